@@ -31,7 +31,7 @@ use aya_ebpf::{
     Global,
     helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns},
     macros::{btf_tracepoint, map, tracepoint},
-    maps::{Array, HashMap, PerCpuArray},
+    maps::{Array, LruHashMap, PerCpuArray},
     programs::{BtfTracePointContext, TracePointContext},
 };
 use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
@@ -56,9 +56,9 @@ static TASK: Global<[u32; 2]> = Global::new([0; 2]);
 static OWNER: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static TIMES: PerCpuArray<CpuTimes> = PerCpuArray::with_max_entries(1, 0);
-/// The intruders by name; runs of those that find no room are lost.
+/// The intruders by name. Names are as many as somebody wants: where there is no room, those go that ran least recently.
 #[map]
-static INTRUDERS: HashMap<IntruderKey, IntruderTime> = HashMap::with_max_entries(4096, 0);
+static INTRUDERS: LruHashMap<IntruderKey, IntruderTime> = LruHashMap::with_max_entries(4096, 0);
 
 #[btf_tracepoint(function = "sched_switch")]
 fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {

@@ -45,7 +45,7 @@ fn a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets() {
             assert!(wide > share + 20 * MIB, "it keeps what it took: {wide} of {share}");
             assert!(killed.lines().any(|count| count != "0"), "somebody is killed: {killed}");
             assert_eq!((moved, events.contains("budget_exceeded")), (0, false));
-            assert!(report.section("off capabilities").ends_with("800006"), "nobody is to be traced");
+            assert!(report.section("off capabilities").ends_with("800002"), "nobody is to be traced");
             continue;
         }
         assert!(wide <= share + TOLERANCE, "{wide} of {share}");

@@ -10,7 +10,10 @@ mod authority;
 mod control_plane;
 mod decisions;
 mod kubectl;
+mod life;
 mod node;
+mod readers;
+mod whole;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -260,6 +263,7 @@ impl Drop for Cluster {
         }
         // Large, and nothing to look at.
         let _ = fs::remove_dir_all(self.folder.path().join(PROGRAMS));
+        let _ = fs::remove_file(self.folder.path().join(node::DISK));
         self.folder.disable_cleanup(true);
         eprintln!("--- the whole logs of the control plane are in {}", self.folder.path().display());
     }
@@ -317,6 +321,20 @@ fn pod(name: &str, containers: &[Value]) -> Value {
     })
 }
 
+/// The path of a copy of an overlay, with another configuration.
+fn overlay(cluster: &Cluster, name: &str, change: impl FnOnce(String) -> String) -> String {
+    let copy = cluster.folder.path().join("deploy");
+    if !copy.exists() {
+        let status =
+            Command::new("cp").arg("--recursive").arg(checkout("deploy")).arg(&copy).status().unwrap();
+        assert!(status.success(), "cp: {status}");
+    }
+    let overlay = copy.join("overlays").join(name);
+    let config = overlay.join("config.yaml");
+    fs::write(&config, change(fs::read_to_string(&config).unwrap())).unwrap();
+    overlay.display().to_string()
+}
+
 #[test]
 fn pods_get_what_they_are_promised() {
     let Some(mut cluster) = Cluster::start(MACHINE) else { return };
@@ -327,7 +345,6 @@ fn pods_get_what_they_are_promised() {
     are_resized(&cluster);
     have_several_containers(&cluster);
     come_all_at_once(&cluster);
-    outlive_the_api_server(&mut cluster);
     outlive_the_kubelet(&cluster);
     are_drained(&cluster);
     is_removed(&cluster);
@@ -477,49 +494,13 @@ fn come_all_at_once(cluster: &Cluster) {
     cluster.step("thirty pods were placed");
 }
 
-/// While the API server is away, a container that starts again has its CPUs again, and nobody moves.
-fn outlive_the_api_server(cluster: &mut Cluster) {
-    const AWAY: Duration = Duration::from_mins(1);
+/// The kubelet starts again and looks through all cgroups of pods, and nobody moves.
+fn outlive_the_kubelet(cluster: &Cluster) {
     cluster.run(&[
         pod("two", &[container("main", &guaranteed(2, 64))]),
         pod("three", &[container("main", &guaranteed(3, 64))]),
     ]);
-    let expected = [("two", "main", 2), ("three", "main", 3)];
-    let places = cluster.wait_until_placed(&expected);
-    let uid = cluster.pod("two").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-    let cgroup = format!("/sys/fs/cgroup/kubepods/pod{uid}");
-    let (_, url) = cluster.daemon().unwrap();
-    let is_degraded = |cluster: &Cluster| {
-        let status = cluster.ask(&url, "status")?;
-        let mut parts = status["degraded"].as_array().into_iter().flatten();
-        Ok::<_, String>(parts.any(|part| part["part"] == "Kubernetes API"))
-    };
-    let stopped = Instant::now();
-    cluster.plane.stop_api_server();
-    // The container and its CPUs; the sandbox has none.
-    let find = |cluster: &Cluster| cluster.node.run(&format!("cd {cgroup} && grep . */cpuset.cpus"));
-    let before = find(cluster).unwrap();
-    let (id, cpus) = before.split_once('/').unwrap();
-    cluster.node.run(&format!("kill -9 $(cat {cgroup}/{id}/cgroup.procs)")).unwrap();
-    cluster.wait_for("a container starts again, with the CPUs that it had", || match find(cluster)? {
-        after if after != before && after.ends_with(cpus) && !after.contains('\n') => Ok(()),
-        after => Err(after),
-    });
-    cluster.wait_for("numaward says that it has no API server", || {
-        if is_degraded(cluster)? { Ok(()) } else { Err("it does not".to_owned()) }
-    });
-    thread::sleep(AWAY.saturating_sub(stopped.elapsed()));
-    cluster.plane.start_api_server();
-    cluster.wait_for("the API server is back", || cluster.kubectl.run(&["get", "--raw=/readyz"]));
-    assert_eq!(cluster.wait_until_placed(&expected), places, "nobody was to move");
-    cluster.wait_for("numaward has the API server again", || {
-        if is_degraded(cluster)? { Err("it has not".to_owned()) } else { Ok(()) }
-    });
-    cluster.step("the API server was away");
-}
-
-/// The kubelet starts again and looks through all cgroups of pods, and nobody moves.
-fn outlive_the_kubelet(cluster: &Cluster) {
+    cluster.wait_until_placed(&[("two", "main", 2), ("three", "main", 3)]);
     let before = cluster.knobs().unwrap();
     assert!(before.iter().any(|line| line == "/memory.min:100663296"), "{before:#?}");
     cluster.node.run("stop-kubelet && start-kubelet").unwrap();
@@ -550,13 +531,7 @@ fn is_removed(cluster: &Cluster) {
     let wants = |name| pod(name, &[container("main", &guaranteed(2, 64))]);
     cluster.run(&[wants("two"), pod(SHARED, &[container("main", &burstable())])]);
     cluster.wait_until_placed(&[("two", "main", 2)]);
-    let copy = cluster.folder.path().join("deploy");
-    let status = Command::new("cp").arg("--recursive").arg(checkout("deploy")).arg(&copy).status().unwrap();
-    assert!(status.success(), "cp: {status}");
-    let overlay = copy.join("overlays/enforce");
-    let config = fs::read_to_string(overlay.join("config.yaml")).unwrap();
-    fs::write(overlay.join("config.yaml"), config + "\nenforcement: {mode: off}\n").unwrap();
-    let overlay = overlay.display().to_string();
+    let overlay = overlay(cluster, "enforce", |config| config + "\nenforcement: {mode: off}\n");
     cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
     cluster.kubectl.must(&ROLLOUT);
     cluster.wait_for("all is given back", || {

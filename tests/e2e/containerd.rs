@@ -1,7 +1,10 @@
 //! Containers that a real containerd creates: placed, kept apart, adopted, refused and given back.
+//!
+//! Containerd is Debian's. A folder with a newer one, which `--containerd` names, takes the place of [`V2`].
 
 use std::{
     collections::BTreeSet,
+    env,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -12,8 +15,11 @@ use numaward_vm::{Cache, Machine, Vm};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// What is unpacked, and where the machine has it.
-const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", "runc"];
+/// Names the folder with the programs of containerd 2.2 or newer.
+const CONTAINERD: &str = "NUMAWARD_CONTAINERD";
+/// What is unpacked, and where the machine has it. The folder has all but runc.
+const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", RUNC];
+const RUNC: &str = "runc";
 const LIBRARIES: [&str; 5] =
     ["libc.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2", "libseccomp.so.2"];
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
@@ -63,6 +69,11 @@ fn unpack(release: &str, into: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// The folder with the containerd that takes this one's place.
+fn instead_of(release: &Release) -> Option<PathBuf> {
+    (release.name == V2.name).then(|| env::var_os(CONTAINERD).map(PathBuf::from)).flatten()
+}
+
 /// A machine with this containerd, and the folder of what it is copied from; none, after saying why, where that cannot be.
 pub(crate) fn machine(
     bench: &Bench,
@@ -72,7 +83,7 @@ pub(crate) fn machine(
 ) -> Option<(Vm, TempDir)> {
     let root = tempfile::tempdir().unwrap();
     if let Err(reason) = unpack(release.name, root.path()) {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
+        assert!(env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
         eprintln!("skipped: {reason}");
         return None;
     }
@@ -82,10 +93,17 @@ pub(crate) fn machine(
         Driver::Systemd => bench.vm_with_systemd(machine),
     };
     let mut vm = vm.limit(Duration::from_mins(15));
+    let debian = ["usr/sbin", "usr/bin"].map(|folder| root.path().join(folder));
+    let given = instead_of(release).map(|folder| [folder]);
     for program in PROGRAMS {
-        let found = ["usr/sbin", "usr/bin"].map(|folder| root.path().join(folder).join(program));
-        let path = found.iter().find(|path| path.is_file()).unwrap();
-        let folder = if program == "runc" { "sbin" } else { "bin" };
+        let folders: &[PathBuf] = match &given {
+            Some(folder) if program != RUNC => folder,
+            _ => &debian,
+        };
+        let found: Vec<_> = folders.iter().map(|folder| folder.join(program)).collect();
+        let path = found.iter().find(|path| path.is_file());
+        let path = path.unwrap_or_else(|| panic!("there is none of {found:?}"));
+        let folder = if program == RUNC { "sbin" } else { "bin" };
         vm = vm.file(path, format!("/usr/{folder}/{program}"));
     }
     let libraries = root.path().join(LIBRARY_FOLDER);
@@ -199,7 +217,7 @@ fn check(release: &Release) {
     assert_eq!(lines(&report, "adopted shared")[0], ["cpus", "0,2-5"]);
     let metrics = report.section("adopted metrics");
     assert!(metrics.contains("numaward_nri_connected 1"), "{metrics}");
-    assert!(metrics.contains(r#"containers_started_unpinned_total{reason="away"} 2"#), "{metrics}");
+    assert!(metrics.contains(r#"containers_started_unpinned_total{reason="away"} 1"#), "{metrics}");
 
     // Two CPUs of one node are only on node 1.
     assert_eq!(lines(&report, "placed"), pinned("3-4", "1"));
@@ -324,6 +342,55 @@ fn forty_at_once() {
             assert!(count == 0 || name.starts_with("numaward_nri_"), "{line}");
         }
     }
+    report.section("end");
+}
+
+/// What the validator of containerd says where numaward is missing.
+const NOT_PRESENT: &str = r#"required plugin "numaward" not present"#;
+
+/// A pod that must not start without numaward does not, whether it says so itself or containerd's configuration does.
+#[test]
+fn required() {
+    if instead_of(&V2).is_none() {
+        // Not even where `CI=true`: Debian's is older.
+        eprintln!(
+            "skipped: {CONTAINERD} is not set; run `cargo xtask vm test containerd::required --containerd DIR`"
+        );
+        return;
+    }
+    let script = include_str!("containerd/required.sh");
+    let Some(report) = report("3,3", &V2, Driver::Cgroupfs, script) else { return };
+    eprintln!("{report}");
+    let is_refused = |section: &str| {
+        let text = report.section(section);
+        assert!(text.contains("CreateContainer: ") && text.contains(NOT_PRESENT), "{section}: {text}");
+    };
+    let is_unpinned =
+        |section: &str| assert_eq!(lines(&report, section)[..2], [["cpus"], ["mems"]], "{section}");
+    let is_pinned = |section: &str| {
+        let found = lines(&report, section);
+        let [cpus, mems, allowed_cpus, allowed_mems] = &found[..] else { panic!("{section}: {found:?}") };
+        assert_eq!((numbers(cpus[1]).len(), numbers(mems[1]).len()), (1, 1), "{section}: {found:?}");
+        assert_eq!((cpus[1], mems[1]), (allowed_cpus[1], allowed_mems[1]), "{section}");
+    };
+
+    is_unpinned("not asked");
+    is_refused("asked");
+    is_refused("asked for a container");
+    is_refused("missing");
+    is_unpinned("tolerated");
+    is_pinned("placed");
+    let text = report.section("another is missing");
+    assert!(text.contains(r#"required plugin "other" not present"#), "{text}");
+    let held = report.json("given back");
+    let held: Vec<_> = held["allocations"].as_array().unwrap().iter().map(|held| &held["name"]).collect();
+    assert_eq!(held, ["default/placed/main"]);
+
+    // Containerd counts a plugin as present that it has just asked in vain: one container goes through.
+    is_unpinned("silent");
+    is_refused("after silent");
+    is_pinned("adopted");
+    is_refused("gone");
     report.section("end");
 }
 

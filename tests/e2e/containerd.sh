@@ -1,5 +1,8 @@
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 
+# What goes where is known from the rules of the kubelet alone: it does not depend on where memory is free.
+echo 'strategy: kubelet' >>/etc/numaward/config.yaml
+
 # What runs when numaward comes is adopted.
 run web burstable --millicpus 100 --unlimited -- sleep 1000000
 web=$cgroup

@@ -1,5 +1,5 @@
 //! What `deploy/` says of a container is enough, and no more than is needed: a real containerd runs the image as the
-//! rendered manifests demand, with its own seccomp profile.
+//! rendered manifests demand, with the runtime's seccomp profile and with that of the component `seccomp`.
 
 use std::{
     path::{Path, PathBuf},
@@ -62,20 +62,30 @@ fn the_image_runs_as_the_manifests_demand() {
     const PERFMON: u64 = 1 << 38;
     const SYS_ADMIN: u64 = 1 << 21;
     const DAC_READ_SEARCH: u64 = 1 << 2;
-    const KEPT: u64 = DAC_READ_SEARCH | 1 << 1 | 1 << 23;
+    const KEPT: u64 = 1 << 1 | 1 << 23;
 
     let Some(bench) = Bench::open() else { return };
     let Some((mut vm, _files)) = machine(&bench, ("3,3", MEMORY), &V2, Driver::Cgroupfs) else { return };
     let scratch = tempfile::tempdir().unwrap();
     for overlay in ["observe", "try", "enforce"] {
         let path = scratch.path().join(overlay);
-        std::fs::write(&path, daemon_set(overlay).to_string()).unwrap();
+        let mut set = daemon_set(overlay);
+        if overlay == "enforce" {
+            let component =
+                std::fs::read_to_string(checkout("deploy/components/seccomp/daemonset.yaml")).unwrap();
+            let component: Value = serde_norway::from_str(&component).unwrap();
+            let profile = "/spec/template/spec/containers/0/securityContext/seccompProfile";
+            *set.pointer_mut(profile).unwrap() = component.pointer(profile).unwrap().clone();
+        }
+        std::fs::write(&path, set.to_string()).unwrap();
         vm = vm.file(path, format!("/{overlay}.json"));
         vm = vm.file(checkout(&format!("deploy/overlays/{overlay}/config.yaml")), format!("/{overlay}.yaml"));
     }
     let image = bench.made(&format!("numaward-{VERSION}-oci.tar"));
     let vm = vm.file(image, "/numaward.tar").limit(Duration::from_mins(20));
-    let report = boot(&vm, &full(&V2, Driver::Cgroupfs, include_str!("deploy.sh")));
+    let vm = vm.file(checkout("deploy/seccomp/numaward.json"), "/var/lib/kubelet/seccomp/numaward.json");
+    let script = concat!(include_str!("calls.sh"), include_str!("deploy.sh"));
+    let report = boot(&vm, &full(&V2, Driver::Cgroupfs, script));
     eprintln!("{report}");
 
     let name = format!("docker.io/library/numaward:{VERSION}");
@@ -106,6 +116,10 @@ fn the_image_runs_as_the_manifests_demand() {
     let writer = &drift["writer"];
     assert_eq!((&drift["noticed"], &writer["command"]), (&"write".into(), &"sh".into()), "{allocations}");
     assert_eq!(writer["cgroup"], "/", "{allocations}");
+    // With the profile that has only the calls that it makes.
+    assert_eq!(report.section("enforce commands"), "");
+    assert_eq!(report.section("enforce refused calls"), "clone3");
+    assert!(report.section("enforce made calls").lines().any(|call| call == "bpf"), "{report}");
     let sockets: Vec<_> = report.section("enforce sockets").lines().collect();
     assert_eq!(sockets, ["control.sock", "pod-resources.sock"]);
     report.section("end");

@@ -56,6 +56,7 @@ ls -d /run/numaward /var/lib/numaward 2>/dev/null
 numaward-cri remove $container && numaward-cri remove-pod $pod || fail "remove tried"
 numaward-cri remove ${made#* } && numaward-cri remove-pod ${made% *} || fail "remove"
 
+count_calls
 run_daemon enforce
 wait_for 120 connected
 section "enforce status"
@@ -71,6 +72,16 @@ echo 0 >$cgroup/cpuset.cpus
 _pinned() { [ "$(cat $cgroup/cpuset.cpus)" = "$placed" ]; }
 wait_for 60 _pinned
 allocations
+for command in status topology "explain --cpus 1 --memory 1Mi" doctor; do
+    ctr -n k8s.io tasks exec --exec-id "e$((_id += 1))" ${made#* } /usr/bin/numaward $command >/run/told 2>&1 || echo "failed: $command: $(cat /run/told)"
+done >/run/commands
+section "enforce commands"
+cat /run/commands
+section "enforce refused calls"
+# Of containerd's shim and what it started: runc, the daemon and the commands.
+calls refused $(sed -n 's/^PPid:\t//p' /proc/$daemon/status)
+section "enforce made calls"
+calls made $daemon
 section "enforce sockets"
 ls -1 /run/numaward
 section "enforce log"

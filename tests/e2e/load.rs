@@ -24,7 +24,7 @@ fn check(report: &Report, name: &str, booked: &str, nodes: [u64; 2]) {
 #[test]
 fn loads_are_placed_as_asked_or_refused() {
     let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("load.sh"));
     let all = 64 * MIB;
 

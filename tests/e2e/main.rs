@@ -9,11 +9,13 @@
 
 mod answers;
 mod budgets;
+mod chaos;
 mod cluster;
 mod containerd;
 mod crash;
 mod daemon;
 mod deploy;
+mod doors;
 mod enforce;
 mod faults;
 mod guarantee;
@@ -25,8 +27,10 @@ mod load;
 mod machine;
 mod observe;
 mod package;
+mod power;
 mod probes;
 mod rebalance;
 mod reconcile;
 mod resize;
 mod systemd;
+mod uninstall;

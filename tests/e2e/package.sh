@@ -37,7 +37,9 @@ ExecStart=/bin/numaward-load --size 32M --report json
 StandardOutput=file:/run/load.json
 END
 systemctl daemon-reload
+count_calls
 systemctl -q enable --now numaward || fail "numaward does not start"
+first=$(systemctl show --value -p MainPID numaward)
 systemctl start load
 wait_for 60 _ready
 wait_for 60 _loaded
@@ -52,6 +54,19 @@ echo 0 >$load/cpuset.cpus
 wait_for 30 _pinned
 wait_for 30 _told
 ask /api/v1/allocations
+section "more of its life"
+# A call that a signal stops is begun anew by another call.
+kill -STOP $first
+sleep 1
+kill -CONT $first
+for path in / /metrics /api/v1/topology /api/v1/workloads /api/v1/events /api/v1/status /openapi.json; do
+    ask $path >/dev/null || echo "no answer: $path"
+done
+numaward doctor >/dev/null
+numaward resize load.service --memory 80Mi >/dev/null || echo "not resized"
+systemctl kill -s KILL numaward
+wait_for 60 _ready
+killed=$(systemctl show --value -p MainPID numaward)
 
 section "upgraded"
 before=$(systemctl show --value -p MainPID numaward)
@@ -62,13 +77,30 @@ cat $load/cpuset.cpus
 section "upgraded allocations"
 ask /api/v1/allocations
 section "journal"
-journalctl -q --no-pager -u numaward | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"'
+journalctl -q --no-pager -u numaward | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"|code=killed|result .signal.'
 
+section "filtered"
+upgraded=$(systemctl show --value -p MainPID numaward)
+grep -E '^Seccomp:' /proc/$upgraded/status
+# forbidden NAME PROPERTY: a call that the daemon has no need for, with all that the unit takes away and the property.
+forbidden() {
+    sed -e 's#^ExecStart=.*#ExecStart=/bin/busybox kill -0 1#' -e 's/^Type=.*/Type=oneshot/' \
+        -e '/^WatchdogSec=/d; /Directory/d; /^Restart/d' -e "s/^MemoryMax=/$2\nMemoryMax=/" \
+        /usr/lib/systemd/system/numaward.service >/run/systemd/system/$1.service
+    systemctl daemon-reload
+    systemctl start $1 2>/dev/null && echo "$1: done" || echo "$1: $(journalctl -q --no-pager -o cat -u $1 | grep kill)"
+}
+forbidden refused ""
+forbidden allowed SystemCallFilter=kill
 section "removed"
 dpkg --remove numaward
 systemctl is-active numaward
 there /usr/bin/numaward /etc/numaward/config.yaml /var/lib/numaward/ledger.json
 cat $load/cpuset.cpus
+section "refused calls"
+calls refused $first $killed $upgraded
+section "made calls"
+calls made $first $killed $upgraded
 section "purged"
 dpkg --purge numaward
 there /etc/numaward /var/lib/numaward /usr/lib/systemd/system/numaward.service
@@ -93,7 +125,8 @@ perl -MSocket -e '
         close(C);
     }' >/run/asked &
 root=/run/image
-mkdir -p $root/var/lib/numaward $root/run $root/tmp
+mkdir -p $root/var/lib/numaward $root/run $root/tmp $root/dev
+mount --bind /dev $root/dev
 tar -xf /layer.tar -C $root || fail "tar"
 echo 'nameserver 127.0.0.1' >$root/etc/resolv.conf
 cat >$root/etc/ca.crt <<'END'
@@ -120,7 +153,7 @@ END
 echo '{listen: "127.0.0.1:9570", mode: observe, kubernetes: {nodeName: host, kubeconfig: /etc/kubeconfig}}' >$root/etc/config.yaml
 _asked() { grep -q "$1" /run/asked; }
 section "names"
-chroot $root /usr/bin/numaward run --config /etc/config.yaml 2>/run/image.log &
+chroot $root /usr/bin/numaward run --config /etc/config.yaml 2>/tmp/daemon.log &
 daemon=$!
 wait_for 60 _asked 'GET /api/v1/pods'
 kill $daemon
@@ -135,7 +168,7 @@ cp $root/etc/ca.crt ca.crt
 cd /
 export KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT=8001
 export NUMAWARD_KUBERNETES_NODE_NAME=host NUMAWARD_MODE=observe NUMAWARD_LISTEN=127.0.0.1:9571
-chroot $root /usr/bin/numaward run 2>/run/image.log &
+chroot $root /usr/bin/numaward run 2>/tmp/daemon.log &
 daemon=$!
 wait_for 60 _asked TLS
 kill $daemon

@@ -27,11 +27,11 @@ fn promises_are_kept_against_whatever_changes_them() {
     let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("reconcile.sh"));
 
-    // CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_SYS_NICE are left: enough to write what belongs to a user. And
-    // CAP_SYS_PTRACE, as the strategy native holds workloads to budgets.
+    // CAP_DAC_OVERRIDE and CAP_SYS_NICE are left: enough to write what belongs to a user. And CAP_SYS_PTRACE, as the
+    // strategy native holds workloads to budgets.
     assert_eq!(report.section("delegated knobs"), "1\n0\n67108864\n67108864");
     assert!(
-        report.section("capabilities").ends_with("0000000000880006"),
+        report.section("capabilities").ends_with("0000000000880002"),
         "{}",
         report.section("capabilities")
     );

@@ -18,7 +18,7 @@ const MADE: &str = "target/book";
 /// All chapters on one page, with links as they were on their own.
 const ONE_PAGE: &str = "print.html";
 /// Pages that are read where they lie.
-const PAGES: [&str; 3] = ["README.md", "deploy/README.md", "deploy/helm/numaward/README.md"];
+const PAGES: [&str; 4] = ["README.md", "SECURITY.md", "deploy/README.md", "deploy/helm/numaward/README.md"];
 
 /// Makes the book and checks it.
 pub(crate) fn test() -> Result<()> {

@@ -58,13 +58,17 @@ struct Metadata {
     target_directory: PathBuf,
 }
 
+/// Where cargo puts what it builds.
+pub(crate) fn target_directory() -> Result<PathBuf> {
+    command::metadata().map(|metadata: Metadata| metadata.target_directory)
+}
+
 /// Builds a package's program statically, with all optimisations, and with no path of this machine in it: the same sources and tools
 /// make the same program.
 pub(crate) fn portable_program(package: &str) -> Result<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
-    let metadata: Metadata = command::metadata()?;
-    let target = Some(metadata.target_directory);
+    let target = Some(target_directory()?);
     // Of paths that match, the last counts.
     let flags = [(home, "/cargo"), (Some(command::root().to_owned()), "/numaward"), (target, "/target")]
         .into_iter()

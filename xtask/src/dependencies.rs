@@ -133,9 +133,26 @@ const TABLE: &[Rule] = &[
     // aya only behind a feature of userspace's: it marks the types that may be read from maps.
     Rule { package: "numaward-abi", own: &[], others: Some(&["aya"]), without: &[] },
     rule("numaward-ebpf", &["numaward-abi"]),
+    // All that reads what others write.
+    rule(
+        "numaward-fuzz",
+        &[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-config",
+            "numaward-control",
+            "numaward-daemon",
+            "numaward-engine",
+            "numaward-kube",
+            "numaward-probes",
+            "numaward-store",
+            "numaward-topology",
+        ],
+    ),
     // The tools: none depends on what it builds and tests, the load maker but for the notation of CPUs and nodes.
     rule("xtask", &["numaward-terminal", "numaward-vm"]),
-    rule("numaward-tests", &["numaward-vm"]),
+    // The rule of the scheduler's plugin, for what is published.
+    rule("numaward-tests", &["numaward-engine", "numaward-topology", "numaward-vm"]),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
     rule("numaward-tests-daemon", &[]),
@@ -147,7 +164,15 @@ const TABLE: &[Rule] = &[
     rule("numaward-answers-check", &["numaward-kube", "numaward-tests-daemon", "numaward-topology"]),
     rule(
         "numaward-crash-check",
-        &["numaward-api", "numaward-config", "numaward-daemon", "numaward-tests-daemon", "numaward-topology"],
+        &[
+            "numaward-api",
+            "numaward-config",
+            "numaward-daemon",
+            "numaward-engine",
+            "numaward-store",
+            "numaward-tests-daemon",
+            "numaward-topology",
+        ],
     ),
     rule(
         "numaward-enforce-check",

@@ -14,6 +14,7 @@ mod dashboards;
 mod demo;
 mod dependencies;
 mod dist;
+mod fuzz;
 mod idle;
 mod manifests;
 mod modules;
@@ -50,6 +51,8 @@ enum Task {
     Bench(bench::Bench),
     /// Replays the kubelet's recorded decisions, or runs fault scenarios
     Conformance(bench::Conformance),
+    /// Has libFuzzer make inputs up for what reads them: files, pods, NRI, requests
+    Fuzz(fuzz::Arguments),
     /// Replays traces of pods with both strategies
     Simulate(bench::Simulate),
     /// Makes Grafana's dashboards from their tables, and the rules for the Prometheus operator
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::main(&arguments),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Conformance(arguments) => bench::conformance(&arguments),
+        Task::Fuzz(arguments) => fuzz::main(&arguments),
         Task::Simulate(arguments) => bench::simulate(&arguments),
         Task::Dashboards => dashboards::run(command::root())
             .and_then(|()| manifests::write_rules(command::root()))

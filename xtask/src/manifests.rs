@@ -4,12 +4,14 @@
 //! Kubernetes, unknown fields included, and against what no schema knows: that all that is referred to is there. What
 //! the configurations in them say is tested where they are read, by the daemon.
 //!
-//! The chart for Helm is held against the overlays ([`chart`]).
+//! The chart for Helm is held against the overlays ([`chart`]); the list of system calls against the unit for systemd, and the
+//! unit against the exposure that systemd finds ([`hardening`]).
 //!
 //! The rules for the Prometheus operator are those of `dashboards/prometheus`, in its envelope; `cargo xtask dashboards`
 //! makes it.
 
 mod chart;
+mod hardening;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -54,6 +56,7 @@ pub(crate) fn check() -> Result<()> {
     let tests = command::root().join("tests/deploy");
     command::run(&mut command::npm_ci(&tests))?;
     let (mut made, mut faults) = chart::check(&cache)?;
+    faults.extend(hardening::check()?);
     for overlay in OVERLAYS {
         made.push((overlay.to_owned(), render(&cache, overlay)?));
     }

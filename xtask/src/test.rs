@@ -1,16 +1,17 @@
 //! `cargo xtask test`: everything that must hold, in stages. All stages run, also after one has failed.
 
 use std::env;
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
-use crate::{api, book, build, command, dashboards, dependencies, manifests, modules, vm};
+use crate::{api, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -20,6 +21,9 @@ pub(crate) struct Arguments {
     /// Also what is slow: the newest kernel, and long tests in virtual machines
     #[arg(long)]
     all: bool,
+    /// Only what an ordinary run skips, on one kernel, but for the tests with a Kubernetes cluster
+    #[arg(long, conflicts_with_all = ["stages", "all"])]
+    rest: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -30,6 +34,8 @@ enum Stage {
     Clippy,
     /// Unit and in-process tests, the next two included
     Unit,
+    /// What reads files, pods, NRI and requests, on made-up inputs
+    Fuzz,
     /// The probes on this host's kernel (needs root and BPF)
     Host,
     /// The kubelet's recorded decisions
@@ -41,7 +47,7 @@ enum Stage {
     /// Alerts and recording rules: firing and quiet cases
     Rules,
     /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator, and the Helm chart
-    /// against the manifests
+    /// against the manifests; the list of system calls, and the exposure of the unit
     Manifests,
     /// The book: it is made, and its links lead somewhere
     Book,
@@ -51,8 +57,8 @@ enum Stage {
     Api,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
     Dashboards,
-    /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster: with --all, where
-    /// `NUMAWARD_KUBERNETES` names its programs; see `vm test --help`)
+    /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster or with containerd 2.2:
+    /// with --all, where `NUMAWARD_KUBERNETES` and `NUMAWARD_CONTAINERD` name their programs; see `vm test --help`)
     Vm,
 }
 
@@ -60,6 +66,7 @@ const DEFAULT: &[Stage] = &[
     Stage::Fmt,
     Stage::Clippy,
     Stage::Unit,
+    Stage::Fuzz,
     Stage::Deps,
     Stage::Deny,
     Stage::Rules,
@@ -71,16 +78,27 @@ const DEFAULT: &[Stage] = &[
 ];
 /// What `--all` adds.
 const SLOW: &[Stage] = &[Stage::Dashboards];
+/// Names a copy of the database of advisories, a git repository.
+const ADVISORIES: &str = "NUMAWARD_ADVISORIES";
+/// Where cargo-deny has it from.
+const DATABASE: &str = "https://github.com/RustSec/advisory-db";
 /// What is not built for this host.
 const EBPF: &str = "numaward-ebpf";
 
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     let slow = if arguments.all { SLOW } else { &[] };
-    let usual = [DEFAULT, slow].concat();
+    let usual = if arguments.rest { [SLOW, &[Stage::Vm]].concat() } else { [DEFAULT, slow].concat() };
     let stages = if arguments.stages.is_empty() { &usual } else { &arguments.stages };
-    let kernels = if arguments.all { kernels::names() } else { kernels::USUAL.to_vec() };
+    let kernels = if arguments.all {
+        kernels::names()
+    } else if arguments.rest {
+        vec![kernels::DEFAULT]
+    } else {
+        kernels::USUAL.to_vec()
+    };
+    let names = if arguments.rest { vm::rest() } else { Vec::new() };
 
-    let kubernetes = env::var_os(vm::KUBERNETES).map(PathBuf::from);
+    let folders = vm::Folders::from_environment();
 
     let mut results = Vec::new();
     record(&mut results, "setup", || setup::ensure(&parts(stages, &kernels)?));
@@ -88,7 +106,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
         match stage {
             Stage::Vm => {
                 for kernel in &kernels {
-                    let test = || vm::test(kernel, &[], arguments.all, kubernetes.as_deref());
+                    let test = || vm::test(kernel, &names, arguments.all, &folders);
                     record(&mut results, &format!("vm {kernel}"), test);
                 }
             }
@@ -103,10 +121,11 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
     for stage in stages {
         match stage {
             Stage::Clippy | Stage::Unit | Stage::Host => parts.push(Part::Ebpf),
+            Stage::Fuzz => parts.push(Part::Cpp),
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
             Stage::Rules => parts.push(Part::DebianTool(&DebianTool::PROMETHEUS)),
             Stage::Manifests => {
-                parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node]);
+                parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node, Part::Systemd]);
                 parts.extend([&PythonTool::HELM, &PythonTool::KUBERNETES_VALIDATE].map(Part::PythonTool));
             }
             Stage::Book => parts.push(Part::DebianTool(&DebianTool::MDBOOK)),
@@ -140,6 +159,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Unit => cargo.arg("test").args(build::WORKSPACE),
         Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
         Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
+        Stage::Fuzz => return fuzz::test(),
         Stage::Deps => return dependencies::check().and_then(|()| modules::check()),
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
@@ -161,8 +181,15 @@ fn deny() -> Result<()> {
         command
     };
     command::run(&mut deny(&["check", "licenses", "bans", "sources"]))?;
-    // The database of advisories is a repository of its own, which not every network reaches.
-    match command::read(&mut deny(&["fetch", "db"])) {
+    // The database of advisories is a repository of its own, which not every network reaches: a copy of it will do.
+    let mut fetch = deny(&["fetch", "db"]);
+    if let Some(copy) = env::var_os(ADVISORIES) {
+        let copy = fs::canonicalize(&copy).with_context(|| format!("{ADVISORIES}={}", copy.display()))?;
+        println!("advisories: of the copy in {}", copy.display());
+        fetch.env("GIT_CONFIG_COUNT", "1").env("GIT_CONFIG_VALUE_0", DATABASE);
+        fetch.env("GIT_CONFIG_KEY_0", format!("url.file://{}.insteadOf", copy.display()));
+    }
+    match command::read(&mut fetch) {
         Ok(_) => command::run(&mut deny(&["--offline", "check", "advisories"])),
         Err(error) => {
             println!("advisories: NOT CHECKED, the database cannot be fetched: {error:#}");

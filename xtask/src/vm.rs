@@ -1,8 +1,9 @@
 //! `cargo xtask vm`: a machine for one script.
 
+use std::env;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use numaward_vm::{Cache, Debian, Forward, Kernel, Machine, Running, Vm};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::setup::{self, DebianTool, Part, kernels};
+use crate::setup::{self, DebianTool, Part, PythonTool, kernels};
 use crate::{build, command, dist};
 
 /// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
@@ -38,8 +39,11 @@ const HELPERS: &[&str] = &[
 ];
 /// Tells the tests that what is slow is to run as well.
 const SLOW: &str = "NUMAWARD_VM_SLOW";
-/// Names the folder of the programs of Kubernetes, for the tests too.
+/// Name the folders of [`Folders`], for the tests too.
 pub(crate) const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
+const CONTAINERD: &str = "NUMAWARD_CONTAINERD";
+/// Names the folder of what makes clients of gRPC, for the same tests.
+const GRPC_TOOLS: &str = "NUMAWARD_GRPC_TOOLS";
 /// A machine booting keeps one CPU of the host busy.
 const MACHINES_AT_ONCE: usize = 2;
 
@@ -68,10 +72,42 @@ pub(crate) struct Test {
     /// Also what is slow
     #[arg(long)]
     all: bool,
+    #[command(flatten)]
+    folders: Folders,
+}
+
+/// Folders with programs that Debian does not have, or not new enough.
+#[derive(Args, Default)]
+pub(crate) struct Folders {
     /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler and kubelet, each as it is or as .xz, for the
     /// tests `cluster::`
     #[arg(long, value_name = "DIR", env = KUBERNETES)]
     kubernetes: Option<PathBuf>,
+    /// Folder with containerd, containerd-shim-runc-v2 and ctr of containerd 2.2 or newer, instead of Debian's
+    /// containerd 2.1, and for the tests `containerd::required`
+    #[arg(long, value_name = "DIR", env = CONTAINERD)]
+    containerd: Option<PathBuf>,
+}
+
+impl Folders {
+    pub(crate) fn from_environment() -> Self {
+        let folder = |name: &str| env::var_os(name).map(PathBuf::from);
+        Self { kubernetes: folder(KUBERNETES), containerd: folder(CONTAINERD) }
+    }
+
+    /// The variables by which the tests find them.
+    fn variables(&self) -> Result<Vec<(&'static str, PathBuf)>> {
+        let folders =
+            [(KUBERNETES, "--kubernetes", &self.kubernetes), (CONTAINERD, "--containerd", &self.containerd)];
+        folders
+            .into_iter()
+            .filter_map(|(name, option, folder)| Some((name, option, folder.as_ref()?)))
+            .map(|(name, option, folder)| {
+                let path = fs::canonicalize(folder);
+                Ok((name, path.with_context(|| format!("{option} {}", folder.display()))?))
+            })
+            .collect()
+    }
 }
 
 impl Test {
@@ -83,7 +119,7 @@ impl Test {
         let mut failed = Vec::new();
         for kernel in kernels {
             println!("kernel {kernel}");
-            if let Err(error) = test(kernel, &self.names, self.all, self.kubernetes.as_deref()) {
+            if let Err(error) = test(kernel, &self.names, self.all, &self.folders) {
                 eprintln!("error: kernel {kernel}: {error:#}");
                 failed.push(kernel);
             }
@@ -97,29 +133,45 @@ impl Test {
 const MADE: [&str; 3] = [CLUSTER, "deploy::", "package::"];
 /// Tests with a Kubernetes cluster, which need its programs.
 const CLUSTER: &str = "cluster::";
+/// Tests of what containerd can do from 2.2 on, which need its programs.
+const REQUIRED: &str = "containerd::required";
 /// Tests that ordinary runs skip, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("answers::", &["6.12"]),
+    ("chaos::", &["6.12"]),
     (CLUSTER, &[]),
-    ("containerd::", &[]),
+    ("containerd::containerd_1_7", &[]),
+    ("containerd::containerd_2", &["6.12"]),
+    ("containerd::containerd_with_systemd", &[]),
+    ("containerd::forty_at_once", &[]),
+    (REQUIRED, &[]),
     ("crash::", &["6.12"]),
     (MADE[1], &[]),
+    ("doors::", &["6.12"]),
     ("faults::", &["6.12"]),
     ("herd::", &["6.12"]),
     ("hotplug::", &["6.12"]),
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
     (MADE[2], &[]),
+    ("power::", &["6.12"]),
     ("probes::", &[]),
     ("rebalance::", &["6.12"]),
     ("reconcile::", &["6.12"]),
     ("systemd::", &["6.12"]),
 ];
 
+/// Tests that no ordinary run includes, without those of a cluster.
+pub(crate) fn rest() -> Vec<String> {
+    let rest = LEFT_OUT.iter().filter(|(name, kernels)| kernels.is_empty() && *name != CLUSTER);
+    rest.map(|(name, _)| (*name).to_owned()).collect()
+}
+
 /// Runs the end-to-end tests whose names contain one of `names` on one kernel; if there are none all, but for
-/// [`LEFT_OUT`] unless `slow`. What is slow runs in full with `slow`. [`CLUSTER`] runs where there is `kubernetes`.
-pub(crate) fn test(kernel: &str, names: &[String], slow: bool, kubernetes: Option<&Path>) -> Result<()> {
+/// [`LEFT_OUT`] unless `slow`. What is slow runs in full with `slow`. [`CLUSTER`] and [`REQUIRED`] run where their
+/// folders are given.
+pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders) -> Result<()> {
     let kernel_part = Part::Kernel(kernels::find(kernel)?);
     setup::ensure(&[
         Part::Qemu,
@@ -128,13 +180,11 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, kubernetes: Optio
         Part::Containerd,
         Part::DebianTool(&DebianTool::KUSTOMIZE),
     ])?;
-    let kubernetes = match kubernetes {
-        Some(folder) => {
-            setup::ensure(&[Part::DebianTool(&DebianTool::CLUSTER)])?;
-            Some(fs::canonicalize(folder).with_context(|| format!("--kubernetes {}", folder.display()))?)
-        }
-        None => None,
-    };
+    let variables = folders.variables()?;
+    if folders.kubernetes.is_some() {
+        setup::ensure(&[Part::DebianTool(&DebianTool::CLUSTER), Part::PythonTool(&PythonTool::GRPC)])?;
+    }
+    let grpc_tools = PythonTool::GRPC.folder(&Cache::locate()?);
     let programs = all_programs()?;
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
@@ -151,7 +201,8 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, kubernetes: Optio
         cargo.args(["test", "--package", TESTS, "--test", "e2e", "--"]).args(names);
         cargo.args(left_out.iter().flat_map(|name| ["--skip", name]));
         cargo.env("NUMAWARD_VM_KERNEL", kernel).env("NUMAWARD_VM_PROGRAMS", folder);
-        cargo.env(SLOW, slow.to_string()).envs(kubernetes.iter().map(|folder| (KUBERNETES, folder)));
+        cargo.env(SLOW, slow.to_string()).envs(variables.iter().map(|(name, folder)| (name, folder)));
+        cargo.env(GRPC_TOOLS, &grpc_tools);
         cargo
     };
     let listed = command::read(cargo().arg("--list").stderr(Stdio::inherit()))?;
@@ -160,13 +211,19 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, kubernetes: Optio
         "no test is called {}",
         names.join(" or ")
     );
-    if kubernetes.is_none() && listed.lines().any(|line| line.starts_with(CLUSTER)) {
-        println!("skipped: {CLUSTER}, for want of the programs of Kubernetes: give --kubernetes DIR");
+    for (tests, folder, programs, option) in [
+        (CLUSTER, &folders.kubernetes, "Kubernetes", "--kubernetes"),
+        (REQUIRED, &folders.containerd, "containerd 2.2 or newer", "--containerd"),
+    ] {
+        if folder.is_none() && listed.lines().any(|line| line.starts_with(tests)) {
+            println!("skipped: {tests} needs the programs of {programs}: give {option} DIR");
+        }
     }
     if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
         let (_, program) =
             programs.iter().find(|(name, _)| name == DAEMON).context("cargo has not built numaward")?;
-        dist::make(program, &folder.join("dist")).context("cannot make what users are given")?;
+        dist::make(program, &dist::Origin::Given(program), &folder.join("dist"))
+            .context("cannot make what users are given")?;
     }
     command::run(cargo().arg(format!("--test-threads={MACHINES_AT_ONCE}")))
 }

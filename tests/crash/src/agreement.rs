@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use numaward_api as api;
 use numaward_topology::{CpuSet, NodeSet};
 
@@ -19,6 +19,22 @@ const EXEC_PARENT: &str = "/sys/fs/cgroup/numaward";
 
 /// How long the ledger file may take to follow, in a machine that is emulated.
 const FOLLOWS: Duration = Duration::from_secs(20);
+
+/// Waits until all that a daemon says holds. Returns how long that took.
+pub(crate) fn wait(home: &Home, limit: Duration) -> Result<Duration> {
+    let start = Instant::now();
+    loop {
+        let held = home.client().allocations().and_then(|held| held.context("the daemon does not answer"));
+        let agrees = held.and_then(|held| check(home, &held));
+        if matches!(agrees, Ok(true)) {
+            return Ok(start.elapsed());
+        }
+        if start.elapsed() > limit {
+            return agrees.and_then(|_| bail!("the daemon serves no metrics"));
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
 
 /// Everything that is promised, and that it holds. False if the daemon died before it served its metrics.
 pub(crate) fn check(home: &Home, held: &api::Allocations) -> Result<bool> {
@@ -42,7 +58,6 @@ fn no_cpu_twice(held: &api::Allocations) -> Result<()> {
     let mut taken = held.shared_cpus.parse::<CpuSet>()?;
     for allocation in &held.allocations {
         let cpus: CpuSet = allocation.cpus.parse()?;
-        ensure!(!cpus.is_empty(), "{} has no CPUs", allocation.name);
         let twice = &taken & &cpus;
         ensure!(twice.is_empty(), "{}: CPUs {twice} are promised twice or shared", allocation.name);
         taken = &taken | &cpus;
@@ -57,17 +72,22 @@ fn knobs(allocation: &api::Allocation) -> Result<()> {
     ensure!(allocation.drift.is_empty(), "{}: drift {:?}", allocation.name, allocation.drift);
     let dir = Path::new(&allocation.directory);
     let wanted = |knob: &str| allocation.settings.get(knob).map(String::as_str);
-    ensure!(wanted("cpuset.cpus") == Some(&allocation.cpus), "{allocation:?}");
-    ensure!(wanted("cpuset.mems") == Some(&allocation.nodes), "{allocation:?}");
+    let mut effective = vec![("mems", &allocation.nodes)];
+    // Without exclusive ones, it may use those that are exclusive to nobody.
+    if !allocation.cpus.is_empty() {
+        effective.push(("cpus", &allocation.cpus));
+    }
+    for (what, promised) in &effective {
+        ensure!(wanted(&format!("cpuset.{what}")) == Some(promised), "{allocation:?}");
+    }
     for (knob, wanted) in &allocation.settings {
         let found = knob_of(dir, knob)?;
         ensure!(found == *wanted, "{}: {knob} is {found}, the daemon says {wanted}", allocation.name);
     }
-    for (knob, wanted) in
-        [("cpuset.cpus.effective", &allocation.cpus), ("cpuset.mems.effective", &allocation.nodes)]
-    {
-        let found = knob_of(dir, knob)?;
-        ensure!(found == *wanted, "{}: {knob} is {found}, promised is {wanted}", allocation.name);
+    for (what, promised) in effective {
+        let knob = format!("cpuset.{what}.effective");
+        let found = knob_of(dir, &knob)?;
+        ensure!(found == *promised, "{}: {knob} is {found}, promised is {promised}", allocation.name);
     }
     Ok(())
 }
@@ -102,8 +122,7 @@ fn claim(held: &api::Allocation) -> Result<u64> {
     Ok(knob_of(Path::new(&held.directory), "memory.min")?.parse()?)
 }
 
-/// The ledger file names the same workloads.
-/// The ledger file, which follows as soon as nothing is being stored. False if the daemon died before.
+/// The ledger file names the same workloads; it follows as soon as nothing is being stored. False if the daemon died before.
 fn ledger(home: &Home, held: &api::Allocations) -> Result<bool> {
     let said: BTreeSet<_> = held.allocations.iter().map(|held| held.name.as_str()).collect();
     let start = Instant::now();

@@ -38,6 +38,11 @@ impl Home {
         Ok(Self { dir })
     }
 
+    /// That of a daemon which somebody else starts.
+    pub(crate) fn at(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
     pub(crate) fn client(&self) -> Client {
         Client::new(self.dir.join("control.sock"))
     }

@@ -27,6 +27,8 @@ const MASKED: [&str; 8] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const HOST_TO_CONTAINER: i32 = 1;
+/// A seccomp profile that is a file of the node.
+const LOCALHOST_PROFILE: i32 = 2;
 /// Where volumes are made that begin empty.
 const EMPTY_DIRS: &str = "/var/lib/empty-dirs";
 
@@ -157,8 +159,10 @@ struct AddAndDrop {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Profile {
     r#type: String,
+    localhost_profile: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -257,6 +261,20 @@ impl Run {
     }
 }
 
+/// As the kubelet does, which knows where the profiles of the node are.
+fn seccomp(profile: Profile) -> SecurityProfile {
+    match profile.localhost_profile {
+        Some(name) => SecurityProfile {
+            profile_type: LOCALHOST_PROFILE,
+            localhost_ref: format!("/var/lib/kubelet/seccomp/{name}"),
+        },
+        None => SecurityProfile {
+            profile_type: i32::from(profile.r#type != "RuntimeDefault"),
+            localhost_ref: String::new(),
+        },
+    }
+}
+
 fn security(context: SecurityContext, namespaces: NamespaceOptions) -> ContainerSecurity {
     let strings = |paths: &[&str]| paths.iter().map(|&path| path.to_owned()).collect();
     ContainerSecurity {
@@ -266,8 +284,6 @@ fn security(context: SecurityContext, namespaces: NamespaceOptions) -> Container
         readonly_rootfs: context.read_only_root_filesystem,
         masked_paths: strings(&MASKED),
         readonly_paths: strings(&READ_ONLY),
-        seccomp: Some(SecurityProfile {
-            profile_type: i32::from(context.seccomp_profile.r#type != "RuntimeDefault"),
-        }),
+        seccomp: Some(seccomp(context.seccomp_profile)),
     }
 }

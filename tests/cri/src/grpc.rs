@@ -29,6 +29,14 @@ pub(crate) enum CallError {
         /// Why not.
         source: transport::Error,
     },
+    /// Nobody can be served at the socket.
+    #[error("cannot serve at {}: {source}", socket.display())]
+    Socket {
+        /// The socket.
+        socket: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// What is to be asked for cannot be read.
     #[error("{0}")]
     Manifest(String),

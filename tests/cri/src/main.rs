@@ -3,14 +3,17 @@
 //! Whether containers are placed can only be seen with a real runtime, and only the kubelet and the like speak CRI.
 //! This speaks the little of it that the end-to-end tests need: it runs, changes, stops and removes pods and
 //! containers with the resources that the kubelet would make of their requests and limits. What it made it prints:
-//! ids. What the runtime says to a request that it refuses goes to standard error. It also reads the PodResources API.
+//! ids. What the runtime says to a request that it refuses goes to standard error. It also reads the PodResources API, gives
+//! the kubelet devices, and lets clients outside the machine reach unix sockets in it.
 
 #![forbid(unsafe_code)]
 
 mod daemon_set;
+mod device_plugin;
 mod grpc;
 mod messages;
 mod pod_resources;
+mod relay;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -70,6 +73,10 @@ enum Task {
     },
     /// Lists, as JSON, what containers are assigned: asks the PodResources API at the socket
     Assigned,
+    /// Gives the kubelet devices
+    DevicePlugin(device_plugin::Plugin),
+    /// Leads a TCP port to a unix socket
+    Relay(relay::Relay),
     /// Changes a container's resources
     Resize {
         /// The container's id
@@ -221,8 +228,15 @@ impl Create {
 }
 
 async fn run(arguments: Arguments) -> Result<(), CallError> {
+    match &arguments.task {
+        Task::DevicePlugin(plugin) => return device_plugin::run(plugin).await,
+        Task::Relay(relay) => return relay::run(relay).await,
+        _ => {}
+    }
     let mut client = Client::connect(&arguments.socket).await?;
     match arguments.task {
+        // Neither asks the runtime.
+        Task::DevicePlugin(_) | Task::Relay(_) => {}
         Task::Pod(pod) => {
             let request = Sandbox { config: Some(pod.config()) };
             let made: SandboxId = client.call("RunPodSandbox", request).await?;

@@ -180,11 +180,13 @@ pub(crate) struct Int64Value {
     pub(crate) value: i64,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct SecurityProfile {
-    /// 0: the runtime's own; 1: none.
+    /// 0: the runtime's own; 1: none; 2: a file of the node.
     #[prost(int32, tag = "1")]
     pub(crate) profile_type: i32,
+    #[prost(string, tag = "2")]
+    pub(crate) localhost_ref: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]

@@ -32,7 +32,7 @@ fn exchange(
     body: &str,
 ) -> Result<Option<(u16, String)>> {
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: numaward\r\nConnection: close\r\nContent-Type: application/json\r\n\
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     );

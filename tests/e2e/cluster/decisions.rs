@@ -5,13 +5,19 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, process::Command};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{Cluster, ROLLOUT, condition, container, node, pod};
 use crate::deploy::checkout;
 
 /// Nodes of unlike size, the first with what the machine itself needs.
 const MACHINE: (&str, &str) = ("2,2,2,2", "1536M,512M,512M,640M");
+/// What the vectors of a cluster say of themselves.
+pub(super) const NOTE: &str =
+    "a real cluster; state is recorded after admissions only: a timer of the kubelet removes what is stale";
+/// What is recorded of each answer.
+pub(super) const COMPARED: [&str; 6] =
+    ["admitted", "reason", "message", "state", "machine_state", "default_cpuset"];
 const RESERVED_CPUS: &str = "0";
 /// Of node 0, in MiB: `kubeReserved` and `evictionHard` together.
 const RESERVED_MIB: u64 = 192 + EVICTION_MIB;
@@ -138,15 +144,20 @@ fn what_the_kubelet_decides_is_repeated() {
     }
     are_observed(&cluster);
     let folder = checkout("target/kubelet-decisions");
-    fs::create_dir_all(&folder).unwrap();
-    let mut text = "[\n".to_owned();
-    for (index, scenario) in scenarios.iter().enumerate() {
-        let end = if index + 1 < scenarios.len() { "," } else { "" };
-        writeln!(text, "{scenario}{end}").unwrap();
-    }
-    fs::write(folder.join("kubelet-1.36.json"), text + "]\n").unwrap();
+    write(&folder, "kubelet-1.36.json", &scenarios);
     replay(&folder);
     cluster.step("repeated");
+}
+
+/// Writes vectors, one a line.
+pub(super) fn write(folder: &Path, name: &str, vectors: &[Value]) {
+    fs::create_dir_all(folder).unwrap();
+    let mut text = "[\n".to_owned();
+    for (index, vector) in vectors.iter().enumerate() {
+        let end = if index + 1 < vectors.len() { "," } else { "" };
+        writeln!(text, "{vector}{end}").unwrap();
+    }
+    fs::write(folder.join(name), text + "]\n").unwrap();
 }
 
 /// `deploy/overlays/observe` beside this kubelet shows what it promised.
@@ -162,7 +173,7 @@ fn are_observed(cluster: &Cluster) {
     let one = |millis, mib| vec![Wants { millis, mib }];
     for (name, containers) in [("seen", one(2000, 64)), ("part", one(500, 32))] {
         let candidate = Candidate { name: name.to_owned(), init: None, sidecar: None, containers };
-        assert!(admit(cluster, &candidate, &mut names).1, "{name}");
+        assert!(admit(cluster, name, &candidate.manifest(), &mut names).1, "{name}");
     }
     let promised = as_vector(&state(cluster).unwrap(), &names);
     let (_, url) = cluster.daemon().unwrap();
@@ -187,7 +198,7 @@ fn are_observed(cluster: &Cluster) {
 }
 
 /// `cargo xtask conformance DIR` decides the same.
-fn replay(folder: &Path) {
+pub(super) fn replay(folder: &Path) {
     let mut command = Command::new(env!("CARGO"));
     command.args(["xtask", "conformance"]).arg(folder).current_dir(checkout(""));
     let output = command.output().unwrap();
@@ -196,7 +207,7 @@ fn replay(folder: &Path) {
 }
 
 /// The machine as the vectors have it.
-fn machine(cluster: &Cluster) -> Value {
+pub(super) fn machine(cluster: &Cluster) -> Value {
     let lines = cluster.node.run(
         "cd /sys/devices/system
         for node in node/node[0-9]*; do
@@ -242,7 +253,7 @@ fn machine(cluster: &Cluster) -> Value {
 
 /// Starts the kubelet under a policy without any state, lets pods come and go, and gives the scenario.
 fn record(cluster: &Cluster, machine: &Value, policy: &str, scope: &str, mut numbers: Numbers) -> Value {
-    configure(cluster, policy, scope);
+    configure(cluster, policy, scope, "7", &json!({}));
     let files = state(cluster).unwrap();
     let mut names = BTreeMap::new();
     let mut steps = Vec::new();
@@ -255,7 +266,7 @@ fn record(cluster: &Cluster, machine: &Value, policy: &str, scope: &str, mut num
             cluster.delete(&[&oldest.name]);
             steps.push(json!({ "op": "remove", "pod_name": oldest.name, "expect": {} }));
         }
-        let (expect, is_admitted) = admit(cluster, &candidate, &mut names);
+        let (expect, is_admitted) = admit(cluster, &candidate.name, &candidate.manifest(), &mut names);
         steps.push(json!({ "op": "admit", "pod": candidate.vector(), "expect": expect }));
         if is_admitted {
             running.push(candidate);
@@ -270,22 +281,27 @@ fn record(cluster: &Cluster, machine: &Value, policy: &str, scope: &str, mut num
     json!({
         "name": format!("{policy}-{scope}"),
         "source": "kubelet v1.36.2",
-        "note": "a real cluster; state is recorded after admissions only: a timer of the kubelet removes what is stale",
-        "compared": ["admitted", "reason", "message", "state", "machine_state", "default_cpuset"],
+        "note": NOTE,
+        "compared": COMPARED,
         "machine": machine,
-        "config": {
-            "kubelet_version": "1.36",
-            "memory_manager_policy": "Static",
-            "reserved_memory": [{ "node": 0, "limits": { "memory": RESERVED_MIB << 20 } }],
-            "cpu_manager_policy": "static",
-            "cpu_manager_policy_options": {},
-            "reserved_cpus": RESERVED_CPUS,
-            "topology_manager_policy": policy,
-            "topology_manager_scope": scope,
-            "topology_manager_policy_options": {},
-        },
+        "config": config(policy, scope),
         "initial": { "machine_state": files.1["machineState"], "default_cpuset": files.0["defaultCpuSet"] },
         "steps": steps,
+    })
+}
+
+/// The kubelet's configuration as the vectors have it.
+pub(super) fn config(policy: &str, scope: &str) -> Value {
+    json!({
+        "kubelet_version": "1.36",
+        "memory_manager_policy": "Static",
+        "reserved_memory": [{ "node": 0, "limits": { "memory": RESERVED_MIB << 20 } }],
+        "cpu_manager_policy": "static",
+        "cpu_manager_policy_options": {},
+        "reserved_cpus": RESERVED_CPUS,
+        "topology_manager_policy": policy,
+        "topology_manager_scope": scope,
+        "topology_manager_policy_options": {},
     })
 }
 
@@ -296,20 +312,21 @@ fn fits(running: &[Candidate], millis: u32, mib: u32) -> bool {
     used.0 <= 1000 * MAX_CPUS && used.1 <= MAX_MIB
 }
 
-/// Has the kubelet begin anew under a policy.
-fn configure(cluster: &Cluster, policy: &str, scope: &str) {
+/// Has the kubelet begin anew under a policy, with so many CPUs for pods and these feature gates.
+pub(super) fn configure(cluster: &Cluster, policy: &str, scope: &str, cpus: &str, gates: &Value) {
     let change = json!({
         "cpuManagerPolicy": "static",
         "memoryManagerPolicy": "Static",
         "topologyManagerPolicy": policy,
         "topologyManagerScope": scope,
+        "featureGates": gates,
         "reservedSystemCPUs": RESERVED_CPUS,
         "kubeReserved": { "memory": format!("{}Mi", RESERVED_MIB - EVICTION_MIB) },
         "reservedMemory": [{ "numaNode": 0, "limits": { "memory": format!("{RESERVED_MIB}Mi") } }],
+        // For metrics.
+        "readOnlyPort": 10255,
     });
-    let mut config = node::kubelet_configuration();
-    let merged: &mut Map<String, Value> = config.as_object_mut().unwrap();
-    merged.extend(change.as_object().unwrap().clone());
+    let config = node::kubelet_configuration(&change);
     let script = format!(
         "stop-kubelet
         rm -f /var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state
@@ -321,18 +338,15 @@ fn configure(cluster: &Cluster, policy: &str, scope: &str) {
     cluster.wait_for("the node has what its managers leave", || {
         let node = cluster.kubectl.json(&["get", "node", node::NAME])?;
         match &node["status"]["allocatable"]["cpu"] {
-            cpu if cpu == "7" && condition(&node, "Ready") => Ok(()),
+            cpu if cpu == cpus && condition(&node, "Ready") => Ok(()),
             _ => Err(node["status"].to_string()),
         }
     });
 }
 
 /// The state files of the CPU manager and the memory manager.
-fn state(cluster: &Cluster) -> Result<(Value, Value), String> {
-    let text = cluster
-        .node
-        .run("cd /var/lib/kubelet && cat cpu_manager_state && echo && cat memory_manager_state")?;
-    let (cpus, memory) = text.split_once('\n').ok_or_else(|| format!("two files are missing: {text}"))?;
+pub(super) fn state(cluster: &Cluster) -> Result<(Value, Value), String> {
+    let (cpus, memory) = &files(cluster)?;
     let read = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| format!("{error}: {text}"));
     let (cpus, memory) = (read(cpus)?, read(memory)?);
     if cpus["policyName"] != "static" || memory["policyName"] != "Static" {
@@ -341,18 +355,32 @@ fn state(cluster: &Cluster) -> Result<(Value, Value), String> {
     Ok((cpus, memory))
 }
 
+/// The state files as they are.
+pub(super) fn files(cluster: &Cluster) -> Result<(String, String), String> {
+    let text = cluster
+        .node
+        .run("cd /var/lib/kubelet && cat cpu_manager_state && echo && cat memory_manager_state")?;
+    let (cpus, memory) = text.split_once('\n').ok_or_else(|| format!("two files are missing: {text}"))?;
+    Ok((cpus.to_owned(), memory.to_owned()))
+}
+
 /// Makes a pod and waits for what the kubelet says; whether it was admitted.
-fn admit(cluster: &Cluster, candidate: &Candidate, names: &mut BTreeMap<String, String>) -> (Value, bool) {
-    cluster.kubectl.apply(&candidate.manifest());
+pub(super) fn admit(
+    cluster: &Cluster,
+    name: &str,
+    manifest: &Value,
+    names: &mut BTreeMap<String, String>,
+) -> (Value, bool) {
+    cluster.kubectl.apply(manifest);
     let status = cluster.wait_for("the kubelet decides about a pod", || {
-        let found = cluster.pod(&candidate.name)?;
+        let found = cluster.pod(name)?;
         if condition(&found, "Ready") || found["status"]["phase"] == "Failed" {
             return Ok(found);
         }
         Err(found["status"].to_string())
     });
     let uid = status["metadata"]["uid"].as_str().unwrap().to_owned();
-    names.insert(uid, candidate.name.clone());
+    names.insert(uid, name.to_owned());
     let status = &status["status"];
     if status["phase"] != "Failed" {
         return (json!({ "admitted": true, "state": as_vector(&state(cluster).unwrap(), names) }), true);
@@ -393,8 +421,19 @@ fn as_vector((cpus, memory): &(Value, Value), names: &BTreeMap<String, String>) 
         });
         (node.clone(), state)
     });
-    json!({
+    let mut state = json!({
         "memory": { "numa": Value::Object(nodes.collect()), "entries": by_pod(&memory["entries"], &blocks) },
         "cpu": { "default": cpus["defaultCpuSet"], "entries": by_pod(&cpus["entries"], &Value::clone) },
-    })
+    });
+    // What pods have as a whole.
+    let of_uid = |uid: &String| names.get(uid).unwrap_or(uid).clone();
+    if let Some(pods) = memory["podEntries"].as_object() {
+        let pods = pods.iter().map(|(uid, of)| (of_uid(uid), blocks(&of["memoryBlocks"])));
+        state["memory"]["pods"] = Value::Object(pods.collect());
+    }
+    if let Some(pods) = cpus["podEntries"].as_object() {
+        let pods = pods.iter().map(|(uid, of)| (of_uid(uid), of["cpuSet"].clone()));
+        state["cpu"]["pods"] = Value::Object(pods.collect());
+    }
+    state
 }

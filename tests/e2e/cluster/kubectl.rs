@@ -46,6 +46,14 @@ impl Kubectl {
         applied.unwrap_or_else(|error| panic!("{error}\n{object:#}"));
     }
 
+    /// Has the API server say whether it would take an object, with all that is in it.
+    pub(super) fn check(&self, object: &Value) {
+        let strictly =
+            ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts"];
+        let checked = self.run_with(&[&strictly[..], &["--filename=-"]].concat(), &object.to_string());
+        checked.unwrap_or_else(|error| panic!("{error}\n{object:#}"));
+    }
+
     fn run_with(&self, arguments: &[&str], input: &str) -> Result<String, String> {
         let mut child = Command::new("timeout")
             .arg(PATIENCE)

@@ -39,12 +39,43 @@ const LIMIT: Duration = Duration::from_hours(2);
 /// In the machine.
 const CONFIGURATION: &str = "/etc/kubernetes";
 
+/// The file of its disk, which takes of this host what is written.
+pub(super) const DISK: &str = "disk";
+const DISK_BYTES: u64 = 6 << 30;
+
+/// Whose PodResources API is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reader {
+    Numaward,
+    Kubelet,
+}
+
+impl Reader {
+    /// Where a relay inside is reached.
+    pub(super) fn port(self) -> u16 {
+        match self {
+            Self::Numaward => COMMANDS + 1,
+            Self::Kubelet => COMMANDS + 2,
+        }
+    }
+}
+
 /// A node that runs; its machine is stopped when the value is dropped.
 pub(super) struct Node {
+    vm: Vm,
+    script: String,
+    log: File,
     port: u16,
-    stopper: Stopper,
-    output: Option<JoinHandle<Result<u8, Error>>>,
+    /// Of this host, for each [`Reader`].
+    relays: [u16; 2],
+    machine: Option<Machine>,
     _files: TempDir,
+}
+
+/// A machine that runs, and the thread that takes what its script prints.
+struct Machine {
+    stopper: Stopper,
+    output: JoinHandle<Result<u8, Error>>,
 }
 
 impl Node {
@@ -60,7 +91,7 @@ impl Node {
         api_server: u16,
     ) -> Option<Self> {
         let (vm, files) = machine(bench, size, &V2, Driver::Cgroupfs)?;
-        let [port] = free_ports();
+        let [port, relays @ ..] = free_ports::<3>();
         let user = format!("system:node:{NAME}");
         authority.sign(KUBELET, &user, Some("system:nodes"), &[NAME, ADDRESS]);
         let mut vm = vm
@@ -69,20 +100,49 @@ impl Node {
             .file(kubelet, "/usr/bin/kubelet")
             .forward(Forward { host: port, guest: COMMANDS })
             .reach_at(SERVICE_ADDRESS, Forward { host: api_server, guest: 443 });
+        for (host, reader) in relays.into_iter().zip([Reader::Numaward, Reader::Kubelet]) {
+            vm = vm.forward(Forward { host, guest: reader.port() });
+        }
         for module in MODULES {
             vm = vm.module(module);
         }
         for plugin in PLUGINS {
             vm = vm.file(cni.join(plugin), format!("/usr/lib/cni/{plugin}"));
         }
-        let vm = configured(vm, folder);
+        let disk = folder.join(DISK);
+        File::create(&disk).and_then(|disk| disk.set_len(DISK_BYTES)).unwrap();
+        let vm = configured(vm, folder).disk(disk);
         let node = format!("COMMANDS={COMMANDS}\n{}", include_str!("node.sh"));
-        let running = vm.start(&with_prelude(&full(&V2, Driver::Cgroupfs, &node)));
-        let running = running.unwrap_or_else(|error| panic!("{error}"));
+        let script = format!("{}\n{}", include_str!("disk.sh"), full(&V2, Driver::Cgroupfs, &node));
+        let log = File::create(folder.join("node.log")).unwrap();
+        let script = with_prelude(&script);
+        let mut node = Self { vm, script, log, port, relays, machine: None, _files: files };
+        node.boot();
+        Some(node)
+    }
+
+    fn boot(&mut self) {
+        let running = self.vm.start(&self.script).unwrap_or_else(|error| panic!("{error}"));
+        let mut log = self.log.try_clone().unwrap();
         let stopper = running.stopper();
-        let mut log = File::create(folder.join("node.log")).unwrap();
-        let output = Some(thread::spawn(move || running.finish(&mut log)));
-        Some(Self { port, stopper, output, _files: files })
+        let output = thread::spawn(move || running.finish(&mut log));
+        self.machine = Some(Machine { stopper, output });
+    }
+
+    fn stop(&mut self) {
+        if let Some(machine) = self.machine.take() {
+            machine.stopper.stop();
+            let _ = machine.output.join();
+        }
+    }
+
+    /// Cuts the power of the machine once its disk is written, and starts it again.
+    pub(super) fn reboot(&mut self) {
+        let is_done = "grep -q '^/dev/vda .* ext4 ro' /proc/mounts";
+        let halt = format!("sync; echo u >/proc/sysrq-trigger; until {is_done}; do sleep 0.1; done");
+        self.run(&halt).unwrap();
+        self.stop();
+        self.boot();
     }
 
     /// What a script prints inside; an error also where the machine has not come so far.
@@ -104,18 +164,20 @@ impl Node {
         }
     }
 
+    /// Where a client on this host reaches a relay inside.
+    pub(super) fn address(&self, reader: Reader) -> String {
+        format!("127.0.0.1:{}", self.relays[reader as usize])
+    }
+
     /// Whether the machine, or its script, has come to an end.
     pub(super) fn ended(&self) -> bool {
-        self.output.as_ref().is_none_or(JoinHandle::is_finished)
+        self.machine.as_ref().is_none_or(|machine| machine.output.is_finished())
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.stopper.stop();
-        if let Some(output) = self.output.take() {
-            let _ = output.join();
-        }
+        self.stop();
     }
 }
 
@@ -123,9 +185,9 @@ fn inside(name: &str) -> String {
     format!("{CONFIGURATION}/{name}")
 }
 
-/// What the kubelet is started with.
-pub(super) fn kubelet_configuration() -> Value {
-    json!({
+/// What the kubelet is started with, but for these fields.
+pub(super) fn kubelet_configuration(change: &Value) -> Value {
+    let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -150,7 +212,12 @@ pub(super) fn kubelet_configuration() -> Value {
         "runtimeRequestTimeout": "10m",
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
-    })
+        "maxPods": 130,
+    });
+    for (field, value) in change.as_object().into_iter().flatten() {
+        config[field] = value.clone();
+    }
+    config
 }
 
 /// A machine with the files of a kubelet, of which some are in this folder.
@@ -163,7 +230,7 @@ fn configured(vm: Vm, folder: &Path) -> Vm {
     };
     // YAML holds JSON.
     let mut vm = vm
-        .file(write("kubelet.yaml", kubelet_configuration().to_string()), "/var/lib/kubelet/config.yaml")
+        .file(write("kubelet.yaml", kubelet_configuration(&Value::Null).to_string()), inside("kubelet.yaml"))
         .file(write("kubelet.conf", kubelet.to_string()), inside("kubelet.conf"));
     for name in [CA, &certificate(KUBELET), &key(KUBELET)] {
         vm = vm.file(folder.join(name), inside(name));

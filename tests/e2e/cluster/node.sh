@@ -28,7 +28,28 @@ pid=$(cat /tmp/kubelet.pid)
 kill $pid
 while kill -0 $pid 2>/dev/null; do sleep 1; done
 END
-chmod +x /bin/start-kubelet /bin/stop-kubelet
+cat >/bin/restart-containerd <<'END'
+#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+kill -KILL $(pidof containerd)
+containerd --config /etc/containerd/config.toml >>/tmp/containerd.log 2>&1 </dev/null &
+END
+# record FILE: from now on, each change of the CPUs, the nodes and the first process of the cgroup that is the current folder.
+cat >/bin/record <<'END'
+#!/bin/sh
+{
+    last=
+    while read -r cpus <cpuset.cpus && read -r mems <cpuset.mems && read -r process <cgroup.procs; do
+        now="$cpus $mems $process"
+        [ "$now" = "$last" ] || echo "$now"
+        last=$now
+        sleep 0.5
+    done
+} >$1 2>&1 </dev/null &
+END
+chmod +x /bin/start-kubelet /bin/stop-kubelet /bin/restart-containerd /bin/record
+mkdir -p /var/lib/kubelet
+[ -e /var/lib/kubelet/config.yaml ] || cp /etc/kubernetes/kubelet.yaml /var/lib/kubelet/config.yaml
 start-kubelet
 section "commands"
 exec nc -ll -p $COMMANDS -e /bin/sh

@@ -36,11 +36,13 @@ metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
 connected() { metrics | grep -q '^numaward_nri_connected 1'; }
 allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
 
-# run POD CLASS RESOURCES... -- COMMAND...: a pod with a container that runs; ids in $pod and $container.
+# run POD CLASS RESOURCES... -- COMMAND...: a pod with a container that runs; ids in $pod and $container. The pod has
+# the annotation $annotation, if any.
 run() {
     _name=$1 _class=$2
     shift 2
-    pod=$(numaward-cri pod "$_name" --class "$_class" --driver $DRIVER) || fail "pod $_name"
+    pod=$(numaward-cri pod "$_name" --class "$_class" --driver $DRIVER ${annotation:+--annotation "$annotation"}) ||
+        fail "pod $_name"
     container=$(numaward-cri create "$pod" "$_name" --class "$_class" --driver $DRIVER "$@") || return 1
     numaward-cri start "$container" || fail "start $_name"
     case $_class in guaranteed) _class= ;; esac

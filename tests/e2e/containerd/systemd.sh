@@ -1,3 +1,6 @@
+# What goes where is known from the rules of the kubelet alone: it does not depend on where memory is free.
+echo 'strategy: kubelet' >>/etc/numaward/config.yaml
+
 run web burstable --millicpus 100 --unlimited -- sleep 1000000
 web=$cgroup
 start_daemon

@@ -50,6 +50,14 @@ pub enum Error {
         /// The error.
         source: io::Error,
     },
+    /// What is written of a disk cannot be read.
+    #[error("{} is not the log of a disk: {reason}", path.display())]
+    WriteLog {
+        /// The log.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// cpio failed.
     #[error("cpio could not pack the machine's initramfs ({status}): {stderr}")]
     Pack {

@@ -24,18 +24,21 @@ mod initramfs;
 mod machine;
 mod monitor;
 mod vm;
+mod write_log;
 
 pub use cache::{Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, Kernel};
 pub use error::Error;
 pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
 pub use monitor::Monitor;
 pub use vm::{Forward, HOST_ADDRESS, Running, Stopper, Vm, find_tool};
+pub use write_log::{Entry, SECTOR, WriteLog};
 
 /// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each.
 pub const TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
+    ("mkfs.ext4", "e2fsprogs"),
     ("timeout", "coreutils"),
     ("setpriv", "util-linux"),
 ];

@@ -11,21 +11,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{Debian, Error, Kernel, Machine, Monitor, TOOLS, initramfs::Initramfs};
 
-/// The order matters: each needs those before it.
-const NETWORK_MODULES: &[&str] = &[
-    "virtio",
-    "virtio_ring",
-    "virtio_pci_modern_dev",
-    "virtio_pci_legacy_dev",
-    "virtio_pci",
-    "failover",
-    "net_failover",
-    "virtio_net",
-];
+/// For the network and the disk. The order matters, here and below: each needs those before it.
+const VIRTIO_MODULES: &[&str] =
+    &["virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci"];
+const NETWORK_MODULES: &[&str] = &["failover", "net_failover", "virtio_net"];
+const DISK_MODULES: &[&str] = &["virtio_blk"];
 /// Lines of the console shown in an error.
 const TAIL_LINES: usize = 40;
 /// A guest comes up in 4 to 8 seconds; on a host with far more to do than CPUs, in 20.
@@ -62,6 +57,33 @@ impl str::FromStr for Forward {
     }
 }
 
+/// A disk of a guest.
+#[derive(Debug, Clone)]
+struct Disk {
+    file: PathBuf,
+    log: Option<PathBuf>,
+}
+
+impl Disk {
+    fn args(&self, number: usize) -> [String; 4] {
+        let node = |mut node: Value, name: &str| {
+            node["node-name"] = format!("{name}{number}").into();
+            node
+        };
+        // This host writes the files: what they hold need not reach its own disk.
+        let cache = json!({ "no-flush": true });
+        let file = |path: &Path| json!({ "driver": "file", "filename": path, "cache": cache.clone() });
+        let disk = json!({ "driver": "raw", "cache": cache, "file": file(&self.file) });
+        let disk = match &self.log {
+            None => disk,
+            // The flushes of the guest have to come as far as the log.
+            Some(log) => json!({ "driver": "blklogwrites", "file": disk, "log": file(log) }),
+        };
+        let device = format!("virtio-blk-pci,drive=disk{number}");
+        ["-blockdev".to_owned(), node(disk, "disk").to_string(), "-device".to_owned(), device]
+    }
+}
+
 /// A guest to be booted.
 #[derive(Debug, Clone)]
 pub struct Vm {
@@ -73,6 +95,7 @@ pub struct Vm {
     /// By the address in the guest's network.
     reached: Vec<(String, Forward)>,
     modules: Vec<String>,
+    disks: Vec<Disk>,
     limit: Duration,
     debian: Option<Debian>,
 }
@@ -88,6 +111,7 @@ impl Vm {
             forwards: Vec::new(),
             reached: Vec::new(),
             modules: Vec::new(),
+            disks: Vec::new(),
             limit: DEFAULT_LIMIT,
             debian: None,
         }
@@ -141,6 +165,21 @@ impl Vm {
     #[must_use]
     pub fn module(mut self, name: impl Into<String>) -> Self {
         self.modules.push(name.into());
+        self
+    }
+
+    /// Makes a file of the host the next disk: `/dev/vda`, then `/dev/vdb`, as it is. What the guest writes there outlives
+    /// the guest.
+    #[must_use]
+    pub fn disk(mut self, file: impl Into<PathBuf>) -> Self {
+        self.disks.push(Disk { file: file.into(), log: None });
+        self
+    }
+
+    /// As [`Vm::disk`], and every write and flush is noted in the file `log`, which must exist: a [`WriteLog`](crate::WriteLog).
+    #[must_use]
+    pub fn disk_with_log(mut self, file: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
+        self.disks.push(Disk { file: file.into(), log: Some(log.into()) });
         self
     }
 
@@ -222,6 +261,7 @@ impl Vm {
             .args(["-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output"])
             .args(["-chardev", &chardev("status", &status), "-serial", "chardev:status"])
             .args(self.network_args(&busybox))
+            .args(self.disk_args())
             .args(self.monitor_args(&monitor))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -238,8 +278,11 @@ impl Vm {
         tree.text(include_str!("run.sh"), "/numaward-vm/run")?;
         tree.text(script, "/numaward-vm/script")?;
         tree.file(busybox, "/bin/busybox")?;
-        let network = if self.has_network() { NETWORK_MODULES } else { &[] };
-        let names = network.iter().copied().chain(self.modules.iter().map(String::as_str));
+        let network = self.has_network().then_some(NETWORK_MODULES);
+        let disk = (!self.disks.is_empty()).then_some(DISK_MODULES);
+        let virtio = (network.is_some() || disk.is_some()).then_some(VIRTIO_MODULES);
+        let devices = [virtio, network, disk].into_iter().flatten().flatten().copied();
+        let names = devices.chain(self.modules.iter().map(String::as_str));
         let modules: Vec<_> = names.filter_map(|name| Some((name, self.kernel.module(name)?))).collect();
         for (name, path) in &modules {
             tree.file(path, &format!("/numaward-vm/{name}.ko"))?;
@@ -261,6 +304,10 @@ impl Vm {
         } else {
             Vec::new()
         }
+    }
+
+    fn disk_args(&self) -> Vec<String> {
+        self.disks.iter().enumerate().flat_map(|(number, disk)| disk.args(number)).collect()
     }
 
     fn network_args(&self, busybox: &Path) -> Vec<String> {

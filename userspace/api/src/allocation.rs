@@ -222,10 +222,15 @@ pub struct Allocation {
     /// Whether it is slowed down at `memory.high` and does not get on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalled: bool,
+    /// Whether its release was begun and not everything could be given back yet: that is tried again, and until then
+    /// nothing of it is promised to others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub releasing: bool,
     /// Pages that were moved because other nodes were promised to it, since the daemon started; absent if none were.
     pub moved: Option<Moved>,
     /// What is promised to it and not there (any more); absent if all is there.
-    pub lack: Option<Lack>,
+    #[serde(rename = "lack")]
+    pub missing: Option<MissingCapacity>,
     /// Why it was placed there; absent for an allocation that was only decided about.
     pub explanation: Option<Explanation>,
 }
@@ -245,7 +250,7 @@ pub struct Moved {
 /// What is promised to a workload and not there (any more): the machine changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Lack {
+pub struct MissingCapacity {
     /// Its CPUs that are offline, as a list.
     pub cpus: String,
     /// Memory that its nodes do not have.

@@ -9,9 +9,11 @@ pub mod doctor;
 mod enforcement;
 mod event;
 pub mod import;
+mod kubelet_state;
 mod placement;
 pub mod problem;
 mod rebalance;
+pub mod restore;
 mod sample;
 pub mod simulation;
 
@@ -26,14 +28,15 @@ pub use self::{
     activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
     allocation::{
         Allocation, AllocationRequest, Allocations, Block, Candidate, DryRun, Explanation, Hint,
-        KindPromises, Lack, MemoryTier, Merge, Moved, NodePromises, PartitionKind, PodContainer, Refusal,
-        Rejection, Resized, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy, UnknownName,
-        Waiting,
+        KindPromises, MemoryTier, Merge, MissingCapacity, Moved, NodePromises, PartitionKind, PodContainer,
+        Refusal, Rejection, Resized, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy,
+        UnknownName, Waiting,
     },
     enforcement::{
         Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
     },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
+    kubelet_state::KubeletState,
     placement::{Cpus, Placement, Resize},
     problem::Problem,
     rebalance::{

@@ -109,8 +109,9 @@ impl Serialize for Cpus {
     /// Whole CPUs as a number.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0.whole_cpus() {
-            Some(whole) => serializer.serialize_u64(whole),
-            None => serializer.collect_str(self),
+            // What is whole only when it is rounded stays as it is.
+            Some(whole) if self.0 == Quantity::whole(whole) => serializer.serialize_u64(whole),
+            _ => serializer.collect_str(self),
         }
     }
 }
@@ -196,6 +197,7 @@ mod tests {
             ("1.5", 1500, "\"1500m\""),
             ("\"500m\"", 500, "\"500m\""),
             ("\"3\"", 3000, "3"),
+            ("40.9999", 41_000, "\"40999900000n\""),
         ] {
             let cpus: Cpus = serde_json::from_str(json).unwrap();
             assert_eq!(cpus.0.millis(), Some(millis), "{json}");

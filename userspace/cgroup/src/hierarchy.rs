@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     CgroupId, CgroupPath,
+    census::{Census, Delegation},
     gone::is_gone,
     mounts::{MountsError, mount_points},
 };
@@ -108,30 +109,47 @@ impl Hierarchy {
     /// Every cgroup, the root first and each one before those below it.
     ///
     /// One that vanishes meanwhile may be in the list or not. One whose name is not UTF-8 is left out, with
-    /// all below it: it belongs to its parent then, as for the probes.
+    /// all below it: it belongs to its parent then, as for the probes. So are those for which there are too many.
     pub fn walk(&self) -> Result<Vec<Cgroup>, WalkError> {
+        self.walk_counting(&mut Census::default())
+    }
+
+    pub(crate) fn walk_counting(&self, census: &mut Census) -> Result<Vec<Cgroup>, WalkError> {
         let root = Stat::of(&self.root).map_err(|source| WalkError { path: self.root.clone(), source })?;
-        let mut found = vec![(Cgroup { id: root.id, path: CgroupPath::root() }, root.is_leaf)];
+        let path = CgroupPath::root();
+        let delegation = census.delegation(&path, root.owner, &None);
+        let mut found: Vec<(Cgroup, bool, Delegation)> =
+            vec![(Cgroup { id: root.id, path }, root.is_leaf, delegation)];
         let mut next = 0;
-        while let Some((Cgroup { path: parent, .. }, is_leaf)) = found.get(next).cloned() {
+        while let Some((Cgroup { path: parent, .. }, is_leaf, delegation)) = found.get(next).cloned() {
             next += 1;
             if is_leaf {
                 continue;
             }
-            match self.children(&parent) {
-                Ok(children) => found.extend(children),
-                Err(error) if is_gone(&error) && !parent.is_root() => {}
+            // One more, to know that there are more.
+            let children = match self.children(&parent, census.room(&delegation) + 1) {
+                Ok(children) => children,
+                Err(error) if is_gone(&error) && !parent.is_root() => continue,
                 Err(source) => return Err(WalkError { path: self.dir(&parent), source }),
+            };
+            for (path, stat) in children {
+                let delegation = census.delegation(&path, stat.owner, &delegation);
+                if census.take(&delegation) {
+                    found.push((Cgroup { id: stat.id, path }, stat.is_leaf, delegation));
+                }
             }
         }
-        Ok(found.into_iter().map(|(cgroup, _)| cgroup).collect())
+        Ok(found.into_iter().map(|(cgroup, ..)| cgroup).collect())
     }
 
-    /// The cgroups directly below one, and whether each is a leaf. Those that vanish meanwhile are left out.
-    pub(crate) fn children(&self, parent: &CgroupPath) -> io::Result<Vec<(Cgroup, bool)>> {
+    /// At most so many of the cgroups directly below one. Those that vanish meanwhile are left out.
+    pub(crate) fn children(&self, parent: &CgroupPath, most: usize) -> io::Result<Vec<(CgroupPath, Stat)>> {
         let dir = self.dir(parent);
         let mut children = Vec::new();
         for entry in fs::read_dir(&dir)? {
+            if children.len() == most {
+                break;
+            }
             let entry = entry?;
             if !entry.file_type()?.is_dir() {
                 continue;
@@ -140,7 +158,7 @@ impl Hierarchy {
                 continue;
             };
             match Stat::of(&entry.path()) {
-                Ok(stat) => children.push((Cgroup { id: stat.id, path }, stat.is_leaf)),
+                Ok(stat) => children.push((path, stat)),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -162,6 +180,8 @@ impl Hierarchy {
 /// What is asked of a directory.
 pub(crate) struct Stat {
     pub(crate) id: CgroupId,
+    /// The id of a user.
+    pub(crate) owner: u32,
     /// A directory has a link for itself and two names, and one for the parent entry of each directory in it.
     /// Reading one without any would list some eighty files in vain. (Some file systems say 1 always.)
     pub(crate) is_leaf: bool,
@@ -173,7 +193,7 @@ impl Stat {
         if !metadata.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        Ok(Self { id: CgroupId(metadata.ino()), is_leaf: metadata.nlink() == 2 })
+        Ok(Self { id: CgroupId(metadata.ino()), owner: metadata.uid(), is_leaf: metadata.nlink() == 2 })
     }
 }
 

@@ -231,6 +231,23 @@ fn meaning(knob: Knob, errno: Option<Errno>) -> &'static str {
 }
 
 impl Knob {
+    /// All but those of huge pages, which have a size.
+    pub const PLAIN: [Self; 13] = [
+        Self::CpusetCpus,
+        Self::CpusetCpusEffective,
+        Self::CpusetCpusExclusive,
+        Self::CpusetPartition,
+        Self::CpusetMems,
+        Self::CpusetMemsEffective,
+        Self::MemoryMin,
+        Self::MemoryLow,
+        Self::MemoryHigh,
+        Self::MemoryMax,
+        Self::CpuMax,
+        Self::SubtreeControl,
+        Self::Procs,
+    ];
+
     /// The knob's file in a cgroup's directory.
     pub fn path(self, dir: &Path) -> PathBuf {
         dir.join(self.to_string())
@@ -282,7 +299,7 @@ impl Knob {
                 .map(Value::Partition)
                 .map_err(|PartitionError| "`member`, `root`, `isolated` or one of them with `invalid`"),
             Self::SubtreeControl => {
-                Ok(Value::Controllers(line.split_ascii_whitespace().map(str::to_owned).collect()))
+                Ok(Value::Controllers(line.split_whitespace().map(str::to_owned).collect()))
             }
             Self::Procs => text
                 .lines()
@@ -373,21 +390,6 @@ impl FromStr for Knob {
     type Err = KnobNameError;
 
     fn from_str(name: &str) -> Result<Self, KnobNameError> {
-        const PLAIN: [Knob; 13] = [
-            Knob::CpusetCpus,
-            Knob::CpusetCpusEffective,
-            Knob::CpusetCpusExclusive,
-            Knob::CpusetPartition,
-            Knob::CpusetMems,
-            Knob::CpusetMemsEffective,
-            Knob::MemoryMin,
-            Knob::MemoryLow,
-            Knob::MemoryHigh,
-            Knob::MemoryMax,
-            Knob::CpuMax,
-            Knob::SubtreeControl,
-            Knob::Procs,
-        ];
         let hugetlb = || {
             let size = name.strip_prefix("hugetlb.")?.strip_suffix(".max")?;
             let (count, unit) = size.split_at_checked(size.len().checked_sub(2)?)?;
@@ -402,7 +404,7 @@ impl FromStr for Knob {
             // One name a knob: `1024MB` is not how the kernel spells `1GB`.
             (knob.to_string() == name).then_some(knob)
         };
-        PLAIN
+        Self::PLAIN
             .into_iter()
             .find(|knob| knob.to_string() == name)
             .or_else(hugetlb)
@@ -629,6 +631,8 @@ mod tests {
             ),
             (Knob::SubtreeControl, "memory cpuset\n", "cpuset memory"),
             (Knob::SubtreeControl, "\n", ""),
+            // No kernel has such names. What is read is printed as it is read.
+            (Knob::SubtreeControl, "memory\u{b}\tcpuset\n", "cpuset memory"),
             (Knob::Procs, "12\n7\n", "12\n7"),
             (Knob::Procs, "", ""),
         ] {

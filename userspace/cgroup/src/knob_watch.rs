@@ -68,7 +68,8 @@ pub struct Writer {
 impl fmt::Display for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
-            Some(name) => write!(f, "{name} (process {}", self.pid)?,
+            // Every process chooses its own name, and may put the end of a line into it.
+            Some(name) => write!(f, "{} (process {}", name.escape_debug(), self.pid)?,
             None => write!(f, "a process that has ended ({}", self.pid)?,
         }
         self.cgroup.iter().try_for_each(|cgroup| write!(f, ", cgroup {cgroup}"))?;
@@ -257,6 +258,12 @@ mod tests {
             matches!(&second[..], [Touched::Knob { cgroup, knob: Knob::SubtreeControl, .. }] if *cgroup == stays),
             "{second:?}"
         );
+    }
+
+    #[test]
+    fn a_writers_name_stays_in_its_line() {
+        let writer = Writer { pid: 7, name: Some("a\nERROR \x1b[2J".to_owned()), cgroup: None };
+        assert_eq!(writer.to_string(), r"a\nERROR \u{1b}[2J (process 7)");
     }
 
     #[test]

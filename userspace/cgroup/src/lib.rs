@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod census;
 mod gone;
 mod hierarchy;
 mod inotify;
@@ -33,4 +34,4 @@ pub use notify::{Notice, Notifier, NotifyError, Subject};
 pub use path::{CgroupId, CgroupPath, PathError};
 pub use read::ReadError;
 pub use watch::{Event, WatchMode, WatchOptions, Watcher};
-pub use workload::{Container, EXEC_PARENT, Workload, WorkloadKind, classify};
+pub use workload::{Container, EXEC_PARENT, RUNTIMES, Workload, WorkloadKind, classify};

@@ -17,6 +17,11 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct CgroupId(pub u64);
 
+impl CgroupId {
+    /// Of no cgroup: the kernel begins with one.
+    pub const NONE: Self = Self(0);
+}
+
 impl fmt::Display for CgroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -28,6 +28,7 @@ use rustix::{
 
 use crate::{
     Cgroup, CgroupId, CgroupPath, Hierarchy, WalkError,
+    census::{Census, Delegation},
     gone::is_gone,
     hierarchy::Stat,
     inotify::{Reported, drain, why_unwatched},
@@ -70,6 +71,9 @@ impl Default for WatchOptions {
     }
 }
 
+/// Sweeps take no more than one of so many parts of the time.
+const SWEEP_COST: u32 = 10;
+
 /// Follows a hierarchy.
 ///
 /// [`next`](Self::next) blocks for at most the time it is given, so a thread can drive it.
@@ -81,14 +85,18 @@ pub struct Watcher {
     mode: WatchMode,
     known: BTreeMap<CgroupPath, Known>,
     watched: HashMap<i32, CgroupPath>,
+    census: Census,
     events: Vec<Event>,
+    /// No sweep begins before: so that a flood of cgroups or events does not keep us busy.
+    rests_until: Instant,
     sweep_due: Instant,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Known {
     id: CgroupId,
     watch: Option<i32>,
+    delegation: Delegation,
 }
 
 impl Watcher {
@@ -105,7 +113,9 @@ impl Watcher {
             mode,
             known: BTreeMap::new(),
             watched: HashMap::new(),
+            census: Census::default(),
             events: Vec::new(),
+            rests_until: Instant::now(),
             sweep_due: Instant::now(),
         }
     }
@@ -121,9 +131,11 @@ impl Watcher {
             if now >= self.sweep_due {
                 // Also where it fails, or a broken hierarchy would keep us busy.
                 self.sweep_due = now + self.sweep_interval();
-                self.sweep()?;
+                let swept = self.sweep();
+                self.rests_until = Instant::now() + now.elapsed() * SWEEP_COST;
+                swept?;
                 // It may have ended the watching.
-                self.sweep_due = now + self.sweep_interval();
+                self.sweep_due = (now + self.sweep_interval()).max(self.rests_until);
             }
             let left = timeout.saturating_sub(start.elapsed());
             if !self.events.is_empty() || left.is_zero() {
@@ -141,6 +153,11 @@ impl Watcher {
     /// How new cgroups are noticed. Falls from watching to sweeping for good.
     pub fn mode(&self) -> &WatchMode {
         &self.mode
+    }
+
+    /// Where cgroups are not followed as there are too many, if some are not.
+    pub fn crowded(&self) -> Option<String> {
+        self.census.problem()
     }
 
     /// The cgroups that are there now, as reported so far and by the next call. Each before those below it.
@@ -165,7 +182,7 @@ impl Watcher {
     fn read_inotify(&mut self) -> Result<(), WalkError> {
         for reported in self.reported() {
             if reported.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                self.sweep_due = Instant::now();
+                self.sweep_due = Instant::now().max(self.rests_until);
             } else if reported.flags.contains(ReadFlags::IGNORED) {
                 self.watched.remove(&reported.watch);
             } else if let Some(name) = reported.name.filter(|_| reported.flags.contains(ReadFlags::ISDIR))
@@ -190,7 +207,9 @@ impl Watcher {
 
     /// Compares the whole hierarchy with what is known.
     fn sweep(&mut self) -> Result<(), WalkError> {
-        let found = self.hierarchy.walk()?;
+        let mut census = self.census.anew();
+        let found = self.hierarchy.walk_counting(&mut census)?;
+        self.census.note_crowded(census);
         let mut gone: BTreeMap<&CgroupPath, CgroupId> =
             self.known.iter().map(|(path, known)| (path, known.id)).collect();
         let new: Vec<&Cgroup> =
@@ -209,6 +228,12 @@ impl Watcher {
     fn look(&mut self, path: CgroupPath) -> Result<(), WalkError> {
         let mut unseen = vec![path];
         while let Some(path) = unseen.pop() {
+            // What is above it is not followed.
+            let Some(above) = self.delegation_above(&path) else { continue };
+            let known = self.known.get(&path).cloned();
+            if known.is_none() && above.is_some() && !self.census.has_room(&above) {
+                continue;
+            }
             let dir = self.hierarchy.dir(&path);
             let watch = self.watch(&path);
             let stat = match Stat::of(&dir) {
@@ -220,24 +245,35 @@ impl Watcher {
                 }
                 Err(source) => return Err(WalkError { path: dir, source }),
             };
-            match self.known.get(&path).copied() {
+            let delegation = match known {
                 Some(known) if known.id == stat.id && known.watch == watch => continue,
                 // The watch was put on a cgroup that had the path before.
-                Some(known) if known.id == stat.id => self.unwatch(known.watch),
+                Some(known) if known.id == stat.id => {
+                    self.unwatch(known.watch);
+                    known.delegation
+                }
                 _ => {
                     self.forget(&path);
+                    let delegation = self.census.delegation(&path, stat.owner, &above);
+                    if !self.census.take(&delegation) {
+                        self.unwatch(watch);
+                        continue;
+                    }
                     self.events.push(Event::Added(Cgroup { id: stat.id, path: path.clone() }));
+                    delegation
                 }
-            }
-            self.known.insert(path.clone(), Known { id: stat.id, watch });
+            };
+            // One more, to know that there are more.
+            let most = self.census.room(&delegation) + 1;
+            self.known.insert(path.clone(), Known { id: stat.id, watch, delegation });
             if let Some(watch) = watch {
                 self.watched.insert(watch, path.clone());
             }
             if stat.is_leaf {
                 continue;
             }
-            match self.hierarchy.children(&path) {
-                Ok(children) => unseen.extend(children.into_iter().map(|(child, _)| child.path)),
+            match self.hierarchy.children(&path, most) {
+                Ok(children) => unseen.extend(children.into_iter().map(|(child, _)| child)),
                 Err(error) if is_gone(&error) => self.forget(&path),
                 Err(source) => return Err(WalkError { path: dir, source }),
             }
@@ -245,13 +281,23 @@ impl Watcher {
         Ok(())
     }
 
+    /// The delegation that a cgroup's parent is in, if that is known.
+    fn delegation_above(&self, path: &CgroupPath) -> Option<Delegation> {
+        match path.parent() {
+            Some(parent) => Some(self.known.get(&parent)?.delegation.clone()),
+            None => Some(None),
+        }
+    }
+
     /// Forgets the cgroup and all below it.
     fn forget(&mut self, path: &CgroupPath) {
         let below = self.known.range(path..).take_while(|(other, _)| path.contains(other));
-        let gone: Vec<(CgroupPath, Known)> = below.map(|(path, known)| (path.clone(), *known)).collect();
+        let gone: Vec<(CgroupPath, Known)> =
+            below.map(|(path, known)| (path.clone(), known.clone())).collect();
         for (path, known) in gone.into_iter().rev() {
             self.known.remove(&path);
             self.unwatch(known.watch);
+            self.census.give_back(&known.delegation);
             self.events.push(Event::Removed(Cgroup { id: known.id, path }));
         }
     }
@@ -295,6 +341,7 @@ mod tests {
     use std::{fs, path::Path, process::Command};
 
     use super::*;
+    use crate::census::MOST_OF_ONE;
 
     /// Long enough for whatever is already there to be reported.
     const SOON: Duration = Duration::from_millis(500);
@@ -365,6 +412,47 @@ mod tests {
         assert_eq!(paths, ["/", "/a", "/a/b", "/a/b/c"]);
         assert_eq!(watcher.mode(), &WatchMode::Watching);
         assert_eq!(watcher.next(Duration::ZERO).unwrap(), []);
+    }
+
+    #[test]
+    fn of_a_delegated_subtree_only_so_many_are_followed() {
+        let options = WatchOptions { sweep_watched: Duration::from_millis(1), ..WatchOptions::default() };
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let watcher = Watcher::new(Hierarchy::at(dir.path()), options);
+        let mut tree = Tree { dir, watcher };
+        // The directories here belong to somebody else than the root does.
+        tree.watcher.census = Census::owned_by(u32::MAX);
+        fs::create_dir_all(tree.path("user/a/flood")).unwrap();
+        for number in 0..MOST_OF_ONE {
+            fs::create_dir(tree.path(&format!("user/a/flood/{number}"))).unwrap();
+        }
+        fs::create_dir_all(tree.path("ours/one")).unwrap();
+        let below = |tree: &Tree, path: &str| {
+            let path: CgroupPath = path.parse().unwrap();
+            tree.watcher.cgroups().filter(|cgroup| path.contains(&cgroup.path)).count()
+        };
+        tree.watcher.next(SOON).unwrap();
+        assert_eq!((below(&tree, "/user"), below(&tree, "/ours")), (MOST_OF_ONE, 2));
+        let problem = tree.watcher.crowded().unwrap();
+        assert!(
+            problem.starts_with("there are too many cgroups below /user: 4096 are followed"),
+            "{problem}"
+        );
+        assert_eq!(
+            tree.watcher.hierarchy.walk().unwrap().len(),
+            MOST_OF_ONE + 6,
+            "its root's owner is its own"
+        );
+
+        // Where some go, others are found, and then none is missing.
+        for number in 0..10 {
+            fs::remove_dir(tree.path(&format!("user/a/flood/{number}"))).unwrap();
+        }
+        let until = Instant::now() + Duration::from_mins(1);
+        while tree.watcher.crowded().is_some() && Instant::now() < until {
+            tree.watcher.next(Duration::from_millis(100)).unwrap();
+        }
+        assert_eq!((below(&tree, "/user"), tree.watcher.crowded()), (MOST_OF_ONE - 7, None));
     }
 
     #[test]

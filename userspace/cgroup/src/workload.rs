@@ -5,9 +5,9 @@
 //! 1. the deepest cgroup on its path that holds an allocation: what is promised to a subtree is used by all of
 //!    it. Where that cgroup is also one of the following, it keeps that name;
 //! 2. a command started by `numaward exec`: a child of the top-level cgroup [`EXEC_PARENT`];
-//! 3. a container of a Kubernetes pod; else any container. The outermost of several: what a container starts
-//!    is its own affair (but a pod's container beats the container that a whole Kubernetes node may run in, as
-//!    with kind). Pod and quality-of-service cgroups are no workloads;
+//! 3. a container. The outermost of several: what a container starts is its own affair, also where it is a whole
+//!    Kubernetes node, as with kind. It is one of a pod only where the kubelet makes pods: a user, a service or a container
+//!    with a subtree of its own may give cgroups any name. Pod and quality-of-service cgroups are no workloads;
 //! 4. a systemd unit, service or scope, directly in slices. Units inside a unit are its own affair too: those
 //!    of `user@1000.service` fold into it, or every desktop program would be a workload;
 //! 5. the top-level cgroup below the root; the root itself for the root.
@@ -19,6 +19,9 @@ use crate::{CgroupPath, unescape::unescape};
 
 /// The top-level cgroup whose children are commands started by `numaward exec`.
 pub const EXEC_PARENT: &str = "numaward";
+
+/// What known container runtimes put before the id, in the names of cgroups.
+pub const RUNTIMES: [&str; 5] = ["cri-containerd", "crio", "docker", "libpod", "nerdctl"];
 
 /// What owns a cgroup subtree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,8 +110,7 @@ fn by_path(path: &CgroupPath) -> Workload {
     if let [EXEC_PARENT, command, ..] = names[..] {
         return workload(WorkloadKind::Exec, 2, command.into(), None);
     }
-    let container = (0..names.len())
-        .find_map(|index| Some((index, pod_container(&names, index)?)))
+    let container = pod_container(&names)
         .or_else(|| names.iter().enumerate().find_map(|(index, name)| Some((index, plain_container(name)?))));
     if let Some((index, container)) = container {
         let name = container.id.chars().take(12).collect();
@@ -130,31 +132,51 @@ fn is_unit(name: &str) -> bool {
     has_suffix(name, ".service") || has_suffix(name, ".scope")
 }
 
-/// The container at `names[index]`, if it is directly in a pod's cgroup.
-fn pod_container(names: &[&str], index: usize) -> Option<Container> {
-    let name = names[index];
-    // runc given systemd's notation without using systemd makes one cgroup of it: SLICE:RUNTIME:ID.
-    if let Some((slice, rest)) = name.split_once(':') {
+/// The container on this path that is directly in the cgroup of a pod, and its index. Above the pod are slices, which nobody
+/// but the system's manager makes, or what the kubelet makes with the driver cgroupfs.
+fn pod_container(names: &[&str]) -> Option<(usize, Container)> {
+    let slices = names.iter().take_while(|name| has_suffix(name, ".slice")).count();
+    let below = &names[slices..];
+    // runc given systemd's notation without using systemd makes one cgroup of it, in or beside the runtime's own unit.
+    let joined = usize::from(below.first().is_some_and(|name| is_runtimes_unit(name)));
+    if let Some((slice, rest)) = below.get(joined).and_then(|name| name.split_once(':')) {
         let (runtime, id) = rest.split_once(':')?;
         let pod_uid = Some(pod_of_slice(slice)?);
-        return Some(Container { id: id.into(), pod_uid, runtime: Some(runtime.into()) });
+        let container = Container { id: id.into(), pod_uid, runtime: Some(runtime.into()) };
+        return Some((slices + joined, container));
     }
-    let parent = names[index.checked_sub(1)?];
-    let pod_uid = match parent.strip_prefix("pod") {
-        Some(uid) if !uid.is_empty() && names[..index - 1].iter().any(|name| is_kubepods(name)) => uid.into(),
-        _ => pod_of_slice(parent)?,
+    let (pod_uid, index) = match pod_of_slice(names[..slices].last().unwrap_or(&"")) {
+        Some(pod) => (pod, slices),
+        None => pod_of_cgroupfs(below).map(|(pod, index)| (pod, slices + index))?,
     };
+    let name = *names.get(index)?;
     let mut container = plain_container(name).or_else(|| {
         // An id of any shape, but for the monitors beside the containers and CRI-O's cgroup of the pod itself.
         let other = name.contains("conmon") || is_unit(name) || has_suffix(name, ".slice");
         (!other).then(|| Container { id: name.into(), pod_uid: None, runtime: None })
     })?;
     container.pod_uid = Some(pod_uid);
-    Some(container)
+    Some((index, container))
 }
 
-fn is_kubepods(name: &str) -> bool {
-    name == "kubepods" || name == "kubepods.slice" || has_suffix(name, "-kubepods.slice")
+/// Whether this is the unit of a container runtime, directly in slices.
+fn is_runtimes_unit(name: &str) -> bool {
+    let name = name.strip_suffix(".service").unwrap_or_default();
+    // As microk8s' `snap.microk8s.daemon-containerd`.
+    name == "crio" || name.ends_with("containerd") || name.starts_with("k3s") || name.starts_with("rke2")
+}
+
+/// The pod of `kubepods[/QOS]/podUID`, and how many names that is; maybe below `kubelet`, the cgroup root that kind gives the
+/// kubelet.
+fn pod_of_cgroupfs(names: &[&str]) -> Option<(String, usize)> {
+    let (above, names) = match names {
+        ["kubelet", "kubepods", below @ ..] => (2, below),
+        ["kubepods", below @ ..] => (1, below),
+        _ => return None,
+    };
+    let of_class = usize::from(names.first().is_some_and(|name| ["burstable", "besteffort"].contains(name)));
+    let uid = names.get(of_class)?.strip_prefix("pod").filter(|uid| !uid.is_empty())?;
+    Some((uid.into(), above + of_class + 1))
 }
 
 /// The pod of `kubepods[-QOS]-podUID.slice`, maybe below another slice (`kubelet-kubepods-…`). The systemd
@@ -168,7 +190,6 @@ fn pod_of_slice(name: &str) -> Option<String> {
 /// The container that a name tells by itself: an id of 64 hexadecimal digits, alone or with its runtime, or a
 /// shorter one with a runtime that is known.
 fn plain_container(name: &str) -> Option<Container> {
-    const RUNTIMES: [&str; 5] = ["cri-containerd", "crio", "docker", "libpod", "nerdctl"];
     let is_hex = |id: &str| id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let is_id = |id: &str| id.len() == 64 && is_hex(id);
     if is_id(name) {
@@ -304,12 +325,25 @@ mod tests {
                 pod,
                 "/system.slice/containerd.service/kubepods-besteffort-pod{POD_}.slice:cri-containerd:{ID}",
             ),
-            // kind: a whole Kubernetes node in a container
+            // kind, seen from within the container that the whole Kubernetes node is: a kubelet with a cgroup root
             (
-                "/system.slice/docker-{ID2}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
+                "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
                 Some("cri-containerd"),
                 pod,
-                "/system.slice/docker-{ID2}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
+                "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
+            ),
+            (
+                "/kubelet/kubepods/burstable/pod{POD}/{ID}",
+                None,
+                pod,
+                "/kubelet/kubepods/burstable/pod{POD}/{ID}",
+            ),
+            // the same seen from the host: what a container starts is its own affair
+            (
+                "/system.slice/docker-{ID}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{POD_}.slice/cri-containerd-{ID2}.scope",
+                Some("docker"),
+                None,
+                "/system.slice/docker-{ID}.scope",
             ),
             // Docker in a pod
             ("/kubepods/pod{POD}/{ID}/docker/{ID2}", None, pod, "/kubepods/pod{POD}/{ID}"),
@@ -348,6 +382,48 @@ mod tests {
         assert_eq!(of("/batch/podabc/web-1").kind, TopLevel, "only below kubepods");
         assert_eq!(of("/system.slice/docker-proxy.service").kind, Unit);
         assert_eq!(of("/machine.slice/libpod-conmon-{ID}.scope").kind, Unit);
+    }
+
+    /// One who has a delegated subtree, such as a user or a container that may write cgroups, gives cgroups any name.
+    #[test]
+    fn a_pods_container_is_only_where_the_kubelet_makes_it() {
+        const USER: &str = "/user.slice/user-1000.slice/user@1000.service";
+        for (above, kind, name) in [
+            (USER, Unit, "user@1000.service"),
+            ("/system.slice/postgres.service", Unit, "postgres.service"),
+            ("/user.slice/user-1000.slice/session-1.scope", Unit, "session-1.scope"),
+            ("/batch/job", TopLevel, "batch"),
+            ("/kubepods-like", TopLevel, "kubepods-like"),
+            // Where no pod is.
+            ("/kubepods/other", TopLevel, "kubepods"),
+            ("/kubepods/burstable/other", TopLevel, "kubepods"),
+            ("/kubepods.slice/x.service", Unit, "x.service"),
+        ] {
+            for pods in [
+                "kubepods/burstable/pod{POD}/web",
+                "kubelet/kubepods/pod{POD}/web",
+                "kubepods.slice/kubepods-pod{POD_}.slice/web",
+                "kubepods-pod{POD_}.slice/web",
+                "kubepods-burstable-pod{POD_}.slice:cri-containerd:{ID}",
+            ] {
+                let found = of(&format!("{above}/{pods}"));
+                assert_eq!((found.kind, found.name.as_str()), (kind, name), "{above}/{pods}");
+            }
+            // It looks like a container, but it is none of a pod.
+            for pods in [
+                "kubepods/pod{POD}/{ID}",
+                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice/cri-containerd-{ID}.scope",
+            ] {
+                let found = of(&format!("{above}/{pods}"));
+                assert_eq!(
+                    found.container.map(|of| (of.id, of.pod_uid)),
+                    Some((ID.to_owned(), None)),
+                    "{above}/{pods}"
+                );
+            }
+        }
+        let inner = of("/docker/{ID}/kubepods/pod{POD}/{ID2}");
+        assert_eq!(inner.container.map(|of| (of.id, of.pod_uid)), Some((ID.to_owned(), None)));
     }
 
     #[test]

@@ -157,6 +157,18 @@ pub(crate) enum Command {
     /// nodes when the kubelet's policies are set to none and numaward takes over. The configuration must have the
     /// kubelet's policies and reserved memory, the ledger must hold nothing, and the daemon must not run.
     ImportKubeletState(ImportKubeletState),
+    /// Write what is promised as the kubelet's state files
+    ///
+    /// For readers that know only cpu_manager_state and memory_manager_state, and for the way back to a kubelet with
+    /// static policies. Without --into, both are printed as one JSON object. Workloads that are no pods are in the files
+    /// under their own names; standard error names them, and what a kubelet would not take over.
+    ExportKubeletState(ExportKubeletState),
+    /// Give back all that was written, before numaward is removed
+    ///
+    /// Every cgroup gets back what it had: CPUs, nodes, memory protection, quota. Nothing is promised afterwards. The
+    /// daemon must not run. On Kubernetes, set enforcement.mode to off in the daemon's configuration instead: so the
+    /// container runtime learns of it, too.
+    Uninstall(Uninstall),
     /// Print the version of numaward and of the kernel
     Version(Output),
 }
@@ -439,6 +451,9 @@ pub(crate) struct Remote {
     /// File with the bearer token
     #[arg(long, value_name = "FILE", env = "NUMAWARD_TOKEN_FILE", hide_env_values = true)]
     pub(crate) token_file: Option<PathBuf>,
+    /// Send the token over http to other hosts: only where the network is encrypted in another way
+    #[arg(long)]
+    pub(crate) allow_unencrypted: bool,
     /// File with the authority that signed the daemon's certificate
     #[arg(long, value_name = "FILE", env = "NUMAWARD_CA_FILE", hide_env_values = true)]
     pub(crate) ca: Option<PathBuf>,
@@ -654,6 +669,29 @@ pub(crate) struct ImportKubeletState {
     pub(crate) config: ConfigFile,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Uninstall {
+    /// Give back what was written; there is nothing else to do yet
+    #[arg(long, required = true)]
+    pub(crate) restore: bool,
+    #[command(flatten)]
+    pub(crate) config: ConfigFile,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportKubeletState {
+    /// Write the two files into this directory, which is made if it is absent and must not be a kubelet's own
+    #[arg(long, value_name = "DIR")]
+    pub(crate) into: Option<PathBuf>,
+    /// Replace files of an earlier export
+    #[arg(long, requires = "into")]
+    pub(crate) replace: bool,
+    #[command(flatten)]
+    pub(crate) control: Controlled,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

@@ -61,6 +61,11 @@ impl Server {
         self.ask(Method::DELETE, REBALANCE, Bytes::new()).await
     }
 
+    /// Asks for what is promised, as the kubelet's state files.
+    pub(crate) async fn kubelet_state(&self) -> Result<api::KubeletState, ClientError> {
+        self.get("/api/v1/kubelet-state").await
+    }
+
     /// Ends an allocation.
     pub(crate) async fn release(&self, name: &str) -> Result<(), ClientError> {
         self.send(Method::DELETE, &format!("{PATH}/{}", encoded(name)), Bytes::new()).await.map(drop)

@@ -27,6 +27,11 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     if !allocation.enforced {
         text.push_str("  not enforced: enforcement.mode is not on in the daemon's configuration\n");
     }
+    if allocation.releasing {
+        text.push_str(
+            "  is being released: not everything could be given back yet, and that is tried again\n",
+        );
+    }
     if allocation.stalled {
         text.push_str("  is slowed down at memory.high and does not get on\n");
     }
@@ -35,9 +40,9 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
         let more = if moved.running { ", and more is being moved" } else { "" };
         let _ = writeln!(text, "  {done} moved to its nodes, {left} could not be{more}");
     }
-    if let Some(lack) = &allocation.lack {
-        let cpus = if lack.cpus.is_empty() { "none" } else { lack.cpus.as_str() };
-        let bytes = lack.memory.iter().map(|block| block.bytes).sum();
+    if let Some(missing) = &allocation.missing {
+        let cpus = if missing.cpus.is_empty() { "none" } else { missing.cpus.as_str() };
+        let bytes = missing.memory.iter().map(|block| block.bytes).sum();
         let _ = writeln!(text, "  missing of this: CPUs: {cpus}, memory: {}", size(bytes));
     }
     text.extend(allocation.drift.iter().map(drifted));

@@ -11,6 +11,7 @@ mod control;
 mod doctor;
 mod exec;
 mod explain;
+mod export;
 mod import;
 mod rebalance;
 mod remote;
@@ -20,6 +21,7 @@ mod table;
 mod text;
 mod top;
 mod topology;
+mod uninstall;
 
 use std::{
     ffi::OsString,
@@ -35,6 +37,7 @@ use numaward_api::{self as api, Version};
 use numaward_api::{
     doctor::{Check, Verdict},
     import::Imported,
+    restore::Restored,
 };
 use numaward_config::{self as config, Flag, Interval, Sources};
 use numaward_engine::PolicyConfig;
@@ -44,9 +47,9 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        Cli, Command, ConfigCommand, ConfigFile, Controlled, Explain, Format, Guarantee, ImportKubeletState,
-        MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Resize, Run, Shown, Simulate, Socket,
-        Wanted,
+        Cli, Command, ConfigCommand, ConfigFile, Controlled, Explain, ExportKubeletState, Format, Guarantee,
+        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Resize, Run, Shown,
+        Simulate, Socket, Uninstall, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -71,6 +74,8 @@ pub struct Daemon {
     pub policy: fn(&config::Config, &Machine) -> anyhow::Result<PolicyConfig>,
     /// Takes over what a kubelet promised, from the state files in a directory; a dry run changes nothing.
     pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<Imported>,
+    /// Gives back all that a daemon with this configuration wrote.
+    pub restore: fn(&config::Config, Machine) -> anyhow::Result<Restored>,
 }
 
 /// Does what the arguments of this process say.
@@ -96,6 +101,8 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Man { dir } => man(dir.as_deref()),
         Command::Simulate(args) => simulate(daemon, &args),
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
+        Command::ExportKubeletState(args) => export_kubelet_state(args),
+        Command::Uninstall(args) => uninstall(daemon, args),
         Command::Version(output) => version(output),
     };
     match done {
@@ -468,6 +475,28 @@ fn import_kubelet_state(daemon: &Daemon, args: ImportKubeletState) -> anyhow::Re
     let imported =
         (daemon.import)(&config, &topology::machine(&config.host_root)?, &args.directory, args.dry_run)?;
     print(args.output, &imported, import::render)
+}
+
+fn uninstall(daemon: &Daemon, args: Uninstall) -> anyhow::Result<ExitCode> {
+    let config = configured(args.config)?;
+    let restored = (daemon.restore)(&config, topology::machine(&config.host_root)?)?;
+    let code = print(args.output, &restored, uninstall::render)?;
+    Ok(if restored.left.is_empty() { code } else { ExitCode::FAILURE })
+}
+
+fn export_kubelet_state(args: ExportKubeletState) -> anyhow::Result<ExitCode> {
+    // Before the daemon is asked: what is wrong with the directory is an error at once.
+    if let Some(directory) = &args.into {
+        export::check(directory, args.replace)?;
+    }
+    let state = runtime()?.block_on(control(args.control)?.kubelet_state())?;
+    for line in export::notes(&state) {
+        eprintln!("numaward: {}", text::clean_lines(&line));
+    }
+    match &args.into {
+        Some(directory) => export::write(directory, &state).map(|()| ExitCode::SUCCESS),
+        None => print_text(&export::json(&state)),
+    }
 }
 
 fn version(output: Output) -> anyhow::Result<ExitCode> {

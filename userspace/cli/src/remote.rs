@@ -1,6 +1,6 @@
 //! The way to a daemon's control address: TCP, with TLS for `https`, and what proves that we may.
 
-use std::{fs, io, path::Path, sync::Arc};
+use std::{fs, io, net::IpAddr, path::Path, sync::Arc};
 
 use anyhow::{Context, bail};
 use hyper::{Uri, header::HeaderValue};
@@ -49,6 +49,12 @@ impl Remote {
             Some("http") => None,
             _ => bail!("--server {url:?} is neither https nor http: {wanted}"),
         };
+        if args.token_file.is_some() && tls.is_none() && !args.allow_unencrypted && !is_loopback(&host) {
+            bail!(
+                "the token would cross the network to {url} unencrypted: use https, or --allow-unencrypted where the \
+                 network is encrypted in another way"
+            );
+        }
         let authorization = args.token_file.as_deref().map(authorization).transpose()?;
         Ok(Self { url: url.trim_end_matches('/').to_owned(), host, port, authorization, tls })
     }
@@ -66,6 +72,11 @@ impl Remote {
             Some((name, tls)) => Either::Right(Box::new(tls.connect(name.clone(), stream).await?)),
         })
     }
+}
+
+/// Whether a host is this one for sure; names are looked up and may be anywhere.
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 fn read(path: &Path, flag: &str) -> anyhow::Result<Vec<u8>> {

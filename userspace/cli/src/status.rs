@@ -92,7 +92,8 @@ fn allocations(promised: &Allocations) -> String {
         let drift: Vec<&str> = held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
         let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
         let cpus = if held.cpus.is_empty() { "shared" } else { &held.cpus };
-        row([&held.name, cpus, &held.nodes, &size(memory), &drift])
+        let name = if held.releasing { &format!("{} (releasing)", held.name) } else { &held.name };
+        row([name, cpus, &held.nodes, &size(memory), &drift])
     });
     table(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"], rows)
 }

@@ -50,6 +50,9 @@ pub struct Config {
     /// File with a bearer token that the read-only address asks for; nobody but its owner may read it. Where client
     /// certificates are asked for too, either will do. `/livez` and `/readyz` are open to all.
     pub listen_token_file: Option<PathBuf>,
+    /// Names by which the read-only address is reached from this host, such as that of a reverse proxy here, besides
+    /// addresses, `localhost` and what this host calls itself (`/etc/hosts`). Others are refused: a page from elsewhere could read it by one.
+    pub listen_names: Vec<String>,
     /// What is logged, and how.
     pub log: Log,
     /// The eBPF probes.
@@ -57,7 +60,9 @@ pub struct Config {
     /// How this host is observed.
     pub observe: Observe,
     /// Also serves the kubelet's own series of its CPU, memory and topology managers, under their names, with
-    /// numaward's figures. Only where the kubelet's own are not scraped with the same labels.
+    /// numaward's figures. As the kubelet's, they count containers, admissions count pods; pods that ask for nothing are
+    /// not counted. With `mode: observe` there are the gauges only: the kubelet's decisions are its own to count. Only
+    /// where the kubelet's own are not scraped with the same labels.
     pub export_kubelet_names: bool,
     /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
     #[educe(Default(expression = PathBuf::from("/")))]

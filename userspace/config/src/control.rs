@@ -33,6 +33,9 @@ pub struct Tls {
     pub key_file: Option<PathBuf>,
     /// Authorities whose client certificates are taken, as PEM.
     pub client_ca_file: Option<PathBuf>,
+    /// Client certificates of these authorities that are revoked (X.509 CRL, RFC 5280), as PEM. An authority without a
+    /// list here has none of its certificates taken. A list that is out of date counts all the same.
+    pub client_crl_file: Option<PathBuf>,
     /// Names of which a client certificate must carry one as a DNS name. Default: any certificate of the
     /// authorities will do.
     pub client_names: Option<Vec<String>>,
@@ -93,11 +96,12 @@ impl Access {
             ("certFile", tls.cert_file.is_some()),
             ("keyFile", tls.key_file.is_some()),
             ("clientCaFile", tls.client_ca_file.is_some()),
+            ("clientCrlFile", tls.client_crl_file.is_some()),
             ("clientNames", tls.client_names.is_some()),
         ];
-        let [cert, private_key, ca, names] = given;
+        let [cert, private_key, ca, crl, names] = given;
         for ((name, has), (other, is_there)) in
-            [(cert, private_key), (private_key, cert), (ca, cert), (names, ca)]
+            [(cert, private_key), (private_key, cert), (ca, cert), (crl, ca), (names, ca)]
         {
             if has && !is_there {
                 problems.push((key(name), format!("needs {}, which is not given", key(other))));
@@ -110,7 +114,23 @@ impl Access {
     }
 }
 
-/// What is wrong between the keys, and with the address of the read-only server: the key that is to be changed, and why.
+/// What is wrong with who may read at an address: the key that is to be changed, and why.
+pub(super) fn reading_problems(
+    ListenAddress(address): ListenAddress,
+    reading: &Access,
+) -> Vec<(String, String)> {
+    let mut problems = reading.problems();
+    if reading.token_file.is_some() && reading.tls.cert_file.is_none() && !address.ip().is_loopback() {
+        let message = format!(
+            "the token would cross the network to {address} unencrypted: give listenTls, or listen on 127.0.0.1 or \
+             [::1]"
+        );
+        problems.push((reading.token_key.to_owned(), message));
+    }
+    problems
+}
+
+/// What is wrong with who may change allocations: the key that is to be changed, and why.
 pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(String, String)> {
     let Control { listen, token_file, allow_unencrypted, tls } = control;
     let mut problems = Access::from(control).problems();
@@ -136,15 +156,7 @@ pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(Stri
 }
 
 /// What is odd but no error.
-pub(super) fn warnings(control: &Control, read_only: ListenAddress, reading: &Access) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if control.listen.is_none() && *control != Control::default() {
-        warnings.push("control has no effect without control.listen".to_owned());
-    }
-    let is_plain = reading.tls.cert_file.is_none() && !read_only.0.ip().is_loopback();
-    if reading.token_file.is_some() && is_plain {
-        let message = "without listenTls, the token of listenTokenFile crosses the network unencrypted";
-        warnings.push(message.to_owned());
-    }
-    warnings
+pub(super) fn warning(control: &Control) -> Option<String> {
+    let has_no_effect = control.listen.is_none() && *control != Control::default();
+    has_no_effect.then(|| "control has no effect without control.listen".to_owned())
 }

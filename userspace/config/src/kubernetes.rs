@@ -33,6 +33,21 @@ pub struct Kubernetes {
     pub placement_off_namespaces: BTreeSet<String>,
     /// What becomes of the quota of CPU time of a container that has CPUs of its own, and of its pod.
     pub cpu_quota: CpuQuota,
+    /// What becomes of a pod that was started without numaward, and whose CPUs or memory are not there.
+    pub unpinned: WhenUnpinned,
+}
+
+/// What becomes of a pod that was started without numaward, and whose CPUs or memory are not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenUnpinned {
+    /// It is reported, shares what is nobody's, and is pinned when there is room.
+    #[default]
+    Report,
+    /// After 30 seconds it is also evicted, so that its controller makes it anew. One at a time, with 30 seconds in
+    /// between, and as each `PodDisruptionBudget` allows. Pods of a `DaemonSet`, static pods, pods without a controller,
+    /// and those in `kubernetes.placementOffNamespaces` stay. Needs `kubernetes.nodeName`, and the right to create `pods/eviction`.
+    Evict,
 }
 
 /// What becomes of the quota of CPU time of a container that has CPUs of its own.

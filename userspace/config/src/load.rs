@@ -111,7 +111,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         let outgoing = outgoing::problems(&config.alerts, &config.otlp).into_iter();
         let between = control::problems(&config.control, config.listen)
             .into_iter()
-            .chain(config.reading().problems())
+            .chain(control::reading_problems(config.listen, &config.reading()))
             .chain(outgoing.map(|(key, message)| (key.to_owned(), message)));
         problems.extend(between.map(|(key, message)| {
             let path: Vec<String> = key.split('.').map(str::to_owned).collect();
@@ -119,7 +119,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         }));
     }
     if problems.is_empty() {
-        warnings.extend(control::warnings(&config.control, config.listen, &config.reading()));
+        warnings.extend(control::warning(&config.control));
         warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
         warnings.extend(pasted::warnings(&config));
         return Ok(Loaded { config, file, warnings });

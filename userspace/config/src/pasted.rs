@@ -73,17 +73,20 @@ pub fn gate_problems(config: &Config, version: KubeletVersion) -> Vec<(Vec<Strin
         let words = format!("TieredReservation needs the feature gate {}, which is off", gates::MEMORY_QOS);
         problems.push((vec!["memoryReservationPolicy".to_owned()], words));
     }
-    let pod_level = match version {
-        KubeletVersion::V1_32 => gates::POD_LEVEL_RESOURCES,
-        KubeletVersion::V1_36 => gates::POD_LEVEL_MANAGERS,
-    };
-    if config.strategy == StrategyKind::Kubelet && gates.is_on(pod_level) {
+    let (resources, managers) = (gates::POD_LEVEL_RESOURCES, gates::POD_LEVEL_MANAGERS);
+    let key = |gate| if config.feature_gates.contains_key(gate) { gate } else { "AllAlpha" };
+    if config.strategy == StrategyKind::Kubelet && version == KubeletVersion::V1_32 && gates.is_on(resources)
+    {
         let words = format!(
-            "{pod_level} is on, and what the kubelet {version} does then is not repeated: switch it off, or use the \
+            "{resources} is on, and what the kubelet {version} does then is not repeated: switch it off, or use the \
              strategy native, which places containers within what their pod has as a whole"
         );
-        let key = if config.feature_gates.contains_key(pod_level) { pod_level } else { "AllAlpha" };
-        problems.push((at(key), words));
+        problems.push((at(key(resources)), words));
+    }
+    if gates.is_on(managers) && !gates.is_on(resources) {
+        let words =
+            format!("{managers} is enabled, but depends on features that are disabled: [{resources}]");
+        problems.push((at(key(managers)), words));
     }
     problems
 }

@@ -155,16 +155,19 @@ fn credentials_of_the_read_only_address_are_whole() {
         "config.yaml:6:16: listenTls.clientNames: is empty: no client would be let in",
     ];
     assert_eq!(problems, expected);
-    for (text, warnings) in [
-        ("listenTokenFile: /t", &[][..]),
-        ("listen: 0.0.0.0:1\nlistenTokenFile: /t\nlistenTls: {certFile: /c, keyFile: /k}", &[]),
-        (
-            "listen: 0.0.0.0:1\nlistenTokenFile: /t",
-            &["without listenTls, the token of listenTokenFile crosses the network unencrypted"],
-        ),
+    for text in [
+        "listenTokenFile: /t",
+        "listen: 0.0.0.0:1\nlistenTokenFile: /t\nlistenTls: {certFile: /c, keyFile: /k}",
     ] {
-        assert_eq!(with_file(text, &[], vec![]).unwrap().warnings, warnings, "{text}");
+        assert_eq!(with_file(text, &[], vec![]).unwrap().warnings, [""; 0], "{text}");
     }
+    let problems = with_file("listen: 0.0.0.0:1\nlistenTokenFile: /t", &[], vec![]).unwrap_err();
+    assert!(
+        problems[0].starts_with("config.yaml:2:18: listenTokenFile: the token would cross the network"),
+        "{problems:?}"
+    );
+    let problems = with_file("listenTls: {certFile: /c, keyFile: /k, clientCrlFile: /r}", &[], vec![]);
+    assert!(problems.unwrap_err()[0].contains("listenTls.clientCrlFile: needs listenTls.clientCaFile"));
 }
 
 #[test]
@@ -461,9 +464,9 @@ fn feature_gates_are_checked_as_by_the_kubelet() {
             "2:26: memoryReservationPolicy: TieredReservation needs the feature gate MemoryQoS, which is off",
         ),
         (
-            "strategy: kubelet\nfeatureGates: {PodLevelResourceManagers: true}",
-            "2:42: featureGates.PodLevelResourceManagers: PodLevelResourceManagers is on, and what the kubelet 1.36 does \
-             then is not repeated: switch it off, or use the strategy native",
+            "featureGates: {PodLevelResources: false, PodLevelResourceManagers: true}",
+            "1:68: featureGates.PodLevelResourceManagers: PodLevelResourceManagers is enabled, but depends on features that \
+             are disabled: [PodLevelResources]",
         ),
         (
             "strategy: kubelet\nkubeletVersion: 1.32\nfeatureGates: {AllAlpha: true}",
@@ -489,8 +492,7 @@ fn feature_gates_are_checked_as_by_the_kubelet() {
         let loaded = with_file(&format!("kubeletVersion: {version}"), &[], vec![]).unwrap();
         assert_eq!(loaded.config.kubelet_version, Some(policy::KubeletVersion::V1_36));
     }
-    let file =
-        "featureGates: {NodeSwap: true, CPUManager: true, PodLevelResourceManagers: true, AllBeta: true}";
+    let file = "strategy: kubelet\nfeatureGates: {NodeSwap: true, CPUManager: true, PodLevelResourceManagers: true, AllBeta: true}";
     let loaded = with_file(file, &[], vec![]).unwrap();
     assert_eq!(loaded.warnings, ["featureGates.NodeSwap has no effect here"]);
     // What is wrong for one version only is said when the node's is known.

@@ -26,9 +26,9 @@ mod resize;
 mod steering;
 mod storage;
 
-use std::{sync::Arc, time::Instant};
+use std::{fs, path::Path, sync::Arc, time::Instant};
 
-use numaward_cgroup::Hierarchy;
+use numaward_cgroup::{CgroupPath, Hierarchy};
 use numaward_config::Config;
 use numaward_enforce::{Change, Enforcer};
 use numaward_model::{Report, headroom::Headroom};
@@ -43,7 +43,7 @@ pub(crate) use self::{
     effects::{Effects, HeldChange},
     execution::Worker,
     home::most,
-    inbox::{Command, Inbox, Message},
+    inbox::{CgroupNews, Command, Inbox, Message},
     machine::MissingCapacity,
     rebalance::{Begun, id as plan_id},
 };
@@ -107,6 +107,7 @@ impl Core {
             let allocations = state.guarantees.len();
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
+        state.continue_in(boot_id(&config.host_root));
         let backup = XattrBackup::new(hierarchy.clone(), found, &state);
         let storage = Storage::new(store, backup, &config.state_directory, &mut state);
         state.undo_admitting(&*policy.strategy);
@@ -134,8 +135,14 @@ impl Core {
         Ok(core)
     }
 
-    pub(crate) fn report(&self, cgroup: Option<&numaward_cgroup::CgroupPath>, report: Report) {
+    pub(crate) fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
         self.ports.events.report(cgroup, report);
+    }
+
+    /// Whether the guarantee of this cgroup is being released.
+    pub(crate) fn is_releasing(&self, cgroup: &CgroupPath) -> bool {
+        let mut releasing = self.state.releasing.iter().filter_map(|name| self.state.guarantees.get(name));
+        releasing.any(|held| held.cgroup == *cgroup)
     }
 
     /// CPUs that can still become exclusive.
@@ -194,5 +201,17 @@ impl Core {
 
     pub(crate) fn enforcer(&self) -> &Arc<Enforcer> {
         &self.execution.enforcer
+    }
+}
+
+/// Which boot of the host this is, if the kernel says so. Source: `Documentation/admin-guide/sysctl/kernel.rst`.
+fn boot_id(host_root: &Path) -> Option<String> {
+    let path = host_root.join("proc/sys/kernel/random/boot_id");
+    match fs::read_to_string(&path) {
+        Ok(text) => Some(text.trim().to_owned()),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "after a reboot, a cgroup may be taken for another one");
+            None
+        }
     }
 }

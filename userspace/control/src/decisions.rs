@@ -32,8 +32,8 @@ pub(super) struct Decisions {
     /// Open to append; `None` after a failure: then it has to be written anew.
     file: Option<File>,
     lines: usize,
-    /// A failure was told.
-    told: bool,
+    /// A failure was reported.
+    reported: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -69,7 +69,7 @@ impl Decisions {
                 admitted.explanation = explanation;
             }
         }
-        let mut decisions = Self { path, file: None, lines: 0, told: false };
+        let mut decisions = Self { path, file: None, lines: 0, reported: false };
         decisions.keep(|decisions| decisions.write_anew(state));
         decisions
     }
@@ -101,7 +101,7 @@ impl Decisions {
     fn keep(&mut self, write: impl FnOnce(&mut Self) -> io::Result<()>) {
         if let Err(error) = write(self) {
             self.file = None;
-            if !std::mem::replace(&mut self.told, true) {
+            if !std::mem::replace(&mut self.reported, true) {
                 let path = self.path.display();
                 tracing::warn!(%path, %error, "why allocations were given is not known any more after a restart");
             }
@@ -197,7 +197,7 @@ mod tests {
         fs::create_dir(dir.path().join("decisions.jsonl.new")).unwrap();
         decisions.file = None;
         decisions.note("a", &state(&[("a", 1000)]));
-        assert!(decisions.told && decisions.file.is_none());
+        assert!(decisions.reported && decisions.file.is_none());
         fs::remove_dir(dir.path().join("decisions.jsonl.new")).unwrap();
         let now = state(&[("a", 1000), ("b", 1)]);
         decisions.note("b", &now);

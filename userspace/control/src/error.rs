@@ -48,6 +48,12 @@ pub enum AdmissionError {
     /// The kernel did not take all settings.
     #[error("the settings cannot be enforced: {0}")]
     Failed(#[from] Box<Failure>),
+    /// A release was begun, and its workload may still run on what it holds.
+    #[error(
+        "it is being released, and not everything could be given back yet: {0}; this is tried again, and until then \
+         nothing of it is promised to others"
+    )]
+    Releasing(#[source] Box<Failure>),
     /// A cgroup could not be made.
     #[error("{path}: cannot make this cgroup: {source}", path = .path.display())]
     Make {
@@ -64,6 +70,11 @@ pub enum AdmissionError {
         "the policy does not fit the machine, which changed ({0}): nothing new is promised until it fits again"
     )]
     Unfit(String),
+    /// There are no state files of a kubelet for what is promised.
+    #[error(
+        "a kubelet cannot be configured like this, or cannot promise this, so there are no state files of one: {0}"
+    )]
+    NoKubelet(String),
     /// The daemon is ending.
     #[error("the daemon is stopping")]
     Stopping,
@@ -71,14 +82,18 @@ pub enum AdmissionError {
 
 pub(crate) fn in_words(rejection: &api::Rejection) -> String {
     let mut text = format!("{}: {}", rejection.reason, rejection.message);
-    for lack in &rejection.shortfalls {
-        let amount = |amount: u64| match lack.resource.as_str() {
+    for shortfall in &rejection.shortfalls {
+        let amount = |amount: u64| match shortfall.resource.as_str() {
             "cpu" => amount.to_string(),
             _ => Bytes(amount).to_string(),
         };
-        let (requested, free) = (amount(lack.requested), amount(lack.free));
+        let (requested, free) = (amount(shortfall.requested), amount(shortfall.free));
         // Writing to a String cannot fail.
-        let _ = write!(text, "; node {}: {} requested {requested}, free {free}", lack.node, lack.resource);
+        let _ = write!(
+            text,
+            "; node {}: {} requested {requested}, free {free}",
+            shortfall.node, shortfall.resource
+        );
     }
     text
 }

@@ -12,6 +12,7 @@
 //! daemon runs meanwhile (the ledger is locked).
 
 use std::{
+    borrow::Cow,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -21,6 +22,10 @@ use numaward_config::Config;
 use numaward_engine::{
     ContainerRequest, Kubelet, Ledger, Quantity, Request, Resources, StartError, Strategy,
     kubelet::Checkpoints,
+    policy::{
+        KubeletVersion,
+        gates::{POD_LEVEL_MANAGERS, POD_LEVEL_RESOURCES},
+    },
 };
 use numaward_store::{Loaded, Store, StoreError};
 use numaward_topology::Machine;
@@ -91,7 +96,6 @@ pub fn import(
     directory: &Path,
     dry_run: bool,
 ) -> Result<Imported, ImportError> {
-    let strategy = policy::kubelet(config, machine).map_err(ImportError::Policy)?;
     let (cpus, memory) = (read(&directory.join(CPU_STATE))?, read(&directory.join(MEMORY_STATE))?);
     if cpus.is_none() && memory.is_none() {
         return Err(ImportError::Nothing(directory.to_owned()));
@@ -99,6 +103,14 @@ pub fn import(
     let place = directory.display().to_string();
     let version = config.kubelet_version.unwrap_or_default();
     let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place, version)?;
+    let mut as_written = Cow::Borrowed(config);
+    if checkpoints.have_pods() {
+        let config = as_written.to_mut();
+        config.kubelet_version = Some(KubeletVersion::V1_36);
+        let gates = [POD_LEVEL_RESOURCES, POD_LEVEL_MANAGERS];
+        config.feature_gates.extend(gates.map(|gate| (gate.to_owned(), true)));
+    }
+    let strategy = policy::kubelet(&as_written, machine).map_err(ImportError::Policy)?;
     let ledger = admit_again(&strategy, &strategy.restore(checkpoints, &place).ledger?)?;
     let imported = describe(&ledger);
     if !dry_run {
@@ -145,8 +157,16 @@ fn admit_again(strategy: &Kubelet, restored: &Ledger) -> Result<Ledger, ImportEr
             }
             ContainerRequest::guaranteed(name.clone(), resources)
         });
-        let request =
-            Request { owner: owner.clone(), init_containers: Vec::new(), containers: containers.collect() };
+        let request = Request {
+            owner: owner.clone(),
+            init_containers: Vec::new(),
+            containers: containers.collect(),
+            resources: None,
+        };
+        if !account.whole.is_empty() {
+            ledger.set_active(request);
+            continue;
+        }
         let decision = strategy.admit(&ledger, &request);
         if let Err(rejection) = decision.outcome {
             return Err(ImportError::Refused { pod: owner.to_string(), problem: rejection.message });
@@ -168,6 +188,13 @@ fn describe(ledger: &Ledger) -> Imported {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use numaward_config::policy::StrategyKind;
+    use numaward_engine::{
+        PodResources,
+        policy::{TopologyManagerPolicy, TopologyManagerScope},
+    };
     use numaward_topology::Bytes;
 
     use super::*;
@@ -217,6 +244,49 @@ mod tests {
             Resources::none().with_cpu(Quantity::whole(1)).with_memory(Quantity::whole(Bytes::gib(1).0));
         let next = strategy.admit(&state.ledger, &Request::workload("new", resources)).ledger;
         assert_eq!(describe(&next).containers[1..], imported.containers);
+    }
+
+    /// Written with a feature gate that is off here.
+    #[test]
+    fn what_a_pod_has_as_a_whole_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let gated = Config {
+            strategy: StrategyKind::Kubelet,
+            topology_manager_policy: Some(TopologyManagerPolicy::Restricted),
+            topology_manager_scope: Some(TopologyManagerScope::Pod),
+            feature_gates: [(POD_LEVEL_MANAGERS.to_owned(), true)].into(),
+            ..config(dir.path())
+        };
+        let strategy = policy::kubelet(&gated, &machine()).unwrap();
+        let gib = |cpus, gib| {
+            Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0))
+        };
+        let request = Request {
+            owner: "pod-1".into(),
+            init_containers: Vec::new(),
+            containers: vec![
+                ContainerRequest::guaranteed("db", gib(1, 1)),
+                ContainerRequest::guaranteed("log", Resources::none()),
+                ContainerRequest::guaranteed("web", Resources::none()),
+            ],
+            resources: Some(PodResources { requests: gib(3, 2), limits: gib(3, 2) }),
+        };
+        let decision = strategy.admit(&strategy.idle(), &request);
+        decision.outcome.unwrap();
+        let checkpoints = strategy.checkpoints(&decision.ledger);
+        fs::write(dir.path().join(CPU_STATE), checkpoints.cpus.unwrap().write().unwrap()).unwrap();
+        fs::write(dir.path().join(MEMORY_STATE), checkpoints.memory.unwrap().write().unwrap()).unwrap();
+
+        let config = Config { feature_gates: BTreeMap::new(), ..gated.clone() };
+        let imported = import(&config, &machine(), dir.path(), false).unwrap();
+        let cpus: Vec<_> = imported.containers.iter().map(|of| (&*of.container, &*of.cpus)).collect();
+        assert_eq!(cpus, [("db", "1"), ("log", "2-3"), ("web", "2-3")]);
+        assert_eq!(imported.shared_cpus, "0,4-7");
+        let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
+        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        let whole = &state.ledger.owner(&"pod-1".into()).unwrap().whole;
+        assert_eq!(whole.cpus.as_ref().unwrap().to_string(), "1-3");
+        assert_eq!(strategy.rebase(&state.ledger).0.shared_pool().to_string(), "0,4-7");
     }
 
     #[test]

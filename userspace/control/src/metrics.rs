@@ -7,7 +7,10 @@ use numaward_enforce::{
     Failure, Report, Step,
     pages::{Outcome, PagesMoved},
 };
-use numaward_engine::{Cause, Decision};
+use numaward_engine::{
+    Cause, ContainerRequest, Decision, QosClass, Quantity, Request, hint::Provider,
+    policy::TopologyManagerPolicy,
+};
 use numaward_topology::Bytes;
 use prometheus_client::{
     metrics::{
@@ -67,23 +70,93 @@ pub struct ControlMetrics {
     kubelet: KubeletForms,
 }
 
-/// The kubelet's errors have no reason, and it measures in milliseconds.
+/// The kubelet decides on each pod once; where a manager cannot give what the topology policy allowed, that is an error of
+/// both. Its errors have no reason, and it measures in milliseconds.
 #[derive(Clone, Debug)]
 struct KubeletForms {
-    cpu_errors: Counter,
-    memory_errors: Counter,
+    topology_requests: Counter,
+    topology_errors: Counter,
     topology_duration: Histogram,
+    cpu_requests: Counter,
+    cpu_errors: Counter,
+    memory_requests: Counter,
+    memory_errors: Counter,
 }
 
 impl Default for KubeletForms {
     fn default() -> Self {
-        let (cpu_errors, memory_errors) = (Counter::default(), Counter::default());
         Self {
-            cpu_errors,
-            memory_errors,
+            topology_requests: Counter::default(),
+            topology_errors: Counter::default(),
             topology_duration: Histogram::new(exponential_buckets(0.05, 2.0, 15)),
+            cpu_requests: Counter::default(),
+            cpu_errors: Counter::default(),
+            memory_requests: Counter::default(),
+            memory_errors: Counter::default(),
         }
     }
+}
+
+/// What was asked of a manager, by the number of containers, and for what reason one of them did not get it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Asked {
+    containers: u64,
+    error: Option<String>,
+}
+
+impl Asked {
+    fn count(&self, requests: &Counter, errors: &By<1>) {
+        requests.inc_by(self.containers);
+        if let Some(reason) = &self.error {
+            errors.get_or_create(&[("reason", reason.clone())]).inc();
+        }
+    }
+
+    fn count_as_kubelet(&self, requests: &Counter, errors: &Counter) {
+        requests.inc_by(self.containers);
+        errors.inc_by(u64::from(self.error.is_some()));
+    }
+}
+
+/// What was asked of the managers of CPUs and of memory: for each container that is to have some for itself, until one
+/// cannot have it. A container is asked for after the topology policy has agreed to it.
+fn asked(request: &Request, decision: &Decision) -> [Asked; 2] {
+    let rejection = match &decision.outcome {
+        Ok(grants) => {
+            let cpus = grants.iter().filter(|of| of.allocation.cpus.is_some()).count() as u64;
+            let memory = grants.iter().filter(|of| !of.allocation.blocks.is_empty()).count() as u64;
+            return [cpus, memory].map(|containers| Asked { containers, error: None });
+        }
+        Err(rejection) => rejection,
+    };
+    let is_guaranteed = request.qos() == QosClass::Guaranteed;
+    let wants = |of: &ContainerRequest| {
+        let cpus = of.requests.cpu.and_then(Quantity::whole_cpus).is_some_and(|cpus| cpus > 0);
+        [is_guaranteed && cpus, is_guaranteed && !of.requests.memory.is_empty()].map(u64::from)
+    };
+    let add = |[cpus, memory]: [u64; 2], of: &ContainerRequest| {
+        let more = wants(of);
+        [cpus + more[0], memory + more[1]]
+    };
+    let mut containers = request.all_containers();
+    // Decided all together, none came before it.
+    let failed = rejection.container.as_ref();
+    let before = containers.by_ref().take_while(|of| failed.is_some_and(|failed| of.name != *failed));
+    let before = before.fold([0; 2], add);
+    let failed = failed.and_then(|name| request.all_containers().find(|of| of.name == *name));
+    let reason = Some(rejection.reason.to_string());
+    let (more, errors) = match &rejection.cause {
+        Cause::Cores(_) | Cause::Cpus(_) | Cause::NothingToShare(Provider::Cpus, _) => {
+            ([1, 0], [reason, None])
+        }
+        Cause::Memory(_) | Cause::NothingToShare(..) => {
+            ([failed.map_or(0, |of| wants(of)[0]), 1], [None, reason])
+        }
+        _ => ([0, 0], [None, None]),
+    };
+    let [cpus, memory] = [before[0] + more[0], before[1] + more[1]];
+    let [cpu_error, memory_error] = errors;
+    [Asked { containers: cpus, error: cpu_error }, Asked { containers: memory, error: memory_error }]
 }
 
 impl Default for ControlMetrics {
@@ -170,22 +243,22 @@ impl ControlMetrics {
         );
         registry.register(
             "cpu_manager_pinning_requests",
-            "Requests whose CPUs were to be made exclusive",
+            "Containers whose CPUs were to be made exclusive",
             self.cpu_requests.clone(),
         );
         registry.register(
             "cpu_manager_pinning_errors",
-            "Requests whose CPUs could not be made exclusive",
+            "Containers whose CPUs could not be made exclusive",
             self.cpu_errors.clone(),
         );
         registry.register(
             "memory_manager_pinning_requests",
-            "Requests whose memory was to be promised on nodes",
+            "Containers whose memory was to be promised on nodes",
             self.memory_requests.clone(),
         );
         registry.register(
             "memory_manager_pinning_errors",
-            "Requests whose memory could not be promised on nodes",
+            "Containers whose memory could not be promised on nodes",
             self.memory_errors.clone(),
         );
         registry.register(
@@ -268,11 +341,11 @@ impl ControlMetrics {
     /// dashboards and alerts that know those.
     pub fn register_kubelet(&self, registry: &mut Registry) {
         for (name, counter) in [
-            ("kubelet_topology_manager_admission_requests", &self.topology_requests),
-            ("kubelet_topology_manager_admission_errors", &self.topology_errors),
-            ("kubelet_cpu_manager_pinning_requests", &self.cpu_requests),
+            ("kubelet_topology_manager_admission_requests", &self.kubelet.topology_requests),
+            ("kubelet_topology_manager_admission_errors", &self.kubelet.topology_errors),
+            ("kubelet_cpu_manager_pinning_requests", &self.kubelet.cpu_requests),
             ("kubelet_cpu_manager_pinning_errors", &self.kubelet.cpu_errors),
-            ("kubelet_memory_manager_pinning_requests", &self.memory_requests),
+            ("kubelet_memory_manager_pinning_requests", &self.kubelet.memory_requests),
             ("kubelet_memory_manager_pinning_errors", &self.kubelet.memory_errors),
         ] {
             registry.register(name, "As the kubelet counts it, of numaward's decisions", counter.clone());
@@ -284,34 +357,37 @@ impl ControlMetrics {
         );
     }
 
-    /// The engine decided.
-    pub(super) fn decided(&self, decision: &Decision, took: Duration) {
+    /// The engine decided on a request.
+    pub(super) fn decided(&self, request: &Request, decision: &Decision, took: Duration) {
         self.topology_requests.inc();
         self.topology_duration.observe(took.as_secs_f64());
-        self.kubelet.topology_duration.observe(took.as_secs_f64() * 1e3);
-        let rejection = match &decision.outcome {
-            Ok(_) => None,
-            Err(rejection) => Some((&rejection.cause, rejection.reason.to_string())),
-        };
-        match rejection {
-            Some((Cause::Topology | Cause::NoRoom(_), _)) => drop(self.topology_errors.inc()),
-            Some((Cause::Cores(_) | Cause::Cpus(_), reason)) => {
-                self.cpu_requests.inc();
-                self.cpu_errors.get_or_create(&[("reason", reason)]).inc();
-                self.kubelet.cpu_errors.inc();
-            }
-            Some((Cause::Memory(_), reason)) => {
-                self.cpu_requests.inc();
-                self.memory_requests.inc();
-                self.memory_errors.get_or_create(&[("reason", reason)]).inc();
-                self.kubelet.memory_errors.inc();
-            }
-            Some(_) => {}
-            None => {
-                self.cpu_requests.inc();
-                self.memory_requests.inc();
-            }
+        let cause = decision.outcome.as_ref().err().map(|rejection| &rejection.cause);
+        if matches!(cause, Some(Cause::Topology | Cause::NoRoom(_))) {
+            self.topology_errors.inc();
         }
+        let [cpus, memory] = asked(request, decision);
+        cpus.count(&self.cpu_requests, &self.cpu_errors);
+        memory.count(&self.memory_requests, &self.memory_errors);
+    }
+
+    /// The same of a pod that the kubelet would decide on: not one that it would have let go when it was refused before.
+    pub(super) fn decided_on_pod(
+        &self,
+        request: &Request,
+        decision: &Decision,
+        policy: TopologyManagerPolicy,
+        took: Duration,
+    ) {
+        let kubelet = &self.kubelet;
+        kubelet.topology_requests.inc();
+        kubelet.topology_duration.observe(took.as_secs_f64() * 1e3);
+        // Without a policy, there is nothing that could go wrong but with the managers.
+        if decision.outcome.is_err() && policy != TopologyManagerPolicy::None {
+            kubelet.topology_errors.inc();
+        }
+        let [cpus, memory] = asked(request, decision);
+        cpus.count_as_kubelet(&kubelet.cpu_requests, &kubelet.cpu_errors);
+        memory.count_as_kubelet(&kubelet.memory_requests, &kubelet.memory_errors);
     }
 
     fn wrote(&self, step: &Step, result: &str) {
@@ -401,6 +477,8 @@ impl ControlMetrics {
 
 #[cfg(test)]
 mod tests {
+    use numaward_engine::Resources;
+
     use super::*;
 
     fn written(figures: &ControlMetrics) -> String {
@@ -414,42 +492,84 @@ mod tests {
         text
     }
 
-    /// What the kubelet's names give is what ours give.
+    fn sum(text: &str, name: &str) -> u64 {
+        let of_name = |line: &&str| line.split(['{', ' ']).next() == Some(name);
+        let values = text.lines().filter(of_name).map(|line| line.rsplit(' ').next().unwrap());
+        values.map(|value| value.parse::<u64>().unwrap()).sum()
+    }
+
+    /// As the kubelet, each container is counted that is to have something for itself, up to the one that cannot.
     #[test]
-    fn the_kubelets_names_have_the_same_values() {
-        use numaward_engine::{Quantity, Request, Resources};
+    fn containers_are_counted_that_a_manager_was_asked_for() {
         let machine = numaward_topology::Machine::builder().nodes(2).sockets(2).cores_per_node(4);
         let machine = machine.memory(Bytes::gib(4)).build().unwrap();
-        let config = numaward_config::Config::default();
-        let strategy = crate::policy::strategy(&config, &machine).unwrap();
-        let ledger = strategy.idle();
-        let figures = ControlMetrics::default();
-        for (name, cpus, memory) in [("fits", 1, 1), ("wide", 5, 1), ("much", 100, 1), ("big", 1, 100)] {
-            let resources = Resources::none()
-                .with_cpu(Quantity::whole(cpus))
-                .with_memory(Quantity::whole(Bytes::gib(memory).0));
-            let decision = strategy.admit(&ledger, &Request::workload(name, resources));
-            figures.decided(&decision, Duration::from_millis(3));
-        }
-        let text = written(&figures);
-        let sum = |name: &str| -> u64 {
-            let of_name = |line: &&str| line.split(['{', ' ']).next() == Some(name);
-            let values = text.lines().filter(of_name).map(|line| line.rsplit(' ').next().unwrap());
-            values.map(|value| value.parse::<u64>().unwrap()).sum()
+        let container = |name: &str, cpu: &str, gibibytes: u64| {
+            let resources = Resources::none().with_cpu(cpu.parse().unwrap());
+            ContainerRequest::guaranteed(
+                name,
+                resources.with_memory(Quantity::whole(Bytes::gib(gibibytes).0)),
+            )
         };
-        assert!(sum("numaward_topology_manager_admission_errors_total") > 0, "{text}");
-        for name in [
-            "topology_manager_admission_requests_total",
-            "topology_manager_admission_errors_total",
-            "cpu_manager_pinning_requests_total",
-            "cpu_manager_pinning_errors_total",
-            "memory_manager_pinning_requests_total",
-            "memory_manager_pinning_errors_total",
+        let request = |init_containers: Vec<_>, containers: Vec<_>| Request {
+            owner: "pod".into(),
+            init_containers,
+            containers,
+            resources: None,
+        };
+        let mut shared = container("a", "1", 1);
+        shared.limits = Resources::none();
+        let one = |cpu: &str, gibibytes| request(vec![], vec![container("a", cpu, gibibytes)]);
+        let (none, restricted) = (TopologyManagerPolicy::None, TopologyManagerPolicy::Restricted);
+        for (policy, asked, expected) in [
+            // CPU requests and errors, memory requests and errors, errors of the topology manager.
+            (restricted, one("2", 1), [1, 0, 1, 0, 0]),
+            (restricted, one("500m", 1), [0, 0, 1, 0, 0]),
+            (restricted, request(vec![], vec![shared]), [0, 0, 0, 0, 0]),
+            (
+                restricted,
+                request(
+                    vec![container("i", "1", 1)],
+                    vec![container("a", "2", 1), container("b", "300m", 1)],
+                ),
+                [2, 0, 3, 0, 0],
+            ),
+            (restricted, one("100", 1), [0, 0, 0, 0, 1]),
+            (
+                restricted,
+                request(vec![], vec![container("a", "2", 1), container("b", "100", 1)]),
+                [1, 0, 1, 0, 1],
+            ),
+            (none, one("100", 1), [1, 1, 0, 0, 0]),
+            (none, one("2", 100), [1, 0, 1, 1, 0]),
+            (none, request(vec![], vec![container("a", "2", 1), container("b", "100", 1)]), [2, 1, 1, 0, 0]),
         ] {
-            assert_eq!(sum(&format!("numaward_{name}")), sum(&format!("kubelet_{name}")), "{name}: {text}");
+            let config = numaward_config::Config {
+                strategy: numaward_config::policy::StrategyKind::Kubelet,
+                topology_manager_policy: Some(policy),
+                ..numaward_config::Config::default()
+            };
+            let strategy = crate::policy::strategy(&config, &machine).unwrap();
+            let figures = ControlMetrics::default();
+            let decision = strategy.admit(&strategy.idle(), &asked);
+            let took = Duration::from_millis(3);
+            figures.decided(&asked, &decision, took);
+            figures.decided_on_pod(&asked, &decision, policy, took);
+            let text = written(&figures);
+            let found = |prefix: &str| {
+                [
+                    "cpu_manager_pinning_requests_total",
+                    "cpu_manager_pinning_errors_total",
+                    "memory_manager_pinning_requests_total",
+                    "memory_manager_pinning_errors_total",
+                    "topology_manager_admission_errors_total",
+                ]
+                .map(|name| sum(&text, &format!("{prefix}_{name}")))
+            };
+            assert_eq!(found("kubelet"), expected, "{policy:?} {asked:?} {:?}", decision.outcome);
+            assert_eq!(found("numaward")[..4], expected[..4]);
+            assert!(text.contains("\nkubelet_topology_manager_admission_requests_total 1\n"), "{text}");
+            assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_sum 3.0\n"), "{text}");
         }
-        assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_sum 12.0\n"), "{text}");
-        assert!(text.contains("\nkubelet_topology_manager_admission_duration_ms_count 4\n"), "{text}");
     }
 
     #[test]

@@ -7,13 +7,13 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     slice,
-    sync::mpsc::{self, Receiver, Sender, TryRecvError},
-    thread,
+    sync::mpsc::{self, Receiver, Sender},
     time::{Duration, Instant},
 };
 
 use numaward_cgroup::read::{self, NodeMemory};
 use numaward_enforce::pages::{self, Outcome, PageMove, PagesMoved};
+use numaward_model::health::{self, Heartbeats};
 use numaward_topology::{Bytes, NodeId, sysfs};
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,10 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const LEAST: Bytes = Bytes::mib(2);
 /// The share of a node that stays free when pages are moved there: one of so many parts.
 const SPARE: u64 = 64;
+
+/// How long reading, or one call to the kernel, may take before the thread counts as hung: to drop page cache takes as
+/// long as the disk does.
+const LIMIT: Duration = Duration::from_mins(10);
 
 /// User memory by node.
 pub(crate) type ByNode = BTreeMap<NodeId, Bytes>;
@@ -48,7 +52,6 @@ pub(crate) struct PageWorker {
     jobs: Sender<Job>,
     done: Receiver<Done>,
     is_busy: bool,
-    has_ended: bool,
 }
 
 impl fmt::Debug for PageWorker {
@@ -59,48 +62,43 @@ impl fmt::Debug for PageWorker {
 
 impl PageWorker {
     /// Starts the thread. It ends with this, or when `stop` is cancelled and its job is done.
-    pub(crate) fn start(host_root: &Path, stop: CancellationToken) -> io::Result<Self> {
+    pub(crate) fn start(
+        host_root: &Path,
+        heartbeats: &Heartbeats,
+        stop: &CancellationToken,
+    ) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel();
-        let (tell, done) = mpsc::channel();
-        let root = host_root.to_owned();
+        let (sender, done) = mpsc::channel();
+        let (root, ended) = (host_root.to_owned(), stop.clone());
         let run = move || {
+            health::rest();
             for job in queue {
+                health::beat();
                 // At the end of the daemon nobody takes the result.
-                if stop.is_cancelled() || tell.send(perform(&root, job, &stop)).is_err() {
+                if ended.is_cancelled() || sender.send(perform(&root, job, &ended)).is_err() {
                     break;
                 }
+                health::rest();
             }
+            health::rest();
         };
-        thread::Builder::new().name("pages".to_owned()).spawn(run)?;
-        Ok(Self { jobs, done, is_busy: false, has_ended: false })
+        heartbeats.spawn("pages", LIMIT, stop, run)?;
+        Ok(Self { jobs, done, is_busy: false })
     }
 
     /// Gives it a job, unless it has one.
     pub(crate) fn give(&mut self, job: Job) {
         if !self.is_busy {
-            // A thread that has ended takes no more: `take` finds that out.
+            // A thread that has ended takes no more, and ends the daemon.
             self.is_busy = self.jobs.send(job).is_ok();
         }
     }
 
     /// What came of the last job, once.
     pub(crate) fn take(&mut self) -> Option<Done> {
-        match self.done.try_recv() {
-            Ok(done) => {
-                self.is_busy = false;
-                Some(done)
-            }
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => {
-                self.has_ended = true;
-                None
-            }
-        }
-    }
-
-    /// Whether the thread was found to have ended: it takes no more jobs.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.has_ended
+        let done = self.done.try_recv().ok()?;
+        self.is_busy = false;
+        Some(done)
     }
 
     /// Whether it has a job.
@@ -157,7 +155,11 @@ fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMo
         moved.add(Outcome::NoRoom, wanted.0);
         return moved;
     }
-    moved = pages::move_pages(&proc, &order, || stop.is_cancelled());
+    let is_over = || {
+        health::beat();
+        stop.is_cancelled()
+    };
+    moved = pages::move_pages(&proc, &order, is_over);
     let left = Bytes(order.bytes.0.saturating_sub(moved.bytes(Outcome::Moved).0));
     let loose = loose_cache(&order.dirs, order.from).min(left);
     if loose < LEAST || stop.is_cancelled() {
@@ -239,22 +241,6 @@ mod tests {
         drop_cache(&root.path().join("proc"), &order, Bytes(100));
         let asked = dirs.map(|dir| fs::read_to_string(dir.join("memory.reclaim")).unwrap());
         assert_eq!(asked, ["30 swappiness=0", "", "50 swappiness=0", "20 swappiness=0"]);
-    }
-
-    #[test]
-    fn a_thread_that_has_ended_is_found_out() {
-        let root = tempfile::tempdir().unwrap();
-        let stop = CancellationToken::new();
-        let mut worker = PageWorker::start(root.path(), stop.clone()).unwrap();
-        assert!(worker.take().is_none() && !worker.has_ended());
-        stop.cancel();
-        worker.give(Job::Read(Vec::new()));
-        let start = Instant::now();
-        while !worker.has_ended() && start.elapsed() < Duration::from_secs(10) {
-            assert!(worker.take().is_none());
-            thread::sleep(Duration::from_millis(1));
-        }
-        assert!(worker.has_ended());
     }
 
     #[test]

@@ -113,6 +113,17 @@ pub struct ContainerAsk {
 }
 
 impl ContainerAsk {
+    /// Whether more is asked for with it than its share of what is nobody's.
+    pub(crate) fn has_claim(&self) -> bool {
+        match &self.pod.asked {
+            Asked::Nothing => false,
+            Asked::Container(_) => true,
+            Asked::Pod(request) => {
+                self.slice != Slice::Own || request.has_container(&self.name.as_str().into())
+            }
+        }
+    }
+
     /// The owner that the container is by itself.
     pub(crate) fn alone(&self) -> String {
         format!("{}/{}", self.pod.pod.uid, self.name)

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use numaward_api as api;
-use numaward_model::port::{AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource};
+use numaward_model::{
+    health::Heartbeats,
+    port::{AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource},
+};
 
 /// Gives what is assigned now.
 pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
@@ -21,6 +24,8 @@ pub struct Ports {
     pub cgroups: Arc<dyn CgroupEvents>,
     /// Knows whether the nodes can keep what is promised on them.
     pub headroom: Arc<dyn HeadroomSource>,
+    /// Sees whether the threads get on.
+    pub heartbeats: Heartbeats,
 }
 
 impl Ports {
@@ -35,6 +40,7 @@ impl Ports {
             events: part.clone(),
             cgroups: part.clone(),
             headroom: part.clone(),
+            heartbeats: Heartbeats::default(),
         }
     }
 }

@@ -160,6 +160,7 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
         blocks: vec![Block { kind: ZoneKind::Memory, affinity: nodes, bytes: memory }],
         // What the first node cannot have is charged to the others.
         placed: [(ZoneKind::Memory, BTreeMap::<NodeId, Bytes>::from([(node, memory)]))].into(),
+        ..Allocation::default()
     };
     let account = OwnerAccount {
         request: Some(request.into()),

@@ -21,7 +21,7 @@ mod throttling;
 use std::{
     mem,
     sync::{Arc, PoisonError, RwLock, mpsc},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -30,7 +30,7 @@ use numaward_cgroup::{self as cgroup, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::Enforcer;
 use numaward_engine::Limits;
-use numaward_model::Promises;
+use numaward_model::{Promises, health, pod::PodName};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -47,8 +47,9 @@ use self::{
 };
 use crate::{
     ControlMetrics, Request, Resize,
-    core::{Admission, Command, Core, HeldChange, Inbox, Message, Worker, remove_cgroup},
+    core::{Admission, CgroupNews, Command, Core, HeldChange, Inbox, Message, Worker, remove_cgroup},
     error::{AdmissionError, StartError},
+    export,
     ports::{Ports, View},
     write_monitor::WriteMonitor,
 };
@@ -61,6 +62,9 @@ const TURN: Duration = Duration::from_millis(250);
 const REFRESH: Duration = Duration::from_secs(30);
 /// How much later than that, while the container runtime keeps asking.
 const LATEST: Duration = Duration::from_secs(1);
+
+/// How long a turn may take before it counts as hung. A wait for pages or systemd is no turn.
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// What those who look after what is held are to know.
 #[derive(Debug)]
@@ -90,6 +94,7 @@ pub struct Reconciler {
     commands: mpsc::Sender<Message>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     rebalance: Shown,
+    unplaced: Arc<RwLock<Vec<PodName>>>,
 }
 
 impl Reconciler {
@@ -105,30 +110,34 @@ impl Reconciler {
         stop: CancellationToken,
     ) -> Result<(Self, JoinHandle<()>), StartError> {
         let (commands, queue) = mpsc::channel();
+        let heartbeats = ports.heartbeats.clone();
         let write_monitor = watch.map(|watch| Arc::new(WriteMonitor::new(watch)));
         let core = Core::open(config, hierarchy, enforcer, ports, metrics)?;
         let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
         let view = Arc::clone(&reconciler.view);
         let rebalance = reconciler.rebalancing.shown();
+        let unplaced = Arc::clone(&reconciler.unplaced);
         if reconciler.wants_cgroups() {
             // Before it looks what there is, so that nothing is missed in between.
-            let commands = commands.clone();
-            let send =
-                move |events: &[_]| commands.send(Message::Other(Command::Cgroups(events.to_vec()))).is_ok();
+            let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
+            let send = move |events: &[_]| {
+                !news.add(events.len())
+                    || commands.send(Message::Other(Command::Cgroups(events.to_vec()))).is_ok()
+            };
             reconciler.core.ports.cgroups.subscribe(Box::new(send));
         }
         reconciler.adopt();
-        let worker = Worker::start(reconciler.core.enforcer().clone(), commands.clone())?;
+        let worker = Worker::start(reconciler.core.enforcer().clone(), commands.clone(), &heartbeats, &stop)?;
         reconciler.core.serve(worker, Inbox::new(queue));
         if let Some(write_monitor) = write_monitor {
             let commands = commands.clone();
             // It ends with the reconciler: nobody takes its commands then.
-            write_monitor
-                .spawn(move || commands.send(Message::Other(Command::Written)).is_ok(), stop.clone())?;
+            let wake = move || commands.send(Message::Other(Command::Written)).is_ok();
+            write_monitor.spawn(wake, &heartbeats, &stop)?;
         }
-        let thread =
-            thread::Builder::new().name("guarantee".to_owned()).spawn(move || reconciler.run(&stop))?;
-        Ok((Self { commands, view, rebalance }, thread))
+        let ended = stop.clone();
+        let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
+        Ok((Self { commands, view, rebalance, unplaced }, thread))
     }
 
     /// Asks for an allocation; a dry run only shows what would happen.
@@ -173,9 +182,21 @@ impl Reconciler {
         result.await.map_err(|_| AdmissionError::Stopping)?
     }
 
+    /// What is promised, as the kubelet's state files.
+    pub async fn kubelet_state(&self) -> Result<api::KubeletState, AdmissionError> {
+        let (answer, result) = oneshot::channel();
+        self.send(Message::Other(Command::KubeletState { answer }))?;
+        result.await.map_err(|_| AdmissionError::Stopping)?
+    }
+
     /// The latest rebalance since the daemon started, if there was one.
     pub fn rebalance(&self) -> Option<Arc<api::Rebalance>> {
         self.rebalance.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Pods that run without what they ask for, because it is not there.
+    pub fn unplaced(&self) -> Vec<PodName> {
+        self.unplaced.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What is held.
@@ -206,6 +227,8 @@ struct ReconcilerLoop {
     rebalancing: Rebalancing,
     read_model: ReadModel,
     view: Arc<RwLock<Arc<api::Allocations>>>,
+    unplaced: Arc<RwLock<Vec<PodName>>>,
+    cgroup_news: CgroupNews,
     refreshed: Instant,
 }
 
@@ -222,6 +245,8 @@ impl ReconcilerLoop {
             rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
             view: Arc::default(),
+            unplaced: Arc::default(),
+            cgroup_news: CgroupNews::default(),
             refreshed: Instant::now(),
             core,
         }
@@ -230,41 +255,49 @@ impl ReconcilerLoop {
     fn run(mut self, stop: &CancellationToken) {
         let mut next = Instant::now() + TURN;
         while !stop.is_cancelled() {
-            let has_to_bind = self.core.has_to_bind() || self.rebalancing.is_due(&self.core);
-            let Some(inbox) = &mut self.core.execution.inbox else { break };
-            let has_work = has_to_bind || !inbox.is_empty();
-            let patience =
-                if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
-            inbox.receive(patience);
-            self.core.heed_conditions();
-            let Some(inbox) = &mut self.core.execution.inbox else { break };
-            // What the runtime waits for goes first.
-            if let Some(command) = inbox.next_of_runtime() {
-                let reply = self.core.pod_command(command, false);
-                if let Some(reply) = reply {
-                    self.show();
-                    reply();
-                }
-            } else if let Some(command) = inbox.next() {
-                self.command(command);
-            } else if self.core.has_to_bind() {
-                self.core.bind_next();
-            } else {
-                self.rebalance();
+            health::beat();
+            if !self.step(&mut next) {
+                break;
             }
-            let now = Instant::now();
-            let is_awaited = self.core.execution.inbox.as_ref().is_some_and(Inbox::has_runtime);
-            if is_awaited && now < next + LATEST {
-                continue;
-            }
-            if now >= next {
-                next = now + TURN;
-                self.look_after();
-            }
-            self.settle();
         }
         self.show();
         self.core.storage.write_out(true);
+    }
+
+    /// Does what was asked for first, and looks after what is held when it is time for that; `false` if nobody can ask.
+    fn step(&mut self, next: &mut Instant) -> bool {
+        let has_to_bind = self.core.has_to_bind() || self.rebalancing.is_due(&self.core);
+        let Some(inbox) = &mut self.core.execution.inbox else { return false };
+        let has_work = has_to_bind || !inbox.is_empty();
+        let patience = if has_work { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
+        inbox.receive(patience);
+        self.core.heed_conditions();
+        let Some(inbox) = &mut self.core.execution.inbox else { return false };
+        // What the runtime waits for goes first.
+        if let Some(command) = inbox.next_of_runtime() {
+            let reply = self.core.pod_command(command, false);
+            if let Some(reply) = reply {
+                self.show();
+                reply();
+            }
+        } else if let Some(command) = inbox.next() {
+            self.command(command);
+        } else if self.core.has_to_bind() {
+            self.core.bind_next();
+        } else {
+            self.rebalance();
+        }
+        let now = Instant::now();
+        let is_awaited = self.core.execution.inbox.as_ref().is_some_and(Inbox::has_runtime);
+        if is_awaited && now < *next + LATEST {
+            return true;
+        }
+        if now >= *next {
+            *next = now + TURN;
+            self.look_after();
+        }
+        self.settle();
+        true
     }
 
     fn command(&mut self, command: Command) {
@@ -288,6 +321,8 @@ impl ReconcilerLoop {
                 if answer.send(result).is_err() && admitted {
                     tracing::info!(name = request.name, "nobody waits for this allocation any more");
                     let _ = self.core.release(&request.name);
+                    // Also where the container runtime waits for something.
+                    self.settle();
                 }
             }
             Command::Resize { resize, dry_run, answer } => {
@@ -310,7 +345,18 @@ impl ReconcilerLoop {
             Command::Cancel { answer } => {
                 let _ = answer.send(self.rebalancing.cancel(&self.core));
             }
-            Command::Cgroups(events) => self.dispatch(&Event::Cgroups(&events)),
+            Command::KubeletState { answer } => {
+                let Core { config, policy, state, .. } = &self.core;
+                let _ = answer.send(export::export(config, &policy.machine, state));
+            }
+            Command::Cgroups(events) => {
+                self.dispatch(&Event::Cgroups(&events));
+                if self.cgroup_news.take(events.len()) {
+                    tracing::warn!("too many cgroups came and went at once: all are looked at");
+                    self.core.effects.isolate = true;
+                    self.declarations.reconcile(&mut self.core);
+                }
+            }
             Command::Written => self.dispatch(&Event::Written(Instant::now())),
         }
     }
@@ -422,6 +468,7 @@ impl ReconcilerLoop {
             self.show();
             self.dispatch(&Event::Machine(now));
         }
+        *self.unplaced.write().unwrap_or_else(PoisonError::into_inner) = self.core.unplaced();
     }
 
     /// Publishes what changed.

@@ -41,6 +41,8 @@ struct Kept<K, V>(Vec<(K, Arc<V>, Box<RawValue>)>);
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Stored<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boot: Option<&'a str>,
     ledger: StoredLedger<'a>,
     guarantees: &'a Kept<String, Guarantee>,
     #[serde(rename = "book")]
@@ -107,6 +109,7 @@ impl SerializationCache {
     /// The text of a state.
     pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
         let State {
+            boot,
             ledger,
             guarantees,
             applied,
@@ -122,6 +125,7 @@ impl SerializationCache {
         self.guarantees.follow(guarantees.iter())?;
         self.records.follow(applied.iter())?;
         to_raw_value(&Stored {
+            boot: boot.as_deref(),
             ledger: StoredLedger {
                 nodes: ledger.nodes(),
                 shared_pool: ledger.shared_pool(),
@@ -198,6 +202,7 @@ mod tests {
         let before = state.clone();
         state.herded.insert(path("other"));
         state.steered.insert(path("other"), "1".parse().unwrap());
+        state.boot = Some("d1bfa0b5".to_owned());
         state.releasing.insert("a".to_owned());
         state.admitting.insert("b".to_owned());
         state.guarantees.get_mut("m").unwrap().id = CgroupId(77);

@@ -21,6 +21,9 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
+    /// In which boot of the host the cgroups are known by their ids, as in `/proc/sys/kernel/random/boot_id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
     /// What is promised.
     pub ledger: Ledger,
     /// For whom, by the name of the workload.
@@ -56,6 +59,19 @@ fn is_empty<V>(map: &Shared<String, V>) -> bool {
 }
 
 impl State {
+    /// Goes on in this boot of the host. In another than before no cgroup is one that was known: paths and ids recur.
+    pub(crate) fn continue_in(&mut self, boot: Option<String>) {
+        let Some(now) = boot else { return };
+        let was = self.boot.replace(now.clone());
+        if was.is_some_and(|was| was != now) {
+            tracing::info!(
+                "the host was started anew since the ledger was saved: no cgroup is one of those in it"
+            );
+            self.guarantees.values_mut().for_each(|guarantee| guarantee.id = CgroupId::NONE);
+            self.applied.forget_ids();
+        }
+    }
+
     /// Takes note of a container that holds its cgroup, where only that is known.
     pub(crate) fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
         let is_alone = of.owner != of.pod.uid;
@@ -105,7 +121,14 @@ impl State {
             set.extend(to.difference(from).cloned());
             set.retain(|item| to.contains(item) || !from.contains(item));
         }
+        // What is noted meanwhile of one that is not here, as it is being admitted, goes with its admission.
+        let is_open =
+            |name: &&String| to.guarantees.contains_key(*name) && !self.guarantees.contains_key(*name);
+        let open: Vec<String> = from.guarantees.keys().filter(is_open).cloned().collect();
         self.guarantees.patch(&from.guarantees, &to.guarantees);
+        for name in open {
+            self.guarantees.remove(&name);
+        }
         self.pods.patch(&from.pods, &to.pods);
         self.containers.patch(&from.containers, &to.containers);
         set(&mut self.herded, &from.herded, &to.herded);
@@ -245,6 +268,31 @@ mod tests {
         assert_eq!(free, *before.ledger.shared_pool(), "what was open is in the pool again");
         after.give_back(&"answered".into(), &*strategy);
         assert_eq!(after.ledger.shared_pool(), before.ledger.shared_pool());
+    }
+
+    #[test]
+    fn what_is_noted_of_one_that_is_being_admitted_goes_with_its_admission() {
+        let (strategy, before) = state();
+        let guarantee = Guarantee {
+            target: Target::Exec,
+            cgroup: "/open".parse().unwrap(),
+            id: CgroupId::NONE,
+            settings: Settings::default(),
+            declared: None,
+            explanation: api::Explanation::default(),
+        };
+        let mut open = before.clone();
+        open.guarantees.insert("open".to_owned(), guarantee.clone());
+        let settings = Settings { cpus: Some("1".parse().unwrap()), ..Settings::default() };
+        let mut noted = open.clone();
+        noted.guarantees.insert("open".to_owned(), Guarantee { settings, ..guarantee });
+        let mut after = before.clone();
+        after.patch(&open, &noted, &*strategy);
+        assert_eq!(after, before);
+        // One that is held changes.
+        let mut held = open.clone();
+        held.patch(&open, &noted, &*strategy);
+        assert_eq!(held, noted);
     }
 
     #[test]

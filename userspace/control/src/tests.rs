@@ -178,6 +178,19 @@ async fn what_cannot_be_done_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn the_cgroup_of_commands_is_made_again() {
+    let bench = Bench::new(&[]);
+    let (reconciler, thread, stop) = bench.start();
+    let asked = api::AllocationRequest::new("command", api::Target::Exec, "64Mi");
+    let error = reconciler.admit(Request::new(&asked).unwrap(), false).await.unwrap_err();
+    // Where a cgroup is a plain directory, it gets no knobs when it is made.
+    assert!(matches!(error, AdmissionError::Enforce(_)), "{error}");
+    assert!(bench.dir.path().join("cgroup/numaward").is_dir());
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
 async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     let bench = Bench::new(&["a", "b"]);
     let is_watched = KnobWatch::new(bench.dir.path()).is_ok();
@@ -390,9 +403,9 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
     admit(&reconciler, "b", 1).await.unwrap();
     let whole = bench.host.machine();
     let change = |machine: Machine| *bench.host.machine.lock().unwrap() = Arc::new(machine);
-    let lack = |name: &str| {
+    let missing = |name: &str| {
         let held = reconciler.allocations();
-        held.allocations.iter().find(|held| held.name == name).and_then(|held| held.lack.clone())
+        held.allocations.iter().find(|held| held.name == name).and_then(|held| held.missing.clone())
     };
     let told = |words: &str| {
         let happened = bench.host.happened.lock().unwrap();
@@ -408,10 +421,10 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
     node.cpus = "0,2-3".parse().unwrap();
     node.memory = Bytes::mib(1600);
     change(smaller);
-    until("what is missing is told", &|| lack("a").is_some() && lack("b").is_some());
-    assert_eq!((lack("a").unwrap().cpus, lack("b").unwrap().cpus), ("1".to_owned(), String::new()));
+    until("what is missing is told", &|| missing("a").is_some() && missing("b").is_some());
+    assert_eq!((missing("a").unwrap().cpus, missing("b").unwrap().cpus), ("1".to_owned(), String::new()));
     assert_eq!(told("What is promised to a is not all there any more: CPUs 1 is missing"), 1);
-    assert_eq!(lack("b").unwrap().memory.len(), 1);
+    assert_eq!(missing("b").unwrap().memory.len(), 1);
     assert_eq!((held(&reconciler).len(), bench.knob("a/cpuset.cpus").as_str()), (2, "1-2"));
     let promises = bench.host.assigned.lock().unwrap().workloads().to_vec();
     let of_a = promises.iter().find(|promise| promise.cgroup.as_str() == "/a").unwrap();
@@ -420,7 +433,7 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
 
     // What one gives back covers another before it is promised to a third.
     reconciler.release("a".to_owned()).await.unwrap();
-    assert_eq!(lack("b"), None);
+    assert_eq!(missing("b"), None);
     admit(&reconciler, "d", 1).await.unwrap();
     assert_eq!(reconciler.allocations().allocations.iter().find(|held| held.name == "d").unwrap().nodes, "1");
     reconciler.release("d".to_owned()).await.unwrap();
@@ -485,6 +498,73 @@ async fn a_release_that_was_begun_is_gone_on_with() {
     assert_eq!(names, ["b"]);
     assert_eq!((bench.knob("a/memory.min").as_str(), bench.knob("a/memory.max").as_str()), ("0", "max"));
     assert_eq!(bench.knob("b/memory.min"), Bytes::gib(1).0.to_string());
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+/// After a reboot there may be a cgroup with the path and the id of one that was known, and it is another.
+#[tokio::test]
+async fn a_cgroup_of_another_boot_is_another_one() {
+    let bench = Bench::new(&["a", "system.slice", "system.slice/nginx.service"]);
+    let root = bench.dir.path().join("root");
+    let boot_id = root.join("proc/sys/kernel/random/boot_id");
+    fs::create_dir_all(boot_id.parent().unwrap()).unwrap();
+    let config = || Config { host_root: root.clone(), ..Config::default() };
+    let held = |reconciler: &Reconciler| -> Vec<String> {
+        reconciler.allocations().allocations.iter().map(|held| held.name.clone()).collect()
+    };
+    fs::write(&boot_id, "one\n").unwrap();
+    let (reconciler, thread, stop) = bench.start_with(config());
+    admit(&reconciler, "a", 1).await.unwrap();
+    let unit = api::AllocationRequest::new("web", api::Target::Unit("nginx.service".to_owned()), "1Gi");
+    reconciler.admit(Request::new(&unit).unwrap(), false).await.unwrap();
+    stop.cancel();
+    thread.join().unwrap();
+
+    let (reconciler, thread, stop) = bench.start_with(config());
+    assert_eq!(held(&reconciler), ["a", "web"]);
+    stop.cancel();
+    thread.join().unwrap();
+
+    // As the kernel makes them.
+    for path in ["a", "system.slice", "system.slice/nginx.service"] {
+        bench.cgroup(path);
+    }
+    fs::write(&boot_id, "two\n").unwrap();
+    let (reconciler, thread, stop) = bench.start_with(config());
+    until("what was in the cgroup is released", &|| held(&reconciler) == ["web"]);
+    until("the unit is guaranteed again", &|| {
+        bench.knob("system.slice/nginx.service/memory.min") == "1073741824"
+    });
+    assert_eq!(bench.knob("a/memory.min"), "0", "it is somebody else's");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_unit_is_the_systems_and_no_users() {
+    const OF_A_USER: &str = "a.slice/user-1000.slice/user@1000.service/app.slice/nginx.service";
+    let bench = Bench::new(&["system.slice"]);
+    let (reconciler, thread, stop) = bench.start();
+    let unit = |name: &str| api::AllocationRequest {
+        cpus: Some(api::Cpus::whole(1)),
+        ..api::AllocationRequest::new("web", api::Target::Unit(name.to_owned()), "1Gi")
+    };
+    let asked = || Request::new(&unit("nginx.service")).unwrap();
+    // Those that a walk finds first.
+    for path in [OF_A_USER, "kubepods/nginx.service", "other.slice/nginx.service"] {
+        let path = Path::new(path);
+        let above: Vec<_> = path.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
+        above.iter().rev().for_each(|path| bench.cgroup(path.to_str().unwrap()));
+    }
+    let refused = reconciler.admit(asked(), false).await.unwrap_err();
+    let AdmissionError::Field(wrong) = &refused else { panic!("{refused}") };
+    assert_eq!(wrong.field, "target.unit");
+    assert!(wrong.to_string().contains("no cgroup in /system.slice"), "{wrong}");
+
+    bench.cgroup("system.slice/nginx.service");
+    let Ok(Answer::Admitted(held)) = reconciler.admit(asked(), false).await else { panic!("refused") };
+    assert_eq!(held.cgroup, "/system.slice/nginx.service");
     stop.cancel();
     thread.join().unwrap();
 }

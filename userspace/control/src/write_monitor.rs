@@ -17,6 +17,7 @@ use std::{
 };
 
 use numaward_cgroup::{CgroupPath, KnobWatch, KnobWatchError, Touched, Writer, knob::Knob};
+use numaward_model::health::{self, Heartbeats};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -27,6 +28,9 @@ use tokio_util::sync::CancellationToken;
 const TURN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// The pause after each reading.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a turn may take before it counts as hung.
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// What was written since it was last asked.
 #[derive(Debug, Default)]
@@ -41,7 +45,7 @@ pub(super) struct Seen {
 struct State {
     seen: Seen,
     /// Whether the reconciler was woken for it.
-    told: bool,
+    reported: bool,
     /// Whether the kernel can no longer be asked.
     failed: bool,
 }
@@ -63,11 +67,13 @@ impl WriteMonitor {
     pub(super) fn spawn(
         self: &Arc<Self>,
         wake: impl Fn() -> bool + Send + 'static,
-        stop: CancellationToken,
+        heartbeats: &Heartbeats,
+        stop: &CancellationToken,
     ) -> io::Result<JoinHandle<()>> {
-        let this = Arc::clone(self);
-        thread::Builder::new().name("write_monitor".to_owned()).spawn(move || {
-            while !stop.is_cancelled() && !this.lock().failed {
+        let (this, ended) = (Arc::clone(self), stop.clone());
+        heartbeats.spawn("write_monitor", LIMIT, stop, move || {
+            while !ended.is_cancelled() && !this.lock().failed {
+                health::beat();
                 match poll(&mut [PollFd::new(&this.watch, PollFlags::IN)], Some(&TURN)) {
                     Ok(0) | Err(Errno::INTR) => continue,
                     Ok(_) => {}
@@ -75,10 +81,12 @@ impl WriteMonitor {
                 }
                 this.collect();
                 if this.is_to_tell() && !wake() {
-                    return;
+                    break;
                 }
                 thread::sleep(PAUSE);
             }
+            // What cannot be watched is looked at instead.
+            health::rest();
         })
     }
 
@@ -123,14 +131,14 @@ impl WriteMonitor {
     fn is_to_tell(&self) -> bool {
         let mut state = self.lock();
         let is_news = !state.seen.knobs.is_empty() || state.seen.everything;
-        is_news && !std::mem::replace(&mut state.told, is_news)
+        is_news && !std::mem::replace(&mut state.reported, is_news)
     }
 
     /// Takes what was seen.
     pub(super) fn take(&self) -> Seen {
         self.collect();
         let mut state = self.lock();
-        state.told = false;
+        state.reported = false;
         std::mem::take(&mut state.seen)
     }
 

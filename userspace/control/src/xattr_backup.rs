@@ -76,8 +76,8 @@ pub(super) struct XattrBackup {
     hierarchy: Hierarchy,
     /// What was written, with the directory it is on.
     written: BTreeMap<CgroupPath, (CgroupPath, Mark)>,
-    /// A failure was told.
-    told: bool,
+    /// A failure was reported.
+    reported: bool,
 }
 
 /// Whether only the user we run as writes the attributes of this directory.
@@ -97,9 +97,9 @@ pub(super) fn read(hierarchy: &Hierarchy) -> Found {
         tracing::error!(%error, "marks on cgroups cannot be read");
         Vec::new()
     });
+    let mut names = vec![0_u8; LIMIT];
     for cgroup in cgroups {
         let dir = hierarchy.dir(&cgroup.path);
-        let mut names = vec![0_u8; LIMIT];
         let length = match listxattr(&dir, &mut names[..]) {
             Ok(length) => length,
             Err(Errno::OPNOTSUPP) if cgroup.path.is_root() => {
@@ -169,7 +169,7 @@ impl Mark {
 impl XattrBackup {
     /// Keeps them in this hierarchy, in which these were found.
     pub(super) fn new(hierarchy: Hierarchy, found: Found, state: &State) -> Self {
-        let mut marks = Self { hierarchy, written: BTreeMap::new(), told: false };
+        let mut marks = Self { hierarchy, written: BTreeMap::new(), reported: false };
         let wanted: BTreeSet<_> =
             state.applied.iter().map(|(path, record)| (marks.place(path), attribute(record.id))).collect();
         for (place, name) in found.places {
@@ -230,9 +230,9 @@ impl XattrBackup {
         });
         match written {
             Ok(()) => drop(self.written.insert(path.clone(), (place, mark))),
-            Err(_) if self.told => {}
+            Err(_) if self.reported => {}
             Err(error) => {
-                self.told = true;
+                self.reported = true;
                 tracing::warn!(cgroup = %place, error, "cgroups cannot be marked: a damaged ledger could not be rebuilt in full");
             }
         }

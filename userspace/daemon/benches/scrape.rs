@@ -17,11 +17,11 @@ use std::{
 
 use numaward_config::Config;
 use numaward_model::{
-    health::{Heartbeat, Readiness},
+    health::{Heartbeats, Readiness},
     snapshot::{
-        self, Allocated, CpuFigures, Interrupts, KindPromised, Lacking, MapFigures, Missed, NodeMemory,
-        Pressure, ProbeFigures, PromiseFigures, Resident, Snapshot, SnapshotSource, WorkloadActivity,
-        WorkloadFigures,
+        self, Allocated, CpuFigures, Interrupts, KindPromised, MapFigures, Missed, MissingPromise,
+        NodeMemory, Pressure, ProbeFigures, PromiseFigures, Resident, Snapshot, SnapshotSource,
+        WorkloadActivity, WorkloadFigures,
     },
 };
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
@@ -87,13 +87,14 @@ impl Synthetic {
             misplaced_hugepages: Vec::new(),
             kinds: nodes().map(kind).collect(),
             exclusive_cpus: nodes().map(|node| (node, 16)).collect(),
-            lacks: promised()
-                .map(|workload| Lacking { workload, offline_cpus: 0, uncovered: Bytes(0) })
+            missing: promised()
+                .map(|workload| MissingPromise { workload, offline_cpus: 0, uncovered: Bytes(0) })
                 .collect(),
             headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),
             low: nodes().map(|node| (node, false)).collect(),
             over_budget: Vec::new(),
             shared_pool_cpus: Some(128),
+            free_cpus: 120,
         }
     }
 }
@@ -202,7 +203,7 @@ fn observer(root: &Path, workloads: u32, nodes: u32, stop: &CancellationToken) -
     let observer = Arc::new(Observer::new(&config));
     let latches = Latches::new(&mut Readiness::default());
     let source = CgroupSource::Directory(root.join("cgroups").into());
-    drop(spawn(&observer, source, latches, &Heartbeat::new(), stop)?);
+    drop(spawn(&observer, source, latches, &Heartbeats::default(), stop)?);
     Ok(observer)
 }
 

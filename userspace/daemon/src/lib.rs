@@ -19,7 +19,11 @@ mod logging;
 mod privileges;
 mod service;
 pub mod socket;
+mod uninstall;
 
 pub use numaward_control::{engine_policy, import};
 
-pub use self::service::{RunError, run};
+pub use self::{
+    service::{RunError, run},
+    uninstall::{UninstallError, restore},
+};

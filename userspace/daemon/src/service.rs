@@ -1,15 +1,25 @@
 //! The life of the daemon: build the parts, listen, give up privileges, serve, stop.
 
-use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    os::unix::net::UnixListener,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
+use axum::Router;
 use numaward_config::{Config, OperatingMode};
 use numaward_control::{self as control, ControlMetrics};
-use numaward_http::{self as http, App, ControlListener, CredentialError, Gate, ListenError, RemoteListener};
+use numaward_http::{
+    self as http, App, ControlListener, CredentialError, Gate, ListenError, Names, RemoteListener,
+};
 use numaward_kube::{
     api::Pods,
     pod::{NoPods, PodSource},
 };
-use numaward_model::health::{Heartbeat, Readiness};
+use numaward_model::health::{Ended, Heartbeat, Heartbeats, Readiness};
 use numaward_observe::{self as observe, CgroupSource, Observer, events::Events};
 use numaward_telemetry::{
     alerts,
@@ -41,6 +51,11 @@ const LISTEN: &str = "--listen, NUMAWARD_LISTEN or \"listen\" in the configurati
 /// What sets the control address.
 const CONTROL_LISTEN: &str = "NUMAWARD_CONTROL_LISTEN or \"control.listen\" in the configuration";
 
+/// How long the thread that the tasks run on may take to come round.
+const RUNTIME_LIMIT: Duration = Duration::from_secs(30);
+/// How long the other threads are waited for where one ended unasked: they may hang as well.
+const LAST_WAIT: Duration = Duration::from_secs(10);
+
 /// The daemon cannot run at all.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -59,6 +74,9 @@ pub enum RunError {
     /// What can be promised is not known.
     #[error("guarantees cannot be given: {0}")]
     Guarantee(#[from] control::StartError),
+    /// A core thread ended unasked. The daemon ends as well, to be started again.
+    #[error("the daemon ends, to be started again: {0}")]
+    Ended(#[from] Ended),
     /// Threads, signals or timers cannot be had.
     #[error("the daemon cannot start: {0}")]
     Runtime(#[from] io::Error),
@@ -80,15 +98,16 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     }
     let mut readiness = Readiness::default();
     let latches = observe::Latches::new(&mut readiness);
-    let heartbeat = Heartbeat::new();
+    let heartbeats = Heartbeats::default();
     let observer = Arc::new(Observer::new(config));
     let figures = ControlMetrics::default();
     let (placing, sharing) = (nri::NriMetrics::default(), cluster::ClusterMetrics::default());
     let alerts = alerts::AlertMetrics::default();
-    let metrics = all_metrics(config, &observer, &figures, &placing, &sharing, &alerts, &traces.metrics());
+    let metrics =
+        all_metrics((config, mode), &observer, &figures, &placing, &sharing, &alerts, &traces.metrics());
     let metrics = Arc::new(metrics);
-    let cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
-    let app = App::new(&observer, &metrics, &readiness, &heartbeat, allocations::open_api());
+    let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
+    let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
     let listener = http::listen(config.listen.0, LISTEN)?;
     let reading = config.reading();
     let reading = reading.is_any().then(|| Gate::open(reading)).transpose()?;
@@ -113,8 +132,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         Some(path) => CgroupSource::Mount(path.as_path().into()),
         None => CgroupSource::MountTable,
     };
-    let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeat, &stop)?;
-    let ports = control::Ports::of(&observer);
+    let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeats, &stop)?;
+    let ports = control::Ports { heartbeats: heartbeats.clone(), ..control::Ports::of(&observer) };
     let started = match prepared {
         Some(prepared) => control::start(config, ports, figures, prepared, runtime.handle(), &stop)?,
         None => None,
@@ -128,22 +147,25 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()));
-        tokio::spawn(notify_service_manager(readiness, heartbeat, stop.clone()));
+        tokio::spawn(beat(heartbeats.heart("tokio-rt-worker", RUNTIME_LIMIT), stop.clone()));
+        tokio::spawn(notify_service_manager(readiness, heartbeats.clone(), stop.clone()));
         tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         if let (Some(reconciler), Some(control)) = (&reconciler, control) {
             let control = ControlListener::new(control)?;
             let router = allocations::control_router(app.clone(), reconciler.clone());
-            tokio::spawn(http::serve(control, router, stop.clone()));
+            let serve = http::serve(control, router, stop.clone());
+            tokio::spawn(heartbeats.watch("http (control socket)", &stop, serve));
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
             tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
         } else if config.kubernetes.nri.enabled {
-            start_placing(config, reconciler.clone(), &observer, cluster.pods(), placing, &stop);
+            let watched = (&heartbeats, &stop);
+            start_placing(config, reconciler.clone(), &observer, &mut cluster, placing, watched);
         }
         if let Some((listener, gate)) = remote {
-            serve_remote(&app, reconciler.as_ref(), listener, gate, &stop)?;
+            serve_remote(&app, reconciler.as_ref(), listener, gate, (&heartbeats, &stop))?;
         }
         let assigned = match mode {
             OperatingMode::Enforce => {
@@ -153,24 +175,62 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         };
         let (view, source) = assigned.unzip();
         cluster.start(source, &stop);
-        let router = allocations::router(app, view, reading.clone());
-        match reading {
-            Some(gate) => http::serve(RemoteListener::new(listener, gate)?, router, stop).await,
-            None => http::serve(TcpListener::from_std(listener)?, router, stop).await,
-        }
-        Ok::<_, io::Error>(())
+        let router = allocations::router(app, view, reading.clone(), Names::new(&config.listen_names));
+        serve_reading(listener, reading, router, (&heartbeats, &stop)).await
     });
-    for thread in threads {
-        thread.thread().unpark();
-        if thread.join().is_err() {
-            tracing::error!("an observing thread had panicked");
-        }
-    }
+    end(threads, &heartbeats);
     // A scrape whose client hangs must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    if let Some(ended) = heartbeats.ended() {
+        return Err(ended.into());
+    }
     served?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Serves the read-only address, to those whom the gate lets through if there is one, until the daemon stops.
+async fn serve_reading(
+    listener: std::net::TcpListener,
+    gate: Option<Arc<Gate>>,
+    router: Router,
+    (heartbeats, stop): (&Heartbeats, &CancellationToken),
+) -> io::Result<()> {
+    if let Some(gate) = gate {
+        let serve = http::serve(RemoteListener::new(listener, gate)?, router, stop.clone());
+        heartbeats.watch("http", stop, serve).await;
+    } else {
+        let serve = http::serve(TcpListener::from_std(listener)?, router, stop.clone());
+        heartbeats.watch("http", stop, serve).await;
+    }
+    Ok(())
+}
+
+/// Waits for the threads, but not for long where one ended unasked.
+fn end(threads: Vec<JoinHandle<()>>, heartbeats: &Heartbeats) {
+    let patience = heartbeats.ended().map(|_| Instant::now() + LAST_WAIT);
+    for thread in threads {
+        thread.thread().unpark();
+        while patience.is_some_and(|end| Instant::now() < end) && !thread.is_finished() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        // How it ended is known.
+        if patience.is_none() || thread.is_finished() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Shows that tasks come round.
+async fn beat(heartbeat: Heartbeat, stop: CancellationToken) {
+    let mut ticks = interval(Duration::from_secs(1));
+    let beating = async {
+        loop {
+            ticks.tick().await;
+            heartbeat.beat();
+        }
+    };
+    stop.run_until_cancelled(beating).await;
 }
 
 /// What counts; in a line, what was configured.
@@ -191,7 +251,7 @@ fn log_configuration(config: &Config) {
 }
 
 fn all_metrics(
-    config: &Config,
+    (config, mode): (&Config, OperatingMode),
     observer: &Arc<Observer>,
     figures: &ControlMetrics,
     placing: &nri::NriMetrics,
@@ -208,7 +268,12 @@ fn all_metrics(
         traces.register(registry);
     });
     if config.export_kubelet_names {
-        return metrics.with_kubelet_names(|registry| figures.register_kubelet(registry));
+        return metrics.with_kubelet_names(|registry| {
+            // The decisions of a kubelet that is observed are its own to count.
+            if mode == OperatingMode::Enforce {
+                figures.register_kubelet(registry);
+            }
+        });
     }
     metrics
 }
@@ -239,16 +304,17 @@ fn start_placing(
     config: &Config,
     reconciler: Option<control::Reconciler>,
     observer: &Arc<Observer>,
-    pods: Option<Pods>,
+    cluster: &mut Cluster,
     metrics: nri::NriMetrics,
-    stop: &CancellationToken,
+    (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) {
     let Some(reconciler) = reconciler else {
         return tracing::error!("no container is placed: guarantees cannot be given");
     };
-    let pods = pods.map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
+    cluster.evict(&reconciler);
+    let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
     let plugin = nri::plugin(config, reconciler, observer.clone(), pods, metrics, stop);
-    tokio::spawn(plugin.run(stop.clone()));
+    tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())));
     let socket = config.kubernetes.nri.socket.display();
     tracing::info!(%socket, "containers are placed when they are created");
 }
@@ -288,7 +354,7 @@ fn serve_remote(
     reconciler: Option<&control::Reconciler>,
     listener: std::net::TcpListener,
     gate: Arc<Gate>,
-    stop: &CancellationToken,
+    (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {
     let Some(reconciler) = reconciler else {
         tracing::warn!("control.listen is not served: nothing can be promised");
@@ -297,7 +363,8 @@ fn serve_remote(
     let listener = RemoteListener::new(listener, gate.clone())?;
     let address = listener.local_addr()?;
     let router = allocations::remote_router(app.clone(), reconciler.clone(), gate);
-    tokio::spawn(http::serve(listener, router, stop.clone()));
+    let serve = http::serve(listener, router, stop.clone());
+    tokio::spawn(heartbeats.watch("http (control address)", stop, serve));
     tracing::info!(%address, "guarantees can be asked for over TCP");
     Ok(())
 }
@@ -330,7 +397,7 @@ fn stop_on_signals(stop: CancellationToken) -> io::Result<()> {
 
 /// Notifies systemd when the daemon is ready, that it is alive, and when it stops (`sd_notify(3)`).
 /// Without systemd this does nothing.
-async fn notify_service_manager(readiness: Readiness, heartbeat: Heartbeat, stop: CancellationToken) {
+async fn notify_service_manager(readiness: Readiness, heartbeats: Heartbeats, stop: CancellationToken) {
     let notify = |state: NotifyState<'_>| {
         if let Err(error) = sd_notify::notify(&[state]) {
             tracing::warn!(%error, "the service manager cannot be notified");
@@ -341,18 +408,20 @@ async fn notify_service_manager(readiness: Readiness, heartbeat: Heartbeat, stop
     let turn = watchdog.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
     let mut ticks = interval(turn);
     let notifying = async {
-        let mut notified = false;
+        let (mut notified, mut is_late) = (false, false);
         loop {
             ticks.tick().await;
             if !notified && readiness.is_ready() {
                 notified = true;
                 tracing::info!("ready");
                 notify(NotifyState::Ready);
-                if watchdog.is_none() {
-                    break;
-                }
             }
-            if watchdog.is_some() && heartbeat.is_alive() {
+            let late = heartbeats.late();
+            if let Some(late) = late.filter(|_| !is_late) {
+                tracing::error!(%late, "the daemon is not alive: /livez fails, and the watchdog hears nothing");
+            }
+            is_late = late.is_some();
+            if watchdog.is_some() && !is_late {
                 notify(NotifyState::Watchdog);
             }
         }

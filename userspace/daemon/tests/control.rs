@@ -21,11 +21,17 @@ use numaward_daemon::{
     allocations::{control_router, remote_router, router},
     socket,
 };
-use numaward_http::{ControlListener, Gate, MAX_BODY_BYTES, RemoteListener, listen, serve};
+use numaward_http::{ControlListener, Gate, MAX_BODY_BYTES, Names, RemoteListener, listen, serve};
 use numaward_topology::{Bytes, CpuSet, Machine};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod, KeyPair,
+    RevokedCertParams, SerialNumber, date_time_ymd,
+};
 use serde_json::Value;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, UnixStream},
+};
 use tokio_rustls::{
     TlsConnector,
     client::TlsStream,
@@ -365,6 +371,8 @@ async fn who_is_not_root_is_turned_away() {
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
+    /// The certificates that it signed; a place in the list is a serial number.
+    signed: Mutex<Vec<String>>,
 }
 
 impl Authority {
@@ -373,14 +381,41 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { issuer: Issuer::new(params, key), pem }
+        Self { issuer: Issuer::new(params, key), pem, signed: Mutex::default() }
     }
 
     /// A certificate for a name, and its key.
     fn sign(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new([name.to_owned()]).unwrap();
-        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+        let mut signed = self.signed.lock().unwrap();
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.serial_number = Some(SerialNumber::from(signed.len() as u64));
+        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        signed.push(pem.clone());
+        (pem, key.serialize_pem())
+    }
+
+    /// The list of these certificates as revoked.
+    fn revoke(&self, certificates: &[&str]) -> String {
+        let signed = self.signed.lock().unwrap();
+        let revoked = certificates.iter().map(|revoked| {
+            let serial = signed.iter().position(|pem| pem == revoked).unwrap();
+            RevokedCertParams {
+                serial_number: SerialNumber::from(serial as u64),
+                revocation_time: date_time_ymd(2026, 1, 1),
+                reason_code: None,
+                invalidity_date: None,
+            }
+        });
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2026, 1, 1),
+            next_update: date_time_ymd(2100, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).unwrap().pem().unwrap()
     }
 }
 
@@ -390,6 +425,16 @@ fn write(path: &Path, text: &str) {
     fs::write(&new, text).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
     fs::rename(&new, path).unwrap();
+}
+
+/// Asks on a connection that stays open; the status.
+async fn keep_asking(stream: &mut TlsStream<TcpStream>) -> u16 {
+    stream.write_all(b"GET /api/v1/version HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+    let mut text = Vec::new();
+    while !text.ends_with(b"}") {
+        assert_ne!(stream.read_buf(&mut text).await.unwrap(), 0, "{}", String::from_utf8_lossy(&text));
+    }
+    String::from_utf8(text).unwrap().split(' ').nth(1).unwrap().parse().unwrap()
 }
 
 /// Serves on a control address.
@@ -581,6 +626,20 @@ async fn a_client_certificate_opens_the_control_address() {
     assert_eq!(get(named, &ours, None, &bearer).await.unwrap().status, 200);
     assert_eq!(get(named, &ours, None, &[("authorization", "Bearer x")]).await.unwrap().status, 401);
 
+    // Revoked, on a connection that is there, too.
+    let mut open = tls(named, &ours.pem, Some(&client)).await.unwrap();
+    assert_eq!(keep_asking(&mut open).await, 200);
+    write(&path("crl"), &theirs.revoke(&[]));
+    control.tls.client_crl_file = Some(path("crl"));
+    let listed = on_address(&daemon, &control);
+    let mut open = tls(listed, &ours.pem, Some(&client)).await.unwrap();
+    assert_eq!((keep_asking(&mut open).await, keep_asking(&mut open).await), (200, 200));
+    write(&path("crl"), &theirs.revoke(&[&client.0]));
+    assert_eq!(keep_asking(&mut open).await, 421);
+    assert!(get(listed, &ours, Some(&client), &[]).await.is_err());
+    let other = theirs.sign("ops.example");
+    assert_eq!(get(listed, &ours, Some(&other), &[]).await.unwrap().status, 200);
+
     // Replaced: another authority signs both sides now. A half that does not fit leaves all as it was.
     let (cert, key) = foreign.sign("localhost");
     write(&path("cert"), &cert);
@@ -608,7 +667,8 @@ async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_i
         let listener = listen("127.0.0.1:0".parse().unwrap(), "listen").unwrap();
         let listener = RemoteListener::new(listener, gate.clone()).unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(serve(listener, router(daemon.app.clone(), None, Some(gate)), daemon.stop.clone()));
+        let router = router(daemon.app.clone(), None, Some(gate), Names::new(&[]));
+        tokio::spawn(serve(listener, router, daemon.stop.clone()));
         address
     };
     let bearer = format!("Bearer {TOKEN}");
@@ -661,4 +721,80 @@ async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_i
     let stream = tls(address, &ours.pem, Some(&client)).await.unwrap();
     let answer = ask(stream, "POST", ALLOCATIONS, &bearer, &request("c", "/c", 1, "1Gi")).await.unwrap();
     assert!([404, 405].contains(&answer.status), "{answer:?}");
+}
+
+/// A change that a page of others makes a browser send is refused, whatever the browser adds to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_page_of_others_changes_anything() {
+    let host = host();
+    host.cgroup("c");
+    let daemon = host.start();
+    write(&host.dir.path().join("token"), TOKEN);
+    let control = Control { token_file: Some(host.dir.path().join("token")), ..Control::default() };
+    let address = on_address(&daemon, &control);
+    let bearer = format!("Bearer {TOKEN}");
+    let post = async |headers: &[(&'static str, &str)]| {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let headers: Vec<_> = headers.iter().copied().chain([("authorization", &*bearer)]).collect();
+        ask(stream, "POST", ALLOCATIONS, &headers, &request("c", "/c", 1, "1Gi")).await.unwrap()
+    };
+    for (headers, status) in [
+        (&[("content-type", "text/plain")][..], 415),
+        (&[("content-type", "application/x-www-form-urlencoded")], 415),
+        (&[("origin", "https://evil.example")], 403),
+        (&[("origin", "null")], 403),
+        (&[("sec-fetch-site", "cross-site")], 403),
+    ] {
+        let answer = post(headers).await;
+        assert_eq!(answer.status, status, "{headers:?}: {answer:?}");
+        assert!(answer.head.contains(PROBLEM), "{answer:?}");
+    }
+    assert_eq!(daemon.reconciler.allocations().allocations, []);
+    assert_eq!(post(&[("origin", "http://localhost")]).await.status, 201);
+}
+
+/// DNS rebinding: the name of a page that leads to a loopback address.
+#[tokio::test(flavor = "multi_thread")]
+async fn over_the_loopback_only_this_hosts_names_are_answered() {
+    let host = host();
+    let daemon = host.start();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let names = Names::new(&["numaward.example".to_owned()]);
+    tokio::spawn(serve(listener, router(daemon.app.clone(), None, None, names), daemon.stop.clone()));
+    let get = async |name: &str| {
+        let stream = TcpStream::connect(address).await.unwrap();
+        ask(stream, "GET", "/api/v1/version", &[("host", name)], "").await.unwrap().status
+    };
+    for (name, status) in [
+        ("evil.example", 421),
+        ("evil.example:9560", 421),
+        ("localhost.evil.example", 421),
+        ("what is this", 400),
+        ("localhost:9560", 200),
+        ("127.0.0.1:1234", 200),
+        ("numaward.example", 200),
+    ] {
+        assert_eq!(get(name).await, status, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_promised_is_served_as_the_kubelets_state_files() {
+    let host = host();
+    host.cgroup("a");
+    let daemon = host.start();
+    let socket = on_socket(&host, &daemon);
+    let held = ask_on(&socket, "POST", ALLOCATIONS, &request("batch", "/a", 2, "1Gi")).await;
+    assert_eq!(held.status, 201, "{held:?}");
+    let exported = ask_on(&socket, "GET", "/api/v1/kubelet-state", "").await;
+    assert_eq!(exported.status, 200, "{exported:?}");
+    assert_eq!(exported.body["others"], serde_json::json!(["batch"]));
+    let file = |name: &str| serde_json::from_str::<Value>(exported.body[name].as_str().unwrap()).unwrap();
+    let (cpus, memory) = (file("cpuManagerState"), file("memoryManagerState"));
+    assert_eq!(
+        (&cpus["defaultCpuSet"], &cpus["entries"]["batch"]["batch"]),
+        (&"0,3-7".into(), &"1-2".into())
+    );
+    assert_eq!(memory["entries"]["batch"]["batch"][0]["numaAffinity"], serde_json::json!([0]));
 }

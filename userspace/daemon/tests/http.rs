@@ -16,10 +16,10 @@ use http_body::Body as _;
 use numaward_api::{self as api, Problem, problem::CONTENT_TYPE as PROBLEM_CONTENT_TYPE};
 use numaward_config::Config;
 use numaward_daemon::allocations::{self, router};
-use numaward_http::{App, MAX_BODY_BYTES, open_api};
+use numaward_http::{App, MAX_BODY_BYTES, Names, open_api};
 use numaward_model::{
     Report,
-    health::{Heartbeat, Latch, Readiness},
+    health::{Heartbeats, Latch, Readiness},
 };
 use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::Metrics;
@@ -36,6 +36,7 @@ struct Daemon {
     router: Router,
     /// Not released yet: the test says when the daemon is ready.
     latch: Latch,
+    heartbeats: Heartbeats,
     events: Events,
     root: tempfile::TempDir,
 }
@@ -71,8 +72,9 @@ fn daemon_on(root: tempfile::TempDir) -> Daemon {
     let events = observer.events().clone();
     let mut readiness = Readiness::default();
     let latch = readiness.latch("cgroups");
-    let app = App::new(&observer, &metrics, &readiness, &Heartbeat::new(), allocations::open_api());
-    Daemon { router: router(app.clone(), None, None), app, latch, events, root }
+    let heartbeats = Heartbeats::default();
+    let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
+    Daemon { router: router(app.clone(), None, None, Names::new(&[])), app, latch, heartbeats, events, root }
 }
 
 fn daemon() -> Daemon {
@@ -181,6 +183,17 @@ async fn ready_when_every_part_is() {
         assert_eq!(response.status(), StatusCode::OK, "{path}");
         assert_eq!(to_bytes(response.into_body(), 1000).await.unwrap(), expected, "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_core_thread_that_hangs_is_named() {
+    let daemon = daemon();
+    daemon.heartbeats.heart("beats", Duration::from_mins(1));
+    assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
+    daemon.heartbeats.heart("hangs", Duration::ZERO);
+    let (problem, _) = daemon.problem(Request::get("/livez").body(Body::empty()).unwrap()).await;
+    let expected = "the thread hangs has not come round for 0 s; 0 s is its limit";
+    assert_eq!((problem.status, problem.detail.as_str()), (503, expected));
 }
 
 #[tokio::test]
@@ -299,7 +312,7 @@ async fn head_has_no_body() {
 async fn files_that_hang_keep_neither_allocations_nor_events() {
     let mut daemon = daemon();
     let held = Arc::new(api::Allocations::default());
-    daemon.router = router(daemon.app.clone(), Some(Arc::new(move || held.clone())), None);
+    daemon.router = router(daemon.app.clone(), Some(Arc::new(move || held.clone())), None, Names::new(&[]));
     let file = daemon.root.path().join("sys/devices/system/node/node0/meminfo");
     fs::remove_file(&file).unwrap();
     mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
@@ -338,6 +351,25 @@ async fn the_open_api_document_is_checked_in() {
     assert!(checked_in == text, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
 }
 
+/// Every change that there is, asked for on the read-only address.
+#[tokio::test]
+async fn the_read_only_address_takes_no_change() {
+    let daemon = daemon();
+    let document = open_api(allocations::open_api());
+    let mut tried = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys().filter(|method| *method != "get") {
+            let request = Request::builder().method(method.to_uppercase().as_str());
+            let request =
+                request.uri(path.replace("{name}", "a")).header(header::CONTENT_TYPE, "application/json");
+            let (problem, _) = daemon.problem(request.body(Body::from("{}")).unwrap()).await;
+            assert!([404, 405].contains(&problem.status), "{method} {path}: {problem:?}");
+            tried += 1;
+        }
+    }
+    assert_eq!(tried, 6);
+}
+
 /// What the document promises is there, and nothing else is.
 #[tokio::test]
 async fn every_route_is_documented_and_answers() {
@@ -350,6 +382,7 @@ async fn every_route_is_documented_and_answers() {
             "/api/v1/allocations",
             "/api/v1/allocations/{name}",
             "/api/v1/events",
+            "/api/v1/kubelet-state",
             "/api/v1/nodes",
             "/api/v1/plan",
             "/api/v1/rebalance",
@@ -480,7 +513,11 @@ async fn the_page_is_whole() {
         }
         let (status, headers, body) = daemon.get(&path, None).await;
         assert_eq!(status, StatusCode::OK, "{path}");
-        assert!(headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap().starts_with("default-src 'none'"));
+        let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        assert!(
+            policy.starts_with("default-src 'none'") && policy.ends_with("frame-ancestors 'none'"),
+            "{policy}"
+        );
         assert!(!body.contains("//cdn") && !body.contains("https://"), "{path} names another host");
         let quoted = body.split('"').skip(1).step_by(2);
         for name in quoted.filter_map(|text| text.strip_prefix("page/").or_else(|| text.strip_prefix("./"))) {

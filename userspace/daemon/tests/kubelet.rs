@@ -39,7 +39,7 @@ use numaward_kube::{
     },
 };
 use numaward_model::{
-    health::{Heartbeat, Readiness},
+    health::{Heartbeats, Readiness},
     port::ContainerNames as _,
     snapshot::SnapshotSource as _,
 };
@@ -117,8 +117,12 @@ impl Host {
             .iter()
             .filter(|(_, cpus, _)| !cpus.is_empty())
             .map(|(uid, cpus, _)| ((*uid).into(), BTreeMap::from([("main".into(), cpus.parse().unwrap())])));
-        let cpus =
-            CpuCheckpoint { policy: "static".to_owned(), shared_pool: shared, entries: cpus.collect() };
+        let cpus = CpuCheckpoint {
+            policy: "static".to_owned(),
+            shared_pool: shared,
+            entries: cpus.collect(),
+            pods: None,
+        };
         let node = |id: u32| {
             let promised = pods.iter().filter(|(_, _, nodes)| *nodes == id.to_string()).count() as u64 * GIB;
             let account = KindAccount {
@@ -139,6 +143,7 @@ impl Host {
             policy: "Static".to_owned(),
             nodes: [0, 1].map(node).into(),
             entries: entries.collect(),
+            pods: None,
         };
         write(&self.kubelet().join(CpuCheckpoint::FILE), &cpus.write().unwrap());
         write(&self.kubelet().join(MemoryCheckpoint::FILE), &memory.write().unwrap());
@@ -156,7 +161,7 @@ impl Host {
         let observer = Arc::new(Observer::new(config));
         let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
         let source = CgroupSource::Directory(self.cgroups.path().into());
-        spawn(&observer, source, Latches::new(&mut readiness), &Heartbeat::new(), &stop).unwrap();
+        spawn(&observer, source, Latches::new(&mut readiness), &Heartbeats::default(), &stop).unwrap();
         let cluster =
             Cluster::prepare(config, OperatingMode::Observe, policies, &observer, ClusterMetrics::default())
                 .unwrap();
@@ -274,9 +279,9 @@ async fn a_node_that_may_not_keep_what_the_kubelet_promised_is_reported_and_noth
 }
 
 /// A kubelet that reports what it assigned, by the names of pods.
-struct Telling;
+struct Assignments;
 
-impl Assigned for Telling {
+impl Assigned for Assignments {
     fn pods(&self) -> Vec<PodResources> {
         let container = ContainerResources {
             name: "main".to_owned(),
@@ -295,7 +300,9 @@ impl Assigned for Telling {
     fn allocatable(&self) -> AllocatableResponse {
         AllocatableResponse {
             devices: self.pods()[0].containers[0].devices.clone(),
-            ..AllocatableResponse::default()
+            // CPU 0 is reserved.
+            cpu_ids: vec![1, 2, 3],
+            memory: Vec::new(),
         }
     }
 }
@@ -307,8 +314,8 @@ async fn the_kubelet_itself_tells_the_names_and_a_client_lists_what_status_says(
     host.container(&format!("kubepods/podu1/{ID}"));
     let kubelet = host.kubelet().join("pod-resources/kubelet.sock");
     fs::create_dir_all(kubelet.parent().unwrap()).unwrap();
-    let telling = tokio::net::UnixListener::bind(&kubelet).unwrap();
-    let _server = tokio::spawn(serve(telling, Arc::new(Telling), CancellationToken::new()));
+    let listener = tokio::net::UnixListener::bind(&kubelet).unwrap();
+    let _server = tokio::spawn(serve(listener, Arc::new(Assignments), CancellationToken::new()));
     let socket = host.root.path().join("pod-resources.sock");
     host.config.kubernetes.pod_resources.socket = Some(socket.clone());
     let run = host.start();
@@ -343,7 +350,13 @@ async fn the_kubelet_itself_tells_the_names_and_a_client_lists_what_status_says(
     assert_eq!(client.get("prod", "db").await.unwrap().as_ref(), Some(pod));
 
     let allocatable = client.allocatable().await.unwrap();
-    assert_eq!(cpu_set(&allocatable.cpu_ids).to_string(), "0-3");
+    assert_eq!(cpu_set(&allocatable.cpu_ids).to_string(), "1-3");
+    // Both containers of the pod have what their pod has, as it is not known which is which.
+    host.container(&format!("kubepods/podu1/{}", "a".repeat(64)));
+    let promised = || run.observer.snapshot().promises;
+    wait("both containers", || (run.observer.promises().workloads().len() == 2).then_some(())).await;
+    let exclusive: u64 = promised().exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
+    assert_eq!((exclusive, promised().shared_pool_cpus, promised().free_cpus), (1, Some(3), 2));
     let memory: Vec<_> = allocatable
         .memory
         .iter()
@@ -428,7 +441,7 @@ async fn containers_are_served_under_their_names_where_numaward_places_them() {
     let observer = Arc::new(Observer::new(&host.config));
     let (mut readiness, stop) = (Readiness::default(), CancellationToken::new());
     let source = CgroupSource::Directory(host.cgroups.path().into());
-    spawn(&observer, source, Latches::new(&mut readiness), &Heartbeat::new(), &stop).unwrap();
+    spawn(&observer, source, Latches::new(&mut readiness), &Heartbeats::default(), &stop).unwrap();
     let names = || {
         let workloads = observer.workloads().workloads;
         workloads.into_iter().map(|of| (of.workload, of.cgroup)).collect::<BTreeMap<_, _>>()

@@ -105,11 +105,12 @@ fn promises() -> PromiseFigures {
             free: bytes,
         }],
         exclusive_cpus: vec![(node, 1)],
-        lacks: vec![Lacking { workload: workload.clone(), offline_cpus: 0, uncovered: bytes }],
+        missing: vec![MissingPromise { workload: workload.clone(), offline_cpus: 0, uncovered: bytes }],
         headroom: vec![(node, kind, 1)],
         low: vec![(node, true)],
         over_budget: vec![OverBudget { workload, bytes: vec![(node, bytes)] }],
         shared_pool_cpus: Some(1),
+        free_cpus: 1,
     }
 }
 
@@ -330,8 +331,12 @@ struct Promising;
 impl SnapshotSource for Promising {
     fn snapshot(&self) -> Snapshot {
         let exclusive_cpus = vec![(NodeId(0), 3), (NodeId(2), 4)];
-        let promises =
-            PromiseFigures { exclusive_cpus, shared_pool_cpus: Some(5), ..PromiseFigures::default() };
+        let promises = PromiseFigures {
+            exclusive_cpus,
+            shared_pool_cpus: Some(6),
+            free_cpus: 5,
+            ..PromiseFigures::default()
+        };
         Snapshot { promises, ..Snapshot::default() }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use numaward_api::{Counters, Workload};
 use numaward_config::{Config, Interval};
 use numaward_model::{
-    health::{Heartbeat, Readiness},
+    health::{Heartbeats, Readiness},
     snapshot::SnapshotSource,
 };
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
@@ -67,10 +67,11 @@ fn workloads_come_are_read_and_go() {
     config.observe.residency_interval = Interval(Duration::from_millis(50));
     config.observe.keep_removed = Interval(Duration::from_millis(1500));
     let observer = Arc::new(Observer::new(&config));
-    let (mut readiness, heartbeat, stop) = (Readiness::default(), Heartbeat::new(), CancellationToken::new());
+    let (mut readiness, heartbeats, stop) =
+        (Readiness::default(), Heartbeats::default(), CancellationToken::new());
     let latches = Latches::new(&mut readiness);
     let source = CgroupSource::Directory(cgroups.path().into());
-    let threads = spawn(&observer, source, latches, &heartbeat, &stop).unwrap();
+    let threads = spawn(&observer, source, latches, &heartbeats, &stop).unwrap();
 
     wait_for("ready", || readiness.is_ready().then_some(()));
     let find = |name: &str| observer.workloads().workloads.into_iter().find(|w| w.workload == name);
@@ -103,7 +104,7 @@ fn workloads_come_are_read_and_go() {
     wait_for("the end of its series", || find("a.service").is_none().then_some(()));
     // A directory is seen before its files are written, here if not in a real hierarchy.
     wait_for("all to be well", || observer.status().degraded.is_empty().then_some(()));
-    assert!(heartbeat.is_alive());
+    assert!(heartbeats.late().is_none());
 
     // An unreadable file is reported once and does not stop the rest.
     fs::write(cgroups.path().join("batch/memory.numa_stat"), "anon N0=x\n").unwrap();
@@ -129,7 +130,7 @@ fn without_cgroups_the_daemon_is_ready_and_says_why() {
     let latches = Latches::new(&mut readiness);
     // A directory that is no cgroup file system.
     let source = CgroupSource::Mount(host.path().into());
-    let threads = spawn(&observer, source, latches, &Heartbeat::new(), &stop).unwrap();
+    let threads = spawn(&observer, source, latches, &Heartbeats::default(), &stop).unwrap();
     wait_for("ready", || readiness.is_ready().then_some(()));
     let degraded = observer.status().degraded;
     let reason = &degraded.iter().find(|degraded| degraded.part == "cgroups").unwrap().reason;

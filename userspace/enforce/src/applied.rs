@@ -139,6 +139,11 @@ impl AppliedSettings {
         }
     }
 
+    /// None of the cgroups is there any more, whatever has their paths and ids.
+    pub fn forget_ids(&mut self) {
+        self.records.values_mut().for_each(|record| record.id = CgroupId::NONE);
+    }
+
     /// The cgroup is to get back what was found.
     pub(super) fn release(&mut self, path: &CgroupPath) {
         if let Some(record) = self.records.get_mut(path) {

@@ -166,6 +166,10 @@ impl Cgroupfs {
         if knob != Knob::CpusetCpus || self.writers.load(Ordering::Relaxed) >= MAX_WRITERS {
             return knob.write(dir, &text);
         }
+        // Otherwise it would hold before the thread has written, which could then come after the next write.
+        if knob.read(dir).is_ok_and(|found| self.holds(knob, value, &found)) {
+            return Ok(());
+        }
         let (sender, receiver) = mpsc::channel();
         let (own_dir, own_text, writers) = (dir.to_owned(), text.clone(), self.writers.clone());
         writers.fetch_add(1, Ordering::Relaxed);
@@ -399,5 +403,27 @@ impl Backend for Systemd {
             }
         }
         Ok(moving)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_set_that_holds_already_is_not_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let knob = dir.path().join("cpuset.cpus");
+        fs::write(&knob, "0,1\n").unwrap();
+        let cgroupfs =
+            Cgroupfs::new(dir.path().to_owned(), Options::new("0-3".parse().unwrap(), NodeSet::new()));
+        let write = |cpus: &str| {
+            cgroupfs.write_knob(dir.path(), Knob::CpusetCpus, &Value::Cpus(cpus.parse().unwrap())).unwrap();
+            fs::read_to_string(&knob).unwrap()
+        };
+        assert_eq!(write("0-1"), "0,1\n");
+        assert!(write("2").starts_with("2\n"));
     }
 }

@@ -10,7 +10,7 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, KnobError, Limit, Value, enable_controllers},
 };
-use numaward_model::{Settings, Values};
+use numaward_model::{Settings, Values, health};
 
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
@@ -87,6 +87,21 @@ impl Enforcer {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
+    /// Whether systemd is there to be asked.
+    pub fn has_systemd(&self) -> bool {
+        self.systemd.is_some()
+    }
+
+    /// The cgroup of a unit that runs, by systemd; none where it does not run, or systemd is not there.
+    pub fn unit_cgroup(&self, unit: &str) -> Result<Option<CgroupPath>, EnforceError> {
+        let Some(systemd) = &self.systemd else { return Ok(None) };
+        match systemd.cgroup_of(unit) {
+            Ok(path) => Ok(path.parse().ok()),
+            Err(EnforceError::UnknownUnit { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whether systemd is asked when something is planned for these cgroups.
     pub fn asks_systemd(&self, cgroups: &BTreeSet<CgroupPath>) -> bool {
         let is_systemds = |path: CgroupPath| matches!(self.owner(&path), Owner::Systemd(_));
@@ -112,6 +127,7 @@ impl Enforcer {
             a.cgroup == b.cgroup && self.is_systemds(&a.owner, a.knob) && self.is_systemds(&b.owner, b.knob)
         };
         for batch in plan.steps.chunk_by(go_together) {
+            health::beat();
             numaward_store::fault::point("enforce.write");
             match self.write(batch, &mut report.moving) {
                 Ok(()) => report.written.extend_from_slice(batch),

@@ -62,6 +62,17 @@ impl Plan {
         self.steps.iter().map(|step| step.cgroup.clone()).collect()
     }
 
+    /// What is true where only these of the writes were done: a cgroup of which one was not stays as intended.
+    pub fn outcome_of(&self, written: &[Step]) -> AppliedSettings {
+        let mut outcome = self.outcome.clone();
+        for step in self.steps.iter().filter(|step| !written.contains(step)) {
+            if let Some(record) = self.intent.get(&step.cgroup) {
+                outcome.insert(step.cgroup.clone(), record.clone());
+            }
+        }
+        outcome
+    }
+
     /// Whether a write that fails undoes those before it.
     pub fn is_undone(&self) -> bool {
         self.hold.is_some()

@@ -15,6 +15,7 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Limit, Value},
 };
+use numaward_model::health;
 use numaward_topology::{
     Bytes,
     set::{Id, IdSet},
@@ -74,15 +75,20 @@ impl Systemd {
         Self { runtime, address: Some(address), connection: Mutex::new(None) }
     }
 
-    /// Refuses what looks like a unit's cgroup and is not.
-    pub(super) fn check_owns(&self, unit: &str, cgroup: &CgroupPath) -> Result<(), EnforceError> {
+    /// Where the manager has the cgroup of a unit, which is the system's own and no user's; empty if it does not run.
+    pub(super) fn cgroup_of(&self, unit: &str) -> Result<String, EnforceError> {
         let text = |interface: &str, property: &str| {
             String::try_from(self.property(unit, interface, property)?).map_err(|error| refused(unit, error))
         };
         if text("Unit", "LoadState")? == "not-found" {
             return Err(EnforceError::UnknownUnit { unit: unit.to_owned() });
         }
-        let own = text(interface_of(unit), "ControlGroup")?;
+        text(interface_of(unit), "ControlGroup")
+    }
+
+    /// Refuses what looks like a unit's cgroup and is not.
+    pub(super) fn check_owns(&self, unit: &str, cgroup: &CgroupPath) -> Result<(), EnforceError> {
+        let own = self.cgroup_of(unit)?;
         if own != cgroup.as_str() {
             let message = format!("its cgroup is {own:?}, not {cgroup}");
             return Err(EnforceError::Systemd { unit: unit.to_owned(), message });
@@ -135,6 +141,7 @@ impl Systemd {
         method: &str,
         body: &B,
     ) -> Result<Message, EnforceError> {
+        health::beat();
         let path = path.map_err(|error| refused(unit, error))?;
         let mut held = self.connection.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let kept = held.as_ref().filter(|connection| !connection.is_closed()).cloned();

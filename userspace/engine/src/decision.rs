@@ -8,7 +8,7 @@ use numaward_topology::NodeId;
 
 use crate::{
     explain::Explanation,
-    hint::Resource,
+    hint::{Provider, Resource},
     ledger::{Allocation, Ledger},
     quantity::Quantity,
     request::{ContainerName, OwnerId},
@@ -75,6 +75,8 @@ pub enum Reason {
     TopologyAffinityError,
     /// Whole cores cannot be given.
     SmtAlignmentError,
+    /// Containers that share what their pod has would be left with nothing.
+    EmptyPodSharedPoolError,
     /// Something could not be given after all.
     UnexpectedAdmissionError,
     /// The request contradicts itself.
@@ -86,6 +88,7 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Self::TopologyAffinityError => "TopologyAffinityError",
             Self::SmtAlignmentError => "SMTAlignmentError",
+            Self::EmptyPodSharedPoolError => "EmptyPodSharedPoolError",
             Self::UnexpectedAdmissionError => "UnexpectedAdmissionError",
             Self::InvalidRequest => "InvalidRequest",
         })
@@ -101,6 +104,9 @@ pub enum Cause {
     /// Whole cores could not be given.
     #[error("{0}")]
     Cores(String),
+    /// Some containers of a pod have all that it has as a whole, and others nothing.
+    #[error("{1}")]
+    NothingToShare(Provider, String),
     /// Exclusive CPUs could not be given.
     #[error("{0}")]
     Cpus(String),
@@ -127,6 +133,7 @@ impl Cause {
         match self {
             Self::Topology | Self::NoRoom(_) => Reason::TopologyAffinityError,
             Self::Cores(_) => Reason::SmtAlignmentError,
+            Self::NothingToShare(..) => Reason::EmptyPodSharedPoolError,
             Self::Cpus(_) | Self::Memory(_) => Reason::UnexpectedAdmissionError,
             Self::DuplicateContainer(_) | Self::NoContainers | Self::Terms(_) => Reason::InvalidRequest,
         }
@@ -186,6 +193,9 @@ pub enum ResizeError {
         /// CPUs that the shared pool has.
         free: u64,
     },
+    /// It has a part of what its pod has as a whole.
+    #[error("its pod has resources as a whole, which stay as they were divided among its containers")]
+    PartOfWhole,
     /// Capacity is missing on its nodes.
     #[error("what is missing is not free on its nodes: {}", listed(.0))]
     Shortfall(Vec<Shortfall>),

@@ -174,6 +174,7 @@ impl Ledger {
             terms: Terms { immovable: true, ..Terms::default() },
             started: [container.clone()].into(),
             containers: [(container, aside)].into(),
+            ..OwnerAccount::default()
         };
     }
 

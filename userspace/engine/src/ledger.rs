@@ -44,12 +44,15 @@ pub struct Allocation {
     pub blocks: Vec<Block>,
     /// The bytes charged to each node for it, by kind. Zeros are omitted.
     pub placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
+    /// It was served without a block: it has no amounts of its own, and its pod has some as a whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_memory: bool,
 }
 
 impl Allocation {
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
-        self.cpus.is_none() && self.blocks.is_empty()
+        self.cpus.is_none() && self.blocks.is_empty() && !self.without_memory
     }
 
     /// The nodes on which memory is promised (`cpuset.mems`); empty if none is.
@@ -152,6 +155,25 @@ pub struct NodeAccount {
     pub kinds: BTreeMap<ZoneKind, KindAccount>,
 }
 
+/// What an owner holds as a whole, of which its containers have parts.
+///
+/// The parts can overlap, and need not add up to the whole. Each byte of it is placed ([`Allocation::placed`]) for one
+/// of the containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whole {
+    /// CPUs that only this owner's containers may use.
+    pub cpus: Option<CpuSet>,
+    /// Memory promised to them together, at most one block a kind.
+    pub blocks: Vec<Block>,
+}
+
+impl Whole {
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.cpus.is_none() && self.blocks.is_empty()
+    }
+}
+
 /// The account of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerAccount {
@@ -164,6 +186,22 @@ pub struct OwnerAccount {
     pub started: BTreeSet<ContainerName>,
     /// What its containers hold. Containers that hold nothing are omitted.
     pub containers: BTreeMap<ContainerName, Allocation>,
+    /// What they hold parts of.
+    #[serde(default, skip_serializing_if = "Whole::is_empty")]
+    pub whole: Whole,
+}
+
+impl OwnerAccount {
+    /// The blocks that count: of the whole where there is one, else those of the containers.
+    pub(crate) fn counted_blocks(&self) -> impl Iterator<Item = &Block> {
+        let apart = self.whole.blocks.is_empty().then(|| self.containers.values());
+        self.whole.blocks.iter().chain(apart.into_iter().flatten().flat_map(|held| &held.blocks))
+    }
+
+    /// The CPUs that only this owner's containers may use.
+    pub(crate) fn exclusive_cpus(&self) -> impl Iterator<Item = &CpuSet> {
+        self.containers.values().filter_map(|held| held.cpus.as_ref()).chain(&self.whole.cpus)
+    }
 }
 
 /// All promises, and what is left to promise. Compared by promises alone: the strategy's short-lived notes and the host's
@@ -299,6 +337,12 @@ impl Ledger {
             .unwrap_or(&self.shared_pool)
     }
 
+    /// Takes note that somebody wants an owner to run, that holds all that it asks for already.
+    pub fn set_active(&mut self, request: Request) {
+        let owner = request.owner.clone();
+        self.owner_mut(&owner).request = Some(Arc::new(request));
+    }
+
     /// Takes note that a container of an active owner runs since before a restart.
     pub fn set_started(&mut self, owner: &OwnerId, container: &ContainerName) {
         if self.owner(owner).is_some_and(|account| account.request.is_some()) {
@@ -343,7 +387,7 @@ impl Ledger {
         {
             Arc::make_mut(account).containers.remove(container);
         }
-        if account.request.is_none() && account.containers.is_empty() {
+        if account.request.is_none() && account.containers.is_empty() && account.whole.is_empty() {
             self.owners.remove(owner);
         }
     }

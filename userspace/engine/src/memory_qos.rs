@@ -230,6 +230,7 @@ mod tests {
             owner: "p".into(),
             init_containers: vec![],
             containers: vec![container("c", mib(request), mib(limit)), other],
+            resources: None,
         }
     }
 

@@ -4,6 +4,8 @@
 //! add up to the same. *Best effort*: nothing is set. *Burstable*: everything else. Only Guaranteed requests
 //! are given exclusive CPUs or memory on nodes by the kubelet.
 //!
+//! What a pod has as a whole counts instead of what its containers have.
+//!
 //! Amounts of zero count as not set, and hugepages do not count at all.
 //!
 //! Source: `ComputePodQOS` in k8s.io/kubernetes, package `apis/core/v1/helper/qos`.
@@ -15,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     quantity::Quantity,
-    request::{Request, Resources},
+    request::{ContainerRequest, Request, Resources},
 };
 
 /// A quality-of-service class.
@@ -53,14 +55,25 @@ fn add(sum: &mut Option<Quantity>, amount: Option<Quantity>) -> bool {
     total.is_some()
 }
 
+impl ContainerRequest {
+    /// Whether it would be Guaranteed alone: it requests CPU and memory, and both are its limits.
+    pub fn is_guaranteed(&self) -> bool {
+        let [requests, limits] = [&self.requests, &self.limits].map(deciding);
+        requests == limits && requests.iter().all(Option::is_some)
+    }
+}
+
 impl Request {
     /// The class of service.
     pub fn qos(&self) -> QosClass {
         let (mut requested, mut limited) = ([None; 2], [None; 2]);
         let mut guaranteed = true;
-        for container in self.all_containers() {
-            let requests = deciding(&container.requests);
-            let limits = deciding(&container.limits);
+        let of_containers = self.all_containers().map(|container| (&container.requests, &container.limits));
+        let as_whole = self.resources.iter().map(|of| (&of.requests, &of.limits));
+        let counted: Vec<_> =
+            if self.resources.is_some() { as_whole.collect() } else { of_containers.collect() };
+        for (requests, limits) in counted {
+            let (requests, limits) = (deciding(requests), deciding(limits));
             guaranteed &= limits.iter().all(Option::is_some);
             for index in 0..2 {
                 // Sums beyond all bounds cannot be compared; no such request can be guaranteed.
@@ -81,7 +94,6 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::ContainerRequest;
 
     fn resources(cpu: &str, memory: &str) -> Resources {
         let mut resources = Resources::none();
@@ -118,8 +130,12 @@ mod tests {
                         limits: resources(max_cpu, max_memory),
                     }
                 });
-            let request =
-                Request { owner: "p".into(), init_containers: vec![], containers: containers.collect() };
+            let request = Request {
+                owner: "p".into(),
+                init_containers: vec![],
+                containers: containers.collect(),
+                resources: None,
+            };
             assert_eq!(request.qos(), *class, "{request:?}");
         }
     }
@@ -129,7 +145,12 @@ mod tests {
         let full = ContainerRequest::guaranteed("c", resources("1", "1Gi"));
         let mut init = full.clone();
         init.limits = Resources::none();
-        let request = Request { owner: "p".into(), init_containers: vec![init], containers: vec![full] };
+        let request = Request {
+            owner: "p".into(),
+            init_containers: vec![init],
+            containers: vec![full],
+            resources: None,
+        };
         assert_eq!(request.qos(), QosClass::Burstable);
     }
 }

@@ -39,15 +39,10 @@ impl Ledger {
         if self.owner(&owner).is_some() {
             return Err(AdoptError::Known(owner));
         }
-        let wanted: CpuSet = account
-            .containers
-            .values()
-            .filter_map(|held| held.cpus.as_ref())
-            .flat_map(CpuSet::iter)
-            .collect();
-        for (other, _, held) in self.allocations() {
-            let cpus = held.cpus.as_ref().map(|cpus| cpus & &wanted).unwrap_or_default();
-            if !cpus.is_empty() {
+        let wanted: CpuSet = account.exclusive_cpus().flat_map(CpuSet::iter).collect();
+        for (other, of_other) in self.owners() {
+            let taken = of_other.exclusive_cpus().map(|cpus| cpus & &wanted);
+            if let Some(cpus) = taken.into_iter().find(|cpus| !cpus.is_empty()) {
                 return Err(AdoptError::Taken { cpus, other: other.clone() });
             }
         }
@@ -62,11 +57,11 @@ impl Ledger {
     pub(crate) fn rebase(&mut self, idle: &Self) -> Vec<Uncovered> {
         let mut nodes = idle.nodes.clone();
         let mut shared_pool = idle.shared_pool.clone();
-        for (_, _, allocation) in self.allocations() {
-            if let Some(cpus) = &allocation.cpus {
+        for (_, account) in self.owners() {
+            for cpus in account.exclusive_cpus() {
                 shared_pool = &shared_pool - cpus;
             }
-            for block in &allocation.blocks {
+            for block in account.counted_blocks() {
                 for node in block.affinity.iter() {
                     if let Some(account) = nodes.get_mut(&node) {
                         account.assignments += 1;

@@ -117,6 +117,15 @@ impl ContainerRequest {
     }
 }
 
+/// What a pod as a whole asks for (`spec.resources`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodResources {
+    /// What it is promised.
+    pub requests: Resources,
+    /// What it may use.
+    pub limits: Resources,
+}
+
 /// What an owner asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
@@ -127,6 +136,9 @@ pub struct Request {
     pub init_containers: Vec<ContainerRequest>,
     /// The containers that run together.
     pub containers: Vec<ContainerRequest>,
+    /// What it asks for as a whole, where it does: that alone decides its class of service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<PodResources>,
 }
 
 impl Request {
@@ -134,7 +146,7 @@ impl Request {
     pub fn workload(owner: impl Into<OwnerId>, resources: Resources) -> Self {
         let owner = owner.into();
         let container = ContainerRequest::guaranteed(owner.as_str(), resources);
-        Self { owner, init_containers: Vec::new(), containers: vec![container] }
+        Self { owner, init_containers: Vec::new(), containers: vec![container], resources: None }
     }
 
     /// All containers in the order in which they start.

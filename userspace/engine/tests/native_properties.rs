@@ -102,7 +102,12 @@ fn request(init: usize, apps: usize) -> impl Strategy<Value = Request> {
             ..named("i", index, container)
         });
         let apps = apps.into_iter().enumerate().map(|(index, container)| named("c", index, container));
-        Request { owner: "".into(), init_containers: init.collect(), containers: apps.collect() }
+        Request {
+            owner: "".into(),
+            init_containers: init.collect(),
+            containers: apps.collect(),
+            resources: None,
+        }
     })
 }
 

@@ -176,6 +176,7 @@ fn a_pod_is_named_by_its_own_name() {
             owner: "0a1b".into(),
             init_containers: Vec::new(),
             containers: vec![ContainerRequest::guaranteed("shop/db", resources(2, 1))],
+            resources: None,
         },
         &on("shop/db", "2"),
         &|_| {},
@@ -226,6 +227,7 @@ fn what_an_init_container_still_uses_is_not_free_after_a_resize() {
             owner: "a".into(),
             init_containers: vec![container("init")],
             containers: vec![container("app")],
+            resources: None,
         };
         let decision = strategy.admit(&strategy.idle(), &request);
         decision.outcome.unwrap();

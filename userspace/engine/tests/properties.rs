@@ -14,8 +14,8 @@ use numaward_engine::{
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     kubelet::Checkpoints,
     policy::{
-        CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy,
-        TopologyManagerScope,
+        CPU_OPTIONS, CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryReservation,
+        TopologyManagerPolicy, TopologyManagerScope,
     },
 };
 use numaward_topology::{
@@ -91,6 +91,7 @@ fn request(max_init: usize) -> impl Strategy<Value = Request> {
             owner: "".into(),
             init_containers: init_containers.collect(),
             containers: containers.collect(),
+            resources: None,
         }
     })
 }
@@ -111,17 +112,7 @@ fn steps(max_init: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn config() -> impl Strategy<Value = PolicyConfig> {
-    let cpu_options = sample::subsequence(
-        vec![
-            "full-pcpus-only",
-            "distribute-cpus-across-numa",
-            "align-by-socket",
-            "distribute-cpus-across-cores",
-            "strict-cpu-reservation",
-            "prefer-align-cpus-by-uncorecache",
-        ],
-        0..=2,
-    );
+    let cpu_options = sample::subsequence(CPU_OPTIONS.to_vec(), 0..=2);
     let topology = sample::select(TopologyManagerPolicy::ALL);
     (cpu_options, topology, any::<[bool; 4]>()).prop_map(
         |(cpu_options, topology, [pod, closest, cpus, memory])| {
@@ -516,7 +507,12 @@ fn any_container() -> impl Strategy<Value = ContainerRequest> {
 fn any_request() -> impl Strategy<Value = Request> {
     let owner = sample::select(vec!["p", "q", ""]);
     (owner, collection::vec(any_container(), 0..=2), collection::vec(any_container(), 0..=3)).prop_map(
-        |(owner, init_containers, containers)| Request { owner: owner.into(), init_containers, containers },
+        |(owner, init_containers, containers)| Request {
+            owner: owner.into(),
+            init_containers,
+            containers,
+            resources: None,
+        },
     )
 }
 

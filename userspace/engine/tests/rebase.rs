@@ -85,7 +85,8 @@ fn who_has_room_keeps_it_when_another_has_to_move() {
         let placed = (0..).map(NodeId).zip(bytes.iter().copied()).filter(|(_, bytes)| bytes.0 > 0).collect();
         let all = Bytes(bytes.iter().map(|bytes| bytes.0).sum());
         let block = Block { kind: MEMORY, affinity: "0-1".parse().unwrap(), bytes: all };
-        let held = Allocation { cpus: None, blocks: vec![block], placed: [(MEMORY, placed)].into() };
+        let held =
+            Allocation { blocks: vec![block], placed: [(MEMORY, placed)].into(), ..Allocation::default() };
         move |name: &str| OwnerAccount { containers: [(name.into(), held)].into(), ..OwnerAccount::default() }
     };
     let mut ledger = Ledger::default();

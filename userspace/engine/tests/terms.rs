@@ -46,7 +46,7 @@ fn request(owner: &str, amounts: &[(u64, u64)]) -> Request {
         ContainerRequest::guaranteed(format!("c{number}"), resources)
     };
     let containers = amounts.iter().enumerate().map(container).collect();
-    Request { owner: owner.into(), init_containers: Vec::new(), containers }
+    Request { owner: owner.into(), init_containers: Vec::new(), containers, resources: None }
 }
 
 fn terms(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> Terms {

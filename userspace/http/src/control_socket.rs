@@ -3,13 +3,13 @@
 //! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
 //! same: the mode of a file is easily changed.
 
-use std::{io, os::unix::net::UnixListener};
+use std::{io, net::IpAddr, os::unix::net::UnixListener};
 
-use crate::{peer::Peer, server::Accept};
+use crate::{denials::Denials, peer::Peer, server::Accept};
 
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]
-pub struct ControlListener(tokio::net::UnixListener);
+pub struct ControlListener(tokio::net::UnixListener, Denials);
 
 /// The answer to everybody else.
 const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
@@ -22,13 +22,17 @@ const FORBIDDEN: &[u8] = b"HTTP/1.1 403 Forbidden\r\n\
 impl ControlListener {
     /// Takes a listener of which nobody else may open the file. Call it in the runtime that is to serve.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
-        tokio::net::UnixListener::from_std(listener).map(Self)
+        Ok(Self(tokio::net::UnixListener::from_std(listener)?, Denials::default()))
     }
 }
 
 impl Accept for ControlListener {
     type Accepted = tokio::net::UnixStream;
     type Stream = tokio::net::UnixStream;
+
+    fn source(_: &Self::Accepted) -> Option<IpAddr> {
+        None
+    }
 
     async fn open(stream: Self::Accepted) -> io::Result<(Self::Stream, Peer)> {
         Ok((stream, Peer::default()))
@@ -40,7 +44,7 @@ impl Accept for ControlListener {
             match stream.peer_cred() {
                 Ok(peer) if may_control(peer.uid()) => return Ok(stream),
                 Ok(peer) => {
-                    tracing::warn!(uid = peer.uid(), "turned away from the control socket");
+                    self.1.log(None, &format_args!("user {} on the control socket", peer.uid()));
                     // A new socket has room for this; a client that does not read it learns nothing.
                     let _ = stream.try_write(FORBIDDEN);
                 }

@@ -10,10 +10,15 @@
 
 mod accept;
 mod blocking;
+mod browser;
 mod control_socket;
+mod credentials;
+mod denials;
 mod limits;
+mod paced;
 mod page;
 mod peer;
+mod peers;
 mod pieces;
 mod problem;
 mod remote;
@@ -24,11 +29,13 @@ mod server;
 
 pub use self::{
     blocking::Blocking,
+    browser::Names,
     control_socket::ControlListener,
+    credentials::CredentialError,
     limits::{MAX_BODY_BYTES, TIME_LIMIT},
     peer::Peer,
     problem::Failure,
-    remote::{CredentialError, Gate, RemoteListener},
+    remote::{Gate, RemoteListener},
     router::{control_router, remote_router, router},
     routes::{App, open_api},
     server::{Accept, ListenError, listen, serve},

@@ -1,12 +1,18 @@
 //! Who is on the other side.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
+
+use crate::{credentials::Credentials, peers::Place};
 
 /// Who is on the other side of a connection, as far as the connection shows.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Peer {
     pub(crate) address: Option<SocketAddr>,
     pub(crate) certificate: Certificate,
+    /// By which the certificate was judged.
+    pub(crate) judged_by: Option<Arc<Credentials>>,
+    /// What its connection holds.
+    pub(crate) place: Option<Arc<Place>>,
 }
 
 /// What its client certificate says.
@@ -17,4 +23,6 @@ pub(crate) enum Certificate {
     Taken,
     /// Of the right authority, but with none of the names that may control.
     OtherName,
+    /// Taken by credentials that are no longer in force.
+    Old,
 }

@@ -1,6 +1,6 @@
 //! A body that somebody else writes, handed to the client piece by piece.
 
-use std::{io, sync::Arc, time::Instant};
+use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use futures_util::stream;
@@ -8,13 +8,15 @@ use numaward_telemetry::metrics::{Format, Metrics};
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, mpsc},
-    time::timeout_at,
+    time::{Instant, timeout_at},
 };
 
 use crate::limits::TIME_LIMIT;
 
 /// Pieces that wait for a slow client, at most.
 const WAITING: usize = 4;
+/// Within this, the client of a scrape has to take a piece where others may be waiting for a scrape.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A part of a body.
 pub(crate) enum Piece {
@@ -37,20 +39,57 @@ pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
     (sender, Body::from_stream(pieces))
 }
 
-/// The body of `/metrics`, written by a thread that may block. `place` is held until they are written.
+/// The body of `/metrics`, written by a thread that may block. `place` is held until it is written. Where no other place is
+/// free, a client that hardly reads is given up.
 pub(crate) fn scrape(metrics: Arc<Metrics>, format: Format, place: Option<OwnedSemaphorePermit>) -> Body {
     let (sender, written) = body();
     let runtime = Handle::current();
     let deadline = Instant::now() + TIME_LIMIT;
     tokio::task::spawn_blocking(move || {
-        let send = |piece| {
-            let sent = timeout_at(deadline.into(), sender.send(piece));
-            runtime.block_on(async { matches!(sent.await, Ok(Ok(()))) })
-        };
+        let may_wait = || place.as_ref().is_some_and(|place| place.semaphore().available_permits() > 0);
+        let send = |piece| runtime.block_on(hand_over(&sender, piece, deadline, may_wait));
         if metrics.encode(format, |piece| send(Piece::Text(piece))).is_ok() {
             send(Piece::End);
         }
         drop(place);
     });
     written
+}
+
+/// Whether a client takes a piece until then; within [`PATIENCE`] where it may not keep others waiting.
+async fn hand_over(
+    sender: &mpsc::Sender<Piece>,
+    piece: Piece,
+    deadline: Instant,
+    may_wait: impl Fn() -> bool,
+) -> bool {
+    let mut sent = pin!(sender.send(piece));
+    loop {
+        let until = deadline.min(Instant::now() + PATIENCE);
+        match timeout_at(until, sent.as_mut()).await {
+            Ok(sent) => return sent.is_ok(),
+            Err(_) if until < deadline && may_wait() => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_hardly_reads_is_given_up_where_others_may_be_waiting() {
+        let (sender, mut client) = mpsc::channel(1);
+        let piece = || Piece::Text(Bytes::new());
+        let start = Instant::now();
+        let deadline = start + TIME_LIMIT;
+        assert!(hand_over(&sender, piece(), deadline, || false).await, "there is room");
+        assert!(!hand_over(&sender, piece(), deadline, || false).await);
+        assert_eq!(start.elapsed(), PATIENCE);
+        assert!(!hand_over(&sender, piece(), deadline, || true).await);
+        assert_eq!(start.elapsed(), TIME_LIMIT);
+        client.recv().await;
+        assert!(hand_over(&sender, piece(), deadline, || true).await);
+    }
 }

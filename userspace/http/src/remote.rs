@@ -14,11 +14,8 @@
 
 use std::{
     borrow::Cow,
-    fmt, fs,
-    io::{self, Read},
-    net::SocketAddr,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    io,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -28,62 +25,25 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use numaward_config::{Access, Tls};
+use numaward_config::Access;
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{
     TlsAcceptor,
-    rustls::{
-        RootCertStore, ServerConfig,
-        crypto::ring,
-        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
-        server::{NoClientAuth, WebPkiClientVerifier},
-    },
+    rustls::pki_types::{CertificateDer, ServerName},
     server::TlsStream,
 };
 use tokio_util::either::Either;
 
 use crate::{
+    credentials::{CredentialError, Credentials, Stamp, Token, stamps},
+    denials::Denials,
     peer::{Certificate, Peer},
     server::Accept,
 };
 
-/// No file of credentials is larger.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 /// What the kubelet's probes ask for, which have neither token nor certificate.
 const HEALTH: [&str; 2] = ["/livez", "/readyz"];
-/// A shorter token could be guessed.
-const MIN_TOKEN_BYTES: usize = 16;
-
-/// A file of credentials cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CredentialError {
-    /// It cannot be read.
-    #[error("{path}: cannot be read: {1}", path = .0.display())]
-    Read(PathBuf, #[source] io::Error),
-    /// What it holds, or who else may read it, is wrong, and what to do.
-    #[error("{path}: {1}", path = .0.display())]
-    Unfit(PathBuf, String),
-}
-
-struct Token(Vec<u8>);
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token")
-    }
-}
-
-#[derive(Debug)]
-struct Credentials {
-    token: Option<Token>,
-    tls: Option<Arc<ServerConfig>>,
-    takes_certificates: bool,
-    names: Option<Vec<ServerName<'static>>>,
-}
-
-/// What distinguishes one version of a file from another: device, inode, size, time of change. None: it is not there.
-type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// Decides who may reach an address.
 #[derive(Debug)]
@@ -91,6 +51,7 @@ pub struct Gate {
     access: Access,
     /// What the files hold, and which versions of them.
     current: Mutex<(Vec<Stamp>, Arc<Credentials>)>,
+    denials: Denials,
 }
 
 impl Gate {
@@ -100,7 +61,7 @@ impl Gate {
         // Before the files are read: a change meanwhile is seen later.
         let seen = stamps(&access);
         let current = Mutex::new((seen, Arc::new(Credentials::read(&access)?)));
-        Ok(Arc::new(Self { access, current }))
+        Ok(Arc::new(Self { access, current, denials: Denials::default() }))
     }
 
     /// The credentials as the files hold them now. Blocks for as long as it takes to look at the files.
@@ -129,120 +90,6 @@ impl Gate {
     }
 }
 
-fn stamps(access: &Access) -> Vec<Stamp> {
-    let Tls { cert_file, key_file, client_ca_file, client_names: _ } = &access.tls;
-    let files = [&access.token_file, cert_file, key_file, client_ca_file];
-    files
-        .into_iter()
-        .flatten()
-        .map(|path| {
-            let found = fs::metadata(path).ok()?;
-            Some((found.dev(), found.ino(), found.size(), found.ctime(), found.ctime_nsec()))
-        })
-        .collect()
-}
-
-impl Credentials {
-    fn read(access: &Access) -> Result<Self, CredentialError> {
-        let Tls { client_ca_file, client_names, .. } = &access.tls;
-        let name = |name: &String| {
-            ServerName::try_from(name.clone()).map_err(|_| {
-                let file = client_ca_file.as_deref().unwrap_or(Path::new(""));
-                unfit(file, format_args!("{}.clientNames: {name:?} is no DNS name", access.tls_key))
-            })
-        };
-        let names = client_names.as_ref().map(|names| names.iter().map(name).collect()).transpose()?;
-        let token = access.token_file.as_deref().map(token).transpose()?;
-        let tls = access.tls.identity().map(|(cert, key)| tls(cert, key, client_ca_file.as_deref()));
-        Ok(Self { token, tls: tls.transpose()?, takes_certificates: client_ca_file.is_some(), names })
-    }
-}
-
-fn unfit(path: &Path, problem: impl fmt::Display) -> CredentialError {
-    CredentialError::Unfit(path.to_owned(), problem.to_string())
-}
-
-fn token(path: &Path) -> Result<Token, CredentialError> {
-    let text = private(path, 0o077, "the token")?;
-    let text = text.trim_ascii();
-    if text.len() < MIN_TOKEN_BYTES {
-        let has = text.len();
-        let problem = format_args!("a token of {has} bytes can be guessed: it must have {MIN_TOKEN_BYTES}");
-        return Err(unfit(path, problem));
-    }
-    // RFC 6750, section 2.1: what can be sent in the header.
-    if !text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(byte)) {
-        return Err(unfit(path, "a token has one line of letters, digits and -._~+/= only"));
-    }
-    Ok(Token(text.to_owned()))
-}
-
-fn tls(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Arc<ServerConfig>, CredentialError> {
-    let chain = certificates(cert)?;
-    // Groups that hold keys (Debian's ssl-cert) are common.
-    let text = private(key, 0o007, "the private key")?;
-    let private_key = PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| unfit(key, format_args!("no private key as PEM: {error}")))?;
-    let provider = Arc::new(ring::default_provider());
-    let verifier = match client_ca {
-        None => Arc::new(NoClientAuth),
-        Some(path) => {
-            let mut roots = RootCertStore::empty();
-            for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| unfit(path, error))?;
-            }
-            // A client without a certificate may have the token, and else learns from the answer what is missing.
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-                .allow_unauthenticated()
-                .build()
-                .map_err(|error| unfit(path, error))?
-        }
-    };
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .and_then(|config| config.with_client_cert_verifier(verifier).with_single_cert(chain, private_key))
-        .map_err(|error| unfit(cert, format_args!("with the key {}: {error}", key.display())))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(config))
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialError> {
-    let (text, _) = read(path)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|error| unfit(path, format_args!("no certificates as PEM: {error}")))?;
-    if found.is_empty() {
-        return Err(unfit(path, "has no certificate as PEM"));
-    }
-    Ok(found)
-}
-
-/// Reads a secret, unless its file has one of the bits of `others` in its mode or belongs to another user.
-fn private(path: &Path, others: u32, what: &str) -> Result<Vec<u8>, CredentialError> {
-    let (text, found) = read(path)?;
-    let mode = found.mode() & 0o777;
-    let problem = if mode & others != 0 {
-        format!("its mode is {mode:04o}, so that others can reach {what}: chmod 600 it")
-    } else if found.uid() != 0 && found.uid() != rustix::process::geteuid().as_raw() {
-        format!("it belongs to user {}, who can change {what}: chown it to root", found.uid())
-    } else {
-        return Ok(text);
-    };
-    Err(unfit(path, problem))
-}
-
-fn read(path: &Path) -> Result<(Vec<u8>, fs::Metadata), CredentialError> {
-    let fail = |error| CredentialError::Read(path.to_owned(), error);
-    // Opening a pipe would wait for its writer.
-    if !fs::metadata(path).map_err(fail)?.is_file() {
-        return Err(fail(io::Error::other("it is no file")));
-    }
-    let file = fs::File::open(path).map_err(fail)?;
-    let found = file.metadata().map_err(fail)?;
-    let mut text = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(fail)?;
-    Ok((text, found))
-}
-
 /// Accepts connections on an address with credentials, with TLS where that is configured.
 #[derive(Debug)]
 pub struct RemoteListener {
@@ -266,14 +113,19 @@ impl Accept for RemoteListener {
     type Accepted = (TcpStream, SocketAddr, Arc<Gate>);
     type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
+    fn source((_, address, _): &Self::Accepted) -> Option<IpAddr> {
+        Some(address.ip())
+    }
+
     async fn accept(&self) -> io::Result<Self::Accepted> {
         let (stream, address) = self.listener.accept().await?;
         Ok((stream, address, self.gate.clone()))
     }
 
     async fn open((stream, address, gate): Self::Accepted) -> io::Result<(Self::Stream, Peer)> {
-        let mut peer = Peer { address: Some(address), certificate: Certificate::None };
+        let mut peer = Peer { address: Some(address), ..Peer::default() };
         let credentials = gate.credentials().await?;
+        peer.judged_by = Some(credentials.clone());
         let Some(tls) = &credentials.tls else { return Ok((Either::Left(stream), peer)) };
         let stream = TlsAcceptor::from(tls.clone()).accept(stream).await?;
         let sent = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
@@ -305,7 +157,8 @@ impl IntoResponse for Denied {
     fn into_response(self) -> Response {
         let Self { status, challenge, reason } = self;
         let challenge = challenge.map(|challenge| [(header::WWW_AUTHENTICATE, challenge)]);
-        (challenge, (status, reason.into_owned())).into_response()
+        let close = (status == StatusCode::MISDIRECTED_REQUEST).then_some([(header::CONNECTION, "close")]);
+        (challenge, close, (status, reason.into_owned())).into_response()
     }
 }
 
@@ -334,6 +187,11 @@ fn judge_request(
             "Bearer realm=\"numaward\", error=\"invalid_token\"",
             format!("this is not the token of {token_key}"),
         ),
+        _ if certificate == Certificate::Old => denied(
+            StatusCode::MISDIRECTED_REQUEST,
+            None,
+            "the credentials have changed since this connection was made: connect again".into(),
+        ),
         _ if certificate == Certificate::OtherName => denied(
             StatusCode::FORBIDDEN,
             None,
@@ -361,21 +219,27 @@ fn judge_request(
 
 /// Lets through those who may.
 pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    let Peer { address, certificate } = request.extensions().get().copied().unwrap_or_default();
+    let Peer { address, mut certificate, judged_by, .. } =
+        request.extensions().get().cloned().unwrap_or_default();
     let credentials = match gate.credentials().await {
         Ok(credentials) => credentials,
         Err(error) => return (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
     };
-    let peer = address.map(tracing::field::display);
+    // The authorities and names may be others by now. A new connection is judged by those.
+    let is_old = judged_by.is_some_and(|by| !Arc::ptr_eq(&by, &credentials));
+    if is_old && certificate == Certificate::Taken {
+        certificate = Certificate::Old;
+    }
     match judge_request(&gate.access, &credentials, certificate, request.headers()) {
         Ok(by) => {
             if !request.method().is_safe() {
+                let peer = address.map(tracing::field::display);
                 tracing::info!(peer, by, method = %request.method(), uri = %request.uri(), "asked over TCP");
             }
             next.run(request).await
         }
         Err(denied) => {
-            tracing::warn!(peer, reason = %denied.reason, "turned away");
+            gate.denials.log(address, &denied.reason);
             denied.into_response()
         }
     }

@@ -4,28 +4,33 @@ use std::{sync::Arc, time::Instant};
 
 use axum::{
     Router,
+    body::HttpBody as _,
     extract::Request,
-    http::StatusCode,
+    http::{HeaderValue, StatusCode, header},
     middleware::{self, Next},
-    response::Response,
+    response::{IntoResponse, Response},
 };
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 
 use crate::{
-    limits::{MAX_BODY_BYTES, TIME_LIMIT},
-    page, problem,
+    browser::{self, Names},
+    limits::{LARGE, MAX_BODY_BYTES, TIME_LIMIT},
+    page,
+    peer::Peer,
+    problem,
     remote::{self, Gate},
     routes::{self, App},
 };
 
 /// The routes of the read-only address: those of this crate and `added`, with everything around them. With a gate, for whom
 /// it lets through.
-pub fn router(app: Arc<App>, added: Router, gate: Option<Arc<Gate>>) -> Router {
+pub fn router(app: Arc<App>, added: Router, gate: Option<Arc<Gate>>, names: Names) -> Router {
     let routes = routes::router(app).merge(page::router()).merge(added);
-    layered(match gate {
+    let routes = match gate {
         Some(gate) => routes.layer(middleware::from_fn_with_state(gate, remote::authorize_reading)),
         None => routes,
-    })
+    };
+    layered(routes.layer(middleware::from_fn_with_state(names, browser::check_host)))
 }
 
 /// The routes of the control socket: those of [`router`] but for people's.
@@ -39,12 +44,30 @@ pub fn remote_router(app: Arc<App>, added: Router, gate: Arc<Gate>) -> Router {
     layered(guarded.layer(middleware::from_fn_with_state(gate, remote::authorize)))
 }
 
-fn layered(router: Router) -> Router {
+pub(crate) fn layered(router: Router) -> Router {
     router
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, TIME_LIMIT))
         .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
+        .layer(middleware::from_fn(hold_back))
+        .layer(middleware::from_fn(browser::check_change))
         .layer(middleware::from_fn(problem::layer))
         .layer(middleware::from_fn(log))
+}
+
+/// Sends no large response while too much of those before it has not been read.
+async fn hold_back(request: Request, next: Next) -> Response {
+    let place = request.extensions().get::<Peer>().and_then(|peer| peer.place.clone());
+    let response = next.run(request).await;
+    let size = response.body().size_hint().exact().filter(|size| *size >= LARGE);
+    let Some((size, place)) = size.and_then(|size| usize::try_from(size).ok()).zip(place) else {
+        return response;
+    };
+    if place.may_send(size) {
+        return response;
+    }
+    let detail = "too many large responses wait to be read; read them, or ask again";
+    let later = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+    (StatusCode::SERVICE_UNAVAILABLE, later, detail).into_response()
 }
 
 async fn log(request: Request, next: Next) -> Response {

@@ -1,6 +1,11 @@
 //! Listens, accepts, and serves each connection.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::Router;
 use hyper::{
@@ -21,10 +26,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::peer::Peer;
+use crate::{limits::Limits, paced::Paced, peer::Peer, peers::Peers};
 
-/// Connections that are served at once; more wait in the kernel's queue.
-const MAX_CONNECTIONS: usize = 128;
 /// A client must have sent its request's head within this time.
 const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Requests under way when the daemon stops may take this long to end.
@@ -60,6 +63,9 @@ pub trait Accept: Send + 'static {
     /// A connection on which requests can be read.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
+    /// From where it came; none, where that is no address.
+    fn source(accepted: &Self::Accepted) -> Option<IpAddr>;
+
     /// Waits for one.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Accepted>> + Send;
 
@@ -68,34 +74,39 @@ pub trait Accept: Send + 'static {
 }
 
 impl Accept for TcpListener {
-    type Accepted = TcpStream;
+    type Accepted = (TcpStream, SocketAddr);
     type Stream = TcpStream;
 
-    async fn accept(&self) -> io::Result<TcpStream> {
-        self.accept().await.map(|(stream, _)| stream)
+    fn source((_, address): &Self::Accepted) -> Option<IpAddr> {
+        Some(address.ip())
     }
 
-    async fn open(stream: TcpStream) -> io::Result<(TcpStream, Peer)> {
-        Ok((stream, Peer::default()))
+    async fn accept(&self) -> io::Result<Self::Accepted> {
+        self.accept().await
+    }
+
+    async fn open((stream, address): Self::Accepted) -> io::Result<(TcpStream, Peer)> {
+        Ok((stream, Peer { address: Some(address), ..Peer::default() }))
     }
 }
 
 /// Serves until the token is cancelled, then lets requests under way end. Requests carry their [`Peer`].
 pub async fn serve<A: Accept>(listener: A, router: Router, stop: CancellationToken) {
+    serve_within(Limits::USUAL, listener, router, stop).await;
+}
+
+async fn serve_within<A: Accept>(limits: Limits, listener: A, router: Router, stop: CancellationToken) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_LIMIT).max_buf_size(64 << 10);
     let service = TowerToHyperService::new(router);
     let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(limits.connections));
+    let peers = Peers::new(limits);
     loop {
-        let accepted = async {
-            let place = places.clone().acquire_owned().await;
-            (place, listener.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
+        let accepted = tokio::select! {
             () = stop.cancelled() => break,
-            (place, accepted) = accepted => match accepted {
-                Ok(accepted) => (place, accepted),
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of file descriptors, or the client went away again: neither ends the server.
                     tracing::warn!(%error, "cannot accept a connection");
@@ -104,10 +115,34 @@ pub async fn serve<A: Accept>(listener: A, router: Router, stop: CancellationTok
                 }
             },
         };
+        let Some(held) = peers.enter(A::source(&accepted)) else {
+            tracing::debug!(peer = ?A::source(&accepted), "closed: this peer has as many connections as it may");
+            continue;
+        };
+        // One that is displaced is closed soon.
+        let mut permit = permits.clone().try_acquire_owned().ok().or_else(|| held.displace());
+        if permit.is_none() && A::source(&accepted).is_none() {
+            // Who comes after it waits in the kernel.
+            permit = tokio::select! {
+                () = stop.cancelled() => break,
+                permit = permits.clone().acquire_owned() => permit.ok(),
+            };
+        }
         let (http, service, watcher, stop) =
             (http.clone(), service.clone(), graceful.watcher(), stop.clone());
+        let permits = permits.clone();
         tokio::spawn(async move {
-            let _place = place;
+            let permit = match permit {
+                None => tokio::select! {
+                    () = stop.cancelled() => return,
+                    permit = timeout(HEAD_TIME_LIMIT, permits.acquire_owned()) => permit.ok().and_then(Result::ok),
+                },
+                permit => permit,
+            };
+            let Some(permit) = permit else {
+                return tracing::debug!("closed: there are as many connections as there may be");
+            };
+            held.serve(permit);
             let opened = tokio::select! {
                 () = stop.cancelled() => return,
                 opened = timeout(HEAD_TIME_LIMIT, A::open(accepted)) => opened,
@@ -116,11 +151,19 @@ pub async fn serve<A: Accept>(listener: A, router: Router, stop: CancellationTok
                 Ok(opened) => opened,
                 Err(error) => return tracing::debug!(%error, "connection"),
             };
+            let peer = Peer { place: Some(held.clone()), ..peer };
             let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-                request.extensions_mut().insert(peer);
+                request.extensions_mut().insert(peer.clone());
                 service.call(request)
             });
-            if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(stream), service)).await {
+            let stream = TokioIo::new(Paced::new(stream, held.clone(), limits.stall));
+            let served = tokio::select! {
+                served = watcher.watch(http.serve_connection(stream, service)) => served,
+                () = held.displaced() => {
+                    return tracing::debug!("closed: its peer has most connections, and others wait");
+                }
+            };
+            if let Err(error) = served {
                 tracing::debug!(%error, "connection");
             }
         });
@@ -128,5 +171,181 @@ pub async fn serve<A: Accept>(listener: A, router: Router, stop: CancellationTok
     drop(listener);
     if timeout(STOP_TIME_LIMIT, graceful.shutdown()).await.is_err() {
         tracing::warn!("requests were cut off: they did not end within {STOP_TIME_LIMIT:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{extract::Request, routing::get};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        time::Instant,
+    };
+
+    use super::*;
+    use crate::router::layered;
+
+    /// What a response of a large host has.
+    const LARGE: usize = 8 << 20;
+    const STALL: Duration = Duration::from_millis(300);
+    /// Long enough for any machine.
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// Serves what is large and what is small, on 127.0.0.1; clients from it are one peer.
+    async fn serving(limits: Limits) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let large = |_: Request| async { vec![b'x'; LARGE] };
+        let router = Router::new().route("/large", get(large)).route("/livez", get(|| async { "ok\n" }));
+        tokio::spawn(serve_within(limits, listener, layered(router), CancellationToken::new()));
+        address
+    }
+
+    async fn send(address: SocketAddr, path: &str, times: usize) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        // A connection that is closed at once is no error of the client's.
+        let _ = stream.write_all(request.repeat(times).as_bytes()).await;
+        stream
+    }
+
+    /// The first bytes of an answer; none where the connection was closed.
+    async fn head(stream: &mut TcpStream) -> Option<String> {
+        let mut buffer = vec![0; 4096];
+        let read =
+            timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().ok().filter(|read| *read > 0)?;
+        Some(String::from_utf8_lossy(&buffer[..read]).into_owned())
+    }
+
+    /// Until a request is answered by 200.
+    async fn wait_for(address: SocketAddr, path: &str) {
+        let start = Instant::now();
+        loop {
+            let answer = head(&mut send(address, path, 1).await).await;
+            if answer.as_ref().is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{path}: {answer:?}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn those_who_never_read_are_closed_and_the_others_are_served() {
+        let limits = Limits { connections: 16, stall: STALL, ..Limits::USUAL };
+        let address = serving(limits).await;
+        let mut silent = Vec::new();
+        for _ in 0..limits.connections {
+            silent.push(send(address, "/large", 20).await);
+        }
+        // All connections are theirs, until they are given up.
+        let mut served = Vec::new();
+        for _ in 0..limits.connections {
+            let mut stream = send(address, "/livez", 1).await;
+            let answer = head(&mut stream).await;
+            assert!(answer.as_ref().is_some_and(|answer| answer.starts_with("HTTP/1.1 200")), "{answer:?}");
+            served.push(stream);
+        }
+        for mut stream in silent {
+            let mut taken = 0;
+            let mut buffer = vec![0; 1 << 20];
+            while let Ok(Ok(read @ 1..)) = timeout(PATIENCE, stream.read(&mut buffer)).await {
+                taken += read;
+            }
+            assert!(taken < 20 * LARGE, "{taken} bytes were sent to who did not read");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_peer_has_a_share_of_the_connections() {
+        let limits = Limits { connections: 16, connections_of_a_peer: 4, ..Limits::USUAL };
+        let address = serving(limits).await;
+        let mut held = Vec::new();
+        for _ in 0..limits.connections_of_a_peer {
+            let mut stream = send(address, "/livez", 1).await;
+            assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"));
+            held.push(stream);
+        }
+        assert_eq!(head(&mut send(address, "/livez", 1).await).await, None);
+        held.pop();
+        wait_for(address, "/livez").await;
+    }
+
+    /// Connections over the loopback, of which each address is a peer.
+    struct Peers(TcpListener);
+
+    impl Accept for Peers {
+        type Accepted = (TcpStream, SocketAddr);
+        type Stream = TcpStream;
+
+        fn source((_, address): &Self::Accepted) -> Option<IpAddr> {
+            let IpAddr::V4(ip) = address.ip() else { return None };
+            Some(std::net::Ipv4Addr::from_bits(ip.to_bits() & 0x00ff_ffff | 10 << 24).into())
+        }
+
+        async fn accept(&self) -> io::Result<Self::Accepted> {
+            self.0.accept().await
+        }
+
+        async fn open(accepted: Self::Accepted) -> io::Result<(TcpStream, Peer)> {
+            <TcpListener as Accept>::open(accepted).await
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn peers_that_fill_all_places_keep_nobody_else_out() {
+        let limits = Limits { connections: 16, connections_of_a_peer: 8, ..Limits::USUAL };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/livez", get(|| async { "ok\n" }));
+        tokio::spawn(serve_within(limits, Peers(listener), layered(router), CancellationToken::new()));
+        let from = |peer: [u8; 4]| async move {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from((peer, 0))).unwrap();
+            let mut stream = socket.connect(address).await.unwrap();
+            let _ = stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+            stream
+        };
+        // All stay connected, and ask nothing more.
+        let mut held = Vec::new();
+        for peer in [[127, 0, 1, 1], [127, 0, 1, 2]] {
+            for _ in 0..limits.connections_of_a_peer {
+                let mut stream = from(peer).await;
+                assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"));
+                held.push(stream);
+            }
+        }
+        let start = Instant::now();
+        for peer in 1..=4 {
+            let mut stream = from([127, 0, 2, peer]).await;
+            assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"), "{peer}");
+        }
+        assert!(start.elapsed() < HEAD_TIME_LIMIT, "those who were there had gone by themselves");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn large_responses_that_nobody_reads_are_bounded() {
+        let limits = Limits { unread_of_a_peer: 2 * LARGE, stall: STALL, ..Limits::USUAL };
+        let address = serving(limits).await;
+        let mut held = Vec::new();
+        for _ in 0..2 {
+            let stream = send(address, "/large", 1).await;
+            stream.readable().await.unwrap();
+            held.push(stream);
+        }
+        let refused = head(&mut send(address, "/large", 1).await).await.unwrap();
+        assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after: 1"), "{refused}");
+        assert!(refused.contains("wait to be read"), "{refused}");
+        wait_for(address, "/livez").await;
+        // One is read to its end, and makes room.
+        let mut left = LARGE;
+        let mut buffer = vec![0; 1 << 20];
+        let stream = &mut held[0];
+        while left > 0 {
+            let read = timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().unwrap();
+            assert!(read > 0, "cut off with {left} bytes left");
+            left = left.saturating_sub(read);
+        }
+        wait_for(address, "/large").await;
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use numaward_engine::{ContainerRequest, Request, Resources};
+use numaward_engine::{ContainerRequest, PodResources, Request, Resources};
 
 /// The annotation by which the mirror pod in the API server of a static pod gives the UID that the kubelet and
 /// the runtime use: the hash of its manifest. Any author of a pod can set it.
@@ -46,15 +46,6 @@ pub struct Pod {
     pub is_terminal: bool,
 }
 
-/// What a pod as a whole asks for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodResources {
-    /// What it is promised.
-    pub requests: Resources,
-    /// What it may use.
-    pub limits: Resources,
-}
-
 impl Pod {
     /// What the engine is asked: the owner is the pod's UID.
     pub fn request(&self) -> Request {
@@ -62,6 +53,7 @@ impl Pod {
             owner: self.id.uid.as_str().into(),
             init_containers: self.init_containers.clone(),
             containers: self.containers.clone(),
+            resources: self.resources.clone(),
         }
     }
 }

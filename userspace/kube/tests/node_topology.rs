@@ -13,7 +13,7 @@ use numaward_kube::{
     api::{self, ApiMetrics, fake::FakeApiServer},
     node_topology::{NodeTopology, Publisher, Resource, Zone},
 };
-use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
+use numaward_topology::{Bytes, NodeId};
 use prometheus_client::registry::Registry;
 use regex::Regex;
 use serde_json::{Value, json};
@@ -100,15 +100,20 @@ fn check(value: &Value) -> Vec<String> {
 }
 
 fn topology(available: u64) -> NodeTopology {
-    let resource = |kind, capacity| Resource { kind, capacity, allocatable: capacity - 1, available };
+    let resource = |name: &str, capacity| {
+        let name = name.to_owned();
+        Resource { name, capacity, allocatable: capacity - 1, available }
+    };
     let zone = |node: u32| Zone {
         node: NodeId(node),
         distances: (0..2).map(|other| (NodeId(other), if other == node { 10 } else { 21 })).collect(),
         resources: vec![
-            resource(None, 8),
-            resource(Some(ZoneKind::Memory), Bytes::gib(16).0),
-            resource(Some(ZoneKind::Hugepages(HugepageSize(Bytes::mib(2)))), Bytes::mib(64).0),
+            resource("cpu", 8),
+            resource("memory", Bytes::gib(16).0),
+            resource("hugepages-2Mi", Bytes::mib(64).0),
+            resource("vendor.example/nic", 4),
         ],
+        attributes: vec![("numaward.io/memory-used-bytes", node.to_string())],
     };
     NodeTopology {
         policy: TopologyManagerPolicy::SingleNumaNode,
@@ -227,6 +232,11 @@ async fn the_object_fits_the_schema_and_is_what_the_scheduler_reads() {
         zone["resources"][2],
         json!({"name": "hugepages-2Mi", "capacity": "67108864", "allocatable": "67108863", "available": "3"})
     );
+    assert_eq!(
+        zone["resources"][3],
+        json!({"name": "vendor.example/nic", "capacity": "4", "allocatable": "3", "available": "3"})
+    );
+    assert_eq!(zone["attributes"], json!([{"name": "numaward.io/memory-used-bytes", "value": "1"}]));
     run.stop.cancel();
     run.task.await.unwrap();
 }

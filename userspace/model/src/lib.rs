@@ -4,6 +4,7 @@
 //! - [`pod`] names pods and containers.
 //! - [`Report`] is an event on its way to those who read it.
 //! - [`snapshot`] is what a scrape serves; [`headroom`] what the guard saw last.
+//! - [`backoff`] and [`Retry`] say when what failed is tried again.
 //! - [`error_chain`] is an error with its causes.
 //! - [`port`] has the traits by which parts reach each other; [`health`] says who is ready and alive.
 //!
@@ -11,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod error;
 pub mod headroom;
 pub mod health;
@@ -28,6 +30,7 @@ pub mod testing;
 pub const SPAN_TARGET: &str = "numaward_trace";
 
 pub use self::{
+    backoff::{Retry, backoff},
     error::error_chain,
     promise::{Promise, Promises, placed},
     report::Report,

@@ -30,6 +30,8 @@ pub enum Slice {
     Pod,
     /// The same, before those that run together.
     PodAtFirst,
+    /// A part of what the pod holds as a whole, by its own name, which others have a part of as well.
+    Part,
 }
 
 /// Which container of which pod.
@@ -60,7 +62,7 @@ impl PodContainer {
     /// The name of its allocation in its owner's account.
     pub fn slice_name(&self) -> ContainerName {
         match self.slice {
-            Slice::Own => self.container.as_str().into(),
+            Slice::Own | Slice::Part => self.container.as_str().into(),
             Slice::Pod | Slice::PodAtFirst => POD_SHARE.into(),
         }
     }

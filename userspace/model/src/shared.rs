@@ -107,6 +107,11 @@ impl<K: Ord + Clone, V: Clone> Shared<K, V> {
         }
         Arc::make_mut(&mut self.0).get_mut(key).map(Arc::make_mut)
     }
+
+    /// All values, to be changed.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        Arc::make_mut(&mut self.0).values_mut().map(Arc::make_mut)
+    }
 }
 
 impl<K: Ord, V> FromIterator<(K, V)> for Shared<K, V> {

@@ -243,7 +243,7 @@ pub struct PromiseFigures {
     /// By node.
     pub exclusive_cpus: Vec<(NodeId, u64)>,
     /// Of each workload with an allocation, what of it is not there.
-    pub lacks: Vec<Lacking>,
+    pub missing: Vec<MissingPromise>,
     /// Memory that could still be had, less what is promised and not yet used: by node and kind, in bytes. Below zero
     /// where more is promised than can be had at once.
     pub headroom: Vec<(NodeId, ZoneKind, i64)>,
@@ -253,6 +253,8 @@ pub struct PromiseFigures {
     pub over_budget: Vec<OverBudget>,
     /// CPUs that are exclusive to nobody; absent where nothing can be promised.
     pub shared_pool_cpus: Option<u64>,
+    /// CPUs that can still become exclusive: those without the reserved ones.
+    pub free_cpus: u64,
 }
 
 /// User memory that a workload allocated outside the nodes promised to it.
@@ -286,7 +288,7 @@ pub struct HugepagesOutside {
 
 /// What is promised to a workload and not there (any more), as the machine changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lacking {
+pub struct MissingPromise {
     /// The workload.
     pub workload: Arc<str>,
     /// Exclusive CPUs that are offline.

@@ -14,5 +14,6 @@ fn main() -> ExitCode {
         import: |config, machine, directory, dry_run| {
             Ok(numaward_daemon::import::import(config, machine, directory, dry_run)?)
         },
+        restore: |config, machine| Ok(numaward_daemon::restore(config, machine)?),
     })
 }

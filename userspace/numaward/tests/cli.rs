@@ -233,6 +233,7 @@ fn a_control_address_must_be_one() {
         (&["--server", "somewhere"], 1, "is not a host and a port"),
         (&["--server", "http://somewhere"], 1, "is not a host and a port"),
         (&["--server", "ftp://somewhere:1"], 1, "neither https nor http"),
+        (&["--server", "http://10.0.0.1:1", "--token-file", "/x"], 1, "unencrypted: use https"),
         (&["--server", &https], 1, "--ca FILE"),
         (&["--server", &https, "--ca", "/nonexistent"], 1, "--ca /nonexistent: cannot be read"),
         (&["--server", &http, "--ca", "/nonexistent"], 1, "TLS needs https"),
@@ -327,7 +328,7 @@ fn a_daemon_serves_and_stops_when_told() {
     let mut daemon = daemon();
     let address = daemon.address.to_string();
     let get = |path: &str| {
-        ask(daemon.address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+        ask(daemon.address, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
     };
     assert!(get("/livez").starts_with("HTTP/1.1 200"));
     assert!(get("/metrics").contains("numaward_build_info{"));
@@ -346,8 +347,8 @@ fn a_daemon_serves_and_stops_when_told() {
     assert_eq!((error.lines().count(), code), (1, 1), "{error}");
     assert!(error.contains(&address) && error.contains("in use") && error.contains("--listen"), "{error}");
 
-    let told = Command::new("kill").args(["-TERM", &daemon.child.id().to_string()]).status().unwrap();
-    assert!(told.success());
+    let sent = Command::new("kill").args(["-TERM", &daemon.child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
     assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
 }
 

@@ -295,8 +295,8 @@ fn the_terminal_is_given_back_however_it_ends() {
         let watched = Watched::start(24, 80);
         watched.sees("database");
         assert!(watched.terminal.look(numaward_terminal::Screen::alternate_screen));
-        let told = Command::new("kill").args([signal, &watched.terminal.id().to_string()]).status().unwrap();
-        assert!(told.success());
+        let sent = Command::new("kill").args([signal, &watched.terminal.id().to_string()]).status().unwrap();
+        assert!(sent.success());
         watched.ends(0);
     }
 }

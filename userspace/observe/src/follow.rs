@@ -12,7 +12,7 @@ use numaward_cgroup::{Hierarchy, OpenError, WatchMode, WatchOptions, Watcher};
 use numaward_config::guard::GuardMode;
 use numaward_model::{
     error_chain,
-    health::{Heartbeat, Latch, Readiness},
+    health::{self, Heartbeats, Latch, Readiness},
 };
 use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +34,11 @@ const COMPARE: Duration = Duration::from_secs(1);
 
 /// How long to wait before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// How long a turn of `follow` may take before it counts as hung.
+const FOLLOW_LIMIT: Duration = Duration::from_secs(30);
+/// Likewise for those that read files of many cgroups.
+const READ_LIMIT: Duration = Duration::from_mins(1);
 
 /// The latches of the observing parts.
 #[derive(Debug)]
@@ -80,36 +85,32 @@ pub fn spawn(
     observer: &Arc<Observer>,
     cgroups: CgroupSource,
     latches: Latches,
-    heartbeat: &Heartbeat,
+    heartbeats: &Heartbeats,
     stop: &CancellationToken,
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let follow = {
-        let (observer, heartbeat, stop) = (observer.clone(), heartbeat.clone(), stop.clone());
-        move || follow(&observer, &cgroups, latches, &heartbeat, &stop)
+        let (observer, stop) = (observer.clone(), stop.clone());
+        move || follow(&observer, &cgroups, latches, &stop)
     };
     let read = {
         let (observer, stop) = (observer.clone(), stop.clone());
         move || residency::keep_reading(&observer, &stop)
     };
     let mut threads = vec![
-        thread::Builder::new().name("follow".to_owned()).spawn(follow)?,
-        thread::Builder::new().name("residency".to_owned()).spawn(read)?,
+        heartbeats.spawn("follow", FOLLOW_LIMIT, stop, follow)?,
+        heartbeats.spawn("residency", READ_LIMIT, stop, read)?,
     ];
     if observer.config.guard != GuardMode::Off {
-        let (observer, stop) = (observer.clone(), stop.clone());
-        let guard = move || guard::keep_guard(&observer, &stop);
-        threads.push(thread::Builder::new().name("guard".to_owned()).spawn(guard)?);
+        let guard = {
+            let (observer, stop) = (observer.clone(), stop.clone());
+            move || guard::keep_guard(&observer, &stop)
+        };
+        threads.push(heartbeats.spawn("guard", READ_LIMIT, stop, guard)?);
     }
     Ok(threads)
 }
 
-fn follow(
-    observer: &Observer,
-    source: &CgroupSource,
-    latches: Latches,
-    heartbeat: &Heartbeat,
-    stop: &CancellationToken,
-) {
+fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &CancellationToken) {
     // Both were done, as far as they can be, before this thread was started.
     latches.topology.release();
     latches.probes.release();
@@ -120,7 +121,7 @@ fn follow(
     let mut watcher: Option<Watcher> = None;
     let mut retry = Instant::now();
     while !stop.is_cancelled() {
-        heartbeat.beat();
+        health::beat();
         if watcher.is_none() && Instant::now() >= retry {
             retry = Instant::now() + RETRY;
             watcher = observer.open(source);
@@ -195,6 +196,7 @@ impl Observer {
             WatchMode::Sweeping { reason } => Err(reason.clone()),
         };
         self.note(Part::CgroupWatch, mode);
+        self.note(Part::CgroupCount, watcher.crowded().map_or(Ok(()), Err));
     }
 
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.

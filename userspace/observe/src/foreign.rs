@@ -5,6 +5,7 @@ use std::fmt;
 use numaward_cgroup::{CgroupId, CgroupPath, Container};
 use numaward_engine::Ledger;
 use numaward_model::Promise;
+use numaward_topology::CpuSet;
 
 /// What somebody else promised, and to whom.
 pub trait ForeignPromises: fmt::Debug + Send + Sync {
@@ -14,4 +15,6 @@ pub trait ForeignPromises: fmt::Debug + Send + Sync {
     fn label(&self, container: &Container) -> Option<String>;
     /// The accounts of the nodes.
     fn ledger(&self) -> &Ledger;
+    /// CPUs that can still become exclusive.
+    fn free_cpus(&self) -> CpuSet;
 }

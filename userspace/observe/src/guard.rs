@@ -31,6 +31,7 @@ use numaward_engine::Conditions;
 use numaward_model::{
     Promise, Promises, Report,
     headroom::{Headroom, NodeHeadroom, OtherWorkload},
+    health,
     snapshot::Resident,
 };
 use numaward_probes::SlotId;
@@ -76,6 +77,7 @@ struct Guard {
 pub(crate) fn keep_guard(observer: &Observer, stop: &CancellationToken) {
     let mut guard = Guard::default();
     while !stop.is_cancelled() {
+        health::beat();
         observer.look_at_headroom(&mut guard);
         thread::park_timeout(LOOK);
     }

@@ -6,7 +6,8 @@
 //! - a systemd unit has its own name; of those that systemd numbers, the number becomes `*`
 //!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`);
 //! - a container of a pod is `NAMESPACE/POD/CONTAINER` as soon as that is known (see [`crate::state`]), and one of
-//!   `pods` until then; others are named after their runtime (`docker`, `libpod`), else `containers`;
+//!   `pods` until then; others are named after their runtime (`docker`, `libpod`) if it is known, else `containers`: a user
+//!   may give a cgroup any name;
 //! - a command of `numaward exec` is `numaward/NAME`;
 //! - anything else has the name of its cgroup.
 //!
@@ -14,7 +15,7 @@
 //!
 //! `other` means what is counted outside all of these; a cgroup of that name is `/other`.
 
-use numaward_cgroup::{Workload, WorkloadKind};
+use numaward_cgroup::{Container, RUNTIMES, Workload, WorkloadKind};
 
 /// The name under which everything is counted that has no counters of its own.
 pub(crate) const OTHER: &str = "other";
@@ -25,8 +26,10 @@ pub(crate) fn name(workload: &Workload) -> String {
         WorkloadKind::Exec => format!("numaward/{}", workload.name),
         WorkloadKind::Container => match &workload.container {
             Some(container) if container.pod_uid.is_some() => "pods".to_owned(),
-            Some(container) => container.runtime.clone().unwrap_or_else(|| "containers".to_owned()),
-            None => "containers".to_owned(),
+            Some(Container { runtime: Some(runtime), .. }) if RUNTIMES.contains(&runtime.as_str()) => {
+                runtime.clone()
+            }
+            _ => "containers".to_owned(),
         },
         WorkloadKind::Root | WorkloadKind::Allocation | WorkloadKind::TopLevel => workload.name.clone(),
     };
@@ -70,6 +73,7 @@ mod tests {
             ("/system.slice/session-store.service", "session-store.service"),
             ("/system.slice/docker-{ID}.scope", "docker"),
             ("/docker/{ID}", "containers"),
+            ("/user.slice/user-1000.slice/user@1000.service/\x1b[2J-{ID}.scope", "containers"),
             ("/kubepods/burstable/pod1-2-3/{ID}", "pods"),
             ("/kubepods/burstable", "kubepods"),
             ("/numaward/bench", "numaward/bench"),

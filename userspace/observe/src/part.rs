@@ -22,6 +22,9 @@ pub enum Part {
     /// Noticing new workloads without looking for them.
     #[strum(serialize = "cgroup watch")]
     CgroupWatch,
+    /// Following all cgroups that there are.
+    #[strum(serialize = "cgroup count")]
+    CgroupCount,
     /// Giving workloads counters of their own.
     Slots,
     /// Reading the nodes' memory.
@@ -47,6 +50,8 @@ pub enum Part {
     /// Reading pods from the API server.
     #[strum(serialize = "Kubernetes API")]
     KubernetesApi,
+    /// Evicting pods that run without what they ask for.
+    Evictions,
     /// Publishing to the scheduler what is free.
     #[strum(serialize = "NodeResourceTopology")]
     NodeResourceTopology,

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use crate::{
     foreign::ForeignPromises,
     observer::{Observer, held},
-    slots::AT_ONCE,
+    slots::{AT_ONCE, Moving},
     table::Member,
 };
 
@@ -54,33 +54,7 @@ impl AssignmentSink for Observer {
     fn assigned(&self, promises: Promises) {
         // While it is known what was promised before.
         self.read_probe_events();
-        let mut moving = self.moving();
-        let now = Arc::new(promises);
-        moving.state.revision += 1;
-        let before = std::mem::replace(&mut moving.state.promises, now.clone());
-        for ended in before.workloads().iter().filter(|promise| !now.has(promise.id)) {
-            moving.allow(ended.id);
-        }
-        for promise in now.workloads() {
-            if moving.state.table.slot(promise.id).is_some() {
-                let was = before.of(promise.id);
-                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, promise));
-                if !is_same && before.nodes_of(promise.id) != now.nodes_of(promise.id) {
-                    moving.allow(promise.id);
-                }
-                continue;
-            }
-            let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
-            let name = moving.state.name_of(&workload);
-            let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
-            let table = moving.state.table_mut();
-            table.add(promise.id, &name, member);
-            table.prefer(promise.id);
-        }
-        moving.keep_books(self.config.observe.keep_removed.0, AT_ONCE.max(now.workloads().len()));
-        moving.follow_exclusive_cpus();
-        drop(moving);
-        self.step_aside();
+        self.assign(self.moving(), promises);
     }
 }
 
@@ -109,22 +83,52 @@ impl ContainerNames for Observer {
 
 impl Observer {
     /// Takes these promises for our own from now on. Those that are held already, by identity, change nothing.
-    pub fn hold_to(&self, foreign: Arc<dyn ForeignPromises>) {
-        let ledger = foreign.ledger().clone();
-        let workloads = {
-            let mut moving = self.moving();
-            if moving.state.foreign.as_ref().is_some_and(|held| Arc::ptr_eq(held, &foreign)) {
-                return;
+    pub fn hold_to(&self, foreign: &Arc<dyn ForeignPromises>) {
+        self.read_probe_events();
+        let mut moving = self.moving();
+        if moving.state.foreign.as_ref().is_some_and(|held| Arc::ptr_eq(held, foreign)) {
+            return;
+        }
+        moving.state.foreign = Some(foreign.clone());
+        moving.rename();
+        let members = moving.state.table.members();
+        let containers = members
+            .filter_map(|(id, member)| foreign.promise(id, &member.path, member.container.as_ref()?))
+            .map(Arc::new)
+            .collect();
+        let mut promises = Promises::new(containers, foreign.ledger().clone());
+        promises.free_cpus = foreign.free_cpus();
+        // Still under the lock: a container that comes meanwhile gets its promise afterwards.
+        self.assign(moving, promises);
+    }
+
+    fn assign(&self, mut moving: Moving<'_>, promises: Promises) {
+        let now = Arc::new(promises);
+        moving.state.revision += 1;
+        let before = std::mem::replace(&mut moving.state.promises, now.clone());
+        for ended in before.workloads().iter().filter(|promise| !now.has(promise.id)) {
+            moving.allow(ended.id);
+        }
+        for promise in now.workloads() {
+            if moving.state.table.slot(promise.id).is_some() {
+                let was = before.of(promise.id);
+                let is_same = was.is_some_and(|was| Arc::ptr_eq(was, promise));
+                if !is_same && before.nodes_of(promise.id) != now.nodes_of(promise.id) {
+                    moving.allow(promise.id);
+                }
+                continue;
             }
-            moving.state.foreign = Some(foreign);
-            moving.rename();
-            let state = &*moving.state;
-            let containers = state.table.members().filter_map(|(id, member)| {
-                state.foreign.as_ref()?.promise(id, &member.path, member.container.as_ref()?)
-            });
-            containers.map(Arc::new).collect()
-        };
-        self.assigned(Promises::new(workloads, ledger));
+            let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
+            let name = moving.state.name_of(&workload);
+            let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
+            let table = moving.state.table_mut();
+            table.add(promise.id, &name, member);
+            table.prefer(promise.id);
+        }
+        moving.keep_books(self.config.observe.keep_removed.0, AT_ONCE.max(now.workloads().len()));
+        moving.follow_exclusive_cpus();
+        drop(moving);
+        self.step_aside();
     }
 
     /// What is promised.
@@ -163,10 +167,11 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use numaward_cgroup::Hierarchy;
+    use numaward_cgroup::{Cgroup, CgroupId, Event, Hierarchy};
     use numaward_config::Config;
-    use numaward_model::{snapshot::SnapshotSource, testing::promise};
-    use numaward_topology::{Bytes, CpuId, ZoneKind};
+    use numaward_engine::Ledger;
+    use numaward_model::{Promise, snapshot::SnapshotSource, testing::promise};
+    use numaward_topology::{Bytes, CpuId, CpuSet, ZoneKind};
     use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
     use tokio_util::sync::CancellationToken;
 
@@ -182,6 +187,61 @@ mod tests {
                 Ok(file) => return file,
                 Err(error) if Instant::now() > deadline => panic!("nobody reads {}: {error}", path.display()),
                 Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// A pod with one container, to which memory is promised.
+    #[derive(Debug)]
+    struct OnePod(Ledger);
+
+    impl ForeignPromises for OnePod {
+        fn promise(&self, id: CgroupId, cgroup: &CgroupPath, _: &Container) -> Option<Promise> {
+            Some(promise(&cgroup.to_string(), id.0, &[(ZoneKind::Memory, 0, Bytes::mib(2))]))
+        }
+
+        fn label(&self, _: &Container) -> Option<String> {
+            thread::sleep(Duration::from_micros(100));
+            None
+        }
+
+        fn ledger(&self) -> &Ledger {
+            &self.0
+        }
+
+        fn free_cpus(&self) -> CpuSet {
+            CpuSet::new()
+        }
+    }
+
+    #[test]
+    fn a_container_that_comes_while_promises_are_taken_over_has_its_own() {
+        let cgroup = |id: u64| Cgroup {
+            id: CgroupId(id),
+            path: format!("/kubepods/podu1/{id:064x}").parse().unwrap(),
+        };
+        let observer = Observer::new(&Config::default());
+        for _ in 0..200 {
+            observer.moving().take(Event::Added(cgroup(1)));
+            let (holding, held) = mpsc::channel();
+            thread::scope(|scope| {
+                let observer = &observer;
+                scope.spawn(move || {
+                    holding.send(()).unwrap();
+                    let foreign: Arc<dyn ForeignPromises> = Arc::new(OnePod(Ledger::default()));
+                    observer.hold_to(&foreign);
+                });
+                held.recv().unwrap();
+                thread::sleep(Duration::from_micros(50));
+                for id in 2..20 {
+                    observer.moving().take(Event::Added(cgroup(id)));
+                }
+            });
+            let promises = observer.promises();
+            let forgotten: Vec<_> = (1..20).filter(|id| !promises.has(CgroupId(*id))).collect();
+            assert_eq!(forgotten, [0; 0]);
+            for id in 1..20 {
+                observer.moving().take(Event::Removed(cgroup(id)));
             }
         }
     }
@@ -205,7 +265,7 @@ mod tests {
             Arc::new(Observer::new(&Config { host_root: root.path().into(), ..Config::default() }));
         let promises = Promises::new(
             vec![promise("/a", 1, &[(ZoneKind::Memory, 0, Bytes::mib(2))]).into()],
-            numaward_engine::Ledger::default(),
+            Ledger::default(),
         );
         observer.assigned(promises.clone());
         observer.lock().hierarchy = Some(Hierarchy::at(root.path()));

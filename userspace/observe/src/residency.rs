@@ -21,7 +21,7 @@ use numaward_cgroup::{
     read::{NodeMemory, memory_events, memory_numa_stat, memory_pressure, numa_balancing},
 };
 use numaward_model::{
-    error_chain,
+    error_chain, health,
     snapshot::{Pressure, Resident, ResidentHugepages},
 };
 use numaward_probes::{Probe, SlotId, home};
@@ -49,14 +49,17 @@ pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     while !stop.is_cancelled() {
         let asked = held(&observer.demand).asked;
         if asked.elapsed() >= interest {
+            health::rest();
             thread::park();
             continue;
         }
         let wait = due.saturating_duration_since(Instant::now());
         if !wait.is_zero() {
+            health::rest();
             thread::park_timeout(wait);
             continue;
         }
+        health::beat();
         due = Instant::now() + interval;
         observer.read_workloads(stop);
         observer.judge_sampling();
@@ -111,6 +114,7 @@ impl Observer {
             if stop.is_cancelled() {
                 return;
             }
+            health::beat();
             if let Err(error) = target.read(&nodes, &sizes)
                 && !error.is_gone()
             {

@@ -11,12 +11,12 @@ use numaward_model::{
     Promise, Promises, error_chain,
     headroom::NodeHeadroom,
     snapshot::{
-        self, Allocated, KindPromised, Lacking, MapFigures, Missed, OverBudget, ProbeFigures, PromiseFigures,
-        SnapshotSource, WorkloadFigures,
+        self, Allocated, KindPromised, MapFigures, Missed, MissingPromise, OverBudget, ProbeFigures,
+        PromiseFigures, SnapshotSource, WorkloadFigures,
     },
 };
 use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
-use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
+use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
 
 use crate::{
     headroom::Claims,
@@ -256,12 +256,12 @@ impl Observer {
     }
 
     /// What is promised and not there, by the label of the workload.
-    fn missing(&self, promises: &Promises) -> Vec<Lacking> {
+    fn missing(&self, promises: &Promises) -> Vec<MissingPromise> {
         let state = self.lock();
-        let mut missing: BTreeMap<String, Lacking> = BTreeMap::new();
+        let mut missing: BTreeMap<String, MissingPromise> = BTreeMap::new();
         for promise in promises.workloads() {
             let name = state.name_of(&classify(&promise.cgroup, |path| *path == promise.cgroup));
-            let of_name = missing.entry(name).or_insert_with_key(|name| Lacking {
+            let of_name = missing.entry(name).or_insert_with_key(|name| MissingPromise {
                 workload: name.as_str().into(),
                 offline_cpus: 0,
                 uncovered: Bytes(0),
@@ -295,7 +295,8 @@ impl Observer {
         let missed = missed.collect();
         let holdings = Holdings::new(read);
         let headroom = self.headroom(read, &holdings, memory);
-        let exclusive: Vec<_> = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
+        // Init containers pass theirs on, and where names are not known each container may have what its pod has.
+        let exclusive: CpuSet = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
         PromiseFigures {
             missed,
             missed_hugepages: read.missed_hugepages(),
@@ -318,15 +319,14 @@ impl Observer {
             exclusive_cpus: machine
                 .nodes
                 .iter()
-                .map(|(&node, data)| {
-                    (node, exclusive.iter().filter(|&&cpu| data.cpus.contains(cpu)).count() as u64)
-                })
+                .map(|(&node, data)| (node, (&exclusive & &data.cpus).len() as u64))
                 .collect(),
-            lacks: self.missing(promises),
+            missing: self.missing(promises),
             headroom,
             low: self.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
             over_budget: self.over_budget(read, &holdings),
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
+            free_cpus: promises.free_cpus.len() as u64,
         }
     }
 }
@@ -394,7 +394,7 @@ mod tests {
             ContainerRequest::guaranteed(name, resources.with_memory(Quantity::whole(mib * MIB)))
         };
         let containers = [("a", 1400), ("b", 100)].map(container).to_vec();
-        let request = Request { owner: "u".into(), init_containers: Vec::new(), containers };
+        let request = Request { owner: "u".into(), init_containers: Vec::new(), containers, resources: None };
         let ledger = native.admit(&native.idle(), &request).ledger;
         let promised = [0, 1].map(|node| ledger.memory()[&NodeId(node)][&ZoneKind::Memory].promised.0 / MIB);
         assert_eq!(promised.iter().sum::<u64>(), 1500);

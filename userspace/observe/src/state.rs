@@ -43,9 +43,10 @@ impl State {
         self.label(workload.container.as_ref()).unwrap_or_else(|| naming::name(workload))
     }
 
-    /// The name under which a container is served, where it is known.
+    /// The name under which a container of a pod is served, where it is known. Another container with the same id may be
+    /// anybody's cgroup.
     pub(crate) fn label(&self, container: Option<&Container>) -> Option<String> {
-        let container = container?;
+        let container = container.filter(|container| container.pod_uid.is_some())?;
         let known = self.containers.get(&container.id).map(ToString::to_string);
         known.or_else(|| self.foreign.as_ref()?.label(container))
     }
@@ -73,6 +74,28 @@ impl State {
     pub(crate) fn container_went(&mut self, id: CgroupId) {
         if self.foreign.is_some() && self.promises.has(id) {
             Arc::make_mut(&mut self.promises).remove(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_cgroup::classify;
+
+    use super::*;
+
+    #[test]
+    fn a_pods_name_is_not_had_by_its_containers_id() {
+        const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        let containers = HashMap::from([(ID.to_owned(), "prod/db/main".into())]);
+        let state = State { containers, ..State::default() };
+        for (path, name) in [
+            (format!("/kubepods/podu1/{ID}"), "prod/db/main"),
+            (format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope"), "libpod"),
+            (format!("/user.slice/user-1000.slice/user@1000.service/kubepods/podu1/{ID}"), "containers"),
+        ] {
+            let path: CgroupPath = path.parse().unwrap();
+            assert_eq!(state.name_of(&classify(&path, |_| false)), name, "{path}");
         }
     }
 }

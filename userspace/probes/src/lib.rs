@@ -38,6 +38,8 @@ mod rows;
 mod self_check;
 mod slots;
 mod sys;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tracefs;
 mod types;
 

@@ -124,17 +124,36 @@ fn last_cpu() -> usize {
     (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).unwrap()
 }
 
+/// The calling thread runs there only.
+fn run_on(cpu: usize) {
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    sched_setaffinity(None, &one).unwrap();
+}
+
+/// More than the probe has room for.
+const NAMES: u32 = 6_000;
+
+/// How often the calling thread was switched out because it waited (proc(5)).
+fn sleeps() -> u64 {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    sleeps.trim().parse().unwrap()
+}
+
 /// The process that uses a CPU from its first line of input on.
 fn spin() -> ExitCode {
-    let mut one = CpuSet::new();
-    one.set(last_cpu());
-    sched_setaffinity(None, &one).unwrap();
+    run_on(last_cpu());
     println!("ready");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
     // It may have been moved to its cgroup while it ran. Whose a task is, is found when it is switched in, and on a CPU that
-    // nobody else wants that may be never.
-    thread::sleep(Duration::from_millis(1));
+    // nobody else wants that may be never. A sleep alone is not enough: one that is over before the task is off the CPU
+    // switches nothing.
+    let before = sleeps();
+    while sleeps() == before {
+        thread::sleep(Duration::from_millis(1));
+    }
     loop {
         std::hint::spin_loop();
     }
@@ -226,6 +245,19 @@ fn intruders(host: &Host) {
     probes.release(neighbour_slot).unwrap();
     let left = probes.intruders().unwrap();
     assert!(left.iter().all(|intruder| intruder.workload != Some(neighbour_slot)), "its slot is another's");
+
+    // However many names there were, the last one is known.
+    let of_many_names = thread::spawn(move || {
+        run_on(last_cpu());
+        for number in 0..NAMES {
+            fs::write("/proc/thread-self/comm", format!("name-{number}")).unwrap();
+            thread::sleep(Duration::from_micros(1));
+        }
+    });
+    of_many_names.join().unwrap();
+    let names = probes.intruders().unwrap();
+    let last = format!("name-{}", NAMES - 1);
+    assert!(names.iter().any(|intruder| intruder.command == last), "{} names", names.len());
     probes.set_exclusive(&BTreeMap::new()).unwrap();
     assert!(!probes.is_watching_cpus());
     let after = probes.cpu_use().unwrap()[&cpu];

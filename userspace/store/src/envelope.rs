@@ -1,11 +1,17 @@
 //! What is around a ledger where it is stored: the version of the format, which save it is, and a checksum.
 
-use std::{fs, io, path::Path};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::error::{StoreError, VERSION};
+use super::{
+    disk::{Disk, unless_missing},
+    error::{StoreError, VERSION},
+};
+
+/// The highest number of a save: a million saves a second for longer than there will be computers.
+pub(super) const MOST_SAVES: u64 = u64::MAX / 2;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,13 +35,24 @@ struct Version {
 pub(super) struct Whole<T> {
     pub(super) generation: u64,
     pub(super) ledger: T,
+    pub(super) text: Vec<u8>,
 }
 
 /// What is found where a ledger is stored.
 pub(super) enum Content<T> {
     Missing,
     Whole(Whole<T>),
-    Damaged(String),
+    Damaged { text: Vec<u8>, reason: String },
+}
+
+impl<T> Content<T> {
+    /// Which save it is, if it is whole.
+    pub(super) fn generation(&self) -> Option<u64> {
+        match self {
+            Self::Whole(whole) => Some(whole.generation),
+            Self::Missing | Self::Damaged { .. } => None,
+        }
+    }
 }
 
 /// The text that is stored of a ledger, in one line.
@@ -47,40 +64,57 @@ pub(super) fn seal(generation: u64, ledger: &RawValue) -> Result<Vec<u8>, serde_
 }
 
 /// Reads a file that holds one.
-pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Content<T>, StoreError> {
-    match fs::read(path) {
-        Ok(text) => open(&text, path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Content::Missing),
-        Err(error) => Err(StoreError::io(path, "read it")(error)),
+pub(super) fn read<T: DeserializeOwned>(disk: &dyn Disk, path: &Path) -> Result<Content<T>, StoreError> {
+    match unless_missing(disk.read(path)).map_err(StoreError::io(path, "read it"))? {
+        Some(text) => open(text, path),
+        None => Ok(Content::Missing),
     }
 }
 
 /// Takes a ledger out of its text, which was found at this path.
-pub(super) fn open<T: DeserializeOwned>(text: &[u8], path: &Path) -> Result<Content<T>, StoreError> {
-    let damaged = |what: String| Ok(Content::Damaged(what));
-    let Version { version } = match serde_json::from_slice(text) {
-        Ok(version) => version,
-        Err(error) => return damaged(format!("not a ledger: {error}")),
+pub(super) fn open<T: DeserializeOwned>(text: Vec<u8>, path: &Path) -> Result<Content<T>, StoreError> {
+    let Envelope { generation, ledger, .. } = match unseal(&text) {
+        Ok(envelope) => envelope,
+        Err(Unreadable::Newer(found)) => return Err(StoreError::Newer { path: path.to_owned(), found }),
+        Err(Unreadable::Damaged(reason)) => return Ok(Content::Damaged { text, reason }),
     };
+    match serde_json::from_str(ledger.get()) {
+        Ok(ledger) => Ok(Content::Whole(Whole { generation, ledger, text })),
+        Err(source) => Err(StoreError::Foreign { path: path.to_owned(), source }),
+    }
+}
+
+enum Unreadable {
+    Newer(u32),
+    Damaged(String),
+}
+
+/// What is in a text, if its checksum is right.
+fn unseal(text: &[u8]) -> Result<Envelope<&RawValue>, Unreadable> {
+    let no_ledger = |error| Unreadable::Damaged(format!("not a ledger: {error}"));
+    let Version { version } = serde_json::from_slice(text).map_err(no_ledger)?;
     if version > VERSION {
-        return Err(StoreError::Newer { path: path.to_owned(), found: version });
+        return Err(Unreadable::Newer(version));
     }
     if version == 0 {
-        return damaged("there is no version 0 of the format".to_owned());
+        return Err(Unreadable::Damaged("there is no version 0 of the format".to_owned()));
     }
-    let Envelope { generation, checksum: said, ledger, .. }: Envelope<&RawValue> =
-        match serde_json::from_slice(text) {
-            Ok(envelope) => envelope,
-            Err(error) => return damaged(format!("not a ledger: {error}")),
-        };
-    let sum = checksum(version, generation, ledger.get());
-    if sum != said {
-        return damaged(format!("its checksum is {sum}, the file says {said}"));
+    let envelope: Envelope<&RawValue> = serde_json::from_slice(text).map_err(no_ledger)?;
+    if envelope.generation > MOST_SAVES {
+        let reason = format!("save {}: no store has saved so often", envelope.generation);
+        return Err(Unreadable::Damaged(reason));
     }
-    match serde_json::from_str(ledger.get()) {
-        Ok(ledger) => Ok(Content::Whole(Whole { generation, ledger })),
-        Err(error) => damaged(format!("whole, but not a ledger of this program: {error}")),
+    let sum = checksum(version, envelope.generation, envelope.ledger.get());
+    if sum != envelope.checksum {
+        let reason = format!("its checksum is {sum}, the file says {}", envelope.checksum);
+        return Err(Unreadable::Damaged(reason));
     }
+    Ok(envelope)
+}
+
+/// Which save a text is, if it is whole.
+pub(super) fn whole(text: &[u8]) -> Option<u64> {
+    unseal(text).ok().map(|envelope| envelope.generation)
 }
 
 /// Which save a text says it is, however it goes on.

@@ -31,6 +31,15 @@ pub enum StoreError {
         /// Its version.
         found: u32,
     },
+    /// A file is whole and holds what this program cannot read. It was not touched.
+    #[error("{path}: whole, but not a ledger of this program: {source}; run the program that wrote it, or move the \
+        file away to begin anew", path = .path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is not understood.
+        source: serde_json::Error,
+    },
     /// A file or the directory cannot be used: a full disk, a read-only file system, missing rights.
     #[error("{path}: cannot {action}: {source}", path = .path.display())]
     Io {
@@ -40,6 +49,16 @@ pub enum StoreError {
         action: &'static str,
         /// Why it failed.
         source: io::Error,
+    },
+    /// The last save has the highest number that a save can have: somebody wrote that into a file, as no store saves so
+    /// often.
+    #[error("{path}: its last save has the number {last}, the highest one there is, so nothing can be saved after it; \
+        stop the daemon and move the files of this directory away to begin anew", path = .path.display())]
+    NumbersUsedUp {
+        /// The journal.
+        path: PathBuf,
+        /// The number.
+        last: u64,
     },
     /// The ledger cannot be put into JSON.
     #[error("the ledger cannot be serialized: {0}")]

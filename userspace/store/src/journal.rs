@@ -4,23 +4,19 @@
 //! contains. What was reserved is written, with zeros: a file system that only notes space as reserved has to commit
 //! that it is in use at the first write.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
-    path::Path,
-};
+use std::{io, path::Path};
 
 use serde::de::DeserializeOwned;
 
 use super::{
-    envelope::{self, Content, Whole},
+    disk::{Disk, DiskFile, SyncPoint, unless_missing},
+    envelope::{self, Content},
     error::StoreError,
     fault,
 };
 
-/// How large a slot is at least: enough for more than a thousand workloads.
-const SLOT: usize = 1 << 20;
+/// What is written over the beginning of a text to make it none.
+const NOTHING: [u8; 512] = [0; 512];
 
 /// A journal, which is opened for each save: one that was removed, or over which something was mounted, would take what
 /// nobody finds again.
@@ -30,13 +26,8 @@ pub(super) struct Journal {
     slot: usize,
     /// The slot that is written next: the older one.
     next: usize,
-}
-
-/// What is in a slot.
-pub(super) struct Slot<T> {
-    /// Without what is left of a longer one.
-    pub(super) text: Vec<u8>,
-    pub(super) content: Content<T>,
+    /// Whether a save that failed may still be found there.
+    is_doubtful: bool,
 }
 
 /// What is found where the journal is.
@@ -44,85 +35,125 @@ pub(super) enum Found<T> {
     Missing,
     /// Why it cannot be one.
     Unusable(String),
-    Journal(Journal, [Slot<T>; 2]),
+    Journal(Journal, [Content<T>; 2]),
 }
 
-/// Reads the journal at this path.
-pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Found<T>, StoreError> {
-    let all = match fs::read(path) {
-        Ok(all) => all,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
-        Err(error) => return Err(StoreError::io(path, "read it")(error)),
+/// Reads the journal at this path, whose slots have at least so many bytes.
+pub(super) fn read<T: DeserializeOwned>(
+    disk: &dyn Disk,
+    path: &Path,
+    least: usize,
+) -> Result<Found<T>, StoreError> {
+    let Some(all) = unless_missing(disk.read(path)).map_err(StoreError::io(path, "read it"))? else {
+        return Ok(Found::Missing);
     };
     let (first, second) = all.split_at(all.len() / 2);
     let slots = [slot(first, path)?, slot(second, path)?];
     let size = second.len();
-    if first.len() != size || size < SLOT {
+    if first.len() != size || size < least {
         return Ok(Found::Unusable(format!("{} bytes are not two slots", all.len())));
     }
-    let [first, second] = slots.each_ref().map(Slot::generation);
-    Ok(Found::Journal(Journal { slot: size, next: usize::from(first > second) }, slots))
-}
-
-fn slot<T: DeserializeOwned>(bytes: &[u8], path: &Path) -> Result<Slot<T>, StoreError> {
-    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-    let content = if text.is_empty() { Content::Missing } else { envelope::open(text, path)? };
-    Ok(Slot { text: text.to_owned(), content })
-}
-
-impl<T> Slot<T> {
-    /// Which save it holds, if it is whole.
-    pub(super) fn generation(&self) -> Option<u64> {
-        match &self.content {
-            Content::Whole(Whole { generation, .. }) => Some(*generation),
-            _ => None,
+    // Were something damaged still there after the next save, that save could not be taken for the last one.
+    let next = match &slots {
+        [Content::Damaged { reason, .. }, Content::Damaged { .. }] => {
+            return Ok(Found::Unusable(format!("both slots are damaged, the first one: {reason}")));
         }
+        [Content::Missing, Content::Damaged { .. }] => 1,
+        [first, second] => usize::from(first.generation() > second.generation()),
+    };
+    Ok(Found::Journal(Journal { slot: size, next, is_doubtful: false }, slots))
+}
+
+/// What is in a slot, without what is left of a longer text.
+fn slot<T: DeserializeOwned>(bytes: &[u8], path: &Path) -> Result<Content<T>, StoreError> {
+    match bytes.split(|byte| *byte == 0).next() {
+        None | Some([]) => Ok(Content::Missing),
+        Some(text) => envelope::open(text.to_owned(), path),
     }
 }
 
 impl Journal {
-    /// Makes a journal that holds this text and has room for longer ones, in place of the one that is there.
-    pub(super) fn create(path: &Path, new: &Path, text: &[u8]) -> Result<Self, StoreError> {
-        let slot = (2 * text.len()).next_power_of_two().max(SLOT);
-        let mut file = create_new(new)?;
+    /// Makes a journal that holds this text, the last one that was saved, and has room for a new one of so many bytes, in
+    /// place of the one that is there. Its name is not durable yet.
+    pub(super) fn create(
+        disk: &dyn Disk,
+        [path, new]: [&Path; 2],
+        saved: &[u8],
+        room: usize,
+        least: usize,
+    ) -> Result<Self, StoreError> {
+        let slot = (2 * saved.len().max(room)).next_power_of_two().max(least);
+        unless_missing(disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
+        let file = disk.create(new).map_err(StoreError::io(new, "create it"))?;
         fault::point("journal.created");
-        let mut reserve = || {
-            file.write_all(text)?;
-            io::copy(&mut io::repeat(0).take((2 * slot - text.len()) as u64), &mut file)?;
-            file.sync_all()
-        };
-        reserve().map_err(StoreError::io(new, "write it"))?;
+        let mut reserved = saved.to_owned();
+        reserved.resize(2 * slot, 0);
+        let written = file.write_at(0, &reserved).and_then(|()| file.sync(SyncPoint::NewJournal));
+        written.map_err(StoreError::io(new, "write it"))?;
         fault::point("journal.synced");
-        fs::rename(new, path).map_err(StoreError::io(path, "replace it"))?;
+        disk.rename(new, path).map_err(StoreError::io(path, "replace it"))?;
         fault::point("journal.renamed");
-        Ok(Self { slot, next: 1 })
+        Ok(Self { slot, next: usize::from(!saved.is_empty()), is_doubtful: false })
     }
 
-    /// Whether it is there, with room for this.
-    pub(super) fn has_room(&self, path: &Path, text: &[u8]) -> bool {
-        text.len() < self.slot && fs::metadata(path).is_ok_and(|file| file.len() == 2 * self.slot as u64)
+    /// Opens it, if it is there and has room for this.
+    pub(super) fn open(
+        &self,
+        disk: &dyn Disk,
+        path: &Path,
+        text: &[u8],
+    ) -> io::Result<Option<Box<dyn DiskFile>>> {
+        let Some(file) = unless_missing(disk.open(path))? else { return Ok(None) };
+        let has_room = text.len() < self.slot && file.len()? == 2 * self.slot as u64;
+        Ok(has_room.then_some(file))
     }
 
-    /// Puts this text in the place of the older one. When this returns, it is durable.
-    pub(super) fn write(&mut self, path: &Path, text: &[u8]) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).open(path)?;
-        let written = self.overwrite(&file, text);
+    /// Puts this text in the place of the older one, which is older than save `last`. When this returns, it is durable; if
+    /// it fails, no start finds it.
+    pub(super) fn write(&mut self, file: &dyn DiskFile, text: &[u8], last: u64) -> io::Result<()> {
+        if self.is_doubtful {
+            self.withdraw(file)?;
+        }
+        self.check_older(file, last)?;
+        let written = self.overwrite(file, text);
         match written {
             Ok(()) => self.next ^= 1,
-            // What failed must not be found by the next start.
-            Err(_) => drop(file.write_all_at(&[0], self.offset(0))),
+            Err(_) => self.is_doubtful = self.withdraw(file).is_err(),
         }
         written
     }
 
-    fn overwrite(&self, file: &File, text: &[u8]) -> io::Result<()> {
+    /// Nothing that is newer than what we know is written over: somebody else saves here, or put another journal there.
+    fn check_older(&self, file: &dyn DiskFile, last: u64) -> io::Result<()> {
+        let begins = file.read_at(self.offset(0), NOTHING.len().min(self.slot))?;
+        if envelope::claimed(&begins).is_none_or(|claimed| claimed <= last) {
+            return Ok(());
+        }
+        let all = file.read_at(self.offset(0), self.slot)?;
+        let text = all.split(|byte| *byte == 0).next().unwrap_or_default();
+        match envelope::whole(text) {
+            Some(found) if found > last => Err(io::Error::other(format!(
+                "save {found} is there and {last} was the last one here: another process writes to this file, or it was \
+                 replaced; restart the daemon"
+            ))),
+            // What a crash cut off.
+            _ => Ok(()),
+        }
+    }
+
+    fn overwrite(&self, file: &dyn DiskFile, text: &[u8]) -> io::Result<()> {
         let (first, second) = text.split_at(text.len() / 2);
-        file.write_all_at(first, self.offset(0))?;
+        file.write_at(self.offset(0), first)?;
         fault::point("ledger.half-written");
-        file.write_all_at(second, self.offset(first.len()))?;
-        file.write_all_at(&[0], self.offset(text.len()))?;
+        file.write_at(self.offset(first.len()), second)?;
+        file.write_at(self.offset(text.len()), &[0])?;
         fault::point("ledger.written");
-        file.sync_data()
+        file.sync(SyncPoint::Save)
+    }
+
+    fn withdraw(&self, file: &dyn DiskFile) -> io::Result<()> {
+        file.write_at(self.offset(0), &NOTHING)?;
+        file.sync(SyncPoint::Withdrawal)
     }
 
     fn offset(&self, within: usize) -> u64 {
@@ -130,18 +161,5 @@ impl Journal {
     }
 }
 
-/// Makes a file that only we can read. What is left of one that was not finished goes.
-pub(super) fn create_new(path: &Path) -> Result<File, StoreError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(StoreError::io(path, "remove the rest of a save that failed")(error));
-        }
-        _ => {}
-    }
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(StoreError::io(path, "create it"))
-}
+/// What cannot be done where the rest of a save that was not finished is in the way.
+pub(super) const LEFTOVER: &str = "remove the rest of a save that failed";

@@ -1,10 +1,8 @@
 //! The files of a ledger's directory, opened, saved and written out.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
-    io::{self, Read as _, Write as _},
+    io,
     marker::PhantomData,
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -12,10 +10,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use super::{
-    envelope::{self, Content, Whole},
+    disk::{Disk, DiskFile, HostDisk, Lock, SyncPoint, unless_missing},
+    envelope::{self, Content, MOST_SAVES, Whole},
     error::StoreError,
     fault,
-    journal::{self, Found, Journal, Slot},
+    journal::{self, Found, Journal, LEFTOVER},
 };
 
 const CURRENT: &str = "ledger.json";
@@ -28,18 +27,26 @@ const LOCK: &str = "ledger.lock";
 /// Of a file of the first version, which had no journal.
 const FIRST_VERSION: u64 = 0;
 
+/// How large a slot of the journal is at least: enough for more than a thousand workloads.
+const SLOT: usize = 1 << 20;
+
 /// An open ledger store. No other process can open it meanwhile.
 #[derive(Debug)]
 pub struct Store<T> {
+    disk: Box<dyn Disk>,
     dir: PathBuf,
+    /// How large a slot of the journal is at least.
+    least_slot: usize,
     /// Absent until the first save.
     journal: Option<Journal>,
     /// Of the last save.
     generation: u64,
-    /// The last save, if `ledger.json` is behind it.
-    behind: Option<Vec<u8>>,
-    /// Locked; the kernel unlocks it however the process ends.
-    _lock: File,
+    /// The last save. Empty if there was none.
+    last: Vec<u8>,
+    /// Whether `ledger.json` is behind it.
+    is_behind: bool,
+    /// The kernel unlocks it however the process ends.
+    _lock: Lock,
     holds: PhantomData<fn(&T)>,
 }
 
@@ -70,6 +77,16 @@ pub enum Loaded<T> {
     },
 }
 
+impl<T> Loaded<T> {
+    /// The ledger, if there is one that can be read.
+    pub fn ledger(self) -> Option<T> {
+        match self {
+            Self::Current { ledger, .. } | Self::Previous { ledger, .. } => Some(ledger),
+            Self::Fresh | Self::Rebuild { .. } => None,
+        }
+    }
+}
+
 /// A damaged file that was kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetAside {
@@ -81,8 +98,8 @@ pub struct SetAside {
 
 /// What the journal holds.
 struct Saved<T> {
-    /// The last save that is whole, and its text.
-    last: Option<(Whole<T>, Vec<u8>)>,
+    /// The last save that is whole.
+    last: Option<Whole<T>>,
     /// Whether none can have been saved since, here or in `ledger.json`.
     is_certain: bool,
 }
@@ -91,28 +108,45 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     /// Opens the store in this directory, which is made if it is not there, and reads what it holds. Damaged
     /// files are set aside.
     pub fn open(dir: &Path) -> Result<(Self, Loaded<T>), StoreError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .map_err(StoreError::io(dir, "create it"))?;
+        Self::open_on(Box::new(HostDisk), dir, SLOT)
+    }
+
+    /// The same, with a journal so small that a test can fill it.
+    #[cfg(feature = "testing")]
+    pub fn open_small(dir: &Path) -> Result<(Self, Loaded<T>), StoreError> {
+        Self::open_on(Box::new(HostDisk), dir, 1 << 10)
+    }
+
+    /// The same on this disk, with a journal whose slots have at least so many bytes.
+    pub(super) fn open_on(
+        disk: Box<dyn Disk>,
+        dir: &Path,
+        least_slot: usize,
+    ) -> Result<(Self, Loaded<T>), StoreError> {
+        make_dirs(&*disk, dir)?;
+        let lock = disk.lock(&dir.join(LOCK))?;
         let mut store = Self {
+            disk,
             dir: dir.to_owned(),
+            least_slot,
             journal: None,
             generation: 0,
-            behind: None,
-            _lock: lock(&dir.join(LOCK))?,
+            last: Vec::new(),
+            is_behind: false,
+            _lock: lock,
             holds: PhantomData,
         };
+        let disk = &*store.disk;
         // All are looked at before anything is touched: one may be of a newer version.
-        let current = envelope::read(&dir.join(CURRENT))?;
-        let previous = envelope::read(&dir.join(PREVIOUS))?;
-        let journal = journal::read(&dir.join(JOURNAL))?;
+        let current = envelope::read(disk, &dir.join(CURRENT))?;
+        let previous = envelope::read(disk, &dir.join(PREVIOUS))?;
+        let journal = journal::read(disk, &dir.join(JOURNAL), least_slot)?;
 
         for unfinished in [NEW, NEW_JOURNAL] {
             // What is still there is in the way of the next one, which says so.
-            let _ = fs::remove_file(dir.join(unfinished));
+            let _ = disk.remove(&dir.join(unfinished));
         }
+        store.sync_found(&journal)?;
         let mut set_aside = Vec::new();
         let current = store.whole(CURRENT, current, &mut set_aside)?;
         let previous = store.whole(PREVIOUS, previous, &mut set_aside)?;
@@ -129,8 +163,8 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             }
         };
         let (last, is_certain) = match last {
-            Some((last, text)) if Some(last.generation) >= written_out => {
-                store.behind = (Some(last.generation) > written_out).then_some(text);
+            Some(last) if Some(last.generation) >= written_out => {
+                store.is_behind = Some(last.generation) > written_out;
                 (Some(last), is_certain)
             }
             _ => match current {
@@ -138,8 +172,11 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
                 None => (previous, false),
             },
         };
-        store.generation = last.as_ref().map_or(0, |last| last.generation);
-        let loaded = match last.map(|last| last.ledger) {
+        let last = last.map(|Whole { generation, ledger, text }| {
+            (store.generation, store.last) = (generation, text);
+            ledger
+        });
+        let loaded = match last {
             Some(ledger) if is_certain => Loaded::Current { ledger, set_aside },
             Some(ledger) => Loaded::Previous { ledger, set_aside },
             None => {
@@ -151,38 +188,54 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         Ok((store, loaded))
     }
 
+    /// What an earlier process left, and may not have made durable before it was killed, is built upon from now on.
+    fn sync_found(&self, journal: &Found<T>) -> Result<(), StoreError> {
+        if matches!(journal, Found::Missing) {
+            // Nor may the directory be.
+            for above in self.dir.ancestors().skip(1) {
+                sync_dir(&*self.disk, above, SyncPoint::Directory)?;
+            }
+            return Ok(());
+        }
+        let path = self.dir.join(JOURNAL);
+        let synced = self.disk.open(&path).and_then(|file| file.sync(SyncPoint::Found));
+        synced.map_err(StoreError::io(&path, "make durable what was found in it"))?;
+        self.sync_dir(SyncPoint::FoundNames)
+    }
+
     /// The last save that is in the journal. What is damaged there is kept elsewhere, as it will be written over.
     fn saved(
         &self,
-        slots: [Slot<T>; 2],
+        slots: [Content<T>; 2],
         written_out: Option<u64>,
         set_aside: &mut Vec<SetAside>,
     ) -> Result<Saved<T>, StoreError> {
-        let newest = slots.iter().map(Slot::generation).max().flatten();
+        let newest = slots.iter().map(Content::generation).max().flatten();
         let known = newest.max(written_out);
         let mut saved = Saved { last: None, is_certain: newest.is_some() };
-        for Slot { text, content } in slots {
-            let reason = match content {
+        for content in slots {
+            let (text, reason) = match content {
                 Content::Whole(whole) => {
                     if Some(whole.generation) == newest {
-                        saved.last = Some((whole, text));
+                        saved.last = Some(whole);
                     }
                     continue;
                 }
                 Content::Missing => continue,
-                Content::Damaged(reason) => reason,
+                Content::Damaged { text, reason } => (text, reason),
             };
             let claimed = envelope::claimed(&text);
-            if known.is_some() && claimed == known.map(|known| known + 1) {
+            if claimed == Some(known.unwrap_or(0) + 1) {
                 tracing::info!("a save was cut off by a crash: nothing had been done for it");
                 continue;
             }
-            let path = self.free_name();
-            let mut file = journal::create_new(&path)?;
-            file.write_all(&text)
-                .and_then(|()| file.sync_all())
-                .map_err(StoreError::io(&path, "write it"))?;
-            self.sync_dir()?;
+            let path = self.free_name()?;
+            let kept = self.disk.create(&path).and_then(|file| {
+                file.write_at(0, &text)?;
+                file.sync(SyncPoint::SetAside)
+            });
+            kept.map_err(StoreError::io(&path, "keep there what is damaged"))?;
+            self.sync_dir(SyncPoint::SetAsideName)?;
             set_aside.push(SetAside { path, reason });
             // Unless it says that it is an older one, it may have been the last.
             saved.is_certain &= claimed.is_some_and(|claimed| Some(claimed) <= known);
@@ -197,68 +250,87 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
 
     /// Saves a ledger that is in words already.
     pub fn save_text(&mut self, ledger: &RawValue) -> Result<(), StoreError> {
+        let path = self.dir.join(JOURNAL);
+        if self.generation >= MOST_SAVES {
+            return Err(StoreError::NumbersUsedUp { path, last: self.generation });
+        }
         let generation = self.generation + 1;
         let text = envelope::seal(generation, ledger).map_err(StoreError::Serialize)?;
-        let path = self.dir.join(JOURNAL);
-        match &mut self.journal {
-            Some(journal) if journal.has_room(&path, &text) => {
-                journal.write(&path, &text).map_err(StoreError::io(&path, "write it"))?;
-            }
-            _ => {
-                let new = self.dir.join(NEW_JOURNAL);
-                let made = Journal::create(&path, &new, &text).inspect_err(|_| {
-                    // It takes space that may be what is missing. If it stays, the next save replaces it.
-                    let _ = fs::remove_file(&new);
-                })?;
-                // It is in place, whether that is durable or not.
-                (self.journal, self.generation) = (Some(made), generation);
-                self.sync_dir()?;
-            }
-        }
-        (self.generation, self.behind) = (generation, Some(text));
+        let (mut journal, file) = self.with_room(&path, &text)?;
+        let written = journal.write(&*file, &text, self.generation);
+        self.journal = Some(journal);
+        written.map_err(StoreError::io(&path, "write it"))?;
+        (self.generation, self.last, self.is_behind) = (generation, text, true);
         fault::point("ledger.saved");
         Ok(())
     }
 
+    /// The journal, made anew if it has no room for this text. It holds the last save and no other until then.
+    fn with_room(&mut self, path: &Path, text: &[u8]) -> Result<(Journal, Box<dyn DiskFile>), StoreError> {
+        let disk = &*self.disk;
+        if let Some(journal) = &self.journal
+            && let Some(file) = journal.open(disk, path, text).map_err(StoreError::io(path, "open it"))?
+            && let Some(journal) = self.journal.take()
+        {
+            return Ok((journal, file));
+        }
+        let new = self.dir.join(NEW_JOURNAL);
+        let made = Journal::create(disk, [path, &new], &self.last, text.len(), self.least_slot);
+        let made = made.inspect_err(|_| {
+            // It takes space that may be what is missing. If it stays, the next save replaces it.
+            let _ = disk.remove(&new);
+        })?;
+        // The old one is no longer there.
+        self.journal = None;
+        self.sync_dir(SyncPoint::JournalName)?;
+        let file = disk.open(path).map_err(StoreError::io(path, "open it"))?;
+        Ok((made, file))
+    }
+
     /// The number of the last save, if `ledger.json` is not what was saved with it.
     pub fn behind(&self) -> Option<u64> {
-        self.behind.as_ref().map(|_| self.generation)
+        self.is_behind.then_some(self.generation)
     }
 
     /// Writes the last save to `ledger.json`, for whoever reads that, and for a journal that gets damaged. If it
     /// fails, nothing is lost.
     pub fn write_out(&mut self) -> Result<(), StoreError> {
-        let Some(text) = &self.behind else { return Ok(()) };
+        if !self.is_behind {
+            return Ok(());
+        }
         let new = self.dir.join(NEW);
-        write_new(&new, text).and_then(|()| self.put_in_place(&new)).inspect_err(|_| {
+        self.write_new(&new).and_then(|()| self.put_in_place(&new)).inspect_err(|_| {
             // Half a file takes space that may be what is missing. If it stays, the next one replaces it.
-            let _ = fs::remove_file(&new);
+            let _ = self.disk.remove(&new);
         })?;
-        self.behind = None;
+        self.is_behind = false;
+        Ok(())
+    }
+
+    fn write_new(&self, new: &Path) -> Result<(), StoreError> {
+        unless_missing(self.disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
+        let file = self.disk.create(new).map_err(StoreError::io(new, "create it"))?;
+        fault::point("file.created");
+        file.write_at(0, &self.last).map_err(StoreError::io(new, "write it"))?;
+        file.sync(SyncPoint::WrittenOut).map_err(StoreError::io(new, "sync it"))?;
+        fault::point("file.synced");
         Ok(())
     }
 
     fn put_in_place(&self, new: &Path) -> Result<(), StoreError> {
         let (current, previous) = (self.dir.join(CURRENT), self.dir.join(PREVIOUS));
-        if current.exists() {
-            match fs::remove_file(&previous) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(StoreError::io(&previous, "replace it")(error));
-                }
-                _ => {}
-            }
-            fault::point("file.older-removed");
-            fs::hard_link(&current, &previous)
-                .map_err(StoreError::io(&previous, "keep the previous ledger under this name"))?;
-            fault::point("file.previous-kept");
-        }
-        fs::rename(new, &current).map_err(StoreError::io(&current, "replace it"))?;
+        unless_missing(self.disk.remove(&previous)).map_err(StoreError::io(&previous, "replace it"))?;
+        fault::point("file.older-removed");
+        unless_missing(self.disk.link(&current, &previous))
+            .map_err(StoreError::io(&previous, "keep the previous ledger under this name"))?;
+        fault::point("file.previous-kept");
+        self.disk.rename(new, &current).map_err(StoreError::io(&current, "replace it"))?;
         fault::point("file.renamed");
-        self.sync_dir()
+        self.sync_dir(SyncPoint::WrittenOutName)
     }
 
-    fn sync_dir(&self) -> Result<(), StoreError> {
-        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io(&self.dir, "sync it"))
+    fn sync_dir(&self, why: SyncPoint) -> Result<(), StoreError> {
+        sync_dir(&*self.disk, &self.dir, why)
     }
 
     /// What a file holds, if it is whole. A damaged one is set aside.
@@ -271,7 +343,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         match content {
             Content::Missing => Ok(None),
             Content::Whole(whole) => Ok(Some(whole)),
-            Content::Damaged(reason) => {
+            Content::Damaged { reason, .. } => {
                 set_aside.push(self.set_aside(name, &reason)?);
                 Ok(None)
             }
@@ -280,75 +352,48 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
 
     /// Keeps a damaged file under another name.
     fn set_aside(&self, name: &str, reason: &str) -> Result<SetAside, StoreError> {
-        let (from, path) = (self.dir.join(name), self.free_name());
-        fs::rename(&from, &path).map_err(StoreError::io(&from, "set it aside"))?;
-        self.sync_dir()?;
+        let (from, path) = (self.dir.join(name), self.free_name()?);
+        self.disk.rename(&from, &path).map_err(StoreError::io(&from, "set it aside"))?;
+        self.sync_dir(SyncPoint::SetAsideName)?;
         Ok(SetAside { path, reason: reason.to_owned() })
     }
 
     /// The first name for what is damaged that is free. The lock keeps others from taking it meanwhile.
-    fn free_name(&self) -> PathBuf {
-        let named = |number| self.dir.join(format!("{DAMAGED}{number}"));
-        let mut number = 1;
-        while named(number).exists() {
-            number += 1;
-        }
-        named(number)
+    fn free_name(&self) -> Result<PathBuf, StoreError> {
+        let taken = self.list()?;
+        let named = (1..).map(|number: u64| self.dir.join(format!("{DAMAGED}{number}")));
+        Ok(named.into_iter().find(|name| !taken.contains(name)).unwrap_or_default())
     }
 
     /// Files that were set aside before these.
     fn set_aside_earlier(&self, now: &[SetAside]) -> Result<Vec<SetAside>, StoreError> {
-        let cannot_list = |error| StoreError::io(&self.dir, "list it")(error);
-        let mut earlier = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(cannot_list)? {
-            let path = entry.map_err(cannot_list)?.path();
-            let is_damaged = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DAMAGED));
-            if is_damaged && now.iter().all(|aside| aside.path != path) {
-                earlier.push(SetAside { path, reason: "set aside at an earlier start".to_owned() });
-            }
-        }
-        earlier.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(earlier)
+        let is_damaged =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DAMAGED));
+        let is_earlier = |path: &PathBuf| is_damaged(path) && now.iter().all(|aside| aside.path != *path);
+        let mut earlier: Vec<_> = self.list()?.into_iter().filter(is_earlier).collect();
+        earlier.sort();
+        let reason = "set aside at an earlier start";
+        Ok(earlier.into_iter().map(|path| SetAside { path, reason: reason.to_owned() }).collect())
+    }
+
+    fn list(&self) -> Result<Vec<PathBuf>, StoreError> {
+        self.disk.list(&self.dir).map_err(StoreError::io(&self.dir, "list it"))
     }
 }
 
-fn write_new(new: &Path, text: &[u8]) -> Result<(), StoreError> {
-    let mut file = journal::create_new(new)?;
-    fault::point("file.created");
-    file.write_all(text).map_err(StoreError::io(new, "write it"))?;
-    file.sync_all().map_err(StoreError::io(new, "sync it"))?;
-    fault::point("file.synced");
-    Ok(())
+/// Makes a directory and those above it, as far as they are not there.
+fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+    match (disk.make_dir(dir), dir.parent()) {
+        (Ok(()), _) => Ok(()),
+        (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
+            make_dirs(disk, above)?;
+            disk.make_dir(dir).map_err(StoreError::io(dir, "create it"))
+        }
+        (Err(error), _) => Err(StoreError::io(dir, "create it")(error)),
+    }
 }
 
-fn lock(path: &Path) -> Result<File, StoreError> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(StoreError::io(path, "open it"))?;
-    // A child that is between fork and exec holds its parent's lock for a moment longer.
-    let mut locked = file.try_lock();
-    for _ in 0..20 {
-        if !matches!(locked, Err(TryLockError::WouldBlock)) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        locked = file.try_lock();
-    }
-    match locked {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder);
-            return Err(StoreError::Locked { path: path.to_owned(), holder: holder.trim().parse().ok() });
-        }
-        Err(TryLockError::Error(error)) => return Err(StoreError::io(path, "lock it")(error)),
-    }
-    // Only to name us to others; a full disk must not keep the daemon from starting.
-    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(file)
+fn sync_dir(disk: &dyn Disk, dir: &Path, why: SyncPoint) -> Result<(), StoreError> {
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    disk.sync_dir(dir, why).map_err(StoreError::io(dir, "sync it"))
 }

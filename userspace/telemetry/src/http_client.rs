@@ -2,7 +2,6 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use backon::ExponentialBuilder;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -144,13 +143,6 @@ fn retry_after(value: &HeaderValue) -> Option<Duration> {
     value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// How long to wait before each further try: twice as long each time, up to the longest, and not all hosts at once.
-pub(crate) fn backoff(first: Duration, longest: Duration) -> ExponentialBuilder {
-    // Jitter makes each up to twice as long.
-    let backoff = ExponentialBuilder::new().with_min_delay(first / 2).with_max_delay(longest / 2);
-    backoff.with_jitter().without_max_times()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     //! A receiver of posts, for all who post.
@@ -162,7 +154,6 @@ pub(crate) mod tests {
     };
 
     use axum::{Router, body::Bytes, extract::State, http::HeaderMap, response::IntoResponse as _};
-    use backon::BackoffBuilder as _;
     use tokio::{net::TcpListener, sync::Notify};
 
     use super::*;
@@ -302,16 +293,5 @@ pub(crate) mod tests {
         };
         let problem = poster(&url).post(Bytes::new()).await.unwrap_err().problem;
         assert!(problem.contains("Connection refused"), "{problem}");
-    }
-
-    #[test]
-    fn waits_grow_up_to_the_longest() {
-        let longest = [1, 2, 4, 8, 16, 32, 60, 60];
-        let waits = backoff(Duration::from_secs(1), Duration::from_mins(1)).build();
-        let waits: Vec<_> = waits.take(longest.len()).collect();
-        assert_eq!(waits.len(), longest.len(), "it is tried again without end");
-        for (whole, wait) in longest.into_iter().zip(waits) {
-            assert!(wait >= Duration::from_secs(whole) / 2 && wait <= Duration::from_secs(whole), "{wait:?}");
-        }
     }
 }

@@ -7,6 +7,7 @@
 //! - `numaward-VERSION-oci.tar`: a container image as an archive in the OCI layout, and `rootfs`, what is in it;
 //! - `numaward-VERSION-deploy.tar.gz`: the manifests for Kubernetes;
 //! - `numaward-VERSION.cdx.json`: which crates are in the program (`CycloneDX`);
+//! - `numaward-VERSION.intoto.json`: of what and by which tools all of these were made (in-toto, SLSA);
 //! - `SHA256SUMS`.
 //!
 //! Invariant: the same commit and the same tools make the same bytes. So no file has another time than that of the
@@ -17,6 +18,7 @@ mod components;
 mod deb;
 mod elf;
 mod image;
+mod provenance;
 mod tree;
 
 use std::env;
@@ -28,6 +30,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
+pub(crate) use self::provenance::Origin;
 use self::tree::{Tree, gzip, sha256};
 use crate::setup::{self, Part};
 use crate::{build, command};
@@ -48,25 +51,25 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
-    let program = if let Some(program) = &arguments.program {
-        program.clone()
+    let (program, origin) = if let Some(program) = &arguments.program {
+        (program.clone(), Origin::Given(program))
     } else {
         setup::ensure(&[Part::Ebpf])?;
-        build::portable_program("numaward")?
+        (build::portable_program("numaward")?, Origin::Built)
     };
     let out = match &arguments.out {
         Some(out) => out.clone(),
         // PROFILE/numaward, below the target's name. In `dist` beside it, cargo has files of its own.
         None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("packages"),
     };
-    for made in make(&program, &out)? {
+    for made in make(&program, &origin, &out)? {
         println!("{}", made.display());
     }
     Ok(())
 }
 
 /// Makes everything of this program in `out`, and returns what is for users.
-pub(crate) fn make(program: &Path, out: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn make(program: &Path, origin: &Origin<'_>, out: &Path) -> Result<Vec<PathBuf>> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     elf::check_static(&bytes).with_context(|| program.display().to_string())?;
     let contents = Contents::of(program, bytes)?;
@@ -77,6 +80,8 @@ pub(crate) fn make(program: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut made = contents.package(out, epoch)?;
     made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), epoch)?);
+    let statement = out.join(format!("numaward-{VERSION}.intoto.json"));
+    made.push(provenance::write(&statement, &made, origin, epoch)?);
     let mut sums = String::new();
     for path in &made {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -41,8 +41,10 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             "everything",
             json!({
                 "kubeletDirectory": "/var/lib/k0s/kubelet/",
+                "evictUnpinned": on,
                 "networkPolicy": on,
                 "nodeResourceTopology": on,
+                "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },
                 "selinux": on,
             }),
             &["tests/deploy/everything"],

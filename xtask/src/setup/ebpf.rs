@@ -21,6 +21,8 @@ const DEBIAN_TOOLCHAIN: [&str; 3] = ["rustc-web", "rust-web-src", "cargo-web"];
 
 struct Toolchain {
     name: String,
+    /// What the compiler says of itself.
+    verbose: String,
     /// Major version of the LLVM inside.
     llvm: u32,
 }
@@ -43,6 +45,12 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     linker(steps, &toolchain)
 }
 
+/// What the compiler says of itself, and the linker's version; none where one is missing.
+pub(crate) fn tools() -> Option<(String, String)> {
+    let linker = command::read(Command::new(linker_path()?).arg("--version")).ok()?;
+    Some((detect()?.verbose, linker.split_whitespace().nth(1)?.to_owned()))
+}
+
 /// A nightly of rustup with its sources, else Debian's compiler with its sources: as the probes' build script looks.
 fn detect() -> Option<Toolchain> {
     let nightly = command::read(Command::new("rustup").args(["which", "--toolchain=nightly", "rustc"])).ok();
@@ -57,8 +65,13 @@ fn toolchain(name: &str, rustc: &Path) -> Option<Toolchain> {
     let sysroot = command::read(Command::new(rustc).arg("--print=sysroot")).ok()?;
     let sources = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core/Cargo.toml");
     let has_cargo = rustc.with_file_name("cargo").is_file();
-    let (version, llvm) = version(&command::read(Command::new(rustc).arg("-vV")).ok()?)?;
-    (sources.is_file() && has_cargo).then(|| Toolchain { name: format!("{name} rustc {version}"), llvm })
+    let verbose = command::read(Command::new(rustc).arg("-vV")).ok()?;
+    let (version, llvm) = version(&verbose)?;
+    (sources.is_file() && has_cargo).then(|| Toolchain {
+        name: format!("{name} rustc {version}"),
+        verbose,
+        llvm,
+    })
 }
 
 /// The compiler's version and its LLVM's major version, from `rustc --version --verbose`.
@@ -68,15 +81,18 @@ fn version(text: &str) -> Option<(String, u32)> {
     Some((field("release: ")?.to_owned(), llvm))
 }
 
-fn linker(steps: &Steps, toolchain: &Toolchain) -> Result<()> {
-    let llvm = toolchain.llvm;
+/// Where the linker is: cargo's own, or one on the PATH.
+fn linker_path() -> Option<PathBuf> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
-        .context("neither CARGO_HOME nor HOME is set")?;
-    let own = home.join("bin").join(LINKER);
-    let path = if own.is_file() { Some(own) } else { command::find(LINKER) };
-    if let Some(path) = path {
+        .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let own = home.map(|home| home.join("bin").join(LINKER)).filter(|own| own.is_file());
+    own.or_else(|| command::find(LINKER))
+}
+
+fn linker(steps: &Steps, toolchain: &Toolchain) -> Result<()> {
+    let llvm = toolchain.llvm;
+    if let Some(path) = linker_path() {
         let version = command::read(Command::new(&path).arg("--version"));
         let linked =
             command::read(Command::new("ldd").arg(&path)).ok().and_then(|libraries| linked_llvm(&libraries));

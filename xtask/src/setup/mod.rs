@@ -32,6 +32,7 @@ use clap::Args;
 use numaward_vm::Cache;
 
 pub(crate) use debian_tools::DebianTool;
+pub(crate) use ebpf::tools as ebpf_tools;
 use kernels::Source;
 pub(crate) use python::PythonTool;
 use steps::{Steps, say};
@@ -62,8 +63,12 @@ pub(crate) enum Part {
     Containerd,
     /// A browser, and what drives it.
     Browser,
+    /// What compiles libFuzzer.
+    Cpp,
     /// What runs the schemas of the Prometheus operator.
     Node,
+    /// What judges the unit.
+    Systemd,
     /// A program that is unpacked into the cache.
     DebianTool(&'static DebianTool),
     /// A program that cargo installs into the cache.
@@ -74,6 +79,9 @@ pub(crate) enum Part {
 
 /// Programs that drive the page, with their packages.
 const BROWSER: &[(&str, &str)] = &[("chromium", "chromium"), ("node", "nodejs"), ("npm", "npm")];
+/// What builds programs in C++.
+const CPP: &[(&str, &str)] = &[("c++", "g++")];
+const SYSTEMD: &[(&str, &str)] = &[("systemd-analyze", "systemd")];
 const NODE: &[(&str, &str)] = &[("node", "nodejs"), ("npm", "npm")];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
@@ -105,7 +113,9 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Debian => debian::ensure(&steps),
             Part::Containerd => containerd::ensure(&steps),
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
+            Part::Cpp => packages::ensure(&steps, "C++ compiler", CPP),
             Part::Node => packages::ensure(&steps, "Node.js", NODE),
+            Part::Systemd => packages::ensure(&steps, "systemd", SYSTEMD),
             Part::DebianTool(tool) => debian_tools::ensure(&steps, tool),
             Part::Tool(tool) => tools::ensure(&steps, tool),
             Part::PythonTool(tool) => python::ensure(&steps, tool),

@@ -23,6 +23,10 @@ pub(crate) struct PythonTool {
 }
 
 impl PythonTool {
+    /// Clients of gRPC that are made of nothing but a description.
+    pub(crate) const GRPC: Self =
+        Self { name: "grpcio-tools", version: "1.85.1", module: "grpc_tools.protoc" };
+
     /// Renders charts: Helm itself, as a library.
     pub(crate) const HELM: Self = Self { name: "helm-python-sdk", version: "0.2.2", module: "helm_python" };
 
@@ -55,7 +59,8 @@ impl PythonTool {
         command
     }
 
-    fn folder(&self, cache: &Cache) -> PathBuf {
+    /// Where it is, after setup.
+    pub(crate) fn folder(&self, cache: &Cache) -> PathBuf {
         cache.root().join("tools").join(format!("{}-{}", self.name, self.version))
     }
 }

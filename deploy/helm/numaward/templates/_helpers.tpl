@@ -52,11 +52,10 @@ namespace: {{ .Release.Namespace }}
 - PERFMON
 {{- if $enforces }}
 - SYS_ADMIN
-{{- end }}
-- DAC_READ_SEARCH
-{{- if $enforces }}
 - DAC_OVERRIDE
 - SYS_NICE
+{{- else }}
+- DAC_READ_SEARCH
 {{- end }}
 {{- with .Values.extraCapabilities }}
 {{ toYaml . }}

@@ -159,12 +159,12 @@ pub(crate) fn bar(parts: &[(u32, u64)], cells: usize) -> Vec<u32> {
     let used = |lengths: &[(u32, u128, usize)]| lengths.iter().map(|(_, _, length)| length).sum::<usize>();
     while used(&lengths) != cells {
         let grow = used(&lengths) < cells;
-        let lack = |length: &(u32, u128, usize)| {
+        let short = |length: &(u32, u128, usize)| {
             let (due, has) = (length.1, length.2 as u128 * all);
             if grow { due.saturating_sub(has) } else { has.saturating_sub(due) }
         };
         let Some(most) =
-            lengths.iter_mut().filter(|length| grow || length.2 > 0).max_by_key(|length| lack(length))
+            lengths.iter_mut().filter(|length| grow || length.2 > 0).max_by_key(|length| short(length))
         else {
             break;
         };

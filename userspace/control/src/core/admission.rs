@@ -8,7 +8,7 @@ use numaward_cgroup::{
     knob::{Limit, Partition},
     read,
 };
-use numaward_enforce::{Change, EnforceError};
+use numaward_enforce::{Change, EnforceError, Owner};
 use numaward_engine::{
     self as engine, Allocation, Ledger, OwnerId, Terms,
     policy::{StartProblem, TopologyManagerPolicy},
@@ -25,6 +25,29 @@ use crate::{
     spans,
     state::Guarantee,
 };
+
+/// What a unit has to be to be given something.
+const RUNS: &str = "a unit that runs on this host";
+/// Where the system's services are.
+const SERVICES: &str = "system.slice";
+
+/// Whether this looks like the cgroup of a unit of the system's manager: not of a user's. Without systemd, only services
+/// of the system do.
+fn is_unit(path: &CgroupPath, unit: &str, has_systemd: bool) -> bool {
+    matches!(Owner::under_systemd(path), Owner::Systemd(found) if found == unit)
+        && (has_systemd || path.components().next() == Some(SERVICES))
+}
+
+fn no_unit(unit: &str, has_systemd: bool) -> FieldError {
+    if has_systemd {
+        let problem = format!("{unit} has no cgroup: there is no such unit, or it does not run");
+        return FieldError::new("target.unit", problem, RUNS);
+    }
+    let problem = format!(
+        "{unit} has no cgroup in /{SERVICES}, and systemd, which would know it elsewhere, is not the init of this host"
+    );
+    FieldError::new("target.unit", problem, format!("a unit in /{SERVICES}, or the path of a cgroup"))
+}
 
 /// What a request for an allocation comes to.
 #[derive(Debug)]
@@ -83,18 +106,12 @@ impl Core {
             Target::Cgroup(path) => path.clone(),
             Target::Container(_) => return Err(AdmissionError::Conflict(crate::request::is_the_runtimes())),
             Target::Unit(unit) => {
-                let wrong = |problem: String| {
-                    AdmissionError::Field(FieldError::new(
-                        "target.unit",
-                        problem,
-                        "a unit that runs on this host",
-                    ))
-                };
-                let cgroups = self.hierarchy.walk().map_err(|error| wrong(error.to_string()))?;
-                let of_unit = |path: &CgroupPath| path.components().last() == Some(unit);
-                cgroups.into_iter().map(|cgroup| cgroup.path).find(of_unit).ok_or_else(|| {
-                    wrong(format!("{unit} has no cgroup: there is no such unit, or it does not run"))
-                })?
+                let cgroups = self.hierarchy.walk();
+                let cgroups =
+                    cgroups.map_err(|error| FieldError::new("target.unit", error.to_string(), RUNS))?;
+                let is_asked = self.execution.enforcer.has_systemd();
+                let mut paths = cgroups.into_iter().map(|cgroup| cgroup.path);
+                paths.find(|path| is_unit(path, unit, is_asked)).ok_or_else(|| no_unit(unit, is_asked))?
             }
         };
         Ok(path)
@@ -132,7 +149,13 @@ impl Core {
                 "a name that is not in use",
             )));
         }
-        let path = self.cgroup(request)?;
+        let path = match &request.target {
+            // By its name alone, another cgroup may look like it.
+            Target::Unit(unit) if self.execution.enforcer.has_systemd() => {
+                self.ask_for_cgroup(unit)?.ok_or_else(|| no_unit(unit, true))?
+            }
+            _ => self.cgroup(request)?,
+        };
         self.admit_at(request, &path, dry_run)
     }
 
@@ -177,7 +200,7 @@ impl Core {
         let decision = spans::decide(&*self.policy.strategy, &ledger, &request.engine, terms);
         let explanation = explain::explanation(&decision.explanation);
         if !dry_run {
-            self.metrics.decided(&decision, started.elapsed());
+            self.metrics.decided(&request.engine, &decision, started.elapsed());
         }
         let grants = match decision.outcome {
             Ok(grants) => grants,
@@ -261,8 +284,9 @@ impl Core {
             declared: None,
             drift: Vec::new(),
             stalled: false,
+            releasing: self.state.releasing.contains(name),
             moved: self.moved_of(cgroup),
-            lack: None,
+            missing: None,
             explanation: None,
         }
     }
@@ -290,7 +314,14 @@ impl Core {
     /// Makes the cgroup of a command.
     fn make(&self, path: &CgroupPath) -> Result<(), AdmissionError> {
         let dir = self.hierarchy.dir(path);
-        fs::create_dir(&dir).map_err(|source| AdmissionError::Make { path: dir, source })?;
+        let made = match (fs::create_dir(&dir), dir.parent()) {
+            // Somebody has removed the one above, which the start made.
+            (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir(parent).and_then(|()| fs::create_dir(&dir))
+            }
+            (made, _) => made,
+        };
+        made.map_err(|source| AdmissionError::Make { path: dir, source })?;
         fault::point("guarantee.made");
         Ok(())
     }
@@ -356,13 +387,23 @@ impl Core {
         };
         let plan = self.plan(change)?;
         // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
-        self.state.releasing.insert(name.to_owned());
-        if let Err(refused) = self.carry_out(plan) {
-            let AdmissionError::Failed(failure) = &refused else {
-                self.state.releasing.remove(name);
+        let is_new = self.state.releasing.insert(name.to_owned());
+        match self.carry_out(plan) {
+            Ok(()) => {}
+            // Somebody may run on what it holds.
+            Err(AdmissionError::Failed(failure)) if self.is_there(&guarantee) => {
+                self.effects.view = true;
+                return Err(AdmissionError::Releasing(failure));
+            }
+            Err(AdmissionError::Failed(failure)) => {
+                tracing::warn!(name, error = %failure, "not everything could be given back, and its cgroup is gone");
+            }
+            Err(refused) => {
+                if is_new {
+                    self.state.releasing.remove(name);
+                }
                 return Err(refused);
-            };
-            tracing::warn!(name, error = %failure, "not everything could be given back");
+            }
         }
         fault::point("guarantee.released");
         let mut change = self.begin();
@@ -385,6 +426,11 @@ impl Core {
         });
         self.promises_changed();
         Ok(())
+    }
+
+    /// Whether the cgroup of a guarantee is there, or may be.
+    fn is_there(&self, guarantee: &Guarantee) -> bool {
+        self.hierarchy.id_of(&guarantee.cgroup).map_or(true, |id| id == Some(guarantee.id))
     }
 
     /// Cgroups made for commands that are promised nothing: the daemon died in between, or the command went on running

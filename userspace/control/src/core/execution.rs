@@ -20,15 +20,18 @@ use std::{
         Arc,
         mpsc::{self, Sender, TryRecvError},
     },
-    thread,
     time::Duration,
 };
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{AppliedSettings, Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
-use numaward_model::Values;
+use numaward_model::{
+    Values,
+    health::{self, Heartbeats},
+};
 use numaward_topology::{CpuSet, NodeSet};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Core, Inbox,
@@ -40,6 +43,9 @@ use crate::{error::AdmissionError, spans};
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
 const LOOK: Duration = Duration::from_millis(250);
+
+/// How long one write, or one question to systemd, may take before the thread for what may wait counts as hung.
+const LIMIT: Duration = Duration::from_mins(1);
 
 type Work = Box<dyn FnOnce(&Enforcer) + Send>;
 
@@ -79,11 +85,34 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Starts it. It ends with this.
-    pub(crate) fn start(enforcer: Arc<Enforcer>, done: Sender<Message>) -> io::Result<Self> {
+    pub(crate) fn start(
+        enforcer: Arc<Enforcer>,
+        done: Sender<Message>,
+        heartbeats: &Heartbeats,
+        stop: &CancellationToken,
+    ) -> io::Result<Self> {
         let (work, queue) = mpsc::channel::<Work>();
-        let run = move || queue.into_iter().for_each(|work| work(&enforcer));
-        thread::Builder::new().name("enforcement".to_owned()).spawn(run)?;
+        let run = move || {
+            health::rest();
+            for work in queue {
+                health::beat();
+                work(&enforcer);
+                health::rest();
+            }
+        };
+        heartbeats.spawn("enforcement", LIMIT, stop, run)?;
         Ok(Self { work, done })
+    }
+
+    /// Without a thread: what comes with it does the next work, and says whether there was any.
+    #[cfg(test)]
+    pub(crate) fn stepped(
+        enforcer: Arc<Enforcer>,
+        done: Sender<Message>,
+    ) -> (Self, impl FnMut() -> bool + Send + use<>) {
+        let (work, queue) = mpsc::channel::<Work>();
+        let step = move || queue.try_recv().map(|work| work(&enforcer)).is_ok();
+        (Self { work, done }, step)
     }
 }
 
@@ -223,6 +252,13 @@ impl Core {
         }
     }
 
+    /// The cgroup of a unit that runs, by systemd, which this waits for.
+    pub(super) fn ask_for_cgroup(&mut self, unit: &str) -> Result<Option<CgroupPath>, EnforceError> {
+        let unit = unit.to_owned();
+        // No cgroup is touched.
+        self.wait_for(BTreeSet::new(), move |enforcer| enforcer.unit_cgroup(&unit))?
+    }
+
     /// The CPUs that a cgroup was set to before us.
     pub(super) fn cpus_found(&mut self, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
         self.found(path, Enforcer::cpus_found)
@@ -294,6 +330,14 @@ impl Core {
             Err(failure) => {
                 self.metrics.failed(&failure);
                 self.execution.enforcer.refresh();
+                if !plan.is_undone() {
+                    // What was given back has not drifted.
+                    let outcome = plan.outcome_of(&failure.report.written);
+                    self.state.applied.patch(&plan.intent, &outcome);
+                    if let Err(error) = self.save() {
+                        tracing::error!(%error, "the ledger cannot be stored");
+                    }
+                }
                 Err(failure.into())
             }
         }
@@ -328,11 +372,11 @@ impl Core {
         let Some(worker) = self.execution.worker.as_ref().filter(|_| self.execution.busy.is_none()) else {
             return Ok(work(&self.execution.enforcer));
         };
-        let (tell, result) = mpsc::sync_channel(1);
+        let (sender, result) = mpsc::sync_channel(1);
         let done = worker.done.clone();
         let work = move |enforcer: &Enforcer| {
             // The loop waits for it, or has ended.
-            let _ = tell.send(work(enforcer));
+            let _ = sender.send(work(enforcer));
             let _ = done.send(Message::Done);
         };
         // A thread that has ended has dropped its end of the result.
@@ -348,6 +392,7 @@ impl Core {
                 }
                 Err(TryRecvError::Empty) => {}
             }
+            health::beat();
             match self.next_meanwhile() {
                 Some((command, overtakes)) => self.answer_meanwhile(command, overtakes),
                 None => drop(self.execution.inbox.as_mut().map(|inbox| inbox.receive(LOOK))),
@@ -381,7 +426,9 @@ impl Core {
         let is_container_apart =
             |id: &str| self.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
         match command {
-            pods::Command::RunPod { .. } | pods::Command::Create { .. } | pods::Command::Tell(_) => true,
+            pods::Command::RunPod { .. } | pods::Command::Create { .. } | pods::Command::SendUpdates(_) => {
+                true
+            }
             pods::Command::Bind { id, ask, .. } => {
                 !self.is_put_off(id, None)
                     && is_container_apart(id)
@@ -425,4 +472,4 @@ impl Core {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::core) mod tests;

@@ -4,7 +4,15 @@
 //! that only what does not touch the same cgroups. All else stays in its order, and what was tried too early returns to
 //! its place: what a runtime says later of the same container or pod never comes first.
 
-use std::{collections::VecDeque, sync::mpsc::Receiver, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::Receiver,
+    },
+    time::Duration,
+};
 
 use numaward_api as api;
 use numaward_cgroup::Event;
@@ -67,10 +75,46 @@ pub(crate) enum Command {
     Cancel {
         answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
     },
+    /// What is promised, as the kubelet's state files.
+    KubeletState {
+        answer: oneshot::Sender<Result<api::KubeletState, AdmissionError>>,
+    },
     /// Cgroups came or went.
     Cgroups(Vec<Event>),
     /// Somebody else wrote knobs.
     Written,
+}
+
+/// News of cgroups that wait to be handled: not without end, however many cgroups somebody makes meanwhile.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CgroupNews(Arc<NewsCount>);
+
+#[derive(Debug, Default)]
+struct NewsCount {
+    waiting: AtomicUsize,
+    has_lost: AtomicBool,
+}
+
+/// No more are taken while so many wait.
+const MOST_NEWS: usize = 65_536;
+
+impl CgroupNews {
+    /// Whether so many more may wait. If not, they are lost.
+    pub(crate) fn add(&self, count: usize) -> bool {
+        let may = self.0.waiting.load(Ordering::Acquire) < MOST_NEWS;
+        if may {
+            self.0.waiting.fetch_add(count, Ordering::AcqRel);
+        } else {
+            self.0.has_lost.store(true, Ordering::Release);
+        }
+        may
+    }
+
+    /// So many are handled. Says whether others were lost, so that all cgroups are to be looked at.
+    pub(crate) fn take(&self, count: usize) -> bool {
+        self.0.waiting.fetch_sub(count, Ordering::AcqRel);
+        self.0.has_lost.swap(false, Ordering::AcqRel)
+    }
 }
 
 /// A rebalance that is asked for.
@@ -93,6 +137,9 @@ pub(crate) struct Inbox {
     runtime: VecDeque<Numbered>,
     others: VecDeque<Command>,
     received: u64,
+    /// Lets others run before something is received, instead of a wait.
+    #[cfg(test)]
+    pub(crate) others_run: Option<Box<dyn FnMut(Duration) + Send>>,
 }
 
 /// A command of the container runtime, with its number.
@@ -103,11 +150,23 @@ pub(crate) struct Numbered {
 
 impl Inbox {
     pub(crate) fn new(queue: Receiver<Message>) -> Self {
-        Self { queue, runtime: VecDeque::new(), others: VecDeque::new(), received: 0 }
+        Self {
+            queue,
+            runtime: VecDeque::new(),
+            others: VecDeque::new(),
+            received: 0,
+            #[cfg(test)]
+            others_run: None,
+        }
     }
 
     /// Receives all that is there; waits for something if nothing is.
     pub(crate) fn receive(&mut self, patience: Duration) {
+        #[cfg(test)]
+        let patience = self.others_run.as_mut().map_or(patience, |run| {
+            run(patience);
+            Duration::ZERO
+        });
         let first = self.queue.recv_timeout(patience).ok();
         let mut next = first;
         while let Some(message) = next {
@@ -157,5 +216,20 @@ impl Inbox {
     /// What anybody else asked first.
     pub(crate) fn next(&mut self) -> Option<Command> {
         self.others.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_so_much_news_waits_and_that_more_was_lost_is_said_once() {
+        let news = CgroupNews::default();
+        assert!(news.add(MOST_NEWS - 1) && news.add(10));
+        assert!(!news.add(1) && !news.add(1));
+        assert!(news.take(MOST_NEWS - 1), "some were lost");
+        assert!(!news.take(10));
+        assert!(news.add(1));
     }
 }

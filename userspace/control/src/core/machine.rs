@@ -65,9 +65,9 @@ impl MissingCapacity {
     }
 }
 
-impl From<&MissingCapacity> for api::Lack {
-    fn from(lack: &MissingCapacity) -> Self {
-        Self { cpus: lack.cpus.to_string(), memory: lack.memory.iter().map(api::Block::from).collect() }
+impl From<&MissingCapacity> for api::MissingCapacity {
+    fn from(missing: &MissingCapacity) -> Self {
+        Self { cpus: missing.cpus.to_string(), memory: missing.memory.iter().map(api::Block::from).collect() }
     }
 }
 
@@ -119,8 +119,8 @@ impl Core {
             let offline =
                 held.cpus.as_ref().map(|cpus| offline(cpus, &self.policy.machine)).unwrap_or_default();
             if !offline.is_empty() {
-                let lack = missing.entry(owner.as_str().to_owned()).or_default();
-                lack.cpus = &lack.cpus | &offline;
+                let missing = missing.entry(owner.as_str().to_owned()).or_default();
+                missing.cpus = &missing.cpus | &offline;
             }
         }
         for Uncovered { owner, block } in uncovered {

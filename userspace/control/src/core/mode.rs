@@ -40,10 +40,11 @@ impl Core {
         }
     }
 
-    /// Enforces allocations that are not: of a dry run, or of a release that was not finished.
+    /// Enforces allocations that are not: of a dry run, say.
     fn hold_again(&mut self) {
         let is_held = |path| self.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
-        let missing = self.state.guarantees.values().filter(|held| {
+        let kept = self.state.guarantees.iter().filter(|(name, _)| !self.state.releasing.contains(*name));
+        let missing = kept.map(|(_, held)| held).filter(|held| {
             !held.settings.is_empty() && (!is_held(&held.cgroup) || self.state.herded.contains(&held.cgroup))
         });
         let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();

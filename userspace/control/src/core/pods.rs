@@ -13,6 +13,7 @@
 //! whatever the runtime has not written is written then, ancestors included, and the probes are told.
 //! [`Core::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
 //! hold no CPUs follow; the runtime is told later, so that it repeats the new pool in what it writes itself.
+//! [`ending`] releases what is over. [`unbound`] tries again to bind those that could not be, and gives up those that were never started.
 //! [`uninstall`] gives containers back what they would hold without us.
 //! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
 //!
@@ -20,16 +21,20 @@
 //! engine says about it.
 
 mod commands;
+mod ending;
 mod memory;
 mod resize;
 mod synchronize;
+#[cfg(test)]
+mod tests;
+mod unbound;
 mod uninstall;
 mod waiting;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use numaward_api::EnforcementMode;
@@ -48,10 +53,10 @@ use numaward_topology::{Bytes, CpuSet};
 use tokio::sync::mpsc;
 
 pub(crate) use self::commands::Command;
-use self::waiting::Waiting;
+use self::{unbound::Unbound, waiting::Waiting};
 use super::{Core, HeldChange};
 use crate::{
-    Guarantee, State, Target,
+    Guarantee, Target,
     error::AdmissionError,
     explain,
     pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
@@ -60,8 +65,6 @@ use crate::{
 
 /// Shared containers that are held against the shared pool in one turn.
 const LOOKED_AT: usize = 16;
-/// A container that was created but has no cgroup for so long will not get one.
-const START_LIMIT: Duration = Duration::from_mins(10);
 
 /// `memory.min`, `memory.low` and `memory.high`; none: not managed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +73,9 @@ struct MemoryKnobs {
     low: Option<Bytes>,
     high: Option<Bytes>,
 }
+
+/// More than so many refused owners are not remembered: they are counted anew.
+const MAX_REFUSED: usize = 1000;
 
 /// Whether something is asked for the first time, or tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +91,12 @@ pub(super) struct Pods {
     bound: BTreeSet<String>,
     /// Containers to bind as soon as there is time.
     to_bind: VecDeque<String>,
-    /// Since when a container has been waited for.
-    since: BTreeMap<String, Instant>,
+    /// Containers that are not bound yet.
+    unbound: BTreeMap<String, Unbound>,
+    /// Containers that ended and could not be released yet.
+    ended: BTreeSet<String>,
+    /// Pods with such containers that are over: their UIDs and sandboxes.
+    over: BTreeSet<(String, String)>,
     /// The pool that shared containers were given last.
     pool: CpuSet,
     /// Whether the applied settings of some are those of another pool.
@@ -95,15 +105,17 @@ pub(super) struct Pods {
     looked_at: Option<String>,
     /// Those that run without what they ask for.
     waiting: Waiting,
+    /// The owners that were refused last.
+    refused: BTreeSet<String>,
     /// Where to tell the runtime of what we have written.
-    tell: Option<mpsc::UnboundedSender<Vec<Update>>>,
+    updates: Option<mpsc::UnboundedSender<Vec<Update>>>,
 }
 
 impl Pods {
-    fn tell(&self, updates: Vec<Update>) {
-        if let Some(tell) = self.tell.as_ref().filter(|_| !updates.is_empty()) {
+    fn send(&self, updates: Vec<Update>) {
+        if let Some(sender) = self.updates.as_ref().filter(|_| !updates.is_empty()) {
             // Who listened is gone at the end only.
-            let _ = tell.send(updates);
+            let _ = sender.send(updates);
         }
     }
 }
@@ -154,7 +166,21 @@ impl Core {
         let ledger = self.ledger_for(cgroup, None);
         let decision = spans::decide(&*self.policy.strategy, &ledger, request, &terms);
         if attempt == Attempt::First || decision.outcome.is_ok() {
-            self.metrics.decided(&decision, started.elapsed());
+            let took = started.elapsed();
+            self.metrics.decided(request, &decision, took);
+            // The runtime asks again for what was refused; the kubelet would have let it go.
+            let (refused, is_refused) = (&mut self.pods.refused, decision.outcome.is_err());
+            let was_refused = refused.remove(owner);
+            if refused.len() >= MAX_REFUSED {
+                refused.clear();
+            }
+            if is_refused {
+                refused.insert(owner.to_owned());
+            }
+            if !(is_refused && was_refused) {
+                let policy = terms.policy.unwrap_or_else(|| self.config.topology_policy());
+                self.metrics.decided_on_pod(request, &decision, policy, took);
+            }
         }
         let mut explanation = explain::explanation(&decision.explanation);
         explanation.notes = notes;
@@ -204,7 +230,7 @@ impl Core {
         match change.store() {
             Ok(()) => {
                 if !self.pods.bound.contains(&ask.id) {
-                    self.pods.since.insert(ask.id.clone(), Instant::now());
+                    self.pods.unbound.insert(ask.id.clone(), Unbound::new(Instant::now()));
                 }
                 self.follow_pool();
                 Ok((settings, unpinned))
@@ -227,6 +253,7 @@ impl Core {
                 .filter(|asked| asked.name.as_str() == ask.name)
                 .cloned()
                 .collect(),
+            resources: None,
         };
         let request = match &ask.pod.asked {
             // A pod that was begun container by container goes on so.
@@ -322,30 +349,6 @@ impl Core {
         self.allocation_for(&placed.of).is_some() || self.memory_knobs(placed) != MemoryKnobs::default()
     }
 
-    /// Holds a container's cgroup, which exists now, and tells the probes.
-    fn bind(&mut self, id: &str) -> Option<Unpinned> {
-        let placed = self.state.containers.get(id)?.clone();
-        match self.try_bind(&placed) {
-            Ok(()) => {
-                self.pods.since.remove(id);
-                self.pods.bound.insert(id.to_owned());
-                None
-            }
-            Err(AdmissionError::Enforce(error)) if error.is_gone() => {
-                tracing::debug!(container = id, cgroup = %placed.cgroup, "has no cgroup yet");
-                None
-            }
-            Err(error) => {
-                let name = placed.of.full_name();
-                tracing::error!(name, cgroup = %placed.cgroup, %error, "a container is not held to its promise");
-                Some(match error {
-                    AdmissionError::Store(_) => Unpinned::Ledger,
-                    _ => Unpinned::Enforcement,
-                })
-            }
-        }
-    }
-
     fn try_bind(&mut self, placed: &Placed) -> Result<(), AdmissionError> {
         let gone = || EnforceError::Gone { cgroup: placed.cgroup.clone() };
         let id = self.hierarchy.id_of(&placed.cgroup).ok().flatten().ok_or_else(gone)?;
@@ -418,8 +421,8 @@ impl Core {
     }
 
     /// Tells the runtime of what we have written.
-    pub(super) fn tell_runtime(&self, updates: Vec<Update>) {
-        self.pods.tell(updates);
+    pub(super) fn send_updates(&self, updates: Vec<Update>) {
+        self.pods.send(updates);
     }
 
     /// Containers that hold no CPUs leave those that were just promised, and get those that were given back.
@@ -451,17 +454,22 @@ impl Core {
             self.note_settings(&path, &settings);
             changes.push((path, Some(settings)));
         }
+        // One that is gone must not keep the others from it.
+        changes.retain(|(path, _)| !matches!(self.hierarchy.id_of(path), Ok(None)));
         if self.execution.busy.is_some() {
             self.pods.is_behind |= !changes.is_empty();
         } else if !changes.is_empty() {
             let plan = self.plan(Change::Each(changes)).map_err(AdmissionError::from);
-            if let Err(error) = plan.and_then(|plan| self.carry_out(plan)) {
-                tracing::error!(%error, "not all containers follow the shared pool");
+            match plan.and_then(|plan| self.carry_out(plan)) {
+                Ok(()) => {}
+                // It went just now.
+                Err(AdmissionError::Enforce(error)) if error.is_gone() => self.pods.is_behind = true,
+                Err(error) => tracing::error!(%error, "not all containers follow the shared pool"),
             }
         }
         updates.retain(|update| update.settings.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()));
         if self.mode() == EnforcementMode::On {
-            self.pods.tell(updates);
+            self.pods.send(updates);
         }
     }
 
@@ -476,7 +484,10 @@ impl Core {
             let allocation = account.containers.values().next().filter(|held| held.cpus.is_none())?;
             let cpus = self.shared_cpus(&account.terms, &allocation.memory_nodes())?;
             let held_settings = &self.state.applied.get(&held.cgroup)?.settings;
-            (held_settings.cpus.as_ref() != Some(&cpus))
+            // During a wait, what was written last is in the guarantee only.
+            [&held_settings.cpus, &held.settings.cpus]
+                .iter()
+                .any(|held| held.as_ref() != Some(&cpus))
                 .then(|| (held.cgroup.clone(), Settings { cpus: Some(cpus), ..held_settings.clone() }))
         };
         self.state.guarantees.iter().filter_map(wanted).collect()
@@ -501,99 +512,12 @@ impl Core {
         }
     }
 
-    /// A container ended, or was never started. What its pod holds stays until the pod is over.
-    fn stopped(&mut self, id: &str) {
-        let Some(placed) = self.state.containers.get(id).cloned() else { return };
-        let mut names =
-            self.state.guarantees.iter().filter_map(|(name, guarantee)| match &guarantee.target {
-                Target::Container(of) if of.id == id => Some(name.clone()),
-                _ => None,
-            });
-        if let Some(name) = names.next()
-            && let Err(error) = self.release(&name)
-        {
-            tracing::error!(name, %error, "a container that ended cannot be released; tried again");
-        }
-        let before = self.state.clone();
-        self.forget_container(id);
-        let mut containers = self.state.containers.values();
-        let is_shared = containers.any(|other| other.of.owner == placed.of.owner);
-        let is_alone = self.state.pods.get(&placed.of.owner).is_some_and(|owner| owner.container.is_some());
-        if is_alone && !is_shared {
-            self.remove_owner(&placed.of.owner);
-        }
-        self.store_given_back(&before);
-    }
-
-    fn forget_container(&mut self, id: &str) {
-        self.state.containers.remove(id);
-        self.pods.bound.remove(id);
-        self.pods.since.remove(id);
-        self.pods.waiting.forget(id);
-    }
-
-    fn remove_owner(&mut self, owner: &str) {
-        self.state.pods.remove(owner);
-        self.state.give_back(&OwnerId::from(owner), &*self.policy.strategy);
-        if !self.policy.missing.is_empty() {
-            // What it gives back belongs to those that miss it.
-            self.recharge();
-        }
-    }
-
-    /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.
-    fn store_given_back(&mut self, before: &State) {
-        if self.state == *before {
-            return;
-        }
-        if let Err(error) = self.save() {
-            tracing::error!(%error, "the ledger cannot be stored");
-        }
-        self.promises_changed();
-    }
-
-    /// A sandbox was stopped: what its pod holds is free, unless the pod has another sandbox by now.
-    fn pod_over(&mut self, uid: &str, sandbox: &str) {
-        let of_sandbox: Vec<String> = self
-            .state
-            .containers
-            .values()
-            .filter(|placed| placed.of.sandbox == sandbox)
-            .map(|placed| placed.of.id.clone())
-            .collect();
-        for id in of_sandbox {
-            self.stopped(&id);
-        }
-        let before = self.state.clone();
-        let owners: Vec<String> = self
-            .state
-            .pods
-            .iter()
-            .filter(|(_, admitted)| admitted.pod.uid == uid && admitted.sandbox == sandbox)
-            .map(|(owner, _)| owner.clone())
-            .collect();
-        for owner in owners {
-            self.remove_owner(&owner);
-            tracing::info!(owner, "the pod is over; what it held is free");
-        }
-        self.store_given_back(&before);
-    }
-
     /// One container that waits for it is bound; a few that share are held against the pool.
     pub(super) fn look_after_pods(&mut self, now: Instant) {
         self.follow_pool();
         self.try_waiting();
-        let given_up: Vec<String> = self
-            .pods
-            .since
-            .iter()
-            .filter(|(_, since)| now.duration_since(**since) >= START_LIMIT)
-            .map(|(id, _)| id.clone())
-            .collect();
-        for id in given_up {
-            tracing::info!(container = id, "was created but never started; what it held is free");
-            self.stopped(&id);
-        }
+        self.look_after_unbound(now);
+        self.go_on_ending();
         let after = self.pods.looked_at.take();
         let mut next: Vec<Arc<Placed>> = self
             .sharing()
@@ -616,19 +540,6 @@ impl Core {
                     tracing::debug!(cgroup = %placed.cgroup, %error, "cannot be held to the shared pool");
                 }
             }
-        }
-    }
-
-    /// Whether containers wait to be bound.
-    pub(crate) fn has_to_bind(&self) -> bool {
-        !self.pods.to_bind.is_empty()
-    }
-
-    /// Binds one container that waits for it.
-    pub(crate) fn bind_next(&mut self) {
-        let Some(id) = self.pods.to_bind.pop_front() else { return };
-        if !self.pods.bound.contains(&id) {
-            self.bind(&id);
         }
     }
 }

@@ -163,7 +163,8 @@ impl Core {
 
     /// Writes the place that the ledger has for a guarantee. Pages may go on moving afterwards, see [`Core::is_moving`].
     pub(crate) fn write_place(&mut self, name: &str) -> Result<Option<CgroupPath>, AdmissionError> {
-        let Some(held) = self.state.guarantees.get(name).cloned() else { return Ok(None) };
+        let held = self.state.guarantees.get(name).filter(|_| !self.state.releasing.contains(name));
+        let Some(held) = held.cloned() else { return Ok(None) };
         let path = held.cgroup.clone();
         // Others leave the CPUs before they are given.
         self.follow_pool();
@@ -191,7 +192,7 @@ impl Core {
         change.enforce(plan)?;
         fault::point("rebalance.written");
         if let Some(placed) = placed.filter(|_| self.mode() == EnforcementMode::On) {
-            self.tell_runtime(vec![Update { id: placed.of.id.clone(), settings }]);
+            self.send_updates(vec![Update { id: placed.of.id.clone(), settings }]);
         }
         self.promises_changed();
         Ok(Some(path))

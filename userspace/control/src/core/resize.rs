@@ -89,6 +89,10 @@ impl Core {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
             return Err(conflict(problem, "one that was asked for; change the configuration for this one"));
         }
+        if self.state.releasing.contains(name) {
+            let problem = format!("{name:?} is being released");
+            return Err(conflict(problem, "one that is not"));
+        }
         let owner = OwnerId::from(name);
         if self.state.moving.is_moved(&owner) {
             let problem = format!("{name:?} is being moved to other nodes");

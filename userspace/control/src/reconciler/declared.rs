@@ -133,8 +133,10 @@ impl Declarations {
         }
         match core.hierarchy.walk() {
             Ok(cgroups) => {
-                for cgroup in cgroups {
-                    self.note_declared(&cgroup.path);
+                let there: BTreeSet<CgroupPath> = cgroups.into_iter().map(|cgroup| cgroup.path).collect();
+                self.waiting.retain(|path, _| there.contains(path));
+                for path in &there {
+                    self.note_declared(path);
                 }
             }
             Err(error) => tracing::error!(%error, "declared guarantees cannot be given to what runs"),

@@ -309,8 +309,8 @@ fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
 impl DriftController {
     pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
         match event {
-            Event::Turn(now) => self.patrol(core, *now, true),
-            Event::Written(now) => self.patrol(core, *now, false),
+            Event::Turn(now) => self.look(core, *now, true),
+            Event::Written(now) => self.look(core, *now, false),
             Event::Machine(now) => {
                 let seen = self.take();
                 let paths = core.state.applied.iter().map(|(path, _)| path.clone()).collect();
@@ -325,7 +325,7 @@ impl DriftController {
     }
 
     /// Looks at what was written, what is due and, in `turn`, at a slice of the rest.
-    fn patrol(&mut self, core: &mut Core, now: Instant, turn: bool) {
+    fn look(&mut self, core: &mut Core, now: Instant, turn: bool) {
         let now = now.duration_since(self.start);
         let seen = self.take();
         let mut paths = BTreeSet::new();
@@ -353,8 +353,8 @@ impl DriftController {
         for path in paths {
             self.due.remove(&path);
             core.catch_up_with_pool();
-            if core.state.applied.get(&path).is_none() {
-                // It was released in the same turn.
+            if core.state.applied.get(&path).is_none() || core.is_releasing(&path) {
+                // It was released in the same turn, or goes back to what it was.
                 continue;
             }
             let drifts = match core.enforcer().drift(&core.state.applied, &path) {
@@ -510,16 +510,16 @@ mod tests {
         };
         let rewritten = drift(DriftKind::Rewritten);
         let now = Duration::from_secs(1);
-        let mut patrol = DriftController::new(None);
-        assert!(!patrol.awaits_writer(&rewritten, now), "nobody tells");
-        patrol.marks.insert(cgroup.clone(), BTreeSet::from([knob]));
-        assert!(!patrol.awaits_writer(&drift(DriftKind::Ineffective), now), "nobody wrote it");
-        assert!(patrol.awaits_writer(&rewritten, now));
-        assert_eq!(patrol.due.get(&cgroup), Some(&now), "it is looked at again");
-        assert!(!patrol.awaits_writer(&rewritten, now), "once");
-        assert!(patrol.awaits_writer(&rewritten, now), "and so the next time");
+        let mut controller = DriftController::new(None);
+        assert!(!controller.awaits_writer(&rewritten, now), "nobody tells");
+        controller.marks.insert(cgroup.clone(), BTreeSet::from([knob]));
+        assert!(!controller.awaits_writer(&drift(DriftKind::Ineffective), now), "nobody wrote it");
+        assert!(controller.awaits_writer(&rewritten, now));
+        assert_eq!(controller.due.get(&cgroup), Some(&now), "it is looked at again");
+        assert!(!controller.awaits_writer(&rewritten, now), "once");
+        assert!(controller.awaits_writer(&rewritten, now), "and so the next time");
 
-        patrol.awaited.clear();
+        controller.awaited.clear();
         let noted = Noted {
             drift: rewritten.clone(),
             state: api::DriftState::Waiting,
@@ -527,7 +527,7 @@ mod tests {
             noticed: api::Noticed::Look,
             writer: None,
         };
-        patrol.noted.insert(cgroup.clone(), BTreeMap::from([(knob, noted)]));
-        assert!(!patrol.awaits_writer(&rewritten, now), "it has been told already");
+        controller.noted.insert(cgroup.clone(), BTreeMap::from([(knob, noted)]));
+        assert!(!controller.awaits_writer(&rewritten, now), "it has been told already");
     }
 }

@@ -124,7 +124,8 @@ fn burstable(core: &Core) -> BTreeMap<OwnerId, Vec<(String, CgroupPath)>> {
         let owner = OwnerId::from(guarantee.owner(name));
         let account = core.state.ledger.owner(&owner);
         let follows = account.is_some_and(|account| account.terms.burstable && !account.terms.immovable);
-        if follows && !core.state.moving.is_moved(&owner) {
+        let is_kept = !core.state.releasing.contains(name);
+        if follows && is_kept && !core.state.moving.is_moved(&owner) {
             found.entry(owner).or_default().push((name.clone(), guarantee.cgroup.clone()));
         }
     }

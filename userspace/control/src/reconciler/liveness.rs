@@ -22,6 +22,8 @@ use std::{
 
 use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, Subject, read};
 
+use numaward_model::Retry;
+
 use super::{Event, drift::Round, notices::Notices};
 use crate::{
     Guarantee, Target,
@@ -36,8 +38,10 @@ const LOOK: Duration = Duration::from_secs(1);
 const ENTER_LIMIT: Duration = Duration::from_mins(1);
 /// A unit that restarts has no cgroup meanwhile.
 const RESTART_LIMIT: Duration = Duration::from_secs(30);
-/// What cannot be released now is tried again after so long.
-const RETRY: Duration = Duration::from_secs(5);
+/// What cannot be released now is tried again after so long at first.
+const FIRST_RETRY: Duration = Duration::from_secs(5);
+/// And after so long in the end.
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// What is remembered of guarantees, but not over a restart.
 #[derive(Debug)]
@@ -47,6 +51,8 @@ pub(super) struct Liveness {
     names: BTreeMap<CgroupPath, String>,
     in_question: BTreeSet<String>,
     round: Round<String>,
+    /// What could not be released.
+    retries: BTreeMap<String, Retry>,
 }
 
 #[derive(Debug)]
@@ -55,8 +61,6 @@ struct Held {
     is_command: bool,
     since: Instant,
     missing_since: Option<Instant>,
-    /// It could not be released: not before this is it tried again.
-    retry: Option<Instant>,
 }
 
 /// What was found of a guarantee in question.
@@ -91,6 +95,7 @@ impl Liveness {
             names: BTreeMap::new(),
             in_question: BTreeSet::new(),
             round: Round::new(SWEEP),
+            retries: BTreeMap::new(),
         }
     }
 
@@ -101,7 +106,6 @@ impl Liveness {
             is_command: guarantee.target == Target::Exec,
             since: Instant::now(),
             missing_since: None,
-            retry: None,
         };
         held.watch(&mut self.notices);
         // What happened before it was watched.
@@ -114,6 +118,7 @@ impl Liveness {
 
     /// It is released.
     fn let_go(&mut self, name: &str) {
+        self.retries.remove(name);
         let Some(held) = self.held.remove(name) else { return };
         self.names.remove(&held.cgroup);
         self.in_question.remove(name);
@@ -191,10 +196,15 @@ impl Liveness {
         let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
         for name in std::mem::take(&mut self.in_question) {
+            let found = self.find(core, &name, now);
             if core.state.releasing.contains(&name) {
+                if let Found::Over(_) = found {
+                    // What was refused before may be done now.
+                    self.retries.remove(&name);
+                }
                 continue;
             }
-            match self.find(core, &name, now) {
+            match found {
                 Found::There => {}
                 Found::Waits => drop(self.in_question.insert(name)),
                 Found::Restarted => restarted = true,
@@ -206,16 +216,20 @@ impl Liveness {
             core.promises_changed();
         }
         for (name, reason) in over {
-            let retry = self.held.get(&name).and_then(|held| held.retry);
-            if retry.is_none_or(|retry| now >= retry) {
+            let retry = self.retries.entry(name.clone());
+            let retry = retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY));
+            if retry.is_due(now) {
+                retry.put_off(now);
                 tracing::info!(name, reason, "to be released");
-                let Err(error) = core.release(&name) else { continue };
+                let Err(error) = core.release(&name) else {
+                    self.retries.remove(&name);
+                    continue;
+                };
                 tracing::error!(name, %error, "cannot be released; tried again");
-                if let Some(held) = self.held.get_mut(&name) {
-                    held.retry = Some(now + RETRY);
-                }
             }
-            self.in_question.insert(name);
+            if !core.state.releasing.contains(&name) {
+                self.in_question.insert(name);
+            }
         }
     }
 

@@ -41,6 +41,7 @@ struct Source {
     missing: Option<MissingCapacity>,
     moved: Option<api::Moved>,
     stalled: bool,
+    releasing: bool,
     /// Whether what its pod holds is shown with another container.
     is_shown: bool,
     /// What it held before, while its pages are on their way to other nodes.
@@ -79,6 +80,7 @@ impl ReadModel {
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.moved_of(&guarantee.cgroup),
                 stalled: throttling.stalls(name),
+                releasing: core.state.releasing.contains(name),
                 is_shown,
                 leaves: leaves(core, owner, &guarantee.target),
             };
@@ -134,7 +136,7 @@ impl Description {
             declared: guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned()),
             drift: of.drift.clone(),
             stalled: of.stalled,
-            lack: of.missing.as_ref().map(api::Lack::from),
+            missing: of.missing.as_ref().map(api::MissingCapacity::from),
             explanation: Some(guarantee.explanation.clone()),
             ..core.describe(name, &guarantee.target, &guarantee.cgroup, (&held, &terms), settings)
         };

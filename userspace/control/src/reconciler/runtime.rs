@@ -15,9 +15,9 @@ use crate::{
 
 impl Reconciler {
     /// From now on the container runtime learns what we write ourselves.
-    pub fn tell_runtime(&self, tell: mpsc::UnboundedSender<Vec<Update>>) {
+    pub fn send_updates(&self, sender: mpsc::UnboundedSender<Vec<Update>>) {
         // If the reconciler ends already, there is nothing to send.
-        let _ = self.send(Message::Runtime(Box::new(Command::Tell(tell))));
+        let _ = self.send(Message::Runtime(Box::new(Command::SendUpdates(sender))));
     }
 
     /// Asks on behalf of the container runtime, and waits for the answer.

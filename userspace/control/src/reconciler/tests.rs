@@ -1,6 +1,7 @@
 //! What traces show of the reconciler: each admission and repair is a tree of spans.
 
 mod conditions;
+mod interleaving;
 
 use std::{
     collections::BTreeMap,

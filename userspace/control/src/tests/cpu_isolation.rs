@@ -286,3 +286,35 @@ async fn a_partition_is_asked_for_and_read_back() {
     assert_eq!(bench.knob("a/cpuset.cpus.partition"), "member");
     run.end();
 }
+
+/// News that come faster than they are handled are lost at some point; then all cgroups are looked at.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_lost_of_a_flood_of_cgroups_is_found() {
+    let bench = Bench::new(&["a", "batch"]);
+    let declared = r#"{"guarantees": [{"cgroup": "/batch/*", "cpus": 1, "memory": "1Gi"}]}"#;
+    let run = Run::start(&bench, declared);
+    // It waits in here, with what is promised to the first.
+    let assigned = bench.host.assigned.lock().unwrap();
+    let asking = run.reconciler.clone();
+    let asked = tokio::spawn(async move { admit(&asking, "a", 1).await });
+    let flood: Vec<_> = (0..10_000)
+        .map(|id| Cgroup {
+            id: numaward_cgroup::CgroupId(id + 1_000_000),
+            path: format!("/user/{id}").parse().unwrap(),
+        })
+        .map(Event::Added)
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    {
+        let told = bench.host.cgroup_listener.lock().unwrap();
+        let tell = told.as_ref().unwrap();
+        (0..10).for_each(|_| assert!(tell(&flood)));
+    }
+    bench.appear("batch/b");
+    drop(assigned);
+    run.until("what was lost is found", |view| {
+        view.allocations.iter().find(|of| of.name == "batch/b").cloned()
+    });
+    asked.await.unwrap().unwrap();
+    run.end();
+}

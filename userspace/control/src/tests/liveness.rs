@@ -1,5 +1,7 @@
 //! Workloads that go, and commands that end, while the daemon runs and while it does not.
 
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
 use super::*;
 
 /// A command that was started before the ledger was lost: its cgroup has the knobs that tell what it was promised.
@@ -61,6 +63,67 @@ async fn of_two_at_the_same_path_the_second_holds_nothing() {
     bench.cgroup("a/b");
     until("it is released", &|| held(&reconciler).is_empty());
     assert_eq!(bench.knob("a/b/cpuset.cpus"), "");
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+/// Makes a knob that holds a gibibyte refuse what is written.
+fn refuse(bench: &Bench, knob: &str) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    let sealed = memfd_create("knob", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::io::write(&sealed, b"1073741824\n").unwrap();
+    fcntl_add_seals(&sealed, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    let knob = bench.dir.path().join("cgroup").join(knob);
+    fs::remove_file(&knob).unwrap();
+    std::os::unix::fs::symlink(format!("/proc/self/fd/{}", sealed.as_raw_fd()), &knob).unwrap();
+    sealed
+}
+
+/// Lets it take what is written again.
+fn take_again(bench: &Bench, knob: &str) {
+    let knob = bench.dir.path().join("cgroup").join(knob);
+    fs::remove_file(&knob).unwrap();
+    fs::write(&knob, "1073741824\n").unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_given_back_is_not_promised_again() {
+    let bench = Bench::new(&["a", "b"]);
+    let (reconciler, thread, stop) = bench.start();
+    admit(&reconciler, "a", 3).await.unwrap();
+    admit(&reconciler, "b", 4).await.unwrap();
+    let _sealed = refuse(&bench, "a/memory.min");
+    let refused = reconciler.release("a".to_owned()).await.unwrap_err();
+    assert!(matches!(refused, AdmissionError::Releasing(_)), "{refused}");
+    let is_releasing = |reconciler: &Reconciler| {
+        let held = reconciler.allocations();
+        held.allocations.iter().find(|held| held.name == "a").map(|held| held.releasing)
+    };
+    assert_eq!(is_releasing(&reconciler), Some(true));
+    // What was given back already is left alone, whatever the drift of it looks like.
+    assert_eq!(bench.knob("a/cpuset.cpus"), "");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert_eq!(bench.knob("a/cpuset.cpus"), "");
+    bench.cgroup("c");
+    let refused = admit(&reconciler, "c", 1).await.unwrap_err();
+    assert!(matches!(refused, AdmissionError::Rejected(..)), "{refused}");
+
+    // A restart goes on with it.
+    stop.cancel();
+    thread.join().unwrap();
+    let (reconciler, thread, stop) = bench.start();
+    assert_eq!(is_releasing(&reconciler), Some(true));
+    assert_eq!(bench.knob("a/cpuset.cpus"), "");
+    take_again(&bench, "a/memory.min");
+    reconciler.release("a".to_owned()).await.unwrap();
+    assert_eq!((is_releasing(&reconciler), bench.knob("a/memory.min").as_str()), (None, "0"));
+    assert_eq!(admit(&reconciler, "c", 3).await.unwrap().cpus, "1-3");
+
+    // Where the cgroup is gone, nothing is left to give back.
+    let _sealed_too = refuse(&bench, "c/memory.min");
+    reconciler.release("c".to_owned()).await.unwrap_err();
+    fs::remove_dir_all(bench.dir.path().join("cgroup/c")).unwrap();
+    until("it is released", &|| held(&reconciler).len() == 1);
     stop.cancel();
     thread.join().unwrap();
 }

@@ -14,7 +14,7 @@ use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
 use numaward_control::{AdmissionError, FieldError, Reconciler, Request, Resize, View, reconciler::Answer};
 use numaward_enforce::EnforceError;
-use numaward_http::{App, Blocking, Gate};
+use numaward_http::{App, Blocking, Gate, Names};
 use serde::de::DeserializeOwned;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -30,14 +30,17 @@ fn reads() -> OpenApiRouter<Reading> {
 }
 
 fn changes() -> OpenApiRouter<Arc<Reconciler>> {
-    let changes =
-        OpenApiRouter::new().routes(routes!(admit)).routes(routes!(resize)).routes(routes!(release));
+    let changes = OpenApiRouter::new()
+        .routes(routes!(admit))
+        .routes(routes!(resize))
+        .routes(routes!(release))
+        .routes(routes!(kubelet_state));
     changes.merge(rebalance::routes())
 }
 
 /// All routes of the read-only address; of allocations only where there can be any. With a gate, for whom it lets through.
-pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>) -> Router {
-    numaward_http::router(app, reading(view).merge(rebalance::elsewhere()), gate)
+pub fn router(app: Arc<App>, view: Option<View>, gate: Option<Arc<Gate>>, names: Names) -> Router {
+    numaward_http::router(app, reading(view).merge(rebalance::elsewhere()), gate, names)
 }
 
 /// All routes of the control socket.
@@ -216,7 +219,7 @@ async fn resize(
         (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The ledger cannot be stored; or the release was begun, not everything could be given back yet, and that is tried again", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 503, description = "It took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
@@ -227,6 +230,29 @@ async fn release(
 ) -> Result<StatusCode, Response> {
     let released = reconciler.release(name).await;
     released.map(|()| StatusCode::NO_CONTENT).map_err(|error| refused(&error, uri.path()))
+}
+
+/// What is promised, as the state files of a kubelet with the same policies. Only on the control socket and the control
+/// address.
+#[utoipa::path(
+    get,
+    path = "/api/v1/kubelet-state",
+    tag = "control",
+    security((), ("token" = []), ("certificate" = [])),
+    responses(
+        (status = 200, description = "The content of the files", body = api::KubeletState),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "This is the read-only address", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No kubelet can have this configuration, or promise this", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+    )
+)]
+async fn kubelet_state(
+    State(reconciler): State<Arc<Reconciler>>,
+    uri: Uri,
+) -> Result<Json<api::KubeletState>, Response> {
+    reconciler.kubelet_state().await.map(Json).map_err(|error| refused(&error, uri.path()))
 }
 
 fn refusal(status: StatusCode, detail: String, path: &str) -> api::Refusal {
@@ -272,10 +298,12 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
         | AdmissionError::NoPlan { .. }
         | AdmissionError::Stale(_)
         | AdmissionError::Resize(_)
+        | AdmissionError::NoKubelet(_)
         | AdmissionError::Off => StatusCode::CONFLICT,
         AdmissionError::Unknown(_) => StatusCode::NOT_FOUND,
         AdmissionError::Enforce(_)
         | AdmissionError::Failed(_)
+        | AdmissionError::Releasing(_)
         | AdmissionError::Make { .. }
         | AdmissionError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
         AdmissionError::Unfit(_) | AdmissionError::Stopping => StatusCode::SERVICE_UNAVAILABLE,

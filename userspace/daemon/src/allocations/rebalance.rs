@@ -25,10 +25,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Reconciler>> {
 /// What the read-only address answers.
 pub(super) fn elsewhere() -> Router {
     let answer = async |uri: Uri| {
-        let detail = "plans and rebalances are on the control socket and the control address".to_owned();
+        let detail = "this is on the control socket and the control address only".to_owned();
         respond(refusal(StatusCode::NOT_FOUND, detail, uri.path()))
     };
-    Router::new().route("/api/v1/rebalance", get(answer)).route("/api/v1/plan", post(answer))
+    Router::new()
+        .route("/api/v1/rebalance", get(answer))
+        .route("/api/v1/plan", post(answer))
+        .route("/api/v1/kubelet-state", get(answer))
 }
 
 /// A request, and how much may be moved for it.

@@ -5,15 +5,19 @@
 
 use std::{os::unix::net::UnixListener, sync::Arc, time::Duration};
 
-use numaward_config::{Config, OperatingMode, policy::TopologyManagerScope};
+use numaward_config::{Config, OperatingMode, kubernetes::WhenUnpinned, policy::TopologyManagerScope};
+use numaward_control::Reconciler;
 use numaward_engine::policy::TopologyManagerPolicy;
 use numaward_kube::{
-    api::{self, EventQueue, EventWriter, Pods},
+    api::{self, EventQueue, EventWriter, Evictor, Pace, Pods, Unplaced},
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
     pod_resources,
 };
-use numaward_model::{pod::container_name, port::ContainerNames as _};
+use numaward_model::{
+    pod::{PodName, container_name},
+    port::ContainerNames as _,
+};
 use numaward_observe::{Observer, Part};
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -25,7 +29,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     export::{
         Assigned, Source,
-        assigned::{Calls, Teller},
+        assigned::{Calls, PodReporter},
+        devices::LastReported,
+        load::Load,
     },
     kubelet::{Policies, pod_resources_socket},
 };
@@ -35,6 +41,9 @@ use crate::socket::{self, SocketError};
 const RETRY: Duration = Duration::from_secs(30);
 /// How often what is free is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// At how many of these looks what is observed is looked at too: it takes reading all counters, and a share needs some
+/// time to be one.
+const LOOKS_OF_LOAD: u32 = 30;
 
 /// What is counted. Clones share the counts.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +69,7 @@ pub struct Cluster {
     policies: Policies,
     socket: Option<UnixListener>,
     pods: Option<(Pods, EventQueue, String)>,
+    unplaced: Option<Unplaced>,
 }
 
 impl Cluster {
@@ -78,7 +88,7 @@ impl Cluster {
             (Pods::new(writer), queue, node)
         });
         let (config, observer) = (config.clone(), observer.clone());
-        Ok(Self { config, observer, metrics, mode, policies, socket, pods })
+        Ok(Self { config, observer, metrics, mode, policies, socket, pods, unplaced: None })
     }
 
     /// The pods, where the API server is to be asked for them.
@@ -86,19 +96,38 @@ impl Cluster {
         self.pods.as_ref().map(|(pods, ..)| pods.clone())
     }
 
+    /// Evicts these pods, if that is configured.
+    pub fn evict(&mut self, reconciler: &Reconciler) {
+        if self.config.kubernetes.unpinned == WhenUnpinned::Evict {
+            let reconciler = reconciler.clone();
+            let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
+            self.unplaced = Some(Arc::new(move || reconciler.unplaced().into_iter().map(id).collect()));
+        }
+    }
+
     /// Starts what is configured. `source` gives what is assigned, where anything can be. To be called within a
     /// runtime of tokio.
     pub fn start(mut self, source: Option<Source>, stop: &CancellationToken) {
-        if let (Some(socket), Some(source)) = (self.socket.take(), &source) {
-            let teller = Teller::new(source.clone(), self.metrics.calls.clone());
-            let asking = teller.ask_kubelet(pod_resources_socket(&self.config));
-            tokio::spawn(stop.clone().run_until_cancelled_owned(asking));
-            tokio::spawn(serve_pod_resources(socket, teller, stop.clone()));
-        }
         let kubernetes = &self.config.kubernetes;
-        let source = source.filter(|_| kubernetes.node_resource_topology.enabled);
+        let (devices, is_published) = (LastReported::default(), kubernetes.node_resource_topology.enabled);
+        let pods = self.pods();
+        if source.is_some() && (self.socket.is_some() || is_published) {
+            let asking = devices.follow(pod_resources_socket(&self.config), pods.as_ref());
+            tokio::spawn(stop.clone().run_until_cancelled_owned(asking));
+        }
+        if let (Some(socket), Some(source)) = (self.socket.take(), &source) {
+            let reporter =
+                PodReporter::new(source.clone(), pods, devices.clone(), self.metrics.calls.clone());
+            tokio::spawn(serve_pod_resources(socket, reporter, stop.clone()));
+        }
+        let source = source.filter(|_| is_published).map(|source| (source, devices));
         let Some((pods, queue, node)) = self.pods.take() else {
-            if kubernetes.node_resource_topology.enabled {
+            if self.unplaced.is_some() {
+                let reason =
+                    "kubernetes.nodeName is not set: pods cannot be read, and none is evicted".to_owned();
+                self.observer.note(Part::Evictions, Err(reason));
+            }
+            if is_published {
                 let reason = "kubernetes.nodeName is not set: it is not known which node this is".to_owned();
                 self.observer.note(Part::NodeResourceTopology, Err(reason));
             }
@@ -119,7 +148,7 @@ impl Cluster {
         pods: Pods,
         queue: EventQueue,
         node: String,
-        source: Option<Source>,
+        source: Option<(Source, LastReported)>,
         stop: CancellationToken,
     ) {
         let (kubernetes, metrics) = (&self.config.kubernetes, self.metrics.api);
@@ -136,6 +165,19 @@ impl Cluster {
             Arc::new(move |result| observer.note(part, result))
         };
         tokio::spawn(queue.run(client.clone(), node.clone(), metrics.clone(), stop.clone()));
+        if let Some(unplaced) = self.unplaced {
+            let evictor = Evictor {
+                pods: pods.clone(),
+                unplaced,
+                spared: kubernetes.placement_off_namespaces.clone(),
+                // A pod has its name as its host name.
+                own_pod: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+                pace: Pace::default(),
+                metrics: metrics.clone(),
+                report: report(Part::Evictions),
+            };
+            tokio::spawn(evictor.run(client.clone(), node.clone(), stop.clone()));
+        }
         if let Some(source) = source {
             let publisher = Publisher {
                 client: client.clone(),
@@ -171,12 +213,12 @@ async fn name_containers(pods: Pods, observer: Arc<Observer>) {
     }
 }
 
-async fn serve_pod_resources(socket: UnixListener, teller: Teller, stop: CancellationToken) {
+async fn serve_pod_resources(socket: UnixListener, reporter: PodReporter, stop: CancellationToken) {
     let listener = match tokio::net::UnixListener::from_std(socket) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!(%error, "the PodResources API cannot be served"),
     };
-    if let Err(error) = pod_resources::serve(listener, Arc::new(teller), stop).await {
+    if let Err(error) = pod_resources::serve(listener, Arc::new(reporter), stop).await {
         tracing::error!(%error, "the PodResources API is not served any more");
     }
 }
@@ -199,17 +241,27 @@ fn policy(
 /// Keeps up to date what is to be published of what is free.
 async fn look_at_free(
     observer: Arc<Observer>,
-    source: Source,
+    (source, devices): (Source, LastReported),
     pods: Pods,
     policy: (TopologyManagerPolicy, TopologyManagerScope),
     latest: watch::Sender<Option<Arc<NodeTopology>>>,
 ) {
-    let mut look = interval(LOOK);
-    loop {
+    let (mut look, mut load) = (interval(LOOK), Load::default());
+    for turn in (0..LOOKS_OF_LOAD).cycle() {
         look.tick().await;
+        if turn == 0 {
+            let observer = observer.clone();
+            // It reads files and takes locks.
+            if let Ok(seen) = tokio::task::spawn_blocking(move || observer.nodes()).await {
+                load.look(&seen);
+            }
+        }
         let assigned = source();
         let fingerprint = pods.is_synced().then(|| fingerprint_of(&pods, &assigned));
-        let now = Some(Arc::new(assigned.topology(&observer.machine(), policy, fingerprint)));
+        let mut topology = assigned.topology(&observer.machine(), policy, fingerprint);
+        devices.get().add_to(&mut topology);
+        load.add_to(&mut topology);
+        let now = Some(Arc::new(topology));
         latest.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
     }
 }

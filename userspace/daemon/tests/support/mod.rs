@@ -1,6 +1,10 @@
 //! A host on which guarantees can be given, as a tree of plain files, and requests to its daemon.
 
 #![allow(dead_code, reason = "not every test and benchmark uses all of it")]
+#![allow(clippy::unwrap_used, reason = "a test or benchmark that cannot go on fails")]
+
+pub(crate) mod load;
+pub(crate) mod whole;
 
 use std::{
     path::{Path, PathBuf},
@@ -13,7 +17,7 @@ use numaward_config::Config;
 use numaward_control::{Ports, Reconciler, testing};
 use numaward_daemon::allocations;
 use numaward_http::App;
-use numaward_model::health::{Heartbeat, Readiness};
+use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::Observer;
 use numaward_telemetry::metrics::Metrics;
 use numaward_topology::Machine;
@@ -64,8 +68,13 @@ impl Host {
         let (reconciler, thread, stop) = testing::reconciler(&config, hierarchy.root(), ports, watch, None);
         let observer = Arc::new(Observer::new(&config));
         let metrics = Arc::new(Metrics::new(observer.clone()));
-        let app =
-            App::new(&observer, &metrics, &Readiness::default(), &Heartbeat::new(), allocations::open_api());
+        let app = App::new(
+            &observer,
+            &metrics,
+            &Readiness::default(),
+            &Heartbeats::default(),
+            allocations::open_api(),
+        );
         Daemon { app, reconciler, stop, thread: Some(thread) }
     }
 }
@@ -104,9 +113,16 @@ pub(crate) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     headers: &[(&str, &str)],
     body: &str,
 ) -> std::io::Result<Answer> {
-    let mut request = format!("{method} {path} HTTP/1.1\r\nhost: numaward\r\nconnection: close\r\n");
+    let mut request = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
+    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+        request.push_str("host: localhost\r\n");
+    }
     for (name, value) in headers {
         request.extend([name, ": ", value, "\r\n"]);
+    }
+    let is_named = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+    if !body.is_empty() && !is_named {
+        request.push_str("content-type: application/json\r\n");
     }
     request.extend(["content-length: ", &body.len().to_string(), "\r\n\r\n", body]);
     // A client that is turned away at once cannot send all, and reads the answer all the same.

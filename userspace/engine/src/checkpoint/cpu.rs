@@ -1,4 +1,7 @@
-//! `cpu_manager_state`, versions 1 and 2.
+//! `cpu_manager_state`, versions 1 to 3.
+//!
+//! Version 3 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has CPUs as a whole: the
+//! checksum tells it from version 2.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +27,8 @@ pub struct CpuCheckpoint {
     pub shared_pool: CpuSet,
     /// Exclusive CPUs by owner and container.
     pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, CpuSet>>,
+    /// CPUs of pods as a whole; `None` in a file of a version that knows none.
+    pub pods: Option<BTreeMap<OwnerId, CpuSet>>,
 }
 
 /// The file, with CPU sets as text: the checksum is over their text.
@@ -34,19 +39,36 @@ struct File<E> {
     default_cpu_set: String,
     #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
     entries: BTreeMap<String, E>,
+    #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
+    pod_entries: BTreeMap<String, PodEntry>,
     checksum: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodEntry {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    cpu_set: String,
 }
 
 type FileV1 = File<String>;
 type FileV2 = File<BTreeMap<String, String>>;
 
 impl<E> File<E> {
-    fn dump(&self, entries_type: &str, entries: impl FnOnce(&mut Dump, &BTreeMap<String, E>)) -> String {
+    fn dump(
+        &self,
+        entries_type: &str,
+        entries: impl FnOnce(&mut Dump, &BTreeMap<String, E>),
+        pods: Option<&BTreeMap<OwnerId, CpuSet>>,
+    ) -> String {
         let mut dump = Dump::pointer_to("state.CPUManagerCheckpoint");
         dump.fields(|fields| {
             fields.field("PolicyName", "string", |dump| dump.value(&self.policy_name));
             fields.field("DefaultCPUSet", "string", |dump| dump.value(&self.default_cpu_set));
             fields.field("Entries", entries_type, |dump| entries(dump, &self.entries));
+            if let Some(pods) = pods {
+                fields.field("PodEntries", "state.PodCPUAssignments", |dump| dump.map(pods, dump_pod));
+            }
             fields.field("Checksum", "checksum.Checksum", |dump| dump.value(0));
         });
         dump.text()
@@ -63,17 +85,40 @@ impl<E> File<E> {
     }
 }
 
+/// A set as its members are kept, not as text.
+fn dump_pod(dump: &mut Dump, cpus: &CpuSet) {
+    dump.fields(|fields| {
+        fields.field("CPUSet", "cpuset.CPUSet", |dump| {
+            dump.fields(|fields| {
+                fields.field("elems", "map[int]struct {}", |dump| {
+                    dump.map(cpus.iter().map(|cpu| (cpu, ())), |dump, ()| dump.value("{}"));
+                });
+            });
+        });
+    });
+}
+
 impl FileV1 {
     fn hash_input(&self) -> String {
-        self.dump("map[string]string", |dump, entries| dump.map(entries, Dump::value))
+        self.dump("map[string]string", |dump, entries| dump.map(entries, Dump::value), None)
     }
 }
 
 impl FileV2 {
-    fn hash_input(&self) -> String {
-        self.dump("map[string]map[string]string", |dump, entries| {
+    /// Of version 3 with what pods have as a whole, else of version 2.
+    fn hash_input(&self, pods: Option<&BTreeMap<OwnerId, CpuSet>>) -> String {
+        let entries = |dump: &mut Dump, entries: &BTreeMap<String, BTreeMap<String, String>>| {
             dump.map(entries, |dump, containers| dump.map(containers, Dump::value));
-        })
+        };
+        self.dump("map[string]map[string]string", entries, pods)
+    }
+
+    /// What pods have as a whole, if this is a file of version 3.
+    fn pods(&self) -> Option<BTreeMap<OwnerId, CpuSet>> {
+        let cpus =
+            |(owner, entry): (&String, &PodEntry)| Some((owner.as_str().into(), entry.cpu_set.parse().ok()?));
+        let pods = self.pod_entries.iter().map(cpus).collect::<Option<BTreeMap<_, _>>>()?;
+        (self.checksum == checksum(&self.hash_input(Some(&pods)))).then_some(pods)
     }
 }
 
@@ -85,50 +130,65 @@ impl CpuCheckpoint {
     /// The name of the file.
     pub const FILE: &str = "cpu_manager_state";
 
-    /// The state of a ledger.
-    pub fn of(policy: &str, ledger: &Ledger) -> Self {
+    /// The state of a ledger; with what pods have as a whole, or without.
+    pub fn of(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
         let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, CpuSet>> = BTreeMap::new();
         for (owner, container, allocation) in ledger.allocations() {
             if let Some(cpus) = &allocation.cpus {
                 entries.entry(owner.clone()).or_default().insert(container.clone(), cpus.clone());
             }
         }
-        Self { policy: policy.to_owned(), shared_pool: ledger.shared_pool.clone(), entries }
+        let wholes = ledger.owners().filter_map(|(owner, of)| Some((owner.clone(), of.whole.cpus.clone()?)));
+        let pods = with_pods.then(|| wholes.collect());
+        Self { policy: policy.to_owned(), shared_pool: ledger.shared_pool.clone(), entries, pods }
     }
 
     fn file(&self) -> FileV2 {
         let containers = |containers: &BTreeMap<ContainerName, CpuSet>| {
             containers.iter().map(|(name, cpus)| (name.to_string(), cpus.to_string())).collect()
         };
-        let mut file: FileV2 = File {
+        let pods = self.pods.iter().flatten();
+        File {
             policy_name: self.policy.clone(),
             default_cpu_set: self.shared_pool.to_string(),
             entries: self.entries.iter().map(|(owner, of)| (owner.to_string(), containers(of))).collect(),
+            pod_entries: pods
+                .map(|(owner, cpus)| (owner.to_string(), PodEntry { cpu_set: cpus.to_string() }))
+                .collect(),
             checksum: 0,
-        };
-        file.checksum = checksum(&file.hash_input());
-        file
+        }
     }
 
     /// The text over which the checksum is taken.
     pub fn hash_input(&self) -> String {
-        self.file().hash_input()
+        self.file().hash_input(self.pods.as_ref())
     }
 
     /// The content of the file.
     pub fn write(&self) -> Result<String, CheckpointError> {
-        go_json(&self.file())
+        let mut file = self.file();
+        file.checksum = checksum(&self.hash_input());
+        go_json(&file)
     }
 
-    /// Reads the content of a file of either version: version 1 is tried first, as the kubelet does.
+    /// Reads the content of a file of any version.
     pub fn read(text: &str) -> Result<Self, CheckpointError> {
+        if let Ok(file) = serde_json::from_str::<FileV2>(text)
+            && let Some(pods) = file.pods()
+        {
+            return Self::of_v2(file, Some(pods));
+        }
         let v1 = serde_json::from_str(text).map_err(CheckpointError::from).and_then(Self::of_v1);
         let v1_problem = match v1 {
             Err(problem) if !matches!(problem, CheckpointError::UnknownContainer(_)) => problem,
             known => return known,
         };
         match serde_json::from_str(text) {
-            Ok(file) => Self::of_v2(file),
+            Ok(file) => {
+                let file: FileV2 = file;
+                file.check(&file.hash_input(None))?;
+                Self::of_v2(file, None)
+            }
             // A damaged file of version 1 does not become clearer by what version 2 expects.
             Err(_) if matches!(v1_problem, CheckpointError::Checksum { .. }) => Err(v1_problem),
             Err(error) => Err(error.into()),
@@ -145,12 +205,11 @@ impl CpuCheckpoint {
         let shared_pool = cpus(&file.default_cpu_set, || "defaultCpuSet".to_owned())?;
         match file.entries.into_keys().next() {
             Some(container) => Err(CheckpointError::UnknownContainer(container)),
-            None => Ok(Self { policy: file.policy_name, shared_pool, entries: BTreeMap::new() }),
+            None => Ok(Self { policy: file.policy_name, shared_pool, entries: BTreeMap::new(), pods: None }),
         }
     }
 
-    fn of_v2(file: FileV2) -> Result<Self, CheckpointError> {
-        file.check(&file.hash_input())?;
+    fn of_v2(file: FileV2, pods: Option<BTreeMap<OwnerId, CpuSet>>) -> Result<Self, CheckpointError> {
         let mut entries = BTreeMap::new();
         for (owner, containers) in file.entries {
             let mut of_owner = BTreeMap::new();
@@ -161,7 +220,7 @@ impl CpuCheckpoint {
             entries.insert(owner.into(), of_owner);
         }
         let shared_pool = cpus(&file.default_cpu_set, || "defaultCpuSet".to_owned())?;
-        Ok(Self { policy: file.policy_name, shared_pool, entries })
+        Ok(Self { policy: file.policy_name, shared_pool, entries, pods })
     }
 }
 
@@ -177,6 +236,7 @@ mod tests {
             policy_name: "static".to_owned(),
             default_cpu_set: "0,2-15".to_owned(),
             entries: BTreeMap::from([("abc".to_owned(), "1".to_owned())]),
+            pod_entries: BTreeMap::new(),
             checksum: 0,
         };
         file.checksum = checksum(&file.hash_input());
@@ -189,6 +249,7 @@ mod tests {
             policy: "static".to_owned(),
             shared_pool: "0,2-15".parse().unwrap(),
             entries: BTreeMap::from([("p1".into(), BTreeMap::from([("c0".into(), "1".parse().unwrap())]))]),
+            pods: None,
         };
         let text = checkpoint.write().unwrap();
         assert!(text.starts_with(V2), "{text}");
@@ -198,6 +259,30 @@ mod tests {
             "(*state.CPUManagerCheckpoint){PolicyName:(string)static DefaultCPUSet:(string)0,2-15 \
              Entries:(map[string]map[string]string)map[p1:map[c0:1]] Checksum:(checksum.Checksum)0}"
         );
+    }
+
+    #[test]
+    fn version_3_has_what_pods_have_as_a_whole() {
+        let cpus = |text: &str| text.parse::<CpuSet>().unwrap();
+        let mut checkpoint = CpuCheckpoint {
+            policy: "static".to_owned(),
+            shared_pool: cpus("0,5-15"),
+            entries: BTreeMap::from([("p1".into(), BTreeMap::from([("c0".into(), cpus("1"))]))]),
+            pods: Some(BTreeMap::from([("p1".into(), cpus("1-2,10"))])),
+        };
+        let text = checkpoint.write().unwrap();
+        assert!(text.contains(r#"},"podEntries":{"p1":{"cpuSet":"1-2,10"}},"checksum":"#), "{text}");
+        let pods = "PodEntries:(state.PodCPUAssignments)map[p1:{CPUSet:(cpuset.CPUSet){elems:\
+                    (map[int]struct {})map[1:{} 2:{} 10:{}]}}] Checksum:(checksum.Checksum)0}";
+        assert!(checkpoint.hash_input().ends_with(pods), "{}", checkpoint.hash_input());
+        assert_eq!(CpuCheckpoint::read(&text).as_ref(), Ok(&checkpoint));
+        let damaged = text.replace("1-2,10", "1-2,11");
+        assert!(matches!(CpuCheckpoint::read(&damaged), Err(CheckpointError::Checksum { .. })));
+        // Without any, only the checksum tells the versions apart.
+        checkpoint.pods = Some(BTreeMap::new());
+        let text = checkpoint.write().unwrap();
+        assert!(!text.contains("podEntries"), "{text}");
+        assert_eq!(CpuCheckpoint::read(&text), Ok(checkpoint));
     }
 
     #[test]
@@ -244,8 +329,12 @@ mod tests {
 
     #[test]
     fn names_are_escaped_as_go_does() {
-        let mut checkpoint =
-            CpuCheckpoint { policy: "none".to_owned(), shared_pool: CpuSet::new(), entries: BTreeMap::new() };
+        let mut checkpoint = CpuCheckpoint {
+            policy: "none".to_owned(),
+            shared_pool: CpuSet::new(),
+            entries: BTreeMap::new(),
+            pods: None,
+        };
         checkpoint.entries.insert("a<b>&\"c\"\u{2028}".into(), BTreeMap::new());
         let text = checkpoint.write().unwrap();
         assert!(text.contains(r#""a\u003cb\u003e\u0026\"c\"\u2028":{}"#), "{text}");

@@ -1,4 +1,7 @@
-//! `memory_manager_state`.
+//! `memory_manager_state`, versions 1 and 2.
+//!
+//! Version 2 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has memory as a whole: the
+//! checksum tells it from version 1.
 //!
 //! Older files and documents call a node's group `nodes` instead of `cells`; both are read, and the checksum is
 //! taken with the name that is there.
@@ -34,6 +37,8 @@ pub struct MemoryCheckpoint {
     pub nodes: BTreeMap<NodeId, NodeAccount>,
     /// Blocks by owner and container.
     pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<Block>>>,
+    /// Blocks of pods as a whole; `None` in a file of a version that knows none.
+    pub pods: Option<BTreeMap<OwnerId, Vec<Block>>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -44,7 +49,16 @@ struct File {
     machine_state: BTreeMap<String, FileNode>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pod_entries: BTreeMap<String, PodEntry>,
     checksum: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodEntry {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    memory_blocks: Vec<FileBlock>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -126,7 +140,8 @@ impl File {
         self.machine_state.iter().map(|(text, node)| Ok((id(text)?, node))).collect()
     }
 
-    fn hash_input(&self, name: &str) -> Result<String, CheckpointError> {
+    /// With what pods have as a whole in version 2.
+    fn hash_input(&self, name: &str, with_pods: bool) -> Result<String, CheckpointError> {
         let nodes = self.nodes()?;
         let mut dump = Dump::pointer_to(name);
         dump.fields(|fields| {
@@ -137,6 +152,17 @@ impl File {
                     dump.map(containers, |dump, blocks| dump.list(blocks, dump_block));
                 });
             });
+            if with_pods {
+                fields.field("PodEntries", "state.PodMemoryAssignments", |dump| {
+                    dump.map(&self.pod_entries, |dump, entry| {
+                        dump.fields(|fields| {
+                            fields.field("MemoryBlocks", "[]state.Block", |dump| {
+                                dump.list(&entry.memory_blocks, dump_block);
+                            });
+                        });
+                    });
+                });
+            }
             fields.field("Checksum", "checksum.Checksum", |dump| dump.value(0));
         });
         Ok(dump.text())
@@ -155,6 +181,17 @@ fn node_set(ids: &[u32], place: impl Fn() -> String) -> Result<NodeSet, Checkpoi
         Ok(NodeId(id))
     };
     ids.iter().map(node).collect()
+}
+
+fn blocks(blocks: &[FileBlock], place: impl Fn() -> String) -> Result<Vec<Block>, CheckpointError> {
+    let block = |block: &FileBlock| {
+        Ok(Block {
+            kind: kind(&block.kind, &place)?,
+            affinity: node_set(&block.affinity, &place)?,
+            bytes: Bytes(block.size),
+        })
+    };
+    blocks.iter().map(block).collect()
 }
 
 fn ids(nodes: &NodeSet) -> Vec<u32> {
@@ -179,17 +216,24 @@ impl MemoryCheckpoint {
     /// The name of the file.
     pub const FILE: &str = "memory_manager_state";
 
-    /// The state of a ledger.
-    pub fn of(policy: &str, ledger: &Ledger) -> Self {
+    /// The state of a ledger; with what pods have as a whole, or without.
+    pub fn of(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
+        let sorted = |blocks: &Vec<Block>| {
+            let mut blocks = blocks.clone();
+            blocks.sort();
+            blocks
+        };
         let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<Block>>> = BTreeMap::new();
         for (owner, container, allocation) in ledger.allocations() {
-            if !allocation.blocks.is_empty() {
-                let mut blocks = allocation.blocks.clone();
-                blocks.sort();
+            if !allocation.blocks.is_empty() || allocation.without_memory {
+                let blocks = sorted(&allocation.blocks);
                 entries.entry(owner.clone()).or_default().insert(container.clone(), blocks);
             }
         }
-        Self { policy: policy.to_owned(), nodes: ledger.nodes.clone(), entries }
+        let wholes = ledger.owners().filter(|(_, of)| !of.whole.blocks.is_empty());
+        let pods = wholes.map(|(owner, of)| (owner.clone(), sorted(&of.whole.blocks)));
+        let pods = with_pods.then(|| pods.collect());
+        Self { policy: policy.to_owned(), nodes: ledger.nodes.clone(), entries, pods }
     }
 
     fn file(&self) -> Result<File, CheckpointError> {
@@ -211,23 +255,27 @@ impl MemoryCheckpoint {
             kind: block.kind.to_string(),
             size: block.bytes.0,
         };
+        let blocks = |blocks: &Vec<Block>| blocks.iter().map(block).collect();
         let containers = |containers: &BTreeMap<ContainerName, Vec<Block>>| {
-            let blocks = |blocks: &Vec<Block>| blocks.iter().map(block).collect();
             containers.iter().map(|(name, of)| (name.to_string(), blocks(of))).collect()
         };
+        let pods = self.pods.iter().flatten();
         let mut file = File {
             policy_name: self.policy.clone(),
             machine_state: self.nodes.iter().map(|(id, account)| (id.to_string(), node(account))).collect(),
             entries: self.entries.iter().map(|(owner, of)| (owner.to_string(), containers(of))).collect(),
+            pod_entries: pods
+                .map(|(owner, of)| (owner.to_string(), PodEntry { memory_blocks: blocks(of) }))
+                .collect(),
             checksum: 0,
         };
-        file.checksum = checksum(&file.hash_input(TYPE)?);
+        file.checksum = checksum(&file.hash_input(TYPE, self.pods.is_some())?);
         Ok(file)
     }
 
     /// The text over which the checksum is taken.
     pub fn hash_input(&self) -> Result<String, CheckpointError> {
-        self.file()?.hash_input(TYPE)
+        self.file()?.hash_input(TYPE, self.pods.is_some())
     }
 
     /// The content of the file.
@@ -236,13 +284,15 @@ impl MemoryCheckpoint {
     }
 
     /// Reads the content of a file, as a kubelet of this version: that of 1.36 takes a checksum of zero for none, and
-    /// one that was made of a dump with its own name of the type.
+    /// one that was made of a dump with its own name of the type. Version 2 is read by any.
     pub fn read(text: &str, version: KubeletVersion) -> Result<Self, CheckpointError> {
         let file: File = serde_json::from_str(text)?;
-        let (stored, computed) = (file.checksum, checksum(&file.hash_input(TYPE)?));
+        let stored = file.checksum;
+        let has_pods = stored == checksum(&file.hash_input(TYPE, true)?);
+        let computed = checksum(&file.hash_input(TYPE, false)?);
         let is_newer = version >= KubeletVersion::V1_36
-            && (stored == 0 || stored == checksum(&file.hash_input(TYPE_V1)?));
-        if stored != computed && !is_newer {
+            && (stored == 0 || stored == checksum(&file.hash_input(TYPE_V1, false)?));
+        if stored != computed && !is_newer && !has_pods {
             return Err(CheckpointError::Checksum { stored, computed });
         }
         let mut nodes = BTreeMap::new();
@@ -260,20 +310,17 @@ impl MemoryCheckpoint {
         for (owner, containers) in file.entries {
             let mut of_owner = BTreeMap::new();
             for (container, blocks) in containers {
-                let place = || format!("entries, {owner}, {container}");
-                let block = |block: &FileBlock| {
-                    Ok::<_, CheckpointError>(Block {
-                        kind: kind(&block.kind, place)?,
-                        affinity: node_set(&block.affinity, place)?,
-                        bytes: Bytes(block.size),
-                    })
-                };
-                let blocks = blocks.iter().map(block).collect::<Result<_, _>>()?;
+                let blocks = self::blocks(&blocks, || format!("entries, {owner}, {container}"))?;
                 of_owner.insert(container.as_str().into(), blocks);
             }
             entries.insert(owner.as_str().into(), of_owner);
         }
-        Ok(Self { policy: file.policy_name, nodes, entries })
+        let pods = file.pod_entries.iter().map(|(owner, entry)| {
+            let blocks = blocks(&entry.memory_blocks, || format!("podEntries, {owner}"))?;
+            Ok::<_, CheckpointError>((owner.as_str().into(), blocks))
+        });
+        let pods = if has_pods { Some(pods.collect::<Result<_, _>>()?) } else { None };
+        Ok(Self { policy: file.policy_name, nodes, entries, pods })
     }
 }
 
@@ -299,6 +346,7 @@ mod tests {
             policy: "Static".to_owned(),
             nodes: [0, 2, 10].map(|id| (NodeId(id), node.clone())).into(),
             entries: BTreeMap::from([("p1".into(), BTreeMap::from([("c0".into(), vec![block])]))]),
+            pods: None,
         }
     }
 
@@ -306,7 +354,7 @@ mod tests {
     fn edited(from: &str, to: &str) -> String {
         let text = checkpoint().write().unwrap().replace(from, to);
         let mut file: File = serde_json::from_str(&text).unwrap();
-        file.checksum = checksum(&file.hash_input(TYPE).unwrap());
+        file.checksum = checksum(&file.hash_input(TYPE, false).unwrap());
         go_json(&file).unwrap()
     }
 
@@ -358,13 +406,39 @@ mod tests {
         assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_36), Ok(checkpoint()));
     }
 
-    /// What 1.36 writes is what 1.32 writes. A file of its second version is refused without the gate for it.
+    #[test]
+    fn version_2_has_what_pods_have_as_a_whole() {
+        let block = Block { kind: ZoneKind::Memory, affinity: "0,10".parse().unwrap(), bytes: Bytes(9) };
+        let whole = MemoryCheckpoint { pods: Some([("p1".into(), vec![block])].into()), ..checkpoint() };
+        let text = whole.write().unwrap();
+        let json =
+            r#","podEntries":{"p1":{"memoryBlocks":[{"numaAffinity":[0,10],"type":"memory","size":9}]}},"#;
+        assert!(text.contains(json), "{text}");
+        let input = whole.hash_input().unwrap();
+        let pods = "PodEntries:(state.PodMemoryAssignments)map[p1:{MemoryBlocks:([]state.Block)[{NUMAAffinity:([]int)[0 10] \
+                    Type:(v1.ResourceName)memory Size:(uint64)9}]}] Checksum:(checksum.Checksum)0}";
+        assert!(input.ends_with(pods), "{input}");
+        for version in [KubeletVersion::V1_32, KubeletVersion::V1_36] {
+            assert_eq!(MemoryCheckpoint::read(&text, version).as_ref(), Ok(&whole));
+        }
+        let damaged = text.replace("\"size\":9", "\"size\":8");
+        let error = MemoryCheckpoint::read(&damaged, KubeletVersion::V1_36).unwrap_err();
+        assert!(matches!(error, CheckpointError::Checksum { .. }), "{error}");
+        // Without any, only the checksum tells the versions apart.
+        let mut none = checkpoint();
+        none.pods = Some(BTreeMap::new());
+        let text = none.write().unwrap();
+        assert!(!text.contains("podEntries"), "{text}");
+        assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_36), Ok(none));
+    }
+
+    /// What 1.36 writes is what 1.32 writes, and a damaged file of its second version is refused.
     #[test]
     fn both_names_of_the_type_are_read_by_1_36() {
         let text = checkpoint().write().unwrap();
         assert_eq!(MemoryCheckpoint::read(&text, KubeletVersion::V1_36), Ok(checkpoint()));
         let mut file: File = serde_json::from_str(&text).unwrap();
-        file.checksum = checksum(&file.hash_input(TYPE_V1).unwrap());
+        file.checksum = checksum(&file.hash_input(TYPE_V1, false).unwrap());
         let renamed = go_json(&file).unwrap();
         assert_eq!(MemoryCheckpoint::read(&renamed, KubeletVersion::V1_36), Ok(checkpoint()));
         let second = text.replace("\"checksum\":", "\"podEntries\":{\"p1\":{}},\"checksum\":1");

@@ -64,6 +64,9 @@ pub enum CheckpointError {
         /// Bytes that can be promised.
         allocatable: u64,
     },
+    /// It has what pods have as a whole, of which the kubelet knows with the gate `PodLevelResourceManagers` only.
+    #[error("the checkpoint is of a version that needs the gate PodLevelResourceManagers")]
+    OtherVersion,
     /// A version 1 file names a container that nobody knows.
     #[error("containerID '{0}' not found in initial containers list")]
     UnknownContainer(String),

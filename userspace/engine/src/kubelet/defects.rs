@@ -18,6 +18,8 @@
 //! | a shared pool that was given away in full refuses the next start | [`AN_EMPTY_POOL_IS_REFUSED`] |
 //! | running owners are decided on again after a restart, and can be rejected | [`super::restore`] |
 //! | a container that has its cores is rejected when no others are free | [`CORES_ARE_COUNTED_BEFORE_LOOKING_AT_WHAT_IS_HELD`] |
+//! | after a restart, pods with resources as a whole are allocated again, beside what they have | `allocate_whole` of both managers |
+//! | a container without amounts in a pod with some as a whole is refused memory that it does not ask for | `choose` of the memory manager |
 //! | a chosen combination of nodes is overwritten by a later one | [`Combinations`] |
 //!
 //! Not repeated is what makes the kubelet crash, hang or lose count: a hugepage size that a node does not have (it

@@ -10,6 +10,7 @@
 //! | exclusive CPUs | module `cpu` |
 //! | memory and hugepages | module `memory` |
 //! | the merge of hints | module `merge` |
+//! | pods that have resources as a whole | modules `whole` of this one, of `cpu` and of `memory` |
 //! | taking over the state of an earlier run | module `restore` |
 //! | what the kubelet gets wrong | module `defects` |
 //!
@@ -25,22 +26,25 @@ pub(crate) mod numa;
 mod preferences;
 pub(crate) mod resize;
 pub(crate) mod restore;
+mod whole;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, set::MAX_ID};
 
 pub use self::restore::{Checkpoints, Restored};
-use self::{cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances};
+use self::{
+    cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances, whole::message,
+};
 use crate::{
-    decision::{Cause, Decision, Grant, Reason, Rejection, ResizeError, Shortfall},
+    decision::{Cause, Decision, Grant, Rejection, ResizeError, Shortfall},
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
     moves::{Limits, NoPlan, Plan},
     policy::{
         Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
-        StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
+        StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions, WholePods,
     },
     preferences::PlacementPreferences,
     request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
@@ -78,15 +82,6 @@ pub(crate) struct Affinity {
     pub(crate) preferred: bool,
 }
 
-/// The kubelet's sentence for what was wrong.
-fn message(cause: &Cause) -> String {
-    match cause.reason() {
-        Reason::TopologyAffinityError => "Resources cannot be allocated with Topology locality".to_owned(),
-        Reason::UnexpectedAdmissionError => format!("Allocate failed due to {cause}, which is unexpected"),
-        Reason::SmtAlignmentError | Reason::InvalidRequest => cause.to_string(),
-    }
-}
-
 /// A source of hints that can also allocate. Each of the two first gives back what is stale, as the kubelet's
 /// managers do.
 trait HintProvider {
@@ -101,6 +96,11 @@ trait HintProvider {
         container: &ContainerRequest,
         affinity: Affinity,
     ) -> Result<(), Cause>;
+
+    /// Serves a pod that has resources as a whole, on the given nodes if possible, and divides it among its
+    /// containers.
+    fn allocate_whole(&self, ledger: &mut Ledger, request: &Request, affinity: Affinity)
+    -> Result<(), Cause>;
 
     /// Gives back what a container holds.
     fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName);
@@ -147,6 +147,7 @@ pub struct Kubelet {
     by_policy: BTreeMap<TopologyManagerPolicy, Result<Agreement, StartError>>,
     cpus: Option<StaticCpus>,
     memory: Option<StaticMemory>,
+    whole_pods: WholePods,
 }
 
 impl Kubelet {
@@ -159,7 +160,7 @@ impl Kubelet {
         let memory = memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?;
         let with_policy = |&policy| (policy, with_policy(machine, config, cpus.as_ref(), policy));
         let by_policy = TopologyManagerPolicy::ALL.iter().map(with_policy).collect();
-        Ok(Self { nodes, configured, by_policy, cpus, memory })
+        Ok(Self { nodes, configured, by_policy, cpus, memory, whole_pods: config.whole_pods() })
     }
 
     /// In the order in which they are asked and allocate. `None` for what nobody manages (policy `none`): no
@@ -227,7 +228,13 @@ impl Kubelet {
         watch(Stage::Hints);
         let mut hints = Vec::new();
         for (provider, manager) in self.managers() {
-            let of_manager = manager.map(|manager| manager.hints(ledger, request, scope));
+            let of_manager = manager.map(|manager| {
+                if self.leaves_alone(request) {
+                    manager.remove_stale(ledger);
+                    return ProviderHints::NoPreference;
+                }
+                manager.hints(ledger, request, scope)
+            });
             hints.push((provider, of_manager.unwrap_or(ProviderHints::NoPreference)));
         }
         hints.extend(preferences::hints(preferences, &self.nodes, request, scope));
@@ -259,7 +266,11 @@ impl Kubelet {
             return Ok(());
         }
         for provider in self.providers() {
-            provider.allocate(ledger, request, container, affinity)?;
+            if self.leaves_alone(request) {
+                provider.remove_stale(ledger);
+            } else {
+                provider.allocate(ledger, request, container, affinity)?;
+            }
         }
         Ok(())
     }
@@ -285,6 +296,16 @@ impl Kubelet {
             (_, TopologyManagerScope::Pod) => Some(affinity_for(ledger, Scope::Owner)?),
             (_, TopologyManagerScope::Container) => None,
         };
+        if let Some(affinity) = for_all
+            && options.policy != TopologyManagerPolicy::None
+            && request.resources.is_some()
+            && self.places_pods()
+        {
+            watch(Stage::Allocate);
+            return self.providers().try_for_each(|provider| {
+                provider.allocate_whole(ledger, request, affinity).map_err(|cause| (None, cause))
+            });
+        }
         for container in request.all_containers() {
             let affinity = match for_all {
                 Some(affinity) => affinity,
@@ -300,14 +321,15 @@ impl Kubelet {
     fn rejection(
         &self,
         ledger: &Ledger,
-        request: &Request,
+        Asked { request, agreement, .. }: Asked<'_>,
         (container, cause): (Option<ContainerName>, Cause),
     ) -> Rejection {
         let failed = container.as_ref().and_then(|name| request.all_containers().find(|c| &c.name == name));
         let scope = failed.map_or(Scope::Owner, Scope::Container);
         let shortfalls =
             self.providers().flat_map(|provider| provider.shortfalls(ledger, request, scope)).collect();
-        let message = message(&cause);
+        let is_whole = self.places_pods() && request.resources.is_some();
+        let message = message(&cause, is_whole.then_some(agreement.options.scope));
         Rejection::new(&request.owner, container, cause, message, shortfalls)
     }
 
@@ -327,7 +349,7 @@ impl Kubelet {
                 Ok(request.all_containers().map(grant).collect())
             }
             Err(failure) => {
-                let rejection = self.rejection(&next, request, failure);
+                let rejection = self.rejection(&next, asked, failure);
                 if !defects::REJECTED_OWNERS_KEEP_ALLOCATIONS {
                     next = ledger.clone();
                 }
@@ -372,11 +394,17 @@ impl Strategy for Kubelet {
         let agreement = match check_request(request).and_then(|()| of_terms()) {
             Ok(agreement) => agreement,
             Err(cause) => {
-                let message = message(&cause);
+                let message = message(&cause, None);
                 let rejection = Rejection::new(&request.owner, None, cause, message, Vec::new());
                 let explanation = Explanation::default();
                 return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
             }
+        };
+        let request = &match self.whole_pods {
+            WholePods::Unknown if request.resources.is_some() => {
+                Cow::Owned(Request { resources: None, ..request.clone() })
+            }
+            _ => Cow::Borrowed(request),
         };
         let preferences = &terms.preferences;
         let asked = Asked { request, terms, preferences, agreement: &agreement, watch };

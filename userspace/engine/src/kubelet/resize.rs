@@ -29,6 +29,9 @@ impl Kubelet {
         to: &Resources,
     ) -> Result<Ledger, ResizeError> {
         let mut next = ledger.clone();
+        if ledger.owner(owner).is_some_and(|account| !account.whole.is_empty()) {
+            return Err(ResizeError::PartOfWhole);
+        }
         if let Some(held) = ledger.allocation(owner, container) {
             let mut nodes = held.memory_nodes();
             if let (Some(cpus), Some(wanted), Some(manager)) = (&held.cpus, to.cpu, &self.cpus) {

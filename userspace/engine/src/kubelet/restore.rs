@@ -4,15 +4,17 @@
 //! the machine and the configuration. A file that differs refuses the start. Then the owners that still run are
 //! admitted again one by one, and only after that is cleared what nobody asked for.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use numaward_topology::{Bytes, NodeId, ZoneKind};
+use numaward_topology::{CpuSet, NodeId, NodeSet, ZoneKind};
 
 use super::{Kubelet, StaticMemory, defects};
 use crate::{
-    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
-    ledger::{KindAccount, Ledger, NodeAccount},
+    checkpoint::{CheckpointError, CpuCheckpoint, MemoryCheckpoint},
+    ledger::{Allocation, Block, KindAccount, Ledger, NodeAccount, Whole},
     policy::{Component, KubeletVersion, Phase, RestoreProblem, StartError, StartProblem},
+    request::{ContainerName, OwnerId},
+    strategy::Strategy as _,
 };
 
 /// The state files of an earlier run, if there are any.
@@ -57,6 +59,12 @@ impl Checkpoints {
         })
     }
 
+    /// Whether a kubelet has written them that places pods with resources as a whole.
+    pub fn have_pods(&self) -> bool {
+        self.cpus.as_ref().is_some_and(|cpus| cpus.pods.is_some())
+            || self.memory.as_ref().is_some_and(|memory| memory.pods.is_some())
+    }
+
     /// The ledger as the files report it, whatever the machine and the policy of who reads them: to look at, not to
     /// go on from.
     pub fn ledger(&self) -> Ledger {
@@ -79,16 +87,22 @@ fn take_cpus(ledger: &mut Ledger, checkpoint: &CpuCheckpoint) {
             ledger.allocation_mut(owner, container).cpus = Some(cpus.clone());
         }
     }
+    for (owner, cpus) in checkpoint.pods.iter().flatten() {
+        ledger.owner_mut(owner).whole.cpus = Some(cpus.clone());
+    }
 }
 
 fn take_memory(ledger: &mut Ledger, checkpoint: &MemoryCheckpoint) {
     ledger.nodes.clone_from(&checkpoint.nodes);
     for (owner, containers) in &checkpoint.entries {
         for (container, blocks) in containers {
-            if !blocks.is_empty() {
-                ledger.allocation_mut(owner, container).blocks.clone_from(blocks);
-            }
+            let held = ledger.allocation_mut(owner, container);
+            held.blocks.clone_from(blocks);
+            held.without_memory = blocks.is_empty();
         }
+    }
+    for (owner, blocks) in checkpoint.pods.iter().flatten() {
+        ledger.owner_mut(owner).whole.blocks.clone_from(blocks);
     }
 }
 
@@ -128,9 +142,40 @@ impl Kubelet {
     /// The state files for a ledger.
     pub fn checkpoints(&self, ledger: &Ledger) -> Checkpoints {
         Checkpoints {
-            cpus: Some(CpuCheckpoint::of(self.cpu_policy(), ledger)),
-            memory: Some(MemoryCheckpoint::of(self.memory_policy(), ledger)),
+            cpus: Some(CpuCheckpoint::of(self.cpu_policy(), ledger, self.places_pods())),
+            memory: Some(MemoryCheckpoint::of(self.memory_policy(), ledger, self.places_pods())),
         }
+    }
+
+    /// The state files of a kubelet that had promised all this to containers, and to pods as a whole, whichever strategy
+    /// decided it. Shared pool and accounts of nodes are made anew, as the kubelet makes them to check its files.
+    pub fn checkpoints_of(
+        &self,
+        held: impl IntoIterator<Item = (OwnerId, ContainerName, Allocation)>,
+        wholes: impl IntoIterator<Item = (OwnerId, Whole)>,
+    ) -> Result<Checkpoints, StartProblem> {
+        let mut ledger = self.idle();
+        for (owner, whole) in wholes {
+            ledger.owner_mut(&owner).whole = whole;
+        }
+        for (owner, container, allocation) in held {
+            *ledger.allocation_mut(&owner, &container) = allocation;
+        }
+        let given: CpuSet =
+            ledger.owners().flat_map(|(_, of)| of.exclusive_cpus()).flat_map(CpuSet::iter).collect();
+        ledger.shared_pool = &ledger.shared_pool - &given;
+        if let Some(memory) = &self.memory {
+            ledger.nodes = memory.charged_anew(&ledger)?;
+        }
+        Ok(self.checkpoints(&ledger))
+    }
+
+    /// A file with what pods have as a whole looks damaged to a kubelet without the gate.
+    fn check_version(&self, has_pods: bool) -> Result<(), RestoreProblem> {
+        if has_pods && !self.places_pods() {
+            return Err(RestoreProblem::Corrupt(CheckpointError::OtherVersion));
+        }
+        Ok(())
     }
 
     fn restore_cpus(
@@ -141,6 +186,8 @@ impl Kubelet {
     ) -> Result<(), StartProblem> {
         let configured = self.cpu_policy();
         if let Some(checkpoint) = checkpoint {
+            self.check_version(checkpoint.pods.is_some())
+                .map_err(|problem| unusable(CPU_STATE, directory, problem))?;
             if checkpoint.policy != configured {
                 let problem = RestoreProblem::OtherCpuPolicy { configured, saved: checkpoint.policy.clone() };
                 return Err(unusable(CPU_STATE, directory, problem));
@@ -150,7 +197,7 @@ impl Kubelet {
         if let Some(cpus) = &self.cpus {
             cpus.check(ledger)?;
         }
-        *checkpoint = Some(CpuCheckpoint::of(configured, ledger));
+        *checkpoint = Some(CpuCheckpoint::of(configured, ledger, self.places_pods()));
         Ok(())
     }
 
@@ -162,6 +209,8 @@ impl Kubelet {
     ) -> Result<(), StartProblem> {
         let configured = self.memory_policy();
         if let Some(checkpoint) = checkpoint {
+            self.check_version(checkpoint.pods.is_some())
+                .map_err(|problem| unusable(MEMORY_STATE, directory, problem))?;
             if checkpoint.policy != configured {
                 let problem =
                     RestoreProblem::OtherMemoryPolicy { configured, saved: checkpoint.policy.clone() };
@@ -172,7 +221,8 @@ impl Kubelet {
         match &self.memory {
             None => {}
             Some(memory) if ledger.nodes.is_empty() => {
-                if ledger.allocations().any(|(_, _, allocation)| !allocation.blocks.is_empty()) {
+                let has_memory = |held: &Allocation| !held.blocks.is_empty() || held.without_memory;
+                if ledger.allocations().any(|(_, _, held)| has_memory(held)) {
                     return Err(StartProblem::NoMachineState);
                 }
                 ledger.nodes.clone_from(memory.idle());
@@ -182,7 +232,7 @@ impl Kubelet {
                 place(ledger);
             }
         }
-        *checkpoint = Some(MemoryCheckpoint::of(configured, ledger));
+        *checkpoint = Some(MemoryCheckpoint::of(configured, ledger, self.places_pods()));
         Ok(())
     }
 }
@@ -190,9 +240,29 @@ impl Kubelet {
 impl StaticMemory {
     /// Compares the accounts of an earlier run with what they would be if its allocations were made anew.
     fn check(&self, ledger: &Ledger) -> Result<(), StartProblem> {
+        let expected = self.charged_anew(ledger)?;
+        if is_same(&ledger.nodes, &expected) { Ok(()) } else { Err(StartProblem::OtherMachineState) }
+    }
+
+    /// The accounts of the nodes if the allocations of a ledger were made anew, in the order of names.
+    fn charged_anew(&self, ledger: &Ledger) -> Result<Nodes, StartProblem> {
         let mut expected = self.idle().clone();
-        for (owner, container, allocation) in ledger.allocations() {
-            for block in &allocation.blocks {
+        let mut charged: Vec<(&OwnerId, ContainerName, &[Block])> = Vec::new();
+        for (owner, account) in ledger.owners() {
+            match account.whole.blocks.as_slice() {
+                [] => charged.extend(
+                    account
+                        .containers
+                        .iter()
+                        .map(|(name, held)| (owner, name.clone(), held.blocks.as_slice())),
+                ),
+                // A pod without containers in the file is passed over.
+                _ if account.containers.is_empty() => {}
+                whole => charged.push((owner, "".into(), whole)),
+            }
+        }
+        for (owner, container, blocks) in charged {
+            for block in blocks {
                 let mut bytes = block.bytes.0;
                 for node in block.affinity.iter() {
                     let unknown = || StartProblem::BlockOnUnknownNode(owner.clone(), container.clone());
@@ -205,7 +275,7 @@ impl StaticMemory {
                 }
             }
         }
-        if is_same(&ledger.nodes, &expected) { Ok(()) } else { Err(StartProblem::OtherMachineState) }
+        Ok(expected)
     }
 }
 
@@ -244,21 +314,36 @@ fn place(ledger: &mut Ledger) {
             left.insert((node, kind), account.promised.0);
         }
     }
-    let holders: Vec<_> = ledger
-        .allocations()
-        .filter(|(_, _, allocation)| !allocation.blocks.is_empty())
-        .map(|(owner, container, allocation)| (owner.clone(), container.clone(), allocation.blocks.clone()))
-        .collect();
-    for (owner, container, blocks) in holders {
-        let allocation = ledger.allocation_mut(&owner, &container);
-        for block in blocks {
-            let Bytes(mut bytes) = block.bytes;
-            for node in block.affinity.iter() {
-                let Some(left) = left.get_mut(&(node, block.kind)) else { continue };
+    let owners: Vec<_> =
+        ledger.owners().map(|(owner, account)| (owner.clone(), Arc::clone(account))).collect();
+    for (owner, account) in owners {
+        let mut whole: BTreeMap<(ZoneKind, &NodeSet), u64> = BTreeMap::new();
+        for block in &account.whole.blocks {
+            whole.insert((block.kind, &block.affinity), block.bytes.0);
+        }
+        let mut draw = |container: &ContainerName, kind: ZoneKind, nodes: &NodeSet, mut bytes: u64| {
+            for node in nodes.iter() {
+                let Some(left) = left.get_mut(&(node, kind)) else { continue };
                 let share = bytes.min(*left);
                 bytes -= share;
                 *left -= share;
-                allocation.place(block.kind, node, share);
+                ledger.allocation_mut(&owner, container).place(kind, node, share);
+            }
+        };
+        for (container, held) in &account.containers {
+            for block in &held.blocks {
+                let mut bytes = block.bytes.0;
+                if let Some(left) = whole.get_mut(&(block.kind, &block.affinity)) {
+                    bytes = bytes.min(*left);
+                    *left -= bytes;
+                }
+                draw(container, block.kind, &block.affinity, bytes);
+            }
+        }
+        // Parts can overlap; the last one has what is left.
+        if let Some(last) = account.containers.keys().next_back() {
+            for ((kind, nodes), bytes) in whole {
+                draw(last, kind, nodes, bytes);
             }
         }
     }

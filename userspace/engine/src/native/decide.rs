@@ -102,16 +102,16 @@ impl Agreed<'_> {
 
     /// Why there is no room for a unit.
     pub(super) fn no_room(&self, room: &Room, unit: &Unit, what: What) -> Refusal {
-        let mut lacking: Vec<usize> = unit.resources().filter(|&of| !self.could(room, unit, of)).collect();
-        if lacking.is_empty() {
-            lacking = unit.resources().collect();
+        let mut short: Vec<usize> = unit.resources().filter(|&of| !self.could(room, unit, of)).collect();
+        if short.is_empty() {
+            short = unit.resources().collect();
         }
         Refusal::NoRoom {
             container: unit.container.clone(),
             policy: self.policy,
             ever: self.ever(room, unit),
             what,
-            missing: room.shortfalls(self.host, unit, &lacking),
+            missing: room.shortfalls(self.host, unit, &short),
         }
     }
 

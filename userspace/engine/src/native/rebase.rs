@@ -13,7 +13,7 @@ use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
 use super::Native;
 use crate::{
-    ledger::{Block, Ledger, NodeAccount},
+    ledger::{Block, Ledger, NodeAccount, Whole},
     rebase::Uncovered,
     request::{ContainerName, OwnerId},
 };
@@ -21,6 +21,11 @@ use crate::{
 /// See [`crate::Strategy::rebase`].
 pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {
     let mut next = ledger.clone();
+    // Parts are all that counts here: each byte is placed for one of them.
+    let whole = ledger.owners().filter(|(_, account)| !account.whole.is_empty());
+    for owner in whole.map(|(owner, _)| owner) {
+        next.owner_mut(owner).whole = Whole::default();
+    }
     let mut nodes: BTreeMap<NodeId, NodeAccount> = native.host.idle.clone();
     // What each node can still promise, or by how much it has promised too much.
     let mut free: BTreeMap<(ZoneKind, NodeId), i128> = BTreeMap::new();

@@ -60,6 +60,17 @@ pub enum GateCheck {
     Refused(String),
 }
 
+/// What the managers of the kubelet make of pods with resources as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WholePods {
+    /// These are not looked at.
+    Unknown,
+    /// None of their containers is placed.
+    LeftAlone,
+    /// They are placed.
+    Placed,
+}
+
 /// Gates as they are set, for a kubelet of some version.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureGates<'a> {
@@ -95,6 +106,15 @@ impl FeatureGates<'_> {
     pub fn is_on(self, name: &str) -> bool {
         let default = || matches!(self.stage(name), Some(Stage::Beta | Stage::Locked));
         self.setting(name).unwrap_or_else(default)
+    }
+
+    /// What becomes of pods with resources as a whole.
+    pub fn whole_pods(self) -> WholePods {
+        match (self.is_on(POD_LEVEL_RESOURCES), self.is_on(POD_LEVEL_MANAGERS)) {
+            (false, _) => WholePods::Unknown,
+            (true, false) => WholePods::LeftAlone,
+            (true, true) => WholePods::Placed,
+        }
     }
 
     /// Whether the kubelet takes a gate that is set to this.
@@ -139,6 +159,20 @@ mod tests {
             let gates = FeatureGates { set: &set, version };
             assert_eq!(gates.is_on(name), is_on, "{name} of {version}, {set:?}");
         }
+    }
+
+    #[test]
+    fn pods_with_resources_as_a_whole_are_placed_with_both_gates() {
+        let of = |set: &[(&str, bool)], version| {
+            let set = set.iter().map(|&(name, is_on)| (name.to_owned(), is_on)).collect();
+            FeatureGates { set: &set, version }.whole_pods()
+        };
+        let (old, new) = (KubeletVersion::V1_32, KubeletVersion::V1_36);
+        assert_eq!(of(&[], old), WholePods::Unknown);
+        assert_eq!(of(&[], new), WholePods::LeftAlone);
+        assert_eq!(of(&[(POD_LEVEL_MANAGERS, true)], new), WholePods::Placed);
+        assert_eq!(of(&[(POD_LEVEL_MANAGERS, true)], old), WholePods::Unknown);
+        assert_eq!(of(&[(POD_LEVEL_RESOURCES, false)], new), WholePods::Unknown);
     }
 
     #[test]

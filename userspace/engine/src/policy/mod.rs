@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
+pub use self::gates::WholePods;
 pub use self::problem::{
     Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem,
     StaticCpuProblem,
@@ -79,6 +80,11 @@ enum Level {
 }
 
 impl PolicyConfig {
+    /// What the feature gates say about pods with resources as a whole.
+    pub fn whole_pods(&self) -> WholePods {
+        gates::FeatureGates { set: &self.feature_gates, version: self.kubelet_version }.whole_pods()
+    }
+
     /// Whether a manager's options of this level are switched on. The level is that of version 1.32, then that of 1.36.
     fn check_gate(
         &self,
@@ -111,6 +117,15 @@ pub const DISTRIBUTE_ACROSS_CORES: &str = "distribute-cpus-across-cores";
 pub const STRICT_RESERVATION: &str = "strict-cpu-reservation";
 /// `prefer-align-cpus-by-uncorecache`: take CPUs that share a last-level cache where possible.
 pub const ALIGN_BY_CACHE: &str = "prefer-align-cpus-by-uncorecache";
+/// The options of the CPU Manager's policy `static`.
+pub const CPU_OPTIONS: [&str; 6] = [
+    FULL_PCPUS_ONLY,
+    DISTRIBUTE_ACROSS_NUMA,
+    ALIGN_BY_SOCKET,
+    DISTRIBUTE_ACROSS_CORES,
+    STRICT_RESERVATION,
+    ALIGN_BY_CACHE,
+];
 /// `prefer-closest-numa-nodes`: among sets of equal size prefer the one with the least distances.
 pub const PREFER_CLOSEST: &str = "prefer-closest-numa-nodes";
 /// `max-allowable-numa-nodes`: the most nodes with which hints are merged.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::{
     policy::{Component, KubeletVersion, MemoryReservation, PolicyConfig, UnknownName},
     quantity::Quantity,
-    request::{ContainerRequest, Request, Resources},
+    request::{ContainerRequest, PodResources, Request, Resources},
 };
 
 /// A machine.
@@ -77,12 +77,22 @@ pub struct PodVector {
     #[serde(default)]
     init_containers: Vec<ContainerVector>,
     containers: Vec<ContainerVector>,
+    /// What it has as a whole.
+    #[serde(flatten)]
+    amounts: Amounts,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 struct ContainerVector {
     name: String,
     restart_policy: Option<String>,
+    #[serde(flatten)]
+    amounts: Amounts,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Amounts {
+    /// Both.
     resources: Option<BTreeMap<String, Quantity>>,
     requests: Option<BTreeMap<String, Quantity>>,
     limits: Option<BTreeMap<String, Quantity>>,
@@ -213,19 +223,27 @@ fn resources(amounts: &BTreeMap<String, Quantity>) -> Result<Resources, String> 
     Ok(resources)
 }
 
-impl ContainerVector {
-    fn container(&self) -> Result<ContainerRequest, String> {
+impl Amounts {
+    /// What is requested, and the limits. `name` is for messages.
+    fn pair(&self, name: &str) -> Result<[Resources; 2], String> {
         let either = |separate: &Option<_>| match (&self.resources, separate) {
             (Some(both), None) => resources(both),
             (None, Some(separate)) => resources(separate),
             (None, None) => Ok(Resources::none()),
-            (Some(_), Some(_)) => Err(format!("{}: resources twice", self.name)),
+            (Some(_), Some(_)) => Err(format!("{name}: resources twice")),
         };
+        Ok([either(&self.requests)?, either(&self.limits)?])
+    }
+}
+
+impl ContainerVector {
+    fn container(&self) -> Result<ContainerRequest, String> {
+        let [requests, limits] = self.amounts.pair(&self.name)?;
         Ok(ContainerRequest {
             name: self.name.as_str().into(),
             restartable: self.restart_policy.as_deref() == Some("Always"),
-            requests: either(&self.requests)?,
-            limits: either(&self.limits)?,
+            requests,
+            limits,
         })
     }
 }
@@ -236,10 +254,14 @@ impl PodVector {
         let containers = |of: &[ContainerVector]| of.iter().map(ContainerVector::container).collect();
         let init_containers: Result<Vec<_>, String> = containers(&self.init_containers);
         let app_containers: Result<Vec<_>, String> = containers(&self.containers);
+        let Amounts { resources: both, requests, limits } = &self.amounts;
+        let is_whole = both.is_some() || requests.is_some() || limits.is_some();
+        let [requests, limits] = self.amounts.pair(&self.name)?;
         Ok(Request {
             owner: self.name.as_str().into(),
             init_containers: init_containers?,
             containers: app_containers?,
+            resources: is_whole.then_some(PodResources { requests, limits }),
         })
     }
 }

@@ -153,6 +153,7 @@ mod tests {
                 nodes.iter().map(|&(node, gib)| (NodeId(node), Bytes::gib(gib))).collect(),
             )]
             .into(),
+            ..Allocation::default()
         };
         let mut quality = Quality::default();
         quality.placed(&machine, [of("0", &[(0, 1)])].iter(), 3);

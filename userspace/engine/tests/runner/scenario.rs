@@ -190,6 +190,19 @@ impl World {
         let with_hints = expect.pointer("/merge/0/hints").is_some();
         let answer = admission(&request, &decision, with_hints);
         self.ledger = decision.ledger;
+        // A file of the real kubelet has what it has, whichever accounts were kept before: no record of 1.36 begins with a
+        // state that contradicts itself, as some of 1.32 do.
+        if self.config.as_ref().is_ok_and(|config| config.kubelet_version == KubeletVersion::V1_36) {
+            let allocations = self.ledger.allocations();
+            let held =
+                allocations.map(|(owner, container, of)| (owner.clone(), container.clone(), of.clone()));
+            let wholes = self.ledger.owners().map(|(owner, of)| (owner.clone(), of.whole.clone()));
+            let wholes = wholes.filter(|(_, whole)| !whole.is_empty());
+            let anew = kubelet.checkpoints_of(held, wholes).map_err(|error| error.to_string())?;
+            if anew != kubelet.checkpoints(&self.ledger) {
+                return Err(format!("made anew of the allocations, the state files are others: {anew:?}"));
+            }
+        }
         if decision.outcome.is_ok() {
             let mut started = BTreeSet::new();
             if step.start.as_deref() != Some("none") {
@@ -269,13 +282,23 @@ impl World {
             }
             entries
         };
-        let memory =
-            entries(&|allocation| (!allocation.blocks.is_empty()).then(|| json!(blocks(&allocation.blocks))));
+        let memory = entries(&|held| {
+            (!held.blocks.is_empty() || held.without_memory).then(|| json!(blocks(&held.blocks)))
+        });
         let cpus = entries(&|allocation| allocation.cpus.as_ref().map(|cpus| json!(cpus.to_string())));
-        json!({
+        let mut state = json!({
             "memory": { "numa": numa, "entries": memory },
             "cpu": { "default": self.ledger.shared_pool().to_string(), "entries": cpus },
-        })
+        });
+        for (owner, account) in self.ledger.owners() {
+            if let Some(cpus) = &account.whole.cpus {
+                state["cpu"]["pods"][owner.as_str()] = json!(cpus.to_string());
+            }
+            if !account.whole.blocks.is_empty() {
+                state["memory"]["pods"][owner.as_str()] = json!(blocks(&account.whole.blocks));
+            }
+        }
+        state
     }
 
     /// The state files. The order of a container's blocks is not defined; where that is all that differs, the

@@ -6,13 +6,13 @@ use numaward_engine::simulation::format::{ConfigVector, MachineVector, PodVector
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A state file with the text over which its checksum is taken.
+/// A state file, and the text over which its checksum is taken.
 #[derive(Deserialize)]
 pub(super) struct StateFile {
     pub(super) file: String,
     pub(super) content: String,
-    pub(super) hash_input: String,
-    pub(super) checksum: u64,
+    /// Recorded with a program of one's own only: a kubelet that runs does not show it.
+    pub(super) hash_input: Option<String>,
 }
 
 /// A machine, a configuration, and what the kubelet did with them.

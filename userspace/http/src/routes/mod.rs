@@ -12,7 +12,7 @@ use axum::{
 };
 use numaward_api as api;
 use numaward_api::problem::{CONTENT_TYPE, Problem};
-use numaward_model::health::{Heartbeat, Readiness};
+use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::{Format, Metrics};
 use serde_json::json;
@@ -34,7 +34,7 @@ pub struct App {
     observer: Arc<Observer>,
     metrics: Arc<Metrics>,
     readiness: Readiness,
-    heartbeat: Heartbeat,
+    heartbeats: Heartbeats,
     /// Runs what may read files.
     blocking: Blocking,
     /// Runs what reads the events: a file that hangs does not keep it.
@@ -58,7 +58,7 @@ impl App {
         observer: &Arc<Observer>,
         metrics: &Arc<Metrics>,
         readiness: &Readiness,
-        heartbeat: &Heartbeat,
+        heartbeats: &Heartbeats,
         described: OpenApi,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -66,7 +66,7 @@ impl App {
             observer: observer.clone(),
             metrics: metrics.clone(),
             readiness: readiness.clone(),
-            heartbeat: heartbeat.clone(),
+            heartbeats: heartbeats.clone(),
             blocking: Blocking::default(),
             recalling: Blocking::default(),
             scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
@@ -222,7 +222,7 @@ async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> R
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 
-/// Whether the daemon is alive: its observing loop comes round.
+/// Whether the daemon is alive: its core threads come round. The answer names the first that does not.
 #[utoipa::path(
     get,
     path = "/livez",
@@ -235,11 +235,10 @@ async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> R
 async fn livez(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<&'static str, Failure> {
     has_key(&uri, None)?;
     accepted(&headers, &TEXT)?;
-    if app.heartbeat.is_alive() {
-        return Ok("ok\n");
+    match app.heartbeats.late() {
+        None => Ok("ok\n"),
+        Some(late) => Err((StatusCode::SERVICE_UNAVAILABLE, late.to_string())),
     }
-    let detail = format!("the observing loop has not come round for {} s", app.heartbeat.age().as_secs());
-    Err((StatusCode::SERVICE_UNAVAILABLE, detail))
 }
 
 /// Whether the daemon is ready: every part has done what it could. A part that works less well than it

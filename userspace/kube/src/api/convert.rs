@@ -4,12 +4,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::{api::DynamicObject, core::ObjectMeta};
-use numaward_engine::{ContainerRequest, Quantity, Resources};
+use numaward_engine::{ContainerRequest, PodResources, Quantity, Resources};
 use numaward_topology::ZoneKind;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Pod, PodId, PodResources};
+use super::Controller;
+use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, Pod, PodId};
 
 /// A pod as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +21,10 @@ pub struct StoredPod {
     pub is_running: bool,
     /// The names of its containers by the runtime's ids, as far as the kubelet has reported.
     pub container_ids: BTreeMap<String, String>,
+    /// Who makes it again when it is gone.
+    pub controller: Option<Controller>,
+    /// Whether it is being deleted.
+    pub is_leaving: bool,
 }
 
 type Amounts = Option<BTreeMap<String, Value>>;
@@ -124,6 +129,9 @@ fn uid_of_static_pod(metadata: &ObjectMeta, node: &str) -> Option<String> {
 pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String> {
     let DynamicObject { metadata, data, .. } = object;
     let of_static_pod = uid_of_static_pod(&metadata, node);
+    let controller = metadata.owner_references.iter().flatten().find(|of| of.controller == Some(true));
+    let controller = controller.map(|of| Controller { kind: of.kind.clone(), name: of.name.clone() });
+    let is_leaving = metadata.deletion_timestamp.is_some();
     let (namespace, name) = (metadata.namespace.unwrap_or_default(), metadata.name.unwrap_or_default());
     let called = format!("{namespace}/{name}");
     let fail = |(place, problem): (String, String)| format!("pod {called}: {place}: {problem}");
@@ -162,7 +170,7 @@ pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String
             Some((id, status.name))
         })
         .collect();
-    Ok(StoredPod { pod: Arc::new(pod), is_running, container_ids })
+    Ok(StoredPod { pod: Arc::new(pod), is_running, container_ids, controller, is_leaving })
 }
 
 #[cfg(test)]
@@ -203,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_read_with_all_that_placement_needs() {
-        let StoredPod { pod, is_running, container_ids } = read(full()).unwrap();
+        let StoredPod { pod, is_running, container_ids, .. } = read(full()).unwrap();
         assert_eq!((pod.id.to_string().as_str(), pod.id.uid.as_str()), ("prod/db", "u1"));
         assert!(is_running && !pod.is_terminal);
         assert_eq!(pod.annotations["numaward.io/policy"], "restricted");

@@ -62,23 +62,41 @@ impl EventWriter {
 impl EventQueue {
     /// Makes events of what is queued until the token is cancelled. `node` is the name of this Kubernetes node.
     pub async fn run(mut self, client: Client, node: String, metrics: ApiMetrics, stop: CancellationToken) {
-        let instance = Some(shortened(&node, MAX_INSTANCE_BYTES));
-        let reporter = Reporter { controller: COMPONENT.to_owned(), instance };
-        let recorder = Recorder::new(limited(client, REQUESTS, || {}), reporter);
+        let recorder = EventRecorder::new(client, &node, metrics);
         let record = async {
             while let Some((notice, api_uid)) = self.0.recv().await {
-                let published = recorder.publish(&event(&notice), &pod(&notice, api_uid)).await;
-                match published.map_err(RequestError::from) {
-                    Ok(()) => drop(metrics.events.inc()),
-                    Err(error) => {
-                        metrics.failed(Operation::Event, &error);
-                        metrics.events_dropped.inc();
-                        tracing::warn!(%error, pod = %notice.pod, reason = notice.reason, "no Kubernetes Event could be made");
-                    }
-                }
+                recorder.publish(&notice, api_uid).await;
             }
         };
         stop.run_until_cancelled(record).await;
+    }
+}
+
+/// Makes events, one after the other.
+pub(super) struct EventRecorder {
+    recorder: Recorder,
+    metrics: ApiMetrics,
+}
+
+impl EventRecorder {
+    /// `node` is the name of this Kubernetes node.
+    pub(super) fn new(client: Client, node: &str, metrics: ApiMetrics) -> Self {
+        let instance = Some(shortened(node, MAX_INSTANCE_BYTES));
+        let reporter = Reporter { controller: COMPONENT.to_owned(), instance };
+        Self { recorder: Recorder::new(limited(client, REQUESTS, || {}), reporter), metrics }
+    }
+
+    /// Makes an event, if the API server takes it.
+    pub(super) async fn publish(&self, notice: &Notice, api_uid: Option<String>) {
+        let published = self.recorder.publish(&event(notice), &pod(notice, api_uid)).await;
+        match published.map_err(RequestError::from) {
+            Ok(()) => drop(self.metrics.events.inc()),
+            Err(error) => {
+                self.metrics.failed(Operation::Event, &error);
+                self.metrics.events_dropped.inc();
+                tracing::warn!(%error, pod = %notice.pod, reason = notice.reason, "no Kubernetes Event could be made");
+            }
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! An API server for tests: pods by list and watch, events, nodes, and server-side apply of NodeResourceTopology.
+//! An API server for tests: pods by list and watch and eviction, events, nodes, and server-side apply of NodeResourceTopology.
 //!
 //! It keeps to the rules that a client can trip over: versions grow; a list has pages; a watch tells what came after
 //! its version, and of one that is too old that it is gone; server-side apply takes a field manager and a full
@@ -80,6 +80,7 @@ impl FakeApiServer {
         let router = Router::new()
             .route("/api/v1/pods", routing::get(pods))
             .route("/api/v1/nodes/{name}", routing::get(node))
+            .route("/api/v1/namespaces/{namespace}/pods/{name}/eviction", routing::post(evict))
             .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", routing::post(create_event))
             .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}", routing::patch(patch_event))
             .route(
@@ -316,6 +317,37 @@ fn line(kind: &str, object: &Value) -> String {
         "GARBAGE" => "no JSON\n".to_owned(),
         _ => format!("{}\n", json!({"type": kind, "object": object})),
     }
+}
+
+/// The rules for an eviction: what it is, whose, and of which UID. The pod is marked, and goes when the test deletes it.
+async fn evict(
+    State(shared): State<Arc<Shared>>,
+    Path((namespace, name)): Path<(String, String)>,
+    Json(eviction): Json<Value>,
+) -> Response {
+    let is_eviction = eviction["apiVersion"] == "policy/v1" && eviction["kind"] == "Eviction";
+    if !is_eviction || eviction["metadata"] != json!({"name": name, "namespace": namespace}) {
+        return refusal(StatusCode::BAD_REQUEST, "this is no eviction of this pod");
+    }
+    {
+        let mut inner = shared.state.lock();
+        let Some(mut pod) = inner.pods.get(&format!("{namespace}/{name}")).cloned() else {
+            return refusal(StatusCode::NOT_FOUND, "there is no such pod");
+        };
+        if eviction["deleteOptions"]["preconditions"]["uid"] != pod["metadata"]["uid"] {
+            return refusal(StatusCode::CONFLICT, "the UID in the precondition is another");
+        }
+        inner.version += 1;
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        pod["metadata"]["resourceVersion"] = json!(inner.version.to_string());
+        inner.pods.insert(pod_key(&pod), pod.clone());
+        let version = inner.version;
+        inner.log.push((version, "MODIFIED", pod));
+    }
+    shared.changed.send_modify(|count| *count += 1);
+    let done =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    (StatusCode::CREATED, Json(done)).into_response()
 }
 
 async fn node(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {

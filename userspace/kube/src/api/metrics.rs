@@ -18,8 +18,23 @@ pub(crate) enum Operation {
     Watch,
     #[strum(serialize = "create_event")]
     Event,
+    #[strum(serialize = "evict_pod")]
+    Evict,
     #[strum(serialize = "apply_node_resource_topology")]
     Topology,
+}
+
+/// What came of a request for an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum Eviction {
+    Evicted,
+    /// It is to be tried again: a `PodDisruptionBudget`, or too many requests.
+    Blocked,
+    /// There is no such pod any more.
+    Gone,
+    Forbidden,
+    Failed,
 }
 
 type Labels = [(&'static str, &'static str); 2];
@@ -36,6 +51,8 @@ pub struct ApiMetrics {
     errors: Family<Labels, Counter>,
     pub(crate) events: Counter,
     pub(crate) events_dropped: Counter,
+    #[educe(Default(expression = no_evictions()))]
+    evictions: Family<[(&'static str, &'static str); 1], Counter>,
     pub(crate) topology_updates: Counter,
 }
 
@@ -47,6 +64,14 @@ fn all_at_zero() -> Family<Labels, Counter> {
         }
     }
     errors
+}
+
+fn no_evictions() -> Family<[(&'static str, &'static str); 1], Counter> {
+    let evictions = Family::default();
+    for &result in Eviction::VARIANTS {
+        drop(evictions.get_or_create(&[("result", result.into())]));
+    }
+    evictions
 }
 
 fn labels(operation: Operation, cause: Cause) -> Labels {
@@ -87,10 +112,19 @@ impl ApiMetrics {
             self.events_dropped.clone(),
         );
         registry.register(
+            "kubernetes_evictions",
+            "Requests for the eviction of a pod that runs without what it asks for, by result",
+            self.evictions.clone(),
+        );
+        registry.register(
             "node_resource_topology_updates",
             "Times that this node's NodeResourceTopology was written",
             self.topology_updates.clone(),
         );
+    }
+
+    pub(crate) fn evicted(&self, result: Eviction) {
+        self.evictions.get_or_create(&[("result", result.into())]).inc();
     }
 
     pub(crate) fn failed(&self, operation: Operation, error: &RequestError) {

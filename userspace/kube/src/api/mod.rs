@@ -6,14 +6,16 @@
 //!
 //! - [`Pods`]: the pods of this Kubernetes node, by list and watch.
 //! - [`EventWriter`]: Kubernetes Events on pods.
+//! - [`Evictor`]: evictions of pods that run without what they ask for.
 //! - [`kubelet_version`]: what the Kubernetes node reports of its kubelet.
 //! - [`connect`]: the client that all of them share.
 //!
 //! It takes these rights, in all namespaces: `pods` list and watch; `events` of `events.k8s.io` create and patch;
-//! `nodes` get.
+//! `nodes` get; for evictions, `pods/eviction` create.
 
 mod convert;
 mod events;
+mod evictions;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod metrics;
@@ -41,13 +43,22 @@ use tower::{
     limit::{RateLimit, rate::Rate},
 };
 
+use self::events::EventRecorder;
 pub(crate) use self::metrics::Operation;
 pub use self::{
     convert::StoredPod,
     events::{EventQueue, EventWriter},
+    evictions::{Controller, Evictor, Pace, Unplaced},
     metrics::ApiMetrics,
     pods::Pods,
 };
+
+/// What is kept of a pod of the Kubernetes node `n`, from the API server's JSON.
+#[cfg(feature = "testing")]
+pub fn read_pod(json: &[u8]) -> Result<StoredPod, String> {
+    let object = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    convert::pod(object, "n")
+}
 
 /// How long to wait for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);

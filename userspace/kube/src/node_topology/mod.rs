@@ -14,7 +14,7 @@ pub mod fingerprint;
 mod publish;
 
 use numaward_engine::policy::{TopologyManagerPolicy, TopologyManagerScope};
-use numaward_topology::{NodeId, ZoneKind};
+use numaward_topology::NodeId;
 use serde_json::{Value, json};
 
 pub use self::publish::Publisher;
@@ -22,8 +22,8 @@ pub use self::publish::Publisher;
 /// A resource of a zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// `None` for CPUs, in whole ones; else memory of a kind, in bytes.
-    pub kind: Option<ZoneKind>,
+    /// As pods ask for it: `cpu`, in whole ones; memory of a kind, in bytes; or devices, such as `vendor.example/nic`.
+    pub name: String,
     /// All there is.
     pub capacity: u64,
     /// What pods can have.
@@ -41,6 +41,8 @@ pub struct Zone {
     pub distances: Vec<(NodeId, u32)>,
     /// Its resources.
     pub resources: Vec<Resource>,
+    /// What else is said of it, by name. The scheduler plugin does not read it.
+    pub attributes: Vec<(&'static str, String)>,
 }
 
 /// The word of `topologyPolicies`, which older schedulers read.
@@ -97,16 +99,18 @@ impl NodeTopology {
         let cost = |&(node, value): &(NodeId, u32)| json!({"name": zone_name(node), "value": value});
         let resource = |resource: &Resource| {
             json!({
-                "name": resource.kind.map_or_else(|| "cpu".to_owned(), |kind| kind.to_string()),
+                "name": resource.name,
                 "capacity": resource.capacity.to_string(),
                 "allocatable": resource.allocatable.to_string(),
                 "available": resource.available.to_string(),
             })
         };
         let zone = |zone: &Zone| {
+            let attributes = zone.attributes.iter().map(|(name, value)| attribute(name, value));
             json!({
                 "name": zone_name(zone.node),
                 "type": "Node",
+                "attributes": attributes.collect::<Value>(),
                 "costs": zone.distances.iter().map(cost).collect::<Value>(),
                 "resources": zone.resources.iter().map(resource).collect::<Value>(),
             })

@@ -17,10 +17,10 @@ pub(crate) const EVIL: &str = "evil\u{1b}[2J\u{1b}]0;owned\u{7}\r\n\u{9b}31m\u{2
 /// A daemon's answers.
 pub(crate) struct Fake {
     pub(crate) address: SocketAddr,
-    told: Arc<Mutex<Told>>,
+    state: Arc<Mutex<State>>,
 }
 
-struct Told {
+struct State {
     workloads: Vec<Value>,
     turn: u64,
     streams: Vec<TcpStream>,
@@ -28,7 +28,7 @@ struct Told {
     serves: bool,
 }
 
-impl Told {
+impl State {
     fn sample(&self, full: bool) -> String {
         let node = |node: u64| {
             json!({
@@ -133,13 +133,13 @@ impl Fake {
     pub(crate) fn start(workloads: Vec<Value>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let told = Told { workloads, turn: 0, streams: Vec::new(), serves: true };
-        let told = Arc::new(Mutex::new(told));
-        let fake = Self { address, told: told.clone() };
+        let state = State { workloads, turn: 0, streams: Vec::new(), serves: true };
+        let state = Arc::new(Mutex::new(state));
+        let fake = Self { address, state: state.clone() };
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let told = told.clone();
-                thread::spawn(move || serve(stream, &told));
+                let state = state.clone();
+                thread::spawn(move || serve(stream, &state));
             }
         });
         fake
@@ -147,55 +147,55 @@ impl Fake {
 
     /// The next sample, with other workloads.
     pub(crate) fn tick(&self, workloads: Vec<Value>) {
-        let mut told = self.told.lock().unwrap();
-        told.turn += 1;
-        told.workloads = workloads;
-        let sample = told.sample(false);
-        told.streams.retain_mut(|stream| stream.write_all(sample.as_bytes()).is_ok());
+        let mut state = self.state.lock().unwrap();
+        state.turn += 1;
+        state.workloads = workloads;
+        let sample = state.sample(false);
+        state.streams.retain_mut(|stream| stream.write_all(sample.as_bytes()).is_ok());
     }
 
     /// Something happens.
     pub(crate) fn report(&self, event: &Value) {
         let message = format!("id: {}\ndata: {event}\n\n", event["id"]);
-        let mut told = self.told.lock().unwrap();
-        told.streams.retain_mut(|stream| stream.write_all(message.as_bytes()).is_ok());
+        let mut state = self.state.lock().unwrap();
+        state.streams.retain_mut(|stream| stream.write_all(message.as_bytes()).is_ok());
     }
 
     /// Goes away: cuts all streams and takes no request.
     pub(crate) fn leave(&self) {
-        let mut told = self.told.lock().unwrap();
-        told.serves = false;
-        told.streams.clear();
+        let mut state = self.state.lock().unwrap();
+        state.serves = false;
+        state.streams.clear();
     }
 
     /// Comes back, as one that was started anew.
     pub(crate) fn come_back(&self) {
-        let mut told = self.told.lock().unwrap();
-        (told.serves, told.turn) = (true, 0);
+        let mut state = self.state.lock().unwrap();
+        (state.serves, state.turn) = (true, 0);
     }
 }
 
-fn serve(mut stream: TcpStream, told: &Mutex<Told>) {
+fn serve(mut stream: TcpStream, state: &Mutex<State>) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
     let Some(request) = lines.next() else { return };
     // The rest of the head.
     lines.by_ref().take_while(|line| !line.is_empty()).for_each(drop);
     let target = request.split(' ').nth(1).unwrap_or_default();
     let path = target.split('?').next().unwrap_or_default();
-    let mut told = told.lock().unwrap();
-    if !told.serves {
+    let mut state = state.lock().unwrap();
+    if !state.serves {
         return;
     }
     if path == "/api/v1/stream" {
         let head =
             "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n: hello\n\n";
-        let first = told.sample(true);
+        let first = state.sample(true);
         if stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(first.as_bytes())).is_ok() {
-            told.streams.push(stream);
+            state.streams.push(stream);
         }
         return;
     }
-    drop(told);
+    drop(state);
     let (status, body) = match answer(path) {
         Some(body) => ("200 OK", body.to_string()),
         None => (

@@ -15,6 +15,7 @@ use std::{
 use backon::BackoffBuilder as _;
 use bytes::Bytes;
 use hyper::StatusCode;
+use numaward_model::backoff;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
@@ -24,7 +25,7 @@ use strum::VariantArray as _;
 use tokio::{sync::Notify, time::sleep};
 
 use super::{Alert, Status};
-use crate::http_client::{Poster, backoff};
+use crate::http_client::Poster;
 
 /// Alerts that may wait.
 pub(super) const MAX_WAITING: usize = 1024;

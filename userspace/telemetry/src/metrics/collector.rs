@@ -185,7 +185,7 @@ impl<S: Sink> Families<'_, S> {
                 family.put([("node", &node.to_string())], bytes)?;
             }
         }
-        let missing = &self.promises.lacks;
+        let missing = &self.promises.missing;
         let help = "Exclusive CPUs of the workload that are offline";
         let offline = missing.iter().map(|of| (&*of.workload, of.offline_cpus));
         self.out.gauge("promised_cpus_offline", help)?.put_each(offline)?;

@@ -10,7 +10,7 @@ use super::family::{NONE, Out, Sink};
 pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::Result {
     let mut out = Out::new(sink, None);
     // Where nothing can be promised, the kubelet's policy `none` has them at zero.
-    let shared = promises.shared_pool_cpus.unwrap_or(0);
+    let shared = promises.free_cpus;
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
     let help = "The size of the shared CPU pool for non-guaranteed QoS pods, in millicores";
     out.gauge("kubelet_cpu_manager_shared_pool_size_millicores", help)?.put(NONE, shared * 1000)?;

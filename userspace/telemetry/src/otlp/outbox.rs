@@ -13,6 +13,7 @@ use std::{
 use backon::Retryable as _;
 use bytes::Bytes;
 use hyper::StatusCode;
+use numaward_model::backoff;
 use opentelemetry_proto::tonic::collector::{
     metrics::v1::ExportMetricsServiceResponse, trace::v1::ExportTraceServiceResponse,
 };
@@ -23,7 +24,7 @@ use prometheus_client::{
 use prost::Message as _;
 use tokio::{sync::Notify, time::sleep};
 
-use crate::http_client::{Failure, Poster, backoff};
+use crate::http_client::{Failure, Poster};
 
 /// Bytes that may wait.
 const MAX_WAITING: usize = 16 << 20;

@@ -1,6 +1,6 @@
 //! What is answered while something else is waited for, and what has to wait.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use numaward_config::Config;
 use numaward_engine::{Quantity, Request, Resources, Terms};
@@ -23,15 +23,15 @@ use crate::{
 /// Longer than a command takes.
 const WAIT: Duration = Duration::from_millis(300);
 
-struct Bench {
-    core: Core,
+pub(in crate::core) struct Bench {
+    pub(in crate::core) core: Core,
     send: Sender<Message>,
     dir: TempDir,
 }
 
 impl Bench {
     /// Two nodes with four CPUs each, of which one is kept, and what a runtime's containers are in.
-    fn new() -> Self {
+    pub(in crate::core) fn new() -> Self {
         let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
         let root = dir.path().join("cgroup");
         for path in ["", "kubepods", "other"] {
@@ -42,31 +42,45 @@ impl Bench {
         let hierarchy = numaward_cgroup::Hierarchy::at(&root);
         let opened = Core::open(&config, hierarchy, enforcer, Ports::of(&host), ControlMetrics::default());
         let (mut core, (send, queue)) = (opened.unwrap(), mpsc::channel());
-        let worker = Worker::start(core.enforcer().clone(), send.clone()).unwrap();
+        let worker = Worker::start(
+            core.enforcer().clone(),
+            send.clone(),
+            &core.ports.heartbeats,
+            &CancellationToken::new(),
+        )
+        .unwrap();
         core.serve(worker, Inbox::new(queue));
         Self { core, send, dir }
     }
 
     /// A command arrives.
-    fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> pods::Command) -> Receiver<T> {
+    pub(in crate::core) fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> pods::Command,
+    ) -> Receiver<T> {
         let (answer, result) = oneshot::channel();
         self.send.send(Message::Runtime(Box::new(command(answer)))).unwrap();
         result
     }
 
-    fn create(&self, ask: &ContainerAsk) -> Receiver<impl Sized + use<>> {
+    pub(in crate::core) fn create(&self, ask: &ContainerAsk) -> Receiver<impl Sized + use<>> {
         self.ask(|answer| pods::Command::Create { ask: Box::new(ask.clone()), answer })
     }
 
-    fn bind(&self, ask: &ContainerAsk) -> Receiver<Option<crate::pod::Unpinned>> {
-        let dir = self.dir.path().join("cgroup").join(ask.cgroup.as_str().trim_start_matches('/'));
+    pub(in crate::core) fn bind(&self, ask: &ContainerAsk) -> Receiver<Option<crate::pod::Unpinned>> {
+        let dir = self.dir_of(ask);
         fixture::cgroup(dir.parent().unwrap(), &self.core.policy.machine);
         fixture::cgroup(&dir, &self.core.policy.machine);
         self.ask(|answer| pods::Command::Bind { id: ask.id.clone(), ask: None, answer })
     }
 
+    /// The directory of a container's cgroup.
+    pub(in crate::core) fn dir_of(&self, ask: &ContainerAsk) -> PathBuf {
+        self.dir.path().join("cgroup").join(ask.cgroup.as_str().trim_start_matches('/'))
+    }
+
     /// Handles what has arrived, in its order.
-    fn handle(&mut self) {
+    pub(in crate::core) fn handle(&mut self) {
         self.core.execution.inbox.as_mut().unwrap().receive(Duration::ZERO);
         while let Some(command) = self.core.execution.inbox.as_mut().unwrap().next_of_runtime() {
             if let Some(reply) = self.core.pod_command(command, false) {
@@ -75,15 +89,43 @@ impl Bench {
         }
     }
 
+    /// The thread for what may wait has something else to do first.
+    fn keep_busy(&self) {
+        let work = &self.core.execution.worker.as_ref().unwrap().work;
+        work.send(Box::new(|_| std::thread::sleep(WAIT))).unwrap();
+    }
+
+    /// The CPUs that a cgroup is set to.
+    fn cpus(&self, path: &str) -> String {
+        fixture::line(&self.dir.path().join("cgroup").join(path).join("cpuset.cpus"))
+    }
+
+    /// Whether a cgroup holds something else than was written.
+    fn has_drifted(&self, path: &CgroupPath) -> bool {
+        let drifts = self.core.enforcer().drift(&self.core.state.applied, path).unwrap();
+        // A fake's effective CPUs and nodes never change.
+        drifts.iter().any(|drift| drift.kind == numaward_enforce::DriftKind::Rewritten)
+    }
+
+    /// A cgroup beside those of pods is promised memory and a share of a CPU.
+    fn share(&mut self, name: &str) {
+        let target = numaward_api::Target::Cgroup(format!("/{name}"));
+        let asked = numaward_api::AllocationRequest {
+            cpus: Some("500m".parse().unwrap()),
+            ..numaward_api::AllocationRequest::new(name, target, "64Mi")
+        };
+        drop(self.core.admit(&crate::Request::new(&asked).unwrap(), false).unwrap());
+    }
+
     /// Something of this cgroup is waited for.
     fn wait(&mut self, cgroup: &str) {
         let cgroups = BTreeSet::from([cgroup.parse().unwrap()]);
-        self.core.wait_for(cgroups, |_| thread::sleep(WAIT)).unwrap();
+        self.core.wait_for(cgroups, |_| std::thread::sleep(WAIT)).unwrap();
     }
 }
 
 /// The one container of a pod, of the class Guaranteed.
-fn container(name: &str, millicpus: u64) -> ContainerAsk {
+pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerAsk {
     let resources = Resources::none().with_cpu(Quantity::milli(millicpus));
     let resources = resources.with_memory(Quantity::whole(Bytes::mib(64).0));
     let owner = format!("uid-{name}/c");
@@ -166,22 +208,62 @@ fn those_who_share_a_pool_that_shrank_during_a_wait_have_not_drifted() {
     let mut bound = bench.bind(&shares);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(None));
-    let cpus = || fixture::line(&bench.dir.path().join("cgroup/kubepods/pod-shares/shares/cpuset.cpus"));
-    assert_eq!(cpus(), "0-7");
+    let path = "kubepods/pod-shares/shares";
+    assert_eq!(bench.cpus(path), "0-7");
 
     drop(bench.create(&container("takes", 2000)));
-    let cgroups = BTreeSet::from(["/kubepods/busy".parse().unwrap()]);
-    bench.core.wait_for(cgroups, |_| thread::sleep(WAIT)).unwrap();
-    assert_eq!(cpus(), "0,3-7", "it left the CPUs before they were given");
-    // A fake's effective CPUs and nodes never change.
-    let has_drifted = |core: &Core| {
-        let drifts = core.enforcer().drift(&core.state.applied, &shares.cgroup).unwrap();
-        drifts.iter().any(|drift| drift.kind == numaward_enforce::DriftKind::Rewritten)
-    };
-    assert!(has_drifted(&bench.core), "the applied settings are behind");
+    bench.wait("/kubepods/busy");
+    assert_eq!(bench.cpus(path), "0,3-7", "it left the CPUs before they were given");
+    assert!(bench.has_drifted(&shares.cgroup), "the applied settings are behind");
     bench.core.catch_up_with_pool();
-    assert!(!has_drifted(&bench.core));
-    assert_eq!(cpus(), "0,3-7");
+    assert!(!bench.has_drifted(&shares.cgroup));
+    assert_eq!(bench.cpus(path), "0,3-7");
+}
+
+#[test]
+fn a_container_that_is_bound_while_the_pool_shrinks_leaves_what_others_got() {
+    let mut bench = Bench::new();
+    let shares = container("shares", 500);
+    drop(bench.create(&shares));
+    bench.handle();
+    bench.keep_busy();
+    let mut bound = bench.bind(&shares);
+    let mut created = bench.create(&container("takes", 2000));
+    bench.handle();
+    assert!(bound.try_recv() == Ok(None) && created.try_recv().is_ok());
+    assert_eq!(bench.cpus("kubepods/pod-shares/shares"), "0,3-7");
+    assert!(!bench.has_drifted(&shares.cgroup));
+}
+
+#[test]
+fn one_that_shares_a_pool_that_grew_and_shrank_during_a_wait_leaves_what_others_got() {
+    let mut bench = Bench::new();
+    drop(bench.create(&container("first", 3000)));
+    bench.handle();
+    bench.share("other");
+    assert_eq!(bench.cpus("other"), "0");
+    let (uid, sandbox) = ("uid-first".to_owned(), "sandbox-first".to_owned());
+    let mut over = bench.ask(|answer| pods::Command::PodOver { uid, sandbox, answer });
+    let mut created = bench.create(&container("second", 3000));
+    bench.wait("/busy");
+    assert!(over.try_recv() == Ok(()) && created.try_recv().is_ok());
+    assert_eq!(bench.cpus("other"), "0");
+}
+
+#[test]
+fn a_cgroup_that_is_gone_keeps_no_other_from_following_the_pool() {
+    let mut bench = Bench::new();
+    let shares = container("shares", 500);
+    drop(bench.create(&shares));
+    let mut bound = bench.bind(&shares);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    bench.share("other");
+    std::fs::remove_dir_all(bench.dir.path().join("cgroup/other")).unwrap();
+    drop(bench.create(&container("takes", 2000)));
+    bench.handle();
+    assert_eq!(bench.cpus("kubepods/pod-shares/shares"), "0,3-7");
+    assert!(!bench.has_drifted(&shares.cgroup), "what follows is noted");
 }
 
 #[test]
@@ -194,8 +276,7 @@ fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
     assert_eq!(bound.try_recv(), Ok(None));
 
     // What is gone is released on a thread that has something else to do first; meanwhile a pod is admitted.
-    let work = &bench.core.execution.worker.as_ref().unwrap().work;
-    work.send(Box::new(|_| thread::sleep(WAIT))).unwrap();
+    bench.keep_busy();
     let new = container("new", 3000);
     let Asked::Container(request) = &new.pod.asked else { panic!("{new:?}") };
     let request = Request { owner: "uid-new".into(), ..request.clone() };

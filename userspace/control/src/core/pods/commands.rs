@@ -64,7 +64,7 @@ pub(crate) enum Command {
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     /// From now on the runtime is told of settings that we write ourselves.
-    Tell(mpsc::UnboundedSender<Vec<Update>>),
+    SendUpdates(mpsc::UnboundedSender<Vec<Update>>),
 }
 
 impl Core {
@@ -84,8 +84,8 @@ impl Core {
         }
         let Numbered { number, command } = numbered;
         Some(match command {
-            Command::Tell(tell) => {
-                self.pods.tell = Some(tell);
+            Command::SendUpdates(sender) => {
+                self.pods.updates = Some(sender);
                 return None;
             }
             Command::RunPod { answer, .. } if is_off => reply(answer, Ok(())),

@@ -24,7 +24,8 @@ impl Core {
         memory: Option<MemoryAsk>,
         has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
-        let Some(placed) = self.state.containers.get(id) else { return Ok(None) };
+        let placed = self.state.containers.get(id).filter(|_| !self.pods.ended.contains(id));
+        let Some(placed) = placed else { return Ok(None) };
         let mut placed = Placed::clone(placed);
         let to = &match (self.terms_of(&placed.of), memory.and_then(|memory| memory.request)) {
             // What is promised is what it requests, and the runtime knows its limits.
@@ -111,7 +112,7 @@ impl Core {
         tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
         self.promises_changed();
         if self.mode() == EnforcementMode::On {
-            self.pods.tell(updates);
+            self.pods.send(updates);
         }
         Ok(())
     }

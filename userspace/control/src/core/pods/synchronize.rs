@@ -1,9 +1,6 @@
 //! What runs, as the container runtime lists it after each connection.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Instant,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_cgroup::knob::Quota;
 
@@ -70,7 +67,10 @@ impl Core {
             } else {
                 let (placed, fits) = change.adopt_container(ask);
                 let reason = if fits { Unpinned::Away } else { Unpinned::DoesNotFit };
-                result.unpinned.push((ask.id.clone(), reason));
+                // What has no claim was to have nothing of its own.
+                if ask.has_claim() {
+                    result.unpinned.push((ask.id.clone(), reason));
+                }
                 placed
             });
         }
@@ -91,8 +91,7 @@ impl Core {
                 result.unpinned.retain(|(id, reason)| *id != ask.id || *reason == Unpinned::DoesNotFit);
             }
             if !self.pods.bound.contains(&ask.id) {
-                self.pods.since.entry(ask.id.clone()).or_insert_with(Instant::now);
-                self.pods.to_bind.push_back(ask.id.clone());
+                self.await_bind(&ask.id);
             }
         }
         result

@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{Ledger, OwnerId, in_flight::SET_ASIDE};
-use numaward_model::pod::Slice;
+use numaward_model::pod::PodName;
 
 use super::{Attempt, Core};
-use crate::pod::{Admitted, Asked, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
+use crate::pod::{Admitted, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
 
 /// Those that wait.
 #[derive(Default)]
@@ -50,15 +50,8 @@ impl Core {
             // To be held to it.
             self.pods.bound.remove(&ask.id);
         }
-        let asks_for_it = match &ask.pod.asked {
-            Asked::Nothing => false,
-            Asked::Container(_) => true,
-            Asked::Pod(request) => {
-                ask.slice != Slice::Own || request.has_container(&ask.name.as_str().into())
-            }
-        };
         // One that was admitted may hold nothing all the same: no CPUs where it asks for parts of them.
-        if asks_for_it && !self.state.pods.contains_key(&placed.of.owner) {
+        if ask.has_claim() && !self.state.pods.contains_key(&placed.of.owner) {
             self.pods.waiting.add(ask);
         }
         placed
@@ -93,8 +86,19 @@ impl Core {
         if self.mode() == EnforcementMode::On {
             // It repeats what it knows of whenever it writes.
             let settings = self.settings_of(&placed);
-            self.pods.tell(vec![Update { id: ask.id.clone(), settings }]);
+            self.pods.send(vec![Update { id: ask.id.clone(), settings }]);
         }
+    }
+
+    /// Pods of which a container waits. None where nothing could be promised to them wherever they were.
+    pub(crate) fn unplaced(&self) -> Vec<PodName> {
+        let asks = self.pods.waiting.asks.values();
+        if self.mode() != EnforcementMode::On || asks.len() == 0 || self.check_fit().is_err() {
+            return Vec::new();
+        }
+        let pods: BTreeMap<&str, &PodName> =
+            asks.map(|ask| (ask.pod.pod.uid.as_str(), &ask.pod.pod)).collect();
+        pods.into_values().cloned().collect()
     }
 
     /// Tries again to give to those that wait, if anything was given back or taken since.
@@ -125,7 +129,7 @@ impl Core {
         }
         self.pods.waiting.tried = Some(self.state.ledger.clone());
         if self.mode() == EnforcementMode::On {
-            self.pods.tell(updates);
+            self.pods.send(updates);
         }
     }
 

@@ -124,10 +124,6 @@ impl Budgets {
             Some(Done::Moved { name, order, moved }) => self.moved(core, &name, &order, &moved, now),
             None => {}
         }
-        if self.worker.as_ref().is_some_and(PageWorker::has_ended) && !self.stop.is_cancelled() {
-            tracing::error!("the thread that reads where memory lies has ended: another one is started");
-            (self.worker, self.next_look) = (None, Some(now + CALM));
-        }
         self.go_on(core, now);
     }
 
@@ -173,7 +169,7 @@ impl Budgets {
     /// The thread, which is started when it is needed first.
     fn worker(&mut self, core: &Core) -> Option<&mut PageWorker> {
         if self.worker.is_none() {
-            match PageWorker::start(&core.config.host_root, self.stop.clone()) {
+            match PageWorker::start(&core.config.host_root, &core.ports.heartbeats, &self.stop) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => tracing::error!(%error, "budgets are not held: no thread can be started"),
             }
@@ -343,27 +339,5 @@ mod tests {
         }
         let (_, order) = budgets.next_order(core, now + Duration::from_secs(5)).unwrap();
         assert_eq!(order.bytes, LEAST);
-    }
-
-    #[test]
-    fn another_thread_is_started_where_one_has_ended() {
-        let (_dir, _host, reconciler) = bench(false);
-        let (core, ended) = (&reconciler.core, CancellationToken::new());
-        ended.cancel();
-        let mut budgets = Budgets::new(CancellationToken::new());
-        budgets.worker = Some(PageWorker::start(&core.config.host_root, ended).unwrap());
-        let mut now = Instant::now();
-        budgets.turn(core, now);
-        let start = Instant::now();
-        while budgets.worker.is_some() && start.elapsed() < Duration::from_secs(10) {
-            std::thread::sleep(Duration::from_millis(1));
-            budgets.turn(core, now);
-        }
-        assert!(budgets.worker.is_none());
-        budgets.turn(core, now);
-        assert!(budgets.worker.is_none(), "not at once");
-        now += CALM;
-        budgets.turn(core, now);
-        assert!(budgets.worker.as_ref().is_some_and(PageWorker::is_busy));
     }
 }

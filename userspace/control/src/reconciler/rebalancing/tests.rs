@@ -326,8 +326,8 @@ fn a_kernel_that_refuses_leaves_all_as_it_was() {
 #[test]
 fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     let mut bench = Bench::empty(RebalanceMode::Off);
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-    bench.runtime(pods::Command::Tell(tell));
+    let (sender, mut updates) = tokio::sync::mpsc::unbounded_channel();
+    bench.runtime(pods::Command::SendUpdates(sender));
     let mut asked = request("uid/c", "1Gi").engine;
     asked.containers[0].name = "c".into();
     bench.run_pod(&Asked::Container(asked), Slice::Own, &["c"]);
@@ -335,12 +335,12 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
         bench.admit(name, memory).unwrap();
     }
     assert_eq!(bench.knobs("kubepods/pod/c")[1], "0");
-    while told.try_recv().is_ok() {}
+    while updates.try_recv().is_ok() {}
     bench.start().unwrap();
     let over = bench.until_over();
     assert_eq!((over.state, over.moves[0].workload.as_str()), (RebalanceState::Done, "n/p/c"), "{over:?}");
     assert_eq!(bench.knobs("kubepods/pod/c")[1], "1");
-    let updates: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).flatten().collect();
+    let updates: Vec<_> = std::iter::from_fn(|| updates.try_recv().ok()).flatten().collect();
     let update = updates.iter().find(|update| update.id == "id-c").unwrap();
     assert_eq!(update.settings.mems.as_ref().unwrap().to_string(), "1");
     assert_eq!(update.settings.cpus.as_ref().unwrap().to_string(), bench.knobs("kubepods/pod/c")[0]);

@@ -4,6 +4,8 @@
 //! Both are made of one source, [`Assigned`]: what the engine decided, or the kubelet.
 
 pub mod assigned;
+pub mod devices;
+pub mod load;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -125,7 +127,7 @@ impl Assigned {
             .collect();
         let zone = |(&node, data): (&NodeId, &Node)| {
             let cpus = Resource {
-                kind: None,
+                name: "cpu".to_owned(),
                 capacity: data.cpus.len() as u64,
                 allocatable: (&self.pod_cpus & &data.cpus).len() as u64,
                 available: (&self.free_cpus & &data.cpus).len() as u64,
@@ -140,12 +142,13 @@ impl Assigned {
                 };
                 let account = accounts.and_then(|kinds| kinds.get(&kind)).copied().unwrap_or_default();
                 let (allocatable, available) = (account.allocatable.0, account.free.0);
-                Resource { kind: Some(kind), capacity, allocatable, available }
+                Resource { name: kind.to_string(), capacity, allocatable, available }
             });
             Zone {
                 node,
                 distances: data.distances.iter().map(|(&other, &distance)| (other, distance)).collect(),
                 resources: std::iter::once(cpus).chain(memory).collect(),
+                attributes: Vec::new(),
             }
         };
         NodeTopology { policy, scope, zones: machine.nodes.iter().map(zone).collect(), fingerprint }

@@ -21,9 +21,12 @@ use numaward_engine::{
 };
 use numaward_kube::{
     api::Pods,
-    pod_resources::{Client, messages::PodResources},
+    pod_resources::{
+        CallError, Client,
+        messages::{PodResources, cpu_set},
+    },
 };
-use numaward_observe::{Observer, Part};
+use numaward_observe::{ForeignPromises, Observer, Part};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +61,7 @@ pub async fn follow(
         kept: Arc::default(),
         last,
         assigned: Vec::new(),
+        is_news: true,
     };
     stop.run_until_cancelled(follower.run()).await;
 }
@@ -89,6 +93,8 @@ struct Follower {
     kept: Arc<Kept>,
     last: LastRead,
     assigned: Vec<PodResources>,
+    /// Whether the state files changed since the kubelet was asked.
+    is_news: bool,
 }
 
 impl Follower {
@@ -100,7 +106,7 @@ impl Follower {
         let mut ask = Instant::now();
         loop {
             self.read();
-            if Instant::now() >= ask && self.has_nameless() {
+            if Instant::now() >= ask && (self.is_news || self.has_nameless()) {
                 self.ask().await;
                 ask = Instant::now() + ASK;
             }
@@ -138,6 +144,7 @@ impl Follower {
                 if ledger != self.kept.ledger {
                     tracing::info!(pods = ledger.owners().count(), "the kubelet's promises changed");
                     Arc::make_mut(&mut self.kept).ledger = ledger;
+                    self.is_news = true;
                 }
             }
             Err(problem) => self.observer.note(Part::Kubelet, Err(problem)),
@@ -146,14 +153,23 @@ impl Follower {
 
     /// Whether there is a promised pod whose name is not known.
     fn has_nameless(&self) -> bool {
-        let Kept { ledger, names } = &*self.kept;
+        let Kept { ledger, names, .. } = &*self.kept;
         ledger.owners().any(|(uid, _)| names.pod(uid.as_str()).is_none())
     }
 
     async fn ask(&mut self) {
-        let listed = async { Client::connect(&self.socket).await?.list().await };
-        match listed.await {
-            Ok(assigned) => self.assigned = assigned,
+        let asked = async {
+            let client = Client::connect(&self.socket).await?;
+            Ok::<_, CallError>((client.list().await?, client.allocatable().await?))
+        };
+        match asked.await {
+            Ok((assigned, allocatable)) => {
+                (self.assigned, self.is_news) = (assigned, false);
+                let allocatable_cpus = cpu_set(&allocatable.cpu_ids);
+                if allocatable_cpus != self.kept.allocatable_cpus {
+                    Arc::make_mut(&mut self.kept).allocatable_cpus = allocatable_cpus;
+                }
+            }
             // The API server may know the names; and counters without names are still counters.
             Err(error) => tracing::debug!(%error, "the kubelet does not report what it assigned"),
         }
@@ -166,6 +182,7 @@ impl Follower {
             Arc::make_mut(&mut self.kept).names = names;
         }
         self.last.set(self.kept.clone());
-        self.observer.hold_to(self.kept.clone());
+        let kept: Arc<dyn ForeignPromises> = self.kept.clone();
+        self.observer.hold_to(&kept);
     }
 }

@@ -129,10 +129,18 @@ mod tests {
             let block = Block { kind: ZoneKind::Memory, affinity, bytes: Bytes(bytes) };
             (uid.into(), BTreeMap::from([(container.into(), vec![block])]))
         });
-        let cpus =
-            CpuCheckpoint { policy: String::new(), shared_pool: CpuSet::new(), entries: cpus.collect() };
-        let memory =
-            MemoryCheckpoint { policy: String::new(), nodes: BTreeMap::new(), entries: memory.collect() };
+        let cpus = CpuCheckpoint {
+            policy: String::new(),
+            shared_pool: CpuSet::new(),
+            entries: cpus.collect(),
+            pods: None,
+        };
+        let memory = MemoryCheckpoint {
+            policy: String::new(),
+            nodes: BTreeMap::new(),
+            entries: memory.collect(),
+            pods: None,
+        };
         Checkpoints { cpus: Some(cpus), memory: Some(memory) }.ledger()
     }
 

@@ -25,6 +25,17 @@ pub struct Kept {
     pub ledger: Ledger,
     /// To whom.
     pub names: Names,
+    /// The CPUs that can be promised: all but those that are reserved. Empty if the kubelet did not say.
+    pub allocatable_cpus: CpuSet,
+}
+
+impl Kept {
+    /// CPUs that can still become exclusive.
+    fn free_cpus(&self) -> CpuSet {
+        let exclusive = self.ledger.allocations().filter_map(|(_, _, of)| of.cpus.as_ref());
+        let free = exclusive.fold(self.ledger.shared_pool().clone(), |free, cpus| &free - cpus);
+        if self.allocatable_cpus.is_empty() { free } else { &free & &self.allocatable_cpus }
+    }
 }
 
 impl ForeignPromises for Kept {
@@ -70,6 +81,10 @@ impl ForeignPromises for Kept {
     fn ledger(&self) -> &Ledger {
         &self.ledger
     }
+
+    fn free_cpus(&self) -> CpuSet {
+        Self::free_cpus(self)
+    }
 }
 
 /// The kubelet's promises as they were last read. Clones are handles to the same.
@@ -100,8 +115,6 @@ impl LastRead {
 /// What the kubelet promised.
 fn assigned(kept: &Kept, machine: &Machine) -> Assigned {
     let ledger = &kept.ledger;
-    let exclusive = ledger.allocations().filter_map(|(_, _, of)| of.cpus.as_ref());
-    let exclusive = exclusive.fold(CpuSet::new(), |all, cpus| &all | cpus);
     let held = ledger.allocations().map(|(uid, container, of)| {
         let (namespace, pod) = kept.names.pod(uid.as_str()).cloned().unwrap_or_default();
         let (container, pod_uid) = (container.to_string(), uid.to_string());
@@ -111,7 +124,7 @@ fn assigned(kept: &Kept, machine: &Machine) -> Assigned {
             blocks: of.blocks.clone(),
         }
     });
-    Assigned::new(held.collect(), &(ledger.shared_pool() - &exclusive), ledger, machine)
+    Assigned::new(held.collect(), &kept.free_cpus(), ledger, machine)
 }
 
 /// The same as it is served, with the cgroups of those that run.
@@ -163,8 +176,9 @@ fn allocation(
         // The kubelet writes them.
         settings: BTreeMap::new(),
         drift: Vec::new(),
-        lack: None,
+        missing: None,
         stalled: false,
+        releasing: false,
         moved: None,
         enforced: false,
         declared: None,

@@ -19,8 +19,12 @@
 //!
 //! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
 //! the decision says so: a typing error in an annotation must not keep a pod from running.
+//!
+//! Who may make a pod chooses these texts, up to the 256 KiB that Kubernetes allows. What is read, kept in the ledger and
+//! repeated in messages is bounded: [`LONGEST_VALUE`], [`MOST_IGNORED`], [`SHOWN`].
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     str::FromStr,
 };
@@ -31,6 +35,13 @@ use numaward_topology::NodeSet;
 /// What is said where `placement: off` is not allowed.
 pub(super) const OFF_IGNORED: &str = "numaward.io/placement: off counts as shared (kubernetes.placementOffNamespaces in \
     numaward's configuration does not list this namespace)";
+
+/// A longer value counts as not understood. It has room for some ten names of pods.
+const LONGEST_VALUE: usize = 4096;
+/// Of more that is ignored, only the number is said.
+const MOST_IGNORED: usize = 16;
+/// How many characters of a key or a value are repeated.
+const SHOWN: usize = 80;
 
 /// Whether something is promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,10 +165,19 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
     })
 }
 
+/// The beginning of a text of others.
+fn shown(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
+    }
+}
+
 impl Annotations {
     /// Reads a pod's annotations; those of others are passed over.
     pub(super) fn read(annotations: &BTreeMap<String, String>) -> Self {
         let mut read = Self::default();
+        let mut ignored = 0;
         for (key, value) in annotations {
             let Some((prefix, name)) = key.split_once('/') else { continue };
             let (container, target) = match prefix.strip_suffix("numaward.io") {
@@ -171,6 +191,7 @@ impl Annotations {
             let value = value.trim();
             let mut terms = read.terms.clone();
             let (is_taken, expected) = match (name, container) {
+                _ if value.len() > LONGEST_VALUE => (false, "at most 4096 bytes"),
                 ("placement", _) => (take(&mut target.placement, placement(value)), "auto, shared or off"),
                 ("guarantee", _) => (take(&mut target.extra, extra(value)), "auto, memory or burstable"),
                 ("preferred-nodes", _) => {
@@ -185,16 +206,27 @@ impl Annotations {
                     (_, None) => (false, "the name of an annotation that numaward has"),
                 },
             };
-            if !is_taken {
-                let ignored = format!("the annotation {key}: {value:?} is ignored (expected {expected})");
-                read.ignored.push(ignored);
+            if is_taken {
+                continue;
+            }
+            ignored += 1;
+            if ignored <= MOST_IGNORED {
+                let (key, value) = (shown(key), shown(value));
+                let why = format!("the annotation {key}: {value:?} is ignored (expected {expected})");
+                read.ignored.push(why);
             }
         }
+        if ignored > MOST_IGNORED {
+            read.ignored.push(format!("{} more annotations are ignored", ignored - MOST_IGNORED));
+        }
         let both: Vec<String> = read.terms.with.intersection(&read.terms.apart).cloned().collect();
-        for name in both {
-            read.terms.apart.remove(&name);
-            read.ignored
-                .push(format!("numaward.io/apart: {name:?} is ignored (numaward.io/with names it too)"));
+        if !both.is_empty() {
+            read.terms.apart.retain(|name| !both.contains(name));
+            let names = both.join(", ");
+            read.ignored.push(format!(
+                "numaward.io/apart: {:?} is ignored (numaward.io/with names it too)",
+                shown(&names)
+            ));
         }
         read
     }
@@ -321,6 +353,29 @@ mod tests {
             assert!(matches!(&read.ignored[..], [text] if text.contains(key) && text.contains(expected)));
             assert_eq!((read.of("db"), read.terms), (Wishes::default(), Terms::default()), "{key}: {value}");
         }
+    }
+
+    #[test]
+    fn what_a_pod_says_is_bounded() {
+        // Each range is short to write and long to work through.
+        let ranges = "0-65535,".repeat(1 << 15);
+        let names = vec!["shop/db"; 1 << 15].join(",");
+        let many: Vec<_> = (0..1000).map(|number| (format!("c{number}.numaward.io/place"), "x")).collect();
+        let mut given = vec![
+            ("numaward.io/preferred-nodes", ranges.as_str()),
+            ("numaward.io/with", names.as_str()),
+            ("numaward.io/apart", "a\nb"),
+        ];
+        given.extend(many.iter().map(|(key, value)| (key.as_str(), *value)));
+        let read = read(&given);
+        let apart = ["a\nb".to_owned()].into();
+        assert_eq!((read.of("db"), &read.terms), (Wishes::default(), &Terms { apart, ..Terms::default() }));
+        assert_eq!(read.ignored.len(), MOST_IGNORED + 1);
+        assert_eq!(
+            read.ignored.last().unwrap(),
+            &format!("{} more annotations are ignored", 1002 - MOST_IGNORED)
+        );
+        assert!(read.ignored.iter().all(|text| text.len() < 400), "{:?}", read.ignored);
     }
 
     #[test]

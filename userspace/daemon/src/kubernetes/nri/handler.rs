@@ -81,6 +81,7 @@ fn ways_out(reason: &str) -> String {
     let other = match reason {
         "TopologyAffinityError" => "ask for less, or for another policy (numaward.io/topology-policy)",
         "SMTAlignmentError" => "ask for CPUs in whole cores",
+        "EmptyPodSharedPoolError" => "ask for more for the pod as a whole, or for less for its containers",
         "UnexpectedAdmissionError" => "ask for less",
         _ => "correct what the pod asks for",
     };

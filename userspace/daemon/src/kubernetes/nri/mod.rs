@@ -15,31 +15,28 @@ mod devices;
 mod handler;
 mod metrics;
 mod request;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(test)]
 mod tests;
+mod updates;
 mod whole;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use numaward_api::EnforcementMode;
 use numaward_config::Config;
-use numaward_control::{Reconciler, pod::Update};
+use numaward_control::Reconciler;
 use numaward_kube::{
-    nri::{Handle, Handler, Phase, Plugin, types},
+    nri::{Handle, Handler, Phase, Plugin},
     pod::PodSource,
 };
-use numaward_model::{
-    Settings,
-    port::{ContainerNames, EventSink, MachineSource},
-};
-use tokio::{sync::mpsc, time::timeout};
+use numaward_model::port::{ContainerNames, EventSink, MachineSource};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::NriMetrics;
 use self::{handler::NriHandler, request::RequestBuilder};
-
-/// Changes that follow each other so closely are sent to the runtime together.
-const GATHER: Duration = Duration::from_millis(200);
 
 /// What placing containers asks of the parts around it.
 pub trait Ports: MachineSource + EventSink + ContainerNames {}
@@ -56,13 +53,13 @@ pub fn plugin(
     stop: &CancellationToken,
 ) -> Plugin<impl Handler> {
     let (updates, queue) = mpsc::unbounded_channel();
-    reconciler.tell_runtime(updates);
+    reconciler.send_updates(updates);
     let builder = RequestBuilder::new(pods, config);
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
     let (counted, warned) = (figures.clone(), Arc::default());
     let handler = NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned };
     let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
-    tokio::spawn(stop.clone().run_until_cancelled_owned(update_runtime(plugin.handle(), queue)));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(updates::send(plugin.handle(), queue)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));
     plugin
 }
@@ -78,30 +75,6 @@ async fn follow(handle: Handle, figures: NriMetrics) {
         disconnects = now.disconnects;
         if status.changed().await.is_err() {
             return;
-        }
-    }
-}
-
-/// Sends the runtime what was written without it, the latest of each container.
-async fn update_runtime(handle: Handle, mut queue: mpsc::UnboundedReceiver<Vec<Update>>) {
-    while let Some(mut updates) = queue.recv().await {
-        while let Ok(Some(more)) = timeout(GATHER, queue.recv()).await {
-            updates.extend(more);
-        }
-        // A runtime that connects gets everything.
-        if handle.status().borrow().phase != Phase::Connected {
-            continue;
-        }
-        let latest: BTreeMap<String, Settings> =
-            updates.into_iter().map(|update| (update.id, update.settings)).collect();
-        let updates: Vec<types::Update> =
-            latest.into_iter().map(|(id, settings)| handler::update(id, &settings)).collect();
-        match handle.update_containers(&updates).await {
-            Ok(failed) if failed.is_empty() => {
-                tracing::debug!(containers = updates.len(), "the runtime follows");
-            }
-            Ok(failed) => tracing::warn!(?failed, "the runtime cannot change these containers"),
-            Err(error) => tracing::warn!(%error, "changed containers cannot be reported to the runtime"),
         }
     }
 }

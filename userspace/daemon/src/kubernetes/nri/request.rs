@@ -17,7 +17,9 @@ use numaward_config::{
     policy::{KubeletVersion, StrategyKind},
 };
 use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
-use numaward_engine::{ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources};
+use numaward_engine::{
+    ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, policy::WholePods,
+};
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},
@@ -55,6 +57,7 @@ pub(super) struct RequestBuilder {
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
     version: KubeletVersion,
+    whole_pods: WholePods,
     when_pinned: WhenPinned,
     /// Where pods may opt out.
     off_namespaces: BTreeSet<String>,
@@ -69,6 +72,7 @@ impl RequestBuilder {
             kubelet,
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),
+            whole_pods: config.gates().whole_pods(),
             when_pinned: config.kubernetes.nri.when_pinned,
             off_namespaces: config.kubernetes.placement_off_namespaces.clone(),
         }
@@ -97,17 +101,21 @@ impl RequestBuilder {
     }
 
     /// What is asked for with a pod that the API server has reported. What a pod has as a whole, the kubelet's managers
-    /// do not look at in 1.32; in 1.36 they leave such a pod alone.
+    /// do not look at in 1.32; in 1.36 they leave such a pod alone, unless a gate has them place it.
     fn asked(&self, known: &pod::Pod, annotations: &Annotations, notes: &mut Vec<String>) -> Asked {
         if self.strategy == StrategyKind::Native || known.resources.is_none() {
             return whole::asked(known, annotations);
         }
-        if self.version == KubeletVersion::V1_32 {
-            return whole::asked(&pod::Pod { resources: None, ..known.clone() }, annotations);
+        match self.whole_pods {
+            WholePods::Unknown => {
+                return whole::asked(&pod::Pod { resources: None, ..known.clone() }, annotations);
+            }
+            WholePods::Placed => return whole::asked_as_whole(known, annotations),
+            WholePods::LeftAlone => {}
         }
         notes.push(format!(
             "not placed: the pod has resources as a whole, with which the managers of the kubelet {} place no \
-             container (the strategy native does)",
+             container (the strategy native does, and the feature gate PodLevelResourceManagers has them do it)",
             self.version
         ));
         Asked::Nothing
@@ -186,7 +194,10 @@ impl RequestBuilder {
         let mut pod = self.ask(pod, asked, &annotations);
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
-        let holder = if slice == Slice::Own { container.name.as_str() } else { POD_SHARE };
+        let holder = match slice {
+            Slice::Own | Slice::Part => container.name.as_str(),
+            Slice::Pod | Slice::PodAtFirst => POD_SHARE,
+        };
         add_device_nodes(&mut pod, holder.into(), &devices);
         Ok(ContainerAsk {
             pod,
@@ -350,6 +361,7 @@ fn alone(
         owner: format!("{}/{}", pod.uid, container.name).into(),
         init_containers: Vec::new(),
         containers: vec![ContainerRequest::guaranteed(container.name.as_str(), resources)],
+        resources: None,
     })
 }
 
@@ -372,7 +384,7 @@ fn cpus(resources: &nri::Resources) -> Option<Quantity> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use numaward_engine::Terms;
+    use numaward_engine::{PodResources, Terms};
     use numaward_kube::pod::{NoPods, Notice};
     use numaward_topology::HugepageSize;
 
@@ -517,12 +529,12 @@ mod tests {
     #[test]
     fn the_kubelets_managers_leave_a_pod_with_resources_as_a_whole_alone() {
         let all = resources("4", "8Gi");
-        let of_pod = pod::PodResources { requests: all.clone(), limits: all };
+        let of_pod = PodResources { requests: all.clone(), limits: all };
         let containers = vec![ContainerRequest::guaranteed("db", resources("2", "4Gi"))];
         let mut builder = known(Vec::new());
         let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
         let known = pod::Pod { id, containers, resources: Some(of_pod), ..pod::Pod::default() };
-        builder.pods = Arc::new(One(known));
+        builder.pods = Arc::new(One(known.clone()));
         let db = container("db", "", limits(2000, Bytes::gib(4)));
         let held = |asked: &Asked| match asked {
             Asked::Pod(request) => request.containers.iter().map(|of| of.name.to_string()).collect(),
@@ -530,9 +542,11 @@ mod tests {
         };
         let more = limits(6000, Bytes::gib(12));
         builder.strategy = StrategyKind::Kubelet;
-        for (version, expected) in [(KubeletVersion::V1_32, ["db"].as_slice()), (KubeletVersion::V1_36, &[])]
-        {
-            builder.version = version;
+        for (version, whole_pods, expected) in [
+            (KubeletVersion::V1_32, WholePods::Unknown, ["db"].as_slice()),
+            (KubeletVersion::V1_36, WholePods::LeftAlone, &[]),
+        ] {
+            (builder.version, builder.whole_pods) = (version, whole_pods);
             let ask = builder.pod(&pod(&[]));
             assert_eq!(held(&ask.asked), expected, "{version}");
             let of_container = builder.container(&pod(&[]), &db).unwrap();
@@ -541,8 +555,20 @@ mod tests {
             assert_eq!(ask.notes.iter().any(|note| note.contains("kubelet 1.36")), expected.is_empty());
             assert_eq!(builder.pod_resized(&pod(&[]), &more), None);
         }
+        builder.whole_pods = WholePods::Placed;
+        let mut with_log = known;
+        with_log.containers.push(burstable("log", "100m", "64Mi"));
+        builder.pods = Arc::new(One(with_log));
+        let ask = builder.pod(&pod(&[]));
+        assert!(matches!(&ask.asked, Asked::Pod(request) if request.resources.is_some()), "{:?}", ask.asked);
+        assert_eq!((held(&ask.asked), ask.notes.len()), (vec!["db".to_owned(), "log".to_owned()], 0));
+        let slice = |name: &str| {
+            builder.container(&pod(&[]), &container(name, "", limits(2000, Bytes::gib(4)))).unwrap().slice
+        };
+        assert_eq!([slice("db"), slice("log")], [Slice::Own, Slice::Part]);
+        assert_eq!(builder.pod_resized(&pod(&[]), &more), None);
         builder.strategy = StrategyKind::Native;
-        assert_eq!(held(&builder.pod(&pod(&[])).asked), ["db"]);
+        assert_eq!(held(&builder.pod(&pod(&[])).asked), ["db", POD_SHARE]);
         assert_eq!(builder.pod(&pod(&[])).notes, [""; 0]);
     }
 

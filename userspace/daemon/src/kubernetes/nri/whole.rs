@@ -6,8 +6,8 @@
 //! share (KEP-5526). Init containers have what those after them have: they are no part of the sum.
 
 use numaward_control::pod::{Asked, MemoryAsk};
-use numaward_engine::{ContainerRequest, QosClass, Quantity, Request, Resources};
-use numaward_kube::pod::{Pod, PodResources};
+use numaward_engine::{ContainerRequest, PodResources, QosClass, Quantity, Request, Resources};
+use numaward_kube::pod::Pod;
 use numaward_model::pod::{POD_SHARE, Slice};
 use numaward_topology::{Bytes, ZoneKind};
 
@@ -15,22 +15,7 @@ use super::annotations::{Annotations, Extra, Placement};
 
 /// The class of service.
 pub(super) fn class(pod: &Pod) -> QosClass {
-    match &pod.resources {
-        Some(PodResources { requests, limits }) => {
-            let all = ContainerRequest {
-                name: POD_SHARE.into(),
-                restartable: false,
-                requests: requests.clone(),
-                limits: limits.clone(),
-            };
-            of_one(all).qos()
-        }
-        None => pod.request().qos(),
-    }
-}
-
-fn of_one(container: ContainerRequest) -> Request {
-    Request { owner: POD_SHARE.into(), init_containers: Vec::new(), containers: vec![container] }
+    pod.request().qos()
 }
 
 /// What is asked for with a pod.
@@ -40,7 +25,9 @@ pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> Asked {
     let wanted = |container: &ContainerRequest| {
         let wishes = annotations.of(container.name.as_str());
         match (wishes.placement, is_guaranteed, wishes.extra) {
-            (Placement::Auto, true, _) if of_pod.is_none() || has_slice(container) => Some(container.clone()),
+            (Placement::Auto, true, _) if of_pod.is_none() || container.is_guaranteed() => {
+                Some(container.clone())
+            }
             (Placement::Auto, false, Extra::Memory) => memory_only(container),
             // On its terms its requests are promised as they are.
             (Placement::Auto, false, Extra::Burstable) => requests_only(container),
@@ -51,8 +38,22 @@ pub(super) fn asked(pod: &Pod, annotations: &Annotations) -> Asked {
         owner: pod.id.uid.as_str().into(),
         init_containers: pod.init_containers.iter().filter_map(wanted).collect(),
         containers: pod.containers.iter().filter_map(wanted).collect(),
+        resources: None,
     };
     request.containers.extend(of_pod.and_then(|of_pod| share(pod, of_pod, annotations)));
+    if request.containers.is_empty() { Asked::Nothing } else { Asked::Pod(request) }
+}
+
+/// What is asked for with a pod that has resources as a whole, where the kubelet's managers place such pods: all of it, of
+/// which its containers get parts.
+pub(super) fn asked_as_whole(pod: &Pod, annotations: &Annotations) -> Asked {
+    if class(pod) != QosClass::Guaranteed {
+        return asked(pod, annotations);
+    }
+    let mut request = pod.request();
+    let is_auto = |of: &ContainerRequest| annotations.of(of.name.as_str()).placement == Placement::Auto;
+    request.init_containers.retain(is_auto);
+    request.containers.retain(is_auto);
     if request.containers.is_empty() { Asked::Nothing } else { Asked::Pod(request) }
 }
 
@@ -74,6 +75,10 @@ pub(super) fn share_of(pod: &Pod, annotations: &Annotations, amounts: Resources)
 /// Which of its pod's allocations a container is served out of, the pod asking for this.
 pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, container: &str) -> Slice {
     let Asked::Pod(request) = asked else { return Slice::Own };
+    let wanted = request.all_containers().find(|of| of.name.as_str() == container);
+    if request.resources.is_some() && wanted.is_some_and(|of| !has_cpus(of)) {
+        return Slice::Part;
+    }
     if request.has_container(&container.into())
         || !request.has_container(&POD_SHARE.into())
         || annotations.of(container).placement != Placement::Auto
@@ -89,14 +94,16 @@ pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, contain
 /// and others have no limit but that.
 pub(super) fn keeps_quota(pod: &Pod, asked: &Asked) -> bool {
     let has_cpus = |name: &str| match asked {
-        Asked::Pod(request) => request
-            .all_containers()
-            .filter(|of| of.name.as_str() == name)
-            .any(|of| of.requests.cpu.and_then(Quantity::whole_cpus).is_some()),
+        Asked::Pod(request) => request.all_containers().filter(|of| of.name.as_str() == name).any(has_cpus),
         Asked::Container(_) | Asked::Nothing => false,
     };
     let mut containers = pod.init_containers.iter().chain(&pod.containers);
     pod.resources.is_some() && !containers.all(|of| has_cpus(of.name.as_str()))
+}
+
+/// Whether a container of a Guaranteed pod has CPUs for itself.
+fn has_cpus(container: &ContainerRequest) -> bool {
+    container.is_guaranteed() && container.requests.cpu.and_then(Quantity::whole_cpus).is_some()
 }
 
 /// What the protection of a container's memory follows from.
@@ -115,16 +122,11 @@ pub(super) fn memory(pod: &Pod, container: &str) -> MemoryAsk {
     }
 }
 
-/// Whether a container of a pod that has resources as a whole is served apart.
-fn has_slice(container: &ContainerRequest) -> bool {
-    of_one(container.clone()).qos() == QosClass::Guaranteed
-}
-
 /// What is left of the pod's amounts for those that are not served apart; none if there are none, or nothing is.
 fn share(pod: &Pod, of_pod: &PodResources, annotations: &Annotations) -> Option<ContainerRequest> {
     let is_auto =
         |container: &ContainerRequest| annotations.of(container.name.as_str()).placement == Placement::Auto;
-    let sharing = |container: &&ContainerRequest| is_auto(container) && !has_slice(container);
+    let sharing = |container: &&ContainerRequest| is_auto(container) && !container.is_guaranteed();
     pod.init_containers.iter().chain(&pod.containers).find(sharing)?;
     let sidecars = pod.init_containers.iter().filter(|init| init.restartable);
     // Those that keep to what is nobody's need nothing of the share either.

@@ -16,6 +16,7 @@ mod distribute;
 mod resize;
 mod take;
 mod topology;
+mod whole;
 
 use numaward_topology::{CpuSet, Machine, NodeId};
 
@@ -194,7 +195,8 @@ impl StaticCpus {
         } else if reserved_and_shared != self.reserved {
             return Err(StartProblem::ReservedNotShared { reserved: self.reserved.clone(), shared_pool });
         }
-        let mut known = shared_pool.clone();
+        let of_pods = ledger.owners().filter_map(|(_, account)| account.whole.cpus.as_ref());
+        let mut known = of_pods.fold(shared_pool.clone(), |known, cpus| &known | cpus);
         for (owner, container, cpus) in exclusive {
             if cpus.intersects(&shared_pool) {
                 return Err(StartProblem::ExclusiveAndShared { owner, container, cpus, shared_pool });
@@ -211,7 +213,8 @@ impl StaticCpus {
 
     /// The whole CPUs that a container gets exclusively; zero for most.
     fn exclusive(request: &Request, container: &ContainerRequest) -> usize {
-        if request.qos() != QosClass::Guaranteed {
+        let is_part = request.resources.is_some();
+        if request.qos() != QosClass::Guaranteed || is_part && !container.is_guaranteed() {
             return 0;
         }
         let cpus = container.requests.cpu.and_then(crate::quantity::Quantity::whole_cpus).unwrap_or(0);
@@ -221,6 +224,9 @@ impl StaticCpus {
     /// The whole CPUs that an owner gets exclusively: what runs together, or what an init container needs
     /// together with the sidecars before it, whichever is more.
     fn exclusive_in_all(request: &Request) -> usize {
+        if let Some(whole) = Self::exclusive_to_pod(request) {
+            return whole;
+        }
         let (mut init, mut sidecars) = (0usize, 0usize);
         for container in &request.init_containers {
             let cpus = Self::exclusive(request, container);
@@ -326,6 +332,9 @@ impl HintProvider for StaticCpus {
         }
         let by_cpu = |hints| ProviderHints::ByResource(vec![(Resource::Cpu, hints)]);
         let impossible = || by_cpu(HintList::new(&self.nodes, Vec::new(), 0, |_| false));
+        if matches!(scope, Scope::Owner) && Self::check_share(request).is_err() {
+            return impossible();
+        }
         let mut held = CpuSet::new();
         match scope {
             Scope::Container(container) => {
@@ -382,6 +391,16 @@ impl HintProvider for StaticCpus {
         Ok(())
     }
 
+    fn allocate_whole(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        affinity: Affinity,
+    ) -> Result<(), Cause> {
+        self.remove_stale(ledger);
+        self.divide(ledger, request, affinity)
+    }
+
     fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
         release(ledger, owner, container);
     }
@@ -411,6 +430,10 @@ impl HintProvider for StaticCpus {
 pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     let Some(cpus) = ledger.exclusive_cpus(owner, container).cloned() else { return };
     ledger.allocation_mut(owner, container).cpus = None;
+    if whole::is_part(ledger, owner) {
+        whole::release(ledger, owner, container);
+        return;
+    }
     let in_use: CpuSet = ledger
         .owner(owner)
         .into_iter()

@@ -23,6 +23,7 @@
 
 mod accounts;
 mod view;
+mod whole;
 
 use std::collections::BTreeMap;
 
@@ -101,7 +102,8 @@ impl StaticMemory {
     /// there is nothing to give hints for.
     fn requested(request: &Request, scope: Scope<'_>) -> Result<Option<Requested>, MemoryError> {
         match scope {
-            Scope::Container(container) => bytes(&container.requests).map(Some),
+            Scope::Container(container) => own(request, container).map(Some),
+            Scope::Owner if request.resources.is_some() => whole::requested(request).map(Some),
             Scope::Owner => {
                 let of =
                     |container: &ContainerRequest| Ok((container.restartable, bytes(&container.requests)?));
@@ -146,6 +148,8 @@ impl StaticMemory {
     ) -> Result<Mask, MemoryError> {
         let (mut mask, preferred) = if let Some(mask) = affinity.mask {
             (mask, affinity.preferred)
+        } else if requested.is_empty() {
+            return Err(MemoryError::NoDefaultHint);
         } else {
             let hints = self.calculate(ledger, owner, requested);
             let (mask, preferred) = Self::best(hints.masks()).ok_or(MemoryError::NoDefaultHint)?;
@@ -203,6 +207,14 @@ fn bytes(resources: &Resources) -> Result<Requested, MemoryError> {
     resources.memory.iter().map(amount).collect()
 }
 
+/// The bytes of each kind that are a container's own: none where it shares what its pod has.
+fn own(request: &Request, container: &ContainerRequest) -> Result<Requested, MemoryError> {
+    if request.resources.is_some() && !container.is_guaranteed() {
+        return Ok(Requested::new());
+    }
+    bytes(&container.requests)
+}
+
 impl HintProvider for StaticMemory {
     fn hints(&self, ledger: &mut Ledger, request: &Request, scope: Scope<'_>) -> ProviderHints {
         self.remove_stale(ledger);
@@ -210,6 +222,11 @@ impl HintProvider for StaticMemory {
             return ProviderHints::NoPreference;
         }
         let Ok(Some(requested)) = Self::requested(request, scope) else { return ProviderHints::NoPreference };
+        if matches!(scope, Scope::Owner) && whole::check_share(request, &requested).is_err() {
+            let none = HintList::new(&self.nodes, Vec::new(), 0, |_| false);
+            let by_kind = requested.keys().map(|&kind| (Resource::Memory(kind), none.clone()));
+            return ProviderHints::ByResource(by_kind.collect());
+        }
         let held = match scope {
             Scope::Container(container) => Some(ledger.blocks(&request.owner, &container.name)),
             Scope::Owner => defects::first_blocks_found(ledger, request),
@@ -240,25 +257,41 @@ impl HintProvider for StaticMemory {
         }
         let (owner, name) = (&request.owner, &container.name);
         let held = ledger.blocks(owner, name);
-        if !held.is_empty() {
+        let is_served = ledger.allocation(owner, name).is_some_and(|held| held.without_memory);
+        if !held.is_empty() || is_served {
             let held = held.to_vec();
             ledger.notes.reusable.update_memory(request, name, &held);
             return Ok(());
         }
-        let requested = bytes(&container.requests)?;
+        let requested = own(request, container)?;
         let mask = self.choose(ledger, owner, &requested, affinity)?;
         let affinity = self.nodes.set(mask);
         let mut blocks = Vec::with_capacity(requested.len());
         for (&kind, &bytes) in &requested {
             let inherited = ledger.notes.reusable.memory(owner, kind, &affinity);
-            self.charge(ledger, (owner, name), kind, mask, bytes.saturating_sub(inherited));
+            let charged = self.charge(ledger, kind, mask, bytes.saturating_sub(inherited));
+            for (node, share) in charged {
+                ledger.allocation_mut(owner, name).place(kind, node, share);
+            }
             blocks.push(Block { kind, affinity: affinity.clone(), bytes: Bytes(bytes) });
         }
         ledger.notes.reusable.update_memory(request, name, &blocks);
-        ledger.allocation_mut(owner, name).blocks.clone_from(&blocks);
+        let held = ledger.allocation_mut(owner, name);
+        held.blocks.clone_from(&blocks);
+        held.without_memory = blocks.is_empty();
         inherit(ledger, request, name, &blocks);
         ledger.drop_empty(owner, Some(name));
         Ok(())
+    }
+
+    fn allocate_whole(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        affinity: Affinity,
+    ) -> Result<(), Cause> {
+        self.remove_stale(ledger);
+        self.divide(ledger, request, affinity)
     }
 
     fn remove(&self, ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
@@ -304,15 +337,9 @@ impl StaticMemory {
         ProviderHints::ByResource(by_kind.into_iter().collect())
     }
 
-    /// Charges bytes to a set of nodes, the lowest one first, for a container. Every node counts the block.
-    fn charge(
-        &self,
-        ledger: &mut Ledger,
-        (owner, container): (&OwnerId, &ContainerName),
-        kind: ZoneKind,
-        mask: Mask,
-        mut bytes: u64,
-    ) {
+    /// Charges bytes to a set of nodes, the lowest one first, and says how many to each. Every node counts the block.
+    fn charge(&self, ledger: &mut Ledger, kind: ZoneKind, mask: Mask, mut bytes: u64) -> Vec<(NodeId, u64)> {
+        let mut charged = Vec::new();
         let group = self.nodes.set(mask);
         for node in self.nodes.nodes(mask) {
             let Some(account) = ledger.nodes.get_mut(&node) else { continue };
@@ -321,8 +348,9 @@ impl StaticMemory {
             let Some(account) = account.kinds.get_mut(&kind) else { continue };
             let share = account.charge(bytes);
             bytes -= share;
-            ledger.allocation_mut(owner, container).place(kind, node, share);
+            charged.push((node, share));
         }
+        charged
     }
 }
 
@@ -353,13 +381,18 @@ fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, bl
 
 /// Gives back what a container holds.
 pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
-    if ledger.blocks(owner, container).is_empty() {
+    let Some(held) = ledger.allocation(owner, container) else { return };
+    if held.blocks.is_empty() && !held.without_memory {
         return;
     }
     let allocation = ledger.allocation_mut(owner, container);
-    let blocks = std::mem::take(&mut allocation.blocks);
-    allocation.placed.clear();
+    let mut blocks = std::mem::take(&mut allocation.blocks);
+    let placed = std::mem::take(&mut allocation.placed);
+    allocation.without_memory = false;
     ledger.drop_empty(owner, Some(container));
+    if ledger.owner(owner).is_some_and(|account| !account.whole.blocks.is_empty()) {
+        blocks = whole::released(ledger, owner, placed);
+    }
     for block in blocks {
         let mut bytes = block.bytes.0;
         for node in defects::lowest_nodes_first(&block) {

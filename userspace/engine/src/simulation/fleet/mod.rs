@@ -14,7 +14,7 @@
 
 mod load;
 mod scheduler;
-mod topology_match;
+pub mod topology_match;
 
 use std::{
     borrow::Cow,

@@ -16,7 +16,10 @@ use std::collections::BTreeSet;
 
 use numaward_topology::{CpuSet, Machine, NodeId, ZoneKind};
 
-use super::{load::Random, topology_match::TopologyMatch};
+use super::{
+    load::Random,
+    topology_match::{Aligned, TopologyMatch},
+};
 use crate::{
     ledger::Ledger,
     policy::PolicyConfig,
@@ -40,14 +43,6 @@ pub(super) struct Asked {
     weight: [u64; 2],
     /// Of a Guaranteed pod: what is compared with single nodes.
     pub(super) aligned: Option<Aligned>,
-}
-
-/// What a pod asks for, as `NodeResourceTopologyMatch` sees it.
-#[derive(Clone, Debug)]
-pub(super) struct Aligned {
-    pub(super) init_containers: Vec<Amounts>,
-    pub(super) containers: Vec<Amounts>,
-    pub(super) pod: Amounts,
 }
 
 /// What the scheduler knows of a host.
@@ -281,6 +276,7 @@ mod tests {
             owner: "p".into(),
             init_containers: vec![container("3", "1Gi"), sidecar, container("2", "7Gi")],
             containers: vec![container("1500m", "1Gi"), container("1", "2Gi")],
+            resources: None,
         };
         let asked = scheduler.asked(&request);
         // CPUs while they run, memory while the last one starts beside the sidecar.
@@ -298,7 +294,12 @@ mod tests {
         let machine = Machine::builder().nodes(1).cores_per_node(10).memory(Bytes::gib(10)).build().unwrap();
         let mut huge = container("1", "1Gi");
         huge.requests.memory.insert("hugepages-2Mi".parse().unwrap(), "4Mi".parse().unwrap());
-        let request = Request { owner: "p".into(), init_containers: Vec::new(), containers: vec![huge] };
+        let request = Request {
+            owner: "p".into(),
+            init_containers: Vec::new(),
+            containers: vec![huge],
+            resources: None,
+        };
         let memory: std::collections::BTreeMap<_, _> = [("memory", 10 << 30), ("hugepages-2Mi", 6 << 20)]
             .map(|(kind, bytes)| (kind.parse().unwrap(), [(NodeId(0), Bytes(bytes))].into()))
             .into();
@@ -320,6 +321,7 @@ mod tests {
             owner: "p".into(),
             init_containers: Vec::new(),
             containers: vec![container(cpu, memory)],
+            resources: None,
         };
         let (idle, small) = (Ledger::default(), scheduler.asked(&workload("1", "1Gi")));
         let chosen: BTreeSet<_> = (0..20).map(|_| scheduler.pick(&small)).collect();

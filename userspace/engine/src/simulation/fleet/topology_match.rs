@@ -17,7 +17,7 @@ use std::{cmp::Reverse, iter};
 
 use numaward_topology::Machine;
 
-use super::scheduler::{Aligned, Amounts};
+use super::scheduler::Amounts;
 use crate::policy::{PolicyConfig, TopologyManagerPolicy, TopologyManagerScope};
 
 /// What the plugin divides a full score by: the most nodes, if nothing is published about it.
@@ -32,7 +32,20 @@ const MOST_NODES: usize = 16;
 /// A set of nodes: their positions.
 type Set = u32;
 
-pub(super) struct TopologyMatch {
+/// What a Guaranteed pod asks for: of each container as many amounts as a node has.
+#[derive(Clone, Debug)]
+pub struct Aligned {
+    /// Of its init containers.
+    pub init_containers: Vec<Vec<u64>>,
+    /// Of its containers.
+    pub containers: Vec<Vec<u64>>,
+    /// Of the pod.
+    pub pod: Vec<u64>,
+}
+
+/// The plugin, for hosts alike.
+#[derive(Debug)]
+pub struct TopologyMatch {
     policy: TopologyManagerPolicy,
     scope: TopologyManagerScope,
     /// How many amounts a node has.
@@ -44,7 +57,7 @@ pub(super) struct TopologyMatch {
 impl TopologyMatch {
     /// For hosts with this machine and configuration, whose nodes have so many amounts. `None` where there are too many
     /// nodes: the plugin looks at all their sets.
-    pub(super) fn new(machine: &Machine, policy: &PolicyConfig, width: usize) -> Option<Self> {
+    pub fn new(machine: &Machine, policy: &PolicyConfig, width: usize) -> Option<Self> {
         let nodes: Vec<_> = machine.nodes.keys().copied().collect();
         if nodes.len() > MOST_NODES {
             return None;
@@ -66,8 +79,8 @@ impl TopologyMatch {
         Some(Self { policy, scope, width, sets })
     }
 
-    /// Whether a host passes the filter.
-    pub(super) fn fits(&self, available: &[u64], asked: &Aligned) -> bool {
+    /// Whether a host passes the filter of which this is available: of each node in turn, the amounts.
+    pub fn fits(&self, available: &[u64], asked: &Aligned) -> bool {
         if self.policy != TopologyManagerPolicy::SingleNumaNode {
             return true;
         }

@@ -122,6 +122,24 @@ async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_no_claim_and_ran_before_us_gets_the_pool_and_is_not_counted() {
+    let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    let running = |uid: &str, class: &str| {
+        let pod = bench.spec(uid, class, &[]);
+        let spec = container(&pod, uid, 2, Bytes::gib(1));
+        bench.runtime.add_running(&pod, &spec);
+        bench.cgroup(&path_of(&spec));
+        spec
+    };
+    // Our own daemon is one of these.
+    let (shared, db) = (running("numaward", "/burstable"), running("db", ""));
+    let daemon = bench.start().await;
+    until("one is pinned", || bench.cpus(&db).len() == 2).await;
+    until("the other keeps off its CPUs", || bench.cpus(&shared).len() == 62).await;
+    assert_eq!(daemon.figures.unpinned_for("away"), 1, "that which has a claim");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_costs_a_connection_which_is_counted_and_nothing_else() {
     let bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
     let daemon = bench.start().await;

@@ -14,7 +14,8 @@ use numaward_store::Store;
 use super::*;
 use crate::kubernetes::export::{
     self,
-    assigned::{Calls, Teller},
+    assigned::{Calls, PodReporter},
+    devices::LastReported,
 };
 
 fn resources(cpus: &str, memory: &str) -> Resources {
@@ -40,7 +41,7 @@ impl Known {
         overhead: Resources,
     ) {
         let id = PodId { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
-        let of_pod = of_pod.map(|all| pod::PodResources { requests: all.clone(), limits: all });
+        let of_pod = of_pod.map(|all| numaward_engine::PodResources { requests: all.clone(), limits: all });
         let pod = pod::Pod { id, containers, resources: of_pod, overhead, ..pod::Pod::default() };
         self.pods.lock().unwrap().insert(uid.to_owned(), Arc::new(pod));
     }
@@ -267,8 +268,8 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
     assert_eq!(placed(&bench.host.assigned.lock().unwrap()), 2);
     let host = bench.host.clone();
     let source = move || export::Assigned::promised(&host.assigned.lock().unwrap(), &host.machine());
-    let teller = Teller::new(Arc::new(source), Calls::default());
-    let [reported] = teller.pods().try_into().unwrap();
+    let served = PodReporter::new(Arc::new(source), None, LastReported::default(), Calls::default());
+    let [reported] = served.pods().try_into().unwrap();
     assert_eq!((reported.cpu_ids.len(), reported.memory[0].size), (3, Bytes::gib(4).0));
     let of: Vec<_> = reported.containers.iter().map(|of| (of.name.as_str(), of.cpu_ids.len())).collect();
     assert_eq!(of, [("db", 2), ("log", 0), ("web", 0)]);
@@ -339,12 +340,15 @@ async fn who_was_started_without_what_it_asks_for_gets_it_when_it_is_there() {
     assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 1);
     let late = &running[4].1;
     until("it keeps off their CPUs", || bench.cpus(late) == "0".parse().unwrap()).await;
+    let unplaced = || daemon.reconciler.unplaced().into_iter().map(|pod| pod.uid).collect::<Vec<_>>();
+    until("it is the only one without", || unplaced() == [running[4].0.uid.clone()]).await;
 
     let (pod, freed) = &running[2];
     let freed_cpus = bench.cpus(freed);
     bench.remove(freed).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     until("it is pinned", || bench.cpus(late).len() == 4).await;
+    until("none is without", || unplaced().is_empty()).await;
     assert!(bench.cpus(late).is_subset(&freed_cpus));
     until("the runtime follows", || {
         bench.runtime.container(&late.id).unwrap().resources.cpus == Some(bench.cpus(late))
@@ -394,14 +398,14 @@ async fn what_a_pod_gives_back_covers_another_whose_node_lost_memory() {
     bench.host = Arc::new(Host::new(smaller));
     let daemon = bench.start().await;
     let of_node = || daemon.reconciler.allocations().nodes[0].memory[0].clone();
-    let lacks =
-        || daemon.reconciler.allocations().allocations.iter().filter(|held| held.lack.is_some()).count();
+    let short_of_memory =
+        || daemon.reconciler.allocations().allocations.iter().filter(|held| held.missing.is_some()).count();
     until("both are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
-    assert_eq!((lacks(), of_node().promised_bytes >> 30, of_node().free_bytes), (1, 50, 0));
+    assert_eq!((short_of_memory(), of_node().promised_bytes >> 30, of_node().free_bytes), (1, 50, 0));
     let (pod, spec) = &running[0];
     bench.remove(spec).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
-    until("the other has all of its memory again", || lacks() == 0).await;
+    until("the other has all of its memory again", || short_of_memory() == 0).await;
     assert_eq!((of_node().promised_bytes >> 30, of_node().free_bytes >> 30), (20, 20));
 }
 
@@ -417,6 +421,7 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
             owner: uid.into(),
             init_containers: Vec::new(),
             containers: vec![ContainerRequest::guaranteed(container, amounts)],
+            resources: None,
         };
         let decision = strategy.admit(&ledger, &request);
         decision.outcome.unwrap();

@@ -7,6 +7,8 @@ use std::{
 
 use super::*;
 
+mod power_loss;
+
 type Ledger = Vec<u32>;
 
 fn open(dir: &Path) -> Loaded<Ledger> {
@@ -103,6 +105,41 @@ fn a_shorter_ledger_and_one_that_needs_more_room_are_loaded_as_they_are() {
 }
 
 #[test]
+fn a_save_that_none_can_follow_is_damaged() {
+    let ledger = serde_json::value::to_raw_value(&vec![3]).unwrap();
+    for generation in [u64::MAX, u64::MAX - 1] {
+        let dir = saved_twice();
+        fs::write(dir.path().join("ledger.json"), envelope::seal(generation, &ledger).unwrap()).unwrap();
+        let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+        let Loaded::Current { ledger, set_aside } = loaded else { panic!("{loaded:?}") };
+        assert!(
+            ledger == [2] && set_aside[0].reason.contains("no store has saved so often"),
+            "{set_aside:?}"
+        );
+        for ledger in 4..7 {
+            store.save(&vec![ledger]).unwrap();
+        }
+        drop(store);
+        assert_eq!(open(dir.path()), current(6));
+    }
+}
+
+#[test]
+fn what_would_not_be_found_again_is_not_saved() {
+    let ledger = serde_json::value::to_raw_value(&vec![3]).unwrap();
+    let dir = saved_twice();
+    let last = u64::MAX / 2 - 1;
+    fs::write(dir.path().join("ledger.json"), envelope::seal(last, &ledger).unwrap()).unwrap();
+    let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+    assert_eq!(loaded, current(3));
+    store.save(&vec![4]).unwrap();
+    let error = store.save(&vec![5]).unwrap_err();
+    assert!(matches!(error, StoreError::NumbersUsedUp { .. }), "{error}");
+    drop(store);
+    assert_eq!(open(dir.path()), current(4));
+}
+
+#[test]
 fn a_ledger_of_the_first_version_is_taken_over() {
     let dir = tempfile::tempdir().unwrap();
     let text = "{\"version\":1,\"checksum\":\"crc32:6702617b\",\"ledger\":[2]}\n";
@@ -177,6 +214,25 @@ fn a_damaged_slot_is_set_aside_and_the_other_one_used() {
 }
 
 #[test]
+fn one_save_is_enough_after_damage() {
+    // The slots of the journal: damaged, or without a save.
+    for slots in [["x", "y"], ["x", "\0"], ["\0", "x"]] {
+        let dir = saved_twice();
+        damage(dir.path(), 0, slots[0].as_bytes());
+        damage(dir.path(), 1, slots[1].as_bytes());
+        let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
+        assert!(
+            matches!(loaded, Loaded::Previous { ref ledger, .. } if *ledger == [2]),
+            "{slots:?}: {loaded:?}"
+        );
+        store.save(&vec![3]).unwrap();
+        drop(store);
+        assert_eq!(open(dir.path()), current(3), "{slots:?}");
+        assert!(!dir.path().join("ledger.json.damaged-2").exists(), "{slots:?}: it is kept once");
+    }
+}
+
+#[test]
 fn without_the_journal_the_file_may_not_be_the_last() {
     for content in [None, Some(&b"odd"[..]), Some(b""), Some(b"evenly nothing")] {
         let dir = saved_twice();
@@ -227,14 +283,31 @@ fn a_damaged_ledger_is_set_aside_and_the_previous_one_used() {
 }
 
 #[test]
-fn what_is_whole_and_no_ledger_is_set_aside_as_well() {
-    let dir = without_journal();
-    let Loaded::Rebuild { set_aside } = Store::<Vec<String>>::open(dir.path()).unwrap().1 else { panic!() };
-    assert!(
-        set_aside[0].reason.contains("whole, but not a ledger of this program: invalid type"),
-        "{set_aside:?}"
-    );
-    assert_eq!(files(dir.path()), ["ledger.json.damaged-1", "ledger.json.damaged-2", "ledger.lock"]);
+fn what_is_whole_and_no_ledger_of_ours_is_an_error_and_nothing_is_touched() {
+    for (dir, file) in [(without_journal(), "ledger.json"), (saved_twice(), "ledger.json")] {
+        let before = files(dir.path());
+        let error = Store::<Vec<String>>::open(dir.path()).unwrap_err().to_string();
+        let words = format!("{file}: whole, but not a ledger of this program: invalid type");
+        assert!(error.contains(&words) && error.contains("run the program that wrote it"), "{error}");
+        assert_eq!(files(dir.path()), before);
+        assert!(!matches!(open(dir.path()), Loaded::Rebuild { .. }));
+    }
+}
+
+#[test]
+fn a_newer_save_of_somebody_else_is_not_written_over() {
+    let dir = saved_twice();
+    let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
+    // Where the next save goes.
+    let newer = envelope::seal(9, &serde_json::value::to_raw_value(&[9]).unwrap()).unwrap();
+    damage(dir.path(), 0, &newer);
+    let error = store.save(&vec![3]).unwrap_err().to_string();
+    assert!(error.contains("save 9 is there and 2 was the last one here"), "{error}");
+    // A save that was cut off.
+    damage(dir.path(), 0, &[&newer[..newer.len() - 4], &b"\0"[..]].concat());
+    store.save(&vec![3]).unwrap();
+    drop(store);
+    assert_eq!(open(dir.path()), current(3));
 }
 
 #[test]
@@ -381,14 +454,14 @@ fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
     let points: [(&str, &[u32], &[u32], bool); 11] = [
         ("journal.created", &[1, 3], &[3], false),
         ("journal.synced", &[1, 3], &[3], false),
-        ("journal.renamed", &[1, 3], &[3], true),
-        ("ledger.half-written", &[2], &[1, 2], false),
-        ("ledger.written", &[2], &[1, 2], true),
+        ("journal.renamed", &[1, 3], &[3], false),
+        ("ledger.half-written", &[1, 2, 3], &[1, 2, 3], false),
+        ("ledger.written", &[1, 2, 3], &[1, 2, 3], true),
         ("ledger.saved", &[1, 2, 3], &[1, 2, 3], true),
         ("file.created", &[1, 2, 3], &[1, 2, 3], true),
         ("file.synced", &[1, 2, 3], &[1, 2, 3], true),
-        ("file.older-removed", &[2, 3], &[1, 2, 3], true),
-        ("file.previous-kept", &[2, 3], &[1, 2, 3], true),
+        ("file.older-removed", &[1, 2, 3], &[1, 2, 3], true),
+        ("file.previous-kept", &[1, 2, 3], &[1, 2, 3], true),
         ("file.renamed", &[1, 2, 3], &[1, 2, 3], true),
     ];
     for (point, in_new, in_used, is_done) in points {

@@ -1,0 +1,428 @@
+//! The engine: a machine, a policy and a sequence of requests, decided by both strategies.
+//!
+//! After each step: nothing is promised twice, what is promised adds up, and the ledger reads as it was written. In the
+//! end all is given back. The kubelet has defects of its own, which its strategy repeats: from the moment on at which two
+//! nodes of a group do not agree on it, not all may come back.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use numaward_engine::{
+    Conditions, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions, PodResources, PolicyConfig,
+    Quantity, Request, Resources, Strategy, Terms,
+    policy::{
+        CPU_OPTIONS, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
+        TopologyManagerPolicy, TopologyManagerScope,
+    },
+    simulation::replay::faults,
+};
+use numaward_topology::{Bytes, CpuSet, HugepagePool, HugepageSize, Machine, NodeId, NodeSet, ZoneKind};
+
+const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
+const MOST_STEPS: usize = 24;
+
+/// A node: cores, memory in 128 MiB, pages, distances to those before it.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Node(u8, u8, u8, [u8; 5]);
+
+#[derive(Arbitrary, Debug)]
+struct Host {
+    nodes: [Node; 6],
+    count: u8,
+    has_smt: bool,
+    caches: u8,
+    sockets: u8,
+}
+
+#[derive(Arbitrary, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice by itself")]
+struct Policy {
+    topology: u8,
+    is_pod_scope: bool,
+    is_strict: bool,
+    closest: bool,
+    cpu_options: u8,
+    has_no_cpus: bool,
+    has_no_memory: bool,
+    reserved: u8,
+}
+
+/// Half CPUs, 32 MiB, pages; and whether its requests are less than its limits, and whether it stays (init only).
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Container(u8, u8, Option<u8>, Below, bool);
+
+#[derive(Arbitrary, Clone, Copy, Debug, PartialEq)]
+enum Below {
+    No,
+    Half,
+    NoLimit,
+    /// An amount at the end of what a number holds.
+    Huge,
+}
+
+#[derive(Arbitrary, Debug, Default)]
+struct Wishes {
+    policy: Option<u8>,
+    is_pod_scope: Option<bool>,
+    is_strict: Option<bool>,
+    nodes: Option<u8>,
+    devices: Option<u8>,
+    tier: Option<u8>,
+    with: Option<u8>,
+    apart: Option<u8>,
+    same_cache: bool,
+    immovable: bool,
+    burstable: bool,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    Admit {
+        init: Option<[Container; 2]>,
+        apps: [Option<Container>; 3],
+        whole: Option<Container>,
+        wishes: Wishes,
+    },
+    Remove(u8),
+    Resize(u8, Container),
+    Plan(Container, u8),
+    Conditions([u8; 6]),
+    /// The memory of a node is another one.
+    Change(u8, u8),
+}
+
+fn topology(number: u8) -> TopologyManagerPolicy {
+    TopologyManagerPolicy::ALL[usize::from(number) % TopologyManagerPolicy::ALL.len()]
+}
+
+fn scope(is_pod: bool) -> TopologyManagerScope {
+    if is_pod { TopologyManagerScope::Pod } else { TopologyManagerScope::Container }
+}
+
+impl Host {
+    fn machine(&self) -> Option<Machine> {
+        let count = u32::from(self.count % 6) + 1;
+        let sockets = u32::from(self.sockets % 3) + 1;
+        let caches = u32::from(self.caches % 3);
+        let mut builder = Machine::builder()
+            .nodes(count)
+            .sockets(if count % sockets == 0 { sockets } else { 1 })
+            .smt(if self.has_smt { 2 } else { 1 })
+            .cores_per_node(2)
+            .memory(Bytes::gib(1));
+        if caches > 0 {
+            builder = builder.caches_per_node(caches);
+        }
+        for (id, Node(cores, memory, ..)) in (0..count).zip(self.nodes) {
+            let cores = u32::from(cores % 9);
+            // Of the first, something is reserved.
+            let cores = if id == 0 { cores + 1 } else { cores };
+            let memory = Bytes(u64::from(memory) << 27);
+            builder = builder.node(NodeId(id), |node| node.cores(cores).memory(memory));
+        }
+        let between = |a: usize, b: usize| match (a.min(b), a.max(b)) {
+            (low, high) if low == high => 10,
+            (low, high) => 11 + u32::from(self.nodes[high].3[low] % 32),
+        };
+        let ids = || 0..usize::from(self.count % 6) + 1;
+        let rows: Vec<Vec<u32>> = ids().map(|a| ids().map(|b| between(a, b)).collect()).collect();
+        let mut machine = builder.distances(rows).build().ok()?;
+        for (node, Node(_, _, pages, _)) in machine.nodes.values_mut().zip(self.nodes) {
+            let total = u64::from(pages);
+            node.hugepages.insert(PAGE, HugepagePool { total, free: total, surplus: 0 });
+        }
+        Some(machine)
+    }
+}
+
+impl Policy {
+    fn config(&self) -> PolicyConfig {
+        let on = |name: &str| (name.to_owned(), "true".to_owned());
+        let mut config = PolicyConfig {
+            topology_manager_policy: topology(self.topology),
+            topology_manager_scope: scope(self.is_pod_scope),
+            ..PolicyConfig::default()
+        };
+        if self.closest {
+            config.topology_manager_policy_options = BTreeMap::from([on("prefer-closest-numa-nodes")]);
+        }
+        if !self.has_no_cpus {
+            config.cpu_manager_policy = CpuManagerPolicy::Static;
+            let chosen = CPU_OPTIONS.iter().zip(0..).filter(|(_, bit)| self.cpu_options >> bit & 1 == 1);
+            config.cpu_manager_policy_options = chosen.map(|(name, _)| on(name)).collect();
+            config.cpu_reservation = Some(Quantity::whole(1));
+        }
+        if !self.has_no_memory || self.has_no_cpus {
+            config.memory_manager_policy = MemoryManagerPolicy::Static;
+            let reserved = Quantity::whole(u64::from(self.reserved.max(1)) << 20);
+            let limits = BTreeMap::from([(ZoneKind::Memory, reserved)]);
+            config.reserved_memory = vec![MemoryReservation { numa_node: NodeId(0), limits }];
+        }
+        config
+    }
+}
+
+impl Container {
+    fn resources(self) -> Resources {
+        let Self(half_cpus, memory, pages, below, _) = self;
+        let memory =
+            if below == Below::Huge { u64::MAX - u64::from(memory) } else { u64::from(memory) << 25 };
+        let mut resources = Resources::none()
+            .with_cpu(Quantity::milli(u64::from(half_cpus) * 500))
+            .with_memory(Quantity::whole(memory));
+        if let Some(pages) = pages {
+            resources = resources.with_hugepages(PAGE, Quantity::whole(u64::from(pages) << 21));
+        }
+        resources
+    }
+
+    fn request(self, name: &str) -> ContainerRequest {
+        let mut container = ContainerRequest::guaranteed(name, self.resources());
+        container.restartable = self.4;
+        match self.3 {
+            Below::No | Below::Huge => {}
+            Below::Half => {
+                container.requests = Self(self.0 / 2, self.1 / 2, self.2, Below::No, self.4).resources();
+            }
+            Below::NoLimit => container.limits = Resources::none(),
+        }
+        container
+    }
+}
+
+fn nodes(bits: u8) -> NodeSet {
+    (0..6).filter(|bit| bits >> bit & 1 == 1).map(NodeId).collect()
+}
+
+impl Wishes {
+    fn terms(&self, is_native: bool) -> Terms {
+        let name = |number: u8| [format!("o{}", number % 8)].into();
+        let mut terms = Terms {
+            policy: self.policy.map(topology),
+            scope: self.is_pod_scope.map(scope),
+            ..Terms::default()
+        };
+        if let Some(bits) = self.nodes {
+            terms.preferences.preferred.insert("c0".into(), nodes(bits));
+        }
+        if let Some(bits) = self.devices {
+            terms.preferences.devices.insert("c0".into(), nodes(bits));
+        }
+        if is_native {
+            terms.tiers =
+                self.is_strict.map(|is_strict| if is_strict { Tiers::Strict } else { Tiers::Attached });
+            let tier =
+                |number: u8| [MemoryTier::Dram, MemoryTier::Hbm, MemoryTier::Cxl][usize::from(number % 3)];
+            terms.memory_tiers = self.tier.map(tier).into_iter().collect();
+            terms.with = self.with.map(name).unwrap_or_default();
+            terms.apart = self.apart.map(name).unwrap_or_default();
+            terms.same_cache = self.same_cache;
+            terms.immovable = self.immovable;
+            terms.burstable = self.burstable;
+        }
+        terms
+    }
+}
+
+/// One strategy, and what it has promised.
+struct Run {
+    strategy: Box<dyn Strategy>,
+    is_native: bool,
+    ledger: Ledger,
+    running: Vec<Request>,
+    /// Whether all nodes of each group agree on it.
+    is_intact: bool,
+    conditions: Arc<Conditions>,
+    /// Whether the machine was never another one.
+    is_same: bool,
+}
+
+impl Run {
+    fn new(strategy: Box<dyn Strategy>, is_native: bool) -> Self {
+        let (ledger, running, conditions) = (strategy.idle(), Vec::new(), Arc::default());
+        Self { strategy, is_native, ledger, running, is_intact: true, conditions, is_same: true }
+    }
+
+    fn some(&self, number: u8) -> Option<usize> {
+        usize::from(number).checked_rem(self.running.len())
+    }
+
+    fn admitted(&mut self, ledger: Ledger, request: Request) {
+        self.ledger = ledger;
+        for container in request.all_containers() {
+            self.ledger = self.strategy.started(&self.ledger, &request.owner, &container.name);
+        }
+        self.running.push(request);
+    }
+
+    fn step(&mut self, number: usize, step: &Step) {
+        let owner = format!("o{number}");
+        match step {
+            Step::Admit { init, apps, whole, wishes } => {
+                let named = |prefix: &str, containers: Vec<Container>| -> Vec<ContainerRequest> {
+                    let named = |(number, container): (usize, Container)| {
+                        container.request(&format!("{prefix}{number}"))
+                    };
+                    containers.into_iter().enumerate().map(named).collect()
+                };
+                let of_pod = whole.map(|whole| whole.request(""));
+                let request = Request {
+                    owner: owner.into(),
+                    init_containers: named("i", init.map(Vec::from).unwrap_or_default()),
+                    containers: named("c", apps.iter().flatten().copied().collect()),
+                    resources: of_pod.map(|of| PodResources { requests: of.requests, limits: of.limits }),
+                };
+                let terms = wishes.terms(self.is_native);
+                if self.strategy.check_terms(&terms).is_err() {
+                    return;
+                }
+                let decision = self.strategy.admit_watched(&self.ledger, &request, &terms, &|_| {});
+                match decision.outcome {
+                    Ok(_) => self.admitted(decision.ledger, request),
+                    Err(rejection) => {
+                        assert!(!rejection.message.is_empty());
+                        if self.is_native {
+                            assert_eq!(decision.ledger, self.ledger, "a refusal changes nothing");
+                        }
+                        self.ledger = decision.ledger;
+                    }
+                }
+            }
+            Step::Remove(number) => {
+                let Some(index) = self.some(*number) else { return };
+                let request = self.running.remove(index);
+                self.ledger = self.strategy.removed(&self.ledger, &request.owner);
+            }
+            Step::Resize(number, to) => {
+                let Some(index) = self.some(*number) else { return };
+                let request = &self.running[index];
+                let Some(container) = request.containers.first() else { return };
+                let to = to.resources();
+                if let Ok(ledger) = self.strategy.resize(&self.ledger, &request.owner, &container.name, &to) {
+                    self.ledger = ledger;
+                }
+            }
+            Step::Plan(container, moves) => {
+                let request = Request::workload(owner, container.resources());
+                let limits = Limits { moves: u32::from(moves % 4).try_into().unwrap(), ..Limits::default() };
+                if let Ok(plan) = self.strategy.plan(&self.ledger, &request, &Terms::default(), &limits)
+                    && plan.decision.outcome.is_ok()
+                {
+                    self.admitted(plan.decision.ledger, request);
+                }
+            }
+            Step::Conditions(used) => {
+                let of = (0..6).map(NodeId).zip(used.iter().map(|&used| Bytes(u64::from(used) << 25)));
+                let withheld = BTreeMap::from([(ZoneKind::Memory, of.collect())]);
+                self.conditions = Arc::new(Conditions { withheld, ..Conditions::default() });
+            }
+            Step::Change(..) => {}
+        }
+    }
+
+    /// What must hold after each step.
+    fn check(&mut self) {
+        for (node, account) in self.ledger.nodes() {
+            let agree =
+                |other| self.ledger.nodes().get(&other).is_some_and(|other| other.group == account.group);
+            self.is_intact &= self.is_native || account.group.iter().all(agree);
+            for (kind, of) in &account.kinds {
+                let sum = of.promised.0.checked_add(of.free.0);
+                assert!(!self.is_same || sum == Some(of.allocatable.0), "node {node}, {kind}: {of:?}");
+            }
+        }
+        if self.is_native && self.is_same {
+            let faults = faults(&self.ledger, &self.strategy.allocatable());
+            assert!(faults.is_empty(), "{faults:?}");
+        }
+        let mut taken = CpuSet::new();
+        for request in &self.running {
+            let mut of_owner = CpuSet::new();
+            for (owner, container, held) in
+                self.ledger.allocations().filter(|(owner, ..)| **owner == request.owner)
+            {
+                let Some(cpus) = &held.cpus else { continue };
+                assert!(!cpus.intersects(self.ledger.shared_pool()), "{owner} {container} shares {cpus}");
+                of_owner = &of_owner | cpus;
+            }
+            assert!(!of_owner.intersects(&taken), "{}: {of_owner} is taken twice", request.owner);
+            taken = &taken | &of_owner;
+        }
+        let text = serde_json::to_string(&self.ledger).unwrap();
+        let read: Ledger = serde_json::from_str(&text).unwrap();
+        let mut plain = self.ledger.clone();
+        plain.set_conditions(Arc::default());
+        assert_eq!(read, plain, "{text}");
+        if self.is_native && self.is_same {
+            assert_eq!(self.strategy.rebase(&read), (plain, Vec::new()), "a restart changes nothing");
+        }
+    }
+
+    /// Gives all back.
+    fn end(mut self) {
+        for request in std::mem::take(&mut self.running) {
+            self.ledger = self.strategy.removed(&self.ledger, &request.owner);
+        }
+        if !self.is_native {
+            // What rejected owners left behind goes with the next decision.
+            let sweeper = Request::workload("sweeper", Resources::none());
+            self.ledger = self.strategy.admit(&self.ledger, &sweeper).ledger;
+            self.ledger = self.strategy.removed(&self.ledger, &sweeper.owner);
+        }
+        self.ledger.set_conditions(Arc::default());
+        if self.is_intact {
+            assert_eq!(self.ledger, self.strategy.idle(), "all is given back");
+        }
+    }
+}
+
+/// Both strategies for a machine and a policy.
+fn strategies(machine: &Machine, config: &PolicyConfig, is_strict: bool) -> [Option<Box<dyn Strategy>>; 2] {
+    let tiers = if is_strict { Tiers::Strict } else { Tiers::Attached };
+    let native = Native::new(machine, config, &NativeOptions { tiers, ..NativeOptions::default() });
+    let kubelet = Kubelet::new(machine, config);
+    [native.ok().map(|it| Box::new(it) as _), kubelet.ok().map(|it| Box::new(it) as _)]
+}
+
+pub(crate) fn run(data: &[u8]) {
+    let _ = derived(&mut Unstructured::new(data));
+}
+
+fn derived(input: &mut Unstructured<'_>) -> Result<()> {
+    let (host, policy) = (Host::arbitrary(input)?, Policy::arbitrary(input)?);
+    let Some(mut machine) = host.machine() else { return Ok(()) };
+    let config = policy.config();
+    let mut runs: Vec<Run> = Vec::new();
+    for (strategy, is_native) in
+        strategies(&machine, &config, policy.is_strict).into_iter().zip([true, false])
+    {
+        runs.extend(strategy.map(|strategy| Run::new(strategy, is_native)));
+    }
+    for number in 0..MOST_STEPS {
+        if input.is_empty() {
+            break;
+        }
+        let step = Step::arbitrary(input)?;
+        if let Step::Change(node, memory) = step
+            && let Some(node) = machine.nodes.get_mut(&NodeId(u32::from(node % 6)))
+        {
+            node.memory = Bytes(u64::from(memory) << 27);
+            for run in &mut runs {
+                // A machine on which the policy cannot be had is not taken over.
+                let [native, kubelet] = strategies(&machine, &config, policy.is_strict);
+                if let Some(strategy) = if run.is_native { native } else { kubelet } {
+                    run.ledger = strategy.rebase(&run.ledger).0;
+                    run.strategy = strategy;
+                    run.is_same = false;
+                }
+            }
+        }
+        for run in &mut runs {
+            run.ledger.set_conditions(Arc::clone(&run.conditions));
+            run.step(number, &step);
+            run.check();
+        }
+    }
+    runs.into_iter().for_each(Run::end);
+    Ok(())
+}

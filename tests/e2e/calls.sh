@@ -1,0 +1,37 @@
+
+# The system calls of processes, as the kernel counts them.
+_trace=/sys/kernel/tracing
+# count_calls: from now on, of every process.
+count_calls() {
+    [ -d $_trace/events ] || mount -t tracefs tracefs $_trace
+    for _event in raw_syscalls/sys_enter raw_syscalls/sys_exit; do
+        echo 'hist:keys=common_pid,id.syscall:size=65536' >$_trace/events/$_event/trigger || fail "no $_event"
+    done
+    echo 'hist:keys=parent_pid,child_pid:size=65536' >$_trace/events/sched/sched_process_fork/trigger || fail "no fork"
+}
+# calls WHICH PID...: the calls that these processes, and what they started since then, were refused or made. One that a filter
+# refuses ends, and never begins. So does what a child returns from that its parent called, and what another thread becomes.
+calls() {
+    _which=$1
+    shift
+    awk -v which=$_which -v processes="$*" '
+        $2 == "parent_pid:" { parent[$5 + 0] = $3 + 0 }
+        FILENAME ~ /sys_enter/ && $2 == "common_pid:" { begun[$3 + 0 " " $5] }
+        FILENAME ~ /sys_exit/ && $2 == "common_pid:" { ended[$3 + 0 " " $5] }
+        function is_ours(process) {
+            while (process in parent && !(process in ours)) process = parent[process]
+            return process in ours
+        }
+        END {
+            split(processes, list)
+            for (i in list) ours[list[i] + 0]
+            for (call in begun) if (is_ours(call + 0)) { split(call, of); made[of[2]] }
+            for (call in ended) if (!(call in begun) && is_ours(call + 0)) { split(call, of); refused[of[2]] }
+            # What returns from a signal ends as no call.
+            delete refused["unknown_syscall"]
+            delete refused["sys_clone"]; delete refused["sys_fork"]; delete refused["sys_vfork"]; delete refused["sys_execve"]
+            if (which == "made") for (name in made) print name
+            else for (name in refused) print name
+        }' $_trace/events/sched/sched_process_fork/hist $_trace/events/raw_syscalls/sys_enter/hist \
+        $_trace/events/raw_syscalls/sys_exit/hist | sed 's/^sys_//' | sort
+}

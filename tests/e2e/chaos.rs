@@ -1,0 +1,19 @@
+//! The machine misbehaves: memory runs out, descriptors do, the clock jumps, CPUs and memory go and come, maps are full, the bus
+//! hangs, cgroups vanish.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+
+#[test]
+fn what_is_said_agrees_with_the_kernel_again() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("3,3"), Some("640M,640M"), None).unwrap();
+    let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
+    let report = boot(&vm, include_str!("chaos.sh"));
+    let refused = report.section("without descriptors");
+    assert!(refused.contains("numaward"), "{refused}");
+    let bus = report.section("without an answer of the bus");
+    assert!(bus.contains("systemd"), "{bus}");
+}

@@ -1,0 +1,135 @@
+# The machine misbehaves in many ways, one after the other. After each, all that the daemon says is as the kernel has it again.
+
+dir=/run/numaward
+mkdir -p $dir
+# Fewer slots than there will be workloads.
+printf '%s\n' "stateDirectory: $dir/state" 'probes: {slots: 8}' >$dir/config.yaml
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+_gone() { ! numaward list -o json | grep -q "\"$1\""; }
+printf '%s\n' '[Service]' 'ExecStart=/bin/sleep 1000000' >/run/systemd/system/chaos-unit.service
+numaward run --config $dir/config.yaml 2>>/tmp/daemon.log &
+daemon=$!
+wait_for 60 _ready
+
+# agrees WHAT: waits until the daemon, its ledger, its metrics and the kernel say the same, and prints after how long.
+agrees() {
+    section "$1"
+    numaward-crash-check agree $dir --within 60 || fail "$1"
+    kill -0 $daemon || fail "$1: the daemon is gone"
+}
+# answers NAME: a command gets its CPU, and ends. What the kernel has free is known a little later.
+answers() {
+    wait_for 20 numaward exec --cpus 1 --memory 16Mi --name "$1" -- true
+    wait_for 20 _gone "$1"
+}
+
+for name in one two; do
+    numaward exec --cpus 1 --memory 64Mi --name $name -- numaward-load --size 16M --report json >/tmp/$name 2>&1 &
+    wait_for 60 [ -s /tmp/$name ]
+done
+agrees "at the beginning"
+
+# Memory to the brink: the kernel kills who took it.
+mkdir $cgroups/hog
+numaward-load --cgroup $cgroups/hog --size 4G --report json >/tmp/hog 2>&1 &
+hog=$!
+wait_for 120 grep -q '^oom_kill [1-9]' $cgroups/hog/memory.events
+wait $hog
+agrees "after memory ran out"
+answers after-memory
+
+# No file descriptors: what has to open files fails, and nothing else happens.
+numaward-crash-check files $daemon "$(ls /proc/$daemon/fd | wc -l)" || fail "no limit"
+section "without descriptors"
+numaward exec --cpus 1 --memory 16Mi --name refused -- true 2>&1 && fail "it was admitted without descriptors"
+for _ in 1 2 3; do
+    ask /metrics >/dev/null
+    sleep 1
+done
+numaward-crash-check files $daemon 1024 || fail "no limit"
+agrees "with descriptors again"
+answers after-descriptors
+
+# The clock jumps.
+for seconds in 86400 -172800 86400; do
+    date -s "@$(($(date +%s) + seconds))" >/dev/null || fail "no clock"
+    agrees "after the clock went by $seconds s"
+    answers "after-clock$seconds"
+done
+
+# CPUs go and come: one that everybody shares, and one that is exclusive.
+for number in $(seq 0 5); do
+    [ -e /sys/devices/system/cpu/cpu$number/online ] || continue
+    echo 0 >/sys/devices/system/cpu/cpu$number/online || fail "CPU $number stays"
+    sleep 2
+    echo 1 >/sys/devices/system/cpu/cpu$number/online || fail "CPU $number does not come back"
+    agrees "after CPU $number was away"
+done
+answers after-cpus
+
+# Memory of a node goes and comes, as much as the kernel can empty.
+offline=
+for state in /sys/devices/system/node/node1/memory*/state; do
+    echo offline 2>/dev/null >$state && offline="$offline $state"
+done
+section "memory that went"
+echo "$offline" | wc -w
+agrees "while memory is away"
+for state in $offline; do echo online >$state || fail "$state does not come back"; done
+agrees "after memory was away"
+
+# More workloads than the probes have room for.
+for number in $(seq 12); do
+    mkdir -p $cgroups/many/w$number
+    numaward guarantee /many/w$number --memory 1Mi --name w$number >/dev/null || fail "w$number"
+done
+section "slots"
+ask /metrics | grep -E '^numaward_probe_map_(entries|capacity)\{map="ROOTS"'
+agrees "with more workloads than slots"
+for number in $(seq 12); do numaward release w$number || fail "w$number stays"; done
+agrees "with slots again"
+
+# Somebody plays with NUMA balancing.
+for _ in $(seq 20); do
+    echo 1 >/proc/sys/kernel/numa_balancing
+    echo 0 >/proc/sys/kernel/numa_balancing
+done
+agrees "after NUMA balancing was switched"
+
+# The daemon stands still, while workloads go and are asked for.
+kill -STOP $daemon
+rmdir $cgroups/many/w1 $cgroups/many/w2
+numaward exec --cpus 1 --memory 16Mi --name patient -- true &
+patient=$!
+sleep 10
+kill -CONT $daemon
+wait $patient || fail "it did not get its answer"
+wait_for 20 _gone patient
+agrees "after the daemon stood still"
+
+# The bus does.
+systemctl start chaos-unit.service || fail "no unit"
+bus=$(pidof dbus-daemon) || fail "no bus"
+kill -STOP $bus
+section "without an answer of the bus"
+timeout 100 numaward guarantee chaos-unit.service --cpus 1 --memory 16Mi 2>&1 && fail "it was promised"
+agrees "while the bus hangs"
+kill -CONT $bus
+wait_for 60 numaward guarantee chaos-unit.service --cpus 1 --memory 16Mi
+agrees "after the bus hung"
+numaward release chaos-unit.service || fail "the unit stays"
+
+# Everything that the daemon made is removed.
+echo 1 >$cgroups/numaward/cgroup.kill
+# The daemon removes what it finds ended, too.
+for name in one two; do wait_for 20 sh -c "rmdir $cgroups/numaward/$name; [ ! -e $cgroups/numaward/$name ]"; done
+rmdir $cgroups/numaward || fail "the cgroup of commands stays"
+wait_for 60 _gone one
+wait_for 60 _gone two
+numaward exec --cpus 1 --memory 16Mi --name again -- sleep 1000000 &
+wait_for 60 grep -q 'populated 1' $cgroups/numaward/again/cgroup.events
+agrees "after its cgroups were removed"
+section "errors"
+ask /metrics | grep -E '^numaward_.*(panics|errors)_total' | grep -v ' 0$'
+exit 0

@@ -1,0 +1,513 @@
+//! Pods live through what an administrator does to a node, and through what happens to it: none is disturbed, nothing is
+//! lost, and nothing is promised twice.
+//!
+//! One pod runs from the beginning. Its CPUs, its nodes and its process are looked at all the time, and have to be the same
+//! until the machine itself is restarted.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    Cluster, MACHINE, PATIENCE, Places, ROLLOUT, SHARED, burstable, condition, container, decisions,
+    guaranteed, node, overlay, pod,
+};
+use crate::{containerd::numbers, deploy::checkout};
+
+/// The pod that is not to be disturbed, and what is expected of its placement.
+const KEPT: (&str, &str, usize) = ("two", "main", 2);
+/// One that comes and goes.
+const ONE: (&str, &str, usize) = ("one", "main", 1);
+/// One that comes when numaward places.
+const LATE: (&str, &str, usize) = ("late", "main", 2);
+/// Of the kubelet, reserved on node 0, with what is left for eviction.
+const RESERVED: &str = "256Mi";
+const KUBE_RESERVED: &str = "192Mi";
+const EVICTION: &str = "64Mi";
+/// Where the files of the migration are, in the machine.
+const FOLDER: &str = "/var/lib";
+/// Whose pods come and go while numaward is replaced.
+const LABEL: &str = "load";
+/// How many of them there are at a time. Each has a CPU to itself.
+const AT_ONCE: usize = 2;
+/// How many at least are placed in each part of the upgrade.
+const REPLACED: usize = 2;
+/// For how long the API server is away.
+const AWAY: Duration = Duration::from_mins(5);
+
+#[test]
+fn pods_outlive_changes() {
+    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    cluster.come_up();
+    start_with_static_policies(&cluster);
+    record(&cluster);
+    are_taken_over(&cluster);
+    outlive_an_upgrade(&cluster);
+    outlive_the_runtime(&cluster);
+    come_in_large_numbers(&cluster);
+    outlive_the_api_server(&mut cluster);
+    are_given_back(&cluster);
+    are_taken_over(&cluster);
+    outlive_a_reboot(&mut cluster);
+    cluster.step("done");
+}
+
+/// The fields that the kubelet and numaward have in common.
+fn policies() -> Value {
+    json!({
+        "cpuManagerPolicy": "static",
+        "memoryManagerPolicy": "Static",
+        "topologyManagerPolicy": "restricted",
+        "topologyManagerScope": "container",
+        "reservedSystemCPUs": "0",
+        "reservedMemory": [{ "numaNode": 0, "limits": { "memory": RESERVED } }],
+        "kubeReserved": { "memory": KUBE_RESERVED },
+        "evictionHard": { "memory.available": EVICTION },
+    })
+}
+
+fn wants((name, main, cpus): (&str, &str, usize)) -> Value {
+    pod(name, &[container(main, &guaranteed(u32::try_from(cpus).unwrap(), 64))])
+}
+
+/// The kubelet places pods by its own policies.
+fn start_with_static_policies(cluster: &Cluster) {
+    let config = node::kubelet_configuration(&policies());
+    let state = "/var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state";
+    let write = format!("cat >/var/lib/kubelet/config.yaml <<'END'\n{config}\nEND");
+    cluster.node.run(&format!("stop-kubelet\nrm -f {state}\n{write}\nstart-kubelet")).unwrap();
+    cluster.wait_for("the kubelet has made its state files", || decisions::state(cluster));
+    cluster.run(&[wants(KEPT), wants(ONE), pod(SHARED, &[container("main", &burstable())])]);
+    cluster.wait_until_placed(&[KEPT, ONE]);
+    cluster.step("the kubelet has placed pods");
+}
+
+/// Looks at [`KEPT`] from now on.
+fn record(cluster: &Cluster) {
+    cluster.in_cgroup(KEPT.0, KEPT.1, "record /tmp/kept").unwrap();
+}
+
+/// Since [`record`], the CPUs, the nodes and the process of [`KEPT`] have always been the same.
+fn assert_undisturbed(cluster: &Cluster) {
+    let now = "echo $(cat cpuset.cpus cpuset.mems; head -n 1 cgroup.procs)";
+    let seen = cluster.in_cgroup(KEPT.0, KEPT.1, &format!("cat /tmp/kept; {now}")).unwrap();
+    let seen: Vec<_> = seen.lines().collect();
+    assert!(seen.len() == 2 && seen[0] == seen[1], "CPUs, nodes and process were, and are last: {seen:#?}");
+}
+
+/// From the kubelet's static policies to numaward, as docs/migration.md has it.
+fn are_taken_over(cluster: &Cluster) {
+    let kubectl = &cluster.kubectl;
+    let before = cluster.wait_until_placed(&[KEPT, ONE]);
+
+    // 1. Look first.
+    let observe = checkout("deploy/overlays/observe").display().to_string();
+    kubectl.must(&["apply", "--kustomize", &observe]);
+    kubectl.must(&ROLLOUT);
+    cluster.step("numaward observes");
+
+    // 2. Carry the policies over.
+    let fields = policies();
+    let mut config = String::new();
+    let migrate = overlay(cluster, "migrate", |text| {
+        let is_other = |line: &&str| fields.get(line.split(':').next().unwrap_or_default()).is_none();
+        let others = text.lines().filter(is_other).map(str::to_owned);
+        let set = fields.as_object().unwrap().iter().map(|(field, value)| format!("{field}: {value}"));
+        config = others.chain(set).collect::<Vec<_>>().join("\n") + "\n";
+        config.clone()
+    });
+    let write = |name: &str, text: &str| format!("cat >{name} <<'END'\n{text}\nEND\n");
+    cluster
+        .node
+        .run(&format!("cd {FOLDER}\n{}numaward config check config.yaml", write("config.yaml", &config)))
+        .unwrap();
+
+    // 4. Let numaward in: before the host is taken over.
+    kubectl.must(&["apply", "--kustomize", &migrate]);
+    kubectl.must(&ROLLOUT);
+    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), before);
+    cluster.step("numaward observes what it is to take over");
+
+    // 3. Take one host over.
+    kubectl.must(&["cordon", node::NAME]);
+    let state = "/var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state";
+    let import = "numaward import-kubelet-state kubelet-before --config config.yaml";
+    let script = format!(
+        "set -e
+        cd {FOLDER}
+        stop-kubelet
+        mkdir kubelet-before
+        cp /var/lib/kubelet/config.yaml {state} kubelet-before/
+        {import} --dry-run
+        {import}"
+    );
+    let said = cluster.node.run(&script).unwrap();
+    let uids = [KEPT, ONE].map(|(name, ..)| uid(cluster, name));
+    for uid in &uids {
+        assert_eq!(said.matches(uid).count(), 2, "{uid} in a dry run, and then: {said}");
+    }
+    let mut kubelet = node::kubelet_configuration(&policies());
+    let changed = json!({
+        "cpuManagerPolicy": "none",
+        "memoryManagerPolicy": "None",
+        "topologyManagerPolicy": "none",
+    });
+    kubelet.as_object_mut().unwrap().remove("reservedMemory");
+    kubelet.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
+    let write = write("/var/lib/kubelet/config.yaml", &kubelet.to_string());
+    cluster.node.run(&format!("{write}rm {state}\nstart-kubelet")).unwrap();
+
+    // 4. On the host just taken over.
+    let (observes, _) = cluster.daemon().unwrap();
+    let of_host = format!("--field-selector=spec.nodeName={}", node::NAME);
+    kubectl.must(&["--namespace=numaward", "delete", "pod", &of_host]);
+    kubectl.must(&["uncordon", node::NAME]);
+    let (_, url) = cluster.wait_for("numaward is there again", || match cluster.daemon()? {
+        (same, _) if same == observes => Err("it is still the one that observes".to_owned()),
+        other => Ok(other),
+    });
+    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), before, "nobody was to move");
+    assert_promised(cluster, &url, &before);
+    assert_undisturbed(cluster);
+    // It places: here, what was imported leaves room for.
+    cluster.delete(&[ONE.0]);
+    cluster.run(&[wants(LATE)]);
+    cluster.wait_until_placed(&[KEPT, LATE]);
+    cluster.delete(&[LATE.0]);
+    cluster.step("numaward has taken the host over");
+}
+
+fn uid(cluster: &Cluster, name: &str) -> String {
+    cluster.pod(name).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned()
+}
+
+/// What numaward has promised is what these containers have, and nothing else.
+fn assert_promised(cluster: &Cluster, url: &str, places: &Places) {
+    let expected: BTreeMap<_, _> =
+        places.iter().map(|(name, place)| (format!("default/{name}"), place.cpus.clone())).collect();
+    cluster.wait_for("it is what is promised", || {
+        let answer = cluster.ask(url, "allocations")?;
+        let held = answer["allocations"].as_array().into_iter().flatten();
+        let cpus = |of: &Value| numbers(of["cpus"].as_str().unwrap_or_default()).into_iter().collect();
+        let held: BTreeMap<String, BTreeSet<u64>> =
+            held.map(|of| (of["name"].as_str().unwrap_or_default().to_owned(), cpus(of))).collect();
+        if held == expected { Ok(()) } else { Err(format!("{answer}, expected: {expected:?}")) }
+    });
+}
+
+/// CPUs that Guaranteed pods have to themselves now, by the UID of the pod. No two have the same at the same time.
+fn exclusive(cluster: &Cluster) -> BTreeMap<String, BTreeSet<u64>> {
+    // Three times, so that what one pod had before and after another was looked at, it had meanwhile. A cgroup without a
+    // process has nothing.
+    let look = "cd /sys/fs/cgroup/kubepods
+        for turn in 1 2 3; do
+            for cgroup in pod*/*/; do
+                { read -r cpus <${cgroup}cpuset.cpus; } 2>/dev/null
+                { read -r process <${cgroup}cgroup.procs; } 2>/dev/null || continue
+                [ -z \"$cpus\" ] || echo $turn ${cgroup%%/*} $cpus
+            done
+        done";
+    let seen = cluster.node.run(look).unwrap();
+    let mut turns = [(); 3].map(|()| BTreeMap::new());
+    for line in seen.lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        let [turn, pod, cpus] = words[..] else { panic!("{seen}") };
+        let cpus: BTreeSet<u64> = numbers(cpus).into_iter().collect();
+        // Who has CPU 0 shares it.
+        if !cpus.contains(&0) {
+            let turn: usize = turn.parse().unwrap();
+            turns[turn - 1].insert(pod.trim_start_matches("pod").to_owned(), cpus);
+        }
+    }
+    for (pod, cpus) in &turns[0] {
+        if turns[2].get(pod) == Some(cpus) {
+            let both = turns[1].iter().find(|(other, theirs)| *other != pod && !theirs.is_disjoint(cpus));
+            assert_eq!(both, None, "{pod} has {cpus:?} too: {seen}");
+        }
+    }
+    turns[2].clone()
+}
+
+/// Pods that come and go: each is deleted as soon as it has a CPU to itself.
+struct Load<'a> {
+    cluster: &'a Cluster,
+    made: usize,
+    placed: usize,
+}
+
+impl Load<'_> {
+    /// Looks once, and keeps up the number.
+    fn turn(&mut self) {
+        let held = exclusive(self.cluster);
+        let selector = format!("--selector={LABEL}");
+        let pods = self.cluster.kubectl.json(&["get", "pods", &selector]).unwrap();
+        let mut alive = 0;
+        for pod in pods["items"].as_array().into_iter().flatten() {
+            let meta = &pod["metadata"];
+            if !meta["deletionTimestamp"].is_null() {
+                continue;
+            }
+            assert_ne!(pod["status"]["phase"], "Failed", "{pod}");
+            let (name, uid) = (meta["name"].as_str().unwrap(), meta["uid"].as_str().unwrap());
+            if held.get(uid).is_some_and(|cpus| cpus.len() == 1) {
+                self.cluster.kubectl.must(&["delete", "pod", name, "--wait=false"]);
+                self.placed += 1;
+            } else {
+                alive += 1;
+            }
+        }
+        for _ in alive..AT_ONCE {
+            let mut one = wants((&format!("load-{}", self.made), "main", 1));
+            one["metadata"]["labels"] = json!({ LABEL: "" });
+            self.cluster.kubectl.apply(&one);
+            self.made += 1;
+        }
+    }
+
+    /// Goes on until it is so, and some more were placed since.
+    fn keep_on(&mut self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
+        let (started, before) = (Instant::now(), self.placed);
+        let mut was_so = None;
+        while was_so.is_none_or(|placed| self.placed < placed + REPLACED) {
+            self.turn();
+            if was_so.is_none() && is_so(self.cluster) {
+                was_so = Some(self.placed);
+            }
+            assert!(started.elapsed() < PATIENCE, "{what}: {} placed, before {before}", self.placed);
+        }
+        self.cluster.step(&format!("{what}; {} pods were placed meanwhile", self.placed - before));
+    }
+}
+
+/// Whether this image of numaward runs, and no other.
+fn is_rolled_out(cluster: &Cluster, image: &str) -> bool {
+    let set = cluster.kubectl.json(&["get", "daemonset", "numaward", "--namespace=numaward"]).unwrap();
+    let pods = cluster.kubectl.json(&["get", "pods", "--namespace=numaward"]).unwrap();
+    let pods = pods["items"].as_array().cloned().unwrap_or_default();
+    let status = &set["status"];
+    status["observedGeneration"] == set["metadata"]["generation"]
+        && status["updatedNumberScheduled"] == 1
+        && status["numberAvailable"] == 1
+        && pods.len() == 1
+        && pods.iter().all(|pod| pod["spec"]["containers"][0]["image"] == image && condition(pod, "Ready"))
+}
+
+/// numaward is replaced by another image and back, while pods come and go.
+fn outlive_an_upgrade(cluster: &Cluster) {
+    let kubectl = &cluster.kubectl;
+    let set = kubectl.json(&["get", "daemonset", "numaward", "--namespace=numaward"]).unwrap();
+    let image = set["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap();
+    let next = "numaward:next";
+    let tag = format!("ctr -n k8s.io images tag docker.io/library/{image} docker.io/library/{next}");
+    cluster.node.run(&tag).unwrap();
+    let mut load = Load { cluster, made: 0, placed: 0 };
+    load.keep_on("pods come and go", |_| true);
+    let change = format!("numaward={next}");
+    kubectl.must(&["--namespace=numaward", "set", "image", "daemonset/numaward", &change]);
+    load.keep_on("numaward was upgraded", |cluster| is_rolled_out(cluster, next));
+    kubectl.must(&["--namespace=numaward", "rollout", "undo", "daemonset/numaward"]);
+    load.keep_on("numaward was rolled back", |cluster| is_rolled_out(cluster, image));
+    let selector = format!("--selector={LABEL}");
+    kubectl.must(&["delete", "pod", &selector, "--timeout=10m"]);
+    let places = cluster.wait_until_placed(&[KEPT]);
+    let (_, url) = cluster.daemon().unwrap();
+    assert_promised(cluster, &url, &places);
+    assert_undisturbed(cluster);
+    cluster.step("an upgrade and its rollback disturbed nobody");
+}
+
+/// containerd is killed and comes back: pods run on, numaward finds it again.
+fn outlive_the_runtime(cluster: &Cluster) {
+    let daemon = cluster.daemon().unwrap();
+    cluster.node.run("restart-containerd").unwrap();
+    cluster.run(&[wants(ONE)]);
+    let places = cluster.wait_until_placed(&[KEPT, ONE]);
+    assert_eq!(cluster.daemon().unwrap(), daemon);
+    let pod = cluster.kubectl.json(&["get", "pod", &daemon.0, "--namespace=numaward"]).unwrap();
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{pod}");
+    assert_promised(cluster, &daemon.1, &places);
+    assert_undisturbed(cluster);
+    cluster.delete(&[ONE.0]);
+    cluster.step("containerd was killed");
+}
+
+/// Many pods of all classes run at the same time. They come in waves, and are no more than this: the shims of forty containers keep
+/// an emulated machine so busy that the runtime no longer answers.
+fn come_in_large_numbers(cluster: &Cluster) {
+    const ALL: usize = 24;
+    const WAVE: usize = 8;
+    const LAST: usize = ALL - 1;
+    let little = json!({ "requests": { "cpu": "5m", "memory": "8Mi" } });
+    let part = json!({ "cpu": "100m", "memory": "32Mi" });
+    let part = json!({ "requests": part, "limits": part });
+    let make = |number: usize| {
+        let resources = match number {
+            0 | LAST => guaranteed(1, 32),
+            1..6 => part.clone(),
+            _ if number.is_multiple_of(2) => little.clone(),
+            _ => json!({}),
+        };
+        let mut one = pod(&format!("many-{number}"), &[container("main", &resources)]);
+        one["metadata"]["labels"] = json!({ "many": "" });
+        one
+    };
+    let started = Instant::now();
+    for first in (0..ALL).step_by(WAVE) {
+        let pods: Vec<_> = (first..first + WAVE).map(make).collect();
+        cluster.kubectl.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
+        cluster.wait_for("a wave of pods is ready", || {
+            exclusive(cluster);
+            let pods = cluster.kubectl.json(&["get", "pods", "--selector=many"])?;
+            let pods = pods["items"].as_array().cloned().unwrap_or_default();
+            let ready = pods.iter().filter(|pod| condition(pod, "Ready")).count();
+            if ready == first + WAVE { Ok(()) } else { Err(format!("{ready} are")) }
+        });
+    }
+    cluster.step(&format!("{ALL} pods are ready after {} s", started.elapsed().as_secs()));
+    let last = format!("many-{LAST}");
+    let places = cluster.wait_until_placed(&[KEPT, ("many-0", "main", 1), (&last, "main", 1)]);
+    let left = cluster.in_cgroup(SHARED, "main", "cat cpuset.cpus").unwrap();
+    cluster.wait_for("all others share the rest", || {
+        let mut knobs = cluster.knobs()?;
+        knobs.retain(|line| line.contains("/cpuset.cpus:") && line.matches('/').count() >= 3);
+        let own = knobs.iter().filter(|line| line.rsplit(':').next() != Some(&left)).count();
+        if own == places.len() && knobs.len() > ALL { Ok(()) } else { Err(format!("{knobs:#?}")) }
+    });
+    let (_, url) = cluster.daemon().unwrap();
+    assert_eq!(exclusive(cluster).len(), places.len());
+    assert_undisturbed(cluster);
+    cluster.kubectl.must(&["delete", "pod", "--selector=many", "--timeout=10m"]);
+    let places = cluster.wait_until_placed(&[KEPT]);
+    assert_promised(cluster, &url, &places);
+    cluster.step("all of them were placed");
+}
+
+/// While the API server is away, a container that starts again has its CPUs again, and nobody moves.
+fn outlive_the_api_server(cluster: &mut Cluster) {
+    cluster.run(&[wants(ONE)]);
+    let places = cluster.wait_until_placed(&[KEPT, ONE]);
+    let cgroup = format!("/sys/fs/cgroup/kubepods/pod{}", uid(cluster, ONE.0));
+    let (_, url) = cluster.daemon().unwrap();
+    let is_degraded = |cluster: &Cluster| {
+        let status = cluster.ask(&url, "status")?;
+        let mut parts = status["degraded"].as_array().into_iter().flatten();
+        Ok::<_, String>(parts.any(|part| part["part"] == "Kubernetes API"))
+    };
+    let stopped = Instant::now();
+    cluster.plane.stop_api_server();
+    // The container and its CPUs; the sandbox has none.
+    let find = |cluster: &Cluster| cluster.node.run(&format!("cd {cgroup} && grep . */cpuset.cpus"));
+    let before = find(cluster).unwrap();
+    let (id, cpus) = before.split_once('/').unwrap();
+    cluster.node.run(&format!("kill -9 $(cat {cgroup}/{id}/cgroup.procs)")).unwrap();
+    cluster.wait_for("a container starts again, with the CPUs that it had", || match find(cluster)? {
+        after if after != before && after.ends_with(cpus) && !after.contains('\n') => Ok(()),
+        after => Err(after),
+    });
+    cluster.wait_for("numaward says that it has no API server", || {
+        if is_degraded(cluster)? { Ok(()) } else { Err("it does not".to_owned()) }
+    });
+    thread::sleep(AWAY.saturating_sub(stopped.elapsed()));
+    cluster.plane.start_api_server();
+    cluster.wait_for("the API server is back", || cluster.kubectl.run(&["get", "--raw=/readyz"]));
+    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), places, "nobody was to move");
+    cluster.wait_for("numaward has the API server again", || {
+        if is_degraded(cluster)? { Err("it has not".to_owned()) } else { Ok(()) }
+    });
+    assert_undisturbed(cluster);
+    cluster.delete(&[ONE.0]);
+    cluster.step("the API server was away");
+}
+
+/// Back to the kubelet's static policies as docs/migration.md has it, and then without numaward.
+fn are_given_back(cluster: &Cluster) {
+    let kubectl = &cluster.kubectl;
+    kubectl.must(&["cordon", node::NAME]);
+    let script = format!(
+        "cd {FOLDER}
+        stop-kubelet
+        kill $(pidof numaward)
+        while pidof numaward; do sleep 1; done
+        NUMAWARD_ENFORCEMENT_MODE=off timeout 60 numaward run --config config.yaml
+        cp kubelet-before/* /var/lib/kubelet/
+        start-kubelet"
+    );
+    let said = cluster.node.run(&script).unwrap();
+    let mut left = cluster.knobs().unwrap();
+    left.retain(|line| line.contains("/memory."));
+    assert!(left.is_empty(), "protection is left: {left:#?}\n{said}");
+    kubectl.must(&["uncordon", node::NAME]);
+    cluster.run(&[wants(ONE)]);
+    kubectl.must(&ROLLOUT);
+    let places = cluster.wait_until_placed(&[KEPT, ONE]);
+    assert_undisturbed(cluster);
+    let (cpus, _) = decisions::state(cluster).unwrap();
+    for (name, main, _) in [KEPT, ONE] {
+        let held = cpus["entries"][uid(cluster, name)][main].as_str().unwrap_or_default();
+        let held: BTreeSet<u64> = numbers(held).into_iter().collect();
+        assert_eq!(held, places[&format!("{name}/{main}")].cpus, "{name}: {cpus}");
+    }
+    cluster.step("the kubelet places again");
+
+    let migrate = overlay(cluster, "migrate", |text| text);
+    kubectl.must(&["delete", "--kustomize", &migrate, "--timeout=10m"]);
+    cluster.node.run(&format!("rm -r /var/lib/numaward /run/numaward {FOLDER}/kubelet-before")).unwrap();
+    assert_eq!(cluster.wait_until_placed(&[KEPT, ONE]), places);
+    assert_undisturbed(cluster);
+    cluster.step("numaward is gone, and nobody was moved");
+}
+
+/// What protects memory of pods, whatever the ids of their containers are.
+fn protection(cluster: &Cluster) -> Result<Vec<String>, String> {
+    let mut knobs = cluster.knobs()?;
+    knobs.retain(|line| line.contains("/memory."));
+    for line in &mut knobs {
+        let parts: Vec<_> = line.split('/').filter(|part| part.len() < 64).collect();
+        *line = parts.join("/");
+    }
+    knobs.sort();
+    Ok(knobs)
+}
+
+/// The machine is restarted, and has on its disk what it had.
+fn outlive_a_reboot(cluster: &mut Cluster) {
+    cluster.run(&[wants(ONE)]);
+    let before = cluster.wait_until_placed(&[KEPT, ONE]);
+    let (_, url) = cluster.daemon().unwrap();
+    assert_promised(cluster, &url, &before);
+    let boot = |cluster: &Cluster| {
+        let node = cluster.kubectl.json(&["get", "node", node::NAME])?;
+        let id = node["status"]["nodeInfo"]["bootID"].as_str().unwrap_or_default().to_owned();
+        Ok::<_, String>((id, condition(&node, "Ready")))
+    };
+    let (first, _) = boot(cluster).unwrap();
+    let protected = protection(cluster).unwrap();
+    assert!(!protected.is_empty());
+    cluster.node.reboot();
+    cluster.step("the machine runs again");
+    cluster.wait_for("the node is ready again", || match boot(cluster)? {
+        (id, true) if id != first => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    for (name, ..) in [KEPT, ONE] {
+        cluster.wait_for("a pod runs again", || {
+            let pod = cluster.pod(name)?;
+            let status = &pod["status"]["containerStatuses"][0];
+            let is_new = status["restartCount"].as_u64() > Some(0) && condition(&pod, "Ready");
+            if is_new { Ok(()) } else { Err(pod["status"].to_string()) }
+        });
+    }
+    let after = cluster.wait_until_placed(&[KEPT, ONE]);
+    exclusive(cluster);
+    let (_, url) = cluster.wait_for("numaward runs again", || cluster.daemon());
+    assert_promised(cluster, &url, &after);
+    cluster.wait_for("memory is protected as before", || match protection(cluster)? {
+        now if now == protected => Ok(()),
+        now => Err(format!("{now:#?}, before: {protected:#?}")),
+    });
+    cluster.step("the machine was restarted");
+}

@@ -1,0 +1,201 @@
+//! What the real kubelet decides about pods that have resources as a whole, with the gate `PodLevelResourceManagers` on, as
+//! conformance vectors. The strategy `kubelet` has to repeat them, and to write the same state files.
+//!
+//! The pods are the same under each policy and scope: each shows a rule.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{
+    Cluster, container,
+    decisions::{self, COMPARED, NOTE, admit, configure},
+    node, pod,
+};
+use crate::deploy::checkout;
+
+/// Two nodes of four CPUs.
+const MACHINE: (&str, &str) = ("4,4", "1536M,1024M");
+const POLICIES: [&str; 2] = ["best-effort", "restricted"];
+const GATE: &str = "PodLevelResourceManagers";
+
+/// What happens, in this order.
+enum Step {
+    /// A pod comes.
+    Admit(Value),
+    /// A pod goes.
+    Remove(&'static str),
+}
+
+/// A container of its own amounts, requested and as a limit; none where it shares what the pod has.
+fn of(name: &str, amounts: Option<(&str, &str)>) -> Value {
+    match amounts {
+        Some((cpu, memory)) => json!({ "name": name, "resources": { "cpu": cpu, "memory": memory } }),
+        None => json!({ "name": name }),
+    }
+}
+
+fn sidecar(name: &str, amounts: Option<(&str, &str)>) -> Value {
+    let mut sidecar = of(name, amounts);
+    sidecar["restart_policy"] = json!("Always");
+    sidecar
+}
+
+/// A pod as the vectors have it.
+fn whole(name: &str, (cpu, memory): (&str, &str), init: &[Value], containers: &[Value]) -> Value {
+    json!({
+        "name": name,
+        "resources": { "cpu": cpu, "memory": memory },
+        "init_containers": init,
+        "containers": containers,
+    })
+}
+
+fn steps() -> Vec<Step> {
+    use Step::{Admit, Remove};
+    let db = |cpus, memory| of("db", Some((cpus, memory)));
+    let log = || of("log", None);
+    let one = Some(("1", "32Mi"));
+    let mut unequal = of("db", None);
+    unequal["requests"] = json!({ "cpu": "1", "memory": "32Mi" });
+    unequal["limits"] = json!({ "cpu": "1", "memory": "64Mi" });
+    vec![
+        Admit(whole("mixed", ("3", "192Mi"), &[], &[db("2", "64Mi"), log()])),
+        Admit(whole("no-cpus", ("2", "128Mi"), &[], &[db("2", "64Mi"), log()])),
+        Remove("no-cpus"),
+        Admit(whole("no-memory", ("3", "128Mi"), &[], &[db("2", "128Mi"), log()])),
+        Remove("no-memory"),
+        Admit(whole("crew", ("3", "160Mi"), &[of("first", None), sidecar("proxy", one)], &[log()])),
+        Remove("mixed"),
+        Admit(whole(
+            "no-first",
+            ("2", "128Mi"),
+            &[sidecar("proxy", Some(("2", "64Mi"))), of("first", None)],
+            &[log()],
+        )),
+        Remove("no-first"),
+        Admit(whole("part", ("2500m", "128Mi"), &[], &[db("1", "64Mi"), log()])),
+        Remove("crew"),
+        Admit(whole(
+            "apart",
+            ("4", "256Mi"),
+            &[of("first", one)],
+            &[db("2", "64Mi"), of("web", Some(("2", "128Mi")))],
+        )),
+        Remove("part"),
+        Admit(whole("unequal", ("2", "128Mi"), &[], &[unequal, log()])),
+    ]
+}
+
+/// The amounts of something in a vector, as Kubernetes has them.
+fn resources(vector: &Value) -> Value {
+    let both = &vector["resources"];
+    let amounts = |name: &str| if both.is_null() { vector[name].clone() } else { both.clone() };
+    match (amounts("requests"), amounts("limits")) {
+        (Value::Null, Value::Null) => json!({}),
+        (requests, limits) => json!({ "requests": requests, "limits": limits }),
+    }
+}
+
+fn manifest(vector: &Value) -> Value {
+    let made = |list: &Value| -> Vec<Value> {
+        let list = list.as_array().into_iter().flatten().map(|of| {
+            let is_init = vector["init_containers"].as_array().is_some_and(|init| init.contains(of));
+            let mut made = container(of["name"].as_str().unwrap(), &resources(of));
+            match of["restart_policy"].as_str() {
+                Some(policy) => made["restartPolicy"] = json!(policy),
+                None if is_init => made["command"] = json!(["sleep", "0"]),
+                None => {}
+            }
+            made
+        });
+        list.collect()
+    };
+    let mut manifest = pod(vector["name"].as_str().unwrap(), &made(&vector["containers"]));
+    manifest["spec"]["initContainers"] = Value::Array(made(&vector["init_containers"]));
+    manifest["spec"]["nodeName"] = json!(node::NAME);
+    let of_pod = resources(vector);
+    if of_pod != json!({}) {
+        manifest["spec"]["resources"] = of_pod;
+    }
+    manifest
+}
+
+#[test]
+fn what_the_kubelet_decides_of_whole_pods_is_repeated() {
+    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    cluster.come_up();
+    let machine = decisions::machine(&cluster);
+    let (mut scenarios, mut files) = (Vec::new(), Vec::new());
+    let folder = checkout("target/kubelet-whole-pods");
+    for scope in ["pod", "container"] {
+        for policy in POLICIES {
+            scenarios.push(record(&cluster, &machine, (policy, scope), &mut files));
+            decisions::write(&folder, "kubelet-1.36-whole-pods.json", &scenarios);
+            decisions::write(&folder, "kubelet-1.36-state-files.json", &files);
+            cluster.step(&format!("recorded: {policy}, {scope}"));
+        }
+    }
+    decisions::replay(&folder);
+    cluster.step("repeated");
+}
+
+/// Starts the kubelet under a policy without any state, has pods come and go, and gives the scenario. The state files are noted
+/// whenever one was admitted.
+fn record(
+    cluster: &Cluster,
+    machine: &Value,
+    (policy, scope): (&str, &str),
+    files: &mut Vec<Value>,
+) -> Value {
+    configure(cluster, policy, scope, "7", &json!({ GATE: true }));
+    let mut note_files = |title: &str| {
+        let (cpus, memory) = decisions::files(cluster).unwrap();
+        for (file, content) in [("cpu_manager_state", cpus), ("memory_manager_state", memory)] {
+            let name = format!("{policy}-{scope}-{title}");
+            files.push(json!({ "name": name, "file": file, "content": content }));
+        }
+    };
+    note_files("empty");
+    let initial = decisions::state(cluster).unwrap();
+    let mut names = BTreeMap::new();
+    let mut steps = Vec::new();
+    let mut running: Vec<String> = Vec::new();
+    for step in self::steps() {
+        match step {
+            Step::Remove(name) if !running.iter().any(|of| of == name) => {}
+            Step::Remove(name) => {
+                running.retain(|of| of != name);
+                cluster.delete(&[name]);
+                steps.push(json!({ "op": "remove", "pod_name": name, "expect": {} }));
+            }
+            Step::Admit(vector) => {
+                let name = vector["name"].as_str().unwrap().to_owned();
+                let (expect, is_admitted) = admit(cluster, &name, &manifest(&vector), &mut names);
+                cluster.step(&format!("{policy}, {scope}, {name}: {}", expect["message"]));
+                steps.push(json!({ "op": "admit", "pod": vector, "expect": expect }));
+                if is_admitted {
+                    note_files(&name);
+                    running.push(name);
+                } else {
+                    cluster.delete(&[&name]);
+                }
+            }
+        }
+    }
+    if !running.is_empty() {
+        cluster.delete(&running.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let mut config = decisions::config(policy, scope);
+    config["feature_gates"] = json!({ GATE: true });
+    json!({
+        "name": format!("whole-pods-{policy}-{scope}"),
+        "source": "kubelet v1.36.2",
+        "note": NOTE,
+        "compared": COMPARED,
+        "machine": machine,
+        "config": config,
+        "initial": { "machine_state": initial.1["machineState"], "default_cpuset": initial.0["defaultCpuSet"] },
+        "steps": steps,
+    })
+}

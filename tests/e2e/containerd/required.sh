@@ -1,0 +1,82 @@
+# containerd's validator has numaward as a required plugin: first only for pods that ask for it, then for all.
+echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
+config=/etc/containerd/config.toml
+
+restart_containerd() {
+    kill -9 $containerd
+    wait $containerd
+    start_containerd
+}
+# attempt POD [ANNOTATION]: a pod whose container deserves a CPU of its own, and where it is or why it is not.
+attempt() {
+    annotation=${2:-}
+    run "$1" guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000 2>&1 && where $cgroup
+    annotation=
+}
+# another CONTAINER: one more container in the pod that was made last, and where it is or why it is not.
+another() {
+    container=$(numaward-cri create $pod $name --container $1 --millicpus 1000 --mebibytes 64 -- sleep 1000000 2>&1) ||
+        { echo "$container"; return; }
+    numaward-cri start $container || fail "start $1"
+    cgroup=$cgroups/kubepods/pod$name/$container
+    where $cgroup
+}
+
+ctr version
+printf "\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\n    enable = true\n" >>$config
+restart_containerd
+section "not asked"
+attempt not-asked
+numaward-cri remove-pod $pod
+section "asked"
+attempt asked 'required-plugins.noderesource.dev=["numaward"]'
+numaward-cri remove-pod $pod
+section "asked for a container"
+attempt asked-for 'required-plugins.noderesource.dev/container.main=["numaward"]'
+numaward-cri remove-pod $pod
+
+tolerate=tolerate-missing-plugins.noderesource.dev
+printf "    required_plugins = ['numaward']\n    tolerate_missing_plugins_annotation = '$tolerate'\n" >>$config
+restart_containerd
+section "missing"
+attempt missing
+numaward-cri remove-pod $pod
+section "tolerated"
+attempt tolerated $tolerate=true
+numaward-cri remove-pod $pod
+start_daemon
+section "placed"
+attempt placed
+# numaward has placed a container before the validator refuses it.
+section "another is missing"
+attempt another 'required-plugins.noderesource.dev=["other"]'
+section "given back"
+allocations
+numaward-cri remove-pod $pod
+
+# The pod is there before numaward hangs, so that the creation is the first that it does not answer.
+name=late
+pod=$(numaward-cri pod $name) || fail "pod $name"
+kill -STOP $daemon
+section "silent"
+another first
+late=$cgroup
+section "after silent"
+another second
+kill -CONT $daemon
+wait_for 120 grep -q . $late/cpuset.cpus
+section "adopted"
+where $late
+section "metrics"
+metrics | grep '^numaward_containers_started_unpinned'
+
+kill -9 $daemon
+wait $daemon
+# containerd may count it as present once more.
+another third
+section "gone"
+another fourth
+section "log"
+grep -E 'NRI|WARN|ERROR' /tmp/daemon.log
+grep -i -E 'nri|plugin "' /tmp/containerd.log | grep -v 'loading plugin' | tail -n 40
+section "end"

@@ -1,0 +1,91 @@
+//! Each way by which an unprivileged user, or a process in a container, could get at what is not theirs: SECURITY.md.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+
+use crate::deploy::checkout;
+
+/// That each of the commands of a section failed, and said so in these words.
+fn assert_refused(report: &Report, section: &str, times: usize, words: &str) {
+    let text = report.section(section);
+    assert_eq!(text.matches(words).count(), times, "{section}: {words:?}:\n{report}");
+    let codes: Vec<_> = text.lines().filter(|line| line.starts_with("code ")).collect();
+    assert!(codes.len() == times && !codes.contains(&"code 0"), "{section}:\n{report}");
+}
+
+/// Who has a guarantee.
+fn names(report: &Report, section: &str) -> Vec<String> {
+    let all = report.json(section);
+    let name = |of: &serde_json::Value| of["name"].as_str().unwrap().to_owned();
+    all["allocations"].as_array().unwrap().iter().map(name).collect()
+}
+
+#[test]
+fn nobody_and_a_container_get_at_nothing() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
+    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
+    let report = boot(&vm, include_str!("doors.sh"));
+    eprintln!("{report}");
+
+    let modes = "700 root /run/numaward\n600 root /run/numaward/control.sock\n700 root /var/lib/numaward\n\
+                 600 root /var/lib/numaward/ledger.json";
+    assert_eq!(report.section("modes"), modes);
+    assert_refused(&report, "files", 3, "Permission denied");
+    assert_refused(&report, "control", 1, "Permission denied");
+    assert_refused(&report, "signals", 3, "Operation not permitted");
+    assert_refused(&report, "process", 4, "Permission denied");
+    assert_refused(&report, "knobs", 1, "Permission denied");
+    assert_eq!(report.section("read"), "code 0", "everybody may read");
+    let change = report.section("change");
+    assert!(change.contains(" 405 ") && change.contains("HTTP/1.1 404"), "{report}");
+    assert!(report.section("rebound").starts_with("HTTP/1.1 421"), "{report}");
+
+    let container = report.section("container");
+    assert!(container.starts_with("0\n"), "it is root there:\n{report}");
+    assert!(container.contains("Permission denied") && container.contains("No such process"), "{report}");
+    assert!(!container.ends_with("code 0") && !container.contains("\nok"), "{report}");
+    // What it says is lost where the answer comes while the request is written.
+    for section in ["opened socket", "opened socket in a container"] {
+        assert_refused(&report, section, 1, "numaward: ");
+    }
+    assert_eq!(names(&report, "still held"), ["victim.service"]);
+
+    let workloads = report.json("forged");
+    let tenants: Vec<_> = workloads["workloads"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|of| of["cgroup"].as_str().is_some_and(|path| path.contains("tenant.service")))
+        .collect();
+    assert_eq!(tenants.len(), 2, "its unit, and what looks like a container:\n{workloads:#}");
+    for of in tenants {
+        assert!(["tenant.service", "cri-containerd"].contains(&of["workload"].as_str().unwrap()), "{of}");
+        assert!(of["container"]["podUid"].is_null(), "{of}");
+    }
+    let figures = report.section("forged figures");
+    assert!(!figures.contains("pods") && !figures.contains("namespace="), "{figures}");
+    let bytes = |name: &str| -> u64 {
+        let of_name = figures.lines().filter(|line| line.contains(&format!("workload=\"{name}\"")));
+        of_name.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+    };
+    // A new cgroup has counters of its own a moment after its first page.
+    let (unit, container) = (bytes("tenant.service"), bytes("cri-containerd"));
+    assert!(container > 0 && unit + container >= 64 << 20, "its loads are its own:\n{figures}");
+
+    let marks: Vec<_> = report.section("marks").lines().collect();
+    assert!(marks[0].starts_with('{') && marks[0].contains("victim.service"), "{report}");
+    assert!(marks.iter().any(|line| line.starts_with("set user.numaward.")), "{report}");
+    assert!(marks.iter().any(|line| line.starts_with("cannot set trusted.numaward.")), "{report}");
+    assert_eq!(names(&report, "rebuilt"), ["victim.service"]);
+    assert!(report.section("rebuilt log").contains("a mark is not believed"), "{report}");
+
+    let status = report.json("flood");
+    assert!(status.to_string().contains("below /system.slice/tenant.service"), "{status:#}");
+    let after = report.section("after the flood");
+    assert!(after.ends_with("ok\nrestarts 0"), "{after}");
+    report.section("end");
+}

@@ -1,0 +1,146 @@
+# What an unprivileged user and a process in a container try. nobody owns a delegated subtree, as a user's manager does.
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+allocations() { ask /api/v1/allocations; echo; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+_done() { [ -s /run/tenant/$1 ]; }
+# as_nobody COMMAND...: what it prints and its exit code.
+as_nobody() {
+    numaward-capabilities nobody "$@" 2>&1
+    echo "code $?"
+}
+# attribute PATH [NAME VALUE]: the daemon's marks of a directory, or sets an attribute.
+cat >/run/attribute.pl <<'END'
+my ($path, $name, $value) = @ARGV;
+if (defined $name) {
+    my $result = syscall(188, $path, $name, $value, length $value, 0);
+    print $result == 0 ? "set $name\n" : "cannot set $name: $!\n";
+    exit;
+}
+my $names = "\0" x 65536;
+my $length = syscall(194, $path, $names, length $names);
+for my $name (grep { /^user\.numaward\./ } split /\0/, substr $names, 0, $length > 0 ? $length : 0) {
+    my $value = "\0" x 65536;
+    my $length = syscall(191, $path, $name, $value, length $value);
+    print substr($value, 0, $length > 0 ? $length : 0), "\n";
+}
+END
+victim=$cgroups/system.slice/victim.service
+tenant=$cgroups/system.slice/tenant.service
+id=0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+pod=kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice
+
+mkdir -p /etc/numaward
+: >/etc/numaward/config.yaml
+cp /numaward.service /run/systemd/system/numaward.service
+printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/victim.service
+# Its cgroups, as the owner of the subtree makes them, with a load in one; then a flood of them, when it is asked for.
+mkdir -m 777 /run/tenant
+cat >/run/tenant.sh <<'END'
+own=/sys/fs/cgroup/system.slice/tenant.service
+mkdir -p $own/inner $own/$1/cri-containerd-$2.scope $own/kubepods/burstable/podu1/web
+echo $$ >$own/inner/cgroup.procs
+numaward-load --size 32M --report json --cgroup $own/$1/cri-containerd-$2.scope >/run/tenant/load &
+numaward-load --size 32M --report json --cgroup $own/kubepods/burstable/podu1/web >/run/tenant/web &
+until [ -e /run/tenant/flood ]; do sleep 1; done
+cd $own/inner
+seq 1 6000 | xargs mkdir
+echo made >/run/tenant/made
+sleep infinity
+END
+cat >/run/systemd/system/tenant.service <<END
+[Service]
+User=nobody
+Delegate=yes
+Environment=PATH=/numaward-vm/bin:/bin
+ExecStart=/bin/busybox sh /run/tenant.sh $pod $id
+END
+systemctl daemon-reload
+systemctl start numaward victim || fail "the units do not start"
+daemon=$(systemctl show --value -p MainPID numaward)
+wait_for 100 _ready
+systemctl start tenant || fail "the tenant does not start"
+numaward guarantee victim.service --cpus 1 --memory 64Mi >/dev/null || fail "no guarantee"
+
+section "modes"
+stat -c '%a %U %n' /run/numaward /run/numaward/control.sock /var/lib/numaward /var/lib/numaward/ledger.json
+section "files"
+as_nobody cat /var/lib/numaward/ledger.json
+as_nobody ls /var/lib/numaward
+as_nobody ls /run/numaward
+section "control"
+as_nobody numaward release victim.service
+section "signals"
+for signal in TERM KILL STOP; do as_nobody kill -$signal $daemon; done
+section "process"
+for file in mem environ maps fd; do as_nobody head -c 1 /proc/$daemon/$file; done
+section "knobs"
+as_nobody sh -c "echo 0 >$victim/cpuset.cpus"
+section "read"
+as_nobody wget -q -O /dev/null http://127.0.0.1:9560/metrics
+# request METHOD PATH HOST: the first line of the answer.
+request() {
+    { printf '%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' $1 $2 $3; sleep 3; } | as_nobody nc 127.0.0.1 9560 | head -n 1
+}
+section "change"
+as_nobody wget -O - --post-data '{}' --header 'Content-Type: application/json' http://127.0.0.1:9560/api/v1/allocations
+request DELETE /api/v1/allocations/victim.service localhost
+section "rebound"
+request GET /metrics evil.example
+
+# The same from namespaces of its own: root there is nobody here. The files are opened up, so that the kernel's word on who
+# asks is all that is left.
+section "container"
+as_nobody unshare -U -r -m -p -f -n -i -u sh -c 'id -u; numaward release victim.service; kill -0 '$daemon'; wget -q -O - http://127.0.0.1:9560/livez'
+chmod 755 /run/numaward
+chmod 666 /run/numaward/control.sock
+section "opened socket"
+as_nobody numaward release victim.service
+section "opened socket in a container"
+as_nobody unshare -U -r -m -p -f -n sh -c 'numaward release victim.service'
+chmod 600 /run/numaward/control.sock
+chmod 700 /run/numaward
+
+section "still held"
+allocations
+
+section "forged"
+wait_for 60 _done load
+wait_for 60 _done web
+ask /api/v1/workloads
+echo
+section "forged figures"
+ask /metrics | grep -E '^numaward_memory_allocated_bytes_total.*(pods|namespace=|cri-containerd|tenant)'
+
+section "marks"
+perl /run/attribute.pl $victim >/run/mark
+cat /run/mark
+inode() { stat -c %i $1; }
+forged=$tenant/inner
+sed -e "s#/system.slice/victim.service#/system.slice/tenant.service/inner#g" -e "s#victim.service#forged#g" \
+    -e "s#:$(inode $victim)\b#:$(inode $forged)#g" /run/mark >/run/forged
+for prefix in user trusted; do
+    as_nobody perl /run/attribute.pl $forged $prefix.numaward.$(inode $forged) "$(cat /run/forged)"
+done
+systemctl stop numaward
+rm -r /var/lib/numaward/*
+systemctl start numaward
+wait_for 100 _ready
+section "rebuilt"
+allocations
+section "rebuilt log"
+journalctl -q --no-pager -u numaward | grep -i "mark"
+
+section "flood"
+touch /run/tenant/flood
+wait_for 300 _done made
+_crowded() { ask /api/v1/status | grep -q 'too many cgroups'; }
+wait_for 120 _crowded
+ask /api/v1/status
+echo
+section "after the flood"
+systemctl start numaward
+numaward release victim.service
+numaward guarantee victim.service --cpus 1 --memory 64Mi >/dev/null && cat $victim/cpuset.cpus
+ask /livez
+echo "restarts $(systemctl show --value -p NRestarts numaward)"
+section "end"

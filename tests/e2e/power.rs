@@ -1,0 +1,177 @@
+//! Power is lost: `numaward-crash-check` asks a daemon for something on a disk whose writes QEMU notes, and the disk is put
+//! together again as it may be after any of them.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use fastrand::Rng;
+use numaward_tests::{Bench, boot};
+use numaward_vm::{Entry, Machine, WriteLog, find_tool};
+use serde::Deserialize;
+
+const MIB: usize = 1 << 20;
+/// The disk, in MiB, and what of it is the file system. Behind that are the marks.
+const DISK: usize = 16;
+const FILE_SYSTEM: usize = 15;
+
+type Promises = BTreeMap<String, String>;
+
+/// What the script notes on the disk, and what is found there in the end.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Mark {
+    Begun,
+    Done(Promises),
+    Lost(String),
+}
+
+/// Disks that lost power, one after the other in a file that takes no room for zeros.
+struct Images {
+    file: File,
+    count: usize,
+}
+
+impl Images {
+    fn add(&mut self, disk: &[u8]) {
+        let start = self.count * DISK * MIB;
+        for (number, block) in disk.chunks(4096).enumerate() {
+            if block.iter().any(|byte| *byte != 0) {
+                self.file.write_all_at(block, (start + number * 4096) as u64).unwrap();
+            }
+        }
+        self.count += 1;
+        self.file.set_len((self.count * DISK * MIB) as u64).unwrap();
+    }
+}
+
+/// A moment at which power is lost.
+struct Cut {
+    /// What may be promised there: what was answered, or also what was being done.
+    allowed: Vec<Promises>,
+    /// Where that was, for messages.
+    entry: usize,
+}
+
+#[test]
+fn what_was_answered_survives_a_loss_of_power() {
+    let Some(bench) = Bench::open() else { return };
+    let (cuts, steps, minutes): (usize, u32, u64) =
+        if bench.is_slow() { (200, 60, 40) } else { (20, 12, 10) };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (disk, log) = (path("disk"), path("log"));
+    make_file_system(&disk);
+    let before = fs::read(&disk).unwrap();
+    File::create(&log).unwrap();
+    let machine = Machine::parse(None, Some("2,1"), Some("384M,384M"), None).unwrap();
+    let vm = bench.vm(machine.clone()).disk_with_log(&disk, &log).limit(Duration::from_mins(minutes));
+    let script = include_str!("power_write.sh");
+    let offset = FILE_SYSTEM * MIB;
+    let report = boot(&vm, &format!("offset={offset}\nsteps={steps}\n{script}"));
+    let said = report.section("write");
+    assert!(said.starts_with(&format!("ok: {steps} requests")), "{said}");
+
+    let log = WriteLog::read(&log).unwrap();
+    let marks = marks(&log);
+    let mut images = Images { file: File::create(path("images")).unwrap(), count: 0 };
+    let mut random = Rng::with_seed(1);
+    let mut take = |(disk, cut): (Vec<u8>, Cut)| {
+        images.add(&disk);
+        cut
+    };
+    let honest: Vec<_> = (0..cuts).map(|_| take(cut(&log, &before, &marks, &mut random))).collect();
+    let lying: Vec<_> = lies(&log, &before, &marks).take(cuts.div_ceil(10)).map(take).collect();
+    assert!(!lying.is_empty(), "nothing was promised: {marks:?}");
+    let count = images.count;
+    let vm = bench.vm(machine).disk(&disk).disk(path("images")).limit(Duration::from_mins(minutes));
+    let script = include_str!("power_read.sh");
+    let report = boot(&vm, &format!("images={count}\nsize={DISK}\n{script}"));
+    let found: Vec<Mark> =
+        report.section("found").lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert_eq!(found.len(), count, "{report}");
+    for (cut, found) in honest.iter().zip(&found) {
+        let is_allowed = matches!(found, Mark::Done(found) if cut.allowed.contains(found));
+        assert!(
+            is_allowed,
+            "power lost after entry {} of the log: found {found:?}, allowed {:?}",
+            cut.entry, cut.allowed
+        );
+    }
+    // A disk that says that it has written what it has not must be noticed, or this test shows nothing.
+    for (cut, found) in lying.iter().zip(&found[cuts..]) {
+        assert!(!matches!(found, Mark::Done(found) if cut.allowed.contains(found)), "{found:?}");
+    }
+    let flushes = log.entries().iter().filter(|entry| **entry == Entry::Flush).count();
+    println!("{cuts} cuts in {} writes with {flushes} flushes, {} lies", log.entries().len(), lying.len());
+}
+
+fn make_file_system(disk: &Path) {
+    File::create(disk).and_then(|file| file.set_len((DISK * MIB) as u64)).unwrap();
+    let tool = find_tool("mkfs.ext4").unwrap();
+    let mut command = Command::new(tool);
+    command.args(["-q", "-F", "-b", "4096", "-J", "size=4"]);
+    // The kernel is not to do the rest while power is lost.
+    command.args(["-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"]);
+    let made = command.arg(disk).arg(format!("{FILE_SYSTEM}M")).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+}
+
+/// The marks of the script, by their places in the log.
+fn marks(log: &WriteLog) -> BTreeMap<usize, Mark> {
+    let mark = |entry: &Entry| match entry {
+        Entry::Write { offset, data } if *offset == FILE_SYSTEM * MIB => {
+            let text = log.data(data).split(|byte| *byte == 0).next()?;
+            Some(serde_json::from_slice(text).unwrap())
+        }
+        _ => None,
+    };
+    let marks = log.entries().iter().enumerate();
+    marks.filter_map(|(place, entry)| Some((place, mark(entry)?))).collect()
+}
+
+/// Power is lost after any entry; of what was not flushed until then, any sector is there.
+fn cut(log: &WriteLog, before: &[u8], marks: &BTreeMap<usize, Mark>, random: &mut Rng) -> (Vec<u8>, Cut) {
+    let first = *marks.keys().next().unwrap();
+    let entry = random.usize(first + 1..=log.entries().len());
+    let flushed = log.last_flush(entry);
+    let mut disk = before.to_owned();
+    log.replay(&mut disk, 0..flushed, || true);
+    let percent = *random.choice(&[0, 20, 80, 100]).unwrap();
+    log.replay(&mut disk, flushed..entry, || random.u32(0..100) < percent);
+    let done = |mark: &Mark| match mark {
+        Mark::Done(promises) => Some(promises.clone()),
+        _ => None,
+    };
+    let mut allowed: Vec<_> =
+        marks.range(..entry).rev().find_map(|(_, mark)| done(mark)).into_iter().collect();
+    if marks.range(..entry).next_back().is_some_and(|(_, mark)| *mark == Mark::Begun) {
+        allowed.extend(marks.range(entry..).find_map(|(_, mark)| done(mark)));
+    }
+    (disk, Cut { allowed, entry })
+}
+
+/// Answers that changed something, on a disk that made nothing durable since they were asked for.
+fn lies<'a>(
+    log: &'a WriteLog,
+    before: &'a [u8],
+    marks: &'a BTreeMap<usize, Mark>,
+) -> impl Iterator<Item = (Vec<u8>, Cut)> + 'a {
+    let places: Vec<_> = marks.iter().collect();
+    let steps: Vec<_> = places.windows(3).map(|step| [step[0], step[1], step[2]]).collect();
+    steps.into_iter().filter_map(move |[(_, earlier), (begun, mark), (entry, now)]| {
+        match (earlier, mark, now) {
+            (Mark::Done(earlier), Mark::Begun, Mark::Done(now)) if earlier != now => {
+                let mut disk = before.to_owned();
+                log.replay(&mut disk, 0..log.last_flush(*begun), || true);
+                Some((disk, Cut { allowed: vec![now.clone()], entry: *entry }))
+            }
+            _ => None,
+        }
+    })
+}

@@ -1,0 +1,6 @@
+# A daemon has its files on a disk and is asked for something again and again.
+
+mkdir /run/power
+mount -t ext4 /dev/vda /run/power || fail "no file system"
+section write
+numaward-crash-check write /run/power /dev/vda "$offset" --steps "$steps" || exit 1

@@ -1,0 +1,48 @@
+//! Who removes numaward gets back every knob of every cgroup, also after the daemon was killed.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+
+/// What each knob of each cgroup holds.
+fn tree(report: &Report, name: &str) -> BTreeMap<String, String> {
+    let knobs = report.section(name).lines().map(|line| line.split_once('=').unwrap());
+    knobs.map(|(knob, value)| (knob.to_owned(), value.to_owned())).collect()
+}
+
+#[test]
+fn every_knob_is_as_it_was() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("uninstall.sh"));
+    let (before, held) = (tree(&report, "before"), tree(&report, "held"));
+    let changed = |knob: &str| before[knob] != held[knob];
+    for knob in ["slice/a/cpuset.cpus", "slice/a/memory.min", "other/memory.min", "plain/cpuset.cpus"] {
+        assert!(changed(&format!("./{knob}")), "{knob}: {held:#?}");
+    }
+    assert!(before.len() > 50, "{before:#?}");
+    let refused = report.section("while the daemon runs");
+    assert!(refused.contains("has the ledger open") && refused.contains("stop it first"), "{refused}");
+
+    let mut after = tree(&report, "after");
+    // The kernel does not take an empty set back while tasks run there: all CPUs and all nodes stand for it.
+    for (knob, value) in &mut after {
+        let all = [("/cpuset.cpus", "0-3"), ("/cpuset.mems", "0-1")];
+        let is_all = all.iter().any(|(name, all)| knob.ends_with(name) && value == all);
+        if is_all && before.get(knob).is_some_and(String::is_empty) {
+            value.clear();
+        }
+    }
+    assert_eq!(after, before);
+    let restored = report.json("restored");
+    assert_eq!(restored["left"], serde_json::json!([]));
+    let of = |cgroup: &str| {
+        let all = restored["cgroups"].as_array().unwrap();
+        all.iter().find(|of| of["cgroup"] == cgroup).unwrap_or_else(|| panic!("{restored:#}"))["knobs"]
+            .clone()
+    };
+    assert_eq!(of("/slice/a")["memory.min"], "0");
+    assert_eq!(of("/plain")["cpuset.cpus"], "");
+    assert_eq!(report.section("again"), "0 cgroups have what they had before.");
+}

@@ -1,0 +1,113 @@
+//! Containers that cannot be bound, and what they hold.
+
+use std::{fs, time::Duration};
+
+use super::*;
+use crate::core::execution::tests::{Bench, container};
+
+/// The CPUs that nobody holds.
+fn pool(bench: &Bench) -> String {
+    bench.core.state.ledger.shared_pool().to_string()
+}
+
+/// A container that runs and cannot be bound: a knob of its cgroup is in the way.
+fn unbound(bench: &mut Bench) -> ContainerAsk {
+    let ask = container("a", 2000);
+    drop(bench.create(&ask));
+    bench.handle();
+    let mut bound = bench.bind(&ask);
+    in_the_way(bench, &ask, true);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(Some(Unpinned::Enforcement)));
+    assert!(bench.core.state.guarantees.is_empty());
+    ask
+}
+
+fn in_the_way(bench: &Bench, ask: &ContainerAsk, is_there: bool) {
+    let knob = bench.dir_of(ask).join("cpuset.cpus");
+    if is_there {
+        fs::remove_file(&knob).unwrap();
+        fs::create_dir(&knob).unwrap();
+    } else {
+        fs::remove_dir(&knob).unwrap();
+        fs::write(&knob, "\n").unwrap();
+    }
+}
+
+/// What happens when nothing has been asked for until then.
+fn turn(bench: &mut Bench, now: Instant) {
+    bench.core.look_after_pods(now);
+    while bench.core.has_to_bind() {
+        bench.core.bind_next();
+    }
+}
+
+#[test]
+fn a_container_that_could_not_be_bound_is_tried_again() {
+    let mut bench = Bench::new();
+    let ask = unbound(&mut bench);
+    let now = Instant::now();
+    turn(&mut bench, now);
+    assert!(bench.core.state.guarantees.is_empty(), "not at once");
+    in_the_way(&bench, &ask, false);
+    turn(&mut bench, now + Duration::from_secs(2));
+    assert!(bench.core.state.guarantees.contains_key("default/a/c"));
+    assert_eq!(crate::testing::line(&bench.dir_of(&ask).join("cpuset.cpus")), "1-2");
+    let much_later = now + Duration::from_hours(1);
+    turn(&mut bench, much_later);
+    assert_eq!(pool(&bench), "0,3-7");
+}
+
+#[test]
+fn what_a_container_holds_that_cannot_be_bound_stays_its_own_while_somebody_runs_in_it() {
+    let mut bench = Bench::new();
+    let ask = unbound(&mut bench);
+    let now = Instant::now();
+    for minutes in [1, 9, 11, 60] {
+        turn(&mut bench, now + Duration::from_mins(minutes));
+        assert_eq!(pool(&bench), "0,3-7", "after {minutes} minutes");
+    }
+    fs::write(bench.dir_of(&ask).join("cgroup.events"), "populated 0\n").unwrap();
+    turn(&mut bench, now + Duration::from_mins(62));
+    assert_eq!(pool(&bench), "0-7");
+    assert!(bench.core.state.containers.is_empty() && bench.core.pods.unbound.is_empty());
+}
+
+#[test]
+fn a_container_that_was_never_started_is_given_up() {
+    let mut bench = Bench::new();
+    drop(bench.create(&container("a", 2000)));
+    bench.handle();
+    let now = Instant::now();
+    turn(&mut bench, now + Duration::from_mins(9));
+    assert_eq!(pool(&bench), "0,3-7");
+    turn(&mut bench, now + Duration::from_mins(11));
+    assert_eq!(pool(&bench), "0-7");
+}
+
+#[test]
+fn what_a_container_held_stays_promised_until_it_is_given_back() {
+    let mut bench = Bench::new();
+    let ask = container("a", 2000);
+    drop(bench.create(&ask));
+    let mut bound = bench.bind(&ask);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    in_the_way(&bench, &ask, true);
+    let (id, uid, sandbox) = (ask.id.clone(), ask.pod.pod.uid.clone(), ask.pod.sandbox.clone());
+    let mut stopped = bench.ask(|answer| Command::Stopped { id, answer });
+    let mut over = bench.ask(|answer| Command::PodOver { uid, sandbox, answer });
+    bench.handle();
+    assert_eq!((stopped.try_recv(), over.try_recv()), (Ok(()), Ok(())), "the runtime does not wait");
+    let now = Instant::now();
+    turn(&mut bench, now);
+    assert_eq!(pool(&bench), "0,3-7");
+    assert!(bench.core.state.releasing.contains("default/a/c"));
+
+    in_the_way(&bench, &ask, false);
+    bench.core.release("default/a/c").unwrap();
+    turn(&mut bench, now);
+    assert_eq!(pool(&bench), "0-7");
+    let state = &bench.core.state;
+    assert!(state.containers.is_empty() && state.pods.is_empty() && state.releasing.is_empty());
+}

@@ -1,0 +1,235 @@
+//! What is promised, as the state files of a kubelet with the same policies.
+//!
+//! Problem: there are readers that know only the kubelet's state files, and a kubelet that is to manage a host again can
+//! start from them. numaward promises also what a kubelet does not know (workloads that are no pods), and places as a
+//! kubelet with the same policies would not.
+//!
+//! Algorithm: containers go by the UID of their pod. Everything else stays in the files under its own name, so that its
+//! CPUs are in no shared pool and its memory is not free. The accounts of the nodes are those of a kubelet that promised
+//! the same. What a kubelet would make of the files is tried with the strategy `kubelet`: it starts with them, and
+//! admits each pod again, as a kubelet does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use numaward_api::{EnforcementMode, KubeletState};
+use numaward_config::Config;
+use numaward_engine::{
+    CheckpointError, Kubelet, Ledger, Request, Strategy as _,
+    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    in_flight::SET_ASIDE,
+    kubelet::Checkpoints,
+};
+use numaward_model::pod::POD_SHARE;
+use numaward_topology::{Machine, NodeSet};
+
+use crate::{AdmissionError, State, error::listed, policy};
+
+/// The state files for what is promised, and what a kubelet would make of them.
+pub(crate) fn export(
+    config: &Config,
+    machine: &Machine,
+    state: &State,
+) -> Result<KubeletState, AdmissionError> {
+    let kubelet =
+        policy::kubelet(config, machine).map_err(|problems| AdmissionError::NoKubelet(listed(&problems)))?;
+    let (mut held, mut wholes, mut others) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let mut pods: BTreeMap<String, (String, Request)> = BTreeMap::new();
+    for (owner, account) in state.ledger.owners() {
+        let pod = state.pods.get(owner.as_str()).map(|admitted| &admitted.pod);
+        let is_workload =
+            pod.is_none() && (owner.as_str() == SET_ASIDE || state.guarantees.contains_key(owner.as_str()));
+        // What was imported and does not run yet goes by the UID already.
+        let uid = pod.map_or_else(|| owner.clone(), |pod| pod.uid.as_str().into());
+        let name = pod.map_or_else(|| owner.to_string(), |pod| format!("{}/{}", pod.namespace, pod.name));
+        for (container, allocation) in &account.containers {
+            if is_workload || container.as_str() == POD_SHARE {
+                others.insert(name.clone());
+            }
+            held.push((uid.clone(), container.clone(), allocation.clone()));
+        }
+        if !account.whole.is_empty() {
+            wholes.push((uid.clone(), account.whole.clone()));
+        }
+        if let Some(request) = account.request.as_ref().filter(|_| !is_workload) {
+            let empty = Request {
+                owner: uid.clone(),
+                init_containers: Vec::new(),
+                containers: Vec::new(),
+                resources: None,
+            };
+            let (_, pod) = pods.entry(uid.to_string()).or_insert((name, empty));
+            pod.init_containers.extend_from_slice(&request.init_containers);
+            pod.containers.extend_from_slice(&request.containers);
+        }
+    }
+    let files =
+        kubelet.checkpoints_of(held, wholes).map_err(|error| AdmissionError::NoKubelet(error.to_string()))?;
+    let write = |file: Option<Result<String, CheckpointError>>| {
+        file.transpose()
+            .map(Option::unwrap_or_default)
+            .map_err(|error| AdmissionError::NoKubelet(error.to_string()))
+    };
+    let mut problems = problems(&kubelet, &files, &pods);
+    if config.enforcement.mode == EnforcementMode::DryRun {
+        problems.insert(0, "enforcement.mode is dry-run: the kernel holds nothing of this".to_owned());
+    }
+    Ok(KubeletState {
+        cpu_manager_state: write(files.cpus.as_ref().map(CpuCheckpoint::write))?,
+        memory_manager_state: write(files.memory.as_ref().map(MemoryCheckpoint::write))?,
+        others: others.into_iter().collect(),
+        problems,
+    })
+}
+
+/// Why a kubelet may not start where two containers have memory on node sets that overlap. It makes the accounts anew in no
+/// defined order, and what comes of such sets depends on the order.
+fn overlaps(ledger: &Ledger) -> Option<String> {
+    let blocks = ledger.allocations().flat_map(|(_, _, allocation)| &allocation.blocks);
+    let sets: BTreeSet<&NodeSet> = blocks.map(|block| &block.affinity).collect();
+    let pairs = sets.iter().flat_map(|a| sets.range::<NodeSet, _>(..*a).map(move |b| (b, a)));
+    let (a, b) = pairs.into_iter().find(|(a, b)| a.intersects(b))?;
+    Some(format!(
+        "a kubelet may not start with them: memory is promised on nodes {a} and on nodes {b}, and a kubelet never lets \
+         different sets of nodes overlap"
+    ))
+}
+
+/// What is wrong where a kubelet starts with these files and these pods run.
+fn problems(
+    kubelet: &Kubelet,
+    files: &Checkpoints,
+    pods: &BTreeMap<String, (String, Request)>,
+) -> Vec<String> {
+    let mut ledger = match kubelet.restore(files.clone(), "DIR").ledger {
+        Ok(ledger) => ledger,
+        Err(error) => return vec![format!("a kubelet does not start with them: {error}")],
+    };
+    let mut problems = overlaps(&ledger).into_iter().collect::<Vec<_>>();
+    for (name, request) in pods.values() {
+        let decision = kubelet.admit(&ledger, request);
+        if let Err(rejection) = decision.outcome {
+            let (reason, message) = (rejection.reason, &rejection.message);
+            problems.push(format!("a kubelet refuses the pod {name} when it starts: {reason}: {message}"));
+            continue;
+        }
+        let before = ledger.owner(&request.owner).map(|account| &account.containers);
+        let after = decision.ledger.owner(&request.owner).map(|account| &account.containers);
+        if before.is_some_and(|before| after != Some(before)) {
+            problems.push(format!("a kubelet gives the pod {name} something else when it starts"));
+        }
+        ledger = decision.ledger;
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_engine::{ContainerRequest, OwnerId, Quantity, Resources, policy::KubeletVersion};
+    use numaward_model::pod::PodName;
+    use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+    use super::*;
+    use crate::pod::Admitted;
+
+    fn machine() -> Machine {
+        Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap()
+    }
+
+    fn resources(cpus: u64, gib: u64) -> Resources {
+        Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0))
+    }
+
+    /// Admits a request; one of a pod goes by the UID of the pod, or as its container alone.
+    fn admit(state: &mut State, config: &Config, request: &Request, container: Option<&str>) {
+        let strategy = policy::strategy(config, &machine()).unwrap();
+        let ledger = if state.ledger == Ledger::default() { strategy.idle() } else { state.ledger.clone() };
+        let decision = strategy.admit(&ledger, request);
+        decision.outcome.unwrap();
+        state.ledger = decision.ledger;
+        let owner = request.owner.to_string();
+        let Some(uid) = owner.split('/').next().filter(|uid| uid.starts_with("uid")) else { return };
+        let pod =
+            PodName { namespace: "default".to_owned(), name: format!("pod-{uid}"), uid: uid.to_owned() };
+        let admitted = Admitted {
+            pod,
+            sandbox: String::new(),
+            container: container.map(str::to_owned),
+            explanation: numaward_api::Explanation::default(),
+        };
+        state.pods.insert(owner, admitted);
+    }
+
+    fn pod(owner: &str, containers: &[(&str, u64, u64)]) -> Request {
+        let container =
+            |&(name, cpus, gib): &(&str, u64, u64)| ContainerRequest::guaranteed(name, resources(cpus, gib));
+        Request {
+            owner: owner.into(),
+            init_containers: Vec::new(),
+            containers: containers.iter().map(container).collect(),
+            resources: None,
+        }
+    }
+
+    fn read(exported: &KubeletState) -> Checkpoints {
+        let (cpus, memory) = (&exported.cpu_manager_state, &exported.memory_manager_state);
+        Checkpoints::read(Some(cpus), Some(memory), "DIR", KubeletVersion::V1_36).unwrap()
+    }
+
+    #[test]
+    fn containers_go_by_the_uid_of_their_pod_and_a_kubelet_starts_with_the_files() {
+        let config = Config::default();
+        let mut state = State::default();
+        admit(&mut state, &config, &pod("uid-1", &[("a", 1, 1), ("b", 1, 1)]), None);
+        admit(&mut state, &config, &pod("uid-2/c", &[("c", 2, 1)]), Some("c"));
+        let exported = export(&config, &machine(), &state).unwrap();
+        assert_eq!((&exported.others, &exported.problems), (&vec![], &vec![]), "{exported:?}");
+        let files = read(&exported);
+        let cpus = files.cpus.as_ref().unwrap();
+        let names = |owner: &str| -> Vec<String> {
+            cpus.entries[&OwnerId::from(owner)].keys().map(ToString::to_string).collect()
+        };
+        assert_eq!(
+            (names("uid-1"), names("uid-2")),
+            (vec!["a".to_owned(), "b".to_owned()], vec!["c".to_owned()])
+        );
+        // What our own reader makes of them is what is promised.
+        let ledger = files.ledger();
+        for (owner, container, allocation) in state.ledger.allocations() {
+            let owner: OwnerId = owner.as_str().split('/').next().unwrap().into();
+            assert_eq!(ledger.allocation(&owner, container), Some(allocation));
+        }
+        assert_eq!(ledger.shared_pool(), state.ledger.shared_pool());
+    }
+
+    #[test]
+    fn a_workload_that_is_no_pod_keeps_its_cpus_and_memory_from_others() {
+        let config = Config::default();
+        let mut state = State::default();
+        let request = Request::workload(SET_ASIDE, resources(2, 1));
+        admit(&mut state, &config, &request, None);
+        let exported = export(&config, &machine(), &state).unwrap();
+        assert_eq!(exported.others, [SET_ASIDE]);
+        let ledger = read(&exported).ledger();
+        let held = state.ledger.allocation(&SET_ASIDE.into(), &SET_ASIDE.into()).unwrap();
+        assert!(!held.cpus.as_ref().unwrap().intersects(ledger.shared_pool()));
+        let node = held.memory_nodes().first().unwrap();
+        assert_eq!(ledger.nodes()[&node].kinds[&ZoneKind::Memory].promised, Bytes::gib(1));
+        assert_eq!(ledger.nodes()[&NodeId(1 - node.0)].kinds[&ZoneKind::Memory].promised, Bytes(0));
+    }
+
+    #[test]
+    fn what_a_kubelet_would_not_take_over_is_said() {
+        // A part of a node, and then more than the other node has: a kubelet never shares a node like this.
+        let config: Config = serde_json::from_str(r#"{"topologyManagerPolicy": "best-effort"}"#).unwrap();
+        let mut state = State::default();
+        admit(&mut state, &config, &pod("uid-1", &[("a", 1, 1)]), None);
+        admit(&mut state, &config, &pod("uid-2", &[("b", 1, 5)]), None);
+        let exported = export(&config, &machine(), &state).unwrap();
+        let [problem] = &exported.problems[..] else { panic!("{exported:?}") };
+        assert!(problem.contains("on nodes 0 and on nodes 0-1"), "{problem}");
+
+        let dry: Config = serde_json::from_str(r#"{"enforcement": {"mode": "dry-run"}}"#).unwrap();
+        let exported = export(&dry, &machine(), &State::default()).unwrap();
+        assert!(exported.problems[0].contains("dry-run"), "{exported:?}");
+    }
+}

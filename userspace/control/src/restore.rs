@@ -1,0 +1,138 @@
+//! Gives back all that was written, for `numaward uninstall --restore`.
+//!
+//! Problem: a host from which numaward is removed is to be as it was. What was found where is in the ledger, and on the cgroups
+//! themselves.
+//!
+//! Algorithm: take the ledger over as a daemon does whose enforcement is switched off, wait until nothing is held any
+//! more, and look into the ledger again.
+//!
+//! Invariants: no daemon runs meanwhile (the ledger is locked); what cannot be given back stays in the ledger, and is
+//! reported.
+
+use std::{
+    fs,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_api::{
+    EnforcementMode,
+    restore::{Restored, RestoredCgroup},
+};
+use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, OpenError};
+use numaward_config::Config;
+use numaward_model::{
+    Promises, Report,
+    headroom::Headroom,
+    port::{AssignmentSink, CgroupEvents, CgroupListener, EventSink, HeadroomSource, MachineSource},
+};
+use numaward_store::{Store, StoreError};
+use numaward_topology::Machine;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{ControlMetrics, Ports, Prepared, StartError, State, hierarchy, start};
+
+/// How long a write that fails is tried again.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked whether all is done.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What was written cannot be given back.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The ledger cannot be opened, as a daemon runs, or cannot be read.
+    #[error("{0} (if the daemon runs, stop it first)")]
+    Store(#[from] StoreError),
+    /// There are no cgroups in which anything could have been written.
+    #[error(transparent)]
+    Hierarchy(#[from] OpenError),
+    /// The ledger cannot be taken over.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The ledger cannot be taken over on this machine.
+    #[error("nothing can be promised on this machine, so nothing was given back: the log says why")]
+    Unusable,
+    /// The thread ended before all was done.
+    #[error("ended before all was given back: the log says why")]
+    Ended,
+}
+
+/// Gives back all that this configuration's ledger and the cgroups say was written. Nothing is promised afterwards.
+pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Restored, RestoreError> {
+    let hierarchy = hierarchy(config)?;
+    let mut config = config.clone();
+    config.enforcement.mode = EnforcementMode::Off;
+    let before = stored(&config)?;
+    let (alone, stop) = (Arc::new(Alone(Arc::new(machine))), CancellationToken::new());
+    let (figures, prepared) = (ControlMetrics::default(), Prepared { watch: None });
+    let started = start(&config, Ports::of(&alone), figures, prepared, runtime, &stop)?;
+    let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
+    let until = Instant::now() + PATIENCE;
+    while !thread.is_finished() && Instant::now() < until {
+        let held = reconciler.allocations();
+        if held.allocations.is_empty() && held.enforcement.herding.cgroups.is_empty() {
+            break;
+        }
+        thread::sleep(LOOK);
+    }
+    stop.cancel();
+    thread.join().map_err(|_| RestoreError::Ended)?;
+    remove_parent(&hierarchy);
+    let after = stored(&config)?;
+    let is_there = |path: &CgroupPath, id: CgroupId| hierarchy.id_of(path).ok().flatten() == Some(id);
+    let restored = before.applied.iter().filter(|(path, record)| {
+        after.applied.get(path).is_none() && !record.found.0.is_empty() && is_there(path, record.id)
+    });
+    let restored = restored.map(|(path, record)| {
+        let knobs = record.found.0.iter().map(|(knob, value)| (knob.to_string(), value.to_string()));
+        RestoredCgroup { cgroup: path.to_string(), knobs: knobs.collect() }
+    });
+    let left = after.applied.iter().filter(|(path, record)| is_there(path, record.id));
+    Ok(Restored { cgroups: restored.collect(), left: left.map(|(path, _)| path.to_string()).collect() })
+}
+
+/// What the ledger holds, as far as it can be read.
+fn stored(config: &Config) -> Result<State, StoreError> {
+    let (_, loaded) = Store::<State>::open(&config.state_directory)?;
+    Ok(loaded.ledger().unwrap_or_default())
+}
+
+/// Removes the cgroup in which those of commands were made, if none runs.
+fn remove_parent(hierarchy: &Hierarchy) {
+    let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
+    if let Err(error) = fs::remove_dir(hierarchy.dir(&parent)) {
+        tracing::debug!(cgroup = %parent, %error, "not removed");
+    }
+}
+
+/// A machine, and nobody who would want to hear of anything.
+struct Alone(Arc<Machine>);
+
+impl MachineSource for Alone {
+    fn machine(&self) -> Arc<Machine> {
+        self.0.clone()
+    }
+}
+
+impl AssignmentSink for Alone {
+    fn assigned(&self, _: Promises) {}
+}
+
+impl EventSink for Alone {
+    fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
+        let cgroup = cgroup.map(ToString::to_string);
+        tracing::info!(cgroup, event = report.message, "happened");
+    }
+}
+
+impl CgroupEvents for Alone {
+    fn subscribe(&self, _: CgroupListener) {}
+}
+
+impl HeadroomSource for Alone {
+    fn headroom(&self) -> Arc<Headroom> {
+        Arc::default()
+    }
+}

@@ -1,0 +1,79 @@
+//! The ledgers that released programs have written, in `tests/ledgers/RELEASE`: this program keeps all that is in them, and
+//! what it saves is read by that release again.
+//!
+//! A release reads what it knows and passes over the rest. So it finds all that it had where what is saved now holds all that it
+//! had written, whatever is there besides, in the same version of the format.
+
+use std::{fs, path::Path};
+
+use numaward_control::State;
+use numaward_store::{Loaded, Store};
+use serde_json::Value;
+
+/// The parts of `kept` that `now` does not hold, as JSON pointers (RFC 6901).
+fn missing(kept: &Value, now: &Value, at: &str) -> Vec<String> {
+    match (kept, now) {
+        (Value::Object(kept), Value::Object(now)) => {
+            let part = |(key, kept): (&String, &Value)| {
+                let at = format!("{at}/{key}");
+                now.get(key).map_or_else(|| vec![at.clone()], |now| missing(kept, now, &at))
+            };
+            kept.iter().flat_map(part).collect()
+        }
+        (Value::Array(kept), Value::Array(now)) if kept.len() == now.len() => {
+            let parts = kept.iter().zip(now).enumerate();
+            parts.flat_map(|(number, (kept, now))| missing(kept, now, &format!("{at}/{number}"))).collect()
+        }
+        _ if kept == now => Vec::new(),
+        _ => vec![at.to_owned()],
+    }
+}
+
+#[test]
+fn ledgers_of_all_releases_are_kept_and_read_by_them_again() {
+    let releases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/ledgers");
+    let mut count = 0;
+    for release in fs::read_dir(releases).unwrap().map(|entry| entry.unwrap().path()) {
+        if !release.is_dir() {
+            continue;
+        }
+        for file in fs::read_dir(&release).unwrap().map(|entry| entry.unwrap().path()) {
+            let dir = tempfile::tempdir().unwrap();
+            let stored = dir.path().join("ledger.json");
+            fs::copy(&file, &stored).unwrap();
+            let (mut store, loaded) = Store::<State>::open(dir.path()).unwrap();
+            let (Loaded::Current { ledger: state, .. } | Loaded::Previous { ledger: state, .. }) = loaded
+            else {
+                panic!("{}: {loaded:?}", file.display())
+            };
+            assert!(!state.guarantees.is_empty(), "{} shows nothing", file.display());
+            store.save(&state).unwrap();
+            store.write_out().unwrap();
+            let read = |path| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
+            let [kept, now] = [&file, &stored].map(read);
+            assert_eq!(
+                kept["version"],
+                now["version"],
+                "{} is not read by its release again",
+                file.display()
+            );
+            assert_eq!(missing(&kept["ledger"], &now["ledger"], ""), [""; 0], "{}", file.display());
+            count += 1;
+        }
+    }
+    assert!(count > 0, "no release has a ledger");
+}
+
+#[test]
+fn what_is_lost_or_changed_is_missing() {
+    let kept = serde_json::json!({ "a": { "b": 1 }, "c": [1, { "d": 2 }] });
+    let with = |change: fn(&mut Value)| {
+        let mut now = kept.clone();
+        change(&mut now);
+        missing(&kept, &now, "")
+    };
+    assert_eq!(with(|now| now["new"] = 1.into()), [""; 0]);
+    assert_eq!(with(|now| now["a"] = serde_json::json!({})), ["/a/b"]);
+    assert_eq!(with(|now| now["c"][1]["d"] = 3.into()), ["/c/1/d"]);
+    assert_eq!(with(|now| now["c"] = serde_json::json!([1])), ["/c"]);
+}

@@ -1,0 +1,47 @@
+//! Many clients at once, of which most hardly read; `cargo xtask bench load` has more of them, and figures.
+
+mod support;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use self::support::{
+    load::{Load, Plan, resident},
+    whole::Place,
+};
+
+const SPAN: Duration = Duration::from_secs(5);
+/// Far longer than anybody has to wait.
+const LIMIT: Duration = Duration::from_mins(1);
+/// Far more than it takes.
+const MOST_KIB: u64 = 256 << 10;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_hardly_read_keep_nobody_from_an_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Arc::new(Place::new(dir.path()).unwrap());
+    // Those that hardly read come from few addresses, and take all connections that there may be.
+    let plan = Plan { clients: 4, rate: 20, scrapers: 10, scrape_limit: LIMIT, slow: 240, slow_peers: 8 };
+    for client in 0..plan.clients {
+        place.cgroup(&format!("w{client}")).unwrap();
+    }
+    let daemon = place.start(None).await.unwrap();
+    let before = resident(std::process::id()).unwrap();
+    let load = Load::start(&plan, &place, daemon.address);
+    tokio::time::sleep(SPAN).await;
+    let mut seen = load.take();
+    // So somebody has had an answer more than once, while those that hardly read were there.
+    let started = Instant::now();
+    while seen.scrapes.len() <= plan.scrapers && started.elapsed() < LIMIT {
+        tokio::time::sleep(SPAN / 5).await;
+        seen.add(load.take());
+    }
+    let after = resident(std::process::id()).unwrap();
+    seen.add(load.end(plan.clients).await);
+    assert_eq!((&seen.failed_scrapes, &seen.errors, seen.refused), (&Vec::new(), &Vec::new(), 0));
+    assert!(!seen.admissions.is_empty() && seen.scrapes.len() > plan.scrapers, "{seen:?}");
+    assert!(seen.slow_served > 0, "{seen:?}");
+    assert!(after < before + MOST_KIB, "{before} KiB before, {after} KiB after");
+}

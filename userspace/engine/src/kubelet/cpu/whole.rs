@@ -1,0 +1,108 @@
+//! CPUs for a pod that has some as a whole, and its containers' parts of them.
+//!
+//! A container whose own requests equal its limits has CPUs for itself; the others share what is left. An init container
+//! that ends draws from all that no sidecar before it has for itself.
+
+use numaward_topology::CpuSet;
+
+use super::{Affinity, StaticCpus};
+use crate::{
+    decision::Cause,
+    hint::Provider,
+    kubelet::whole::{self, Starved},
+    ledger::Ledger,
+    qos::QosClass,
+    quantity::Quantity,
+    request::{ContainerName, OwnerId, Request},
+};
+
+impl StaticCpus {
+    /// The whole CPUs that a pod gets as a whole; `None` if it has no resources as a whole.
+    pub(super) fn exclusive_to_pod(request: &Request) -> Option<usize> {
+        let of_pod = request.resources.as_ref()?;
+        if request.qos() != QosClass::Guaranteed {
+            return Some(0);
+        }
+        let cpus = of_pod.requests.cpu.and_then(Quantity::whole_cpus).unwrap_or(0);
+        Some(usize::try_from(cpus).unwrap_or(usize::MAX))
+    }
+
+    /// Whether something is left for those that share what their pod has.
+    pub(super) fn check_share(request: &Request) -> Result<(), Cause> {
+        let Some(whole) = Self::exclusive_to_pod(request) else { return Ok(()) };
+        let own = |container: &_| Self::exclusive(request, container) as u64;
+        let words = match whole::starved(request, whole as u64, own, |container| own(container) == 0) {
+            None => return Ok(()),
+            Some(Starved::First) => {
+                "pod rejected, pod has shared init containers but no cpus available for them"
+            }
+            Some(Starved::Running) => {
+                "pod rejected, sum of exclusive container cpu requests equals pod budget, leaving no cpus for \
+                 shared containers"
+            }
+        };
+        Err(Cause::NothingToShare(Provider::Cpus, words.to_owned()))
+    }
+
+    /// Serves a pod, and divides what it gets among its containers.
+    pub(super) fn divide(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        affinity: Affinity,
+    ) -> Result<(), Cause> {
+        let needed = Self::exclusive_in_all(request);
+        if needed == 0 {
+            return Ok(());
+        }
+        Self::check_share(request)?;
+        self.check_cores(ledger, needed)?;
+        let whole = self.choose(&self.available(ledger), needed, affinity)?;
+        let mut parts: Vec<(&ContainerName, Option<CpuSet>)> = Vec::new();
+        let mut left = whole.clone();
+        for init in &request.init_containers {
+            let part = match Self::exclusive(request, init) {
+                0 if init.restartable => None,
+                0 => Some(left.clone()),
+                own => Some(self.take(&left, own)?),
+            };
+            if let Some(part) = part.as_ref().filter(|_| init.restartable) {
+                left = &left - part;
+            }
+            parts.push((&init.name, part));
+        }
+        for container in &request.containers {
+            let part = match Self::exclusive(request, container) {
+                0 => None,
+                own => Some(self.take(&left, own)?),
+            };
+            if let Some(part) = &part {
+                left = &left - part;
+            }
+            parts.push((&container.name, part));
+        }
+        let owner = &request.owner;
+        ledger.shared_pool = &ledger.shared_pool - &whole;
+        ledger.owner_mut(owner).whole.cpus = Some(whole);
+        for (name, part) in parts {
+            ledger.allocation_mut(owner, name).cpus = Some(part.unwrap_or_else(|| left.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// Whether an owner's containers have parts of what it has.
+pub(super) fn is_part(ledger: &Ledger, owner: &OwnerId) -> bool {
+    ledger.owner(owner).is_some_and(|account| account.whole.cpus.is_some())
+}
+
+/// Gives back what an owner has when the last of its containers has given back its part.
+pub(super) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
+    let account = ledger.owner_mut(owner);
+    if account.containers.values().all(|held| held.cpus.is_none())
+        && let Some(whole) = account.whole.cpus.take()
+    {
+        ledger.shared_pool = &ledger.shared_pool | &whole;
+    }
+    ledger.drop_empty(owner, Some(container));
+}

@@ -1,0 +1,164 @@
+//! Memory for a pod that has some as a whole, and its containers' parts of it.
+//!
+//! The pod is charged once. A container whose own requests equal its limits has memory for itself; the others share what is
+//! left. An init container that ends draws from all that no sidecar before it has for itself. So the blocks of containers
+//! overlap; they are all on the nodes of the pod.
+
+use std::collections::BTreeMap;
+
+use numaward_topology::{Bytes, NodeId, ZoneKind};
+
+use super::{Affinity, MemoryError, Requested, StaticMemory, bytes, own};
+use crate::{
+    decision::Cause,
+    hint::Provider,
+    kubelet::whole::{self, Starved},
+    ledger::{Block, Ledger},
+    qos::QosClass,
+    request::{ContainerName, ContainerRequest, OwnerId, Request},
+};
+
+/// What a pod requests as a whole.
+pub(super) fn requested(request: &Request) -> Result<Requested, MemoryError> {
+    let mut requested =
+        request.resources.as_ref().map_or_else(|| Ok(Requested::new()), |of| bytes(&of.requests))?;
+    requested.retain(|_, bytes| *bytes > 0);
+    Ok(requested)
+}
+
+/// Whether something is left for those that share what their pod has.
+pub(super) fn check_share(request: &Request, whole: &Requested) -> Result<(), Cause> {
+    if request.resources.is_none() {
+        return Ok(());
+    }
+    // What cannot be counted is refused where it is allocated.
+    let own = |container: &ContainerRequest| own(request, container).unwrap_or_default();
+    let starved = whole.iter().filter_map(|(kind, &bytes)| {
+        let of_kind = |container: &ContainerRequest| own(container).get(kind).copied().unwrap_or(0);
+        let shares = |container: &ContainerRequest| own(container).is_empty();
+        whole::starved(request, bytes, of_kind, shares).map(|who| (who == Starved::Running, kind))
+    });
+    let words = match starved.min() {
+        None => return Ok(()),
+        Some((false, kind)) => {
+            format!("pod rejected, pod has shared init containers but no {kind} available for them")
+        }
+        Some((true, kind)) => format!(
+            "pod rejected, sum of exclusive container {kind} requests equals pod budget, leaving no memory for shared \
+             containers"
+        ),
+    };
+    Err(Cause::NothingToShare(Provider::Memory, words))
+}
+
+/// What is left of some amounts.
+fn less(whole: &Requested, taken: &Requested) -> Requested {
+    let left = |(&kind, bytes): (&ZoneKind, &u64)| {
+        (kind, bytes.saturating_sub(taken.get(&kind).copied().unwrap_or(0)))
+    };
+    whole.iter().map(left).collect()
+}
+
+impl StaticMemory {
+    /// Serves a pod, and divides what it gets among its containers.
+    pub(super) fn divide(
+        &self,
+        ledger: &mut Ledger,
+        request: &Request,
+        affinity: Affinity,
+    ) -> Result<(), Cause> {
+        if request.qos() != QosClass::Guaranteed {
+            return Ok(());
+        }
+        let Ok(whole) = requested(request) else { return Ok(()) };
+        check_share(request, &whole)?;
+        let owner = &request.owner;
+        let mask = self.choose(ledger, owner, &whole, affinity)?;
+        let nodes = self.nodes.set(mask);
+        let blocks = |amounts: &Requested| -> Vec<Block> {
+            let block = |(&kind, &bytes)| Block { kind, affinity: nodes.clone(), bytes: Bytes(bytes) };
+            amounts.iter().filter(|(_, bytes)| **bytes > 0).map(block).collect()
+        };
+        let mut parts: Vec<(&ContainerName, Option<Vec<Block>>)> = Vec::new();
+        // Those that stay, and what each has for itself.
+        let mut staying: Vec<(&ContainerName, Requested)> = Vec::new();
+        let mut left = whole.clone();
+        for (index, container) in request.all_containers().enumerate() {
+            let is_first = index < request.init_containers.len() && !container.restartable;
+            let own = own(request, container)?;
+            let part = match (own.is_empty(), is_first) {
+                (true, true) => Some(blocks(&left)),
+                (true, false) => None,
+                (false, _) => Some(blocks(&own)),
+            };
+            parts.push((&container.name, part));
+            if !is_first {
+                left = less(&left, &own);
+                staying.push((&container.name, own));
+            }
+        }
+        for (&kind, &bytes) in &whole {
+            let charged = self.charge(ledger, kind, mask, bytes);
+            place(ledger, owner, kind, charged, &staying);
+        }
+        let shared = blocks(&left);
+        for (name, part) in parts {
+            let held = ledger.allocation_mut(owner, name);
+            held.blocks = part.unwrap_or_else(|| shared.clone());
+            held.without_memory = held.blocks.is_empty();
+        }
+        ledger.owner_mut(owner).whole.blocks = blocks(&whole);
+        Ok(())
+    }
+}
+
+/// Places what a pod was charged for its containers: what each has for itself, and what is left for the first, by name, that
+/// shares it, or else the last one.
+fn place(
+    ledger: &mut Ledger,
+    owner: &OwnerId,
+    kind: ZoneKind,
+    charged: Vec<(NodeId, u64)>,
+    staying: &[(&ContainerName, Requested)],
+) {
+    let sharing = staying.iter().filter(|(_, own)| own.is_empty()).min().or(staying.last());
+    let mut own = staying.iter().filter_map(|(name, own)| Some((*name, *own.get(&kind)?)));
+    let mut current = own.next();
+    for (node, mut bytes) in charged {
+        while bytes > 0 {
+            let Some((name, wanted)) = &mut current else { break };
+            let share = bytes.min(*wanted);
+            ledger.allocation_mut(owner, name).place(kind, node, share);
+            bytes -= share;
+            *wanted -= share;
+            if *wanted == 0 {
+                current = own.next();
+            }
+        }
+        if let Some((name, _)) = sharing {
+            ledger.allocation_mut(owner, name).place(kind, node, bytes);
+        }
+    }
+}
+
+/// What is given back when a container of a pod is gone, for which this was placed: all that the pod has if it was the last
+/// one, else nothing.
+pub(super) fn released(
+    ledger: &mut Ledger,
+    owner: &OwnerId,
+    placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
+) -> Vec<Block> {
+    let account = ledger.owner_mut(owner);
+    let heir = account.containers.values_mut().find(|held| !held.blocks.is_empty() || held.without_memory);
+    let Some(heir) = heir else {
+        let blocks = std::mem::take(&mut account.whole.blocks);
+        ledger.drop_empty(owner, None);
+        return blocks;
+    };
+    for (kind, nodes) in placed {
+        for (node, bytes) in nodes {
+            heir.place(kind, node, bytes.0);
+        }
+    }
+    Vec::new()
+}

@@ -1,0 +1,72 @@
+//! Pods that have resources as a whole.
+
+use super::Kubelet;
+use crate::{
+    decision::{Cause, Reason},
+    policy::{TopologyManagerScope, WholePods},
+    request::{ContainerRequest, Request},
+};
+
+/// The kubelet's sentence for what was wrong; with a pod that has resources as a whole in some scope, or another one.
+pub(super) fn message(cause: &Cause, whole: Option<TopologyManagerScope>) -> String {
+    match cause.reason() {
+        Reason::TopologyAffinityError if whole == Some(TopologyManagerScope::Pod) => {
+            "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager"
+                .to_owned()
+        }
+        Reason::TopologyAffinityError if whole == Some(TopologyManagerScope::Container) => {
+            "Pod Scope pod with pod-level resources failed admission with a container-level topology manager"
+                .to_owned()
+        }
+        Reason::TopologyAffinityError => "Resources cannot be allocated with Topology locality".to_owned(),
+        Reason::UnexpectedAdmissionError => format!("Allocate failed due to {cause}, which is unexpected"),
+        Reason::SmtAlignmentError | Reason::EmptyPodSharedPoolError | Reason::InvalidRequest => {
+            cause.to_string()
+        }
+    }
+}
+
+impl Kubelet {
+    /// Whether pods are placed that have resources as a whole, and state files say what they hold.
+    pub(crate) fn places_pods(&self) -> bool {
+        self.whole_pods == WholePods::Placed
+    }
+
+    /// Whether nobody manages what a pod has, as it has resources as a whole.
+    pub(super) fn leaves_alone(&self, request: &Request) -> bool {
+        self.whole_pods == WholePods::LeftAlone && request.resources.is_some()
+    }
+}
+
+/// Who of a pod that has resources as a whole would be left with nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Starved {
+    /// An init container that ends.
+    First,
+    /// A container that stays.
+    Running,
+}
+
+/// Who would be left with nothing of such an amount of the pod, if containers have `own` of it for themselves, and some
+/// `share` what is left.
+pub(super) fn starved(
+    request: &Request,
+    whole: u64,
+    own: impl Fn(&ContainerRequest) -> u64,
+    shares: impl Fn(&ContainerRequest) -> bool,
+) -> Option<Starved> {
+    let mut taken = 0u64;
+    let mut is_shared = false;
+    for (index, container) in request.all_containers().enumerate() {
+        if index < request.init_containers.len() && !container.restartable {
+            if shares(container) && taken >= whole {
+                return Some(Starved::First);
+            }
+        } else if shares(container) {
+            is_shared = true;
+        } else {
+            taken = taken.saturating_add(own(container));
+        }
+    }
+    (is_shared && taken >= whole).then_some(Starved::Running)
+}

@@ -1,0 +1,232 @@
+//! Evictions against an API server that has rules for them, and refuses when a test says so.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use axum::http::StatusCode;
+use numaward_kube::{
+    api::{self, ApiMetrics, EventWriter, Evictor, Pace, Pods, fake::FakeApiServer},
+    pod::{PodId, PodSource as _},
+};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+const FAST: Pace = Pace {
+    look: Duration::from_millis(5),
+    patience: Duration::from_millis(100),
+    pause: Duration::from_millis(300),
+    retry: Duration::from_millis(50),
+    longest_retry: Duration::from_millis(200),
+};
+
+struct Run {
+    server: FakeApiServer,
+    unplaced: Arc<Mutex<Vec<PodId>>>,
+    metrics: ApiMetrics,
+    reports: Arc<Mutex<Vec<Result<(), String>>>>,
+    _stop: DropGuard,
+}
+
+/// A run on a node with these pods, which all run without what they ask for.
+async fn run(pods: &[Value]) -> Run {
+    run_at(FAST, pods).await
+}
+
+async fn run_at(pace: Pace, pods: &[Value]) -> Run {
+    let server = FakeApiServer::start().await.unwrap();
+    for pod in pods {
+        server.put_pod(pod.clone());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    std::fs::write(&path, server.kubeconfig()).unwrap();
+    let client = api::connect(Some(&path)).await.unwrap();
+    let metrics = ApiMetrics::default();
+    let (known, stop) = (Pods::new(EventWriter::new(metrics.clone()).0), CancellationToken::new());
+    let following = (known.clone(), client.clone(), metrics.clone(), stop.clone());
+    tokio::spawn(async move {
+        let (known, client, metrics, stop) = following;
+        known.follow(client, "n1".to_owned(), metrics, Arc::new(|_| {}), stop).await;
+    });
+    until("pods are known", || known.is_synced()).await;
+    let ids = pods.iter().map(|pod| {
+        let text = |key: &str| pod["metadata"][key].as_str().unwrap().to_owned();
+        let uid = pod["metadata"]["annotations"]["kubernetes.io/config.hash"].as_str();
+        PodId {
+            namespace: text("namespace"),
+            name: text("name"),
+            uid: uid.map_or_else(|| text("uid"), str::to_owned),
+        }
+    });
+    let unplaced = Arc::new(Mutex::new(ids.collect::<Vec<_>>()));
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let evictor = Evictor {
+        pods: known,
+        unplaced: {
+            let unplaced = unplaced.clone();
+            Arc::new(move || unplaced.lock().unwrap().clone())
+        },
+        spared: ["kube-system".to_owned()].into(),
+        own_pod: "numaward-x".to_owned(),
+        pace,
+        metrics: metrics.clone(),
+        report: {
+            let reports = reports.clone();
+            Arc::new(move |result| reports.lock().unwrap().push(result))
+        },
+    };
+    tokio::spawn(evictor.run(client, "n1".to_owned(), stop.clone()));
+    Run { server, unplaced, metrics, reports, _stop: stop.drop_guard() }
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waited = tokio::time::timeout(Duration::from_mins(1), async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| unreachable_in_time(what));
+}
+
+#[expect(clippy::panic, reason = "a test that cannot go on fails")]
+fn unreachable_in_time(what: &str) {
+    panic!("waited in vain: {what}");
+}
+
+impl Run {
+    fn evictions(&self) -> Vec<String> {
+        let asked = self.server.asked();
+        asked.into_iter().filter(|asked| asked.contains("/eviction")).collect()
+    }
+
+    /// The reasons and notes of the events on a pod.
+    fn events(&self, name: &str) -> Vec<(String, String)> {
+        let of = self.server.events().into_iter().filter(|event| event["regarding"]["name"] == name);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        of.map(|event| (text(&event["reason"]), text(&event["note"]))).collect()
+    }
+
+    fn count(&self, result: &str) -> u64 {
+        let mut registry = Registry::default();
+        self.metrics.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let line = format!("kubernetes_evictions_total{{result=\"{result}\"}} ");
+        text.lines().find_map(|found| found.strip_prefix(&line)).unwrap().parse().unwrap()
+    }
+
+    /// Its containers have ended, then it is gone.
+    fn end(&self, name: &str) {
+        self.unplaced.lock().unwrap().retain(|id| id.name != name);
+        self.server.delete_pod("ns", name);
+    }
+}
+
+fn pod(name: &str, controller: Option<&str>) -> Value {
+    let mut pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}")},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main"}]}});
+    if let Some(kind) = controller {
+        pod["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": kind, "name": "n1", "uid": "o", "controller": true}]);
+    }
+    pod
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_pod_goes_after_the_other_each_with_an_event_before() {
+    let run = run(&[pod("a", Some("ReplicaSet")), pod("b", Some("StatefulSet"))]).await;
+    until("the first eviction", || run.count("evicted") == 1).await;
+    assert_eq!(run.evictions(), ["POST /api/v1/namespaces/ns/pods/a/eviction"]);
+    let (reason, note) = run.events("a").remove(0);
+    assert_eq!(reason, "NumaPlacementEviction");
+    assert!(note.contains("without the CPUs or memory") && note.contains("the ReplicaSet n1"), "{note}");
+    let asked = run.server.asked();
+    let at = |part: &str| asked.iter().position(|asked| asked.contains(part)).unwrap();
+    assert!(at("/events") < at("/eviction"), "{asked:?}");
+
+    // As long as it is there, and for a while afterwards, no other is evicted.
+    tokio::time::sleep(FAST.pause * 2).await;
+    assert_eq!((run.evictions().len(), run.events("b").len()), (1, 0));
+    let ended = Instant::now();
+    run.end("a");
+    until("the second eviction", || run.count("evicted") == 2).await;
+    assert!(ended.elapsed() + 2 * FAST.look >= FAST.pause, "{:?}", ended.elapsed());
+    assert_eq!(run.evictions().len(), 2);
+    assert!(run.evictions()[1].contains("/pods/b/"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_gets_what_it_asks_for_in_time_stays() {
+    let run =
+        run_at(Pace { patience: Duration::from_secs(3), ..FAST }, &[pod("a", Some("ReplicaSet"))]).await;
+    run.unplaced.lock().unwrap().clear();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(run.evictions(), [""; 0]);
+    assert_eq!(run.server.events(), [Value::Null; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_would_not_be_made_anew_elsewhere_stays_and_is_reported_once() {
+    let mut mirror = pod("mirror", Some("Node"));
+    mirror["metadata"]["annotations"] =
+        json!({"kubernetes.io/config.hash": "hash", "kubernetes.io/config.mirror": "hash"});
+    let mut spared = pod("spared", Some("ReplicaSet"));
+    spared["metadata"]["namespace"] = json!("kube-system");
+    // Of several owners only the controller counts.
+    let mut owned = pod("owned", Some("ReplicaSet"));
+    owned["metadata"]["ownerReferences"][0]["controller"] = json!(false);
+    let own = pod("numaward-x", Some("ReplicaSet"));
+    let pods = [pod("bare", None), owned, pod("daemon", Some("DaemonSet")), mirror, spared, own];
+    let run = run(&pods).await;
+    let words = [
+        ("bare", "no controller"),
+        ("owned", "no controller"),
+        ("daemon", "the DaemonSet n1"),
+        ("mirror", "a static pod"),
+        ("spared", "placementOffNamespaces"),
+        ("numaward-x", "numaward's own"),
+    ];
+    for (name, words) in words {
+        until(name, || !run.events(name).is_empty()).await;
+        let (reason, note) = run.events(name).remove(0);
+        assert!(reason == "NumaPlacementMissing" && note.contains(words), "{name}: {reason}: {note}");
+    }
+    tokio::time::sleep(FAST.patience * 3).await;
+    assert_eq!((run.evictions(), run.server.events().len()), (vec![], words.len()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_is_waited_for_longer_each_time() {
+    let run = run(&[pod("a", Some("ReplicaSet"))]).await;
+    run.server.refuse(Some(("/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    until("a try", || run.count("blocked") >= 1).await;
+    let first = Instant::now();
+    until("some tries", || run.count("blocked") >= 4).await;
+    // 50, 100, 200 ms between them, of which the first may have been seen late.
+    assert!(first.elapsed() >= FAST.retry * 5, "{:?}", first.elapsed());
+    run.server.refuse(None);
+    until("it goes", || run.count("evicted") == 1).await;
+    assert_eq!(run.events("a").len(), 1, "one event for all tries");
+    assert!(run.reports.lock().unwrap().iter().all(Result::is_ok), "that is no fault");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_right_is_said_and_a_pod_that_is_gone_is_done_with() {
+    let run = run(&[pod("a", Some("ReplicaSet"))]).await;
+    run.server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
+    until("it is said", || run.count("forbidden") == 1).await;
+    until("it is said", || !run.reports.lock().unwrap().is_empty()).await;
+    let problem = run.reports.lock().unwrap()[0].clone().unwrap_err();
+    assert!(problem.contains("create") && problem.contains("pods/eviction"), "{problem}");
+
+    run.server.refuse(Some(("/eviction", StatusCode::NOT_FOUND)));
+    until("it is gone", || run.count("gone") == 1).await;
+    let tries = run.evictions().len();
+    tokio::time::sleep(FAST.longest_retry * 3).await;
+    assert_eq!(run.evictions().len(), tries);
+}

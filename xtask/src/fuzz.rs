@@ -1,0 +1,184 @@
+//! `cargo xtask fuzz`: the targets of `fuzz/`, on inputs that libFuzzer makes up.
+//!
+//! It looks for inputs that take branches which no input took before, so all crates of this workspace are built to count
+//! theirs (`fuzz/rustc.sh`). What they depend on is that of an ordinary build. It starts from the inputs in
+//! `fuzz/corpus/TARGET`, which are kept small, and keeps what it finds in `target/fuzz`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+
+use crate::setup::{self, Part};
+use crate::{build, command};
+
+const PACKAGE: &str = "numaward-fuzz";
+/// In the test, each target gets as many runs, or as much time where these take longer.
+const RUNS_OF_TEST: u64 = 100_000;
+const TIME_OF_TEST: Duration = Duration::from_secs(6);
+/// How long one input may take, and how much memory the process.
+const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=1024"];
+/// Lines of a failed target's output that are shown.
+const TAIL: usize = 60;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Only these targets [default: all, one after the other]
+    targets: Vec<String>,
+    /// How long each target runs: 30s, 10m, 8h [default: 1m, without --runs]
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    time: Option<Duration>,
+    /// How many inputs each target gets
+    #[arg(long)]
+    runs: Option<u64>,
+    /// Runs one target on the input in this file alone, such as a finding
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["time", "runs"])]
+    input: Option<PathBuf>,
+}
+
+fn time(text: &str) -> Result<Duration> {
+    let unit = text.trim_start_matches(|char: char| char.is_ascii_digit());
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => bail!("{text:?} is not a time: expected 30s, 10m or 8h"),
+    };
+    let count: u32 =
+        text.trim_end_matches(unit).parse().with_context(|| format!("{text:?} is not a time"))?;
+    Ok(Duration::from_secs(u64::from(count) * seconds))
+}
+
+/// How many inputs are tried.
+struct Effort {
+    runs: Option<u64>,
+    time: Option<Duration>,
+    /// The same inputs each time, as far as the time allows; and what is found is not kept.
+    is_test: bool,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
+    let all = targets()?;
+    for target in &arguments.targets {
+        ensure!(all.contains(target), "there is no target {target:?}, but {}", all.join(", "));
+    }
+    let chosen = if arguments.targets.is_empty() { &all } else { &arguments.targets };
+    let program = built()?;
+    if let Some(input) = &arguments.input {
+        let [target] = &arguments.targets[..] else { bail!("--input needs the one target that it is for") };
+        let scratch = scratch()?;
+        command::run(run(&program, target, scratch.path()).arg(input))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let is_open = arguments.runs.is_none() && arguments.time.is_none();
+    let time = if is_open { Some(Duration::from_mins(1)) } else { arguments.time };
+    fuzz(&program, chosen, &Effort { runs: arguments.runs, time, is_test: false })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The stage of `cargo xtask test`.
+pub(crate) fn test() -> Result<()> {
+    let effort = Effort { runs: Some(RUNS_OF_TEST), time: Some(TIME_OF_TEST), is_test: true };
+    fuzz(&built()?, &targets()?, &effort)
+}
+
+/// The names of the folders with inputs. A test of the targets holds that each has one.
+fn targets() -> Result<Vec<String>> {
+    let corpus = corpus();
+    let entries = fs::read_dir(&corpus).with_context(|| format!("cannot read {}", corpus.display()))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn corpus() -> PathBuf {
+    command::root().join("fuzz/corpus")
+}
+
+fn built() -> Result<PathBuf> {
+    setup::ensure(&[Part::Cpp])?;
+    let mut cargo = command::cargo();
+    cargo
+        .args(["build", "--package", PACKAGE, "--features", "libfuzzer", "--bin", PACKAGE])
+        .env("RUSTC_WORKSPACE_WRAPPER", command::root().join("fuzz/rustc.sh"))
+        // Nothing is attached.
+        .env("NUMAWARD_EBPF", "skip")
+        // What was built in parts cannot be compared with what the next build counts.
+        .env("CARGO_INCREMENTAL", "0");
+    command::run(&mut cargo)?;
+    Ok(build::target_directory()?.join("debug").join(PACKAGE))
+}
+
+/// The files that targets write go to memory where there is such a place.
+fn scratch() -> Result<tempfile::TempDir> {
+    let memory = Path::new("/dev/shm");
+    Ok(if memory.is_dir() { tempfile::tempdir_in(memory)? } else { tempfile::tempdir()? })
+}
+
+fn run(program: &Path, target: &str, scratch: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.args(LIMITS).env("NUMAWARD_FUZZ", target).env("TMPDIR", scratch);
+    command
+}
+
+/// Runs all of these targets, also after one has failed.
+fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
+    let kept = build::target_directory()?.join("fuzz");
+    fs::create_dir_all(&kept)?;
+    let mut failed = Vec::new();
+    for target in targets {
+        let scratch = scratch()?;
+        let log = kept.join(format!("{target}.log"));
+        let found = if effort.is_test { scratch.path().join("found") } else { kept.join(target) };
+        fs::create_dir_all(&found)?;
+        let mut command = run(program, target, scratch.path());
+        command.arg(format!("-artifact_prefix={}/{target}-", kept.display())).arg("-print_final_stats=1");
+        command.args(effort.runs.map(|runs| format!("-runs={runs}")));
+        command.args(effort.time.map(|time| format!("-max_total_time={}", time.as_secs())));
+        command.args(effort.is_test.then_some("-seed=1"));
+        command.arg(found).arg(corpus().join(target)).stderr(File::create(&log)?);
+        let status = command.status().with_context(|| format!("cannot run {}", program.display()))?;
+        let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+        let stat = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix("stat::")?.strip_prefix(name));
+            line.map_or("?", |value| value.trim_start_matches(':').trim())
+        };
+        if status.success() {
+            let (runs, rate) = (stat("number_of_executed_units"), stat("average_exec_per_sec"));
+            println!("{target:<12} {runs:>10} runs, {rate:>6} a second, {} MiB at most", stat("peak_rss_mb"));
+        } else {
+            let lines: Vec<_> = text.lines().collect();
+            eprintln!("{}", lines[lines.len().saturating_sub(TAIL)..].join("\n"));
+            failed.push(target.as_str());
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "targets with findings: {}. The inputs are in {}, with all output; `cargo xtask fuzz TARGET --input FILE` runs one",
+        failed.join(", "),
+        kept.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_unit() {
+        for (text, seconds) in [("30s", 30), ("10m", 600), ("2h", 7200)] {
+            assert_eq!(time(text).unwrap(), Duration::from_secs(seconds));
+        }
+        for text in ["", "10", "m", "-1s", "1.5h", "99999999999s", "ms"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+}
