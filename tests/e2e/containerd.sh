@@ -41,6 +41,10 @@ where $web
 section "placed protection"
 protection $db
 section "placed names"
+# What is resident is read in turns.
+_resident() { metrics | grep -q "^numaward_memory_resident_bytes.*$1/main.*type=\"anon\""; }
+wait_for 60 _resident db
+wait_for 60 _resident web
 metrics | grep -E '^numaward_memory_resident_bytes.*(db|web)/main.*type="anon"'
 
 section "resized"

@@ -72,7 +72,6 @@ fn nobody_and_a_container_get_at_nothing() {
         let of_name = figures.lines().filter(|line| line.contains(&format!("workload=\"{name}\"")));
         of_name.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
     };
-    // A new cgroup has counters of its own a moment after its first page.
     let (unit, container) = (bytes("tenant.service"), bytes("cri-containerd"));
     assert!(container > 0 && unit + container >= 64 << 20, "its loads are its own:\n{figures}");
 

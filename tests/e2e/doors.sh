@@ -39,8 +39,15 @@ cat >/run/tenant.sh <<'END'
 own=/sys/fs/cgroup/system.slice/tenant.service
 mkdir -p $own/inner $own/$1/cri-containerd-$2.scope $own/kubepods/burstable/podu1/web
 echo $$ >$own/inner/cgroup.procs
-numaward-load --size 32M --report json --cgroup $own/$1/cri-containerd-$2.scope >/run/tenant/load &
-numaward-load --size 32M --report json --cgroup $own/kubepods/burstable/podu1/web >/run/tenant/web &
+# load SIZE: one in what looks like a container of each driver.
+load() {
+    numaward-load --size $1 --report json --cgroup $own/$container >/run/tenant/load$1 &
+    numaward-load --size $1 --report json --cgroup $own/kubepods/burstable/podu1/web >/run/tenant/web$1 &
+}
+container=$1/cri-containerd-$2.scope
+load 1M
+until [ -e /run/tenant/known ]; do sleep 1; done
+load 32M
 until [ -e /run/tenant/flood ]; do sleep 1; done
 cd $own/inner
 seq 1 6000 | xargs mkdir
@@ -104,8 +111,14 @@ section "still held"
 allocations
 
 section "forged"
-wait_for 60 _done load
-wait_for 60 _done web
+# A new cgroup has counters of its own a moment after its first page.
+_counted() { ask /api/v1/workloads | grep -q '"workload":"cri-containerd"[^}]*},"counters":"own"'; }
+wait_for 60 _done load1M
+wait_for 60 _done web1M
+wait_for 60 _counted
+touch /run/tenant/known
+wait_for 60 _done load32M
+wait_for 60 _done web32M
 ask /api/v1/workloads
 echo
 section "forged figures"
