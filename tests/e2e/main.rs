@@ -32,5 +32,6 @@ mod probes;
 mod rebalance;
 mod reconcile;
 mod resize;
+mod soak;
 mod systemd;
 mod uninstall;

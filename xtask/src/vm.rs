@@ -159,6 +159,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("probes::", &[]),
     ("rebalance::", &["6.12"]),
     ("reconcile::", &["6.12"]),
+    ("soak::", &[]),
     ("systemd::", &["6.12"]),
 ];
 

@@ -1,0 +1,77 @@
+//! Workloads come and go on a real kernel with all probes, and what the daemon holds does not grow.
+
+use std::{env, time::Duration};
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+use serde::Deserialize;
+
+/// Names how many minutes it takes.
+const MINUTES: &str = "NUMAWARD_SOAK_MINUTES";
+const SAMPLES: u32 = 30;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sample {
+    commands: f64,
+    others: f64,
+    resident_kib: f64,
+    threads: f64,
+    descriptors: f64,
+    cgroups: f64,
+    series: f64,
+    /// Of all maps of the probes.
+    entries: f64,
+    state_bytes: f64,
+    /// Before and after, in seconds.
+    ten_scrapes: [f64; 2],
+}
+
+impl Sample {
+    fn scrapes(&self) -> f64 {
+        self.ten_scrapes[1] - self.ten_scrapes[0]
+    }
+}
+
+/// The middle of what these samples have.
+fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
+    let mut all: Vec<_> = samples.iter().map(of).collect();
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+#[test]
+fn what_the_daemon_holds_does_not_grow() {
+    let Some(bench) = Bench::open() else { return };
+    let minutes = env::var(MINUTES).map_or(3_u32, |text| text.parse().unwrap());
+    let machine = Machine::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
+    let vm = bench.vm(machine).limit(Duration::from_mins(u64::from(minutes) + 10));
+    let (seconds, script) = (minutes * 60, include_str!("soak.sh"));
+    let report = boot(&vm, &format!("seconds={seconds}\npause={}\n{script}", seconds / SAMPLES));
+    eprintln!("{report}");
+    let parse =
+        |text: &str| serde_json::from_str::<Sample>(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let samples: Vec<_> = report.section("samples").lines().map(parse).collect();
+    let end = parse(report.section("in the end"));
+    assert_eq!(report.section("failures"), "", "{report}");
+    assert!(end.commands > f64::from(10 * minutes) && end.others > f64::from(5 * minutes), "{end:?}");
+    // After a while, all that is needed once is there.
+    let (early, late) =
+        (&samples[samples.len() / 5..samples.len() * 2 / 5], &samples[samples.len() * 4 / 5..]);
+    for (name, more, of) in [
+        ("resident memory, in KiB", 1.05, (|sample| sample.resident_kib) as fn(&Sample) -> f64),
+        ("descriptors", 1.0, |sample| sample.descriptors),
+        ("threads", 1.0, |sample| sample.threads),
+        ("cgroups", 1.5, |sample| sample.cgroups),
+        ("series", 1.2, |sample| sample.series),
+        ("entries of maps", 1.2, |sample| sample.entries),
+        ("the ledger", 1.1, |sample| sample.state_bytes),
+        // Emulated, on a host that may be busy.
+        ("ten scrapes, in seconds", 2.0, Sample::scrapes),
+    ] {
+        let (early, late) = (median(early, of), median(late, of));
+        eprintln!("{name}: {early} early, {late} late");
+        assert!(late <= early * more, "{name}: {early} early, {late} late\n{report}");
+    }
+    report.section("end");
+}

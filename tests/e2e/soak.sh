@@ -1,0 +1,85 @@
+# Workloads of all kinds come and go for $seconds, and every $pause seconds it is noted what the daemon and the kernel hold.
+
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+# What is gone is served for a short time, so that minutes stand for hours.
+printf '%s\n' 'stateDirectory: /run/state' 'observe: {keepRemoved: 5s}' >/run/config.yaml
+numaward run --config /run/config.yaml 2>/tmp/daemon.log &
+daemon=$!
+wait_for 60 _ready
+ready=/run/ready
+count() { find $cgroups -type d | wc -l; }
+first=$(count)
+until=$(($(date +%s) + seconds))
+goes_on() { [ "$(date +%s)" -lt $until ]; }
+
+# Commands with CPUs and memory, each with a load.
+commands() {
+    number=0
+    while goes_on; do
+        number=$((number + 1))
+        numaward exec --cpus 1 --memory 32Mi --name "command-$1-$number" -- \
+            timeout -s TERM 1 numaward-load --size 8M --report json >/dev/null 2>/tmp/command-$1
+        # 143: the load, by timeout.
+        code=$?
+        [ $code -eq 143 ] || [ $code -eq 0 ] || echo "command-$1-$number: code $code: $(cat /tmp/command-$1)" >>/run/failures
+        echo >>/run/commands
+    done
+}
+# Cgroups that somebody else makes: guaranteed memory, released, removed; some grow many below them.
+others() {
+    number=0
+    while goes_on; do
+        number=$((number + 1))
+        of=$cgroups/other-$number
+        mkdir $of
+        numaward-load --size 4M --report json --cgroup $of >/run/other 2>&1 &
+        load=$!
+        numaward guarantee /other-$number --memory 32Mi >/run/guarantee 2>&1 || cat /run/guarantee >>/run/failures
+        if [ $((number % 2)) -eq 0 ]; then
+            numaward release /other-$number >/run/guarantee 2>&1 || cat /run/guarantee >>/run/failures
+        fi
+        kill $load
+        wait $load 2>/dev/null
+        seq -f $of/below-%g 1 20 | xargs mkdir
+        find $of -depth -type d -exec rmdir {} ';'
+        echo >>/run/others
+    done
+}
+# value NAME: of the daemon's status.
+status_of() { grep -o "^$1:[^0-9]*[0-9]*" /proc/$daemon/status | grep -o '[0-9]*$'; }
+number_of() { [ -e $1 ] && wc -l <$1 || echo 0; }
+sample() {
+    scraped=$(cut -d ' ' -f 1 /proc/uptime)
+    for _ in 1 2 3 4 5 6 7 8 9 10; do ask /metrics >/run/metrics; done
+    scraped="$scraped,$(cut -d ' ' -f 1 /proc/uptime)"
+    entries=$(grep '^numaward_probe_map_entries' /run/metrics | sed 's/.* //' | tr '\n' '+')
+    cat <<END
+{"commands":$(number_of /run/commands),"others":$(number_of /run/others),"residentKib":$(status_of VmRSS),"threads":$(status_of Threads),"descriptors":$(ls /proc/$daemon/fd | wc -l),"cgroups":$(count),"series":$(grep -c '^numaward_' /run/metrics),"entries":$((${entries}0)),"stateBytes":$(du -k -s /run/state | cut -f 1)000,"tenScrapes":[$scraped]}
+END
+}
+
+section "samples"
+touch /run/failures
+commands a &
+first_commands=$!
+commands b &
+second_commands=$!
+others &
+third=$!
+while goes_on; do
+    sleep $pause
+    sample
+done
+wait $first_commands $second_commands $third
+_empty() { ! numaward list -o json | grep -q '"name"' && [ "$(count)" -eq $first ]; }
+wait_for 60 _empty
+sleep 15
+section "in the end"
+sample
+section "failures"
+head -c 4000 /run/failures
+section "log"
+grep -E '"(ERROR|WARN)"|ERROR|WARN' /tmp/daemon.log | tail -n 20
+kill -0 $daemon || fail "the daemon is gone"
+section "end"
