@@ -13,6 +13,7 @@
 
 mod engine;
 mod files;
+mod http;
 mod nri;
 mod pods;
 mod requests;
@@ -27,11 +28,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "annotations", run: pods::annotations },
     Target { name: "checkpoint", run: files::checkpoint },
     Target { name: "config", run: files::config },
     Target { name: "engine", run: engine::run },
+    Target { name: "http", run: http::run },
     Target { name: "knob", run: text::knob },
     Target { name: "ledger", run: files::ledger },
     Target { name: "nri", run: nri::run },

@@ -98,7 +98,9 @@ async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
     until("all are held", || daemon.reconciler.allocations().allocations.len() == 2).await;
     let late = container(&pod, "late", 2, Bytes::gib(1));
     bench.run(&late).await.unwrap();
-    assert_eq!((bench.cpus(&shared).len(), bench.cpus(&theirs).len()), (58, 2));
+    // On a busy machine the answer may come too late; then it follows.
+    until("its CPUs are nobody else's", || bench.cpus(&shared).len() == 58).await;
+    assert_eq!(bench.cpus(&theirs).len(), 2);
 
     // Where the ledger is lost, what shares what is left cannot be told from what others have pinned.
     daemon.stop(&bench.runtime).await;

@@ -1,0 +1,118 @@
+//! Requests over HTTP, from the line with the method to the answer of a reconciler that gives guarantees on plain files.
+//!
+//! What splits bytes into requests is hyper's and not tried here: the first line is the method and the target, lines up to
+//! an empty one are headers, and the rest is the body.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{Request, StatusCode, header},
+};
+use numaward_config::Config;
+use numaward_control::{Ports, testing};
+use numaward_daemon::allocations;
+use numaward_http::{App, Names, Peer};
+use numaward_model::health::{Heartbeats, Readiness};
+use numaward_observe::Observer;
+use numaward_telemetry::metrics::Metrics;
+use numaward_topology::{Bytes, Machine};
+use tokio::runtime::Runtime;
+use tower::ServiceExt as _;
+
+/// No answer of so small a host is longer.
+const MOST: usize = 8 << 20;
+/// A request that takes so long hangs.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// The cgroups that there are.
+const CGROUPS: [&str; 4] = ["", "w0", "system.slice", "system.slice/db.service"];
+
+/// A daemon without probes, whose ledger and cgroups are files below a directory.
+struct Daemon {
+    runtime: Runtime,
+    reading: Router,
+    control: Router,
+    host: Arc<testing::Host>,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let machine =
+            Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
+        let dir = tempfile::tempdir().unwrap().keep();
+        let root = dir.join("cgroup");
+        for path in CGROUPS {
+            testing::cgroup(&root.join(path), &machine);
+        }
+        let mut config =
+            Config { host_root: dir.clone(), state_directory: dir.join("state"), ..Config::default() };
+        config.probes.allocation.enabled = false;
+        let host = Arc::new(testing::Host::new(machine));
+        let (reconciler, _, _) = testing::reconciler(&config, &root, Ports::of(&host), None, None);
+        let observer = Arc::new(Observer::new(&config));
+        let metrics = Arc::new(Metrics::new(observer.clone()));
+        let (readiness, heartbeats) = (Readiness::default(), Heartbeats::default());
+        let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
+        let view = Some(reconciler.view());
+        Self {
+            runtime: Runtime::new().unwrap(),
+            reading: allocations::router(app.clone(), view, None, Names::new(&[])),
+            control: allocations::control_router(app, reconciler),
+            host,
+        }
+    }
+}
+
+/// Reads what is asked for.
+fn request(data: &[u8]) -> Option<Request<Body>> {
+    let end = data.windows(2).position(|two| two == b"\n\n");
+    let (head, body) = end.map_or((data, &[][..]), |end| (&data[..end], &data[end + 2..]));
+    let mut lines = head.split(|byte| *byte == b'\n');
+    let mut words = lines.next()?.splitn(2, |byte| *byte == b' ');
+    let mut request = Request::builder().method(words.next()?).uri(words.next()?).extension(Peer::default());
+    for line in lines {
+        let colon = line.iter().position(|byte| *byte == b':')?;
+        request = request.header(&line[..colon], line[colon + 1..].trim_ascii());
+    }
+    request.body(Body::from(body.to_vec())).ok()
+}
+
+async fn answer(router: &Router, request: Request<Body>) {
+    let asked = format!("{request:?}");
+    let response = router.clone().oneshot(request).await.unwrap();
+    let (status, headers) = (response.status(), response.headers().clone());
+    let of_type = |kind: &str| {
+        let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        given.is_some_and(|given| given.starts_with(kind))
+    };
+    assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "{asked}");
+    if of_type("text/event-stream") {
+        return;
+    }
+    let body = to_bytes(response.into_body(), MOST).await.unwrap();
+    if !body.is_empty() && (status.is_client_error() || status.is_server_error()) {
+        assert!(of_type("application/problem+json"), "{asked}: {status} {headers:?}");
+    }
+    if of_type("application/json") || of_type("application/problem+json") {
+        assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "{asked}: {body:?}");
+    }
+}
+
+/// A request, to the address for everybody and to the control socket.
+pub(crate) fn run(data: &[u8]) {
+    static DAEMON: OnceLock<Daemon> = OnceLock::new();
+    let Some((first, second)) = request(data).zip(request(data)) else { return };
+    let daemon = DAEMON.get_or_init(Daemon::start);
+    daemon.runtime.block_on(async {
+        let both = async {
+            answer(&daemon.reading, first).await;
+            answer(&daemon.control, second).await;
+        };
+        tokio::time::timeout(PATIENCE, both).await.unwrap();
+    });
+    daemon.host.happened.lock().unwrap().clear();
+}
