@@ -178,7 +178,7 @@ pub(crate) fn numbers(text: &str) -> Vec<u64> {
     text.split(',').flat_map(range).collect()
 }
 
-/// Asserts that the PodResources API tells of the same CPUs and nodes as numaward itself.
+/// Asserts that the PodResources API reports the same CPUs and nodes as numaward itself.
 fn assert_assigned(assigned: &Value, allocations: &Value) {
     let own = allocations["allocations"].as_array().unwrap().iter().map(|held| {
         let memory: u64 =

@@ -117,7 +117,7 @@ machine() {
     ask /api/v1/nodes
 }
 
-# said: what a daemon that lacks something says of itself.
+# said: what a daemon with something missing says of itself.
 said() {
     section "$round status"
     ask /api/v1/status

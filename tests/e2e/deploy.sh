@@ -21,7 +21,7 @@ run_daemon() {
     daemon=$(head -n1 $cgroups/kubepods/burstable/podnumaward/${made#* }/cgroup.procs)
     wait_for 120 ask /readyz
 }
-# told: what it warned of.
+# Prints what it warned of.
 told() {
     grep -E '"level":"(WARN|ERROR)"' /var/log/pods/numaward/numaward.log
 }

@@ -72,7 +72,7 @@ fn what_goes_wrong_ends_in_a_known_state() {
     assert_eq!(names(&report, "lost allocations"), ["fought", "held"]);
 }
 
-/// Two knobs are left to whoever keeps writing them, and what then lands elsewhere is counted.
+/// Two knobs are left to the process that keeps writing them, and what then lands elsewhere is counted.
 fn fight(report: &Report) {
     let promised = &report.json("fought")["nodes"];
     let elsewhere: u32 = report.section("elsewhere").parse().unwrap();

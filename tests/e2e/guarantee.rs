@@ -63,7 +63,7 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
         "the command runs as promised from its start, and its exit code is passed on"
     );
     let load = report.json("exec load");
-    // Linux 6.1 does not tell the node of a page that NUMA balancing has just marked.
+    // Linux 6.1 does not report the node of a page that NUMA balancing has just marked.
     let on_node_1 = load["pages_by_node"]["1"].as_u64().unwrap();
     assert_eq!(on_node_1 + load["absent_pages"].as_u64().unwrap(), 128 * MIB / 4096, "{load}");
     assert_eq!(load["pages_by_node"].as_object().unwrap().len(), 1, "{load}");

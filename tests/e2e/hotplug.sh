@@ -9,7 +9,7 @@ blocks() { ls -d /sys/devices/system/node/node$1/memory[0-9]* 2>/dev/null | wc -
 total() { sed -n 's/.*MemTotal: *\([0-9]*\) kB/\1/p' /sys/devices/system/node/node$1/meminfo; }
 noticed() { ask /api/v1/topology | grep -q "\"memoryBytes\":$(($(total $1) * 1024))[,}]"; }
 
-# Without BTF, the probe tells a page's node by its address.
+# Without BTF, the probe finds a page's node by its address.
 [ $mode = tp_btf ] || mount -o bind /dev/null /sys/kernel/btf/vmlinux
 for name in late filling; do
     mkdir $cgroups/$name

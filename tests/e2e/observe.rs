@@ -1,4 +1,4 @@
-//! `mode: observe`: beside a kubelet that pins containers itself, numaward writes nothing and tells where the kubelet's
+//! `mode: observe`: beside a kubelet that pins containers itself, numaward writes nothing and shows where the kubelet's
 //! promises are broken.
 
 use numaward_tests::{Bench, assert_near, boot};

@@ -48,7 +48,7 @@ diff /tmp/before /tmp/after && echo same
 ls /run/numaward /var/lib/numaward 2>&1
 ls -d $cgroups/numaward 2>&1
 
-# A file that is damaged is told, and what was read before holds on.
+# A file that is damaged is reported, and what was read before holds on.
 cp /var/lib/kubelet/memory_manager_state /tmp/good
 sed s/4294967296/4294967297/ /tmp/good >/tmp/bad
 mv /tmp/bad /var/lib/kubelet/memory_manager_state

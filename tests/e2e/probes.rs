@@ -27,7 +27,7 @@ fn has_probe(report: &Report, probe: &str, mode: &str) -> bool {
     report.section("probes").lines().any(|line| line.contains(&wanted))
 }
 
-/// Pages that NUMA balancing moved, by `memory.stat`, which tells of them since Linux 6.12 or so.
+/// Pages that NUMA balancing moved, by `memory.stat`, which counts them since Linux 6.12 or so.
 fn migrated_by_kernel(report: &Report, workload: &str) -> Option<u64> {
     let mut stat = report.section(&format!("{workload} memory.stat")).lines();
     stat.find_map(|line| line.strip_prefix("numa_pages_migrated "))?.parse().ok()
@@ -175,7 +175,7 @@ fn stream(report: &Report) {
     assert!(reported.is_sorted_by_key(|event| event["id"].as_u64()), "{reported:?}");
 }
 
-/// With three slots for five workloads: whoever is promised something has one at once, then whoever is busy.
+/// With three slots for five workloads: those with a promise have one at once, then the busy ones.
 fn few_slots(report: &Report) {
     assert_eq!(report.section("counters of those that came late"), "", "all slots are taken");
     assert!(report.section("busy counters").contains("workload=\"busy\""));

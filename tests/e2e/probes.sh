@@ -23,7 +23,7 @@ metric() { ask /metrics | grep -F "$1"; }
 export NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s
 NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true start
 
-# Whoever listens is told of everything at once, until the daemon ends.
+# A client that listens gets everything at once, until the daemon ends.
 ask /api/v1/stream >/tmp/stream 2>/dev/null &
 stream=$!
 
@@ -81,7 +81,7 @@ ask /api/v1/nodes
 section "all accesses"
 metric 'numaward_remote_access_pages_total{'
 section "bound workload"
-# Bound to the other node, and running on this one: nothing else tells of it.
+# Bound to the other node, and running on this one: nothing else shows it.
 _estimated() { ask /api/v1/workloads | grep -q '"estimatedRemotePercent":9[0-9]\|"estimatedRemotePercent":100'; }
 wait_for 60 _estimated
 metric numaward_remote_access_estimated_ratio
@@ -148,7 +148,7 @@ killed cpuset --size 700M
 killed policy --size 700M --policy bind:1
 
 # --- Intruders ------------------------------------------------------------------------------------------------------
-# Whoever looks, and the daemon itself, keep to the CPU that is nobody's.
+# The commands that look, and the daemon itself, keep to the CPU that is nobody's.
 for task in /proc/$$/task/* /proc/$daemon/task/*; do taskset -p 1 ${task##*/} >/dev/null; done
 numaward exec --cpus 1 --memory 64Mi --name owner -- sleep 1000 &
 exec=$!
@@ -170,7 +170,7 @@ two=$!
 # What the first has used, in clock ticks of a hundredth of a second, and the second, in microseconds.
 ticks() { cat /proc/$one/task/*/stat | sed 's/.*) //' | awk '{ sum += $12 + $13 } END { print sum }'; }
 usage() { sed -n 's/^usage_usec //p' $cgroups/neighbour/cpu.stat; }
-# used SECONDS WHEN: what both have used and what is told of it, as soon as each has run so long.
+# used SECONDS WHEN: what both have used and what is reported of it, as soon as each has run so long.
 used() {
     _centi=$(($1 * 100))
     wait_for 240 _busy
@@ -220,7 +220,7 @@ wait_for 30 _waiting
 _walker=late
 section "counters of those that came late"
 _has_counters && echo late
-# Whoever is promised something is counted by itself at once.
+# What has a promise is counted by itself at once.
 section "promised"
 numaward guarantee /late --cpus 1 --memory 64Mi -o json
 wait_for 30 _has_counters
@@ -236,7 +236,7 @@ wait_for 30 _told
 ask "/api/v1/events?kind=miss"
 section "misses"
 metric 'numaward_numa_miss_bytes_total{'
-# Whoever is busy is, too, once it was looked at twice.
+# What is busy is, too, once it was looked at twice.
 load busy --size 16M --walk --cpus 0
 busy=$load_pid
 _walker=busy

@@ -9,7 +9,7 @@ _ready() { ask /readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1
 allocations() { ask /api/v1/allocations; echo; }
 allows() { grep -E '^(Cpus|Mems)_allowed_list' /proc/$1/status; }
 has() { allocations >/tmp/told && grep -q "$1" /tmp/told; }
-# told SECONDS TEXT: waits for the allocations to say this, and prints just what said it.
+# With SECONDS TEXT: waits for the allocations to say this, and prints just what said it.
 told() {
     wait_for "$1" has "$2"
     cat /tmp/told

@@ -1,7 +1,7 @@
 // Holds what the page shows against /metrics: the same figures, in the same second.
 //
 // Figures move. A figure of the page agrees if it lies between two scrapes, one before it was shown and one after, but
-// for the digits that the page leaves out. What goes up and down may have been elsewhere between the two, so that a
+// for the digits that the page does not show. What goes up and down may have been elsewhere between the two, so that a
 // figure that does not agree is looked at again; one that is wrong never does.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

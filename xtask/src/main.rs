@@ -23,6 +23,7 @@ mod screenshots;
 mod setup;
 mod test;
 mod vm;
+mod words;
 
 use std::process::ExitCode;
 

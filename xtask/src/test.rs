@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
-use crate::{api, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm};
+use crate::{api, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm, words};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -49,7 +49,7 @@ enum Stage {
     /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator, and the Helm chart
     /// against the manifests; the list of system calls, and the exposure of the unit
     Manifests,
-    /// The book: it is made, and its links lead somewhere
+    /// The book: it is made, and its links lead somewhere; and no text has words that docs/style.md rules out
     Book,
     /// The page in a headless browser, and that of a daemon on this host
     Page,
@@ -164,7 +164,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
         Stage::Manifests => return manifests::check(),
-        Stage::Book => return book::test(),
+        Stage::Book => return words::check().and_then(|()| book::test()),
         Stage::Page => return page(),
         Stage::Api => return api::test(thorough),
         Stage::Dashboards => return dashboards::test(command::root()),

@@ -37,7 +37,7 @@ const HELPERS: &[&str] = &[
     "numaward-cri",
     "numaward-enforce-check",
 ];
-/// Tells the tests that what is slow is to run as well.
+/// Makes the tests run what is slow as well.
 const SLOW: &str = "NUMAWARD_VM_SLOW";
 /// Name the folders of [`Folders`], for the tests too.
 pub(crate) const KUBERNETES: &str = "NUMAWARD_KUBERNETES";

@@ -91,7 +91,7 @@ fn stay_on_cpu_0() -> Result<()> {
 }
 
 async fn run() -> Result<()> {
-    // systemd is the first process, as far as the daemon can tell.
+    // systemd is the first process, as far as the daemon can see.
     fs::create_dir_all("/run/systemd/system")?;
     fs::create_dir_all("/tmp/answers")?;
     let bus = Bus::start(daemon::BUS)?;

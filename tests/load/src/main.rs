@@ -6,7 +6,7 @@
 //!
 //! Algorithm: map the memory, move into the cgroup, start one thread per CPU; each takes an equal share of the pages,
 //! sets its memory policy and touches page by page. Then ask the kernel for the node of each page (`move_pages(2)`
-//! without a destination), report, and hold (or keep walking) until told to end, under the same policy: whether NUMA
+//! without a destination), report, and hold (or keep walking) until asked to end, under the same policy: whether NUMA
 //! balancing may move a page of a mapping without a policy of its own depends on that of the thread that runs.
 //!
 //! Invariants: nothing is touched before the cgroup is entered; the report is printed after the last first touch and

@@ -112,7 +112,7 @@ impl Machine {
         if nodes.is_empty() || nodes.len() > MAX_NODES {
             return impossible(format!("{} nodes: a machine has 1 to {MAX_NODES}", nodes.len()));
         }
-        // QEMU tells the kernel that what is plugged in belongs to the last node.
+        // QEMU reports to the kernel that what is plugged in belongs to the last node.
         let complete = if room_mib > 0 { nodes.len() - 1 } else { nodes.len() };
         let is_empty = |node: &Node| node.cpus == 0 && node.memory_mib == 0;
         if let Some(empty) = nodes[..complete].iter().position(is_empty) {

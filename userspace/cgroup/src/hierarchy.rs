@@ -108,7 +108,7 @@ impl Hierarchy {
 
     /// Every cgroup, the root first and each one before those below it.
     ///
-    /// One that vanishes meanwhile may be in the list or not. One whose name is not UTF-8 is left out, with
+    /// One that vanishes meanwhile may be in the list or not. One whose name is not UTF-8 is skipped, with
     /// all below it: it belongs to its parent then, as for the probes. So are those for which there are too many.
     pub fn walk(&self) -> Result<Vec<Cgroup>, WalkError> {
         self.walk_counting(&mut Census::default())
@@ -142,7 +142,7 @@ impl Hierarchy {
         Ok(found.into_iter().map(|(cgroup, ..)| cgroup).collect())
     }
 
-    /// At most so many of the cgroups directly below one. Those that vanish meanwhile are left out.
+    /// At most so many of the cgroups directly below one. Those that vanish meanwhile are skipped.
     pub(crate) fn children(&self, parent: &CgroupPath, most: usize) -> io::Result<Vec<(CgroupPath, Stat)>> {
         let dir = self.dir(parent);
         let mut children = Vec::new();

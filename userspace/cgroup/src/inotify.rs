@@ -1,4 +1,4 @@
-//! What inotify tells (inotify(7)), for those who watch cgroups.
+//! What inotify reports (inotify(7)), for those who watch cgroups.
 
 use std::{mem::MaybeUninit, os::fd::OwnedFd};
 
@@ -15,7 +15,7 @@ pub(crate) struct Reported {
     pub(crate) name: Option<String>,
 }
 
-/// All that there is to tell. What was reported before an error is kept.
+/// All that there is to report. What was reported before an error is kept.
 pub(crate) fn drain(fd: &OwnedFd, all: &mut Vec<Reported>) -> Result<(), Errno> {
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     let mut reader = Reader::new(fd, &mut buffer);

@@ -1,7 +1,7 @@
 //! Seeing at once that a knob was written, and by whom.
 //!
-//! fanotify tells of every write(2) to a marked file, with the id of the process that wrote, which inotify does
-//! not. It does not tell of what the kernel changes by itself (hotplug, a parent that was narrowed), and a mark
+//! fanotify reports every write(2) to a marked file, with the id of the process that wrote, which inotify does
+//! not. It does not report what the kernel changes by itself (hotplug, a parent that was narrowed), and a mark
 //! may be lost: marks do not pin the inode (or a removed cgroup would stay in memory on older kernels), so the
 //! kernel drops them when it needs the memory. A watch is a hint that is fast; the truth is read, now and then.
 //! Marks are set again at each of these times: setting one twice does no harm.
@@ -22,7 +22,7 @@ use nix::{
     sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags},
 };
 
-/// How often at most the kernel is asked for more in one go: whoever writes without end gets no end otherwise.
+/// How often at most the kernel is asked for more in one go: otherwise a process that writes without end keeps it without end.
 const READINGS: usize = 64;
 
 /// Watches knobs of cgroups.
@@ -129,7 +129,7 @@ impl KnobWatch {
         }
     }
 
-    /// What happened since the last call; does not wait. Our own writes are left out.
+    /// What happened since the last call; does not wait. Our own writes are skipped.
     ///
     /// To wait, poll the file descriptor for reading.
     pub fn read(&self) -> Result<Vec<Touched>, KnobWatchError> {
@@ -138,7 +138,7 @@ impl KnobWatch {
             let events = match self.fanotify.read_events() {
                 Ok(events) => events,
                 Err(Errno::EAGAIN) => break,
-                // The kernel opens each file that it tells of. This one is gone with its cgroup.
+                // The kernel opens each file that it reports. This one is gone with its cgroup.
                 Err(Errno::ENODEV | Errno::ENOENT) => continue,
                 // What is lost may have been any knob's.
                 Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {

@@ -1,9 +1,9 @@
-//! cgroup v2: find the hierarchy, walk and watch it, tell workloads apart, read and write.
+//! cgroup v2: find the hierarchy, walk and watch it, distinguish workloads, read and write.
 //!
 //! - [`Hierarchy`] is a mounted tree: [`Hierarchy::open`] finds it, [`Hierarchy::walk`] lists its cgroups, and the
 //!   readers ([`read`]) give what a cgroup uses.
-//! - [`Watcher`] tells which cgroups came and went; [`Notifier`] what changes in chosen ones.
-//! - [`classify`] tells to which workload a cgroup belongs.
+//! - [`Watcher`] reports which cgroups came and went; [`Notifier`] what changes in chosen ones.
+//! - [`classify`] says to which workload a cgroup belongs.
 //! - [`knob`] reads and writes settings.
 //!
 //! Everything is synchronous. A cgroup may vanish at any moment: that is never a failure of a walk or a

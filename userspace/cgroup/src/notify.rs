@@ -1,4 +1,4 @@
-//! Tells what changes in chosen cgroups, so that they need not be read again and again.
+//! Reports what changes in chosen cgroups, so that they need not be read again and again.
 //!
 //! The kernel announces to inotify when it changes `cgroup.events` or `memory.events` ("a file modified event"), and
 //! which cgroups come and go in a directory. A change is announced after it has happened, so who reads then sees it.

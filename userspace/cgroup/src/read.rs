@@ -86,7 +86,7 @@ impl Text {
     fn read(dir: &Path, file: &str) -> Result<Self, ReadError> {
         let path = dir.join(file);
         match fs::read(&path) {
-            // Every value is ASCII; anything else is told as malformed by who reads the line.
+            // Every value is ASCII; the reader of a line reports anything else as malformed.
             Ok(bytes) => Ok(Self { path, text: String::from_utf8_lossy(&bytes).into_owned() }),
             Err(error) if is_gone(&error) => {
                 if error.kind() == io::ErrorKind::NotFound && dir.is_dir() {

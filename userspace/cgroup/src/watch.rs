@@ -1,4 +1,4 @@
-//! Tells which cgroups came and went.
+//! Reports which cgroups came and went.
 //!
 //! Every directory of the hierarchy is watched with inotify, and a sweep (a walk of the whole hierarchy) now and
 //! then finds whatever the watches missed. Where inotify cannot serve (its limits are reached, or it may not
@@ -9,7 +9,7 @@
 //! came and went between two looks is not reported.
 //!
 //! A directory is watched first and listed then, so that whatever is made in it is either listed or reported by
-//! its watch, or both. When an event tells of a name, only what is found there now counts: events are old.
+//! its watch, or both. When an event has a name, only what is found there now counts: events are old.
 //!
 //! Source: inotify(7).
 
@@ -100,7 +100,7 @@ struct Known {
 }
 
 impl Watcher {
-    /// Begins to follow a hierarchy. The first [`next`](Self::next) tells every cgroup that is there.
+    /// Begins to follow a hierarchy. The first [`next`](Self::next) reports every cgroup that is there.
     pub fn new(hierarchy: Hierarchy, options: WatchOptions) -> Self {
         let (inotify, mode) = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
             Ok(fd) => (Some(fd), WatchMode::Watching),
@@ -145,7 +145,7 @@ impl Watcher {
         }
     }
 
-    /// Readable when there is something to tell; `None` where nothing is watched.
+    /// Readable when there is something to report; `None` where nothing is watched.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
@@ -195,7 +195,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// All that inotify has to tell.
+    /// All that inotify has to report.
     fn reported(&mut self) -> Vec<Reported> {
         let mut all = Vec::new();
         let drained = self.inotify.as_ref().map_or(Ok(()), |fd| drain(fd, &mut all));

@@ -67,7 +67,7 @@ impl WorkloadKind {
     }
 }
 
-/// A container, as far as its cgroup's path tells.
+/// A container, as far as its cgroup's path shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     /// The runtime's id.
@@ -78,7 +78,7 @@ pub struct Container {
     pub runtime: Option<String>,
 }
 
-/// Tells the workload of the cgroup at `path`. `has_allocation` tells of a cgroup whether the ledger has one
+/// The workload of the cgroup at `path`. `has_allocation` says of a cgroup whether the ledger has one
 /// for it.
 pub fn classify(path: &CgroupPath, has_allocation: impl Fn(&CgroupPath) -> bool) -> Workload {
     let natural = by_path(path);
@@ -187,7 +187,7 @@ fn pod_of_slice(name: &str) -> Option<String> {
     (of_kubelet && !uid.is_empty()).then(|| uid.replace('_', "-"))
 }
 
-/// The container that a name tells by itself: an id of 64 hexadecimal digits, alone or with its runtime, or a
+/// The container that a name shows by itself: an id of 64 hexadecimal digits, alone or with its runtime, or a
 /// shorter one with a runtime that is known.
 fn plain_container(name: &str) -> Option<Container> {
     let is_hex = |id: &str| id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));

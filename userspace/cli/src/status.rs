@@ -55,7 +55,7 @@ struct ProbeCost {
 }
 
 impl Cost {
-    /// What was measured between two answers of the daemon. A probe that is not in both is left out.
+    /// What was measured between two answers of the daemon. A probe that is not in both is skipped.
     pub(crate) fn between(before: &Status, after: &Status, span: Duration) -> Self {
         let of = |probe: &Probe| {
             let before = before.probes.iter().find(|before| before.probe == probe.probe)?;

@@ -46,7 +46,7 @@ fn escaped(text: &str, must: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// As much as fits, with a mark where something is left out.
+/// As much as fits, with a mark where something is cut.
 pub(crate) fn cut(text: &str, cells: usize) -> Cow<'_, str> {
     // A name of 10 KiB is not measured to its end.
     let mut used = 0;

@@ -231,7 +231,7 @@ pub(super) fn problems(
     for number in (0..).take_while(|number| is_given(&item(*number))) {
         match ["unit", "cgroup"].map(|key| is_given(&at(number, key))) {
             [true, true] => {
-                let problem = "a unit is given as well: leave out one of the two".to_owned();
+                let problem = "a unit is given as well: give only one of the two".to_owned();
                 problems.push((at(number, "cgroup"), problem));
             }
             [false, false] => problems.push((item(number), "give unit or cgroup: what it is for".to_owned())),

@@ -340,7 +340,7 @@ guarantees:
         "6:16: unknown key \"cpu\" in \"guarantees.1\"; did you mean \"cpus\"?",
         "8:9: guarantees.2.cpus: 0 is not between 0.001 and 65536",
         "9:11: guarantees.2.memory: \"none\" is not a quantity",
-        "10:12: guarantees.3.cgroup: a unit is given as well: leave out one of the two",
+        "10:12: guarantees.3.cgroup: a unit is given as well: give only one of the two",
         "10:50: guarantees.3.memory: it is 0; expected a number of bytes above 0, such as 256Mi or 8Gi",
         "11:3: guarantees.4: give unit or cgroup: what it is for",
         "13:20: guarantees.4.hugepages.2Mi: 3Mi is not a whole number of pages of 2Mi",
@@ -350,7 +350,7 @@ guarantees:
         "15:55: guarantees.6.hugepages.2Mi: 3Mi is not a whole number of pages of 2Mi",
         "16:12: guarantees.7.cgroup: \"/e\" has a guarantee before, at guarantees.6",
         "17:3: guarantees.8: give unit or cgroup: what it is for",
-        "18:29: guarantees.9.cgroup: a unit is given as well: leave out one of the two",
+        "18:29: guarantees.9.cgroup: a unit is given as well: give only one of the two",
     ];
     assert_eq!(found.len(), expected.len(), "{found:#?}");
     for (found, expected) in found.iter().zip(expected) {

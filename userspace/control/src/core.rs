@@ -1,6 +1,6 @@
 //! What is promised, how it is stored and carried out, and everything that a decision needs.
 //!
-//! Problem: admissions, pods, CPU isolation and whoever looks after what is held change the same state, store it and
+//! Problem: admissions, pods, CPU isolation and those who look after what is held change the same state, store it and
 //! write knobs for it. While one of them waits for the kernel or for systemd, the container runtime waits for no longer
 //! than a fraction of a second.
 //!

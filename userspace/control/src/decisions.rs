@@ -1,7 +1,7 @@
 //! Why each allocation was given, kept beside the ledger.
 //!
 //! Problem: what explains a decision is long, and the ledger is written anew at every change. Nothing depends on an
-//! explanation: one that is lost is only not told any more.
+//! explanation: one that is lost is only not shown any more.
 //!
 //! Algorithm: each decision is a line of JSON, appended to `decisions.jsonl` without a sync. At the start the last line of
 //! each workload counts. Then, and whenever most lines are of workloads that are gone, the file is written anew with

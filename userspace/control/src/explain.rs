@@ -85,10 +85,10 @@ fn search(search: &Search) -> api::Merge {
     }
 }
 
-/// As many sets of nodes are told of each kind. On eight nodes there are no more; from there on they double with each.
+/// As many sets of nodes are listed of each kind. On eight nodes there are no more; from there on they double with each.
 const TOLD: usize = 256;
 
-/// How many of so many are left out.
+/// How many of so many are omitted.
 fn omitted(all: usize) -> u64 {
     all.saturating_sub(TOLD) as u64
 }

@@ -89,7 +89,7 @@ pub enum ImportError {
     Store(#[from] StoreError),
 }
 
-/// Reads the state files in a directory into the ledger of the configuration. A dry run only tells what they hold.
+/// Reads the state files in a directory into the ledger of the configuration. A dry run only shows what they hold.
 pub fn import(
     config: &Config,
     machine: &Machine,
@@ -147,7 +147,7 @@ fn admit_again(strategy: &Kubelet, restored: &Ledger) -> Result<Ledger, ImportEr
     let mut ledger = restored.clone();
     for (owner, account) in restored.owners() {
         let containers = account.containers.iter().map(|(name, held)| {
-            // A container without exclusive CPUs asked for parts of some, how much is not told.
+            // A container without exclusive CPUs asked for parts of some, how much is not recorded.
             let cpus = held.cpus.as_ref().and_then(|cpus| u64::try_from(cpus.len()).ok());
             let cpus = cpus.map_or(Quantity::milli(1), Quantity::whole);
             let mut resources = Resources::none().with_cpu(cpus);

@@ -8,7 +8,7 @@
 //! survive: the engine's ledger, the guarantees, and the settings applied to each cgroup.
 //!
 //! Algorithm: one thread ([`reconciler`]) owns the state and takes commands one by one. To admit: the engine
-//! decides; the state is stored; the knobs are written; the probes are told. What fails undoes what was done
+//! decides; the state is stored; the knobs are written; the probes are informed. What fails undoes what was done
 //! before. To release: the knobs are given back; the state is stored. In between it looks after what it
 //! holds: a workload that is gone is released, a knob that drifted is written again, a machine that changed is
 //! charged anew with what is promised.
@@ -75,7 +75,7 @@ pub struct Prepared {
 }
 
 /// Does what needs privileges that the daemon gives up: it makes the cgroup in which those of commands are made, as
-/// the root of the hierarchy is read-only even for its owner, and the watch that tells who writes knobs.
+/// the root of the hierarchy is read-only even for its owner, and the watch that reports who writes knobs.
 pub fn prepare(config: &Config) -> Prepared {
     // `start` says so.
     let Ok(hierarchy) = hierarchy(config) else { return Prepared { watch: None } };

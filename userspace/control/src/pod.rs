@@ -48,10 +48,10 @@ pub struct Placed {
 /// What a container asks for of memory, as far as its protection follows from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryAsk {
-    /// The class of service of its pod; none where nothing tells.
+    /// The class of service of its pod; none where nothing says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<QosClass>,
-    /// What it requests; none where only an API server could tell.
+    /// What it requests; none where only an API server could say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Bytes>,
     /// Its limit, if it has one.

@@ -164,7 +164,7 @@ fn throttling(config: &Config) -> Option<ThrottlingFactor> {
 
 /// What protects a workload with this request from reclaim, and where it is slowed down.
 pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
-    // Whoever asks for a guarantee wants it protected, unlike the kubelet's pods. Nobody is without a limit here.
+    // A client that asks for a guarantee wants it protected, unlike the kubelet's pods. Nobody is without a limit here.
     let qos = memory_qos(config, MemoryReservationPolicy::TieredReservation, Bytes(0));
     let settings = request.containers.first().map(|container| qos.container(request, container));
     settings.unwrap_or_default()
@@ -206,7 +206,7 @@ fn engine_policy(config: &Config, machine: &Machine, problems: &mut Vec<PolicyEr
         node_reservation,
         cpu_manager_policy: cpu,
         cpu_manager_policy_options: config.cpu_manager_policy_options.clone(),
-        // The engine counts the CPUs that it is to pick, or those that it is told.
+        // The engine counts the CPUs that it is to pick, or those that it is given.
         cpu_reservation: cpu_reservation
             .or_else(|| (!reserved_cpus.is_empty()).then(|| Quantity::whole(reserved_cpus.len() as u64))),
         reserved_system_cpus: reserved_cpus,

@@ -16,7 +16,7 @@ pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
 pub struct Ports {
     /// Knows the machine.
     pub machine: Arc<dyn MachineSource>,
-    /// Is told what is assigned, on the reconciler's thread.
+    /// Learns what is assigned, on the reconciler's thread.
     pub assignments: Arc<dyn AssignmentSink>,
     /// Takes events.
     pub events: Arc<dyn EventSink>,

@@ -5,7 +5,7 @@
 //!
 //! Sources, in this order: the marks on cgroups ([`super::marks`]), which repeat the ledger as it was last; the ledger
 //! before the last, for units that have no cgroup just now; and the knobs of the cgroups made for commands, which are
-//! ours whatever else is known. What contradicts an earlier source is not taken over, and told.
+//! ours whatever else is known. What contradicts an earlier source is not taken over, and is reported.
 
 use std::collections::BTreeMap;
 

@@ -52,7 +52,7 @@ pub(crate) fn failed(span: &EnteredSpan, error: &dyn fmt::Display) {
     span.record("otel.status_description", tracing::field::display(error));
 }
 
-/// Lets the engine decide, and tells of the stages.
+/// Lets the engine decide, and reports the stages.
 pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request, terms: &Terms) -> Decision {
     let span = span!(
         "decide",

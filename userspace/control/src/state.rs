@@ -84,7 +84,7 @@ impl State {
             };
             self.pods.insert(of.owner.clone(), admitted);
         }
-        // The runtime tells again, as soon as it is connected.
+        // The runtime reports it again, as soon as it is connected.
         let placed = Placed {
             of: of.clone(),
             cgroup: cgroup.clone(),

@@ -214,9 +214,9 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
             .map(|held| held.drift.clone())
             .unwrap_or_default()
     };
-    until("it is told", &|| drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired));
+    until("it is reported", &|| drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired));
     let told = drift("b");
-    // Our own writes are not told by the kernel.
+    // Our own writes are not reported by the kernel.
     assert_eq!((told.len(), told[0].count, told[0].noticed), (1, 1, api::Noticed::Look));
     assert_eq!((told[0].found.as_deref(), told[0].writer.clone()), (Some("0-7"), None));
     assert_eq!(drift("a"), []);
@@ -421,7 +421,7 @@ async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
     node.cpus = "0,2-3".parse().unwrap();
     node.memory = Bytes::mib(1600);
     change(smaller);
-    until("what is missing is told", &|| missing("a").is_some() && missing("b").is_some());
+    until("what is missing is reported", &|| missing("a").is_some() && missing("b").is_some());
     assert_eq!((missing("a").unwrap().cpus, missing("b").unwrap().cpus), ("1".to_owned(), String::new()));
     assert_eq!(told("What is promised to a is not all there any more: CPUs 1 is missing"), 1);
     assert_eq!(missing("b").unwrap().memory.len(), 1);
@@ -465,7 +465,7 @@ async fn a_machine_that_the_policy_does_not_fit_gets_no_new_promises() {
         let happened = bench.host.happened.lock().unwrap();
         happened.iter().filter(|(_, report)| format!("{report:?}").contains("policy")).count()
     };
-    until("it is told", &|| told() == 1);
+    until("it is reported", &|| told() == 1);
     let refused = admit(&reconciler, "b", 1).await.unwrap_err();
     assert!(matches!(&refused, AdmissionError::Unfit(why) if why.contains('7')), "{refused}");
     assert_eq!(held(&reconciler).len(), 1);

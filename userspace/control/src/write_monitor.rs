@@ -1,4 +1,4 @@
-//! Who wrote the knobs that we hold: what the kernel tells at once, kept until the reconciler asks.
+//! Who wrote the knobs that we hold: what the kernel reports at once, kept until the reconciler asks.
 //!
 //! Problem: a writer may end as soon as it has written, while the reconciler is busy moving pages; and one that writes
 //! without end must not keep the reconciler busy.
@@ -6,7 +6,7 @@
 //! Algorithm: a thread waits for the kernel's events, asks at once who each writer is, and notes the last one of each
 //! knob. The reconciler is woken when there is something new, and takes all notes at once. Between two readings the
 //! thread pauses, in which the kernel merges what repeats itself. Before the reconciler reports a drift it reads the
-//! events itself, so that no writer is told as unknown because the thread is late.
+//! events itself, so that no writer is reported as unknown because the thread is late.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_mins(1);
 pub(super) struct Seen {
     /// The last writer of each knob; `None` for one outside of our PID namespace.
     pub(super) knobs: BTreeMap<(CgroupPath, Knob), Option<Writer>>,
-    /// More happened than the kernel could tell: any knob may have been written.
+    /// More happened than the kernel could report: any knob may have been written.
     pub(super) everything: bool,
 }
 
@@ -142,7 +142,7 @@ impl WriteMonitor {
         std::mem::take(&mut state.seen)
     }
 
-    /// Whether the kernel still tells of writes.
+    /// Whether the kernel still reports writes.
     pub(super) fn works(&self) -> bool {
         !self.lock().failed
     }

@@ -4,7 +4,7 @@
 //! is damaged is to be rebuilt from what lives, and nobody else may talk us into a promise that was never given.
 //!
 //! Answer: the record of what was applied to a cgroup and what its workload holds is an extended attribute `user.numaward.ID` of the
-//! cgroup ID. Such an attribute can be written by whoever may write the directory, so it is put on, and believed of,
+//! cgroup ID. Such an attribute can be written by anybody who may write the directory, so it is put on, and believed of,
 //! only directories that belong to the user we run as: of a cgroup that was delegated to somebody else, the mark is on
 //! the nearest ancestor that is ours. It is written after the ledger, which it repeats, and dies with the cgroup.
 //!

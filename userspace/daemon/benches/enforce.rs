@@ -4,7 +4,7 @@
 //! `cargo bench -p numaward-daemon --bench enforce [-- --real]`, or `cargo xtask bench enforce [--vm]`.
 //!
 //! By default on a made-up machine and a tree of plain files in memory: that measures the engine, the ledger and
-//! the plans, and what the kernel takes for a write is left out. Once with the ledger in memory, once on the disk of
+//! the plans, and what the kernel takes for a write is not measured. Once with the ledger in memory, once on the disk of
 //! the temporary directory, where each admission syncs it. Then it is printed what looking after all of them takes of
 //! a CPU while nothing happens. With `--real` in this host's own cgroup v2
 //! hierarchy, with as many workloads as it has exclusive CPUs for; in an emulated machine these times are not

@@ -6,7 +6,7 @@
 //! `peers=40`: slow clients come from so many addresses.
 //!
 //! The daemon is a process of its own, with all its parts but the probe of allocations, on a host of plain files in memory: what the kernel
-//! takes for a write is left out. First there are admissions alone, a hundredth as many; then all come. Exits with 1
+//! takes for a write is not measured. First there are admissions alone, a hundredth as many; then all come. Exits with 1
 //! if a scrape failed, if the daemon took more than 128 MiB, or if 99 of 100 admissions did not take less than ten times
 //! of what they take alone.
 

@@ -122,7 +122,7 @@ impl Cgroupfs {
                 }
     }
 
-    /// Writes one step, and gives what was written: what cannot be had any more is left out.
+    /// Writes one step, and gives what was written: what cannot be had any more is omitted.
     ///
     /// The kernel refuses to empty the set of a cgroup with tasks (`ENOSPC`), although the empty set, all that
     /// the parent has, was there before. All that the machine may ever have means the same.

@@ -227,7 +227,7 @@ impl Enforcer {
     }
 
     /// Makes a knob of a cgroup hold a value at once, without taking note of what it held: nothing will be given back,
-    /// and systemd is not told. Reports no write where it holds it already.
+    /// and systemd is not informed. Reports no write where it holds it already.
     pub fn set(&self, cgroup: &CgroupPath, knob: Knob, to: &Value) -> Result<Report, EnforceError> {
         let from = match self.cgroupfs.read(cgroup, knob) {
             Ok(held) if self.cgroupfs.holds(knob, to, &held) => return Ok(Report::default()),

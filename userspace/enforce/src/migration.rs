@@ -2,7 +2,7 @@
 //!
 //! cgroup v2 moves the pages of a cgroup's processes to the new nodes before the write returns, however long
 //! that takes. The knob holds from the start of the write, so the caller waits for the pages only so long,
-//! and a thread goes on waiting. What moved is told from `memory.numa_stat` before and after; the kernel's
+//! and a thread goes on waiting. What moved is read from `memory.numa_stat` before and after; the kernel's
 //! counters lag by up to some 64 pages a CPU.
 
 use std::{
@@ -90,7 +90,7 @@ pub(super) fn migrate(
     }
 }
 
-/// User memory of a cgroup and its descendants by node; empty where it cannot be told.
+/// User memory of a cgroup and its descendants by node; empty where it cannot be known.
 fn resident(dir: &Path) -> Resident {
     let nodes = read::memory_numa_stat(dir).unwrap_or_default();
     nodes.into_iter().map(|(node, memory)| (node, Bytes(memory.anon.0 + memory.file.0))).collect()

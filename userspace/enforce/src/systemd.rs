@@ -4,7 +4,7 @@
 //! `daemon-reload` and restarts of the unit has to be a property of the unit. They are set with
 //! `SetUnitProperties(runtime = true)`, so they end with the next boot, as a guarantee does.
 //!
-//! systemd answers before it has written the knob, and only logs when the kernel refuses it: whoever sets a
+//! systemd answers before it has written the knob, and only logs when the kernel refuses it: a caller that sets a
 //! property looks at the knob afterwards.
 //!
 //! Source: org.freedesktop.systemd1(5), systemd.resource-control(5).
@@ -118,7 +118,7 @@ impl Systemd {
             .map_err(|error| refused(unit, error))
     }
 
-    /// Sets properties of a unit, until the next boot. Knobs that have no property are left out.
+    /// Sets properties of a unit, until the next boot. Knobs that have no property are skipped.
     pub(super) fn write(&self, unit: &str, values: &[(Knob, &Value)]) -> Result<(), EnforceError> {
         let properties: Vec<(&str, Variant<'_>)> =
             values.iter().filter_map(|(knob, value)| Some((property(*knob)?, to_bus(value)?))).collect();

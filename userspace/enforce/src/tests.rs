@@ -253,7 +253,7 @@ fn what_others_give_an_ancestor_is_theirs() {
 #[test]
 fn what_was_so_before_us_is_not_given_back() {
     let tree = Tree::new(&["/a", "/a/b"]);
-    // As a runtime writes what it was told, and takes back when the container ends.
+    // As a runtime writes what it was asked to, and takes back when the container ends.
     tree.put("/a/b", "memory.min", &bytes(20));
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     tree.put("/a/b", "memory.min", &bytes(0));

@@ -3,7 +3,7 @@
 //! The machine has 16 CPUs (8 cores of 2 threads) and 64 GiB on each node, on sockets of up to 8 nodes with distances
 //! 10, 12 and 32. It is half full: every node half (`spread`), or half of the nodes in full and the others empty but for
 //! one (`packed`). Requests: 2 CPUs and 4 GiB, which fit on one node (`small`); what takes three nodes (`wide`); and
-//! more memory than there is (`refused`), which has to be told from what just fits. Each is decided under the policies
+//! more memory than there is (`refused`), which has to be distinguished from what just fits. Each is decided under the policies
 //! `best-effort` and `restricted`.
 //!
 //! The budget is that of the design: 8 nodes 20 us, 16 nodes 100 us, 64 nodes (1,024 CPUs) 1 ms, 128 nodes 4 ms. The run

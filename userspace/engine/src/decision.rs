@@ -169,7 +169,7 @@ impl fmt::Display for Shortfall {
 /// Why a container's resources cannot be changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
-    /// Whoever has exclusive CPUs has whole ones.
+    /// Exclusive CPUs are whole ones.
     #[error("{0} CPUs are not a whole number: a container with exclusive CPUs keeps to whole CPUs")]
     NotWholeCpus(Quantity),
     /// Cores must stay whole.

@@ -299,7 +299,7 @@ impl Ledger {
         })
     }
 
-    /// The accounts of memory by node and kind, for whoever reports them: what is promised on a node is the sum of
+    /// The accounts of memory by node and kind, for those who report them: what is promised on a node is the sum of
     /// what is placed there.
     ///
     /// A strategy may know less exactly ([`Ledger::nodes`]): the kubelet's does not know which nodes of a group gave how

@@ -3,7 +3,7 @@
 //! A strategy is made for a machine and a configuration and does not change. All that changes is in the
 //! ledger, which goes in and comes out: every method is a pure function.
 //!
-//! Whoever holds one as `dyn Strategy` needs to know nothing else of it. What only one strategy has, such as the
+//! Code that holds one as `dyn Strategy` needs to know nothing else of it. What only one strategy has, such as the
 //! kubelet's state files, is in its own module and on its own type.
 
 use std::{collections::BTreeMap, fmt};

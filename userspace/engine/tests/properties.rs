@@ -1,6 +1,6 @@
 //! What holds for every machine, configuration and sequence of requests.
 //!
-//! The kubelet's own defects are left out where they break a property, and only there: a ledger counts as
+//! The kubelet's own defects are exempt where they break a property, and only there: a ledger counts as
 //! *intact* while every group is the same for all of its nodes (`kubelet::defects`,
 //! `one_node_skips_the_growth_rule`).
 
@@ -259,7 +259,7 @@ proptest! {
             for (owner, container, allocation) in run.ledger.allocations() {
                 let Some(cpus) = &allocation.cpus else { continue };
                 prop_assert!(!cpus.intersects(run.ledger.shared_pool()), "{owner} {container} shares {cpus}");
-                // A stale owner's init containers cannot be told any more.
+                // A stale owner's init containers cannot be known any more.
                 if run.running.iter().any(|request| &request.owner == owner) && !is_init(&run, owner, container) {
                     prop_assert!(!cpus.intersects(&taken), "{owner} {container}: {cpus} taken twice");
                     taken = &taken | cpus;

@@ -56,7 +56,7 @@ fn promised(ledger: &Ledger) -> [(u64, u64); 2] {
 fn what_has_to_move_is_placed_where_it_is_charged() {
     let strategy = strategy([4, 4]);
     let strategy = &*strategy;
-    // The kubelet gives memory back to the lowest node of a group, whoever gave it.
+    // The kubelet gives memory back to the lowest node of a group, no matter which one gave it.
     let ledger = admit(strategy, &strategy.idle(), "a", 5);
     let ledger = admit(strategy, &ledger, "b", 2);
     let ledger = strategy.removed(&ledger, &"a".into());

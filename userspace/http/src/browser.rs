@@ -1,6 +1,6 @@
 //! What browsers are made to send by pages of others.
 //!
-//! Problem: a page from anywhere can make the browser of whoever opens it ask addresses which only that host reaches. By DNS
+//! Problem: a page from anywhere can make the browser of anybody who opens it ask addresses which only that host reaches. By DNS
 //! rebinding, it even reads the answers: its name then leads to a loopback address.
 //!
 //! Algorithm: a request that comes over the loopback has to name, in the header Host, an address, `localhost`, this

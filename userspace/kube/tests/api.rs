@@ -1,4 +1,4 @@
-//! Pods and events against an API server that speaks list, watch and create, and misbehaves when told to.
+//! Pods and events against an API server that speaks list, watch and create, and misbehaves when asked to.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -70,7 +70,7 @@ impl Run {
                 if let Some(found) = look(self) {
                     return found;
                 }
-                // Also what no change of pods tells of.
+                // Also what no change of pods reports.
                 let _ = tokio::time::timeout(Duration::from_millis(50), changes.changed()).await;
             }
         };
@@ -312,7 +312,7 @@ async fn what_is_gone_is_listed_anew() {
     assert!(lists >= 2, "{:?}", run.server.asked());
     assert_eq!(run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"gone\"}"), 1);
 
-    // The new watch is open once it tells something.
+    // The new watch is open once it reports something.
     run.server.put_pod(pod("b", "3", "n1"));
     run.pod("3").await;
     run.server.refuse_next("watch=true", StatusCode::GONE);

@@ -58,7 +58,7 @@ fn schema() -> Value {
     })
 }
 
-/// The part of JSON schema that resource definitions use here. Tells all that does not fit.
+/// The part of JSON schema that resource definitions use here. Returns all that does not fit.
 fn misfits(schema: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
     let has_type = |schema: &Value| match schema["type"].as_str() {
         Some("object") => value.is_object(),

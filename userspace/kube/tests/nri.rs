@@ -141,7 +141,7 @@ impl Handler for Allocator {
         match mood {
             Mood::Place => {}
             Mood::Slow(time) => sleep(time).await,
-            Mood::Panic => panic!("as told"),
+            Mood::Panic => panic!("as asked"),
             Mood::Refuse(why) => return Err(Refusal(why)),
             Mood::Answer(creation) => return Ok(creation),
         }

@@ -371,7 +371,7 @@ fn a_real_daemon_is_watched_on_its_address_and_on_its_socket() {
     assert_eq!(reports[1]["nodes"][1]["node"], 2);
 
     let mut terminal = Terminal::start(&top(&["--address", &address]), 24, 80).unwrap();
-    // Nothing is counted there, and that is told rather than shown as zero.
+    // Nothing is counted there, and that is said rather than shown as zero.
     terminal
         .wait_for(LONG, |screen| {
             let text = screen.contents();

@@ -292,7 +292,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         self.is_behind.then_some(self.generation)
     }
 
-    /// Writes the last save to `ledger.json`, for whoever reads that, and for a journal that gets damaged. If it
+    /// Writes the last save to `ledger.json`, for anybody who reads that, and for a journal that gets damaged. If it
     /// fails, nothing is lost.
     pub fn write_out(&mut self) -> Result<(), StoreError> {
         if !self.is_behind {

@@ -14,7 +14,7 @@ use crate::{
 
 /// The distance of a node to itself (ACPI SLIT; `LOCAL_DISTANCE` of the kernel).
 pub const LOCAL_DISTANCE: u32 = 10;
-/// The distance between two nodes where the firmware tells none (`REMOTE_DISTANCE` of the kernel).
+/// The distance between two nodes where the firmware has none (`REMOTE_DISTANCE` of the kernel).
 pub const REMOTE_DISTANCE: u32 = 20;
 
 /// Size of the sections of memory that [`Machine::memory_sections`] numbers.
@@ -118,8 +118,8 @@ impl Machine {
     /// The node of each section of physical memory, by section number: section `n` starts at
     /// `n *` [`SECTION_SIZE`].
     ///
-    /// A section that two nodes share (a memory block may span nodes, or be smaller than a section) is left
-    /// out: its pages cannot be distinguished by their address.
+    /// A section that two nodes share (a memory block may span nodes, or be smaller than a section) is
+    /// skipped: its pages cannot be distinguished by their address.
     pub fn memory_sections(&self) -> impl Iterator<Item = (u64, NodeId)> + use<> {
         let mut sections: BTreeMap<u64, Option<NodeId>> = BTreeMap::new();
         let size = self.memory_block_size.0;

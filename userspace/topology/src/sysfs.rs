@@ -4,8 +4,8 @@
 //! directory of fixtures in tests, `/host` in a container that has the host's trees mounted there.
 //!
 //! What must be there: the list of online CPUs, and on a kernel with NUMA the list of online nodes with the
-//! CPUs and the memory of each. What a platform or kernel may lack (caches in virtual machines, distances,
-//! hugepages, memory blocks, isolated CPUs, package ids) is left out or gets the kernel's own default. A file
+//! CPUs and the memory of each. What a platform or kernel may not have (caches in virtual machines, distances,
+//! hugepages, memory blocks, isolated CPUs, package ids) is absent or gets the kernel's own default. A file
 //! that is there but makes no sense is always an error: [`ReadError`] names it, shows its content and says
 //! what was expected.
 //!

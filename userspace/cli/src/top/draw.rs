@@ -127,7 +127,7 @@ fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'s
     let mut text = String::new();
     for fact in facts {
         let glue = if text.is_empty() { "" } else { "  " };
-        // The host's name alone is cut; what does not fit is left out.
+        // The host's name alone is cut; what does not fit is not drawn.
         if !text.is_empty() && text.width() + glue.len() + fact.width() > room {
             continue;
         }

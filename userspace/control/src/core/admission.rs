@@ -215,7 +215,7 @@ impl Core {
                     };
                     return Ok(Admission::Dry(Box::new(dry)));
                 }
-                // One that is declared is tried again and again, and told once.
+                // One that is declared is tried again and again, and reported once.
                 if request.declared.is_none() {
                     tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
                 }
@@ -421,7 +421,7 @@ impl Core {
         self.effects.held.push(HeldChange::Released {
             name: name.to_owned(),
             cgroup: guarantee.cgroup.clone(),
-            // Whoever sees that it is gone finds it released.
+            // A client that sees that it is gone finds it released.
             remove: (guarantee.target == Target::Exec).then_some(directory),
         });
         self.promises_changed();

@@ -1,4 +1,4 @@
-//! Herding: whoever has no exclusive CPUs stays off those of others.
+//! Herding: workloads without exclusive CPUs stay off those of others.
 //!
 //! Problem: a CPU is exclusive only if everybody else keeps off it. The kernel hands CPUs down the tree, so that the
 //! higher the cgroup that is narrowed, the fewer have to be; but a cgroup above one with exclusive CPUs must keep
@@ -120,7 +120,7 @@ impl CpuIsolation {
         Self { mode, system, ..Self::default() }
     }
 
-    /// Whether anybody is to be herded, or told to be.
+    /// Whether anybody is to be herded, or reported to be.
     pub(crate) fn is_on(&self) -> bool {
         self.mode != EnforcementMode::Off
     }
@@ -133,7 +133,7 @@ impl CpuIsolation {
 }
 
 impl Core {
-    /// Herds whoever is to be herded as things stand, and lets go of the others.
+    /// Herds those that are to be herded as things stand, and lets go of the others.
     pub(crate) fn herd(&mut self, retry: bool) {
         if self.has_no_herd() {
             self.isolation.processes_in_root = None;
@@ -361,7 +361,7 @@ impl Core {
         }
     }
 
-    /// In a dry run: tells what is new.
+    /// In a dry run: reports what is new.
     fn tell_would(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
         for (path, share) in
             wanted.iter().filter(|(path, share)| self.isolation.would.get(*path) != Some(*share))

@@ -1,8 +1,8 @@
 //! A machine that changes while it runs: memory, CPUs and nodes that come and go.
 //!
 //! What is promised stays promised. A workload whose CPU went offline or whose node lost memory *misses* that part: it
-//! is told, and nothing new is promised of it. When the part comes back, the kernel gives it to the same workload again,
-//! as the knobs still hold. A machine that the configured policy does not fit any more is told too; what runs is kept,
+//! is reported, and nothing new is promised of it. When the part comes back, the kernel gives it to the same workload again,
+//! as the knobs still hold. A machine that the configured policy does not fit any more is reported too; what runs is kept,
 //! and nothing new is promised until it fits again.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -105,7 +105,7 @@ impl Core {
         true
     }
 
-    /// Charges the machine, as it is, with what is promised, and tells what of it is not there.
+    /// Charges the machine, as it is, with what is promised, and returns what of it is not there.
     pub(super) fn recharge(&mut self) {
         let (ledger, uncovered) = self.policy.strategy.rebase(&self.state.ledger);
         self.state.ledger = ledger;

@@ -3,16 +3,16 @@
 //! Problem: a container's CPUs and nodes must be decided before its cgroup exists, and in time; the runtime
 //! writes them, may fail to, may be restarted, and so may we.
 //!
-//! Terms: an *owner* is what the engine decides on: a pod as a whole where the API server has told of it (its
+//! Terms: an *owner* is what the engine decides on: a pod as a whole where the API server has reported it (its
 //! owner is the pod's UID), else one container (`UID/NAME`). A container is *placed* when what it gets has been
 //! decided and stored; it is *bound* when its cgroup exists and is held: from then on it is a guarantee like
 //! others if anything is promised to it, else it keeps to the shared pool.
 //!
 //! Algorithm: [`Core::run_pod`] admits pods as a whole. [`Core::create`] admits what is not admitted yet, and
 //! answers with settings for the runtime. [`Core::bind`] runs when the process exists but not its program:
-//! whatever the runtime has not written is written then, ancestors included, and the probes are told.
+//! whatever the runtime has not written is written then, ancestors included, and the probes are informed.
 //! [`Core::synchronize`] compares all of that with what runs. When the shared pool changes, containers that
-//! hold no CPUs follow; the runtime is told later, so that it repeats the new pool in what it writes itself.
+//! hold no CPUs follow; the runtime is informed later, so that it repeats the new pool in what it writes itself.
 //! [`ending`] releases what is over. [`unbound`] tries again to bind those that could not be, and gives up those that were never started.
 //! [`uninstall`] gives containers back what they would hold without us.
 //! [`waiting`] has who runs without what it asks for, [`memory`] what protects memory.
@@ -107,7 +107,7 @@ pub(super) struct Pods {
     waiting: Waiting,
     /// The owners that were refused last.
     refused: BTreeSet<String>,
-    /// Where to tell the runtime of what we have written.
+    /// Where to inform the runtime of what we have written.
     updates: Option<mpsc::UnboundedSender<Vec<Update>>>,
 }
 
@@ -420,7 +420,7 @@ impl Core {
         })
     }
 
-    /// Tells the runtime of what we have written.
+    /// Informs the runtime of what we have written.
     pub(super) fn send_updates(&self, updates: Vec<Update>) {
         self.pods.send(updates);
     }

@@ -1,6 +1,6 @@
 //! Steering: keeping workloads without a guarantee off nodes that may run short of what is promised.
 //!
-//! Terms: a cgroup is *steered* while its `cpuset.mems` leaves out nodes because of that.
+//! Terms: a cgroup is *steered* while its `cpuset.mems` excludes nodes because of that.
 //!
 //! Algorithm: `cpuset.mems` becomes what it was set to before (all that the parent has, if it was set to nothing) without
 //! those nodes. The kernel then moves what its processes have mapped there, and gives it no more. What was found comes

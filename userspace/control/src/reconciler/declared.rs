@@ -6,7 +6,7 @@
 //! Terms: a *rule* is one declared guarantee. A cgroup *waits* if a rule matches and it does not hold an
 //! allocation: because it was refused, or because one above or below it holds one.
 //!
-//! Algorithm: a cgroup that appears is given what the first rule that matches says, or waits. Whoever waits is tried
+//! Algorithm: a cgroup that appears is given what the first rule that matches says, or waits. One that waits is tried
 //! again when something is freed or the machine changed; within one such round, a rule that the engine rejected
 //! once is not asked for again. At the start, allocations whose rule is gone or says something else are released.
 

@@ -3,15 +3,15 @@
 //! Problem: others write the same knobs, and the kernel itself takes CPUs and nodes away. It has to be seen within a
 //! second, it should be known who it was, and looking at every knob all the time costs too much.
 //!
-//! Terms: a cgroup is *watched* while the kernel tells of writes to all of its knobs that we hold; the others are
+//! Terms: a cgroup is *watched* while the kernel reports writes to all of its knobs that we hold; the others are
 //! *looked at*. A knob is *left* when the conflict over it was given up (see [`numaward_enforce::ConflictBackoff`]).
 //!
 //! Algorithm: every turn looks at what was written since the last one, at what is due (a repair that waits), and at a
 //! slice of the rest: all cgroups that are not watched within a second, all others within a minute, as marks get lost
-//! and the kernel's own changes are not told. A write further up narrows what a cgroup has, so that the ancestors are
+//! and the kernel's own changes are not reported. A write further up narrows what a cgroup has, so that the ancestors are
 //! watched too, and all below one that was written is looked at.
 //!
-//! The kernel tells of a write when it is done. That of a cpuset can be read before, as the scheduling domains are made
+//! The kernel reports a write when it is done. That of a cpuset can be read before, as the scheduling domains are made
 //! anew in between: a look that finds such a knob waits a turn for the name of the writer.
 
 use std::{
@@ -61,7 +61,7 @@ pub(super) struct DriftController {
     swept: Round<CgroupPath>,
     /// What is to be looked at at this time.
     due: BTreeMap<CgroupPath, Duration>,
-    /// What was found and is not told yet by the kernel.
+    /// What was found and is not reported yet by the kernel.
     awaited: BTreeSet<(CgroupPath, Knob)>,
     noted: BTreeMap<CgroupPath, BTreeMap<Knob, Noted>>,
 }
@@ -181,7 +181,7 @@ impl DriftController {
     /// A slice of what is to be looked at in turns.
     fn turn(&mut self) -> Vec<CgroupPath> {
         if self.write_monitor.as_ref().is_some_and(|write_monitor| !write_monitor.works()) {
-            // Nothing is told any more.
+            // Nothing is reported any more.
             self.looked_at.items.append(&mut self.swept.items);
         }
         let swept = self.swept.turn();
@@ -215,12 +215,12 @@ impl DriftController {
         self.write_monitor.as_ref().map(|write_monitor| write_monitor.take()).unwrap_or_default()
     }
 
-    /// Whether the kernel tells of writes to this knob.
+    /// Whether the kernel reports writes to this knob.
     fn is_watched(&self, drift: &Drift) -> bool {
         self.marks.get(&drift.cgroup).is_some_and(|knobs| knobs.contains(&drift.knob))
     }
 
-    /// Whether to wait until the next turn for the kernel to tell who caused a drift of which nobody was seen to.
+    /// Whether to wait until the next turn for the kernel to report who caused a drift of which nobody was seen to.
     fn awaits_writer(&mut self, drift: &Drift, now: Duration) -> bool {
         let noted = self.noted.get(&drift.cgroup).and_then(|knobs| knobs.get(&drift.knob));
         let is_standing = noted.is_some_and(|noted| noted.state != api::DriftState::Repaired);
@@ -511,7 +511,7 @@ mod tests {
         let rewritten = drift(DriftKind::Rewritten);
         let now = Duration::from_secs(1);
         let mut controller = DriftController::new(None);
-        assert!(!controller.awaits_writer(&rewritten, now), "nobody tells");
+        assert!(!controller.awaits_writer(&rewritten, now), "nothing is reported");
         controller.marks.insert(cgroup.clone(), BTreeSet::from([knob]));
         assert!(!controller.awaits_writer(&drift(DriftKind::Ineffective), now), "nobody wrote it");
         assert!(controller.awaits_writer(&rewritten, now));
@@ -528,6 +528,6 @@ mod tests {
             writer: None,
         };
         controller.noted.insert(cgroup.clone(), BTreeMap::from([(knob, noted)]));
-        assert!(!controller.awaits_writer(&rewritten, now), "it has been told already");
+        assert!(!controller.awaits_writer(&rewritten, now), "it has been reported already");
     }
 }

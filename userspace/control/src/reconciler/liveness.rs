@@ -3,16 +3,16 @@
 //! Problem: what a workload held is to be had by others as soon as it is gone. But to look at each of a thousand
 //! cgroups several times a second costs more than the daemon may take.
 //!
-//! Terms: a guarantee is *in question* when the kernel told something of its cgroup, or while a clock runs for it: a
+//! Terms: a guarantee is *in question* when the kernel reported something of its cgroup, or while a clock runs for it: a
 //! unit without a cgroup may be restarting, a command may not have been started yet, a release that failed is tried
 //! again.
 //!
-//! Algorithm: the kernel tells which cgroups come and go beside each that is held, and when a command's cgroup gets
+//! Algorithm: the kernel reports which cgroups come and go beside each that is held, and when a command's cgroup gets
 //! its first process or loses its last one. Each turn looks at what is in question, and at a slice of the others: at all
 //! of them within a minute, as watches end with their cgroups; within a second where nothing can be watched.
 //!
 //! Invariant: a command's cgroup that is empty is released if any process has ever run in it, as the kernel's account of
-//! its CPU time tells also after a restart of the daemon; else its command is still to come.
+//! its CPU time shows also after a restart of the daemon; else its command is still to come.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,9 +32,9 @@ use crate::{
 
 /// All are looked at within this.
 const SWEEP: Duration = Duration::from_mins(1);
-/// Likewise, where nothing is told.
+/// Likewise, where nothing is reported.
 const LOOK: Duration = Duration::from_secs(1);
-/// An `exec` that nothing entered for so long was given up by whoever asked for it.
+/// An `exec` that nothing entered for so long was given up by the client that asked for it.
 const ENTER_LIMIT: Duration = Duration::from_mins(1);
 /// A unit that restarts has no cgroup meanwhile.
 const RESTART_LIMIT: Duration = Duration::from_secs(30);
@@ -134,7 +134,7 @@ impl Liveness {
         }
     }
 
-    /// Something was told of a cgroup; `true` if it is held.
+    /// Something was reported of a cgroup; `true` if it is held.
     fn question(&mut self, path: &CgroupPath) -> bool {
         let name = self.names.get(path);
         self.in_question.extend(name.cloned());
@@ -181,7 +181,7 @@ impl Liveness {
     }
 
     /// Releases workloads that are gone and commands that ended, and goes on with what was begun. In a `turn`, also looks
-    /// at a slice of those of which nothing was told.
+    /// at a slice of those of which nothing was reported.
     fn release_gone(&mut self, core: &mut Core, now: Instant, turn: bool) {
         for notice in self.notices.read() {
             match notice {
@@ -362,8 +362,8 @@ mod tests {
         assert_eq!(find(full, idle, 100), Found::There);
         assert_eq!(find(full, used, 100), Found::There);
         assert_eq!(find(empty, used, 0), Found::Over("its command ended"));
-        assert_eq!(find(empty, "", 0), Found::Waits, "what cannot be told");
-        assert_eq!(find("", used, 100), Found::Waits, "what cannot be told");
+        assert_eq!(find(empty, "", 0), Found::Waits, "what cannot be known");
+        assert_eq!(find("", used, 100), Found::Waits, "what cannot be known");
         assert_eq!(find(empty, idle, 59), Found::Waits);
         assert_eq!(find(empty, idle, 60), Found::Over("no command entered its cgroup"));
     }

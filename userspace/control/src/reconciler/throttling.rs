@@ -273,7 +273,7 @@ mod tests {
     use numaward_config::Config;
 
     /// A workload that may use four times what it is promised, from which it is kept at half of that, does not get on
-    /// there: what it is kept at in the end, whether it is shown as stalled, and what was told.
+    /// there: what it is kept at in the end, whether it is shown as stalled, and what was reported.
     fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, Report)>) {
         let dir = tempfile::tempdir().unwrap();
         let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
@@ -346,7 +346,7 @@ mod tests {
         };
         assert_eq!(take(0, 0, 0), (false, false));
         assert_eq!(take(8, 8_000, 8), (false, false), "not for long enough");
-        assert_eq!(take(10, 9_500, 9), (true, true), "told once");
+        assert_eq!(take(10, 9_500, 9), (true, true), "reported once");
         assert_eq!(take(12, 11_500, 9), (false, true));
         assert_eq!(take(18, 17_500, 9), (false, true), "throttled within the window");
         assert_eq!(take(22, 20_000, 9), (false, false), "it waits for something else");

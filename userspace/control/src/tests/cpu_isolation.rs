@@ -54,7 +54,7 @@ impl Bench {
         fs::write(self.dir.path().join("cgroup").join(path), format!("{text}\n")).unwrap();
     }
 
-    /// A cgroup appears, and this is told.
+    /// A cgroup appears, and this is reported.
     fn appear(&self, path: &str) {
         self.cgroup(path);
         self.tell(path, Event::Added);
@@ -91,7 +91,7 @@ async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
     let herded = |cgroup: &str, cpus: &str| (cgroup.to_owned(), cpus.to_owned(), api::HerdState::Herded);
     assert_eq!(run.herd(), [herded("/pinned", "0"), herded("/system", "0,4-7"), herded("/user/b", "0,4-7")]);
 
-    // The pool shrinks; what has nothing left in it is told, and left alone.
+    // The pool shrinks; what has nothing left in it is reported, and left alone.
     assert_eq!(admit(&run.reconciler, "system", 4).await.unwrap().cpus, "4-7");
     assert_eq!(bench.cpus(["system", "user/b", "pinned", "outside"]), ["4-7", "0", "0", "7"]);
     let refused = run.reconciler.allocations().enforcement.herding.cgroups.clone();

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use super::*;
 
-/// A command that was started before the ledger was lost: its cgroup has the knobs that tell what it was promised.
+/// A command that was started before the ledger was lost: its cgroup has the knobs that show what it was promised.
 fn command(bench: &Bench) {
     for cgroup in ["numaward", "numaward/job"] {
         bench.cgroup(cgroup);

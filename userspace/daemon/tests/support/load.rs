@@ -145,7 +145,7 @@ impl Client {
         let body = request(&self.name, &format!("/{}", self.name), 1, "64Mi");
         let path = format!("/api/v1/allocations/{}", self.name);
         while !over.load(Relaxed) {
-            // Whoever comes late goes on at once, as all others do.
+            // A client that comes late goes on at once, as all others do.
             let due = started + Duration::from_secs(1) * u32::try_from(next()).unwrap_or(u32::MAX) / rate;
             sleep(due.saturating_duration_since(Instant::now())).await;
             let asked = Instant::now();

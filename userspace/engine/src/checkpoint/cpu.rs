@@ -1,7 +1,7 @@
 //! `cpu_manager_state`, versions 1 to 3.
 //!
 //! Version 3 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has CPUs as a whole: the
-//! checksum tells it from version 2.
+//! checksum distinguishes it from version 2.
 
 use std::collections::BTreeMap;
 
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(CpuCheckpoint::read(&text).as_ref(), Ok(&checkpoint));
         let damaged = text.replace("1-2,10", "1-2,11");
         assert!(matches!(CpuCheckpoint::read(&damaged), Err(CheckpointError::Checksum { .. })));
-        // Without any, only the checksum tells the versions apart.
+        // Without any, only the checksum distinguishes the versions.
         checkpoint.pods = Some(BTreeMap::new());
         let text = checkpoint.write().unwrap();
         assert!(!text.contains("podEntries"), "{text}");

@@ -1,7 +1,7 @@
 //! `memory_manager_state`, versions 1 and 2.
 //!
 //! Version 2 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has memory as a whole: the
-//! checksum tells it from version 1.
+//! checksum distinguishes it from version 1.
 //!
 //! Older files and documents call a node's group `nodes` instead of `cells`; both are read, and the checksum is
 //! taken with the name that is there.
@@ -424,7 +424,7 @@ mod tests {
         let damaged = text.replace("\"size\":9", "\"size\":8");
         let error = MemoryCheckpoint::read(&damaged, KubeletVersion::V1_36).unwrap_err();
         assert!(matches!(error, CheckpointError::Checksum { .. }), "{error}");
-        // Without any, only the checksum tells the versions apart.
+        // Without any, only the checksum distinguishes the versions.
         let mut none = checkpoint();
         none.pods = Some(BTreeMap::new());
         let text = none.write().unwrap();

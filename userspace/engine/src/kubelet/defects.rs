@@ -1,6 +1,6 @@
 //! The kubelet's defects, each by name.
 //!
-//! The strategy `kubelet` decides as the kubelet does, faults included, so that whoever moves away from it
+//! The strategy `kubelet` decides as the kubelet does, faults included, so that a host that moves away from it
 //! gets the same placements. What is a fault is done through an item of this module, or named here, so that
 //! no other strategy inherits it by accident. They are known for Kubernetes v1.32.
 //!
@@ -157,7 +157,7 @@ impl<'a> Combinations<'a> {
         Self { items }
     }
 
-    /// Visits the combinations of `k` items, in the order of the items, until told to stop. There are none of
+    /// Visits the combinations of `k` items, in the order of the items, until asked to stop. There are none of
     /// no items.
     pub(crate) fn for_each(&self, k: usize, mut visit: impl FnMut(&Combination) -> ControlFlow<()>) {
         if k > 0 {

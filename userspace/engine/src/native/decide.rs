@@ -287,7 +287,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Whoever is admitted already on the same terms keeps what it has.
+/// A request that is admitted already on the same terms keeps what it has.
 fn kept(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
     let account = ledger.owner(&request.owner)?;
     if account.request.as_deref() != Some(request) || account.terms != *terms {
@@ -323,7 +323,7 @@ impl Native {
         if let Some(decision) = kept(ledger, request, terms) {
             return decision;
         }
-        // Whoever asks for something else than before is decided on as if it were not there, and keeps what it has if
+        // A request for something else than before is decided on as if it were not there, and keeps what it has if
         // it is refused.
         let mut next = ledger.clone();
         accounts::remove(&self.host, &mut next, &request.owner);

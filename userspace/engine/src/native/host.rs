@@ -145,7 +145,7 @@ impl Host {
         &self.ids
     }
 
-    /// The positions of a set, ascending; nodes that the machine does not have are left out.
+    /// The positions of a set, ascending; nodes that the machine does not have are skipped.
     pub(super) fn positions(&self, nodes: &NodeSet) -> Vec<usize> {
         nodes.iter().filter_map(|id| self.ids.binary_search(&id).ok()).collect()
     }

@@ -9,7 +9,7 @@
 //! first, each by the same rank under the terms on which it was admitted. The first group for which all fit is the
 //! plan. In pod scope the containers of an owner move together, and count as one.
 //!
-//! The plan is a proposal. Whoever carries it out charges both places of what is being moved until it has arrived, as
+//! The plan is a proposal. The caller that carries it out charges both places of what is being moved until it has arrived, as
 //! [`crate::in_flight`] has it; where the limits ask for that, only plans count that can be carried out so.
 
 use std::collections::BTreeSet;

@@ -83,7 +83,7 @@ pub enum StartProblem {
     #[error("the reserved memory has a duplicate value for NUMA node {0} and type {1}: {2} and {3}")]
     DuplicateReservation(NodeId, ZoneKind, Quantity, Quantity),
     /// Nothing is reserved, in so many words.
-    #[error("the reserved memory of type {1} on NUMA node {0} is zero; it must be greater, or left out")]
+    #[error("the reserved memory of type {1} on NUMA node {0} is zero; it must be greater, or absent")]
     ZeroReservation(NodeId, ZoneKind),
     /// An option of the topology policy.
     #[error(transparent)]

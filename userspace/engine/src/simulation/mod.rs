@@ -1,6 +1,6 @@
 //! Replays: what a strategy would have done with pods that arrive, live and leave.
 //!
-//! Nothing here reads files: whoever calls hands in the text, already parsed.
+//! Nothing here reads files: the caller hands in the text, already parsed.
 //!
 //! | part | what |
 //! |---|---|

@@ -89,7 +89,7 @@ pub(super) struct World {
 }
 
 impl Scenario {
-    /// Runs the scenario with `native` and says what is not as desired. `clock` tells the time since any moment.
+    /// Runs the scenario with `native` and says what is not as desired. `clock` gives the time since any moment.
     pub fn run_native(&self, options: &NativeOptions, clock: &dyn Fn() -> Duration) -> Vec<String> {
         self.run(options, clock).unwrap_or_else(|error| vec![format!("not a scenario: {error}")])
     }

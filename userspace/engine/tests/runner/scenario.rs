@@ -1,7 +1,7 @@
 //! Runs one scenario.
 //!
 //! What the strategy answers is put into the form of the vectors and compared as JSON, so that nothing that a
-//! vector says is left out.
+//! vector says is missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::vectors::{Scenario, Step};
 
-/// What a container has none of is either left out of a record or empty.
+/// What a container has none of is either absent from a record or empty.
 const MAY_BE_EMPTY: [&str; 4] = ["cpus", "cpuset_cpus", "cpuset_mems", "blocks"];
 
 /// What stands for the directory of the state files in messages.
@@ -448,7 +448,7 @@ fn compare(differences: &mut Vec<String>, place: &str, expected: &Value, got: &V
             for key in keys {
                 let absent = Value::String("(absent)".to_owned());
                 let [expected, got] = [expected, got].map(|of| of.get(key).unwrap_or(&absent));
-                // A record without hints does not say that there are none; an empty set may be left out.
+                // A record without hints does not say that there are none; an empty set may be absent.
                 let not_recorded = key == "hints" && *expected == absent;
                 let both_empty = MAY_BE_EMPTY.contains(&key.as_str())
                     && (*expected == json!("") || *expected == json!([]))

@@ -1,8 +1,8 @@
 //! An API server for tests: pods by list and watch and eviction, events, nodes, and server-side apply of NodeResourceTopology.
 //!
-//! It keeps to the rules that a client can trip over: versions grow; a list has pages; a watch tells what came after
+//! It keeps to the rules that a client can trip over: versions grow; a list has pages; a watch reports what came after
 //! its version, and of one that is too old that it is gone; server-side apply takes a field manager and a full
-//! object. It can be told to misbehave: to refuse, to be slow, to forget, to hang up, to
+//! object. It can be made to misbehave: to refuse, to be slow, to forget, to hang up, to
 //! answer with something else.
 
 use std::{collections::BTreeMap, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -43,7 +43,7 @@ struct Shared {
 struct Inner {
     version: u64,
     pods: BTreeMap<String, Value>,
-    /// What watches tell: version, type, object.
+    /// What watches report: version, type, object.
     log: Vec<(u64, &'static str, Value)>,
     /// Versions up to this are not known any more.
     compacted: u64,
@@ -56,9 +56,9 @@ struct Inner {
     asked: Vec<String>,
     /// The next answers: part of the path, status.
     refusals: Vec<(String, StatusCode)>,
-    /// All answers, until told otherwise: part of the path, status.
+    /// All answers, until set otherwise: part of the path, status.
     refusing: Option<(String, StatusCode)>,
-    /// Other bodies, until told otherwise: part of the path, body.
+    /// Other bodies, until set otherwise: part of the path, body.
     body: Option<(String, fn() -> Body)>,
     delay: Duration,
 }
@@ -133,7 +133,7 @@ impl FakeApiServer {
         });
     }
 
-    /// Moves the version on and tells watches so.
+    /// Moves the version on and notifies watches.
     pub fn bookmark(&self) {
         self.change(|inner| {
             let object = json!({"kind": "Pod", "apiVersion": "v1",
@@ -142,10 +142,10 @@ impl FakeApiServer {
         });
     }
 
-    /// Tells watches an error.
+    /// Sends watches an error.
     pub fn tell_error(&self, status: StatusCode) {
         self.change(|inner| {
-            let object = status_object(status, "told by the test");
+            let object = status_object(status, "set by the test");
             inner.log.push((inner.version, "ERROR", object));
         });
     }

@@ -1,6 +1,6 @@
 //! A container runtime's side of NRI, for tests.
 //!
-//! It does what containerd's does, as far as a plugin can tell, and is as unforgiving:
+//! It does what containerd's does, as far as a plugin can see, and is as unforgiving:
 //!
 //! - a frame that does not fit the buffer it is read into closes the connection (the rule of 4096 bytes, see
 //!   the module `wire`), as do 256 frames that nobody has read;
@@ -63,7 +63,7 @@ pub struct Config {
     pub name: String,
     /// Its version.
     pub version: String,
-    /// Its NRI version, if it tells one.
+    /// Its NRI version, if it reports one.
     pub nri_version: Option<NriVersion>,
     /// The events it knows.
     pub events: EventMask,
@@ -73,7 +73,7 @@ pub struct Config {
     pub registration_timeout: Duration,
     /// How long a plugin may take for an answer.
     pub request_timeout: Duration,
-    /// Whether it tells the plugin these two.
+    /// Whether it reports these two to the plugin.
     pub tells_timeouts: bool,
     /// The longest part of a `Synchronize`, in bytes.
     pub message_limit: usize,
@@ -84,7 +84,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// containerd 1.7.24: NRI 0.6.1, tells neither its version nor its timeouts.
+    /// containerd 1.7.24: NRI 0.6.1, reports neither its version nor its timeouts.
     pub fn containerd_1_7(online: Online) -> Self {
         Self {
             name: "containerd".to_owned(),
@@ -557,7 +557,7 @@ impl Inner {
         }
     }
 
-    /// Tells an event that has no answer of its own.
+    /// Sends an event that has no answer of its own.
     async fn notify(
         &self,
         event: EventKind,

@@ -75,7 +75,7 @@ fn status(code: Code, message: &str) -> Response {
 /// Who answers the runtime.
 ///
 /// All answers must come from memory: the runtime serialises its calls, so what is spent here is added to the
-/// start of every pod. A future that is not done in time is dropped, and [`no_answer`](Self::no_answer) tells
+/// start of every pod. A future that is not done in time is dropped, and [`no_answer`](Self::no_answer) says
 /// so; it must leave nothing half done wherever it awaits. One that is just running on another thread runs on
 /// to its next await, maybe beyond that notice: what it did is settled by comparing with what the runtime has.
 ///

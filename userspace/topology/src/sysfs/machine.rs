@@ -35,7 +35,7 @@ pub fn offline_cpus(root: &Path) -> Result<CpuSet, ReadError> {
 
 /// Reads the machine below `root` (see [the module](super)).
 ///
-/// Offline CPUs and nodes are left out. A CPU of unknown package (`-1`, as on Arm boards without ACPI) counts
+/// Offline CPUs and nodes are skipped. A CPU of unknown package (`-1`, as on Arm boards without ACPI) counts
 /// as socket 0. The last-level cache of a CPU is its unified cache of the highest level.
 pub fn read(root: &Path) -> Result<Machine, ReadError> {
     let source = Source { root };

@@ -63,7 +63,7 @@ pub(crate) enum Command {
         to: engine::Resources,
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
-    /// From now on the runtime is told of settings that we write ourselves.
+    /// From now on the runtime is informed of settings that we write ourselves.
     SendUpdates(mpsc::UnboundedSender<Vec<Update>>),
 }
 
@@ -179,7 +179,7 @@ impl Core {
             return settings;
         }
         for (knob, value) in settings.values().0 {
-            tracing::info!(container = id, %knob, %value, "dry run: the runtime would be told");
+            tracing::info!(container = id, %knob, %value, "dry run: the runtime would be informed");
         }
         Settings::default()
     }

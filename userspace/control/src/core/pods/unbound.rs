@@ -58,7 +58,7 @@ impl Core {
         self.pods.to_bind.push_back(id.to_owned());
     }
 
-    /// Holds a container's cgroup, which exists now, and tells the probes.
+    /// Holds a container's cgroup, which exists now, and informs the probes.
     pub(super) fn bind(&mut self, id: &str) -> Option<Unpinned> {
         let placed = self.state.containers.get(id)?.clone();
         let unpinned = match self.try_bind(&placed) {

@@ -5,7 +5,7 @@
 //!
 //! Answer: what a container would hold without us is what the runtime was asked to set when it was created, and nothing
 //! else. That is stored with its placement. Where nothing is enforced any more, its cgroup gets it back at the start, and
-//! the runtime is told at the next comparison with what runs. NRI cannot take a set of CPUs or nodes back: all of them
+//! the runtime is informed at the next comparison with what runs. NRI cannot take a set of CPUs or nodes back: all of them
 //! stand for none.
 
 use std::collections::BTreeSet;

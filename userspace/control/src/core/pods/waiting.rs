@@ -5,7 +5,7 @@
 //! in the order of their ids, and pinned as they run. So does one whose creation could not be answered in time.
 //!
 //! What `numaward import-kubelet-state` took over is in the ledger under the pods' UIDs. The first container of such a
-//! pod makes it an admitted pod; what is held for a UID that has no sandbox, when the runtime tells them all, is given
+//! pod makes it an admitted pod; what is held for a UID that has no sandbox, when the runtime lists them all, is given
 //! back.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -102,7 +102,7 @@ async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
     until("its CPUs are nobody else's", || bench.cpus(&shared).len() == 58).await;
     assert_eq!(bench.cpus(&theirs).len(), 2);
 
-    // Where the ledger is lost, what shares what is left cannot be told from what others have pinned.
+    // Where the ledger is lost, what shares what is left cannot be distinguished from what others have pinned.
     daemon.stop(&bench.runtime).await;
     for file in fs::read_dir(&bench.config.state_directory).unwrap() {
         let path = file.unwrap().path();
