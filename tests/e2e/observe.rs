@@ -40,7 +40,7 @@ fn the_kubelet_is_held_to_its_own_promises() {
     let doctor = report.json("doctor");
     let kubelet = doctor.as_array().unwrap().iter().find(|check| check["check"] == "kubelet").unwrap();
     assert_eq!(kubelet["verdict"], "warn", "{kubelet}");
-    assert!(kubelet["mend"].as_str().unwrap().contains("memoryManagerPolicy: None"), "{kubelet}");
+    assert!(kubelet["fix"].as_str().unwrap().contains("memoryManagerPolicy: None"), "{kubelet}");
 
     let allocations = report.json("allocations");
     let of = |uid: &str| {

@@ -105,16 +105,16 @@ fn promises_are_kept_against_whatever_changes_them() {
     assert_eq!(narrowed["writer"]["command"], "sh", "{narrowed}");
 
     // A CPU that goes stays promised, and comes back to whom it was promised.
-    assert_eq!(allocation(&report, "offline", "app")["lack"]["cpus"], "1");
+    assert_eq!(allocation(&report, "offline", "app")["missing"]["cpus"], "1");
     assert!(
         report
             .section("offline metrics")
             .contains("numaward_promised_cpus_offline{workload=\"/delegated/app\"} 1")
     );
-    assert_eq!(allocation(&report, "online", "app")["lack"], Value::Null);
+    assert_eq!(allocation(&report, "online", "app")["missing"], Value::Null);
     assert_eq!(report.section("online knobs"), "1\n1");
-    let lack = allocation(&report, "less memory", "job")["lack"].clone();
-    assert!(lack["memory"][0]["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{lack}");
+    let missing = allocation(&report, "less memory", "job")["missing"].clone();
+    assert!(missing["memory"][0]["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{missing}");
     let reported = report.section("machine events");
     for words in [
         "CPUs 1 went offline",

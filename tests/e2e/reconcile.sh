@@ -94,13 +94,13 @@ wait_for 20 lacks '"state":"ineffective"'
 cpu=$(cat $cgroups/delegated/app/cpuset.cpus)
 section "offline"
 echo 0 >/sys/devices/system/cpu/cpu$cpu/online
-told 20 '"lack":'
+told 20 '"missing":'
 section "offline metrics"
 wait_for 20 sh -c 'wget -q -O - http://127.0.0.1:9560/metrics | grep -q "promised_cpus_offline.* 1"'
 ask /metrics | grep promised_
 section "online"
 echo 1 >/sys/devices/system/cpu/cpu$cpu/online
-wait_for 20 lacks '"lack":'
+wait_for 20 lacks '"missing":'
 allocations
 section "online knobs"
 cat $cgroups/delegated/app/cpuset.cpus $cgroups/delegated/app/cpuset.cpus.effective
@@ -110,11 +110,11 @@ section "less memory"
 node=$(cat $cgroups/numaward/job/cpuset.mems)
 pages=/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
 echo 400 >$pages
-told 20 '"lack":'
+told 20 '"missing":'
 section "less memory metrics"
 ask /metrics | grep -E 'promised_memory|node_memory_bytes'
 echo 0 >$pages
-wait_for 20 lacks '"lack":'
+wait_for 20 lacks '"missing":'
 
 # It may use more than is promised, is slowed down on its way there, and does not get on until memory.high is raised.
 numaward release app

@@ -229,7 +229,6 @@ pub struct Allocation {
     /// Pages that were moved because other nodes were promised to it, since the daemon started; absent if none were.
     pub moved: Option<Moved>,
     /// What is promised to it and not there (any more); absent if all is there.
-    #[serde(rename = "lack")]
     pub missing: Option<MissingCapacity>,
     /// Why it was placed there; absent for an allocation that was only decided about.
     pub explanation: Option<Explanation>,

@@ -24,6 +24,6 @@ pub struct Check {
     /// What was found, and what it means unless all is well.
     pub finding: String,
     /// What to do about it.
-    #[serde(rename = "mend", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }

@@ -222,7 +222,7 @@ mod tests {
             "enforced": false,
             "stalled": true,
             "moved": {"running": true, "movedBytes": 1 << 20, "leftBytes": 0},
-            "lack": {"cpus": "", "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}]},
+            "missing": {"cpus": "", "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}]},
             "drift": [
                 drift(Some(""), "repaired", 1, shell, "write"),
                 drift(None, "waiting", 2, json!({"pid": 8}), "write"),
