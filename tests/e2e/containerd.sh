@@ -41,7 +41,7 @@ where $web
 section "placed protection"
 protection $db
 section "placed names"
-metrics | grep -E '^numaward_memory_resident_bytes.*(db|web)/main.*type="anon"'
+metrics | grep -E '^numaward_memory_resident_bytes.*pod="(db|web)",container="main".*type="anon"'
 
 section "resized"
 numaward-cri resize $db_container --millicpus 3000 --mebibytes 160 || fail "resize"

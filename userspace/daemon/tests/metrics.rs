@@ -2,7 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use numaward_daemon::kubernetes;
 use numaward_model::{snapshot::*, testing::snapshot};
@@ -42,7 +49,14 @@ const PARTS: &[(&str, &str, &[&str])] = &[
     (
         "Promised",
         "What was asked for, what was given, and what is left.",
-        &["memory_manager_", "cpu_manager_", "topology_manager_", "node_memory_bytes", "promised_"],
+        &[
+            "memory_manager_",
+            "cpu_manager_",
+            "topology_manager_",
+            "node_memory_bytes",
+            "promised_",
+            "promise_",
+        ],
     ),
     (
         "Enforced",
@@ -75,27 +89,41 @@ struct Everything;
 impl SnapshotSource for Everything {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = snapshot();
-        // Containers have all labels that a workload can have.
+        // With one of each kind, families have all labels that a workload can have.
+        let others = snapshot.workloads.clone();
         for (workload, name) in snapshot.workloads.iter_mut().zip([CONTAINER, "shop/web-0/proxy"]) {
             workload.name = name.into();
         }
+        snapshot.workloads.extend(others);
         for probe in &mut snapshot.probes {
             probe.runtime = Some(Duration::from_millis(1));
         }
         snapshot.promises = promises();
+        snapshot.process = Some(ProcessFigures {
+            cpu: Duration::from_secs(1),
+            virtual_memory: Bytes(2),
+            resident_memory: Bytes(1),
+            start: Some(SystemTime::UNIX_EPOCH),
+            open_fds: Some(3),
+            max_fds: Some(4),
+        });
         snapshot
     }
 }
 
+/// Of a container and of another workload.
+fn of_both<T>(of: impl Fn(Arc<str>) -> T) -> Vec<T> {
+    [CONTAINER, "web.service"].map(Arc::from).into_iter().map(of).collect()
+}
+
 fn promises() -> PromiseFigures {
-    let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from(CONTAINER));
-    let bytes = Bytes(1);
+    let (node, kind, bytes) = (NodeId(2), ZoneKind::Memory, Bytes(1));
     let size = HugepageSize(Bytes::mib(2));
-    let outside = HugepagesOutside { workload: workload.clone(), size, bytes: vec![(node, bytes)] };
+    let outside = || of_both(|workload| HugepagesOutside { workload, size, bytes: vec![(node, bytes)] });
     PromiseFigures {
-        missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
-        missed_hugepages: vec![outside.clone()],
-        misplaced_hugepages: vec![outside],
+        missed: of_both(|workload| Missed { workload, bytes: vec![(node, bytes)] }),
+        missed_hugepages: outside(),
+        misplaced_hugepages: outside(),
         kinds: vec![KindPromised {
             node,
             kind,
@@ -105,10 +133,16 @@ fn promises() -> PromiseFigures {
             free: bytes,
         }],
         exclusive_cpus: vec![(node, 1)],
-        missing: vec![MissingPromise { workload: workload.clone(), offline_cpus: 0, uncovered: bytes }],
+        residency: of_both(|workload| PromiseResidency {
+            workload,
+            kind,
+            promised: vec![(node, bytes)],
+            resident: Some(OnAndOff { on: bytes, off: bytes }),
+        }),
+        missing: of_both(|workload| MissingPromise { workload, offline_cpus: 0, uncovered: bytes }),
         headroom: vec![(node, kind, 1)],
         low: vec![(node, true)],
-        over_budget: vec![OverBudget { workload, bytes: vec![(node, bytes)] }],
+        over_budget: of_both(|workload| OverBudget { workload, bytes: vec![(node, bytes)] }),
         shared_pool_cpus: Some(1),
         free_cpus: 1,
     }
@@ -187,9 +221,9 @@ fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described
          `/metrics` serves these for Prometheus, in its own text format or that of OpenMetrics, as the header `Accept` \
          asks. Counters start at zero when the daemon starts, or when a workload is seen first, and only grow. A series \
          that is not there is not known, which is not the same as zero.\n\n\
-         `node` is the id of a NUMA node, `cpu` that of a CPU, `kind` a kind of memory: `memory` (base pages), \
-         `hugepages-2Mi`, `hugepages-1Gi`. `namespace`, `pod` and `container` are there beside `workload` where the \
-         workload is a container of a pod.\n",
+         `numa_node` is the id of a NUMA node (in Kubernetes, `node` is a host), `cpu` that of a CPU, `kind` a kind of \
+         memory: `memory` (base pages), `hugepages-2Mi`, `hugepages-1Gi`. A workload that is a container of a pod has the \
+         labels `namespace`, `pod` and `container`, any other the label `workload`.\n",
     );
     let mut left: BTreeMap<&str, &Described> = own.iter().map(|(name, of)| (name.as_str(), of)).collect();
     let mut parts: Vec<(&str, &str, String)> = Vec::new();
@@ -314,7 +348,7 @@ fn the_reference_of_metrics_is_checked_in() {
     let silent: Vec<&String> =
         all.iter().filter(|(_, of)| of.help.is_empty()).map(|(name, _)| name).collect();
     assert!(silent.is_empty(), "without a meaning: {silent:?}");
-    let (own, kubelets) = all.into_iter().partition(|(name, _)| name.starts_with("numaward_"));
+    let (own, kubelets) = all.into_iter().partition(|(name, _)| !name.starts_with("kubelet_"));
     let page = page(&own, &kubelets);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
     if std::env::var_os("UPDATE").is_some() {
@@ -421,7 +455,7 @@ fn the_families_are_there_from_the_start() {
         "memory_resident_bytes",
         "memory_pressure_stalled_seconds_total",
         "oom_kills_total",
-        "probe",
+        "probe_info",
         "probe_runtime_seconds_total",
         "probe_map_entries",
         "probe_map_capacity",

@@ -35,7 +35,8 @@ const ALERT: &str = "NumawardNumaMisses";
 const GOOD: &str = "numaward/good";
 const BAD: &str = "bad";
 /// What selects a fault that a sound machine cannot show, and what is asked instead: whether its labels are there.
-const CANNOT_OCCUR: &[(&str, &str)] = &[(r#"numaward_probe{mode="absent"}"#, r#"numaward_probe{mode!=""}"#)];
+const CANNOT_OCCUR: &[(&str, &str)] =
+    &[(r#"numaward_probe_info{mode="absent", reason!="switched_off"}"#, r#"numaward_probe_info{mode!=""}"#)];
 
 /// Something that must return a number.
 #[derive(Debug, PartialEq, Eq)]
@@ -241,7 +242,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
 
 /// The vector selectors of an expression: a metric's name, and the braces after it.
 fn selectors(expression: &str) -> Vec<&str> {
-    const OTHERS: [&str; 2] = ["up", "scrape_duration_seconds"];
+    const OTHERS: [&str; 3] = ["up", "scrape_duration_seconds", "process_start_time_seconds"];
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut found = Vec::new();
     let mut at = 0;

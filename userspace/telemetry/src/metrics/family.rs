@@ -132,6 +132,11 @@ impl<'s, S: Sink> Out<'s, S> {
         self.begin(Kind::Gauge, name, help)
     }
 
+    /// A gauge that only carries information: it is always 1, and what it says is in the labels.
+    pub(super) fn info(&mut self, name: &str, help: &str) -> Begun<'_, S> {
+        self.begin(Kind::Info, name, help)
+    }
+
     pub(super) fn begin(&mut self, kind: Kind, name: &str, help: &str) -> Begun<'_, S> {
         let name = self.prefix.map_or_else(|| name.to_owned(), |prefix| format!("{prefix}_{name}"));
         let sample_name = format!("{name}{}", kind.suffix());
@@ -246,10 +251,12 @@ impl<V: AsRef<str>> Label for (&str, V) {
     }
 }
 
-/// The labels of a workload: its name, and of a container of a pod, whose name is `NAMESPACE/POD/CONTAINER`, those by
-/// which other exporters know it. No other workload's name has two slashes.
+/// The labels of a workload: of a container of a pod, whose name is `NAMESPACE/POD/CONTAINER`, those by which other
+/// exporters know it; of any other its name. No other workload's name has two slashes.
 pub(super) fn workload_labels(workload: &str) -> impl Iterator<Item = (&'static str, &str)> {
-    [("workload", workload)].into_iter().chain(pod_labels(workload).into_iter().flatten())
+    let pod = pod_labels(workload);
+    let other = pod.is_none().then_some(("workload", workload));
+    pod.into_iter().flatten().chain(other)
 }
 
 fn pod_labels(workload: &str) -> Option<[(&'static str, &str); 3]> {

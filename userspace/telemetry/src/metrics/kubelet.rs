@@ -4,6 +4,7 @@ use std::fmt;
 
 use numaward_model::snapshot::PromiseFigures;
 
+use super::NODE;
 use super::family::{NONE, Out, Sink};
 
 /// Puts what a source gave into a sink.
@@ -17,6 +18,6 @@ pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::R
     let help = "The total number of CPUs exclusively allocated to containers";
     out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", help)?.put(NONE, exclusive)?;
     let help = "Number of CPUs allocated per NUMA node";
-    let cpus = promises.exclusive_cpus.iter().map(|(node, cpus)| ([("numa_node", node.to_string())], cpus));
+    let cpus = promises.exclusive_cpus.iter().map(|(node, cpus)| ([(NODE, node.to_string())], cpus));
     out.gauge("kubelet_cpu_manager_allocation_per_numa", help)?.put_all(cpus)
 }

@@ -39,6 +39,8 @@ pub struct Metrics {
     kubelet_names: bool,
 }
 
+/// The label of a NUMA node. In Kubernetes, `node` is a host.
+const NODE: &str = "numa_node";
 /// Of all names but the kubelet's.
 const PREFIX: &str = "numaward";
 
