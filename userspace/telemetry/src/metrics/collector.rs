@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use numaward_config::exported::MetricFilter;
 use numaward_model::snapshot::{
     HugepagesOutside, Pressure, ProbeFigures, ProcessFigures, PromiseFigures, Snapshot,
 };
@@ -15,15 +16,19 @@ use super::{
     family::{Family, Kind, Made, NONE, Number, Out, Sink, made},
 };
 
-/// Puts what a source gave into a sink.
-pub(super) fn collect(snapshot: &Snapshot, sink: &mut impl Sink) -> fmt::Result {
+/// Puts what a source gave into a sink: all families, or those that a filter admits.
+pub(super) fn collect(
+    snapshot: &Snapshot,
+    sink: &mut impl Sink,
+    admitted: Option<&MetricFilter>,
+) -> fmt::Result {
     let nodes: Vec<_> = snapshot
         .nodes
         .iter()
         .map(|node| (node.node.to_string(), format!("numa_node=\"{}\"", node.node)))
         .collect();
     let nodes: Vec<_> = nodes.iter().map(|(value, text)| Made { name: NODE, value, text }).collect();
-    let out = Out::new(sink, Some(PREFIX));
+    let out = Out::new(sink, Some(PREFIX), admitted);
     let mut families = Families { out, snapshot, promises: &snapshot.promises, nodes: &nodes };
     families.allocated()?;
     families.resident()?;
@@ -34,14 +39,13 @@ pub(super) fn collect(snapshot: &Snapshot, sink: &mut impl Sink) -> fmt::Result 
     families.promises()?;
     families.own()?;
     match &snapshot.process {
-        Some(process) => of_process(process, sink),
+        Some(process) => of_process(process, Out::new(sink, None, admitted)),
         None => Ok(()),
     }
 }
 
 /// The metrics that Prometheus' client libraries have of any process, under their names.
-fn of_process(process: &ProcessFigures, sink: &mut impl Sink) -> fmt::Result {
-    let mut out = Out::new(sink, None);
+fn of_process<S: Sink>(process: &ProcessFigures, mut out: Out<'_, S>) -> fmt::Result {
     let help = "Total user and system CPU time spent in seconds";
     out.counter("process_cpu_seconds", help)?.put(NONE, process.cpu.as_secs_f64())?;
     let since = |start: SystemTime| start.duration_since(SystemTime::UNIX_EPOCH).ok();

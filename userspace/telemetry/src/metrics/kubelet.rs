@@ -2,14 +2,19 @@
 
 use std::fmt;
 
+use numaward_config::exported::MetricFilter;
 use numaward_model::snapshot::PromiseFigures;
 
 use super::NODE;
 use super::family::{NONE, Out, Sink};
 
 /// Puts what a source gave into a sink.
-pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::Result {
-    let mut out = Out::new(sink, None);
+pub(super) fn collect(
+    promises: &PromiseFigures,
+    sink: &mut impl Sink,
+    families: Option<&MetricFilter>,
+) -> fmt::Result {
+    let mut out = Out::new(sink, None, families);
     // Where nothing can be promised, the kubelet's policy `none` has them at zero.
     let shared = promises.free_cpus;
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();

@@ -264,3 +264,52 @@ fn the_largest_numbers_are_served_as_they_are() {
         assert!(samples(&text).lines().all(|line| !line.ends_with("NaN") && !line.ends_with("nf")), "{text}");
     }
 }
+
+/// Names, each once.
+fn names(text: &str) -> Vec<&str> {
+    let mut names: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    for line in &mut names {
+        *line = line.split(['{', ' ']).next().unwrap();
+    }
+    names.dedup();
+    names
+}
+
+#[test]
+fn what_is_not_exported_is_neither_scraped_nor_sent_but_watched() {
+    let exported = |json: &str| serde_json::from_str::<ExportedMetrics>(json).unwrap();
+    let metrics = |json| {
+        let counter = prometheus_client::metrics::counter::Counter::<u64>::default();
+        let metrics = Metrics::new(Arc::new(Fixed(snapshot()))).exporting(exported(json));
+        metrics.with(|registry| registry.register("refusals", "What was refused", counter))
+    };
+    let families = r#"{"families": {"allow": ["numaward_*_total"], "deny": ["*_pages_*", "numaward_d*"]}}"#;
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = encoded(&metrics(families), format);
+        let found = names(&text);
+        assert!(
+            found.contains(&"numaward_refusals_total") && found.contains(&"numaward_oom_kills_total"),
+            "{text}"
+        );
+        let is_wanted = |name: &&str| {
+            name.ends_with("_total") && !name.contains("_pages_") && !name.starts_with("numaward_d")
+        };
+        assert!(found.iter().all(is_wanted), "{found:?}");
+        assert!(!text.contains("scrape_duration") && !text.contains("numaward_build"), "{text}");
+        assert_eq!(format == Format::OpenMetrics, text.ends_with("# EOF\n"));
+    }
+    let workloads = metrics(r#"{"workloads": {"allow": ["*"], "deny": ["*.service"]}}"#);
+    let text = encoded(&workloads, Format::Prometheus);
+    assert!(text.contains("workload=\"blind\"") && !text.contains(".service"), "{text}");
+    let series = |visit: fn(&Metrics, &mut dyn FnMut(String)) -> fmt::Result| {
+        let mut found = Vec::new();
+        visit(&workloads, &mut |series| found.push(series)).unwrap();
+        found.iter().filter(|series| series.contains(".service")).count()
+    };
+    assert_eq!(series(|metrics, found| metrics.visit_exported(|of, sample| found(text_of(of, sample)))), 0);
+    assert!(series(|metrics, found| metrics.visit(|of, sample| found(text_of(of, sample)))) > 10);
+}
+
+fn text_of(family: &Description, sample: &Sample<'_>) -> String {
+    format!("{} {:?}", family.sample_name, sample.labels().collect::<Vec<_>>())
+}

@@ -150,7 +150,7 @@ mod tests {
     fn families_are_written_as_open_metrics() {
         let mut text = String::new();
         let mut lines = Lines::new(&mut text);
-        let mut out = Out::new(&mut lines, None);
+        let mut out = Out::new(&mut lines, None, None);
         let mut family = out.counter("a_bytes", "What it is").unwrap();
         family.put(NONE, 7_u64).unwrap();
         family.put([("k", "v\\\"\n"), ("l", "")], 1.5).unwrap();
@@ -186,7 +186,7 @@ mod tests {
         }
         let mut sink = Sink::default();
         let mut lines = Lines::new(&mut sink);
-        let mut out = Out::new(&mut lines, Some("x"));
+        let mut out = Out::new(&mut lines, Some("x"), None);
         let mut family = out.gauge("a", "Many").unwrap();
         for i in 0..10_000_u64 {
             family.of("w").put([("i", &i.to_string())], i).unwrap();
