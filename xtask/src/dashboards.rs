@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// What `$host` and `$workload` in an expression stand for.
 const HOST: &str = r#"cluster=~"$cluster", instance=~"$instance""#;
 const WORKLOAD: &str = r#"cluster=~"$cluster", instance=~"$instance", workload=~"$workload", namespace=~"$namespace", pod=~"$pod", container=~"$container""#;
-/// In PromQL, what a regular expression has found.
+/// In an expression, what a regular expression has found.
 const WHOLE: &str = r#""$1""#;
 /// Grafana's grid is so many columns wide.
 const COLUMNS: u32 = 24;

@@ -20,8 +20,8 @@ use numaward_model::{
     health::{Heartbeats, Readiness},
     snapshot::{
         self, Allocated, CpuFigures, Interrupts, KindPromised, MapFigures, Missed, MissingPromise,
-        NodeMemory, Pressure, ProbeFigures, PromiseFigures, Resident, Snapshot, SnapshotSource,
-        WorkloadActivity, WorkloadFigures,
+        NodeMemory, OnAndOff, Pressure, ProbeFigures, PromiseFigures, PromiseResidency, Resident, Snapshot,
+        SnapshotSource, WorkloadActivity, WorkloadFigures,
     },
 };
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};

@@ -519,7 +519,7 @@ fn the_families_are_there_from_the_start() {
     let figures = numaward_control::ControlMetrics::default();
     let metrics = Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry));
     let text = encoded(&metrics, Format::Prometheus);
-    let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError"];
+    let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError", "EmptyPodSharedPoolError"];
     let knobs = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.high", "memory.max"];
     let mut zeros = vec![
         "topology_manager_admission_requests_total".to_owned(),

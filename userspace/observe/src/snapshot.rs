@@ -446,9 +446,9 @@ mod tests {
         add(4, "cpus", "/cpus", Some([1, 1]), [0, 0]);
         add(5, "nobody", "/nobody", Some([1, 1]), [2, 2]);
         let gib = Bytes::gib(1);
-        let promised = |path, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, gib)]));
+        let of_memory = |path, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, gib)]));
         let promises =
-            vec![promised("/burst", 1), promised("/unread", 3), Arc::new(promise("/cpus", 4, &[]))];
+            vec![of_memory("/burst", 1), of_memory("/unread", 3), Arc::new(promise("/cpus", 4, &[]))];
         let read = Read {
             machine: Arc::new(machine),
             table: Arc::new(table),

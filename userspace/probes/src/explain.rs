@@ -20,16 +20,15 @@ fn explain_one(error: &(dyn Error + 'static)) -> Option<(Obstacle, String)> {
     // aya's wrappers are transparent: the source of a wrapped error is the source of what it wraps.
     if let Some(error) = error.downcast_ref::<ProgramError>() {
         return match error {
-            ProgramError::LoadError { io_error, verifier_log } => match io_error.raw_os_error() {
-                // The only refusal that comes before the verifier.
-                Some(libc::EPERM) => Some(explain_io("BPF_PROG_LOAD", io_error)),
-                _ => {
-                    let words = last_words(&verifier_log.to_string());
-                    let number = number(io_error);
-                    let text = format!("{number}: the kernel's verifier refused the program: {words}");
-                    Some((Obstacle::Kernel, text))
-                }
-            },
+            // The only refusal that comes before the verifier.
+            ProgramError::LoadError { io_error, .. } if io_error.raw_os_error() == Some(libc::EPERM) => {
+                Some(explain_io("BPF_PROG_LOAD", io_error))
+            }
+            ProgramError::LoadError { io_error, verifier_log } => {
+                let (number, words) = (number(io_error), last_words(&verifier_log.to_string()));
+                let text = format!("{number}: the kernel's verifier refused the program: {words}");
+                Some((Obstacle::Kernel, text))
+            }
             ProgramError::SyscallError(error) => explain_one(error),
             ProgramError::MapError(error) => explain_one(error),
             _ => None,
