@@ -58,8 +58,9 @@ fn a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets() {
             assert!(events.contains(words), "{words}: {events}");
         }
         for workload in ["single", "wide"] {
-            let series =
-                format!("numaward_numa_miss_bytes_total{{workload=\"numaward/{workload}\",node=\"{node}\"}}");
+            let series = format!(
+                "numaward_numa_miss_bytes_total{{workload=\"numaward/{workload}\",numa_node=\"{node}\"}}"
+            );
             assert_eq!(value(metrics, &series), 0, "{metrics}");
         }
     }

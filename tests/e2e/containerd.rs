@@ -235,8 +235,8 @@ fn check(release: &Release) {
     assert_protected(&report, "placed protection", &all);
     let names = report.section("placed names");
     for labels in [
-        r#"workload="default/db/main",namespace="default",pod="db",container="main",node="1",type="anon""#,
-        r#"workload="default/web/main",namespace="default",pod="web",container="main",node="0",type="anon""#,
+        r#"namespace="default",pod="db",container="main",numa_node="1",type="anon""#,
+        r#"namespace="default",pod="web",container="main",numa_node="0",type="anon""#,
     ] {
         assert!(names.contains(labels), "{labels}:\n{names}");
     }

@@ -42,10 +42,10 @@ section "placed protection"
 protection $db
 section "placed names"
 # What is resident is read in turns.
-_resident() { metrics | grep -q "^numaward_memory_resident_bytes.*$1/main.*type=\"anon\""; }
+_resident() { metrics | grep -q "^numaward_memory_resident_bytes.*pod=\"$1\",container=\"main\".*type=\"anon\""; }
 wait_for 60 _resident db
 wait_for 60 _resident web
-metrics | grep -E '^numaward_memory_resident_bytes.*(db|web)/main.*type="anon"'
+metrics | grep -E '^numaward_memory_resident_bytes.*pod="(db|web)",container="main".*type="anon"'
 
 section "resized"
 numaward-cri resize $db_container --millicpus 3000 --mebibytes 160 || fail "resize"

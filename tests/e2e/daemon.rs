@@ -74,7 +74,7 @@ fn check_all(report: &Report, round: &str) {
 /// How the allocation probe is attached and why not better, by its metric.
 fn mode(report: &Report, round: &str) -> (String, String) {
     let mut lines = report.section(&format!("{round} probes")).lines();
-    let line = lines.find(|line| line.starts_with("numaward_probe{probe=\"alloc\""));
+    let line = lines.find(|line| line.starts_with("numaward_probe_info{probe=\"alloc\""));
     let label = |name: &str| {
         let (_, rest) = line?.split_once(&format!("{name}=\""))?;
         Some(rest.split_once('"')?.0.to_owned())
@@ -86,7 +86,7 @@ fn mode(report: &Report, round: &str) -> (String, String) {
 fn check_others(report: &Report, round: &str, modes: [&str; 6]) {
     let probes = report.section(&format!("{round} probes"));
     for (probe, mode) in ["hint", "scan", "migrate", "stall", "oom_kill", "switch"].into_iter().zip(modes) {
-        let expected = format!("numaward_probe{{probe=\"{probe}\",mode=\"{mode}\"");
+        let expected = format!("numaward_probe_info{{probe=\"{probe}\",mode=\"{mode}\"");
         assert!(probes.lines().any(|line| line.starts_with(&expected)), "{round}, {probe}: {probes}");
     }
 }
@@ -107,7 +107,7 @@ fn the_daemon_agrees_with_the_kernels_book() {
     assert_eq!(mode(&report, "unprivileged").0, "tp_btf", "the tracepoint needs CAP_SYS_ADMIN");
     check_all(&report, "without-btf");
     let (mode, reason) = mode(&report, "without-btf");
-    assert!(mode == "tracepoint" && reason.contains("BTF"), "{mode}: {reason}");
+    assert!(mode == "tracepoint" && reason == "btf", "{mode}: {reason}");
     for (round, modes) in [("plain", BEST), ("unprivileged", BEST), ("without-btf", WITHOUT_BTF)] {
         check_others(&report, round, modes);
     }

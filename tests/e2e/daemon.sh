@@ -40,7 +40,7 @@ measure() {
 # counters NAME: node, locality and bytes of a workload, a line each.
 counters() {
     section "$round $1 counters"
-    ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$1\",node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
+    ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$1\",numa_node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
 }
 
 # truth COMMAND...: a daemon under COMMAND, and one workload after the other.
@@ -59,7 +59,7 @@ truth() {
     measure third --cpus 4
     measure expander --cpus 4 --policy bind:3
     section "$round probes"
-    ask /metrics | grep '^numaward_probe\(_events_lost_total\)\?{'
+    ask /metrics | grep '^numaward_probe_\(info\|events_lost_total\){'
     rmdir $cgroups/nested/a $cgroups/nested
 }
 

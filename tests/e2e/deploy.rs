@@ -52,7 +52,7 @@ fn check_status(report: &Report, section: &str) {
     // The runtime's seccomp profile takes no placing of memory.
     assert_eq!(status["probes"][0]["selfCheck"], "passed on nodes 0-1", "{status}");
     for lacking in status["degraded"].as_array().unwrap() {
-        assert_eq!(lacking["part"], "Kubernetes API", "{status}");
+        assert_eq!(lacking["part"], "kubernetes_api", "{status}");
     }
 }
 

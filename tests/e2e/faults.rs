@@ -105,7 +105,7 @@ fn fight(report: &Report) {
     assert_eq!(report.json("missing load")["pages_by_node"][elsewhere.to_string()], 64 * MIB / 4096);
     let stat = report.numa_stat("missing numa_stat");
     let reported = report.section("misses");
-    let series = format!("numaward_numa_miss_bytes_total{{workload=\"fought\",node=\"{elsewhere}\"}} ");
+    let series = format!("numaward_numa_miss_bytes_total{{workload=\"fought\",numa_node=\"{elsewhere}\"}} ");
     let missed: u64 =
         reported.lines().find_map(|line| line.strip_prefix(series.as_str())?.parse().ok()).unwrap();
     assert_near("missed", missed, stat["anon"][&elsewhere] + stat["file"][&elsewhere], 64 * MIB, 1);

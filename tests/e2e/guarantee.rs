@@ -50,7 +50,7 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
         "numaward_cpu_manager_pinning_requests_total",
         "numaward_enforcement_writes_total{backend=\"cgroupfs\",knob=\"cpuset.mems\",result=\"error\"}",
         "numaward_drift_total{knob=\"cpuset.cpus\"}",
-        "numaward_cpu_manager_exclusive_cpus{node=\"1\"}",
+        "numaward_cpu_manager_exclusive_cpus{numa_node=\"1\"}",
     ] {
         assert_eq!(value(zero, series), Some(0), "{series} in\n{zero}");
     }
@@ -68,7 +68,8 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
     assert_eq!(on_node_1 + load["absent_pages"].as_u64().unwrap(), 128 * MIB / 4096, "{load}");
     assert_eq!(load["pages_by_node"].as_object().unwrap().len(), 1, "{load}");
     for node in [0, 1] {
-        let series = format!("numaward_numa_miss_bytes_total{{workload=\"numaward/first\",node=\"{node}\"}}");
+        let series =
+            format!("numaward_numa_miss_bytes_total{{workload=\"numaward/first\",numa_node=\"{node}\"}}");
         assert_eq!(
             value(report.section("exec misses"), &series),
             Some(0),

@@ -34,8 +34,8 @@ fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
     assert_eq!(db["pages_by_node"][node.to_string()], 280 * MIB / 4096, "{db}");
     let metrics = report.section("act metrics");
     for line in [
-        format!("numaward_numa_miss_bytes_total{{workload=\"numaward/db\",node=\"{node}\"}} 0"),
-        format!("numaward_node_headroom_low{{node=\"{node}\"}} 1"),
+        format!("numaward_numa_miss_bytes_total{{workload=\"numaward/db\",numa_node=\"{node}\"}} 0"),
+        format!("numaward_node_headroom_low{{numa_node=\"{node}\"}} 1"),
         "numaward_guard_steered_cgroups 1".to_owned(),
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line}:\n{metrics}");

@@ -1,7 +1,7 @@
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 counters() {
     section "$1 counters"
-    ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$2\",node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
+    ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$2\",numa_node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
 }
 unknown() { ask /metrics | sed -n 's/^numaward_unknown_node_allocated_bytes_total //p'; }
 blocks() { ls -d /sys/devices/system/node/node$1/memory[0-9]* 2>/dev/null | wc -l; }
@@ -20,7 +20,7 @@ numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
 daemon=$!
 wait_for 60 ask /readyz
 section probes
-ask /metrics | grep '^numaward_probe{probe="alloc"'
+ask /metrics | grep '^numaward_probe_info{probe="alloc"'
 section before
 ask /api/v1/nodes
 section "blocks of node 1"

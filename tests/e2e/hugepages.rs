@@ -37,22 +37,22 @@ fn hugepages_are_counted_where_they_are() {
     let promised = report.json("promise")["nodes"].as_str().unwrap().parse::<u32>().unwrap();
     let taken = samples(&report, "after", "hugepages_allocated_bytes_total");
     let expected = BTreeMap::from([
-        ("\"local\",node=\"0\",kind=\"hugepages-2Mi\",locality=\"local\"", 16 * MIB),
-        ("\"remote\",node=\"1\",kind=\"hugepages-2Mi\",locality=\"remote\"", 16 * MIB),
-        ("\"spread\",node=\"0\",kind=\"hugepages-2Mi\",locality=\"remote\"", 8 * MIB),
-        ("\"spread\",node=\"1\",kind=\"hugepages-2Mi\",locality=\"local\"", 8 * MIB),
-        ("\"kept\",node=\"0\",kind=\"hugepages-2Mi\",locality=\"local\"", 8 * MIB),
-        ("\"kept\",node=\"1\",kind=\"hugepages-2Mi\",locality=\"remote\"", 4 * MIB),
+        ("\"local\",numa_node=\"0\",kind=\"hugepages-2Mi\",locality=\"local\"", 16 * MIB),
+        ("\"remote\",numa_node=\"1\",kind=\"hugepages-2Mi\",locality=\"remote\"", 16 * MIB),
+        ("\"spread\",numa_node=\"0\",kind=\"hugepages-2Mi\",locality=\"remote\"", 8 * MIB),
+        ("\"spread\",numa_node=\"1\",kind=\"hugepages-2Mi\",locality=\"local\"", 8 * MIB),
+        ("\"kept\",numa_node=\"0\",kind=\"hugepages-2Mi\",locality=\"local\"", 8 * MIB),
+        ("\"kept\",numa_node=\"1\",kind=\"hugepages-2Mi\",locality=\"remote\"", 4 * MIB),
     ]);
     assert_eq!(taken, expected);
     let resident = samples(&report, "after", "memory_resident_bytes");
     let expected = BTreeMap::from([
-        ("\"local\",node=\"0\",type=\"hugepages-2Mi\"", 16 * MIB),
-        ("\"remote\",node=\"1\",type=\"hugepages-2Mi\"", 16 * MIB),
-        ("\"spread\",node=\"0\",type=\"hugepages-2Mi\"", 8 * MIB),
-        ("\"spread\",node=\"1\",type=\"hugepages-2Mi\"", 8 * MIB),
-        ("\"kept\",node=\"0\",type=\"hugepages-2Mi\"", 8 * MIB),
-        ("\"kept\",node=\"1\",type=\"hugepages-2Mi\"", 4 * MIB),
+        ("\"local\",numa_node=\"0\",type=\"hugepages-2Mi\"", 16 * MIB),
+        ("\"remote\",numa_node=\"1\",type=\"hugepages-2Mi\"", 16 * MIB),
+        ("\"spread\",numa_node=\"0\",type=\"hugepages-2Mi\"", 8 * MIB),
+        ("\"spread\",numa_node=\"1\",type=\"hugepages-2Mi\"", 8 * MIB),
+        ("\"kept\",numa_node=\"0\",type=\"hugepages-2Mi\"", 8 * MIB),
+        ("\"kept\",numa_node=\"1\",type=\"hugepages-2Mi\"", 4 * MIB),
     ]);
     assert_eq!(resident, expected);
     let book = report.section("kernel's book");
@@ -61,7 +61,7 @@ fn hugepages_are_counted_where_they_are() {
     }
 
     let (other, outside) = if promised == 0 { (1, 4 * MIB) } else { (0, 8 * MIB) };
-    let label = format!("\"kept\",node=\"{other}\",kind=\"hugepages-2Mi\"");
+    let label = format!("\"kept\",numa_node=\"{other}\",kind=\"hugepages-2Mi\"");
     let missed = BTreeMap::from([(label.as_str(), outside)]);
     assert_eq!(samples(&report, "after", "numa_miss_bytes_total"), missed);
     assert_eq!(samples(&report, "after", "hugepages_misplaced_bytes"), missed);

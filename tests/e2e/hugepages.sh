@@ -15,7 +15,7 @@ numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
 daemon=$!
 wait_for 60 _ready
 section probes
-ask /metrics | grep '^numaward_probe{'
+ask /metrics | grep '^numaward_probe_info{'
 section before
 metrics
 
@@ -35,7 +35,7 @@ two=$load_pid
 
 # resident NAME NODE BYTES: whether that was read.
 resident() {
-    ask /metrics | grep -q "^numaward_memory_resident_bytes{workload=\"$1\",node=\"$2\",type=\"hugepages-2Mi\"} $3\$"
+    ask /metrics | grep -q "^numaward_memory_resident_bytes{workload=\"$1\",numa_node=\"$2\",type=\"hugepages-2Mi\"} $3\$"
 }
 wait_for 60 resident kept 1 4194304
 wait_for 60 resident spread 1 8388608

@@ -24,7 +24,7 @@ grep 'numaward_probe_map_memory_bytes{' /tmp/metrics
 section "counted by itself"
 grep 'numaward_memory_allocated_bytes_total{workload="w77"' /tmp/metrics
 section "series"
-grep -c 'numaward_memory_allocated_bytes_total{workload="w[0-9]*",node="7",locality="remote"' /tmp/metrics
+grep -c 'numaward_memory_allocated_bytes_total{workload="w[0-9]*",numa_node="7",locality="remote"' /tmp/metrics
 section "daemon"
 grep -E '^(VmHWM|Rss)' /proc/$daemon/status
 kill $load_pid

@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 
 /// Bytes missed by node, from lines of `/metrics`.
 fn missed(section: &str, node: u32) -> Option<u64> {
-    let label = format!("node=\"{node}\"}} ");
+    let label = format!("numa_node=\"{node}\"}} ");
     section
         .lines()
         .find_map(|line| line.contains("workload=\"pods\"").then(|| line.split_once(&label)).flatten())

@@ -37,7 +37,7 @@ fn migrated_by_kernel(report: &Report, workload: &str) -> Option<u64> {
 fn accesses(report: &Report) {
     let (remote, migrated) = ("numaward_remote_access_pages_total", "numaward_migrated_bytes_total");
     // All of it is seen once, as it is moved at once; and moved.
-    let seen = pages(report, "moved", remote, &["source=\"hint_fault\"", "node=\"0\""]);
+    let seen = pages(report, "moved", remote, &["source=\"hint_fault\"", "numa_node=\"0\""]);
     assert_near("moved: seen from node 0", seen, PAGES, PAGES, 3);
     let moved = pages(report, "moved", migrated, &["reason=\"numa_misplaced\""]) / 4096;
     assert_near("moved: moved", moved, PAGES, PAGES, 3);
@@ -47,7 +47,7 @@ fn accesses(report: &Report) {
     // As a matrix, for the host: of all workloads, others may be sampled meanwhile.
     let from = &report.json("bound API")["accesses"];
     let from = from.as_array().unwrap().iter().find(|of| of["node"] == 0).unwrap();
-    let all = pages(report, "all accesses", remote, &["source=\"hint_fault\"", "node=\"0\""]);
+    let all = pages(report, "all accesses", remote, &["source=\"hint_fault\"", "numa_node=\"0\""]);
     assert!(all >= seen, "{report}");
     assert_near("moved: in the API", from["remotePages"].as_u64().unwrap(), all, all, 3);
     let to: u64 = from["remote"].as_array().unwrap().iter().map(|to| to["pages"].as_u64().unwrap()).sum();
@@ -210,7 +210,7 @@ fn few_slots(report: &Report) {
     assert_eq!(event["details"]["command"], "numaward-load", "{reported}");
     assert_eq!(event["details"]["promisedNodes"], nodes, "{reported}");
     let missed = |labels: &[&str]| pages(report, "misses", "numaward_numa_miss_bytes_total", labels);
-    let node = format!("node=\"{other}\"");
+    let node = format!("numa_node=\"{other}\"");
     assert_near("misses", missed(&["workload=\"late\"", &node]), 16 << 20, 16 << 20, 3);
     assert_eq!(missed(&[]), missed(&[&node]), "{}", report.section("misses"));
 }

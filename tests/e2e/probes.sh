@@ -28,7 +28,7 @@ ask /api/v1/stream >/tmp/stream 2>/dev/null &
 stream=$!
 
 section probes
-metric 'numaward_probe{'
+metric 'numaward_probe_info{'
 section "memory of maps"
 metric 'numaward_probe_map_memory_bytes{'
 # While it is asked to, the kernel measures each run of the probes.
@@ -53,7 +53,7 @@ _has_counters() { metric "numaward_memory_allocated_bytes_total{workload=\"$_wal
 _remote() {
     metric "numaward_remote_access_pages_total{workload=\"$_walker\"" | awk '{ sum += $2 } END { exit !(sum >= 16384) }'
 }
-_state() { metric "numaward_remote_sampling{workload=\"$_walker\",state=\"$_wanted\"}"; }
+_state() { metric "numaward_remote_sampling_info{workload=\"$_walker\",state=\"$_wanted\"}"; }
 told() {
     section "$1"
     metric "workload=\"$_walker\"" | grep -E 'remote_access|remote_sampling|migrated'
@@ -62,7 +62,7 @@ told() {
 # Touched on node 1, then walked from node 0.
 walker moved 2-3 0-1
 echo 0-1 >$cgroups/moved/cpuset.cpus
-if metric 'numaward_probe{probe="hint",mode="fentry"' >/dev/null; then wait_for 120 _remote; fi
+if metric 'numaward_probe_info{probe="hint",mode="fentry"' >/dev/null; then wait_for 120 _remote; fi
 _wanted=on
 wait_for 120 _state
 told moved
@@ -130,7 +130,7 @@ killed() {
     shift
     numaward-load --cgroup "$cgroups/$_walker" "$@" >/tmp/killed.log 2>&1
     _told() { ask "/api/v1/events?kind=oom_kill&workload=$_walker" | grep -q message; }
-    if metric 'numaward_probe{probe="oom_kill",mode="fentry"' >/dev/null; then wait_for 30 _told; fi
+    if metric 'numaward_probe_info{probe="oom_kill",mode="fentry"' >/dev/null; then wait_for 30 _told; fi
     section "killed $_walker metrics"
     metric "numaward_oom_kills_total{workload=\"$_walker\""
     section "killed $_walker events"

@@ -17,7 +17,7 @@ export function range(text) {
   return found[3] === "B" ? { least: value, most: value } : { least: value - half, most: value + half };
 }
 
-/** The samples of a scrape, by name and labels: `name{node="0",workload="a"}`, labels in the order of the alphabet. */
+/** The samples of a scrape, by name and labels: `name{numa_node="0",workload="a"}`, labels in the order of the alphabet. */
 export async function scrape(url) {
   const response = await fetch(new URL("metrics", url));
   const samples = new Map();
@@ -37,6 +37,13 @@ function key(name, labels) {
 /** A label as the exporter writes it. */
 function label(name, value) {
   return `${name}="${value.replaceAll("\\", "\\\\").replaceAll('"', '\\"').replaceAll("\n", "\\n")}"`;
+}
+
+/** The labels of a workload: those of Kubernetes for a container of a pod. */
+function workloadLabels(name) {
+  const parts = name.split("/");
+  if (parts.length !== 3 || parts.includes("")) return [label("workload", name)];
+  return ["namespace", "pod", "container"].map((key, i) => label(key, parts[i]));
 }
 
 /** Sums of samples; nothing if none is there. */
@@ -94,7 +101,7 @@ export async function agree(page, url) {
     look: () => cards(page),
     figures: (seen) => {
       const figures = seen.flatMap((card) => {
-        const of = (name, labels) => [key(name, [label("node", card.node), label("kind", "memory"), ...labels])];
+        const of = (name, labels) => [key(name, [label("numa_node", card.node), label("kind", "memory"), ...labels])];
         return [
           { what: `node ${card.node}, memory`, text: card.memory, keys: of("numaward_node_memory_bytes", [label("state", "total")]) },
           { what: `node ${card.node}, free`, text: card.free, keys: of("numaward_node_memory_unused_bytes", []) },
@@ -114,7 +121,7 @@ export async function agree(page, url) {
     await page.evaluate((name) => [...document.querySelectorAll("#rows tr[data-key] button")].find((button) => button.textContent === name)?.click(), name);
     await page.waitForSelector("#detail[open]");
     const figures = (rows) => rows.flatMap(([node, resident, local, remote]) => {
-      const labels = [label("workload", name), label("node", node)];
+      const labels = [...workloadLabels(name), label("numa_node", node)];
       const of = (metric, more) => key(metric, [...labels, ...more]);
       return [
         { what: `${name}, node ${node}, resident`, text: resident, keys: ["anon", "file", "kernel"].map((type) => of("numaward_memory_resident_bytes", [label("type", type)])) },

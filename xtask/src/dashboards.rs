@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 /// What `$host` and `$workload` in an expression stand for.
 const HOST: &str = r#"cluster=~"$cluster", instance=~"$instance""#;
 const WORKLOAD: &str = r#"cluster=~"$cluster", instance=~"$instance", workload=~"$workload", namespace=~"$namespace", pod=~"$pod", container=~"$container""#;
+/// In an expression, what a regular expression has found.
+const WHOLE: &str = r#""$1""#;
 /// Grafana's grid is so many columns wide.
 const COLUMNS: u32 = 24;
 const PANEL_HEIGHT: u32 = 8;
@@ -26,7 +28,23 @@ struct Dashboard {
     title: String,
     description: String,
     variables: Vec<Variable>,
+    #[serde(default)]
+    annotations: Vec<Annotation>,
     rows: Vec<Row>,
+}
+
+/// Marks in all panels.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Annotation {
+    title: String,
+    expr: String,
+    /// With labels in braces.
+    text: String,
+    color: String,
+    /// Whether the value is the time of the mark, in milliseconds since 1970.
+    #[serde(default)]
+    value_is_time: bool,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -65,7 +83,23 @@ struct Panel {
     stack: bool,
     /// A value above this is shown in red.
     bad_above: Option<f64>,
+    /// One above this in orange.
+    warn_above: Option<f64>,
+    /// A value below this is shown in red.
+    bad_below: Option<f64>,
+    /// Where names in the table lead.
+    link: Option<Link>,
     targets: Vec<Target>,
+}
+
+/// Where a row of a table leads.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Link {
+    /// From the label `instance`.
+    Host,
+    /// From the pod or the name of the workload.
+    Workload,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -83,6 +117,82 @@ struct Target {
     expr: String,
     #[serde(default)]
     legend: String,
+    /// Adds the label `name`: that of the workload, or NAMESPACE/POD/CONTAINER.
+    #[serde(default)]
+    named: bool,
+}
+
+impl Target {
+    fn expression(&self) -> String {
+        let expr = &self.expr;
+        let named = if self.named {
+            format!(
+                r#"label_replace(label_join({expr}, "name", "/", "namespace", "pod", "container"), "name", {WHOLE}, "workload", "(.+)")"#
+            )
+        } else {
+            expr.clone()
+        };
+        selected(&named)
+    }
+}
+
+/// An expression with its selectors.
+fn selected(expr: &str) -> String {
+    expr.replace("$workload", WORKLOAD).replace("$host", HOST)
+}
+
+impl Link {
+    /// The columns that have a link, each with its address. Only one that every table with the column can fill in.
+    const fn targets(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Host => &[(
+                "instance",
+                "/d/numaward-host?${datasource:queryparam}&var-cluster=${__data.fields.cluster}\
+                 &var-instance=${__data.fields.instance}&${__url_time_range}",
+            )],
+            Self::Workload => &[
+                (
+                    "pod",
+                    "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
+                     &var-namespace=${__data.fields.namespace}&var-pod=${__data.fields.pod}\
+                     &var-container=${__data.fields.container}&var-workload=All&${__url_time_range}",
+                ),
+                (
+                    "workload",
+                    "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
+                     &var-namespace=All&var-pod=All&var-container=All&var-workload=${__data.fields.workload}\
+                     &${__url_time_range}",
+                ),
+            ],
+        }
+    }
+
+    fn render(self) -> Vec<Value> {
+        let one = |(column, url): &(&str, &str)| {
+            json!({
+                "matcher": { "id": "byName", "options": column },
+                "properties": [{ "id": "links", "value": [{ "title": "Open", "url": url, "targetBlank": false }] }],
+            })
+        };
+        self.targets().iter().map(one).collect()
+    }
+}
+
+impl Annotation {
+    fn render(&self) -> Value {
+        json!({
+            "name": self.title,
+            "datasource": prometheus(),
+            "enable": true,
+            "hide": false,
+            "iconColor": self.color,
+            "expr": selected(&self.expr),
+            "step": "30s",
+            "titleFormat": self.title,
+            "textFormat": self.text,
+            "useValueForTime": self.value_is_time,
+        })
+    }
 }
 
 fn no_unit() -> String {
@@ -166,7 +276,7 @@ impl Dashboard {
             "timezone": "utc",
             "links": [{ "type": "dashboards", "tags": ["numaward"], "title": "numaward", "asDropdown": true, "includeVars": true, "keepTime": true }],
             "templating": { "list": variables },
-            "annotations": { "list": [] },
+            "annotations": { "list": self.annotations.iter().map(Annotation::render).collect::<Vec<_>>() },
             "panels": panels,
         }))
     }
@@ -249,7 +359,7 @@ impl Panel {
                     "refId": name.to_string(),
                     "datasource": prometheus(),
                     "editorMode": "code",
-                    "expr": target.expr.replace("$host", HOST).replace("{$workload}", &format!("{{{WORKLOAD}}}")),
+                    "expr": target.expression(),
                     "legendFormat": if target.legend.is_empty() { "__auto" } else { &target.legend },
                     "range": self.kind == Kind::Timeseries,
                     "instant": self.kind != Kind::Timeseries,
@@ -257,14 +367,19 @@ impl Panel {
                 })
             })
             .collect();
-        let mut steps = vec![json!({ "color": "green", "value": null })];
-        if let Some(bad) = self.bad_above {
-            steps.push(json!({ "color": "red", "value": bad + f64::EPSILON }));
-        }
+        let first = if self.bad_below.is_some() { "red" } else { "green" };
+        let mut steps = vec![json!({ "color": first, "value": null })];
+        // A step is from its value on; the next number above that is what is bad.
+        let above = |bound: f64| if bound == 0.0 { f64::EPSILON } else { bound };
+        steps.extend(self.bad_below.map(|bound| json!({ "color": "green", "value": bound })));
+        steps.extend(self.warn_above.map(|bound| json!({ "color": "orange", "value": above(bound) })));
+        steps.extend(self.bad_above.map(|bound| json!({ "color": "red", "value": above(bound) })));
+        let has_thresholds = steps.len() > 1;
         let custom = match self.kind {
             Kind::Timeseries => json!({
                 "drawStyle": "line", "lineWidth": 1, "fillOpacity": if self.stack { 40 } else { 5 }, "showPoints": "never",
                 "stacking": { "mode": if self.stack { "normal" } else { "none" }, "group": "A" },
+                "thresholdsStyle": { "mode": if has_thresholds { "dashed" } else { "off" } },
             }),
             Kind::Stat | Kind::Table => json!({}),
         };
@@ -293,7 +408,7 @@ impl Panel {
             "targets": targets,
             "fieldConfig": {
                 "defaults": { "unit": self.unit, "custom": custom, "thresholds": { "mode": "absolute", "steps": steps } },
-                "overrides": [],
+                "overrides": self.link.map(Link::render).unwrap_or_default(),
             },
             "options": options,
             "transformations": transformations,
@@ -337,6 +452,69 @@ mod tests {
             }
             assert!(!json.contains("__inputs") && !json.contains("$host"), "{}", path.display());
         }
+    }
+
+    #[test]
+    fn links_lead_to_dashboards_with_the_variables_that_these_have() {
+        let all: Vec<Value> = rendered(&folder())
+            .unwrap()
+            .iter()
+            .map(|(_, json)| serde_json::from_str(json).unwrap())
+            .collect();
+        let mut count = 0;
+        for dashboard in &all {
+            for panel in dashboard["panels"].as_array().unwrap() {
+                for of in panel["fieldConfig"]["overrides"].as_array().into_iter().flatten() {
+                    let url = of["properties"][0]["value"][0]["url"].as_str().unwrap();
+                    let (uid, parameters) = url.strip_prefix("/d/").unwrap().split_once('?').unwrap();
+                    let target = all.iter().find(|of| of["uid"] == uid).expect(url);
+                    let variables = target["templating"]["list"].as_array().unwrap();
+                    let names = variables.iter().map(|of| of["name"].as_str().unwrap());
+                    for name in names {
+                        let is_given = [format!("var-{name}="), format!("${{{name}:queryparam}}")]
+                            .iter()
+                            .any(|text| parameters.contains(text));
+                        assert!(is_given, "{}: {url} does not give {name}", panel["title"]);
+                    }
+                    let column = of["matcher"]["options"].as_str().unwrap();
+                    let has = |target: &Value| target["expr"].as_str().unwrap().contains(column);
+                    assert!(panel["targets"].as_array().unwrap().iter().all(has), "{panel}");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count >= 5, "only {count} links");
+    }
+
+    #[test]
+    fn thresholds_are_steps_that_grow() {
+        let of = |text: &str| {
+            let panel: Panel = serde_norway::from_str(&format!(
+                "{{title: t, description: d, width: 4, targets: [], {text}}}"
+            ))
+            .unwrap();
+            let steps = panel.render(1, &json!({}))["fieldConfig"]["defaults"]["thresholds"]["steps"].clone();
+            let steps = steps.as_array().unwrap().iter();
+            steps
+                .map(|step| (step["color"].as_str().unwrap().to_owned(), step["value"].as_f64()))
+                .collect::<Vec<_>>()
+        };
+        let step = |color: &str, value| (color.to_owned(), value);
+        assert_eq!(of("unit: s"), [step("green", None)]);
+        assert_eq!(of("bad_above: 0"), [step("green", None), step("red", Some(f64::EPSILON))]);
+        assert_eq!(of("bad_below: 0"), [step("red", None), step("green", Some(0.0))]);
+        assert_eq!(
+            of("warn_above: 0.8, bad_above: 0.95"),
+            [step("green", None), step("orange", Some(0.8)), step("red", Some(0.95))]
+        );
+    }
+
+    #[test]
+    fn a_container_is_named_as_its_labels_say() {
+        let target =
+            Target { expr: "sum by (pod) (a{$host})".to_owned(), legend: String::new(), named: true };
+        let expected = r#"label_replace(label_join(sum by (pod) (a{cluster=~"$cluster", instance=~"$instance"}), "name", "/", "namespace", "pod", "container"), "name", "$1", "workload", "(.+)")"#;
+        assert_eq!(target.expression(), expected);
     }
 
     #[test]

@@ -174,10 +174,13 @@ fn figures(metrics: &str, held: &api::Allocations) -> Result<()> {
         for allocation in &held.allocations {
             exclusive += u64::try_from((&allocation.cpus.parse::<CpuSet>()? & &cpus).len())?;
         }
-        same(&format!("numaward_cpu_manager_exclusive_cpus{{node=\"{}\"}}", node.node), exclusive)?;
+        same(&format!("numaward_cpu_manager_exclusive_cpus{{numa_node=\"{}\"}}", node.node), exclusive)?;
         let expected = promised.get(&node.node).copied().unwrap_or_default();
         let series = |state: &str| {
-            format!("numaward_node_memory_bytes{{node=\"{}\",kind=\"memory\",state=\"{state}\"}}", node.node)
+            format!(
+                "numaward_node_memory_bytes{{numa_node=\"{}\",kind=\"memory\",state=\"{state}\"}}",
+                node.node
+            )
         };
         same(&series("promised"), expected)?;
         let memory = node.memory.iter().find(|memory| memory.kind == "memory").context("no memory")?;

@@ -395,7 +395,7 @@ fn outlive_the_api_server(cluster: &mut Cluster) {
     let is_degraded = |cluster: &Cluster| {
         let status = cluster.ask(&url, "status")?;
         let mut parts = status["degraded"].as_array().into_iter().flatten();
-        Ok::<_, String>(parts.any(|part| part["part"] == "Kubernetes API"))
+        Ok::<_, String>(parts.any(|part| part["part"] == "kubernetes_api"))
     };
     let stopped = Instant::now();
     cluster.plane.stop_api_server();

@@ -21,6 +21,7 @@ use super::{
     cluster::OperatingMode,
     control::{Access, Control, Tls},
     enforcement::{CgroupPattern, Declared, Enforcement},
+    exported::ExportedMetrics,
     guard::{Budgets, GuardMode, essential},
     kubernetes::Kubernetes,
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
@@ -151,6 +152,8 @@ pub struct Config {
     pub kubernetes: Kubernetes,
     /// Alerts without Prometheus.
     pub alerts: Alerts,
+    /// Which metrics are exported.
+    pub metrics: ExportedMetrics,
     /// OpenTelemetry.
     pub otlp: Otlp,
 }

@@ -11,6 +11,7 @@ pub mod cluster;
 mod config;
 mod control;
 pub mod enforcement;
+pub mod exported;
 mod flag_forms;
 pub mod guard;
 mod inline_schema;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     config::Config,
-    control, enforcement,
+    control, enforcement, exported,
     flag_forms::{self, Form},
     outgoing, pasted,
     problem::{Origin, Problem, Problems},
@@ -121,6 +121,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
     if problems.is_empty() {
         warnings.extend(control::warning(&config.control));
         warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
+        warnings.extend(exported::warnings(&config.metrics));
         warnings.extend(pasted::warnings(&config));
         return Ok(Loaded { config, file, warnings });
     }

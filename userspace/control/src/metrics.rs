@@ -40,7 +40,7 @@ const KNOBS: [Knob; 8] = [
 ];
 const BACKENDS: [&str; 2] = ["cgroupfs", "systemd"];
 /// The engine's words for a rejection by a manager.
-const REASONS: [&str; 2] = ["UnexpectedAdmissionError", "SMTAlignmentError"];
+const REASONS: [&str; 3] = ["UnexpectedAdmissionError", "SMTAlignmentError", "EmptyPodSharedPoolError"];
 
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug)]

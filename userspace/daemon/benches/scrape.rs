@@ -20,8 +20,8 @@ use numaward_model::{
     health::{Heartbeats, Readiness},
     snapshot::{
         self, Allocated, CpuFigures, Interrupts, KindPromised, MapFigures, Missed, MissingPromise,
-        NodeMemory, Pressure, ProbeFigures, PromiseFigures, Resident, Snapshot, SnapshotSource,
-        WorkloadActivity, WorkloadFigures,
+        NodeMemory, OnAndOff, Pressure, ProbeFigures, PromiseFigures, PromiseResidency, Resident, Snapshot,
+        SnapshotSource, WorkloadActivity, WorkloadFigures,
     },
 };
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
@@ -90,6 +90,14 @@ impl Synthetic {
             missing: promised()
                 .map(|workload| MissingPromise { workload, offline_cpus: 0, uncovered: Bytes(0) })
                 .collect(),
+            residency: promised()
+                .map(|workload| PromiseResidency {
+                    workload,
+                    kind: ZoneKind::Memory,
+                    promised: vec![(NodeId(0), Bytes::gib(1))],
+                    resident: Some(OnAndOff { on: Bytes::gib(1), off: Bytes(0) }),
+                })
+                .collect(),
             headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),
             low: nodes().map(|node| (node, false)).collect(),
             over_budget: Vec::new(),
@@ -151,7 +159,7 @@ impl SnapshotSource for Synthetic {
             probes: vec![ProbeFigures {
                 probe: "alloc".to_owned(),
                 mode: "tp_btf".to_owned(),
-                reason: String::new(),
+                reason: "",
                 runtime: Some(Duration::from_millis(1)),
                 runs: Some(1000),
                 sampled_ratio: Some(1.0),
@@ -163,6 +171,7 @@ impl SnapshotSource for Synthetic {
             workloads_without_slot: 0,
             degraded: Vec::new(),
             promises: self.promises(),
+            process: None,
         }
     }
 }

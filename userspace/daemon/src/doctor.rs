@@ -547,6 +547,7 @@ mod tests {
             probe: Probe::Alloc,
             mode,
             reason: Some("no BTF".to_owned()),
+            obstacle: None,
             self_check: None,
         };
         let verdicts = [Mode::TpBtf, Mode::Tracepoint, Mode::Absent].map(|mode| probe(&report(mode)).verdict);

@@ -259,7 +259,8 @@ fn all_metrics(
     alerts: &alerts::AlertMetrics,
     traces: &otlp::OtlpMetrics,
 ) -> Metrics {
-    let metrics = Metrics::new(observer.clone()).with(|registry| {
+    let metrics = Metrics::new(observer.clone()).exporting(config.metrics.clone());
+    let metrics = metrics.with(|registry| {
         figures.register(registry);
         observer.events().register(registry);
         placing.register(registry);

@@ -129,15 +129,15 @@ async fn metrics_come_in_the_format_asked_for() {
         let (status, headers, body) = daemon.get("/metrics", accept).await;
         assert_eq!((status, headers[header::CONTENT_TYPE].to_str().unwrap()), (StatusCode::OK, expected));
         assert_eq!(body.ends_with("# EOF\n"), expected == OPEN_METRICS, "{accept:?}");
-        let node = "numaward_node_memory_bytes{node=\"1\",kind=";
+        let node = "numaward_node_memory_bytes{numa_node=\"1\",kind=";
         assert!(
             body.contains(&format!("{node}\"memory\",state=\"total\"}} {}\n", (1024 - 8) << 20)),
             "{body}"
         );
-        let unused = "numaward_node_memory_unused_bytes{node=\"1\",kind=";
+        let unused = "numaward_node_memory_unused_bytes{numa_node=\"1\",kind=";
         assert!(body.contains(&format!("{unused}\"memory\"}} {}\n", 512 << 20)), "{body}");
         assert!(body.contains(&format!("{unused}\"hugepages-2Mi\"}} {}\n", 6 << 20)), "{body}");
-        let probe = "numaward_probe{probe=\"alloc\",mode=\"absent\",reason=\"switched off by probes.allocation.enabled\"} 1";
+        let probe = "numaward_probe_info{probe=\"alloc\",mode=\"absent\",reason=\"switched_off\"} 1";
         assert!(body.contains(probe), "{body}");
         // What is not counted is not shown as zero.
         assert!(!body.contains("numaward_memory_allocated_bytes_total{"), "{body}");
@@ -249,13 +249,13 @@ async fn a_node_that_becomes_unreadable_degrades_and_recovers() {
     let good = fs::read(&meminfo).unwrap();
     fs::remove_file(&meminfo).unwrap();
     let (_, _, body) = daemon.get("/metrics", None).await;
-    assert!(body.contains("numaward_degraded{part=\"node memory\"} 1\n"), "{body}");
-    assert!(body.contains("numaward_node_memory_bytes{node=\"0\""), "{body}");
-    assert!(!body.contains("numaward_node_memory_bytes{node=\"1\""), "{body}");
+    assert!(body.contains("numaward_degraded{part=\"node_memory\"} 1\n"), "{body}");
+    assert!(body.contains("numaward_node_memory_bytes{numa_node=\"0\""), "{body}");
+    assert!(!body.contains("numaward_node_memory_bytes{numa_node=\"1\""), "{body}");
     fs::write(&meminfo, good).unwrap();
     let (_, _, body) = daemon.get("/metrics", None).await;
-    assert!(!body.contains("numaward_degraded{"), "{body}");
-    assert!(body.contains("numaward_node_memory_bytes{node=\"1\""), "{body}");
+    assert!(body.contains("numaward_degraded{part=\"node_memory\"} 0\n"), "{body}");
+    assert!(body.contains("numaward_node_memory_bytes{numa_node=\"1\""), "{body}");
 }
 
 #[tokio::test]

@@ -419,8 +419,8 @@ async fn the_api_server_tells_who_is_who_and_the_scheduler_is_told_what_is_free(
         (available(&server)? == expected && is_new).then_some(())
     })
     .await;
-    assert_eq!(run.degraded("Kubernetes API"), None);
-    assert_eq!(run.degraded("NodeResourceTopology"), None);
+    assert_eq!(run.degraded("kubernetes_api"), None);
+    assert_eq!(run.degraded("node_resource_topology"), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -474,13 +474,13 @@ async fn what_is_missing_for_the_cluster_is_told() {
     host.promise(&[]);
     host.config.kubernetes.node_resource_topology.enabled = true;
     let run = host.start();
-    let reason = wait("the reason", || run.degraded("NodeResourceTopology")).await;
+    let reason = wait("the reason", || run.degraded("node_resource_topology")).await;
     assert!(reason.contains("kubernetes.nodeName"), "{reason}");
 
     host.config.kubernetes.node_name = Some("n1".to_owned());
     host.config.kubernetes.kubeconfig = Some("/nonexistent/kubeconfig".into());
     let run = host.start();
-    let reason = wait("the reason", || run.degraded("Kubernetes API")).await;
+    let reason = wait("the reason", || run.degraded("kubernetes_api")).await;
     assert!(reason.contains("/nonexistent/kubeconfig"), "{reason}");
 
     // Somebody else's socket is left alone.

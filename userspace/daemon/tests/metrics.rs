@@ -2,11 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use numaward_daemon::kubernetes;
 use numaward_model::{snapshot::*, testing::snapshot};
 use numaward_observe::events::Events;
+use numaward_probes::MIGRATION_REASONS;
 use numaward_telemetry::{
     alerts,
     metrics::{Format, Metrics},
@@ -42,7 +50,14 @@ const PARTS: &[(&str, &str, &[&str])] = &[
     (
         "Promised",
         "What was asked for, what was given, and what is left.",
-        &["memory_manager_", "cpu_manager_", "topology_manager_", "node_memory_bytes", "promised_"],
+        &[
+            "memory_manager_",
+            "cpu_manager_",
+            "topology_manager_",
+            "node_memory_bytes",
+            "promised_",
+            "promise_",
+        ],
     ),
     (
         "Enforced",
@@ -75,27 +90,41 @@ struct Everything;
 impl SnapshotSource for Everything {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = snapshot();
-        // Containers have all labels that a workload can have.
-        for (workload, name) in snapshot.workloads.iter_mut().zip([CONTAINER, "shop/web-0/proxy"]) {
+        // With one of each kind, families have all labels that a workload can have.
+        let mut containers = snapshot.workloads.clone();
+        for (workload, name) in containers.iter_mut().zip([CONTAINER, "shop/web-0/proxy"]) {
             workload.name = name.into();
         }
+        snapshot.workloads.append(&mut containers);
         for probe in &mut snapshot.probes {
             probe.runtime = Some(Duration::from_millis(1));
         }
         snapshot.promises = promises();
+        snapshot.process = Some(ProcessFigures {
+            cpu: Duration::from_secs(1),
+            virtual_memory: Bytes(2),
+            resident_memory: Bytes(1),
+            start: Some(SystemTime::UNIX_EPOCH),
+            open_fds: Some(3),
+            max_fds: Some(4),
+        });
         snapshot
     }
 }
 
+/// Of a container and of another workload.
+fn of_both<T>(of: impl Fn(Arc<str>) -> T) -> Vec<T> {
+    ["web.service", CONTAINER].map(Arc::from).into_iter().map(of).collect()
+}
+
 fn promises() -> PromiseFigures {
-    let (node, kind, workload) = (NodeId(2), ZoneKind::Memory, Arc::<str>::from(CONTAINER));
-    let bytes = Bytes(1);
+    let (node, kind, bytes) = (NodeId(2), ZoneKind::Memory, Bytes(1));
     let size = HugepageSize(Bytes::mib(2));
-    let outside = HugepagesOutside { workload: workload.clone(), size, bytes: vec![(node, bytes)] };
+    let outside = || of_both(|workload| HugepagesOutside { workload, size, bytes: vec![(node, bytes)] });
     PromiseFigures {
-        missed: vec![Missed { workload: workload.clone(), bytes: vec![(node, bytes)] }],
-        missed_hugepages: vec![outside.clone()],
-        misplaced_hugepages: vec![outside],
+        missed: of_both(|workload| Missed { workload, bytes: vec![(node, bytes)] }),
+        missed_hugepages: outside(),
+        misplaced_hugepages: outside(),
         kinds: vec![KindPromised {
             node,
             kind,
@@ -105,13 +134,124 @@ fn promises() -> PromiseFigures {
             free: bytes,
         }],
         exclusive_cpus: vec![(node, 1)],
-        missing: vec![MissingPromise { workload: workload.clone(), offline_cpus: 0, uncovered: bytes }],
+        residency: of_both(|workload| PromiseResidency {
+            workload,
+            kind,
+            promised: vec![(node, bytes)],
+            resident: Some(OnAndOff { on: bytes, off: bytes }),
+        }),
+        missing: of_both(|workload| MissingPromise { workload, offline_cpus: 0, uncovered: bytes }),
         headroom: vec![(node, kind, 1)],
         low: vec![(node, true)],
-        over_budget: vec![OverBudget { workload, bytes: vec![(node, bytes)] }],
+        over_budget: of_both(|workload| OverBudget { workload, bytes: vec![(node, bytes)] }),
         shared_pool_cpus: Some(1),
         free_cpus: 1,
     }
+}
+
+/// One workload that has everything, on so many nodes.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    nodes: u32,
+    has_hugepages: bool,
+    is_promised: bool,
+}
+
+impl SnapshotSource for Alone {
+    fn snapshot(&self) -> Snapshot {
+        let size = HugepageSize(Bytes::mib(2));
+        let nodes = || (0..self.nodes).map(NodeId);
+        let each = |bytes| nodes().map(|_| bytes).collect::<Vec<_>>();
+        let by_node = || nodes().map(|node| (node, Bytes(1))).collect::<Vec<_>>();
+        let mut snapshot = snapshot();
+        snapshot.nodes = nodes().map(|node| NodeMemory { node, kinds: Vec::new() }).collect();
+        snapshot.workloads.truncate(1);
+        let of = &mut snapshot.workloads[0];
+        of.name = CONTAINER.into();
+        of.allocated = Some(nodes().map(|_| Allocated::default()).collect());
+        of.resident = Some(nodes().map(|_| Resident::default()).collect());
+        let hugepages = self.has_hugepages.then(|| (size, each(Bytes(1))));
+        of.hugepages = Arc::new(hugepages.into_iter().collect());
+        let activity = of.activity.as_mut().unwrap();
+        activity.remote = Some(nodes().map(|_| 1).collect());
+        activity.dram = Some(nodes().map(|_| (Some(1), 1)).collect());
+        let reasons: BTreeSet<_> = MIGRATION_REASONS.into_iter().collect();
+        activity.migrated = Some(reasons.into_iter().map(|reason| (reason, 1)).collect());
+        let allocated =
+            self.has_hugepages.then(|| (size, nodes().map(|_| AllocatedHugepages::default()).collect()));
+        activity.hugepages = Some(allocated.into_iter().collect());
+        if !self.is_promised {
+            return snapshot;
+        }
+        let workload: Arc<str> = CONTAINER.into();
+        let resident = Some(OnAndOff::default());
+        let residency =
+            |kind| PromiseResidency { workload: workload.clone(), kind, promised: by_node(), resident };
+        let sizes = || self.has_hugepages.then_some(size);
+        let outside = |size| HugepagesOutside { workload: workload.clone(), size, bytes: by_node() };
+        snapshot.promises = PromiseFigures {
+            missed: vec![Missed { workload: workload.clone(), bytes: by_node() }],
+            missed_hugepages: sizes().map(outside).into_iter().collect(),
+            misplaced_hugepages: sizes().map(outside).into_iter().collect(),
+            residency: [ZoneKind::Memory]
+                .into_iter()
+                .chain(sizes().map(ZoneKind::Hugepages))
+                .map(residency)
+                .collect(),
+            missing: vec![MissingPromise {
+                workload: workload.clone(),
+                offline_cpus: 0,
+                uncovered: Bytes(0),
+            }],
+            over_budget: vec![OverBudget { workload, bytes: by_node() }],
+            ..PromiseFigures::default()
+        };
+        snapshot
+    }
+}
+
+/// How many series a workload has at most: a number, and one for each node.
+fn series_of_a_workload(has_hugepages: bool, is_promised: bool) -> [usize; 2] {
+    let count = |nodes| {
+        let text =
+            encoded(&Metrics::new(Arc::new(Alone { nodes, has_hugepages, is_promised })), Format::Prometheus);
+        let is_of = |line: &&str| !line.starts_with('#') && line.contains("container=\"main\"");
+        text.lines().filter(is_of).count()
+    };
+    let (one, two, eight) = (count(1), count(2), count(8));
+    assert_eq!(eight - two, 6 * (two - one), "one more node adds as many each time");
+    [2 * one - two, two - one]
+}
+
+fn cardinality() -> String {
+    let [fixed, per_node] = series_of_a_workload(false, false);
+    let more = |has_hugepages, is_promised, [less_fixed, less_per_node]: [usize; 2]| {
+        let [fixed, per_node] = series_of_a_workload(has_hugepages, is_promised);
+        [fixed - less_fixed, per_node - less_per_node]
+    };
+    let [promised, promised_per_node] = more(false, true, [fixed, per_node]);
+    let [pages, pages_per_node] = more(true, false, [fixed, per_node]);
+    let [both, both_per_node] =
+        more(true, true, [fixed + promised + pages, per_node + promised_per_node + pages_per_node]);
+    assert_eq!(pages, 0);
+    let (two, eight) = (fixed + 2 * per_node, fixed + 8 * per_node);
+    format!(
+        "## How many series\n\n\
+         A workload has at most {fixed} series and {per_node} for each NUMA node: {two} with two nodes, {eight} with eight. \
+         It has fewer where a probe is absent or switched off. A promise adds {promised} and {promised_per_node} for each \
+         node; each size of hugepages of which the host has a pool {pages_per_node} for each node, and where it is promised \
+         as well, {both} and {both_per_node} for each node more. Labels have no ids of cgroups or pods. A workload that ends \
+         takes its series with it.\n\n\
+         `metrics.families` and `metrics.workloads` in the [configuration](../configuration.md) say which are exported, by \
+         `/metrics` and by OTLP:\n\n\
+         ```yaml\n\
+         metrics:\n  families:\n    deny: [numaward_reclaim_stall_seconds, numaward_kernel_memory_*]\n  \
+         workloads:\n    allow: ['shop/*']            # pods of this namespace\n    deny: ['*/istio-proxy']\n\
+         ```\n\n\
+         What is not exported is still counted, and seen by the API, the page and the daemon's own alerts. The rules of \
+         `dashboards/prometheus` need `numaward_promise_resident_bytes`, `numaward_numa_miss_bytes_total`, \
+         `numaward_oom_kills_total` and `numaward_budget_excess_bytes` of workloads.\n"
+    )
 }
 
 /// The labels of a sample, in order.
@@ -187,10 +327,11 @@ fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described
          `/metrics` serves these for Prometheus, in its own text format or that of OpenMetrics, as the header `Accept` \
          asks. Counters start at zero when the daemon starts, or when a workload is seen first, and only grow. A series \
          that is not there is not known, which is not the same as zero.\n\n\
-         `node` is the id of a NUMA node, `cpu` that of a CPU, `kind` a kind of memory: `memory` (base pages), \
-         `hugepages-2Mi`, `hugepages-1Gi`. `namespace`, `pod` and `container` are there beside `workload` where the \
-         workload is a container of a pod.\n",
+         `numa_node` is the id of a NUMA node (in Kubernetes, `node` is a host), `cpu` that of a CPU, `kind` a kind of \
+         memory: `memory` (base pages), `hugepages-2Mi`, `hugepages-1Gi`. A workload that is a container of a pod has the \
+         labels `namespace`, `pod` and `container`, any other the label `workload`.\n\n",
     );
+    page.push_str(&cardinality());
     let mut left: BTreeMap<&str, &Described> = own.iter().map(|(name, of)| (name.as_str(), of)).collect();
     let mut parts: Vec<(&str, &str, String)> = Vec::new();
     for (title, about, beginnings) in PARTS {
@@ -314,7 +455,7 @@ fn the_reference_of_metrics_is_checked_in() {
     let silent: Vec<&String> =
         all.iter().filter(|(_, of)| of.help.is_empty()).map(|(name, _)| name).collect();
     assert!(silent.is_empty(), "without a meaning: {silent:?}");
-    let (own, kubelets) = all.into_iter().partition(|(name, _)| name.starts_with("numaward_"));
+    let (own, kubelets) = all.into_iter().partition(|(name, _)| !name.starts_with("kubelet_"));
     let page = page(&own, &kubelets);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
     if std::env::var_os("UPDATE").is_some() {
@@ -378,7 +519,7 @@ fn the_families_are_there_from_the_start() {
     let figures = numaward_control::ControlMetrics::default();
     let metrics = Metrics::new(Arc::new(Promising)).with(|registry| figures.register(registry));
     let text = encoded(&metrics, Format::Prometheus);
-    let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError"];
+    let reasons = ["UnexpectedAdmissionError", "SMTAlignmentError", "EmptyPodSharedPoolError"];
     let knobs = ["cpuset.cpus", "cpuset.mems", "memory.min", "memory.low", "memory.high", "memory.max"];
     let mut zeros = vec![
         "topology_manager_admission_requests_total".to_owned(),
@@ -421,7 +562,7 @@ fn the_families_are_there_from_the_start() {
         "memory_resident_bytes",
         "memory_pressure_stalled_seconds_total",
         "oom_kills_total",
-        "probe",
+        "probe_info",
         "probe_runtime_seconds_total",
         "probe_map_entries",
         "probe_map_capacity",

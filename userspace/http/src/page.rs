@@ -51,7 +51,7 @@ macro_rules! runbooks {
 }
 
 /// The runbooks by alert: each leads to a page without anything else having to be there.
-const RUNBOOKS: [(&str, &str); 12] = runbooks![
+const RUNBOOKS: [(&str, &str); 13] = runbooks![
     "NumawardAdmissionStorm",
     "NumawardBudgetExceeded",
     "NumawardDown",
@@ -59,6 +59,7 @@ const RUNBOOKS: [(&str, &str); 12] = runbooks![
     "NumawardHeadroomLow",
     "NumawardIntruders",
     "NumawardNumaMisses",
+    "NumawardMemoryMisplaced",
     "NumawardPinCausedOomKill",
     "NumawardPinningErrors",
     "NumawardProbeAbsent",

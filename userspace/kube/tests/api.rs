@@ -279,18 +279,18 @@ async fn there_is_an_end_to_what_is_kept() {
     }
     let run = run_with(server).await;
     run.synced().await;
-    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_left_out_total")), (MOST, 1));
+    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_ignored_total")), (MOST, 1));
     run.server.put_pod(pod("one more", "one more", "n1"));
     let mut known = pod("p0000", "0", "n1");
     known["status"] = json!({"phase": "Running"});
     run.server.put_pod(known);
     run.wait("a change", |run| run.by_uid("0")?.is_running.then_some(())).await;
-    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_left_out_total")), (MOST, 2));
+    assert_eq!((run.pods.all().len(), run.metric("kubernetes_pods_ignored_total")), (MOST, 2));
     run.server.delete_pod("ns", "one more");
     run.server.delete_pod("ns", "p0001");
     run.server.put_pod(pod("now", "now", "n1"));
     run.pod("now").await;
-    assert_eq!(run.metric("kubernetes_pods_left_out_total"), 2, "the end of a pod needs no room");
+    assert_eq!(run.metric("kubernetes_pods_ignored_total"), 2, "the end of a pod needs no room");
 }
 
 /// In the stream, and as the answer to the request.
@@ -465,7 +465,7 @@ async fn a_pod_that_cannot_be_read_does_not_hold_up_the_others() {
     run.server.put_pod(pod("better", "4", "n1"));
     run.pod("4").await;
     assert!(run.by_uid("1").is_none() && run.by_uid("3").is_none());
-    assert_eq!(run.metric("kubernetes_pods_left_out_total"), 2);
+    assert_eq!(run.metric("kubernetes_pods_ignored_total"), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

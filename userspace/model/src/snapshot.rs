@@ -1,6 +1,11 @@
 //! What one scrape serves: plain numbers, taken at one time. Tests and benchmarks make their own.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use numaward_topology::{Bytes, CpuId, HugepageSize, NodeId, ZoneKind};
 
@@ -36,10 +41,29 @@ pub struct Snapshot {
     pub workloads_with_slot: u64,
     /// Workloads that are counted as `other` for want of a slot.
     pub workloads_without_slot: u64,
-    /// Parts of the daemon that work less well than they should.
-    pub degraded: Vec<&'static str>,
+    /// The parts of the daemon, and whether they work less well than they should.
+    pub degraded: Vec<(&'static str, bool)>,
     /// What is promised, by the same reading of the counters.
     pub promises: PromiseFigures,
+    /// What the daemon's own process takes, if that can be read.
+    pub process: Option<ProcessFigures>,
+}
+
+/// What the daemon's own process takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessFigures {
+    /// CPU time, in user mode and in the kernel.
+    pub cpu: Duration,
+    /// Address space.
+    pub virtual_memory: Bytes,
+    /// Memory in use.
+    pub resident_memory: Bytes,
+    /// When it was started.
+    pub start: Option<SystemTime>,
+    /// Open file descriptors.
+    pub open_fds: Option<u64>,
+    /// How many there may be at most.
+    pub max_fds: Option<u64>,
 }
 
 /// A node's memory by kind.
@@ -206,8 +230,8 @@ pub struct ProbeFigures {
     pub probe: String,
     /// How it is attached, or `absent`.
     pub mode: String,
-    /// Why not better; empty where nothing is wanting.
-    pub reason: String,
+    /// Why not better, in a word; empty where nothing is wanting.
+    pub reason: &'static str,
     /// Time spent in it while the kernel measures that (`kernel.bpf_stats_enabled`).
     pub runtime: Option<Duration>,
     /// Runs while the kernel measures that.
@@ -244,6 +268,8 @@ pub struct PromiseFigures {
     pub exclusive_cpus: Vec<(NodeId, u64)>,
     /// Of each workload with an allocation, what of it is not there.
     pub missing: Vec<MissingPromise>,
+    /// Of each workload with an allocation of memory, by kind: what is promised, and where what it has lies now.
+    pub residency: Vec<PromiseResidency>,
     /// Memory that could still be had, less what is promised and not yet used: by node and kind, in bytes. Below zero
     /// where more is promised than can be had at once.
     pub headroom: Vec<(NodeId, ZoneKind, i64)>,
@@ -264,6 +290,45 @@ pub struct Missed {
     pub workload: Arc<str>,
     /// By the node of the page.
     pub bytes: Vec<(NodeId, Bytes)>,
+}
+
+/// What is promised to a workload of one kind of memory, and where what it has of that lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromiseResidency {
+    /// The workload.
+    pub workload: Arc<str>,
+    /// The kind.
+    pub kind: ZoneKind,
+    /// By the nodes that are charged, in their order.
+    pub promised: Vec<(NodeId, Bytes)>,
+    /// User memory on the nodes promised to it, and on others; absent where it is not known.
+    pub resident: Option<OnAndOff>,
+}
+
+/// Memory on promised nodes, and off them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnAndOff {
+    /// On nodes that are promised.
+    pub on: Bytes,
+    /// On others.
+    pub off: Bytes,
+}
+
+impl PromiseResidency {
+    /// This much more is promised on a node.
+    pub fn promise(&mut self, node: NodeId, bytes: Bytes) {
+        match self.promised.binary_search_by_key(&node, |(node, _)| *node) {
+            Ok(at) => self.promised[at].1.0 = self.promised[at].1.0.saturating_add(bytes.0),
+            Err(at) => self.promised.insert(at, (node, bytes)),
+        }
+    }
+
+    /// This much more lies on a promised node, or on another.
+    pub fn add(&mut self, is_promised: bool, bytes: Bytes) {
+        let resident = self.resident.get_or_insert_default();
+        let sum = if is_promised { &mut resident.on } else { &mut resident.off };
+        sum.0 = sum.0.saturating_add(bytes.0);
+    }
 }
 
 /// What a workload has above what is promised to it, by node.

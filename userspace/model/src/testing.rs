@@ -102,7 +102,7 @@ pub fn snapshot() -> Snapshot {
         probes: vec![ProbeFigures {
             probe: "alloc".to_owned(),
             mode: "absent".to_owned(),
-            reason: "no BTF".to_owned(),
+            reason: "btf",
             runtime: None,
             runs: Some(9),
             sampled_ratio: Some(0.25),
@@ -112,7 +112,8 @@ pub fn snapshot() -> Snapshot {
         map_memory: vec![("alloc", 4096)],
         workloads_with_slot: 1,
         workloads_without_slot: 1,
-        degraded: vec!["topology"],
+        degraded: vec![("topology", true), ("cgroups", false)],
         promises: PromiseFigures::default(),
+        process: None,
     }
 }

@@ -180,7 +180,13 @@ mod tests {
         let pages = [taken(0, TWO_MIB, [6, 0, 0]), taken(1, TWO_MIB, [0, 4, 4]), taken(1, GIB, [0; 3])];
         table.keep_activity(CgroupId(1), &Activity { hugepages: pages.to_vec(), ..Activity::default() });
         let promise = promise("/1", 1, &[(ZoneKind::Memory, 0, Bytes::mib(1))]);
-        let report = ProbeReport { probe: Probe::Hugepages, mode: report, reason: None, self_check: None };
+        let report = ProbeReport {
+            probe: Probe::Hugepages,
+            mode: report,
+            reason: None,
+            obstacle: None,
+            self_check: None,
+        };
         Read {
             machine: Arc::new(machine()),
             table: Arc::new(table),

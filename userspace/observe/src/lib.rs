@@ -36,6 +36,7 @@ mod part;
 mod ports;
 mod probe_events;
 mod probing;
+mod process;
 mod reading;
 mod residency;
 mod sampling;

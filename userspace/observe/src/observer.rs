@@ -10,7 +10,7 @@ use std::{
 
 use numaward_config::Config;
 use numaward_model::{error_chain, headroom::Headroom, port::CgroupListener};
-use numaward_probes::{self as probes, Mode, Probe, ProbeReport, Probes};
+use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes};
 use numaward_topology::{Machine, NodeId, sysfs};
 use tokio::sync::watch;
 
@@ -138,6 +138,13 @@ impl Observer {
             return Some(format!("switched off by {key}"));
         }
         report.reason.clone()
+    }
+
+    /// The same in a word, for metrics; empty where all is well.
+    pub(crate) fn obstacle(&self, report: &ProbeReport) -> &'static str {
+        let (is_enabled, _) = self.config.probes.is_enabled(report.probe);
+        let obstacle = if is_enabled { report.obstacle } else { Some(Obstacle::SwitchedOff) };
+        obstacle.map_or("", Into::into)
     }
 
     /// Notes that a part works, or why not; logs what changed.

@@ -9,51 +9,42 @@ use std::{
 use numaward_model::error_chain;
 
 /// A part of the daemon that can work less well than it should.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
-#[strum(serialize_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Part {
     /// Reading the machine.
     Topology,
     /// Reporting to the probes nodes and memory that came.
-    #[strum(serialize = "probe nodes")]
     ProbeNodes,
     /// Finding workloads.
     Cgroups,
     /// Noticing new workloads without looking for them.
-    #[strum(serialize = "cgroup watch")]
     CgroupWatch,
     /// Following all cgroups that there are.
-    #[strum(serialize = "cgroup count")]
     CgroupCount,
     /// Giving workloads counters of their own.
     Slots,
     /// Reading the nodes' memory.
-    #[strum(serialize = "node memory")]
     NodeMemory,
     /// Counting.
     Counters,
     /// Counting what workloads do apart from allocating.
     Activity,
     /// Reading of misses, kills and stalls as they happen.
-    #[strum(serialize = "probe events")]
     ProbeEvents,
     /// Reading what the probes cost.
-    #[strum(serialize = "probe statistics")]
     ProbeStats,
     /// Attaching the allocation probe for a part of the time.
-    #[strum(serialize = "duty cycle")]
     DutyCycle,
     /// Reading where memory lies.
     Residency,
     /// Reading what the kubelet promised.
     Kubelet,
     /// Reading pods from the API server.
-    #[strum(serialize = "Kubernetes API")]
     KubernetesApi,
     /// Evicting pods that run without what they ask for.
     Evictions,
     /// Publishing to the scheduler what is free.
-    #[strum(serialize = "NodeResourceTopology")]
     NodeResourceTopology,
     /// Finding out who runs on exclusive CPUs.
     Intruders,
@@ -62,6 +53,7 @@ pub enum Part {
 }
 
 impl Part {
+    /// The value of the metric label `part`.
     pub(crate) fn name(self) -> &'static str {
         self.into()
     }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::Arc,
 };
 
@@ -12,11 +13,12 @@ use numaward_model::{
     headroom::NodeHeadroom,
     snapshot::{
         self, Allocated, KindPromised, MapFigures, Missed, MissingPromise, OverBudget, ProbeFigures,
-        PromiseFigures, SnapshotSource, WorkloadFigures,
+        PromiseFigures, PromiseResidency, SnapshotSource, WorkloadFigures,
     },
 };
 use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
 use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
+use strum::VariantArray as _;
 
 use crate::{
     headroom::Claims,
@@ -24,6 +26,7 @@ use crate::{
     naming::OTHER,
     observer::Observer,
     part::Part,
+    process,
     reading::Read,
     sampling::{Sampled, Sampling},
     shares::{Holdings, shares},
@@ -81,7 +84,7 @@ impl SnapshotSource for Observer {
                 ProbeFigures {
                     probe: report.probe.to_string(),
                     mode: sampled.mode(report),
-                    reason: self.reason(report).unwrap_or_default(),
+                    reason: self.obstacle(report),
                     runtime: cost.map(|cost| cost.run_time),
                     runs: cost.map(|cost| cost.run_count),
                     sampled_ratio: probing.sampled_ratio(report),
@@ -110,8 +113,12 @@ impl SnapshotSource for Observer {
             map_memory,
             workloads_with_slot,
             workloads_without_slot,
-            degraded: self.health.degraded().keys().map(|part| part.name()).collect(),
+            degraded: {
+                let degraded = self.health.degraded();
+                Part::VARIANTS.iter().map(|part| (part.name(), degraded.contains_key(part))).collect()
+            },
             promises,
+            process: process::read(Path::new("/proc"), self.units()),
         }
     }
 }
@@ -152,6 +159,13 @@ impl Observer {
         let nodes = nodes.collect();
         self.note(Part::NodeMemory, failed.map_or(Ok(()), Err));
         nodes
+    }
+
+    fn units(&self) -> process::Units {
+        process::Units {
+            ticks_per_second: rustix::param::clock_ticks_per_second(),
+            page_size: self.page_size,
+        }
     }
 
     /// Pages as bytes. What is too large is the largest number, so that it does not go down.
@@ -255,6 +269,40 @@ impl Observer {
             .collect()
     }
 
+    /// What is promised to each workload, and how much of it and of all below it lies on its nodes, by kind of memory.
+    fn residency(read: &Read, holdings: &Holdings<'_>) -> Vec<PromiseResidency> {
+        let mut found: BTreeMap<(&Arc<str>, ZoneKind), PromiseResidency> = BTreeMap::new();
+        for promise in read.promises.workloads() {
+            let (Some(name), Some(nodes)) = (read.table.name(promise.id), read.promises.nodes_of(promise.id))
+            else {
+                continue;
+            };
+            let none = |kind| PromiseResidency {
+                workload: name.clone(),
+                kind,
+                promised: Vec::new(),
+                resident: None,
+            };
+            for (kind, node, bytes) in &promise.placed {
+                found.entry((name, *kind)).or_insert_with(|| none(*kind)).promise(*node, *bytes);
+            }
+            let mut lies: Vec<(ZoneKind, NodeId, Bytes)> = Vec::new();
+            if holdings.are_known(&[promise]) {
+                let resident = holdings.resident(&[promise]);
+                lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Memory, *node, of.user())));
+            }
+            for size in pools(&read.machine) {
+                let resident = holdings.hugepages(&[promise], size);
+                lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Hugepages(size), *node, *of)));
+            }
+            for (kind, node, bytes) in lies {
+                let of_kind = found.entry((name, kind)).or_insert_with(|| none(kind));
+                of_kind.add(nodes.contains(node), bytes);
+            }
+        }
+        found.into_values().collect()
+    }
+
     /// What is promised and not there, by the label of the workload.
     fn missing(&self, promises: &Promises) -> Vec<MissingPromise> {
         let state = self.lock();
@@ -322,6 +370,7 @@ impl Observer {
                 .map(|(&node, data)| (node, (&exclusive & &data.cpus).len() as u64))
                 .collect(),
             missing: self.missing(promises),
+            residency: Self::residency(read, &holdings),
             headroom,
             low: self.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
             over_budget: self.over_budget(read, &holdings),
@@ -375,6 +424,52 @@ mod tests {
     };
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_lies_off_the_promised_nodes_is_known() {
+        let size = numaward_topology::HugepageSize(Bytes::mib(2));
+        let machine = Machine::builder().nodes(2).cores_per_node(1).memory(Bytes::gib(4));
+        let machine = machine.hugepages(size, 8).build().unwrap();
+        let mut table = Table::default();
+        let mut add = |id, name, path: &str, mib: Option<[u64; 2]>, pages: [u64; 2]| {
+            table.add(CgroupId(id), name, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));
+            let of_node =
+                |mib| Resident { anon: Bytes::mib(mib), kernel: Bytes::mib(1), ..Resident::default() };
+            let hugepages = [(size, pages.map(Bytes::mib).to_vec())];
+            let hugepages = Arc::new(hugepages.into_iter().filter(|_| pages != [0; 2]).collect());
+            let resident = mib.map(|mib| mib.map(of_node).to_vec().into());
+            table.set_read(CgroupId(id), Readings { resident, hugepages, ..Readings::default() });
+        };
+        add(1, "burst", "/burst", Some([100, 40]), [4, 2]);
+        add(2, "inner", "/burst/inner", Some([7, 5]), [0, 0]);
+        add(3, "unread", "/unread", None, [0, 0]);
+        add(4, "cpus", "/cpus", Some([1, 1]), [0, 0]);
+        add(5, "nobody", "/nobody", Some([1, 1]), [2, 2]);
+        let gib = Bytes::gib(1);
+        let of_memory = |path, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, gib)]));
+        let promises =
+            vec![of_memory("/burst", 1), of_memory("/unread", 3), Arc::new(promise("/cpus", 4, &[]))];
+        let read = Read {
+            machine: Arc::new(machine),
+            table: Arc::new(table),
+            promises: Promises::new(promises, numaward_engine::Ledger::default()).into(),
+            counted: None,
+            done: Counted::default(),
+            attached: Arc::new(Attached::of(&[])),
+        };
+        let of = |workload: &str, kind, promised: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
+            let resident =
+                resident.map(|(on, off)| snapshot::OnAndOff { on: Bytes::mib(on), off: Bytes::mib(off) });
+            PromiseResidency { workload: workload.into(), kind, promised: promised.to_vec(), resident }
+        };
+        let on_first = [(NodeId(0), gib)];
+        let expected = [
+            of("burst", ZoneKind::Hugepages(size), &[], Some((4, 2))),
+            of("burst", ZoneKind::Memory, &on_first, Some((107, 45))),
+            of("unread", ZoneKind::Memory, &on_first, None),
+        ];
+        assert_eq!(Observer::residency(&read, &Holdings::new(&read)), expected);
+    }
 
     #[test]
     fn a_budget_is_that_of_all_containers_and_what_is_below_them() {

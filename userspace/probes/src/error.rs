@@ -6,7 +6,8 @@ use numaward_abi::CgroupId;
 use numaward_topology::NodeSet;
 
 use crate::{
-    btf::BtfError, explain::explain, nodes::NoSections, pmu::PmuError, self_check, tracefs, types::SlotId,
+    btf::BtfError, explain::explain, nodes::NoSections, pmu::PmuError, report::Obstacle, self_check, tracefs,
+    types::SlotId,
 };
 
 /// A workload cannot be registered.
@@ -97,6 +98,10 @@ pub(crate) enum Refusal {
     Cpus(io::Error),
     #[error("the object has no {0}; rebuild it")]
     Incomplete(&'static str),
+    #[error("the kernel has no BTF")]
+    NoBtf,
+    #[error("{0}")]
+    Permission(String),
     #[error("{0}")]
     Kernel(String),
     #[error(transparent)]
@@ -109,6 +114,26 @@ pub(crate) enum Refusal {
 
 impl Refusal {
     pub(crate) fn kernel(error: &(dyn Error + 'static)) -> Self {
-        Self::Kernel(explain(error))
+        match explain(error) {
+            (Obstacle::Permission, text) => Self::Permission(text),
+            (_, text) => Self::Kernel(text),
+        }
+    }
+
+    /// Itself in a word.
+    pub(crate) const fn obstacle(&self) -> Obstacle {
+        match self {
+            Self::NotBuilt(_) => Obstacle::NotBuilt,
+            Self::Btf(_) | Self::NoBtf => Obstacle::Btf,
+            Self::Tracepoint(_) => Obstacle::Tracepoint,
+            Self::Permission(_) | Self::Pmu(PmuError::Denied(_)) => Obstacle::Permission,
+            Self::Kernel(_) => Obstacle::Kernel,
+            Self::TooManySlots { .. } | Self::Pmu(PmuError::FdLimit { .. }) => Obstacle::Limit,
+            Self::Pmu(_) => Obstacle::HardwareCounters,
+            Self::NoSections(_) => Obstacle::MemoryBlocks,
+            Self::SelfCheck(_) => Obstacle::SelfCheck,
+            Self::Unwanted => Obstacle::SwitchedOff,
+            Self::Cpus(_) | Self::Incomplete(_) | Self::Map(_) => Obstacle::Setup,
+        }
     }
 }

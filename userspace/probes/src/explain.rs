@@ -4,26 +4,31 @@ use std::{error::Error, io};
 
 use aya::{maps::MapError, programs::ProgramError, sys::SyscallError};
 
+use crate::report::Obstacle;
+
 /// The reason behind an error of aya or of the system.
-pub(crate) fn explain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn explain(error: &(dyn Error + 'static)) -> (Obstacle, String) {
     let chain = std::iter::successors(Some(error), |&error| error.source());
-    chain.into_iter().find_map(explain_one).unwrap_or_else(|| one_line(&error.to_string()))
+    chain
+        .into_iter()
+        .find_map(explain_one)
+        .unwrap_or_else(|| (Obstacle::Kernel, one_line(&error.to_string())))
 }
 
 /// Says what one error of the chain means, if it is one that carries the kernel's answer.
-fn explain_one(error: &(dyn Error + 'static)) -> Option<String> {
+fn explain_one(error: &(dyn Error + 'static)) -> Option<(Obstacle, String)> {
     // aya's wrappers are transparent: the source of a wrapped error is the source of what it wraps.
     if let Some(error) = error.downcast_ref::<ProgramError>() {
         return match error {
-            ProgramError::LoadError { io_error, verifier_log } => match io_error.raw_os_error() {
-                // The only refusal that comes before the verifier.
-                Some(libc::EPERM) => Some(explain_io("BPF_PROG_LOAD", io_error)),
-                _ => Some(format!(
-                    "{}: the kernel's verifier refused the program: {}",
-                    number(io_error),
-                    last_words(&verifier_log.to_string())
-                )),
-            },
+            // The only refusal that comes before the verifier.
+            ProgramError::LoadError { io_error, .. } if io_error.raw_os_error() == Some(libc::EPERM) => {
+                Some(explain_io("BPF_PROG_LOAD", io_error))
+            }
+            ProgramError::LoadError { io_error, verifier_log } => {
+                let (number, words) = (number(io_error), last_words(&verifier_log.to_string()));
+                let text = format!("{number}: the kernel's verifier refused the program: {words}");
+                Some((Obstacle::Kernel, text))
+            }
             ProgramError::SyscallError(error) => explain_one(error),
             ProgramError::MapError(error) => explain_one(error),
             _ => None,
@@ -45,9 +50,9 @@ fn explain_one(error: &(dyn Error + 'static)) -> Option<String> {
     error.raw_os_error().map(|_| explain_io("a system call", error))
 }
 
-fn explain_io(call: &str, error: &io::Error) -> String {
+fn explain_io(call: &str, error: &io::Error) -> (Obstacle, String) {
     let number = number(error);
-    match (error.raw_os_error(), call) {
+    let text = match (error.raw_os_error(), call) {
         (Some(libc::EACCES | libc::EPERM), "perf_event_open_trace_point") => format!(
             "{number}: perf_event_open was refused (missing CAP_PERFMON; CAP_SYS_ADMIN where \
              kernel.perf_event_paranoid is above 2; or lockdown)"
@@ -61,7 +66,10 @@ fn explain_io(call: &str, error: &io::Error) -> String {
             format!("{number}: no memory for {call}; fewer slots need less")
         }
         _ => format!("{number}: {call} failed"),
-    }
+    };
+    let is_refused = matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM));
+    let obstacle = if is_refused { Obstacle::Permission } else { Obstacle::Kernel };
+    (obstacle, text)
 }
 
 fn number(error: &io::Error) -> String {
@@ -121,8 +129,10 @@ mod tests {
             (Box::new(ProgramError::IOError(io::Error::other("tracefs not found"))), "tracefs not found"),
         ];
         for (error, expected) in cases {
-            let text = explain(error.as_ref());
+            let (obstacle, text) = explain(error.as_ref());
             assert!(text.starts_with(expected), "{error:?}: {text}");
+            let is_refused = expected.starts_with("EPERM") || expected.starts_with("EACCES");
+            assert_eq!(obstacle == Obstacle::Permission, is_refused, "{error:?}: {obstacle:?}");
         }
     }
 

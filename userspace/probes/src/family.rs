@@ -10,7 +10,7 @@ use aya::{
 use numaward_abi::{MAX_NODE_IDS, NodeTable};
 
 use crate::{
-    CgroupId, MapAccessError, Mode, Probe, ProbeReport, ProbeStats,
+    CgroupId, MapAccessError, Mode, Obstacle, Probe, ProbeReport, ProbeStats,
     error::Refusal,
     maps::{access, set},
     sys,
@@ -100,7 +100,7 @@ impl Family {
     ) -> Result<(), Refusal> {
         for &(name, hook) in programs {
             if btf.is_none() && hook.needs_btf() {
-                return Err(Refusal::Kernel("the kernel has no BTF".to_owned()));
+                return Err(Refusal::NoBtf);
             }
             if let Err(error) = self.attach_one(name, hook, btf) {
                 for (name, _) in programs {
@@ -290,14 +290,16 @@ pub(crate) fn attach_by_first(
     for (mode, programs) in ways {
         match programs.and_then(|programs| family.attach(probe, &programs, btf)) {
             Ok(()) => return report(probe, mode, &reasons),
-            Err(refusal) => reasons.push(format!("{mode}: {refusal}")),
+            Err(refusal) => reasons.push((refusal.obstacle(), format!("{mode}: {refusal}"))),
         }
     }
     report(probe, Mode::Absent, &reasons)
 }
 
 /// The report of a probe; what was tried before, and why it failed, is the reason.
-pub(crate) fn report(probe: Probe, mode: Mode, reasons: &[String]) -> ProbeReport {
-    let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-    ProbeReport { probe, mode, reason, self_check: None }
+pub(crate) fn report(probe: Probe, mode: Mode, reasons: &[(Obstacle, String)]) -> ProbeReport {
+    let texts: Vec<&str> = reasons.iter().map(|(_, text)| text.as_str()).collect();
+    let reason = (!texts.is_empty()).then(|| texts.join("; "));
+    let obstacle = reasons.first().map(|(obstacle, _)| *obstacle);
+    ProbeReport { probe, mode, reason, obstacle, self_check: None }
 }

@@ -55,5 +55,5 @@ pub use nodes::{NoSections, home};
 pub use numaward_abi::CgroupId;
 pub use options::{DEFAULT_LONG_STALL, DEFAULT_SLOTS, Fakes, Options};
 pub use probes::{Probes, stats_window};
-pub use report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats, SelfCheck};
+pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
 pub use types::{Counters, NodeCounters, Pages, SlotId, Snapshot};

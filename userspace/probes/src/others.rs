@@ -154,7 +154,7 @@ impl Others {
             return;
         }
         if let Err(refusal) = load(self) {
-            let reason = [refusal.to_string()];
+            let reason = [(refusal.obstacle(), refusal.to_string())];
             self.reports.retain(|report| !probes.contains(&report.probe));
             self.reports
                 .extend(probes.iter().filter(wanted).map(|&probe| report(probe, Mode::Absent, &reason)));

@@ -17,7 +17,7 @@ use crate::{
     kernel::Kernel,
     options::Options,
     others::Others,
-    report::{MapUsage, Mode, Probe, ProbeReport, ProbeStats},
+    report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats},
     rows,
     slots::{Holder, Slots},
     sys,
@@ -30,7 +30,7 @@ use crate::{
 /// kernel counts its users: closing the window disturbs nobody else's. Needs `CAP_SYS_ADMIN` to be opened, and nothing
 /// to be held.
 pub fn stats_window() -> Result<OwnedFd, StatsError> {
-    aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| StatsError(explain(&error)))
+    aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| StatsError(explain(&error).1))
 }
 
 /// The probes of this host.
@@ -51,16 +51,17 @@ impl Probes {
         for &mode in options.alloc_modes {
             match Alloc::load(options, mode, &kernel) {
                 Ok(alloc) if alloc.preemptible => {
-                    reasons.push(format!(
+                    let text = format!(
                         "{mode}: this kernel preempts tasks inside such programs, and loses events of others meanwhile"
-                    ));
+                    );
+                    reasons.push((Obstacle::Preemption, text));
                     preemptible.get_or_insert(alloc);
                 }
                 Ok(alloc) => {
                     exact = Some(alloc);
                     break;
                 }
-                Err(refusal) => reasons.push(format!("{mode}: {refusal}")),
+                Err(refusal) => reasons.push((refusal.obstacle(), format!("{mode}: {refusal}"))),
             }
         }
         // Better some events lost than all.
@@ -69,10 +70,11 @@ impl Probes {
             && options.duty_cycle.is_some()
             && alloc.duty_cycle().is_none()
         {
-            reasons.push(format!(
+            let text = format!(
                 "{}: attached all the time, as attaching it anew would take privileges: no duty cycle",
                 alloc.mode
-            ));
+            );
+            reasons.push((Obstacle::DutyCycle, text));
         }
         let mode = alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode);
         let self_check = alloc.as_ref().map(|alloc| alloc.self_check.clone());
@@ -177,7 +179,7 @@ impl Probes {
     /// wrong where something happens only now and then.
     pub fn keep_duty(&mut self, now: Instant) -> Result<(), DutyError> {
         let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.keep_duty(now));
-        kept.map_err(|error| DutyError(explain(&error)))
+        kept.map_err(|error| DutyError(explain(&error).1))
     }
 
     /// The duty cycle of the allocation probe; `None` where it is attached all the time, or not at all.

@@ -60,6 +60,39 @@ pub enum Mode {
     Absent,
 }
 
+/// Why a probe is absent, or not attached in a better mode. Its text is the metric label `reason`: what to do about it is in
+/// [`ProbeReport::reason`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Obstacle {
+    /// The binary was built without probes.
+    NotBuilt,
+    /// The kernel has no BTF, or BTF that says nothing of what the probe reads.
+    Btf,
+    /// The tracepoint's record is not as the probe knows it, or tracefs cannot be read.
+    Tracepoint,
+    /// Privileges are missing, or a lockdown or an LSM refuses.
+    Permission,
+    /// The kernel refused for another reason.
+    Kernel,
+    /// The processor has no such counters, or others use them.
+    HardwareCounters,
+    /// It is not known which memory is of which node.
+    MemoryBlocks,
+    /// Too many slots, nodes or file descriptors.
+    Limit,
+    /// The probe did not count what it was to count.
+    SelfCheck,
+    /// This kernel preempts tasks inside the probe, which loses events.
+    Preemption,
+    /// The duty cycle cannot be kept.
+    DutyCycle,
+    /// The configuration has switched the probe off.
+    SwitchedOff,
+    /// The probe could not be set up.
+    Setup,
+}
+
 /// Whether a probe's counts were compared with known allocations after it was attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelfCheck {
@@ -78,6 +111,8 @@ pub struct ProbeReport {
     pub mode: Mode,
     /// Why it is not attached by a better mode, or what is wrong with this one; `None` where all is well.
     pub reason: Option<String>,
+    /// The same in a word: of the best mode that was tried.
+    pub obstacle: Option<Obstacle>,
     /// The comparison with known allocations; `None` where the probe is absent.
     pub self_check: Option<SelfCheck>,
 }

@@ -3,6 +3,9 @@
 
 cgroups=/sys/fs/cgroup
 echo 1 >/proc/sys/kernel/numa_balancing
+# Hugepages of pools, in the books of cgroups.
+echo +hugetlb >$cgroups/cgroup.subtree_control
+for node in 0 1 2 3; do echo 8 >/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages; done
 
 # What is scraped is sent as well.
 export NUMAWARD_OTLP_ENDPOINT="$receiver" NUMAWARD_OTLP_INTERVAL=5s NUMAWARD_OTLP_TRACES=false
@@ -44,6 +47,9 @@ mkdir $cgroups/remote
 again sh -c "echo 0 >$cgroups/remote/cpuset.cpus
     numaward-load --cgroup $cgroups/remote --size 32M --walk --cpus 0 --hold 5 |
         { read -r _; echo 3 >$cgroups/remote/cpuset.cpus; cat; }" &
+
+mkdir $cgroups/pages
+numaward-load --cgroup $cgroups/pages --kind hugetlb --size 8M --cpus 0 --policy bind:0 --hold 100000 >/dev/null 2>&1 &
 
 # Requests that are refused.
 again sh -c 'numaward exec --cpus 99 --memory 1Gi -- true; sleep 2' &

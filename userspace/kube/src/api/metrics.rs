@@ -46,7 +46,7 @@ pub struct ApiMetrics {
     pub(crate) synced: Gauge,
     pub(crate) pods: Gauge,
     /// Pods that could not be read, or that were too many.
-    pub(crate) left_out: Counter,
+    pub(crate) ignored: Counter,
     #[educe(Default(expression = all_at_zero()))]
     errors: Family<Labels, Counter>,
     pub(crate) events: Counter,
@@ -92,9 +92,9 @@ impl ApiMetrics {
             self.pods.clone(),
         );
         registry.register(
-            "kubernetes_pods_left_out",
+            "kubernetes_pods_ignored",
             "Times that a pod from the API server was ignored: it could not be read, or there were too many",
-            self.left_out.clone(),
+            self.ignored.clone(),
         );
         registry.register(
             "kubernetes_api_errors",

@@ -250,7 +250,7 @@ impl Follower {
         let stored = convert::pod(object, &self.node);
         let stored = stored.inspect_err(|error| {
             tracing::warn!(%error, "a pod from the API server is ignored");
-            self.metrics.left_out.inc();
+            self.metrics.ignored.inc();
         });
         stored.ok()
     }
@@ -263,7 +263,7 @@ impl Follower {
             return Some(stored);
         }
         tracing::warn!(pod = %stored.pod.id, "a pod is ignored: there are too many");
-        self.metrics.left_out.inc();
+        self.metrics.ignored.inc();
         None
     }
 }

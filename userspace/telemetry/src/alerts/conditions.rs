@@ -6,8 +6,8 @@
 //! is *active* for a subject while the measure is above a bound, and *fires* once it was so for a while.
 //!
 //! Algorithm: of counters, each series' changes are kept for as long as the longest window; an increase is the sum of
-//! the steps within the window, as in Prometheus (a series that appears starts where it appears, one that falls started
-//! anew), without extrapolation. Series are summed after that.
+//! the steps within the window, as in Prometheus (one that falls started anew), without extrapolation. All that is counted
+//! here starts at zero, with the daemon or with the workload: so does a series that appears. Series are summed after that.
 //!
 //! The two alerts about scraping are not watched: that the daemon is down, and that scrapes are slow.
 //!
@@ -25,6 +25,7 @@ use crate::metrics::{Description, Sample, Value};
 
 /// Series that are followed; workloads come and go, and most have none.
 const MAX_SERIES: usize = 1 << 16;
+const MINUTE: Duration = Duration::from_mins(1);
 const MINUTES_5: Duration = Duration::from_mins(5);
 const MINUTES_10: Duration = Duration::from_mins(10);
 const MINUTES_15: Duration = Duration::from_mins(15);
@@ -74,6 +75,14 @@ pub(super) struct Condition {
     pub(super) describe: fn(&Subject, f64) -> String,
 }
 
+/// The name of a workload, for sentences and logs.
+pub(super) fn workload(of: &Subject) -> String {
+    match ["namespace", "pod", "container"].map(|name| label(of, name)) {
+        [namespace, pod, container] if !pod.is_empty() => format!("{namespace}/{pod}/{container}"),
+        _ => label(of, "workload").to_owned(),
+    }
+}
+
 /// A label of a subject, for sentences.
 fn label<'a>(of: &'a Subject, label: &str) -> &'a str {
     of.iter().find(|(name, _)| *name == label).map_or("", |(_, value)| value)
@@ -89,12 +98,12 @@ fn bytes(value: f64) -> Bytes {
     Bytes(value / unit * unit)
 }
 
-pub(super) const CONDITIONS: [Condition; 10] = [
+pub(super) const CONDITIONS: [Condition; 11] = [
     Condition {
         alert: "NumawardNumaMisses",
         severity: WARNING,
         summary: "A workload with a guarantee gets memory outside its nodes.",
-        hold: MINUTES_5,
+        hold: MINUTE,
         samples: &["numaward_numa_miss_bytes_total"],
         only: None,
         without: None,
@@ -102,7 +111,23 @@ pub(super) const CONDITIONS: [Condition; 10] = [
         measure: Measure::Rate(MINUTES_5),
         above: 64.0 * 1024.0,
         describe: |of, value| {
-            format!("{} gets {}/s on nodes that are not promised to it.", label(of, "workload"), bytes(value))
+            format!("{} gets {}/s on nodes that are not promised to it.", workload(of), bytes(value))
+        },
+    },
+    Condition {
+        alert: "NumawardMemoryMisplaced",
+        severity: WARNING,
+        summary: "Memory of a workload with a guarantee lies outside its nodes.",
+        hold: MINUTES_5,
+        samples: &["numaward_promise_resident_bytes"],
+        only: Some(("where", &["off"])),
+        without: None,
+        by: &["namespace", "pod", "container", "workload", "kind"],
+        measure: Measure::Value,
+        above: 16_777_216.0,
+        describe: |of, value| {
+            let (workload, kind) = (workload(of), label(of, "kind"));
+            format!("{workload} has {} ({kind}) on nodes that are not promised to it.", bytes(value))
         },
     },
     Condition {
@@ -113,13 +138,13 @@ pub(super) const CONDITIONS: [Condition; 10] = [
         samples: &["numaward_node_headroom_bytes"],
         only: Some(("kind", &["memory"])),
         without: None,
-        by: &["node", "kind"],
+        by: &["numa_node", "kind"],
         measure: Measure::Below { share: 0.02, of: "numaward_node_memory_bytes" },
         above: 0.0,
         describe: |of, value| {
             format!(
                 "Node {} is {} short of having two percent left beyond what is promised on it and not used yet.",
-                label(of, "node"),
+                label(of, "numa_node"),
                 bytes(value)
             )
         },
@@ -132,15 +157,15 @@ pub(super) const CONDITIONS: [Condition; 10] = [
         samples: &["numaward_budget_excess_bytes"],
         only: None,
         without: None,
-        by: &["namespace", "pod", "container", "workload", "node"],
+        by: &["namespace", "pod", "container", "workload", "numa_node"],
         measure: Measure::Value,
         above: 16_777_216.0,
         describe: |of, value| {
             format!(
                 "{} has {} on node {} that may be promised to others.",
-                label(of, "workload"),
+                workload(of),
                 bytes(value),
-                label(of, "node")
+                label(of, "numa_node")
             )
         },
     },
@@ -206,7 +231,7 @@ pub(super) const CONDITIONS: [Condition; 10] = [
         measure: Measure::Increase(MINUTES_10),
         above: 0.0,
         describe: |of, value| {
-            let (workload, constraint) = (label(of, "workload"), label(of, "constraint"));
+            let (workload, constraint) = (workload(of), label(of, "constraint"));
             format!("{value:.0} processes of {workload} were killed with the constraint {constraint}.")
         },
     },
@@ -252,9 +277,9 @@ pub(super) const CONDITIONS: [Condition; 10] = [
         severity: WARNING,
         summary: "A probe could not be attached, so its figures are missing.",
         hold: MINUTES_15,
-        samples: &["numaward_probe"],
+        samples: &["numaward_probe_info"],
         only: Some(("mode", &["absent"])),
-        without: None,
+        without: Some(("reason", "switched_off")),
         by: &["probe", "mode", "reason"],
         measure: Measure::Value,
         above: 0.0,
@@ -298,6 +323,9 @@ impl History {
         self.seen = now;
         #[expect(clippy::float_cmp, reason = "the same number is no change")]
         let is_new = self.changes.back().is_none_or(|(_, last)| *last != value);
+        if self.changes.is_empty() {
+            self.changes.push_back((now, 0.0));
+        }
         if is_new {
             self.changes.push_back((now, value));
         }

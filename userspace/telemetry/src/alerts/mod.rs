@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::webhook::AlertMetrics;
 use self::{
-    conditions::{CONDITIONS, CRITICAL, Change, Evaluator, Subject},
+    conditions::{CONDITIONS, CRITICAL, Change, Evaluator, Subject, workload},
     webhook::Webhook,
 };
 use crate::{http_client::Poster, metrics::Metrics};
@@ -113,16 +113,19 @@ impl Book {
     }
 }
 
-fn log(alert: &Alert) {
+fn log(alert: &Alert, subject: &Subject) {
     let of = |key: &str| alert.labels.get(key).map(String::as_str);
-    let (name, workload, node) = (of("alertname"), of("workload"), of("node"));
+    let (name, numa_node) = (of("alertname"), of("numa_node"));
+    let workload = Some(workload(subject)).filter(|name| !name.is_empty());
     let description = alert.annotations.get("description").map_or("", String::as_str);
     match alert.status {
-        Status::Resolved => tracing::info!(alert = name, workload, node, since = alert.starts_at, "resolved"),
-        Status::Firing if of("severity") == Some(CRITICAL) => {
-            tracing::error!(alert = name, workload, node, "{description}");
+        Status::Resolved => {
+            tracing::info!(alert = name, workload, numa_node, since = alert.starts_at, "resolved");
         }
-        Status::Firing => tracing::warn!(alert = name, workload, node, "{description}"),
+        Status::Firing if of("severity") == Some(CRITICAL) => {
+            tracing::error!(alert = name, workload, numa_node, "{description}");
+        }
+        Status::Firing => tracing::warn!(alert = name, workload, numa_node, "{description}"),
     }
 }
 
@@ -196,8 +199,10 @@ async fn watch(config: Alerts, metrics: Arc<Metrics>, mut book: Book, webhook: O
             continue;
         };
         let time = SystemTime::now();
-        for alert in changes.into_iter().filter_map(|change| book.note(change, time)) {
-            log(&alert);
+        for change in changes {
+            let subject = change.subject.clone();
+            let Some(alert) = book.note(change, time) else { continue };
+            log(&alert, &subject);
             if let Some(webhook) = &webhook {
                 webhook.report(alert);
             }

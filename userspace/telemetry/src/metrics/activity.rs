@@ -7,6 +7,7 @@ use numaward_model::snapshot::{Snapshot, StallFigures, WorkloadActivity};
 use numaward_topology::{Bytes, CpuId, ZoneKind};
 
 use super::{
+    NODE,
     collector::Families,
     family::{Bound, Kind, Sink, made},
 };
@@ -43,7 +44,7 @@ impl<S: Sink> Families<'_, S> {
                 let kind = ZoneKind::Hugepages(*size).to_string();
                 for (node, bytes) in nodes.iter().zip(by_node) {
                     for (locality, Bytes(bytes)) in [("local", bytes.local), ("remote", bytes.remote)] {
-                        let labels = [("node", node.value), ("kind", &*kind), ("locality", locality)];
+                        let labels = [(NODE, node.value), ("kind", &*kind), ("locality", locality)];
                         family.put(labels, bytes)?;
                     }
                 }
@@ -59,7 +60,7 @@ impl<S: Sink> Families<'_, S> {
             workloads.filter_map(|workload| Some((workload, workload.activity.as_ref()?)))
         };
         let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
-                    none: see remote_sampling";
+                    none: see remote_sampling_info";
         let mut family = self.out.counter("remote_access_pages", help)?;
         for (workload, activity) in workloads() {
             family.of(&workload.name);
@@ -68,20 +69,19 @@ impl<S: Sink> Families<'_, S> {
             }
             if let Some(pages) = activity.moved {
                 let source = ("source", "memory_stat");
-                family.put([("node", "unknown"), source], pages)?;
+                family.put([(NODE, "unknown"), source], pages)?;
             }
         }
         let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory \
                     (unknown where the page was moved at once)";
         let accesses = snapshot.accesses.iter().flatten().map(|(node, memory, pages)| {
             let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
-            ([("node", node.to_string()), ("memory_node", memory)], pages)
+            ([(NODE, node.to_string()), ("memory_numa_node", memory)], pages)
         });
         self.out.counter("node_access_pages", help)?.put_all(accesses)?;
-        let mut family = self.out.gauge(
-            "remote_sampling",
-            "Whether the kernel samples the workload's accesses (on), or why not; the value is always 1",
-        )?;
+        let mut family = self
+            .out
+            .info("remote_sampling", "Whether the kernel samples the workload's accesses (on), or why not")?;
         for (workload, activity) in workloads() {
             for state in &activity.sampling {
                 family.of(&workload.name).put([("state", state)], 1_u64)?;

@@ -1,24 +1,34 @@
 //! Turns a [`Snapshot`] into metric families, at each scrape.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
-use numaward_model::snapshot::{HugepagesOutside, Pressure, ProbeFigures, PromiseFigures, Snapshot};
+use numaward_config::exported::MetricFilter;
+use numaward_model::snapshot::{
+    HugepagesOutside, Pressure, ProbeFigures, ProcessFigures, PromiseFigures, Snapshot,
+};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{
-    PREFIX,
+    NODE, PREFIX,
     family::{Family, Kind, Made, NONE, Number, Out, Sink, made},
 };
 
-/// Puts what a source gave into a sink.
-pub(super) fn collect(snapshot: &Snapshot, sink: &mut impl Sink) -> fmt::Result {
+/// Puts what a source gave into a sink: all families, or those that a filter admits.
+pub(super) fn collect(
+    snapshot: &Snapshot,
+    sink: &mut impl Sink,
+    admitted: Option<&MetricFilter>,
+) -> fmt::Result {
     let nodes: Vec<_> = snapshot
         .nodes
         .iter()
-        .map(|node| (node.node.to_string(), format!("node=\"{}\"", node.node)))
+        .map(|node| (node.node.to_string(), format!("numa_node=\"{}\"", node.node)))
         .collect();
-    let nodes: Vec<_> = nodes.iter().map(|(value, text)| Made { name: "node", value, text }).collect();
-    let out = Out::new(sink, Some(PREFIX));
+    let nodes: Vec<_> = nodes.iter().map(|(value, text)| Made { name: NODE, value, text }).collect();
+    let out = Out::new(sink, Some(PREFIX), admitted);
     let mut families = Families { out, snapshot, promises: &snapshot.promises, nodes: &nodes };
     families.allocated()?;
     families.resident()?;
@@ -27,14 +37,44 @@ pub(super) fn collect(snapshot: &Snapshot, sink: &mut impl Sink) -> fmt::Result 
     families.exclusive_cpus()?;
     families.node_memory()?;
     families.promises()?;
-    families.own()
+    families.own()?;
+    match &snapshot.process {
+        Some(process) => of_process(process, Out::new(sink, None, admitted)),
+        None => Ok(()),
+    }
+}
+
+/// The metrics that Prometheus' client libraries have of any process, under their names.
+fn of_process<S: Sink>(process: &ProcessFigures, mut out: Out<'_, S>) -> fmt::Result {
+    let help = "Total user and system CPU time spent in seconds";
+    out.counter("process_cpu_seconds", help)?.put(NONE, process.cpu.as_secs_f64())?;
+    let since = |start: SystemTime| start.duration_since(SystemTime::UNIX_EPOCH).ok();
+    let start = process.start.and_then(since).map(|since| Number::from(since.as_secs_f64()));
+    for (name, help, value) in [
+        (
+            "process_resident_memory_bytes",
+            "Resident memory size in bytes",
+            Some(process.resident_memory.0.into()),
+        ),
+        (
+            "process_virtual_memory_bytes",
+            "Virtual memory size in bytes",
+            Some(process.virtual_memory.0.into()),
+        ),
+        ("process_open_fds", "Number of open file descriptors", process.open_fds.map(Number::from)),
+        ("process_max_fds", "Maximum number of open file descriptors", process.max_fds.map(Number::from)),
+        ("process_start_time_seconds", "Start time of the process since unix epoch in seconds", start),
+    ] {
+        out.gauge(name, help)?.put_all(value.map(|value: Number| (NONE, value)))?;
+    }
+    Ok(())
 }
 
 pub(super) struct Families<'a, S> {
     pub(super) out: Out<'a, S>,
     pub(super) snapshot: &'a Snapshot,
     promises: &'a PromiseFigures,
-    /// The label `node` of each.
+    /// The label `numa_node` of each.
     pub(super) nodes: &'a [Made<'a>],
 }
 
@@ -89,7 +129,7 @@ impl<S: Sink> Families<'_, S> {
             for (size, resident) in workload.hugepages.iter() {
                 let kind = ZoneKind::Hugepages(*size).to_string();
                 for (node, Bytes(bytes)) in self.nodes.iter().zip(resident) {
-                    family.put([("node", node.value), ("type", &kind)], bytes)?;
+                    family.put([(NODE, node.value), ("type", &kind)], bytes)?;
                 }
             }
         }
@@ -126,7 +166,7 @@ impl<S: Sink> Families<'_, S> {
             let node = memory.node.to_string();
             for (kind, total, _) in &memory.kinds {
                 let kind = kind.to_string();
-                family.put([("node", node.as_str()), ("kind", &kind), ("state", "total")], total.0)?;
+                family.put([(NODE, node.as_str()), ("kind", &kind), ("state", "total")], total.0)?;
             }
         }
         for of in &self.promises.kinds {
@@ -137,7 +177,7 @@ impl<S: Sink> Families<'_, S> {
                 ("promised", of.promised),
                 ("free", of.free),
             ] {
-                family.put([("node", node.as_str()), ("kind", &kind), ("state", state)], bytes)?;
+                family.put([(NODE, node.as_str()), ("kind", &kind), ("state", state)], bytes)?;
             }
         }
         let help =
@@ -157,7 +197,7 @@ impl<S: Sink> Families<'_, S> {
         self.out.gauge("node_headroom_bytes", help)?.put_all(headroom)?;
         let help = "1 if the node may soon not have the memory that is promised on it and not yet used, else 0; only of \
                     nodes on which memory is promised, and not with guard: off";
-        let low = self.promises.low.iter().map(|(node, low)| ([("node", node.to_string())], u64::from(*low)));
+        let low = self.promises.low.iter().map(|(node, low)| ([(NODE, node.to_string())], u64::from(*low)));
         self.out.gauge("node_headroom_low", help)?.put_all(low)
     }
 
@@ -170,7 +210,7 @@ impl<S: Sink> Families<'_, S> {
         for missed in &self.promises.missed {
             family.of(&missed.workload);
             for (node, Bytes(bytes)) in &missed.bytes {
-                family.put([("node", &node.to_string())], bytes)?;
+                family.put([(NODE, &node.to_string())], bytes)?;
             }
         }
         outside(&mut family, &self.promises.missed_hugepages)?;
@@ -182,9 +222,10 @@ impl<S: Sink> Families<'_, S> {
         for over in &self.promises.over_budget {
             family.of(&over.workload);
             for (node, Bytes(bytes)) in &over.bytes {
-                family.put([("node", &node.to_string())], bytes)?;
+                family.put([(NODE, &node.to_string())], bytes)?;
             }
         }
+        self.residency()?;
         let missing = &self.promises.missing;
         let help = "Exclusive CPUs of the workload that are offline";
         let offline = missing.iter().map(|of| (&*of.workload, of.offline_cpus));
@@ -193,12 +234,33 @@ impl<S: Sink> Families<'_, S> {
         let memory = missing.iter().map(|of| (&*of.workload, of.uncovered.0));
         self.out.gauge("promised_memory_missing_bytes", help)?.put_each(memory)?;
         let help = "CPUs that are exclusive to workloads, by node";
-        let cpus =
-            self.promises.exclusive_cpus.iter().map(|(node, cpus)| ([("node", node.to_string())], cpus));
+        let cpus = self.promises.exclusive_cpus.iter().map(|(node, cpus)| ([(NODE, node.to_string())], cpus));
         self.out.gauge("cpu_manager_exclusive_cpus", help)?.put_all(cpus)?;
         if let Some(cpus) = self.promises.shared_pool_cpus {
             let help = "CPUs that are exclusive to nobody";
             self.out.gauge("cpu_manager_shared_pool_cpus", help)?.put(NONE, cpus)?;
+        }
+        Ok(())
+    }
+
+    fn residency(&mut self) -> fmt::Result {
+        let residency = &self.promises.residency;
+        let help = "Memory promised to the workload on the node, by kind";
+        let mut family = self.out.gauge("promised_bytes", help)?;
+        for of in residency {
+            family.of(&of.workload);
+            family.put_all(of.promised.iter().map(|(node, bytes)| (of_kind(*node, of.kind), bytes.0)))?;
+        }
+        let help = "User memory of a workload with an allocation, by kind and where it lies now: on the nodes promised to \
+                    it, or off them";
+        let mut family = self.out.gauge("promise_resident_bytes", help)?;
+        for of in residency {
+            let Some(resident) = of.resident else { continue };
+            let kind = of.kind.to_string();
+            family.of(&of.workload);
+            for (place, Bytes(bytes)) in [("on", resident.on), ("off", resident.off)] {
+                family.put([("kind", kind.as_str()), ("where", place)], bytes)?;
+            }
         }
         Ok(())
     }
@@ -211,14 +273,14 @@ impl<S: Sink> Families<'_, S> {
         family.put([("counters", "own")], snapshot.workloads_with_slot)?;
         family.put([("counters", "other")], snapshot.workloads_without_slot)?;
 
-        let help = "Parts that work less well than they should, see `numaward status`; the value is always 1";
-        let degraded = snapshot.degraded.iter().map(|part| ([("part", *part)], 1_u64));
+        let help = "1 if the part works less well than it should, else 0; `numaward status` says why";
+        let degraded = snapshot.degraded.iter().map(|(part, is)| ([("part", *part)], u64::from(*is)));
         self.out.gauge("degraded", help)?.put_all(degraded)?;
-        let help = "The probes: how each is attached and why not better; the value is always 1";
+        let help = "How the probe is attached and why not better, of which `numaward status` says more";
         let probes = snapshot.probes.iter().map(|probe| {
-            ([("probe", &probe.probe), ("mode", &probe.mode), ("reason", &probe.reason)], 1_u64)
+            ([("probe", &*probe.probe), ("mode", &probe.mode), ("reason", probe.reason)], 1_u64)
         });
-        self.out.gauge("probe", help)?.put_all(probes)?;
+        self.out.info("probe", help)?.put_all(probes)?;
         self.of_probes(
             Kind::Counter,
             "probe_runtime_seconds",
@@ -262,7 +324,7 @@ impl<S: Sink> Families<'_, S> {
 
 /// The labels of a node and a kind of its memory.
 fn of_kind(node: NodeId, kind: ZoneKind) -> [(&'static str, String); 2] {
-    [("node", node.to_string()), ("kind", kind.to_string())]
+    [(NODE, node.to_string()), ("kind", kind.to_string())]
 }
 
 /// Puts hugepages that are outside of promises.

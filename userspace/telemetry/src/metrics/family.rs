@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use numaward_config::exported::MetricFilter;
+
 /// What a family is. Its text is that of OpenMetrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
@@ -114,14 +116,20 @@ pub(super) struct Out<'s, S> {
     sink: &'s mut S,
     /// Of all their names.
     prefix: Option<&'static str>,
+    /// Which families are wanted, if not all.
+    families: Option<&'s MetricFilter>,
 }
 
 /// A family, or an error where nobody listens any more.
 type Begun<'s, S> = Result<Family<'s, S>, fmt::Error>;
 
 impl<'s, S: Sink> Out<'s, S> {
-    pub(super) const fn new(sink: &'s mut S, prefix: Option<&'static str>) -> Self {
-        Self { sink, prefix }
+    pub(super) const fn new(
+        sink: &'s mut S,
+        prefix: Option<&'static str>,
+        families: Option<&'s MetricFilter>,
+    ) -> Self {
+        Self { sink, prefix, families }
     }
 
     pub(super) fn counter(&mut self, name: &str, help: &str) -> Begun<'_, S> {
@@ -132,24 +140,34 @@ impl<'s, S: Sink> Out<'s, S> {
         self.begin(Kind::Gauge, name, help)
     }
 
+    /// A gauge that only carries information: it is always 1, and what it says is in the labels.
+    pub(super) fn info(&mut self, name: &str, help: &str) -> Begun<'_, S> {
+        self.begin(Kind::Info, name, help)
+    }
+
     pub(super) fn begin(&mut self, kind: Kind, name: &str, help: &str) -> Begun<'_, S> {
         let name = self.prefix.map_or_else(|| name.to_owned(), |prefix| format!("{prefix}_{name}"));
         let sample_name = format!("{name}{}", kind.suffix());
         let unit = name.rsplit('_').next().filter(|last| ["bytes", "seconds"].contains(last));
         let (unit, help) = (unit.unwrap_or_default().to_owned(), help.to_owned());
+        if self.families.is_some_and(|families| !families.admits(&sample_name)) {
+            return Ok(Family(None));
+        }
         self.sink.begin(Description { name, sample_name, kind, unit, help })?;
-        Ok(Family(self.sink))
+        Ok(Family(Some(self.sink)))
     }
 }
 
-/// One family, which takes samples.
+/// One family, which takes samples; nothing comes of them where it is not wanted.
 #[derive(Debug)]
-pub(super) struct Family<'s, S>(&'s mut S);
+pub(super) struct Family<'s, S>(Option<&'s mut S>);
 
 impl<S: Sink> Family<'_, S> {
     /// The next samples are of this workload.
     pub(super) fn of(&mut self, workload: &str) -> &mut Self {
-        self.0.workload(workload);
+        if let Some(sink) = &mut self.0 {
+            sink.workload(workload);
+        }
         self
     }
 
@@ -176,12 +194,15 @@ impl<S: Sink> Family<'_, S> {
         labels: [impl Label; N],
         number: impl Into<Number>,
     ) -> fmt::Result {
-        self.0.put(labels, number.into())
+        match &mut self.0 {
+            Some(sink) => sink.put(labels, number.into()),
+            None => Ok(()),
+        }
     }
 
     /// Puts a histogram: see [`Sink::histogram`].
     pub(super) fn histogram(&mut self, sum: f64, up_to: &[(Bound, u64)]) -> fmt::Result {
-        self.0.histogram(sum, up_to)
+        self.0.as_mut().map_or(Ok(()), |sink| sink.histogram(sum, up_to))
     }
 }
 
@@ -246,10 +267,12 @@ impl<V: AsRef<str>> Label for (&str, V) {
     }
 }
 
-/// The labels of a workload: its name, and of a container of a pod, whose name is `NAMESPACE/POD/CONTAINER`, those by
-/// which other exporters know it. No other workload's name has two slashes.
+/// The labels of a workload: of a container of a pod, whose name is `NAMESPACE/POD/CONTAINER`, those by which other
+/// exporters know it; of any other its name. No other workload's name has two slashes.
 pub(super) fn workload_labels(workload: &str) -> impl Iterator<Item = (&'static str, &str)> {
-    [("workload", workload)].into_iter().chain(pod_labels(workload).into_iter().flatten())
+    let pod = pod_labels(workload);
+    let other = pod.is_none().then_some(("workload", workload));
+    pod.into_iter().flatten().chain(other)
 }
 
 fn pod_labels(workload: &str) -> Option<[(&'static str, &str); 3]> {

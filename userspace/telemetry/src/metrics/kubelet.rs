@@ -2,13 +2,19 @@
 
 use std::fmt;
 
+use numaward_config::exported::MetricFilter;
 use numaward_model::snapshot::PromiseFigures;
 
+use super::NODE;
 use super::family::{NONE, Out, Sink};
 
 /// Puts what a source gave into a sink.
-pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::Result {
-    let mut out = Out::new(sink, None);
+pub(super) fn collect(
+    promises: &PromiseFigures,
+    sink: &mut impl Sink,
+    families: Option<&MetricFilter>,
+) -> fmt::Result {
+    let mut out = Out::new(sink, None, families);
     // Where nothing can be promised, the kubelet's policy `none` has them at zero.
     let shared = promises.free_cpus;
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
@@ -17,6 +23,6 @@ pub(super) fn collect(promises: &PromiseFigures, sink: &mut impl Sink) -> fmt::R
     let help = "The total number of CPUs exclusively allocated to containers";
     out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", help)?.put(NONE, exclusive)?;
     let help = "Number of CPUs allocated per NUMA node";
-    let cpus = promises.exclusive_cpus.iter().map(|(node, cpus)| ([("numa_node", node.to_string())], cpus));
+    let cpus = promises.exclusive_cpus.iter().map(|(node, cpus)| ([(NODE, node.to_string())], cpus));
     out.gauge("kubelet_cpu_manager_allocation_per_numa", help)?.put_all(cpus)
 }

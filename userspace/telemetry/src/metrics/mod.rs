@@ -9,6 +9,7 @@ mod activity;
 mod collector;
 mod exposition;
 mod family;
+mod filter;
 mod kubelet;
 mod samples;
 mod text;
@@ -16,8 +17,10 @@ mod text;
 use std::{fmt, sync::Arc, time::Instant};
 
 use bytes::Bytes;
+use numaward_config::exported::ExportedMetrics;
 use numaward_model::snapshot::SnapshotSource;
 use prometheus_client::{
+    encoding,
     metrics::{histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
@@ -37,8 +40,12 @@ pub struct Metrics {
     scrape_duration: Histogram,
     /// Whether the kubelet's gauges are served.
     kubelet_names: bool,
+    /// What of all this is exported.
+    exported: ExportedMetrics,
 }
 
+/// The label of a NUMA node. In Kubernetes, `node` is a host.
+const NODE: &str = "numa_node";
 /// Of all names but the kubelet's.
 const PREFIX: &str = "numaward";
 
@@ -59,7 +66,8 @@ impl Metrics {
             Unit::Seconds,
             scrape_duration.clone(),
         );
-        Self { root, source, scrape_duration, kubelet_names: false }
+        let exported = ExportedMetrics::default();
+        Self { root, source, scrape_duration, kubelet_names: false, exported }
     }
 
     /// Serves what somebody counts, too. Names get the prefix.
@@ -77,7 +85,13 @@ impl Metrics {
         self
     }
 
-    /// Writes all metrics, piece by piece. Blocks; ends early when the sink returns `false`.
+    /// Exports only these (`metrics` in the configuration): to scrapers and by OTLP. Alerts see all.
+    #[must_use]
+    pub fn exporting(self, exported: ExportedMetrics) -> Self {
+        Self { exported, ..self }
+    }
+
+    /// Writes what is exported, piece by piece. Blocks; ends early when the sink returns `false`.
     pub fn encode(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
         let start = Instant::now();
         self.write(format, sink)?;
@@ -88,17 +102,31 @@ impl Metrics {
     fn write(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
         let others = |out: &mut dyn fmt::Write| {
             let mut lines = Lines::new(out);
-            self.collect(&mut lines)?;
+            self.collect(&mut lines, Some(&self.exported))?;
             lines.hand_on()
         };
-        exposition::encode(&self.root, others, format, sink)
+        exposition::encode(&self.registered(Some(&self.exported))?, others, format, sink)
+    }
+
+    /// What is kept in the registry, as text in the format of OpenMetrics without its end.
+    fn registered(&self, exported: Option<&ExportedMetrics>) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encoding::text::encode_registry(&mut text, &self.root)?;
+        Ok(match exported {
+            Some(exported) => filter::keep_families(exported, text),
+            None => text,
+        })
     }
 
     /// Takes a reading of all that is not kept in the registry.
-    fn collect(&self, sink: &mut impl Sink) -> fmt::Result {
-        let snapshot = self.source.snapshot();
-        collector::collect(&snapshot, sink)?;
-        if self.kubelet_names { kubelet::collect(&snapshot.promises, sink) } else { Ok(()) }
+    fn collect(&self, sink: &mut impl Sink, exported: Option<&ExportedMetrics>) -> fmt::Result {
+        let mut snapshot = self.source.snapshot();
+        let families = exported.map(|exported| &exported.families).filter(|families| !families.is_open());
+        if let Some(exported) = exported {
+            filter::keep_workloads(&exported.workloads, &mut snapshot);
+        }
+        collector::collect(&snapshot, sink, families)?;
+        if self.kubelet_names { kubelet::collect(&snapshot.promises, sink, families) } else { Ok(()) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use prometheus_client::{encoding::text, registry::Registry};
+use numaward_config::exported::ExportedMetrics;
 
 use super::{
     Metrics,
@@ -91,12 +91,10 @@ impl<V: FnMut(&Description, &Sample<'_>)> Sink for Visitor<V> {
 /// `prometheus-client` gives its metrics to nothing but its own encoders: of text, or of protobuf messages, which turn all
 /// counts into `f64` and need a compiler of `.proto` files at build time. So these few families are read from its text;
 /// those of workloads never are.
-fn visit_registry<V>(registry: &Registry, visitor: &mut Visitor<V>) -> fmt::Result
+fn visit_registered<V>(written: &str, visitor: &mut Visitor<V>) -> fmt::Result
 where
     V: FnMut(&Description, &Sample<'_>),
 {
-    let mut written = String::new();
-    text::encode_registry(&mut written, registry)?;
     // A histogram's lines are its sum, its count and its buckets, the last of which is infinite.
     let (mut sum, mut up_to) = (0.0, Vec::new());
     for line in written.lines() {
@@ -170,17 +168,31 @@ fn sample(line: &str) -> Option<(Vec<(&str, String)>, Number)> {
 impl Metrics {
     /// Visits all samples, each with its family. Blocks. It is no scrape, and not counted as one.
     pub(crate) fn visit(&self, visit: impl FnMut(&Description, &Sample<'_>)) -> fmt::Result {
+        self.visit_some(visit, None)
+    }
+
+    /// The same with those that are exported.
+    pub(crate) fn visit_exported(&self, visit: impl FnMut(&Description, &Sample<'_>)) -> fmt::Result {
+        self.visit_some(visit, Some(&self.exported))
+    }
+
+    fn visit_some(
+        &self,
+        visit: impl FnMut(&Description, &Sample<'_>),
+        exported: Option<&ExportedMetrics>,
+    ) -> fmt::Result {
         let mut visitor = Visitor { visit, family: Description::default(), workload: Vec::new() };
-        visit_registry(&self.root, &mut visitor)?;
-        self.collect(&mut visitor)
+        visit_registered(&self.registered(exported)?, &mut visitor)?;
+        self.collect(&mut visitor, exported)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use prometheus_client::{
+        encoding::text,
         metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
-        registry::Unit,
+        registry::{Registry, Unit},
     };
 
     use super::*;
@@ -206,7 +218,9 @@ mod tests {
             seen.push(format!("{} {:?} {labels:?} {:?}", family.sample_name, family.kind, sample.value));
         };
         let mut visitor = Visitor { visit, family: Description::default(), workload: Vec::new() };
-        visit_registry(&registry, &mut visitor).unwrap();
+        let mut written = String::new();
+        text::encode_registry(&mut written, &registry).unwrap();
+        visit_registered(&written, &mut visitor).unwrap();
         let last = Description {
             name: "d".to_owned(),
             sample_name: "d_info".to_owned(),

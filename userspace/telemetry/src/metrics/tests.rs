@@ -37,38 +37,40 @@ fn containers_of_pods_carry_the_labels_of_kubernetes() {
     let workloads = workloads.into_iter().map(|of| WorkloadFigures { allocated: allocated.clone(), ..of });
     let workloads = workloads.collect();
     let text = written(Snapshot { workloads, ..snapshot() }, Format::Prometheus);
-    let labels = r#"{workload="shop/web-0/main",namespace="shop",pod="web-0",container="main""#;
+    let labels = r#"{namespace="shop",pod="web-0",container="main""#;
     for line in [
-        format!("numaward_memory_allocated_bytes_total{labels},node=\"2\",locality=\"local\"}} 0"),
+        format!("numaward_memory_allocated_bytes_total{labels},numa_node=\"2\",locality=\"local\"}} 0"),
         format!("numaward_oom_kills_total{labels},constraint=\"unknown\"}} 3"),
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
     let with = |label: &str| text.lines().filter(|line| line.contains(label)).count();
-    assert_eq!(with("namespace="), with("shop/web-0/main"));
+    assert_eq!(with("namespace="), with("container=\"main\""));
+    let doubled = |line: &&str| line.contains("namespace=") && line.contains("workload=");
+    assert_eq!(text.lines().find(doubled), None, "a series of a pod has no other name");
 }
 
 /// What both formats share: lines of samples.
 const SAMPLES: &str = r#"numaward_build_info{version="VERSION"} 1
-numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 4096
-numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",locality="remote"} 8192
-numaward_kernel_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2"} 0
+numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",locality="local"} 4096
+numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",locality="remote"} 8192
+numaward_kernel_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2"} 0
 numaward_unknown_node_allocated_bytes_total 0
-numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="anon"} 1
-numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="file"} 2
-numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="kernel"} 3
-numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",node="2",type="hugepages-2Mi"} 2097152
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="anon"} 1
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="file"} 2
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="kernel"} 3
+numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="hugepages-2Mi"} 2097152
 numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.5
 numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
-numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",kind="hugepages-2Mi",locality="local"} 2097152
-numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",node="2",kind="hugepages-2Mi",locality="remote"} 0
-numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",node="2",source="hint_fault"} 7
-numaward_node_access_pages_total{node="0",memory_node="2"} 5
-numaward_node_access_pages_total{node="0",memory_node="unknown"} 2
-numaward_remote_sampling{workload="a\\b\"c\nd.service",state="on"} 1
+numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",kind="hugepages-2Mi",locality="local"} 2097152
+numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",kind="hugepages-2Mi",locality="remote"} 0
+numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",numa_node="2",source="hint_fault"} 7
+numaward_node_access_pages_total{numa_node="0",memory_numa_node="2"} 5
+numaward_node_access_pages_total{numa_node="0",memory_numa_node="unknown"} 2
+numaward_remote_sampling_info{workload="a\\b\"c\nd.service",state="on"} 1
 numaward_remote_access_estimated_ratio{workload="a\\b\"c\nd.service"} 0.125
-numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="local"} 11
-numaward_dram_accesses_total{workload="a\\b\"c\nd.service",node="2",locality="remote"} 12
+numaward_dram_accesses_total{workload="a\\b\"c\nd.service",numa_node="2",locality="local"} 11
+numaward_dram_accesses_total{workload="a\\b\"c\nd.service",numa_node="2",locality="remote"} 12
 numaward_migrated_bytes_total{workload="a\\b\"c\nd.service",reason="numa_misplaced"} 8192
 numaward_reclaim_stall_seconds_sum{workload="a\\b\"c\nd.service"} 0.0
 numaward_reclaim_stall_seconds_count{workload="a\\b\"c\nd.service"} 0
@@ -88,13 +90,14 @@ numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="host"} 1.5
 numaward_exclusive_cpu_intruder_seconds_total{cpu="3",class="workload"} 0.0
 numaward_exclusive_cpu_interrupts_total{cpu="3",kind="hard"} 5
 numaward_exclusive_cpu_interrupts_total{cpu="3",kind="soft"} 6
-numaward_node_memory_bytes{node="2",kind="hugepages-2Mi",state="total"} 4194304
-numaward_node_memory_bytes{node="2",kind="memory",state="total"} 1073741824
-numaward_node_memory_unused_bytes{node="2",kind="hugepages-2Mi"} 2097152
+numaward_node_memory_bytes{numa_node="2",kind="hugepages-2Mi",state="total"} 4194304
+numaward_node_memory_bytes{numa_node="2",kind="memory",state="total"} 1073741824
+numaward_node_memory_unused_bytes{numa_node="2",kind="hugepages-2Mi"} 2097152
 numaward_workloads{counters="own"} 1
 numaward_workloads{counters="other"} 1
 numaward_degraded{part="topology"} 1
-numaward_probe{probe="alloc",mode="absent",reason="no BTF"} 1
+numaward_degraded{part="cgroups"} 0
+numaward_probe_info{probe="alloc",mode="absent",reason="btf"} 1
 numaward_probe_runs_total{probe="alloc"} 9
 numaward_probe_sampled_ratio{probe="alloc"} 0.25
 numaward_probe_events_lost_total{probe="alloc"} 0
@@ -248,9 +251,9 @@ fn the_largest_numbers_are_served_as_they_are() {
     for format in [Format::Prometheus, Format::OpenMetrics] {
         let text = written(Snapshot { workloads: vec![workload.clone()], ..snapshot() }, format);
         for line in [
-            "memory_allocated_bytes_total{workload=\"most\",node=\"2\",locality=\"local\"}",
-            "kernel_memory_allocated_bytes_total{workload=\"most\",node=\"2\"}",
-            "remote_access_pages_total{workload=\"most\",node=\"2\",source=\"hint_fault\"}",
+            "memory_allocated_bytes_total{workload=\"most\",numa_node=\"2\",locality=\"local\"}",
+            "kernel_memory_allocated_bytes_total{workload=\"most\",numa_node=\"2\"}",
+            "remote_access_pages_total{workload=\"most\",numa_node=\"2\",source=\"hint_fault\"}",
             "migrated_bytes_total{workload=\"most\",reason=\"numa_misplaced\"}",
             "reclaim_stall_seconds_count{workload=\"most\"}",
             "reclaim_stall_seconds_bucket{workload=\"most\",le=\"+Inf\"}",
@@ -260,4 +263,53 @@ fn the_largest_numbers_are_served_as_they_are() {
         }
         assert!(samples(&text).lines().all(|line| !line.ends_with("NaN") && !line.ends_with("nf")), "{text}");
     }
+}
+
+/// Names, each once.
+fn names(text: &str) -> Vec<&str> {
+    let mut names: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    for line in &mut names {
+        *line = line.split(['{', ' ']).next().unwrap();
+    }
+    names.dedup();
+    names
+}
+
+#[test]
+fn what_is_not_exported_is_neither_scraped_nor_sent_but_watched() {
+    let exported = |json: &str| serde_json::from_str::<ExportedMetrics>(json).unwrap();
+    let metrics = |json| {
+        let counter = prometheus_client::metrics::counter::Counter::<u64>::default();
+        let metrics = Metrics::new(Arc::new(Fixed(snapshot()))).exporting(exported(json));
+        metrics.with(|registry| registry.register("refusals", "What was refused", counter))
+    };
+    let families = r#"{"families": {"allow": ["numaward_*_total"], "deny": ["*_pages_*", "numaward_d*"]}}"#;
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = encoded(&metrics(families), format);
+        let found = names(&text);
+        assert!(
+            found.contains(&"numaward_refusals_total") && found.contains(&"numaward_oom_kills_total"),
+            "{text}"
+        );
+        let is_wanted = |name: &&str| {
+            name.ends_with("_total") && !name.contains("_pages_") && !name.starts_with("numaward_d")
+        };
+        assert!(found.iter().all(is_wanted), "{found:?}");
+        assert!(!text.contains("scrape_duration") && !text.contains("numaward_build"), "{text}");
+        assert_eq!(format == Format::OpenMetrics, text.ends_with("# EOF\n"));
+    }
+    let workloads = metrics(r#"{"workloads": {"allow": ["*"], "deny": ["*.service"]}}"#);
+    let text = encoded(&workloads, Format::Prometheus);
+    assert!(text.contains("workload=\"blind\"") && !text.contains(".service"), "{text}");
+    let series = |visit: fn(&Metrics, &mut dyn FnMut(String)) -> fmt::Result| {
+        let mut found = Vec::new();
+        visit(&workloads, &mut |series| found.push(series)).unwrap();
+        found.iter().filter(|series| series.contains(".service")).count()
+    };
+    assert_eq!(series(|metrics, found| metrics.visit_exported(|of, sample| found(text_of(of, sample)))), 0);
+    assert!(series(|metrics, found| metrics.visit(|of, sample| found(text_of(of, sample)))) > 10);
+}
+
+fn text_of(family: &Description, sample: &Sample<'_>) -> String {
+    format!("{} {:?}", family.sample_name, sample.labels().collect::<Vec<_>>())
 }

@@ -150,11 +150,11 @@ mod tests {
     fn families_are_written_as_open_metrics() {
         let mut text = String::new();
         let mut lines = Lines::new(&mut text);
-        let mut out = Out::new(&mut lines, None);
+        let mut out = Out::new(&mut lines, None, None);
         let mut family = out.counter("a_bytes", "What it is").unwrap();
         family.put(NONE, 7_u64).unwrap();
         family.put([("k", "v\\\"\n"), ("l", "")], 1.5).unwrap();
-        family.of("web.service").put([made!("node", "0")], 0.0).unwrap();
+        family.of("web.service").put([made!("numa_node", "0")], 0.0).unwrap();
         family.of("ns/pod/main").put(NONE, 0.000_016).unwrap();
         out.gauge("b", "Below").unwrap().put(NONE, -3_i64).unwrap();
         let mut family = out.begin(Kind::Histogram, "c_seconds", "How long").unwrap();
@@ -165,8 +165,8 @@ mod tests {
             "# HELP a_bytes What it is\n# TYPE a_bytes counter\n# UNIT a_bytes bytes\n\
              a_bytes_total 7\n\
              a_bytes_total{k=\"v\\\\\\\"\\n\",l=\"\"} 1.5\n\
-             a_bytes_total{workload=\"web.service\",node=\"0\"} 0.0\n\
-             a_bytes_total{workload=\"ns/pod/main\",namespace=\"ns\",pod=\"pod\",container=\"main\"} 0.000016\n\
+             a_bytes_total{workload=\"web.service\",numa_node=\"0\"} 0.0\n\
+             a_bytes_total{namespace=\"ns\",pod=\"pod\",container=\"main\"} 0.000016\n\
              # HELP b Below\n# TYPE b gauge\nb -3\n\
              # HELP c_seconds How long\n# TYPE c_seconds histogram\n# UNIT c_seconds seconds\n\
              c_seconds_sum{workload=\"w\"} 2.0\nc_seconds_count{workload=\"w\"} 3\n\
@@ -186,7 +186,7 @@ mod tests {
         }
         let mut sink = Sink::default();
         let mut lines = Lines::new(&mut sink);
-        let mut out = Out::new(&mut lines, Some("x"));
+        let mut out = Out::new(&mut lines, Some("x"), None);
         let mut family = out.gauge("a", "Many").unwrap();
         for i in 0..10_000_u64 {
             family.of("w").put([("i", &i.to_string())], i).unwrap();

@@ -58,7 +58,7 @@ pub(super) fn requests(
         points: 0,
         send,
     };
-    metrics.visit(|family, sample| writer.take(family, sample))?;
+    metrics.visit_exported(|family, sample| writer.take(family, sample))?;
     writer.flush();
     Ok(())
 }

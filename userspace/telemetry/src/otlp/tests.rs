@@ -164,8 +164,7 @@ async fn the_numbers_are_those_of_the_scrape() {
     assert_eq!(headers["x-tenant"], "one");
     let sent = numbers(&posted[..1]);
     assert_eq!(sent, scraped(&metrics));
-    let allocated =
-        r#"numaward_memory_allocated_bytes_total{"locality": "local", "node": "0", "workload": "w\"1\n"}"#;
+    let allocated = r#"numaward_memory_allocated_bytes_total{"locality": "local", "numa_node": "0", "workload": "w\"1\n"}"#;
     assert_eq!(sent[allocated], (1_u64 << 60).to_string());
     assert_eq!(sent[r#"numaward_workloads{"counters": "own"}"#], "7");
 }

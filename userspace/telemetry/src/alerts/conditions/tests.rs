@@ -9,7 +9,8 @@ const RULES: &str = include_str!("../../../../../dashboards/prometheus/rules.yam
 const RULES_TEST: &str = include_str!("../../../../../dashboards/prometheus/rules_test.yaml");
 /// About scraping.
 const NOT_OURS: [&str; 2] = ["NumawardDown", "NumawardScrapeSlow"];
-const MINUTE: Duration = Duration::from_mins(1);
+/// Where the rules' links to runbooks lead: the daemon, if the label is an address.
+const HERE: &str = "http://{{ if match `:[0-9]+$` $labels.instance }}{{ $labels.instance }}{{ else }}localhost:9560{{ end }}";
 
 fn yaml(text: &str) -> Json {
     numaward_config::read_yaml(text, Path::new("rules")).unwrap()
@@ -37,20 +38,24 @@ fn the_conditions_are_those_of_the_rules() {
         assert_eq!(condition.severity, rule["labels"]["severity"], "{rule}");
         assert_eq!(
             rule["annotations"]["runbook_url"].as_str().unwrap(),
-            format!("http://{{{{ $labels.instance }}}}/runbooks/{}", condition.alert)
+            format!("{HERE}/runbooks/{}", condition.alert)
         );
     }
 }
 
-/// `0+6x30`, `7x30`, `0x5 2x20`: as promtool reads them.
-fn values(text: &str) -> Vec<f64> {
+/// `0+6x30`, `7x30`, `0x5 _x2 2x20`: as promtool reads them.
+fn values(text: &str) -> Vec<Option<f64>> {
     let mut values = Vec::new();
     for part in text.split_whitespace() {
         let (value, times) = part.split_once('x').unwrap();
+        if value == "_" {
+            values.extend(std::iter::repeat_n(None, times.parse().unwrap()));
+            continue;
+        }
         let (first, step) = value.split_once('+').unwrap_or((value, "0"));
         let (first, step): (f64, f64) = (first.parse().unwrap(), step.parse().unwrap());
         let times: u32 = times.parse().unwrap();
-        values.extend((0..=times).map(|time| first + step * f64::from(time)));
+        values.extend((0..=times).map(|time| Some(first + step * f64::from(time))));
     }
     values
 }
@@ -88,14 +93,31 @@ fn course(test: &Json, instance: &str, minutes: u64) -> Vec<Vec<(&'static str, F
             series.push((name, labels, values(&course)));
         }
     }
+    let at = |values: &[Option<f64>], minute: u64| *values.get(usize::try_from(minute).unwrap())?;
+    let start = |minute| {
+        let (.., values) = series.iter().find(|(name, ..)| *name == "process_start_time_seconds")?;
+        at(values, minute)
+    };
+    // What is there at first was counted long before, unless the daemon starts later.
     let mut evaluator = Evaluator::default();
+    let mut reading = evaluator.read(Duration::ZERO);
+    for (name, labels, values) in series.iter().filter(|(name, ..)| name.ends_with("_total")) {
+        if let Some(value) = at(values, 0) {
+            take(&mut reading, name, labels, value);
+        }
+    }
+    reading.finish();
     let mut firing: BTreeMap<(usize, Subject), Firing> = BTreeMap::new();
-    let mut course = Vec::new();
+    let (mut course, mut has_started) = (Vec::new(), false);
     for minute in 0..=minutes {
-        let mut reading = evaluator.read(MINUTE * u32::try_from(minute).unwrap());
+        if !has_started && start(minute).is_some_and(|start| start > 0.0) {
+            has_started = true;
+            (evaluator, firing) = (Evaluator::default(), BTreeMap::new());
+        }
+        let mut reading = evaluator.read(MINUTES_15 + MINUTE * u32::try_from(minute).unwrap());
         for (name, labels, values) in &series {
-            if let Some(value) = values.get(usize::try_from(minute).unwrap()) {
-                take(&mut reading, name, labels, *value);
+            if let Some(value) = at(values, minute) {
+                take(&mut reading, name, labels, value);
             }
         }
         for change in reading.finish() {
@@ -127,7 +149,7 @@ fn they_fire_when_the_tests_of_the_rules_say() {
                 continue;
             }
             let time = minutes(case["eval_time"].as_str().unwrap());
-            for instance in ["a", "b"] {
+            for instance in ["a", "b", "node-1", "10.0.0.1:9560"] {
                 let expected: Vec<Firing> = case["exp_alerts"]
                     .as_array()
                     .unwrap()
@@ -190,12 +212,16 @@ fn an_alert_ends_when_its_cause_does_and_begins_again() {
 #[test]
 fn a_short_break_starts_the_wait_anew() {
     let mut evaluator = Evaluator::default();
-    let absent = [("numaward_probe", "probe=\"alloc\",mode=\"absent\",reason=\"no BTF\"", 1.0)];
+    let absent = [("numaward_probe_info", "probe=\"alloc\",mode=\"absent\",reason=\"btf\"", 1.0)];
     for minute in 0..15 {
         assert_eq!(read(&mut evaluator, minute, &absent), []);
     }
     assert_eq!(
-        read(&mut evaluator, 15, &[("numaward_probe", "probe=\"alloc\",mode=\"tp_btf\",reason=\"\"", 1.0)]),
+        read(
+            &mut evaluator,
+            15,
+            &[("numaward_probe_info", "probe=\"alloc\",mode=\"tp_btf\",reason=\"\"", 1.0)]
+        ),
         []
     );
     for minute in 16..31 {
@@ -210,7 +236,7 @@ fn what_is_kept_of_series_is_bounded() {
     let mut reading = evaluator.read(Duration::ZERO);
     for number in 0..MAX_SERIES + 10 {
         let workload = format!("w{number}");
-        let labels = [("workload", workload.as_str()), ("node", "0")];
+        let labels = [("workload", workload.as_str()), ("numa_node", "0")];
         take(&mut reading, "numaward_numa_miss_bytes_total", &labels, 0.0);
     }
     assert_eq!(reading.finish(), []);
