@@ -289,7 +289,7 @@ fn the_doctor_finds_what_is_missing() {
 fn no_daemon_is_exit_code_4() {
     // A port that was free a moment ago.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let (error, code) = failed(&["status", "--address", &free]);
+    let (error, code) = failed(&["status", "--server", &format!("http://{free}")]);
     assert_eq!((error.lines().count(), code), (1, 4), "{error}");
     assert!(error.contains(&free) && error.contains("numaward run"), "{error}");
 }
@@ -305,10 +305,10 @@ fn who_answers_but_is_no_numaward_is_exit_code_1() {
             let _ = write!(stream, "HTTP/1.1 {answer}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi");
         }
     });
-    let (error, code) = failed(&["status", "--address", &address]);
+    let (error, code) = failed(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
     assert!(error.contains("404") && error.contains("not numaward's"), "{error}");
-    let (error, code) = failed(&["status", "--address", &address]);
+    let (error, code) = failed(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
     assert!(error.contains("200") && error.contains("not numaward's"), "{error}");
 }
@@ -335,12 +335,12 @@ fn a_daemon_serves_and_stops_when_told() {
     let bad = ask(daemon.address, "NONSENSE\r\n\r\n");
     assert!(bad.starts_with("HTTP/1.1 400"), "{bad}");
 
-    let (table, code) = ran(&["status", "--address", &address]);
+    let (table, code) = ran(&["status", "--server", &server]);
     assert_eq!(code, 0);
     assert!(table.contains("alloc: switched off by probes.allocation.enabled"), "{table}");
-    assert_eq!(json(&["status", "--address", &address, "-o", "json"])["probes"][0]["mode"], "absent");
+    assert_eq!(json(&["status", "--server", &server, "-o", "json"])["probes"][0]["mode"], "absent");
     let socket = daemon.socket.to_str().unwrap();
-    assert_eq!(json(&["status", "--socket", socket, "-o", "json"])["probes"][0]["mode"], "absent");
+    assert_eq!(json(&["status", "--server", socket, "-o", "json"])["probes"][0]["mode"], "absent");
 
     // A second one on the same port says so and ends.
     let (error, code) = failed(&["run", "--listen", &address, "--log-level", "error"]);
