@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr};
 
 use clap::{
-    ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
+    ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
@@ -309,6 +309,7 @@ pub(crate) struct Reached {
 
 /// A command, and what it is to hold.
 #[derive(Debug, Args)]
+#[command(group = amounts())]
 pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
@@ -347,7 +348,7 @@ pub(crate) struct Release {
     #[arg(long, conflicts_with = "name")]
     pub(crate) all: bool,
     /// Do not ask
-    #[arg(short, long, requires = "all")]
+    #[arg(short, long, requires = "all", conflicts_with = "name")]
     pub(crate) yes: bool,
 }
 
@@ -391,10 +392,10 @@ pub(crate) struct Shown {
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
     /// CPUs: whole ones (4) are exclusive, parts (500m, 1.5) are shared [default: shared]
-    #[arg(long, help_heading = RESOURCES, value_name = "NUMBER", required_unless_present = "memory")]
+    #[arg(long, help_heading = RESOURCES, value_name = "NUMBER")]
     pub(crate) cpus: Option<Cpus>,
     /// Memory that is promised on the nodes [default: none is promised, and none is bound to nodes]
-    #[arg(long, help_heading = RESOURCES, value_name = "SIZE", required_unless_present = "cpus")]
+    #[arg(long, help_heading = RESOURCES, value_name = "SIZE")]
     pub(crate) memory: Option<String>,
     /// The most memory that may be used [default: what is promised]
     #[arg(long, help_heading = RESOURCES, value_name = "SIZE")]
@@ -406,6 +407,11 @@ pub(crate) struct Wanted {
     /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
     #[arg(long, help_heading = HELD, value_parser = partitions())]
     pub(crate) partition: Option<PartitionKind>,
+}
+
+/// There is no request without CPUs and memory.
+fn amounts() -> ArgGroup {
+    ArgGroup::new("amounts").args(["cpus", "memory"]).required(true).multiple(true)
 }
 
 /// Huge pages by their size.
@@ -544,6 +550,7 @@ pub(crate) struct ConfigFile {
 }
 
 #[derive(Debug, Args)]
+#[command(group = amounts())]
 pub(crate) struct Guarantee {
     /// A cgroup as in /proc/PID/cgroup (/batch/render), or a unit of systemd (nginx.service)
     #[arg(value_name = "CGROUP-OR-UNIT")]
@@ -634,6 +641,7 @@ pub(crate) struct MoveLimits {
 }
 
 #[derive(Debug, Args)]
+#[command(group = amounts())]
 pub(crate) struct PlanMoves {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
@@ -644,6 +652,7 @@ pub(crate) struct PlanMoves {
 }
 
 #[derive(Debug, Args)]
+#[command(group = amounts())]
 pub(crate) struct Rebalance {
     /// A cgroup or a unit that gets the guarantee in the end
     #[arg(value_name = "CGROUP-OR-UNIT")]
@@ -783,7 +792,9 @@ mod tests {
         let explain = |arguments: &[&str]| {
             let parsed = Cli::try_parse_from([&["numaward", "explain"], arguments].concat());
             parsed.map(|cli| match cli.command {
-                Command::Explain(explain) => (explain.name, explain.wanted.0.map(|wanted| (wanted.cpus, wanted.memory))),
+                Command::Explain(explain) => {
+                    (explain.name, explain.wanted.0.map(|wanted| (wanted.cpus, wanted.memory)))
+                }
                 other => panic!("{other:?}"),
             })
         };

@@ -15,7 +15,6 @@ use std::{
 
 use anyhow::Context as _;
 use flate2::{Compression, write::GzEncoder};
-use hyper::{Method, body::Bytes};
 use numaward_api::{Version, Workloads, doctor::Check};
 use numaward_config::{Config, Problems, yaml};
 use serde::Serialize;
@@ -86,11 +85,15 @@ pub(crate) async fn write(
     // It says much of this host: nobody else has to read it.
     let out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let out = out.with_context(|| format!("{}: the archive cannot be made", path.display()))?;
-    let mut archive = Archive { out: GzEncoder::new(out, Compression::default()), name, now, missing: String::new() };
+    let mut archive =
+        Archive { out: GzEncoder::new(out, Compression::default()), name, now, missing: String::new() };
 
     let uname = rustix::system::uname();
     archive.add("version.json", &json(&Version::on(uname.release().to_string_lossy()))?)?;
-    match config.map_err(ToString::to_string).and_then(|config| config.view().map_err(|error| error.to_string())) {
+    match config
+        .map_err(ToString::to_string)
+        .and_then(|config| config.view().map_err(|error| error.to_string()))
+    {
         Ok(view) => archive.add("config.yaml", yaml(&view).as_bytes())?,
         Err(problems) => archive.miss("config.yaml", &problems),
     }
@@ -101,8 +104,8 @@ pub(crate) async fn write(
     }
     let mut workloads = Workloads { workloads: Vec::new() };
     for (file, path) in ASKED {
-        match server.send(Method::GET, path, Bytes::new()).await {
-            Ok((_, body)) => {
+        match server.fetch(path).await {
+            Ok(body) => {
                 if path == "/api/v1/workloads" {
                     workloads = serde_json::from_slice(&body).unwrap_or(workloads);
                 }
@@ -124,7 +127,9 @@ pub(crate) async fn write(
             let root = config.host_root.join("sys/fs/cgroup");
             archive.add("cgroups.txt", knobs(&root, &cgroups).as_bytes())?;
         }
-        Err(_) => archive.miss("cgroups.txt", "the configuration is wrong, so the root of the host is not known"),
+        Err(_) => {
+            archive.miss("cgroups.txt", "the configuration is wrong, so the root of the host is not known")
+        }
     }
     match log() {
         Ok(log) => archive.add("log.txt", &log)?,
@@ -140,7 +145,9 @@ pub(crate) async fn write(
 fn archive_note(missing: &str) -> String {
     match missing.lines().count() {
         _ if missing == "nothing\n" => String::new(),
-        count => format!("numaward: {count} files could not be had: missing.txt of the archive has the reasons\n"),
+        count => {
+            format!("numaward: {count} files could not be had: missing.txt of the archive has the reasons\n")
+        }
     }
 }
 

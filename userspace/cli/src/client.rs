@@ -39,7 +39,9 @@ pub(crate) enum Server {
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Local { socket, .. } | Self::Socket(socket) => write!(f, "on its control socket {}", socket.display()),
+            Self::Local { socket, .. } | Self::Socket(socket) => {
+                write!(f, "on its control socket {}", socket.display())
+            }
             Self::Remote(remote) => write!(f, "at {}", remote.url),
         }
     }
@@ -98,6 +100,16 @@ impl Server {
         if status.is_success() { Ok((status, body)) } else { Err(self.refused(status, &body)) }
     }
 
+    /// Gets what is at a path, in the form that the daemon likes best.
+    pub(crate) async fn fetch(&self, path: &str) -> Result<Bytes, ClientError> {
+        let exchange = async {
+            let response = self.begin(Method::GET, path, "*/*", Bytes::new()).await?;
+            Ok((response.status(), whole(response.into_body()).await?))
+        };
+        let (status, body) = self.in_time(exchange).await?;
+        if status.is_success() { Ok(body) } else { Err(self.refused(status, &body)) }
+    }
+
     /// Opens a stream of server-sent events.
     pub(crate) async fn open(&self, path: &str) -> Result<Incoming, ClientError> {
         let begun = self.begin(Method::GET, path, "text/event-stream", Bytes::new());
@@ -119,7 +131,9 @@ impl Server {
             Self::Local { .. } | Self::Socket(_) => {
                 "does `numaward run` run, and is this root? (--server names another)"
             }
-            Self::Remote(_) => "does `numaward run` run there, and listen there? (--server names another)",
+            Self::Remote(_) => {
+                "does `numaward run` run there, with this listen or control.listen? (--server names another)"
+            }
         };
         Err(ClientError::Unreachable { server: self.to_string(), reason, hint })
     }

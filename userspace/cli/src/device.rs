@@ -17,14 +17,20 @@ pub(crate) enum DeviceError {
     )]
     Unknown { name: String },
     /// It has no hardware behind it, or the firmware says nothing.
-    #[error("the kernel does not know the NUMA node of {name}: it is virtual, or the firmware does not say; name the node itself")]
+    #[error(
+        "the kernel does not know the NUMA node of {name}: it is virtual, or the firmware does not say; name the node itself"
+    )]
     NoNode { name: String },
 }
 
 /// The node of a network interface, a block device or a PCI address of the host with this root directory.
 pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
     let is_name = !name.is_empty() && !name.contains('/') && name != "." && name != "..";
-    let name = name.strip_prefix("/dev/").filter(|name| !name.contains('/')).unwrap_or(if is_name { name } else { "" });
+    let name = name.strip_prefix("/dev/").filter(|name| !name.contains('/')).unwrap_or(if is_name {
+        name
+    } else {
+        ""
+    });
     let unknown = || DeviceError::Unknown { name: name.to_owned() };
     if name.is_empty() {
         return Err(unknown());
@@ -32,7 +38,8 @@ pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
     let sys = root.join("sys");
     // Without the domain, it is the first one.
     let full = format!("0000:{name}");
-    let places = [("class/net", name), ("class/block", name), ("bus/pci/devices", name), ("bus/pci/devices", &full)];
+    let places =
+        [("class/net", name), ("class/block", name), ("bus/pci/devices", name), ("bus/pci/devices", &full)];
     let found = places.iter().find_map(|(place, name)| sys.join(place).join(name).canonicalize().ok());
     nearest(root, &found.ok_or_else(unknown)?, name)
 }
@@ -88,13 +95,9 @@ mod tests {
             let bus = if address.contains("3b") { "pci0000:3a" } else { "pci0000:00" };
             link("bus/pci/devices", address, &format!("{bus}/{address}"));
         }
-        for (name, expected) in [
-            ("eth0", 1),
-            ("nvme0n1p1", 0),
-            ("/dev/nvme0n1p1", 0),
-            ("0000:3b:00.0", 1),
-            ("3b:00.0", 1),
-        ] {
+        for (name, expected) in
+            [("eth0", 1), ("nvme0n1p1", 0), ("/dev/nvme0n1p1", 0), ("0000:3b:00.0", 1), ("3b:00.0", 1)]
+        {
             assert_eq!(node(root.path(), name).unwrap(), NodeId(expected), "{name}");
         }
         for (name, words) in [

@@ -68,7 +68,8 @@ pub(crate) async fn follow(
 /// Events as a table.
 pub(crate) fn render(events: &[Event]) -> String {
     let rows = events.iter().map(|event| {
-        let more = if event.suppressed > 0 { format!(" (and {} like it)", event.suppressed) } else { String::new() };
+        let more =
+            if event.suppressed > 0 { format!(" (and {} like it)", event.suppressed) } else { String::new() };
         row([
             &event.id.to_string(),
             &event.time,

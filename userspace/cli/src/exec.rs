@@ -151,7 +151,9 @@ fn others(allocation: &api::Allocation, enforcement: &api::Enforcement) -> Optio
     let cpus = &allocation.cpus;
     let herding = &enforcement.herding;
     if !allocation.enforced {
-        return Some(format!("CPUs {cpus} are not written to the kernel: enforcement.mode of the configuration is not on"));
+        return Some(format!(
+            "CPUs {cpus} are not written to the kernel: enforcement.mode of the configuration is not on"
+        ));
     }
     if herding.mode != api::EnforcementMode::On {
         let mode = if herding.mode == api::EnforcementMode::Off { "off" } else { "dry-run" };

@@ -75,7 +75,12 @@ fn terms(allocation: &Allocation) -> Option<String> {
     terms.extend(labels.iter().map(|(key, value)| format!("label {key}={value}")));
     terms.extend(with.iter().map(|name| text("with", name)));
     terms.extend(apart.iter().map(|name| text("apart from", name)));
-    let flags = [(same_cache, "same cache"), (isolate, "isolated"), (immovable, "immovable"), (burstable, "burstable")];
+    let flags = [
+        (same_cache, "same cache"),
+        (isolate, "isolated"),
+        (immovable, "immovable"),
+        (burstable, "burstable"),
+    ];
     terms.extend(flags.into_iter().filter(|(is_set, _)| **is_set).map(|(_, name)| name.to_owned()));
     (!terms.is_empty()).then(|| format!("terms: {}", terms.join(", ")))
 }

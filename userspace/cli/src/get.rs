@@ -1,9 +1,6 @@
 //! `numaward get` and `numaward describe`: what is promised, and all about one workload.
 
-use std::{
-    fmt::Write as _,
-    sync::Arc,
-};
+use std::{fmt::Write as _, sync::Arc};
 
 use anyhow::bail;
 use numaward_api::{Allocation, Drift, DriftState, Event, Target, Workload, WorkloadNode, Workloads};
@@ -46,7 +43,8 @@ pub(crate) fn render(allocations: &[Arc<Allocation>], wide: bool) -> String {
                 Target::Container(of) => format!("container {}/{}/{}", of.namespace, of.pod, of.container),
             };
             let stands = |drift: &&Drift| drift.state != DriftState::Repaired;
-            let drift: Vec<&str> = held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
+            let drift: Vec<&str> =
+                held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
             let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
             cells.extend([target, or_dash(held.policy), drift, held.cgroup.clone()]);
         }
@@ -92,8 +90,7 @@ pub(crate) async fn describe(server: &Server, name: &str) -> anyhow::Result<Desc
         bail!("there is no workload named {name:?}; `numaward get` and `numaward top --once` list them");
     }
     let label = workload.as_ref().map_or(name, |workload| &workload.workload);
-    let choice =
-        EventChoice { workload: Some(label.to_owned()), kind: None, since: None, limit: EVENTS };
+    let choice = EventChoice { workload: Some(label.to_owned()), kind: None, since: None, limit: EVENTS };
     let events = events::page(server, &choice).await?.events;
     Ok(Description { allocation, workload, events })
 }
@@ -131,7 +128,9 @@ pub(crate) fn render_description(of: &Description) -> String {
 
 fn memory(nodes: &[WorkloadNode]) -> String {
     let rows = nodes.iter().map(|node| {
-        let resident = node.resident.map(|of| of.anon_bytes.saturating_add(of.file_bytes).saturating_add(of.kernel_bytes));
+        let resident = node
+            .resident
+            .map(|of| of.anon_bytes.saturating_add(of.file_bytes).saturating_add(of.kernel_bytes));
         row([
             &node.node.to_string(),
             &or_dash(resident.map(size)),

@@ -11,6 +11,8 @@ mod column;
 mod control;
 mod device;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod events;
 mod exec;
 mod explain;
@@ -53,8 +55,8 @@ use serde::Serialize;
 use crate::{
     args::{
         Cli, Command, ConfigCommand, ConfigFile, Exec, Explain, ExportKubeletState, Format, Guarantee,
-        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Release, Resize, Run,
-        Shown, Simulate, Uninstall, Wanted,
+        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Release, Resize,
+        Run, Shown, Simulate, Uninstall, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -228,10 +230,9 @@ fn server(reached: &Reached) -> anyhow::Result<Server> {
 /// The way to the daemon of this host.
 fn local_server(reached: &Reached) -> anyhow::Result<Server> {
     match server(reached)? {
-        Server::Remote(remote) => bail!(
-            "--server {}: this is for a daemon of this host: name its control socket",
-            remote.url
-        ),
+        Server::Remote(remote) => {
+            bail!("--server {}: this is for a daemon of this host: name its control socket", remote.url)
+        }
         local => Ok(local),
     }
 }
@@ -339,9 +340,9 @@ fn exec(reached: &Reached, args: Exec) -> anyhow::Result<ExitCode> {
 
 fn numactl(reached: &Reached, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     match numactl::read(arguments)? {
-        numactl::Asked::Help => {
-            print_text(&help_of("numactl").map_or_else(String::new, |mut help| help.render_long_help().to_string()))
-        }
+        numactl::Asked::Help => print_text(
+            &help_of("numactl").map_or_else(String::new, |mut help| help.render_long_help().to_string()),
+        ),
         numactl::Asked::Show(binding) => print_text(&numactl::show(&binding)?),
         numactl::Asked::Hardware => print_text(&numactl::hardware(&topology::machine(Path::new("/"))?)),
         numactl::Asked::Run(run) => {
@@ -472,7 +473,10 @@ fn is_confirmed(names: &[&str]) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() {
         bail!("this is no terminal on which to confirm that {} guarantees end: add --yes", names.len());
     }
-    eprint!("{}", text::clean_lines(&format!("  {}\nEnd these {} guarantees? [y/N] ", names.join("\n  "), names.len())));
+    eprint!(
+        "{}",
+        text::clean_lines(&format!("  {}\nEnd these {} guarantees? [y/N] ", names.join("\n  "), names.len()))
+    );
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
@@ -483,11 +487,8 @@ fn get(reached: &Reached, names: &[String], output: Output) -> anyhow::Result<Ex
     if let Some(missing) = names.iter().find(|name| held.allocations.iter().all(|held| held.name != **name)) {
         bail!("there is no allocation named {missing:?}");
     }
-    let chosen: Vec<_> = held
-        .allocations
-        .into_iter()
-        .filter(|held| names.is_empty() || names.contains(&held.name))
-        .collect();
+    let chosen: Vec<_> =
+        held.allocations.into_iter().filter(|held| names.is_empty() || names.contains(&held.name)).collect();
     print(output, &chosen, |chosen| get::render(chosen, output.output == Format::Wide))
 }
 
@@ -553,11 +554,7 @@ fn doctor(daemon: &Daemon, root: &Path, config: Option<PathBuf>, output: Output)
 }
 
 /// The checks of a host.
-fn examined(
-    daemon: &Daemon,
-    root: &Path,
-    config: Result<&config::Config, &config::Problems>,
-) -> Vec<Check> {
+fn examined(daemon: &Daemon, root: &Path, config: Result<&config::Config, &config::Problems>) -> Vec<Check> {
     // Probes can be tried on the running kernel only.
     let probes = (root == Path::new("/")).then(|| {
         let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
@@ -630,17 +627,43 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
 }
 
 fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
-    // Pages are named after their commands: `numaward-run(1)`.
-    let command = Cli::command();
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
     match dir {
         Some(dir) => {
             std::fs::create_dir_all(dir)
-                .and_then(|()| clap_mangen::generate_to(command, dir))
+                .and_then(|()| pages(&command, dir))
                 .with_context(|| format!("{}: manual pages cannot be written", dir.display()))?;
         }
-        None => clap_mangen::Man::new(command).render(&mut io::stdout())?,
+        None => io::stdout().write_all(&page(&command)?)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of a command and those of its subcommands, named after them: `numaward-run.1`.
+fn pages(command: &clap::Command, dir: &Path) -> io::Result<()> {
+    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+        pages(subcommand, dir)?;
+    }
+    let name = clap_mangen::Man::new(command.clone()).get_filename();
+    std::fs::write(dir.join(name), page(command)?)
+}
+
+/// A manual page. Its head is ours: the one of the library leaves an empty date without quotes, so that what follows is taken
+/// for one. A date would differ from build to build.
+fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    let page = String::from_utf8(page).map_err(io::Error::other)?;
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    let head = format!(".TH {name} 1 \"\" \"numaward {}\" \"\"", env!("CARGO_PKG_VERSION"));
+    let lines: Vec<_> =
+        page.lines().map(|line| if line.starts_with(".TH ") { &head } else { line }).collect();
+    // Beside a blank line, a break does nothing but make mandoc(1) complain.
+    let is_blank = |at: Option<usize>| at.and_then(|at| lines.get(at)) == Some(&".sp");
+    let kept = (0..lines.len())
+        .filter(|&at| lines[at] != ".br" || !is_blank(at.checked_sub(1)) && !is_blank(Some(at + 1)));
+    Ok(kept.fold(String::new(), |page, at| page + lines[at] + "\n").into_bytes())
 }
 
 fn simulate(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {

@@ -31,7 +31,8 @@ pub(crate) struct Remote {
 impl Remote {
     /// Reads the files that were named.
     pub(crate) fn new(url: &str, args: &args::Reached) -> anyhow::Result<Self> {
-        let wanted = "write it like https://host.example:9561, http://127.0.0.1:9560 or /run/numaward/control.sock";
+        let wanted =
+            "write it like https://host.example:9561, http://127.0.0.1:9560 or /run/numaward/control.sock";
         let uri: Uri = url.parse().with_context(|| format!("--server {url:?} is no URL: {wanted}"))?;
         let (Some(host), Some(port), "" | "/") = (uri.host(), uri.port_u16(), uri.path()) else {
             bail!("--server {url:?} is not a host and a port: {wanted}");

@@ -32,9 +32,19 @@ fn promises(promised: &Allocations) -> String {
     let mut rows = Vec::new();
     for node in &promised.nodes {
         for (number, of) in node.memory.iter().enumerate() {
-            let free_cpus = if number > 0 { "" } else if node.free_cpus.is_empty() { "none" } else { &node.free_cpus };
-            let [allocatable, promised, free] =
-                [of.allocatable_bytes, of.promised_bytes, of.free_bytes - of.withheld_bytes.min(of.free_bytes)].map(size);
+            let free_cpus = if number > 0 {
+                ""
+            } else if node.free_cpus.is_empty() {
+                "none"
+            } else {
+                &node.free_cpus
+            };
+            let [allocatable, promised, free] = [
+                of.allocatable_bytes,
+                of.promised_bytes,
+                of.free_bytes - of.withheld_bytes.min(of.free_bytes),
+            ]
+            .map(size);
             rows.push(row([&node.node.to_string(), &of.kind, &allocatable, &promised, &free, free_cpus]));
         }
     }

@@ -122,7 +122,11 @@ impl Request {
             && (&asked.memory_limit, asked.hugepages.is_empty(), terms.burstable) == (&None, true, false);
         if memory.is_none() && shares && !is_named_only {
             let problem = "neither memory nor whole CPUs are asked for, so nothing would be promised";
-            return Err(FieldError::new("memory", problem, "an amount such as 8Gi, or nothing with whole CPUs"));
+            return Err(FieldError::new(
+                "memory",
+                problem,
+                "an amount such as 8Gi, or nothing with whole CPUs",
+            ));
         }
         let limit = asked.memory_limit.as_ref().map(|limit| bytes("memoryLimit", limit)).transpose()?;
         check_limit(memory.unwrap_or(Bytes(0)), limit)?;

@@ -249,7 +249,7 @@ fn colours_and_other_characters_only_where_they_are_wanted() {
 fn a_name_is_text_whatever_is_in_it() {
     let long = "long".repeat(2560);
     let fake = Fake::start(vec![workload(EVIL, 2, 0, 0), workload(&long, 1, 0, 0)]);
-    let address = fake.address.to_string();
+    let server = format!("http://{}", fake.address);
     let mut terminal = Terminal::start(&top(&["--server", &server]), 24, 80).unwrap();
     terminal.wait_for(LONG, |screen| screen.contents().contains("longlong")).unwrap();
     terminal.press("\r").unwrap();
@@ -338,7 +338,7 @@ fn given_back_to_shell(terminal: &Terminal) {
 #[test]
 fn where_there_is_no_screen_it_says_what_to_do() {
     let fake = Fake::start(workloads(0));
-    let address = fake.address.to_string();
+    let server = format!("http://{}", fake.address);
     let piped = top(&["--server", &server]).stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8(piped.stderr).unwrap();
     assert!(piped.status.code() == Some(1) && error.contains("--batch"), "{error}");
@@ -354,7 +354,7 @@ fn where_there_is_no_screen_it_says_what_to_do() {
 #[test]
 fn a_real_daemon_is_watched_on_its_address_and_on_its_socket() {
     let daemon = daemon();
-    let address = daemon.address.to_string();
+    let server = format!("http://{}", daemon.address);
     let once = |args: &[&str]| {
         let output = numaward(&["top"]).args(args).output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -512,17 +512,51 @@ fn each_screen_looks_as_checked_in() {
 }
 
 #[test]
+fn all_ends_only_when_it_is_confirmed() {
+    let fake = Fake::start(Vec::new());
+    let server = format!("http://{}", fake.address);
+    let piped = numaward(&["release", "--all", "--server", &server]).stdin(Stdio::null()).output();
+    let piped = piped.unwrap();
+    assert!(
+        piped.status.code() == Some(1) && String::from_utf8_lossy(&piped.stderr).contains("add --yes"),
+        "{piped:?}"
+    );
+    // On a terminal it asks.
+    let ask = |answer: &str| {
+        let command = numaward(&["release", "--all", "--server", &server]);
+        let mut terminal = Terminal::start(&command, 24, 80).unwrap();
+        terminal
+            .wait_for(LONG, |screen| screen.contents().contains("End these 1 guarantees? [y/N]"))
+            .unwrap();
+        terminal.press(answer).unwrap();
+        let code = terminal.wait(LONG).unwrap().unwrap().code();
+        (code, terminal.look(|screen| screen.contents()))
+    };
+    let (code, screen) = ask("n\n");
+    assert!(code == Some(1) && screen.contains("nothing is released"), "{screen}");
+    // The fake daemon does not know it any more: that is as good.
+    assert_eq!(ask("y\n").0, Some(0));
+    assert!(numaward(&["release", "--all", "--yes", "--server", &server]).status().unwrap().success());
+}
+
+#[test]
 fn what_is_printed_is_as_checked_in() {
     let mut kept = Kept::read("printed.txt");
     let fake = Fake::start(workloads(1));
-    let address = fake.address.to_string();
-    let server = format!("http://{address}");
-    let commands: [&[&str]; 8] = [
+    let server = format!("http://{}", fake.address);
+    let commands: [&[&str]; 15] = [
         &["status", "--server", &server],
         &["status", "-o", "json", "--server", &server],
         &["explain", "database", "--server", &server],
         &["explain", "database", "-o", "json", "--server", &server],
         &["explain", "nobody", "--server", &server],
+        &["topology", "--server", &server],
+        &["get", "--server", &server],
+        &["get", "-o", "wide", "database", "--server", &server],
+        &["get", "-o", "yaml", "--server", &server],
+        &["describe", "database", "--server", &server],
+        &["describe", "small.service", "--server", &server],
+        &["events", "--server", &server],
         &["top", "--once", "--server", &server],
         &["top", "--once", "--sort", "local", "--filter", "a", "--server", &server],
         &["top", "--once", "-o", "json", "--guaranteed", "--server", &server],

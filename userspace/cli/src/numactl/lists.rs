@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use numaward_topology::{NodeSet, set::{Id, IdSet}};
+use numaward_topology::{
+    NodeSet,
+    set::{Id, IdSet},
+};
 
 use crate::device;
 
@@ -27,7 +30,10 @@ pub(super) fn list<T: Id>(
         }
         if let Some(named) = resolve(part)? {
             if let Some(outside) = named.iter().find(|id| !allowed.contains(*id)) {
-                bail!("{what} {text:?}: {part} is on {what} {}, which this process may not use", outside.as_u32());
+                bail!(
+                    "{what} {text:?}: {part} is on {what} {}, which this process may not use",
+                    outside.as_u32()
+                );
             }
             found.extend(named.iter());
             continue;
@@ -41,7 +47,9 @@ pub(super) fn list<T: Id>(
         for number in first..=last {
             let id = T::from_u32(number);
             if !allowed.contains(id) {
-                bail!("{what} {text:?}: {what} {number} is not there, or this process may not use it ({allowed})");
+                bail!(
+                    "{what} {text:?}: {what} {number} is not there, or this process may not use it ({allowed})"
+                );
             }
             found.insert(id);
         }
@@ -54,7 +62,13 @@ fn strip(text: &str, sign: char) -> (bool, &str) {
 }
 
 /// A number as strtoul(3) reads it: also hexadecimal and octal. A relative one counts the allowed ids.
-fn id<T: Id>(what: &str, text: &str, number: &str, relative: bool, allowed: &IdSet<T>) -> anyhow::Result<u32> {
+fn id<T: Id>(
+    what: &str,
+    text: &str,
+    number: &str,
+    relative: bool,
+    allowed: &IdSet<T>,
+) -> anyhow::Result<u32> {
     let (digits, radix) = match number.strip_prefix("0x").or_else(|| number.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
         None if number.len() > 1 && number.starts_with('0') => (&number[1..], 8),
@@ -69,7 +83,9 @@ fn id<T: Id>(what: &str, text: &str, number: &str, relative: bool, allowed: &IdS
         return Ok(read);
     }
     let counted = allowed.iter().nth(read as usize).map(Id::as_u32);
-    counted.with_context(|| format!("{what} {text:?}: there are only {} that this process may use", allowed.len()))
+    counted.with_context(|| {
+        format!("{what} {text:?}: there are only {} that this process may use", allowed.len())
+    })
 }
 
 /// The node of what a name such as `netdev:eth0` means; none for what is no name.

@@ -31,7 +31,8 @@ use self::{
 };
 use crate::{client::Server, exec, text, topology};
 
-const USAGE: &str = "usage: numaward numactl [OPTION]... COMMAND [ARGUMENT]...; `numaward numactl --help` lists the options";
+const USAGE: &str =
+    "usage: numaward numactl [OPTION]... COMMAND [ARGUMENT]...; `numaward numactl --help` lists the options";
 
 /// What a process is to have.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -101,7 +102,11 @@ impl Host {
 
     /// The CPUs of nodes.
     fn cpus_of(&self, nodes: &NodeSet) -> CpuSet {
-        nodes.iter().filter_map(|node| self.machine.nodes.get(&node)).flat_map(|node| node.cpus.iter()).collect()
+        nodes
+            .iter()
+            .filter_map(|node| self.machine.nodes.get(&node))
+            .flat_map(|node| node.cpus.iter())
+            .collect()
     }
 
     /// What the lists of options are chosen from.
@@ -128,7 +133,9 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
             break;
         }
         // The first that is no option is the command.
-        let Some(given) = argument.to_str().filter(|text| text.len() > 1).and_then(|text| text.strip_prefix('-')) else {
+        let Some(given) =
+            argument.to_str().filter(|text| text.len() > 1).and_then(|text| text.strip_prefix('-'))
+        else {
             break;
         };
         rest.next();
@@ -207,7 +214,9 @@ impl Binding {
                 let nodes = nodes()?;
                 let cpus = &host.cpus_of(&nodes) & &allowed_cpus;
                 if cpus.is_empty() {
-                    bail!("--cpunodebind {value}: these nodes ({nodes}) have no CPUs that this process may use");
+                    bail!(
+                        "--cpunodebind {value}: these nodes ({nodes}) have no CPUs that this process may use"
+                    );
                 }
                 self.cpus = Some(cpus);
             }
@@ -221,8 +230,10 @@ impl Binding {
                     _ => (Mode::Interleave, nodes()?),
                 };
                 if self.policy.is_some() {
-                    bail!("two memory policies: choose one of membind, preferred, preferred-many, interleave, \
-                           weighted-interleave and localalloc");
+                    bail!(
+                        "two memory policies: choose one of membind, preferred, preferred-many, interleave, \
+                           weighted-interleave and localalloc"
+                    );
                 }
                 self.policy = Some(check_nodes(mode, nodes, value)?);
             }
@@ -233,14 +244,17 @@ impl Binding {
     /// Gives it to this process.
     fn apply(&self) -> anyhow::Result<()> {
         if let Some(cpus) = &self.cpus {
-            sys::set_affinity(cpus).with_context(|| format!("this process cannot be bound to the CPUs {cpus}"))?;
+            sys::set_affinity(cpus)
+                .with_context(|| format!("this process cannot be bound to the CPUs {cpus}"))?;
         }
         let Some((mode, nodes)) = &self.policy else { return Ok(()) };
         sys::set_mempolicy(*mode, self.balancing, nodes).with_context(|| match mode {
             Mode::WeightedInterleave => {
                 "the kernel refuses --weighted-interleave: it takes Linux 6.9 or newer".to_owned()
             }
-            Mode::PreferredMany => "the kernel refuses --preferred-many: it takes Linux 5.15 or newer".to_owned(),
+            Mode::PreferredMany => {
+                "the kernel refuses --preferred-many: it takes Linux 5.15 or newer".to_owned()
+            }
             _ if self.balancing => "the kernel refuses --balancing: it takes Linux 5.12 or newer".to_owned(),
             _ => format!("the kernel refuses this memory policy on the nodes {nodes}"),
         })
@@ -294,7 +308,8 @@ mod tests {
     }
 
     fn asked(arguments: &str) -> Result<Asked, String> {
-        let arguments: Vec<OsString> = arguments.split(' ').filter(|word| !word.is_empty()).map(Into::into).collect();
+        let arguments: Vec<OsString> =
+            arguments.split(' ').filter(|word| !word.is_empty()).map(Into::into).collect();
         read_on(&host(), &arguments).map_err(|error| format!("{error:#}"))
     }
 

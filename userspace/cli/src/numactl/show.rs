@@ -2,7 +2,10 @@
 
 use std::{fmt::Write as _, fs};
 
-use numaward_topology::{Machine, NodeSet, set::{Id, IdSet}};
+use numaward_topology::{
+    Machine, NodeSet,
+    set::{Id, IdSet},
+};
 
 use super::{Host, sys};
 
@@ -51,22 +54,27 @@ pub(crate) fn hardware(machine: &Machine) -> String {
     let nodes: NodeSet = machine.nodes.keys().copied().collect();
     let mut text = format!("available: {} nodes ({nodes})\n", nodes.len());
     for (id, node) in &machine.nodes {
-        let meminfo = fs::read_to_string(format!("/sys/devices/system/node/node{id}/meminfo")).unwrap_or_default();
+        let meminfo =
+            fs::read_to_string(format!("/sys/devices/system/node/node{id}/meminfo")).unwrap_or_default();
         let free = meminfo.lines().find_map(|line| line.split_once("MemFree:")?.1.trim().strip_suffix(" kB"));
         let free = free.and_then(|free| free.parse::<u64>().ok());
         let free = free.map_or_else(|| "<not available>".to_owned(), |kib| format!("{} MB", kib >> 10));
         let mut cpus = String::new();
         let _ = node.cpus.iter().try_for_each(|cpu| write!(cpus, " {cpu}"));
-        let _ = write!(text, "node {id} cpus:{cpus}\nnode {id} size: {} MB\nnode {id} free: {free}\n", node.memory.0 >> 20);
+        let _ = write!(
+            text,
+            "node {id} cpus:{cpus}\nnode {id} size: {} MB\nnode {id} free: {free}\n",
+            node.memory.0 >> 20
+        );
     }
-    let _ = write!(text, "node distances:\nnode  ");
-    let _ = nodes.iter().try_for_each(|node| write!(text, " {node:>2} "));
+    let _ = write!(text, "node distances:\nnode ");
+    let _ = nodes.iter().try_for_each(|node| write!(text, "{node:>3} "));
     text.push('\n');
     for (id, node) in &machine.nodes {
         let _ = write!(text, "{id:>3}: ");
         for other in nodes.iter() {
             let distance = node.distances.get(&other).map_or_else(|| "?".to_owned(), ToString::to_string);
-            let _ = write!(text, " {distance:>2} ");
+            let _ = write!(text, "{distance:>3} ");
         }
         text.push('\n');
     }

@@ -173,9 +173,8 @@ impl Core {
     /// How far others are herded while this is promised, and onto which CPUs; none where no CPU is exclusive.
     fn herding_with(&self, ledger: &Ledger) -> (EnforcementMode, Option<CpuSet>) {
         let mode = self.isolation.mode;
-        let asked = beside_isolated(ledger).filter(|_| {
-            mode != EnforcementMode::On && self.mode() == EnforcementMode::On
-        });
+        let asked = beside_isolated(ledger)
+            .filter(|_| mode != EnforcementMode::On && self.mode() == EnforcementMode::On);
         match asked {
             Some(pool) => (EnforcementMode::On, Some(pool)),
             None => (mode, has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone())),
