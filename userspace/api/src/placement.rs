@@ -29,6 +29,10 @@ use utoipa::{
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "conditions of which each holds or not, whatever the others are"
+)]
 pub struct Placement {
     /// Nodes on which it should be if it can, as a list.
     #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]

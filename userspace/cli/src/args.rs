@@ -430,6 +430,10 @@ pub(crate) struct Hugepages {
 
 /// Where it is to be, and how it is held there.
 #[derive(Debug, Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "conditions of which each holds or not, whatever the others are"
+)]
 pub(crate) struct Placement {
     /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
     #[arg(long, help_heading = NODES, value_parser = policies())]

@@ -128,7 +128,7 @@ pub(crate) async fn write(
             archive.add("cgroups.txt", knobs(&root, &cgroups).as_bytes())?;
         }
         Err(_) => {
-            archive.miss("cgroups.txt", "the configuration is wrong, so the root of the host is not known")
+            archive.miss("cgroups.txt", "the configuration is wrong, so the root of the host is not known");
         }
     }
     match log() {

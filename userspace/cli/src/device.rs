@@ -75,7 +75,9 @@ mod tests {
         let device = |path: &str, node: Option<&str>| {
             let dir = sys.join("devices").join(path);
             fs::create_dir_all(&dir).unwrap();
-            node.map(|node| fs::write(dir.join("numa_node"), node).unwrap());
+            if let Some(node) = node {
+                fs::write(dir.join("numa_node"), node).unwrap();
+            }
         };
         device("pci0000:3a/0000:3b:00.0", Some("1\n"));
         device("pci0000:3a/0000:3b:00.0/net/eth0", None);

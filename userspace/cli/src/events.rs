@@ -1,6 +1,6 @@
 //! `numaward events`: what happened, and what happens.
 
-use std::{convert::Infallible, io::Write as _};
+use std::{convert::Infallible, fmt::Write as _, io::Write as _};
 
 use numaward_api::{Event, EventFilter, EventPage};
 
@@ -18,11 +18,11 @@ pub(crate) async fn page(server: &Server, choice: &EventChoice) -> Result<EventP
     let mut path = format!("/api/v1/events?limit={}", choice.limit);
     for (key, value) in [("workload", &choice.workload), ("kind", &choice.kind)] {
         if let Some(value) = value {
-            path += &format!("&{key}={}", encoded(value));
+            let _ = write!(path, "&{key}={}", encoded(value));
         }
     }
     if let Some(since) = choice.since {
-        path += &format!("&since={since}");
+        let _ = write!(path, "&since={since}");
     }
     server.get(&path).await
 }

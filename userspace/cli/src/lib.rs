@@ -125,7 +125,7 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Man { dir } => man(dir.as_deref()),
         Command::Simulate(args) => simulate(daemon, &args),
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
-        Command::ExportKubeletState(args) => export_kubelet_state(&reached, args),
+        Command::ExportKubeletState(args) => export_kubelet_state(&reached, &args),
         Command::Uninstall(args) => uninstall(daemon, args),
         Command::Version(output) => version(output),
     };
@@ -201,18 +201,23 @@ fn topology(reached: &Reached, root: Option<&Path>, output: Output) -> anyhow::R
         // Another host's, or what this user named: it has to be there.
         Some(server @ (Server::Remote(_) | Server::Socket(_))) => runtime()?.block_on(async {
             let topology = server.get("/api/v1/topology").await?;
-            Ok::<_, ClientError>(topology::Shown { topology, promised: server.allocations().await.ok() })
+            Ok::<_, ClientError>(topology::Shown { topology, promised: promised(server).await })
         })?,
         local => {
             let topology = api::Topology::from(&topology::machine(root.unwrap_or(Path::new("/")))?);
             let promised = match local {
-                Some(server) => runtime()?.block_on(server.allocations()).ok(),
+                Some(server) => runtime()?.block_on(promised(server)),
                 None => None,
             };
             topology::Shown { topology, promised }
         }
     };
     print(output, &shown, topology::render)
+}
+
+/// What is promised on the nodes, where it can be asked: not every host can promise.
+async fn promised(server: &Server) -> Option<Vec<api::NodePromises>> {
+    server.allocations().await.ok().map(|held| held.nodes)
 }
 
 /// The way to the daemon.
@@ -694,7 +699,7 @@ fn uninstall(daemon: &Daemon, args: Uninstall) -> anyhow::Result<ExitCode> {
     Ok(if restored.left.is_empty() { code } else { ExitCode::FAILURE })
 }
 
-fn export_kubelet_state(reached: &Reached, args: ExportKubeletState) -> anyhow::Result<ExitCode> {
+fn export_kubelet_state(reached: &Reached, args: &ExportKubeletState) -> anyhow::Result<ExitCode> {
     // Before the daemon is asked: what is wrong with the directory is an error at once.
     if let Some(directory) = &args.into {
         export::check(directory, args.replace)?;

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use anyhow::Context;
-use numaward_api::{Allocations, Topology};
+use numaward_api::{NodePromises, Topology};
 use numaward_topology::Machine;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::table::{columns, or_dash, row, size, table};
 
@@ -19,18 +19,14 @@ pub(crate) fn machine(root: &Path) -> anyhow::Result<Machine> {
 pub(crate) struct Shown {
     #[serde(flatten)]
     pub(crate) topology: Topology,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "nodes_only")]
-    pub(crate) promised: Option<Allocations>,
-}
-
-fn nodes_only<S: Serializer>(promised: &Option<Allocations>, serializer: S) -> Result<S::Ok, S::Error> {
-    promised.as_ref().map(|promised| &promised.nodes).serialize(serializer)
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) promised: Option<Vec<NodePromises>>,
 }
 
 /// What is promised on each node, and what can still be.
-fn promises(promised: &Allocations) -> String {
+fn promises(promised: &[NodePromises]) -> String {
     let mut rows = Vec::new();
-    for node in &promised.nodes {
+    for node in promised {
         for (number, of) in node.memory.iter().enumerate() {
             let free_cpus = if number > 0 {
                 ""
@@ -58,7 +54,7 @@ pub(crate) fn render(shown: &Shown) -> String {
     let parts = [
         Some(summary(topology)),
         Some(nodes(topology)),
-        shown.promised.as_ref().filter(|promised| !promised.nodes.is_empty()).map(promises),
+        shown.promised.as_ref().filter(|promised| !promised.is_empty()).map(|promised| promises(promised)),
         (topology.nodes.len() > 1).then(|| distances(topology)),
         Some(sockets(topology)),
         caches(topology),

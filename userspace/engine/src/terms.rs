@@ -15,6 +15,10 @@ use crate::{
 
 /// How a request wants to be placed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "conditions of which each holds or not, whatever the others are"
+)]
 pub struct Terms {
     /// Its own topology policy, instead of the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod common;
+#[path = "cli/numactl.rs"]
+mod numactl;
 
 use std::{
     fs,

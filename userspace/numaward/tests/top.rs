@@ -530,7 +530,7 @@ fn all_ends_only_when_it_is_confirmed() {
             .unwrap();
         terminal.press(answer).unwrap();
         let code = terminal.wait(LONG).unwrap().unwrap().code();
-        (code, terminal.look(|screen| screen.contents()))
+        (code, terminal.look(numaward_terminal::Screen::contents))
     };
     let (code, screen) = ask("n\n");
     assert!(code == Some(1) && screen.contains("nothing is released"), "{screen}");

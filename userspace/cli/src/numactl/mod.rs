@@ -5,7 +5,7 @@
 //! CPUs, and becomes the command, as numactl does: it keeps its process id, and its end is what the daemon sees. Without
 //! a daemon the rest happens all the same.
 //!
-//! Options are those of numactl 2.0.16, read as getopt_long(3) reads them, and `--weighted-interleave` of 2.0.19. What
+//! Options are those of numactl 2.0.16, read as `getopt_long(3)` reads them, and `--weighted-interleave` of 2.0.19. What
 //! numactl offers for shared memory is missing.
 
 mod lists;
@@ -166,7 +166,10 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
 fn split(given: &str, rest: &mut std::slice::Iter<'_, OsString>) -> anyhow::Result<Vec<(char, String)>> {
     let mut value_of = |name: &str| {
         let value = rest.next().with_context(|| format!("{name} takes a list; {USAGE}"))?;
-        value.to_str().map(str::to_owned).with_context(|| format!("{name}: {value:?} is not Unicode"))
+        value
+            .to_str()
+            .map(str::to_owned)
+            .with_context(|| format!("{name}: {} is not Unicode", value.display()))
     };
     if let Some(long) = given.strip_prefix('-') {
         let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));

@@ -113,8 +113,8 @@ mod tests {
             mempolicy().unwrap().0
         });
         assert_eq!(found, Some(Mode::Local));
-        let none = apart(|| set_mempolicy(Mode::Bind, false, &NodeSet::new()).unwrap_err());
-        assert_eq!(none.raw_os_error(), Some(libc::EINVAL));
+        let refused = apart(|| set_mempolicy(Mode::Bind, false, &NodeSet::new()).unwrap_err());
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
         apart(|| set_affinity(&"0".parse().unwrap()).unwrap());
         assert!(apart(|| set_affinity(&CpuSet::new())).is_err());
     }

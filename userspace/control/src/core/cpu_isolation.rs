@@ -291,9 +291,9 @@ impl Core {
             EnforcementMode::Off | EnforcementMode::On => (BTreeMap::new(), wanted),
         };
         let changes = self.changes(&wanted, promised);
-        let changed = self.tell_would(would) | self.apply(changes);
+        let is_news = self.tell_would(would) | self.apply(changes);
         self.count_herd();
-        if changed || was != self.isolation.refused {
+        if is_news || was != self.isolation.refused {
             self.effects.view = true;
         }
     }
