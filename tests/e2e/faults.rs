@@ -45,7 +45,7 @@ fn what_goes_wrong_ends_in_a_known_state() {
     }
 
     let no_space = "the ledger cannot be stored, and nothing was changed: ";
-    assert_contains(&report, "no room", &[no_space, "No space left on device", "code 1\n"]);
+    assert_contains(&report, "no room", &[no_space, "No space left on device", "code 125\n"]);
     assert_contains(&report, "no room", &["numaward/room: No such file or directory"]);
     assert!(report.section("no room").ends_with("ledger.lock"), "{report}");
     assert!(names(&report, "no room allocations").is_empty());
@@ -60,7 +60,7 @@ fn what_goes_wrong_ends_in_a_known_state() {
 
     fight(&report);
 
-    assert_contains(&report, "read-only", &[no_space, "Read-only file system", "code 1"]);
+    assert_contains(&report, "read-only", &[no_space, "Read-only file system", "code 125"]);
     assert_contains(&report, "read-only: start", &["/state/ledger.lock", "Read-only file system", "code 1"]);
     assert_contains(&report, "damaged file", &["ledger.json.damaged-1\n", "\nnonsense\n1"]);
     assert_eq!(names(&report, "damaged file allocations"), ["fought", "held"]);

@@ -84,7 +84,7 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
     let refused = report.section("refused");
     assert!(refused.contains("node 0: cpu requested 2, free 1, too little"), "{refused}");
     assert!(refused.contains("node 1: cpu requested 2, free 0, too little"), "{refused}");
-    assert!(refused.ends_with("code 3"), "{refused}");
+    assert!(refused.ends_with("code 125"), "{refused}");
     let explained = report.section("would be refused");
     assert!(explained.starts_with("would be refused: "), "{explained}");
     assert!(explained.contains("node 0: cpu requested 2, free 1, too little"), "{explained}");
@@ -127,5 +127,5 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
         assert!(bad.contains(words), "{words} in\n{bad}");
     }
     assert_eq!(report.section("nothing left"), "");
-    assert_eq!(report.section("unreachable"), "code 4");
+    assert_eq!(report.section("unreachable"), "code 125\ncode 4");
 }

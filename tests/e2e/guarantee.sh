@@ -117,3 +117,5 @@ kill $daemon
 wait $daemon
 numaward exec --cpus 1 --memory 1Mi -- true 2>/dev/null
 echo "code $?"
+numaward explain --cpus 1 --memory 1Mi 2>/dev/null
+echo "code $?"

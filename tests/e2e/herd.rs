@@ -125,11 +125,11 @@ fn check(machine: Machine) {
     let nested = report.section("nested partition");
     let version = bench.kernel().version().to_owned();
     if version.starts_with("6.1.") {
-        assert!(nested.contains("nested ones need Linux 6.7") && nested.ends_with("code 1"), "{nested}");
+        assert!(nested.contains("nested ones need Linux 6.7") && nested.ends_with("code 125"), "{nested}");
     } else {
         // It takes CAP_SYS_ADMIN, which the daemon gives up: the kernel's reason is reported, and all is undone.
         let reason = "the kernel does not make it a partition: Enable partition not permitted";
-        assert!(nested.contains(reason) && nested.ends_with("code 1"), "{nested}");
+        assert!(nested.contains(reason) && nested.ends_with("code 125"), "{nested}");
     }
     let end = sets(&report, "at the end");
     assert_eq!([&end["other"][1], &end["pinned"][1], &end["slice/b"][1]], ["0-3", "0-1", "0-3"]);

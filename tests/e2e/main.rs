@@ -25,6 +25,7 @@ mod hotplug;
 mod hugepages;
 mod load;
 mod machine;
+mod numactl;
 mod observe;
 mod package;
 mod power;

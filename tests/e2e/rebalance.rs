@@ -37,7 +37,7 @@ fn a_workload_that_runs_is_moved_without_a_miss() {
     {
         assert!(zero.contains(&format!("numaward_{series}")), "{series} in\n{zero}");
     }
-    assert!(report.section("refused").ends_with("code 3"), "{}", report.section("refused"));
+    assert!(report.section("refused").ends_with("code 125"), "{}", report.section("refused"));
 
     let plan = report.json("plan");
     let [of] = plan["moves"].as_array().unwrap().as_slice() else { panic!("{plan}") };

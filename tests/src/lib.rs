@@ -176,7 +176,7 @@ impl<F: FnOnce(&mut Monitor) -> Result<(), Error>> Write for Changer<F> {
 }
 
 fn report(result: Result<u8, Error>, output: &[u8]) -> Report {
-    let report = Report { text: String::from_utf8_lossy(output).into_owned() };
+    let report = Report::new(&String::from_utf8_lossy(output));
     match result {
         Ok(0) => report,
         Ok(code) => panic!("the script ended with {code}; it printed:\n{report}"),
@@ -197,6 +197,13 @@ impl fmt::Display for Report {
 }
 
 impl Report {
+    /// What was printed, without the line that `exec` and `guarantee` print where others are not moved off exclusive CPUs:
+    /// what the script prints is one stream, and most sections are about something else.
+    fn new(printed: &str) -> Self {
+        let is_kept = |line: &&str| !line.starts_with("numaward: other processes on CPUs ");
+        Self { text: printed.split_inclusive('\n').filter(is_kept).collect() }
+    }
+
     /// The text of a section, without the end of its last line.
     ///
     /// # Panics

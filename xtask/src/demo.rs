@@ -99,7 +99,7 @@ fn what_to_look_at(address: SocketAddr, seconds: Option<u64>) -> String {
         "
 numaward watches a machine with four nodes (0 and 1 are near each other, so are 2 and 3): http://{address}
 
-  cargo run -q -p numaward -- top --address {address}
+  cargo run -q -p numaward -- top --server http://{address}
   curl -s http://{address}/api/v1/nodes         the nodes: CPUs, memory, distances
   curl -s http://{address}/api/v1/workloads     per workload and node: allocated near, far, resident
   curl -s http://{address}/metrics | grep memory_allocated_bytes

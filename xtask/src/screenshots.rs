@@ -55,7 +55,7 @@ pub(crate) fn main() -> Result<()> {
 /// `numaward top`: the lists, and a workload with a guarantee.
 fn terminal(program: &Path, address: SocketAddr, folder: &Path) -> Result<()> {
     let mut top = Command::new(program);
-    top.args(["top", "--address", &address.to_string()])
+    top.args(["top", "--server", &format!("http://{address}")])
         .env("TERM", "xterm-256color")
         .env("LC_ALL", "C.UTF-8")
         .env_remove("NO_COLOR");

@@ -120,7 +120,8 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     for stage in stages {
         match stage {
-            Stage::Clippy | Stage::Unit | Stage::Host => parts.push(Part::Ebpf),
+            Stage::Unit => parts.extend([Part::Ebpf, Part::Commands]),
+            Stage::Clippy | Stage::Host => parts.push(Part::Ebpf),
             Stage::Fuzz => parts.push(Part::Cpp),
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
             Stage::Rules => parts.push(Part::DebianTool(&DebianTool::PROMETHEUS)),

@@ -180,6 +180,7 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders
         Part::Debian,
         Part::Containerd,
         Part::DebianTool(&DebianTool::KUSTOMIZE),
+        Part::DebianTool(&DebianTool::NUMACTL),
     ])?;
     let variables = folders.variables()?;
     if folders.kubernetes.is_some() {

@@ -27,9 +27,11 @@ pub struct AllocationRequest {
     pub target: Target,
     /// CPUs, above 0: whole ones are exclusive, a part of a CPU (`500m`, `1.5`) stays shared. Absent: shared.
     pub cpus: Option<Cpus>,
-    /// Memory, as Kubernetes writes quantities; promised on the nodes of the allocation.
+    /// Memory, as Kubernetes writes quantities; promised on the nodes of the allocation. Absent: none is promised, and
+    /// none is bound to nodes; whole CPUs are to be asked for then. A command may ask for neither: it is a workload with
+    /// this name, and nothing is promised.
     #[schema(examples("8Gi"))]
-    pub memory: String,
+    pub memory: Option<String>,
     /// The most memory that the workload may use; absent: `memory`. What is promised is protected for good
     /// (`memory.min`) if both are equal, else as far as possible (`memory.low`).
     #[schema(examples("12Gi"))]
@@ -50,11 +52,16 @@ pub struct AllocationRequest {
 impl AllocationRequest {
     /// A request for nothing but so much memory.
     pub fn new(name: impl Into<String>, target: Target, memory: impl Into<String>) -> Self {
+        Self { memory: Some(memory.into()), ..Self::unpromised(name, target) }
+    }
+
+    /// A request for a cgroup with a name, and nothing else.
+    pub fn unpromised(name: impl Into<String>, target: Target) -> Self {
         Self {
             name: name.into(),
             target,
             cpus: None,
-            memory: memory.into(),
+            memory: None,
             memory_limit: None,
             hugepages: BTreeMap::new(),
             policy: None,

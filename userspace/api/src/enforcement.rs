@@ -73,7 +73,8 @@ pub struct Enforcement {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Herding {
-    /// Whether others are herded: the lesser of `enforcement.mode` and `enforcement.herding.mode`.
+    /// Whether others are herded: the lesser of `enforcement.mode` and `enforcement.herding.mode`; on while a workload
+    /// asks for it (`isolate`).
     pub mode: EnforcementMode,
     /// The cgroups that are, or cannot be. None while no CPU is exclusive.
     pub cgroups: Vec<Herded>,

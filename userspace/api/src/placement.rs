@@ -25,15 +25,23 @@ use utoipa::{
 };
 
 /// Wishes and conditions of a workload beside its amounts and its policy. Only the strategy `native` knows all but
-/// `preferredNodes`.
+/// `preferredNodes` and `isolate`.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "conditions of which each holds or not, whatever the others are"
+)]
 pub struct Placement {
     /// Nodes on which it should be if it can, as a list.
     #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
     #[schema(value_type = Option<String>, examples("0-1"))]
     pub preferred_nodes: Option<NodeSet>,
+    /// The only nodes on which it may be, as a list; absent: any. It is refused where these do not do.
+    #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
+    #[schema(value_type = Option<String>, examples("0-1"))]
+    pub nodes: Option<NodeSet>,
     /// How memory-only nodes count; absent: as the configuration has it.
     pub tiers: Option<Tiers>,
     /// The only sorts of memory that it takes; none: any.
@@ -55,6 +63,9 @@ pub struct Placement {
     /// Its CPUs are to share a last-level cache where possible.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub same_cache: bool,
+    /// Others are kept off its exclusive CPUs, also where `enforcement.herding.mode` is not `on`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub isolate: bool,
     /// It must stay where it is placed first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub immovable: bool,
@@ -74,12 +85,14 @@ impl Placement {
     pub fn of(terms: &Terms, preferred_nodes: Option<NodeSet>) -> Self {
         Self {
             preferred_nodes,
+            nodes: Some(terms.nodes.clone()).filter(|nodes| !nodes.is_empty()),
             tiers: terms.tiers,
             memory_tiers: terms.memory_tiers.clone(),
             labels: terms.labels.clone(),
             with: terms.with.clone(),
             apart: terms.apart.clone(),
             same_cache: terms.same_cache,
+            isolate: terms.isolate,
             immovable: terms.immovable,
             burstable: terms.burstable,
         }
@@ -211,7 +224,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_written() {
         assert_eq!(serde_json::to_string(&Placement::default()).unwrap(), "{}");
-        let text = r#"{"preferredNodes":"0-1","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"immovable":true,"burstable":true}"#;
+        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"immovable":true,"burstable":true}"#;
         let placement: Placement = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&placement).unwrap(), text);
         assert!(serde_json::from_str::<Placement>(r#"{"tier":"strict"}"#).is_err());

@@ -5,22 +5,31 @@
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr};
 
 use clap::{
-    ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
+    ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
-use numaward_api::{Cpus, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName};
+use numaward_api::{Cpus, EventKind, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName};
 use numaward_config::Interval;
 use numaward_topology::NodeSet;
 
 use crate::column::Column;
 
+/// Headings of the help.
+const RESOURCES: &str = "CPUs and memory";
+const NODES: &str = "Nodes (native: only with strategy: native of the daemon's configuration)";
+const HELD: &str = "How it is held (native: as above)";
+const REACHING: &str = "Reaching the daemon";
+
 /// Keeps memory near the CPUs that use it, and proves it.
 ///
-/// Exit codes: 0 done, 1 failed, 2 usage, 3 refused, 4 the daemon is not reachable.
+/// Exit codes: 0 done, 1 failed, 2 usage, 3 refused, 4 the daemon is not reachable. `exec` passes on the code
+/// of its command, and ends with 125 where it fails itself.
 #[derive(Debug, Parser)]
 #[command(name = "numaward", version, max_term_width = 100)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) reached: Reached,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -36,20 +45,20 @@ pub(crate) enum Command {
     /// The configuration is read from a file, then from variables named after its keys (log.level:
     /// NUMAWARD_LOG_LEVEL), then from these flags; later ones win.
     Run(Run),
-    /// Print the machine: nodes, distances, CPUs, caches, hugepages
+    /// Print the machine: nodes, distances, CPUs, caches, hugepages, and what is promised on each node
+    ///
+    /// What is promised is shown where a daemon is reachable. With --server, the machine is that of the daemon.
     Topology {
-        /// Read sys and proc below this directory
-        #[arg(long, value_name = "DIR", default_value = "/")]
-        root: PathBuf,
+        /// Read sys and proc below this directory, and ask no daemon
+        #[arg(long, value_name = "DIR")]
+        root: Option<PathBuf>,
         #[command(flatten)]
         output: Output,
     },
     /// Print how the daemon is doing: probes, workloads, what is missing and why
     Status {
-        #[command(flatten)]
-        reached: Reached,
-        /// Also measure what the probes cost, for this long; needs root
-        #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", conflicts_with = "server")]
+        /// Also measure what the probes cost, for this long; needs root on the daemon's own host
+        #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
         cost: Option<Interval>,
         #[command(flatten)]
         output: Output,
@@ -62,7 +71,30 @@ pub(crate) enum Command {
         #[command(flatten)]
         shown: Shown,
         #[command(flatten)]
-        reached: Reached,
+        output: Output,
+    },
+    /// List allocations: what is promised to whom
+    Get {
+        /// Names of workloads [default: all]
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print all about a workload: what it holds and why, its memory by node, its last events
+    Describe {
+        /// Name of the workload
+        name: String,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print what happened: misses, OOM kills, drift, intruders and what else is worth a line
+    Events {
+        /// Go on with what happens, until Ctrl-C
+        #[arg(short, long)]
+        follow: bool,
+        #[command(flatten)]
+        filter: EventChoice,
         #[command(flatten)]
         output: Output,
     },
@@ -71,20 +103,11 @@ pub(crate) enum Command {
     /// Whole CPUs are exclusive. Without any, or with a part of one, the command shares those that are exclusive to
     /// nobody.
     ///
-    /// The command runs in a cgroup of its own and ends the guarantee with its last process. Its exit code is
-    /// passed on; 3: the guarantee was refused; 4: the daemon is not reachable.
-    Exec {
-        #[command(flatten)]
-        wanted: Wanted,
-        /// Name of the workload [default: made from the command and the process id]
-        #[arg(long)]
-        name: Option<String>,
-        #[command(flatten)]
-        socket: Socket,
-        /// The command and its arguments
-        #[arg(last = true, required = true, value_name = "COMMAND")]
-        command: Vec<OsString>,
-    },
+    /// The command runs in a cgroup of its own and ends the guarantee with its last process.
+    ///
+    /// Exit codes: that of the command; 125 where numaward itself fails, as where the guarantee is refused or no daemon is
+    /// reachable; 126 where the command cannot be executed; 127 where it is not found.
+    Exec(Exec),
     /// Give memory, and CPUs, to a cgroup or a unit that runs
     Guarantee(Guarantee),
     /// Change what a guarantee that runs holds, all of it or nothing
@@ -92,11 +115,22 @@ pub(crate) enum Command {
     /// It stays on its nodes; 3: these do not have what is missing.
     Resize(Resize),
     /// End a guarantee; the cgroup gets back what it had
-    Release {
-        /// Name of the workload
-        name: String,
-        #[command(flatten)]
-        control: Controlled,
+    Release(Release),
+    /// Run a command like numactl, and register it as a workload
+    ///
+    /// Takes the options of numactl(8): --cpunodebind/-N, --physcpubind/-C, --membind/-m, --preferred/-p,
+    /// --preferred-many/-P, --interleave/-i, --weighted-interleave/-w, --localalloc/-l, --all/-a, --show/-s and --hardware/-H.
+    /// Nodes are lists such as 0-1,3, all, !0 (all but 0), +0 (counted within the nodes that are allowed), or
+    /// netdev:eth0, block:nvme0n1, pci:0000:3b:00.0 and file:PATH (the node of the device).
+    ///
+    /// Nothing is promised: the command gets the memory policy and the CPUs, and a cgroup of its own in which it is counted
+    /// under its name. Without a daemon it runs all the same. The command replaces this process, as with numactl, and
+    /// what fails before ends with 1.
+    #[command(disable_help_flag = true, override_usage = "numaward numactl [NUMACTL-OPTIONS] COMMAND...")]
+    Numactl {
+        /// Options of numactl, the command and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+        arguments: Vec<OsString>,
     },
     /// Say why a workload was placed where it is, or what would happen to a request now
     Explain(Explain),
@@ -136,6 +170,16 @@ pub(crate) enum Command {
         config: Option<PathBuf>,
         #[command(flatten)]
         output: Output,
+    },
+    /// Write an archive for a bug report
+    ///
+    /// It holds the version, the configuration without secrets, the daemon's status, allocations, metrics, events and log, the
+    /// topology, the checks of doctor, and the cgroup knobs of workloads. A file of it lists what could not be had, and why.
+    /// It names workloads, units and this host: look through it before you share it.
+    Bugtool {
+        /// The archive, which must not exist [default: numaward-bugtool-TIME.tar.gz]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
     },
     /// Check, show or describe the configuration
     #[command(subcommand)]
@@ -221,19 +265,60 @@ pub(crate) struct Run {
     pub(crate) log_format: Option<String>,
 }
 
-/// Where a daemon is read: the address, if one is given, then the socket, then the control address.
+/// How the daemon is reached: the same for each command. An option goes before its variable, and both before the default.
 #[derive(Debug, Args)]
 pub(crate) struct Reached {
-    /// Address of the daemon [default: where the configuration has it listen]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(crate) address: Option<String>,
-    /// Control socket of the daemon, instead of its address
-    #[arg(long, value_name = "PATH", conflicts_with = "address")]
-    pub(crate) socket: Option<PathBuf>,
+    /// The daemon: its control socket (a path) or one of its addresses (a URL)
+    ///
+    /// /run/numaward/control.sock, http://127.0.0.1:9560 (only reads) or https://host.example:9561 (control.listen).
+    /// Default: the control socket of this host. A user who may not open it reads from the address that the daemon of
+    /// this host listens on.
+    #[arg(
+        long, global = true, help_heading = REACHING, value_name = "PATH|URL", env = "NUMAWARD_SERVER",
+        hide_env_values = true, hide_short_help = true
+    )]
+    pub(crate) server: Option<String>,
+    /// File with the bearer token
+    #[arg(
+        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_TOKEN_FILE",
+        hide_env_values = true, hide_short_help = true
+    )]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Send the token over http to other hosts: only where the network is encrypted in another way
+    #[arg(long, global = true, help_heading = REACHING, hide_short_help = true)]
+    pub(crate) allow_unencrypted: bool,
+    /// File with the authority that signed the daemon's certificate
+    #[arg(
+        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_CA_FILE",
+        hide_env_values = true, hide_short_help = true
+    )]
+    pub(crate) ca: Option<PathBuf>,
+    /// File with the client certificate
+    #[arg(
+        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_CERT_FILE",
+        hide_env_values = true, hide_short_help = true, requires = "key"
+    )]
+    pub(crate) cert: Option<PathBuf>,
+    /// File with its private key
+    #[arg(
+        long, global = true, help_heading = REACHING, value_name = "FILE", env = "NUMAWARD_KEY_FILE",
+        hide_env_values = true, hide_short_help = true, requires = "cert"
+    )]
+    pub(crate) key: Option<PathBuf>,
+}
+
+/// A command, and what it is to hold.
+#[derive(Debug, Args)]
+#[command(group = amounts())]
+pub(crate) struct Exec {
     #[command(flatten)]
-    pub(crate) config: ConfigFile,
-    #[command(flatten)]
-    pub(crate) remote: Remote,
+    pub(crate) wanted: Wanted,
+    /// Name of the workload [default: made from the command and the process id]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// Which workloads are shown, and in which order.
@@ -251,6 +336,37 @@ pub(crate) struct Choice {
     /// Show only workloads with a guarantee
     #[arg(long)]
     pub(crate) guaranteed: bool,
+}
+
+/// Which guarantees end.
+#[derive(Debug, Args)]
+pub(crate) struct Release {
+    /// Name of the workload
+    #[arg(required_unless_present = "all")]
+    pub(crate) name: Option<String>,
+    /// End all but those of containers and those that the configuration declares; asks first
+    #[arg(long, conflicts_with = "name")]
+    pub(crate) all: bool,
+    /// Do not ask
+    #[arg(short, long, requires = "all", conflicts_with = "name")]
+    pub(crate) yes: bool,
+}
+
+/// Which events are printed.
+#[derive(Debug, Args)]
+pub(crate) struct EventChoice {
+    /// Only those about this workload
+    #[arg(long, value_name = "NAME")]
+    pub(crate) workload: Option<String>,
+    /// Only those of this kind
+    #[arg(long, value_name = "KIND", value_parser = PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.as_str())))]
+    pub(crate) kind: Option<String>,
+    /// Only those after the one with this id
+    #[arg(long, value_name = "ID")]
+    pub(crate) since: Option<u64>,
+    /// At most so many of what happened before
+    #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) limit: u16,
 }
 
 /// What is shown, and how often.
@@ -276,70 +392,93 @@ pub(crate) struct Shown {
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
     /// CPUs: whole ones (4) are exclusive, parts (500m, 1.5) are shared [default: shared]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, help_heading = RESOURCES, value_name = "NUMBER")]
     pub(crate) cpus: Option<Cpus>,
-    /// Memory that is promised on the nodes
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: String,
+    /// Memory that is promised on the nodes [default: none is promised, and none is bound to nodes]
+    #[arg(long, help_heading = RESOURCES, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
     /// The most memory that may be used [default: what is promised]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = RESOURCES, value_name = "SIZE")]
     pub(crate) memory_limit: Option<String>,
     #[command(flatten)]
     pub(crate) hugepages: Hugepages,
-    /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
-    #[arg(long, value_parser = policies())]
-    pub(crate) policy: Option<TopologyManagerPolicy>,
-    /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
-    #[arg(long, value_parser = partitions())]
-    pub(crate) partition: Option<PartitionKind>,
     #[command(flatten)]
     pub(crate) placement: Placement,
+    /// Make the CPUs a scheduling domain of their own (cpuset.cpus.partition)
+    #[arg(long, help_heading = HELD, value_parser = partitions())]
+    pub(crate) partition: Option<PartitionKind>,
+}
+
+/// There is no request without CPUs and memory.
+fn amounts() -> ArgGroup {
+    ArgGroup::new("amounts").args(["cpus", "memory"]).required(true).multiple(true)
 }
 
 /// Huge pages by their size.
 #[derive(Debug, Args)]
 pub(crate) struct Hugepages {
     /// Huge pages of 2 MiB, in bytes
-    #[arg(long = "hugepages-2Mi", value_name = "SIZE")]
+    #[arg(long = "hugepages-2Mi", help_heading = RESOURCES, value_name = "SIZE")]
     pub(crate) two_mib: Option<String>,
     /// Huge pages of 1 GiB, in bytes
-    #[arg(long = "hugepages-1Gi", value_name = "SIZE")]
+    #[arg(long = "hugepages-1Gi", help_heading = RESOURCES, value_name = "SIZE")]
     pub(crate) one_gib: Option<String>,
     /// Huge pages of any size, such as 2Mi=64Mi; can be repeated
-    #[arg(long = "hugepages", value_name = "SIZE=BYTES", value_parser = pair)]
+    #[arg(long = "hugepages", help_heading = RESOURCES, value_name = "SIZE=BYTES", value_parser = pair)]
     pub(crate) sized: Vec<(String, String)>,
 }
 
-/// How it wants to be placed besides. All but --preferred-nodes needs the strategy native.
+/// Where it is to be, and how it is held there.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Placement (all but --preferred-nodes needs strategy: native)")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "conditions of which each holds or not, whatever the others are"
+)]
 pub(crate) struct Placement {
+    /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
+    #[arg(long, help_heading = NODES, value_parser = policies())]
+    pub(crate) policy: Option<TopologyManagerPolicy>,
+    /// The only nodes on which it may be, such as 1 or 0-1; it is refused where they do not do (native)
+    #[arg(long = "node", help_heading = NODES, value_name = "NODES")]
+    pub(crate) nodes: Option<NodeSet>,
     /// Nodes on which it should be if it can, such as 0-1
-    #[arg(long, value_name = "NODES")]
+    #[arg(long, help_heading = NODES, value_name = "NODES")]
     pub(crate) preferred_nodes: Option<NodeSet>,
+    /// Put it on the node of a device of this host if possible: a network interface (eth0), a block device (nvme0n1) or a
+    /// PCI address (0000:3b:00.0); can be repeated
+    #[arg(long, help_heading = NODES, value_name = "DEVICE")]
+    pub(crate) near: Vec<String>,
     /// Put it on the nodes of another if possible: by its name (a pod: namespace/name), or by a label; can be repeated
-    #[arg(long, value_name = "NAME|KEY=VALUE")]
+    /// (native)
+    #[arg(long, help_heading = NODES, value_name = "NAME|KEY=VALUE")]
     pub(crate) with: Vec<String>,
-    /// Put it on other nodes than another if possible, named likewise; can be repeated
-    #[arg(long, value_name = "NAME|KEY=VALUE")]
+    /// Put it on other nodes than another if possible, named likewise; can be repeated (native)
+    #[arg(long, help_heading = NODES, value_name = "NAME|KEY=VALUE")]
     pub(crate) apart: Vec<String>,
-    /// A label by which others can name it; can be repeated
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pair)]
+    /// A label by which others can name it; can be repeated (native)
+    #[arg(long = "label", help_heading = NODES, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) labels: Vec<(String, String)>,
-    /// How memory-only nodes count [default: tiers of the configuration]
-    #[arg(long, value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
+    /// How memory-only nodes count (native) [default: tiers of the configuration]
+    #[arg(long, help_heading = NODES, value_parser = named(Tiers::ALL, Tiers::as_str, tiers_help))]
     pub(crate) tiers: Option<Tiers>,
-    /// The only sort of memory that it takes; can be repeated [default: any]
-    #[arg(long = "memory-tier", value_name = "TIER", value_parser = named(MemoryTier::ALL, MemoryTier::as_str, memory_tier_help))]
+    /// The only sort of memory that it takes; can be repeated (native) [default: any]
+    #[arg(
+        long = "memory-tier", help_heading = NODES, value_name = "TIER",
+        value_parser = named(MemoryTier::ALL, MemoryTier::as_str, memory_tier_help)
+    )]
     pub(crate) memory_tiers: Vec<MemoryTier>,
-    /// Take CPUs that share a last-level cache if possible
-    #[arg(long)]
+    /// Take CPUs that share a last-level cache if possible (native)
+    #[arg(long, help_heading = NODES)]
     pub(crate) same_cache: bool,
-    /// Never move it to other nodes
-    #[arg(long)]
+    /// Move other processes off its exclusive CPUs, whatever enforcement.herding.mode of the configuration is
+    #[arg(long, help_heading = HELD)]
+    pub(crate) isolate: bool,
+    /// Never move it to other nodes (native)
+    #[arg(long, help_heading = HELD)]
     pub(crate) immovable: bool,
     /// Promise its memory on a home node without binding it there: it may use more, up to --memory-limit, on any node
-    #[arg(long)]
+    /// (native)
+    #[arg(long, help_heading = HELD)]
     pub(crate) burstable: bool,
 }
 
@@ -349,23 +488,6 @@ impl Hugepages {
         let named = [("2Mi", self.two_mib), ("1Gi", self.one_gib)];
         let named = named.into_iter().filter_map(|(size, bytes)| Some((size.to_owned(), bytes?)));
         named.chain(self.sized).collect()
-    }
-}
-
-impl From<Placement> for numaward_api::Placement {
-    fn from(placement: Placement) -> Self {
-        let Placement { preferred_nodes, with, apart, labels, tiers, memory_tiers, .. } = placement;
-        Self {
-            preferred_nodes,
-            tiers,
-            memory_tiers: memory_tiers.into_iter().collect(),
-            labels: labels.into_iter().collect(),
-            with: with.into_iter().collect(),
-            apart: apart.into_iter().collect(),
-            same_cache: placement.same_cache,
-            immovable: placement.immovable,
-            burstable: placement.burstable,
-        }
     }
 }
 
@@ -423,7 +545,7 @@ fn partitions() -> impl TypedValueParser<Value = PartitionKind> {
     .map(|name| if name == "root" { PartitionKind::Root } else { PartitionKind::Isolated })
 }
 
-/// The configuration, where it says how the daemon is reached.
+/// The file of the configuration.
 #[derive(Debug, Args)]
 pub(crate) struct ConfigFile {
     /// Configuration file, which must exist [default: /etc/numaward/config.yaml if it exists]
@@ -431,50 +553,8 @@ pub(crate) struct ConfigFile {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// The control socket of this host's daemon.
 #[derive(Debug, Args)]
-pub(crate) struct Socket {
-    /// Control socket of the daemon [default: as the configuration has it]
-    #[arg(long, value_name = "PATH")]
-    pub(crate) socket: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) config: ConfigFile,
-}
-
-/// The control address of a daemon, and what is presented there.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Over TCP, to a daemon with control.listen")]
-pub(crate) struct Remote {
-    /// Its address, such as https://host.example:9561
-    #[arg(long, value_name = "URL", env = "NUMAWARD_SERVER", hide_env_values = true)]
-    pub(crate) server: Option<String>,
-    /// File with the bearer token
-    #[arg(long, value_name = "FILE", env = "NUMAWARD_TOKEN_FILE", hide_env_values = true)]
-    pub(crate) token_file: Option<PathBuf>,
-    /// Send the token over http to other hosts: only where the network is encrypted in another way
-    #[arg(long)]
-    pub(crate) allow_unencrypted: bool,
-    /// File with the authority that signed the daemon's certificate
-    #[arg(long, value_name = "FILE", env = "NUMAWARD_CA_FILE", hide_env_values = true)]
-    pub(crate) ca: Option<PathBuf>,
-    /// File with the client certificate
-    #[arg(long, value_name = "FILE", env = "NUMAWARD_CERT_FILE", hide_env_values = true, requires = "key")]
-    pub(crate) cert: Option<PathBuf>,
-    /// File with its private key
-    #[arg(long, value_name = "FILE", env = "NUMAWARD_KEY_FILE", hide_env_values = true, requires = "cert")]
-    pub(crate) key: Option<PathBuf>,
-}
-
-/// Where a daemon is asked for changes: the socket, if one is given, then the address.
-#[derive(Debug, Args)]
-pub(crate) struct Controlled {
-    #[command(flatten)]
-    pub(crate) socket: Socket,
-    #[command(flatten)]
-    pub(crate) remote: Remote,
-}
-
-#[derive(Debug, Args)]
+#[command(group = amounts())]
 pub(crate) struct Guarantee {
     /// A cgroup as in /proc/PID/cgroup (/batch/render), or a unit of systemd (nginx.service)
     #[arg(value_name = "CGROUP-OR-UNIT")]
@@ -484,8 +564,6 @@ pub(crate) struct Guarantee {
     /// Name of the workload [default: the unit, or the cgroup without the leading slash]
     #[arg(long)]
     pub(crate) name: Option<String>,
-    #[command(flatten)]
-    pub(crate) control: Controlled,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -509,25 +587,24 @@ pub(crate) struct Resize {
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) control: Controlled,
-    #[command(flatten)]
     pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// Name of a workload that holds an allocation
-    #[arg(required_unless_present = "memory", conflicts_with_all = ["cpus", "memory", "memory_limit", "policy", "partition", "Hugepages", "Placement"])]
+    #[arg(
+        required_unless_present_any = ["cpus", "memory"],
+        conflicts_with_all = ["cpus", "memory", "memory_limit", "partition", "Hugepages", "Placement"]
+    )]
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) wanted: MaybeWanted,
     #[command(flatten)]
-    pub(crate) control: Controlled,
-    #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// What is asked for, if anything is: there is no request without memory.
+/// What is asked for, if anything is: there is no request without CPUs and memory.
 ///
 /// `Option<Wanted>` would never be there: to clap, a struct with flattened parts is a group without members.
 #[derive(Debug)]
@@ -535,7 +612,8 @@ pub(crate) struct MaybeWanted(pub(crate) Option<Wanted>);
 
 impl FromArgMatches for MaybeWanted {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        matches.contains_id("memory").then(|| Wanted::from_arg_matches(matches)).transpose().map(Self)
+        let is_asked = ["cpus", "memory"].iter().any(|id| matches.contains_id(id));
+        is_asked.then(|| Wanted::from_arg_matches(matches)).transpose().map(Self)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -567,18 +645,18 @@ pub(crate) struct MoveLimits {
 }
 
 #[derive(Debug, Args)]
+#[command(group = amounts())]
 pub(crate) struct PlanMoves {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
     #[command(flatten)]
     pub(crate) limits: MoveLimits,
     #[command(flatten)]
-    pub(crate) control: Controlled,
-    #[command(flatten)]
     pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]
+#[command(group = amounts())]
 pub(crate) struct Rebalance {
     /// A cgroup or a unit that gets the guarantee in the end
     #[arg(value_name = "CGROUP-OR-UNIT")]
@@ -593,8 +671,6 @@ pub(crate) struct Rebalance {
     /// Make the moves
     #[arg(long)]
     pub(crate) apply: bool,
-    #[command(flatten)]
-    pub(crate) control: Controlled,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -690,8 +766,6 @@ pub(crate) struct ExportKubeletState {
     /// Replace files of an earlier export
     #[arg(long, requires = "into")]
     pub(crate) replace: bool,
-    #[command(flatten)]
-    pub(crate) control: Controlled,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -705,8 +779,12 @@ pub(crate) struct Output {
 pub(crate) enum Format {
     /// For people
     Table,
+    /// For people, with more columns where there are more
+    Wide,
     /// For programs
     Json,
+    /// For programs and people
+    Yaml,
 }
 
 #[cfg(test)]
@@ -718,16 +796,20 @@ mod tests {
         let explain = |arguments: &[&str]| {
             let parsed = Cli::try_parse_from([&["numaward", "explain"], arguments].concat());
             parsed.map(|cli| match cli.command {
-                Command::Explain(explain) => (explain.name, explain.wanted.0.map(|wanted| wanted.memory)),
+                Command::Explain(explain) => {
+                    (explain.name, explain.wanted.0.map(|wanted| (wanted.cpus, wanted.memory)))
+                }
                 other => panic!("{other:?}"),
             })
         };
         assert_eq!(explain(&["db"]).unwrap(), (Some("db".to_owned()), None));
         let asked = explain(&["--cpus", "1", "--memory", "1Gi", "--with", "db"]).unwrap();
-        assert_eq!(asked, (None, Some("1Gi".to_owned())));
+        assert_eq!(asked, (None, Some((Some(Cpus::whole(1)), Some("1Gi".to_owned())))));
+        assert_eq!(explain(&["--cpus", "1"]).unwrap().1, Some((Some(Cpus::whole(1)), None)));
+        assert_eq!(explain(&["--memory", "1Gi"]).unwrap().1, Some((None, Some("1Gi".to_owned()))));
         for wrong in [
             &[][..],
-            &["--cpus", "1"],
+            &["--with", "db"],
             &["db", "--memory", "1Gi"],
             &["db", "--burstable"],
             &["db", "--policy", "none"],

@@ -1,4 +1,4 @@
-//! Asks a daemon: on its read-only address, on its control socket, or on its control address.
+//! Asks a daemon: on its control socket, or on one of its addresses.
 
 use std::{fmt, io, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -27,19 +27,21 @@ pub(crate) const MAX_BYTES: usize = 256 << 20;
 
 /// A daemon, by the way to it.
 pub(crate) enum Server {
-    /// Its read-only address.
-    Address(SocketAddr),
-    /// Its control socket.
+    /// That of this host, as its configuration says: on the control socket. Who may not open it, and where there is
+    /// none as the daemon only observes, may still read on its address.
+    Local { socket: PathBuf, address: SocketAddr },
+    /// The control socket that was named.
     Socket(PathBuf),
-    /// Its control address.
+    /// The address that was named: the read-only one, or the control address.
     Remote(Box<Remote>),
 }
 
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address(address) => write!(f, "at {address}"),
-            Self::Socket(socket) => write!(f, "on its control socket {}", socket.display()),
+            Self::Local { socket, .. } | Self::Socket(socket) => {
+                write!(f, "on its control socket {}", socket.display())
+            }
             Self::Remote(remote) => write!(f, "at {}", remote.url),
         }
     }
@@ -98,6 +100,16 @@ impl Server {
         if status.is_success() { Ok((status, body)) } else { Err(self.refused(status, &body)) }
     }
 
+    /// Gets what is at a path, in the form that the daemon likes best.
+    pub(crate) async fn fetch(&self, path: &str) -> Result<Bytes, ClientError> {
+        let exchange = async {
+            let response = self.begin(Method::GET, path, "*/*", Bytes::new()).await?;
+            Ok((response.status(), whole(response.into_body()).await?))
+        };
+        let (status, body) = self.in_time(exchange).await?;
+        if status.is_success() { Ok(body) } else { Err(self.refused(status, &body)) }
+    }
+
     /// Opens a stream of server-sent events.
     pub(crate) async fn open(&self, path: &str) -> Result<Incoming, ClientError> {
         let begun = self.begin(Method::GET, path, "text/event-stream", Bytes::new());
@@ -116,9 +128,12 @@ impl Server {
             Err(_) => format!("no answer within {} seconds", TIME_LIMIT.as_secs()),
         };
         let hint = match self {
-            Self::Address(_) => "is `numaward run` running there? (--address names another)",
-            Self::Socket(_) => "does `numaward run` run, and is this root? (--socket names another)",
-            Self::Remote(_) => "does `numaward run` run there, with control.listen? (--server names another)",
+            Self::Local { .. } | Self::Socket(_) => {
+                "does `numaward run` run, and is this root? (--server names another)"
+            }
+            Self::Remote(_) => {
+                "does `numaward run` run there, with this listen or control.listen? (--server names another)"
+            }
         };
         Err(ClientError::Unreachable { server: self.to_string(), reason, hint })
     }
@@ -141,18 +156,28 @@ impl Server {
         accept: &str,
         body: Bytes,
     ) -> io::Result<Response<Incoming>> {
+        let is_read = method == Method::GET;
         let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::ACCEPT, accept)
             .header(header::CONTENT_TYPE, "application/json");
         match self {
-            Self::Address(address) => {
-                request = request.header(header::HOST, address.to_string());
-                begin_on(TcpStream::connect(address).await?, request, body).await
+            Self::Local { socket, address } => {
+                request = request.header(header::HOST, "localhost");
+                match UnixStream::connect(socket).await {
+                    Ok(stream) => begin_on(stream, request, body).await,
+                    Err(error) if is_read => {
+                        let stream = TcpStream::connect(address).await.map_err(|on_address| {
+                            io::Error::other(format!("{error}; nor at {address}: {on_address}"))
+                        })?;
+                        begin_on(stream, request, body).await
+                    }
+                    Err(error) => Err(error),
+                }
             }
             Self::Socket(socket) => {
-                request = request.header(header::HOST, "numaward");
+                request = request.header(header::HOST, "localhost");
                 begin_on(UnixStream::connect(socket).await?, request, body).await
             }
             Self::Remote(remote) => {

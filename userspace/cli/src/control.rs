@@ -78,7 +78,7 @@ fn body(asked: &impl Serialize) -> Bytes {
 }
 
 /// A name as part of a path (RFC 3986).
-fn encoded(name: &str) -> String {
+pub(crate) fn encoded(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {

@@ -24,9 +24,14 @@ use tokio::{
     time::sleep,
 };
 
-use crate::client::{ClientError, Server};
+use crate::{
+    client::{ClientError, Server},
+    text,
+};
 
-/// As shells have it: the command was found and cannot be executed; it was not found.
+/// As env(1), chroot(1) and container engines have it: this program failed itself; the command was found and cannot be
+/// executed; it was not found.
+pub(crate) const FAILED: u8 = 125;
 const CANNOT_EXECUTE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -51,6 +56,7 @@ pub(crate) async fn run(
     // A parent that ignores SIGCHLD hands that down, and the kernel would not keep the exit code.
     let _kept = signal(SignalKind::child())?;
     let allocation = control.admit(asked).await?;
+    report_others(control, &allocation).await;
     let mut enter = process::Command::new("/proc/self/exe");
     let status = match enter.arg("enter").arg(&allocation.directory).arg("--").args(command).spawn() {
         Ok(child) => wait(child, &mut signals).await,
@@ -129,15 +135,57 @@ async fn release(control: &Server, allocation: &api::Allocation) {
     }
 }
 
-/// Moves into a cgroup and becomes a command. Returns only if that fails.
-pub(crate) fn enter(directory: &Path, command: &[OsString]) -> anyhow::Result<ExitCode> {
+/// Reports in a line how exclusive the CPUs of an allocation are, unless others are kept off them.
+pub(crate) async fn report_others(server: &Server, allocation: &api::Allocation) {
+    if allocation.cpus.is_empty() {
+        return;
+    }
+    // What is promised is given, whether this can be asked or not.
+    let Ok(api::Allocations { enforcement, .. }) = server.allocations().await else { return };
+    if let Some(line) = others(allocation, &enforcement) {
+        eprintln!("numaward: {}", text::clean(&line));
+    }
+}
+
+fn others(allocation: &api::Allocation, enforcement: &api::Enforcement) -> Option<String> {
+    let cpus = &allocation.cpus;
+    let herding = &enforcement.herding;
+    if !allocation.enforced {
+        return Some(format!(
+            "CPUs {cpus} are not written to the kernel: enforcement.mode of the configuration is not on"
+        ));
+    }
+    if herding.mode != api::EnforcementMode::On {
+        let mode = if herding.mode == api::EnforcementMode::Off { "off" } else { "dry-run" };
+        return Some(format!(
+            "other processes on CPUs {cpus} are reported, not moved off: enforcement.herding.mode of the configuration is \
+             {mode} (--isolate moves them off for this workload)"
+        ));
+    }
+    let refused = herding.cgroups.iter().filter(|of| of.state == api::HerdState::Refused).count();
+    let in_root = herding.processes_in_root.unwrap_or(0);
+    (refused > 0 || in_root > 0).then(|| {
+        format!(
+            "{refused} cgroups and {in_root} processes of the root cgroup may still run on CPUs {cpus}: they cannot be moved \
+             off (numaward status has the reasons)"
+        )
+    })
+}
+
+/// Moves this process into a cgroup.
+pub(crate) fn enter_cgroup(directory: &Path) -> anyhow::Result<()> {
     let procs = directory.join("cgroup.procs");
     // Opened without `create`: a cgroup that is gone must not become a file.
     fs::OpenOptions::new()
         .write(true)
         .open(&procs)
         .and_then(|mut file| io::Write::write_all(&mut file, b"0\n"))
-        .with_context(|| format!("{}: cannot enter this cgroup", procs.display()))?;
+        .with_context(|| format!("{}: cannot enter this cgroup", procs.display()))
+}
+
+/// Moves into a cgroup and becomes a command. Returns only if that fails.
+pub(crate) fn enter(directory: &Path, command: &[OsString]) -> anyhow::Result<ExitCode> {
+    enter_cgroup(directory)?;
     let (program, arguments) = command.split_first().context("no command was given")?;
     let error = Command::new(program).args(arguments).exec();
     eprintln!("numaward: {}: {error}", program.to_string_lossy());

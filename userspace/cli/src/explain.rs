@@ -19,7 +19,8 @@ pub(crate) fn render_allocation(allocation: &Allocation) -> String {
 pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     let Allocation { name, cgroup, cpus, nodes, .. } = allocation;
     let cpus = if cpus.is_empty() { "shared CPUs".to_owned() } else { format!("CPUs {cpus}") };
-    let mut text = format!("{name} {verb} {cpus} and memory on node {nodes} (cgroup {cgroup})\n");
+    let memory = if nodes.is_empty() { "no memory".to_owned() } else { format!("memory on node {nodes}") };
+    let mut text = format!("{name} {verb} {cpus} and {memory} (cgroup {cgroup})\n");
     for block in &allocation.memory {
         let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
     }
@@ -53,12 +54,14 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
 fn terms(allocation: &Allocation) -> Option<String> {
     let Placement {
         preferred_nodes,
+        nodes,
         tiers,
         memory_tiers,
         labels,
         with,
         apart,
         same_cache,
+        isolate,
         immovable,
         burstable,
     } = &allocation.placement;
@@ -66,12 +69,18 @@ fn terms(allocation: &Allocation) -> Option<String> {
     let mut terms: Vec<String> = Vec::new();
     terms.extend(allocation.policy.map(|policy| text("policy", &policy)));
     terms.extend(preferred_nodes.as_ref().map(|nodes| text("preferred nodes", nodes)));
+    terms.extend(nodes.as_ref().map(|nodes| text("only nodes", nodes)));
     terms.extend(tiers.map(|tiers| text("tiers", &tiers)));
     terms.extend(memory_tiers.iter().map(|tier| text("memory tier", tier)));
     terms.extend(labels.iter().map(|(key, value)| format!("label {key}={value}")));
     terms.extend(with.iter().map(|name| text("with", name)));
     terms.extend(apart.iter().map(|name| text("apart from", name)));
-    let flags = [(same_cache, "same cache"), (immovable, "immovable"), (burstable, "burstable")];
+    let flags = [
+        (same_cache, "same cache"),
+        (isolate, "isolated"),
+        (immovable, "immovable"),
+        (burstable, "burstable"),
+    ];
     terms.extend(flags.into_iter().filter(|(is_set, _)| **is_set).map(|(_, name)| name.to_owned()));
     (!terms.is_empty()).then(|| format!("terms: {}", terms.join(", ")))
 }

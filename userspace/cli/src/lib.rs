@@ -2,17 +2,24 @@
 //!
 //! What is the daemon's own comes in as functions ([`Daemon`]), so that this crate does without it.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod args;
+mod bugtool;
 mod client;
 mod column;
 mod control;
+mod device;
 mod doctor;
+#[cfg(test)]
+mod documented;
+mod events;
 mod exec;
 mod explain;
 mod export;
+mod get;
 mod import;
+mod numactl;
 mod rebalance;
 mod remote;
 mod simulate;
@@ -25,14 +32,14 @@ mod uninstall;
 
 use std::{
     ffi::OsString,
-    io::{self, Write},
+    io::{self, IsTerminal as _, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::Context;
-use clap::{CommandFactory, Parser};
+use anyhow::{Context, bail};
+use clap::{CommandFactory, Parser, error::ErrorKind};
 use numaward_api::{self as api, Version};
 use numaward_api::{
     doctor::{Check, Verdict},
@@ -47,9 +54,9 @@ use serde::Serialize;
 
 use crate::{
     args::{
-        Cli, Command, ConfigCommand, ConfigFile, Controlled, Explain, ExportKubeletState, Format, Guarantee,
-        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Resize, Run, Shown,
-        Simulate, Socket, Uninstall, Wanted,
+        Cli, Command, ConfigCommand, ConfigFile, Exec, Explain, ExportKubeletState, Format, Guarantee,
+        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Release, Resize,
+        Run, Shown, Simulate, Uninstall, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -80,20 +87,37 @@ pub struct Daemon {
 
 /// Does what the arguments of this process say.
 pub fn main(daemon: &Daemon) -> ExitCode {
-    let done = match Cli::parse().command {
+    let Cli { reached, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return match error.exit_code() {
+                _ if !is_help && runs_a_command() => ExitCode::from(exec::FAILED),
+                code => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+            };
+        }
+    };
+    let becomes_another = matches!(command, Command::Exec(_) | Command::Enter { .. });
+    let done = match command {
         Command::Run(args) => run(daemon, args),
-        Command::Topology { root, output } => topology(&root, output),
-        Command::Status { reached, cost, output } => status(reached, cost, output),
-        Command::Top { shown, reached, output } => top(&shown, reached, output),
-        Command::Exec { wanted, name, socket, command } => exec(wanted, name, socket, &command),
-        Command::Guarantee(args) => guarantee(args),
-        Command::Resize(args) => resize(args),
-        Command::Release { name, control } => release(&name, control),
-        Command::Explain(args) => explain(args),
-        Command::Plan(args) => plan(args),
-        Command::Rebalance(args) => rebalance(args),
+        Command::Topology { root, output } => topology(&reached, root.as_deref(), output),
+        Command::Status { cost, output } => status(&reached, cost, output),
+        Command::Top { shown, output } => top(&shown, &reached, output),
+        Command::Get { names, output } => get(&reached, &names, output),
+        Command::Describe { name, output } => describe(&reached, &name, output),
+        Command::Events { follow, filter, output } => events(&reached, follow, &filter, output),
+        Command::Exec(args) => exec(&reached, args),
+        Command::Numactl { arguments } => numactl(&reached, &arguments),
+        Command::Guarantee(args) => guarantee(&reached, args),
+        Command::Resize(args) => resize(&reached, args),
+        Command::Release(args) => release(&reached, &args),
+        Command::Explain(args) => explain(&reached, args),
+        Command::Plan(args) => plan(&reached, args),
+        Command::Rebalance(args) => rebalance(&reached, args),
         Command::Enter { directory, command } => exec::enter(&directory, &command),
         Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
+        Command::Bugtool { file } => bugtool(daemon, &reached, file),
         Command::Config(ConfigCommand::Check { file, output }) => check_config(file, output),
         Command::Config(ConfigCommand::View { config, output }) => view_config(config, output),
         Command::Config(ConfigCommand::Schema) => print_json(&config::json_schema()),
@@ -101,7 +125,7 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Man { dir } => man(dir.as_deref()),
         Command::Simulate(args) => simulate(daemon, &args),
         Command::ImportKubeletState(args) => import_kubelet_state(daemon, args),
-        Command::ExportKubeletState(args) => export_kubelet_state(args),
+        Command::ExportKubeletState(args) => export_kubelet_state(&reached, &args),
         Command::Uninstall(args) => uninstall(daemon, args),
         Command::Version(output) => version(output),
     };
@@ -111,12 +135,19 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Err(error) => {
             eprintln!("numaward: {}", text::clean_lines(&one_line(&error)));
             match error.downcast_ref() {
+                _ if becomes_another => ExitCode::from(exec::FAILED),
                 Some(ClientError::Unreachable { .. }) => ExitCode::from(UNREACHABLE),
                 Some(ClientError::Refused(refusal)) if refusal.rejection.is_some() => ExitCode::from(REFUSED),
                 _ => ExitCode::FAILURE,
             }
         }
     }
+}
+
+/// Whether these arguments, wrong as they may be, name a subcommand that passes on the exit code of another command.
+fn runs_a_command() -> bool {
+    let matches = Cli::command().ignore_errors(true).try_get_matches();
+    matches.is_ok_and(|matches| matches.subcommand_name() == Some("exec"))
 }
 
 /// An error with its causes. Some errors repeat their cause: once is enough.
@@ -164,24 +195,55 @@ fn configured(file: ConfigFile) -> anyhow::Result<config::Config> {
     Ok(load(file.config, Vec::new())?.config)
 }
 
-fn topology(root: &Path, output: Output) -> anyhow::Result<ExitCode> {
-    print(output, &api::Topology::from(&topology::machine(root)?), topology::render)
+fn topology(reached: &Reached, root: Option<&Path>, output: Output) -> anyhow::Result<ExitCode> {
+    let server = if root.is_some() { None } else { Some(server(reached)?) };
+    let shown = match &server {
+        // Another host's, or what this user named: it has to be there.
+        Some(server @ (Server::Remote(_) | Server::Socket(_))) => runtime()?.block_on(async {
+            let topology = server.get("/api/v1/topology").await?;
+            Ok::<_, ClientError>(topology::Shown { topology, promised: promised(server).await })
+        })?,
+        local => {
+            let topology = api::Topology::from(&topology::machine(root.unwrap_or(Path::new("/")))?);
+            let promised = match local {
+                Some(server) => runtime()?.block_on(promised(server)),
+                None => None,
+            };
+            topology::Shown { topology, promised }
+        }
+    };
+    print(output, &shown, topology::render)
 }
 
-/// The way to the daemon that is to be read.
-fn reached(reached: Reached) -> anyhow::Result<Server> {
-    Ok(match (reached.address, reached.socket, &reached.remote.server) {
-        (Some(text), _, _) => {
-            Server::Address(text.parse::<config::ListenAddress>().map_err(anyhow::Error::msg)?.0)
+/// What is promised on the nodes, where it can be asked: not every host can promise.
+async fn promised(server: &Server) -> Option<Vec<api::NodePromises>> {
+    server.allocations().await.ok().map(|held| held.nodes)
+}
+
+/// The way to the daemon.
+fn server(reached: &Reached) -> anyhow::Result<Server> {
+    Ok(match reached.server.as_deref() {
+        Some(path) if path.starts_with('/') => Server::Socket(PathBuf::from(path)),
+        Some(url) => Server::Remote(Box::new(Remote::new(url, reached)?)),
+        None => {
+            let config = load(None, Vec::new())?.config;
+            Server::Local { socket: config.control_socket, address: reachable(config.listen.0) }
         }
-        (None, Some(path), _) => Server::Socket(path),
-        (None, None, Some(url)) => Server::Remote(Box::new(Remote::new(url, &reached.remote)?)),
-        (None, None, None) => Server::Address(reachable(configured(reached.config)?.listen.0)),
     })
 }
 
-fn status(reached: Reached, cost: Option<Interval>, output: Output) -> anyhow::Result<ExitCode> {
-    let server = self::reached(reached)?;
+/// The way to the daemon of this host.
+fn local_server(reached: &Reached) -> anyhow::Result<Server> {
+    match server(reached)? {
+        Server::Remote(remote) => {
+            bail!("--server {}: this is for a daemon of this host: name its control socket", remote.url)
+        }
+        local => Ok(local),
+    }
+}
+
+fn status(reached: &Reached, cost: Option<Interval>, output: Output) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
     // Before the daemon is asked: what the kernel refuses is an error at once.
     let window = cost.map(|_| numaward_probes::stats_window()).transpose();
     let window = window.context("--cost: it takes root (CAP_SYS_ADMIN) on the daemon's own host")?;
@@ -203,8 +265,8 @@ fn status(reached: Reached, cost: Option<Interval>, output: Output) -> anyhow::R
     print(output, &report, status::render)
 }
 
-fn top(shown: &Shown, reached: Reached, output: Output) -> anyhow::Result<ExitCode> {
-    let server = self::reached(reached)?;
+fn top(shown: &Shown, reached: &Reached, output: Output) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
     let runtime = runtime()?;
     let done = runtime.block_on(top::run(server, shown, output.output));
     // The thread that reads keys waits for one.
@@ -222,36 +284,44 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-fn local_control(socket: Socket) -> anyhow::Result<Server> {
-    Ok(Server::Socket(match socket.socket {
-        Some(path) => path,
-        None => configured(socket.config)?.control_socket,
-    }))
-}
-
-fn control(args: Controlled) -> anyhow::Result<Server> {
-    match &args.remote.server {
-        Some(url) if args.socket.socket.is_none() => {
-            Ok(Server::Remote(Box::new(Remote::new(url, &args.remote)?)))
-        }
-        _ => local_control(args.socket),
+/// What is asked for. Devices are those of this host.
+fn asked(
+    name: String,
+    target: api::Target,
+    wanted: Wanted,
+    server: &Server,
+) -> anyhow::Result<api::AllocationRequest> {
+    let Wanted { cpus, memory, memory_limit, hugepages, partition, placement } = wanted;
+    if let (Server::Remote(remote), Some(device)) = (server, placement.near.first()) {
+        bail!("--near {device}: the devices of this host are read, and {} may be another", remote.url);
     }
-}
-
-fn asked(name: String, target: api::Target, wanted: Wanted) -> api::AllocationRequest {
-    let Wanted { cpus, memory, memory_limit, hugepages, policy, partition, placement } = wanted;
-    let (hugepages, placement) = (hugepages.by_size(), placement.into());
-    api::AllocationRequest {
+    let mut preferred = placement.preferred_nodes.unwrap_or_default();
+    for device in &placement.near {
+        preferred.insert(device::node(Path::new("/"), device)?);
+    }
+    Ok(api::AllocationRequest {
         name,
         target,
         cpus,
         memory,
         memory_limit,
-        hugepages,
-        policy,
+        hugepages: hugepages.by_size(),
+        policy: placement.policy,
         partition,
-        placement,
-    }
+        placement: api::Placement {
+            preferred_nodes: Some(preferred).filter(|nodes| !nodes.is_empty()),
+            nodes: placement.nodes.filter(|nodes| !nodes.is_empty()),
+            tiers: placement.tiers,
+            memory_tiers: placement.memory_tiers.into_iter().collect(),
+            labels: placement.labels.into_iter().collect(),
+            with: placement.with.into_iter().collect(),
+            apart: placement.apart.into_iter().collect(),
+            same_cache: placement.same_cache,
+            isolate: placement.isolate,
+            immovable: placement.immovable,
+            burstable: placement.burstable,
+        },
+    })
 }
 
 /// The name of a command's workload that was given none: unique on this host while the command runs.
@@ -266,33 +336,54 @@ fn name_of(command: &[OsString]) -> String {
     format!("{program}-{}", std::process::id())
 }
 
-fn exec(
-    wanted: Wanted,
-    name: Option<String>,
-    socket: Socket,
-    command: &[OsString],
-) -> anyhow::Result<ExitCode> {
-    let control = local_control(socket)?;
-    let asked = asked(name.unwrap_or_else(|| name_of(command)), api::Target::Exec, wanted);
-    runtime()?.block_on(exec::run(&control, &asked, command))
+fn exec(reached: &Reached, args: Exec) -> anyhow::Result<ExitCode> {
+    let server = local_server(reached)?;
+    let name = args.name.unwrap_or_else(|| name_of(&args.command));
+    let asked = asked(name, api::Target::Exec, args.wanted, &server)?;
+    runtime()?.block_on(exec::run(&server, &asked, &args.command))
 }
 
-fn guarantee(args: Guarantee) -> anyhow::Result<ExitCode> {
-    let control = control(args.control)?;
-    let asked = asked_for(args.target, args.name, args.wanted);
-    let allocation = runtime()?.block_on(control.admit(&asked))?;
+fn numactl(reached: &Reached, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
+    match numactl::read(arguments)? {
+        numactl::Asked::Help => print_text(
+            &help_of("numactl").map_or_else(String::new, |mut help| help.render_long_help().to_string()),
+        ),
+        numactl::Asked::Show(binding) => print_text(&numactl::show(&binding)?),
+        numactl::Asked::Hardware => print_text(&numactl::hardware(&topology::machine(Path::new("/"))?)),
+        numactl::Asked::Run(run) => {
+            let server = local_server(reached)?;
+            runtime()?.block_on(numactl::run(&server, &run, &name_of(&run.command)))
+        }
+    }
+}
+
+/// A subcommand, with the options that are the same for all.
+fn help_of(name: &str) -> Option<clap::Command> {
+    let mut all = Cli::command().bin_name("numaward");
+    all.build();
+    all.find_subcommand(name).cloned()
+}
+
+fn guarantee(reached: &Reached, args: Guarantee) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
+    let asked = asked_for(args.target, args.name, args.wanted, &server)?;
+    let allocation = runtime()?.block_on(async {
+        let allocation = server.admit(&asked).await?;
+        exec::report_others(&server, &allocation).await;
+        Ok::<_, ClientError>(allocation)
+    })?;
     print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))
 }
 
-fn resize(args: Resize) -> anyhow::Result<ExitCode> {
-    let control = control(args.control)?;
+fn resize(reached: &Reached, args: Resize) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
     let asked = api::Resize {
         cpus: args.cpus,
         memory: args.memory,
         memory_limit: args.memory_limit,
         hugepages: args.hugepages.by_size(),
     };
-    let resized = runtime()?.block_on(control.resize(&args.name, &asked, args.dry_run))?;
+    let resized = runtime()?.block_on(server.resize(&args.name, &asked, args.dry_run))?;
     print(args.output, &resized, |resized| match resized {
         api::Resized::Held(allocation) => explain::placed(allocation, "holds"),
         api::Resized::Dry(dry) => explain::render_dry_run(dry),
@@ -300,63 +391,155 @@ fn resize(args: Resize) -> anyhow::Result<ExitCode> {
 }
 
 /// What is asked for, for a cgroup or a unit.
-fn asked_for(target: String, name: Option<String>, wanted: Wanted) -> api::AllocationRequest {
+fn asked_for(
+    target: String,
+    name: Option<String>,
+    wanted: Wanted,
+    server: &Server,
+) -> anyhow::Result<api::AllocationRequest> {
     let name = name.unwrap_or_else(|| target.trim_start_matches('/').to_owned());
     let is_cgroup = target.starts_with('/');
     let target = if is_cgroup { api::Target::Cgroup(target) } else { api::Target::Unit(target) };
-    asked(name, target, wanted)
+    asked(name, target, wanted, server)
 }
 
 /// A request that room is made for, without a target.
-fn asked_for_room(wanted: Wanted) -> api::AllocationRequest {
+fn asked_for_room(wanted: Wanted, server: &Server) -> anyhow::Result<api::AllocationRequest> {
     // A name that no other request has: it is not kept.
-    asked(format!("plan-{}", std::process::id()), api::Target::Exec, wanted)
+    asked(format!("plan-{}", std::process::id()), api::Target::Exec, wanted, server)
 }
 
-fn plan(args: PlanMoves) -> anyhow::Result<ExitCode> {
-    let control = control(args.control)?;
+fn plan(reached: &Reached, args: PlanMoves) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
     let MoveLimits { moves, bytes } = args.limits;
-    let asked = api::PlanRequest { request: asked_for_room(args.wanted), max_moves: moves, max_bytes: bytes };
-    print(args.output, &runtime()?.block_on(control.plan(&asked))?, rebalance::render_plan)
+    let request = asked_for_room(args.wanted, &server)?;
+    let asked = api::PlanRequest { request, max_moves: moves, max_bytes: bytes };
+    print(args.output, &runtime()?.block_on(server.plan(&asked))?, rebalance::render_plan)
 }
 
-fn rebalance(args: Rebalance) -> anyhow::Result<ExitCode> {
-    let control = control(args.control)?;
+fn rebalance(reached: &Reached, args: Rebalance) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
     let MoveLimits { moves, bytes } = args.limits;
     let admit = args.target.is_some();
     let request = match args.target {
-        Some(target) => asked_for(target, args.name, args.wanted),
-        None => asked_for_room(args.wanted),
+        Some(target) => asked_for(target, args.name, args.wanted, &server)?,
+        None => asked_for_room(args.wanted, &server)?,
     };
     let planned = api::PlanRequest { request, max_moves: moves, max_bytes: bytes };
     let runtime = runtime()?;
-    let plan = runtime.block_on(control.plan(&planned))?;
+    let plan = runtime.block_on(server.plan(&planned))?;
     if !args.apply {
         return print(args.output, &plan, rebalance::render_plan);
     }
-    let over = runtime.block_on(rebalance::apply(&control, planned, &plan, admit))?;
+    let over = runtime.block_on(rebalance::apply(&server, planned, &plan, admit))?;
     print(args.output, &over, rebalance::render_over)?;
     Ok(if over.state == api::RebalanceState::Done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn release(name: &str, control: Controlled) -> anyhow::Result<ExitCode> {
-    let control = self::control(control)?;
-    runtime()?.block_on(control.release(name))?;
+fn release(reached: &Reached, args: &Release) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
+    let runtime = runtime()?;
+    if let Some(name) = &args.name {
+        runtime.block_on(server.release(name))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let held = runtime.block_on(server.allocations())?;
+    // What is declared would be given again at once, and a container's ends with its pod.
+    let names: Vec<&str> = held
+        .allocations
+        .iter()
+        .filter(|held| held.declared.is_none() && !matches!(held.target, api::Target::Container(_)))
+        .map(|held| held.name.as_str())
+        .collect();
+    if names.is_empty() {
+        eprintln!("numaward: there is no guarantee to end");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.yes && !is_confirmed(&names)? {
+        bail!("nothing is released");
+    }
+    let mut code = ExitCode::SUCCESS;
+    for name in names {
+        match runtime.block_on(server.release(name)) {
+            Ok(()) => println!("{} released", text::clean(name)),
+            // It ended meanwhile.
+            Err(ClientError::Refused(refusal)) if refusal.status == 404 => {}
+            Err(error) => {
+                eprintln!("numaward: {}: {}", text::clean(name), text::clean_lines(&error.to_string()));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(code)
+}
+
+/// Asks on the terminal.
+fn is_confirmed(names: &[&str]) -> anyhow::Result<bool> {
+    if !io::stdin().is_terminal() {
+        bail!("this is no terminal on which to confirm that {} guarantees end: add --yes", names.len());
+    }
+    eprint!(
+        "{}",
+        text::clean_lines(&format!("  {}\nEnd these {} guarantees? [y/N] ", names.join("\n  "), names.len()))
+    );
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn get(reached: &Reached, names: &[String], output: Output) -> anyhow::Result<ExitCode> {
+    let held = runtime()?.block_on(server(reached)?.allocations())?;
+    if let Some(missing) = names.iter().find(|name| held.allocations.iter().all(|held| held.name != **name)) {
+        bail!("there is no allocation named {missing:?}");
+    }
+    let chosen: Vec<_> =
+        held.allocations.into_iter().filter(|held| names.is_empty() || names.contains(&held.name)).collect();
+    print(output, &chosen, |chosen| get::render(chosen, output.output == Format::Wide))
+}
+
+fn describe(reached: &Reached, name: &str, output: Output) -> anyhow::Result<ExitCode> {
+    let description = runtime()?.block_on(get::describe(&server(reached)?, name))?;
+    print(output, &description, get::render_description)
+}
+
+fn events(
+    reached: &Reached,
+    follow: bool,
+    filter: &args::EventChoice,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
+    runtime()?.block_on(async {
+        let page = events::page(&server, filter).await?;
+        if !follow {
+            return print(output, &page.events, |events| events::render(events));
+        }
+        match events::follow(&server, filter, page, output.output).await? {}
+    })
+}
+
+fn bugtool(daemon: &Daemon, reached: &Reached, file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    let server = local_server(reached)?;
+    let config = load(None, Vec::new()).map(|loaded| loaded.config);
+    let checks = examined(daemon, Path::new("/"), config.as_ref());
+    let file = runtime()?.block_on(bugtool::write(&server, file, config.as_ref(), &checks))?;
+    println!("{}", file.display());
     Ok(ExitCode::SUCCESS)
 }
 
-fn explain(args: Explain) -> anyhow::Result<ExitCode> {
-    let control = control(args.control)?;
+fn explain(reached: &Reached, args: Explain) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
     match (args.name, args.wanted.0) {
         (None, Some(wanted)) => {
             // A name that no other request has: it is not kept.
             let name = format!("explain-{}", std::process::id());
-            let dry = runtime()?.block_on(control.dry_run(&asked(name, api::Target::Exec, wanted)))?;
+            let asked = asked(name, api::Target::Exec, wanted, &server)?;
+            let dry = runtime()?.block_on(server.dry_run(&asked))?;
             print(args.output, &dry, explain::render_dry_run)
         }
         (name, _) => {
             let name = name.unwrap_or_default();
-            let held = runtime()?.block_on(control.allocations())?;
+            let held = runtime()?.block_on(server.allocations())?;
             let found = held.allocations.iter().find(|held| held.name == name);
             let found = found.with_context(|| format!("there is no allocation named {name:?}"))?;
             print(args.output, &**found, explain::render_allocation)
@@ -369,16 +552,20 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
 }
 
 fn doctor(daemon: &Daemon, root: &Path, config: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCode> {
+    let checks = examined(daemon, root, examined_config(root, config).as_ref());
+    print(output, &checks, |checks| doctor::render(checks))?;
+    let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The checks of a host.
+fn examined(daemon: &Daemon, root: &Path, config: Result<&config::Config, &config::Problems>) -> Vec<Check> {
     // Probes can be tried on the running kernel only.
     let probes = (root == Path::new("/")).then(|| {
         let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
         Probes::load(&Options::new(&machine))
     });
-    let configured = examined_config(root, config);
-    let checks = (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), configured.as_ref());
-    print(output, &checks, |checks| doctor::render(checks))?;
-    let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
-    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), config)
 }
 
 /// What the daemon of the examined host is configured to do. Another host does not have our variables.
@@ -415,8 +602,10 @@ fn check_config(file: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCod
                 warnings.collect::<String>() + &source + " valid\n"
             })
         }
-        Err(problems) if output.output == Format::Json => {
-            print_json(&Checked { valid: false, file: None, errors: &problems.0, warnings: &[] })?;
+        Err(problems) if matches!(output.output, Format::Json | Format::Yaml) => {
+            print(output, &Checked { valid: false, file: None, errors: &problems.0, warnings: &[] }, |_| {
+                String::new()
+            })?;
             Ok(ExitCode::FAILURE)
         }
         Err(problems) => Err(problems.into()),
@@ -443,17 +632,43 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
 }
 
 fn man(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
-    // Pages are named after their commands: `numaward-run(1)`.
-    let command = Cli::command();
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
     match dir {
         Some(dir) => {
             std::fs::create_dir_all(dir)
-                .and_then(|()| clap_mangen::generate_to(command, dir))
+                .and_then(|()| pages(&command, dir))
                 .with_context(|| format!("{}: manual pages cannot be written", dir.display()))?;
         }
-        None => clap_mangen::Man::new(command).render(&mut io::stdout())?,
+        None => io::stdout().write_all(&page(&command)?)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of a command and those of its subcommands, named after them: `numaward-run.1`.
+fn pages(command: &clap::Command, dir: &Path) -> io::Result<()> {
+    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+        pages(subcommand, dir)?;
+    }
+    let name = clap_mangen::Man::new(command.clone()).get_filename();
+    std::fs::write(dir.join(name), page(command)?)
+}
+
+/// A manual page. Its head is ours: the one of the library leaves an empty date without quotes, so that what follows is taken
+/// for one. A date would differ from build to build.
+fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    let page = String::from_utf8(page).map_err(io::Error::other)?;
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    let head = format!(".TH {name} 1 \"\" \"numaward {}\" \"\"", env!("CARGO_PKG_VERSION"));
+    let lines: Vec<_> =
+        page.lines().map(|line| if line.starts_with(".TH ") { &head } else { line }).collect();
+    // Beside a blank line, a break does nothing but make mandoc(1) complain.
+    let is_blank = |at: Option<usize>| at.and_then(|at| lines.get(at)) == Some(&".sp");
+    let kept = (0..lines.len())
+        .filter(|&at| lines[at] != ".br" || !is_blank(at.checked_sub(1)) && !is_blank(Some(at + 1)));
+    Ok(kept.fold(String::new(), |page, at| page + lines[at] + "\n").into_bytes())
 }
 
 fn simulate(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {
@@ -484,12 +699,12 @@ fn uninstall(daemon: &Daemon, args: Uninstall) -> anyhow::Result<ExitCode> {
     Ok(if restored.left.is_empty() { code } else { ExitCode::FAILURE })
 }
 
-fn export_kubelet_state(args: ExportKubeletState) -> anyhow::Result<ExitCode> {
+fn export_kubelet_state(reached: &Reached, args: &ExportKubeletState) -> anyhow::Result<ExitCode> {
     // Before the daemon is asked: what is wrong with the directory is an error at once.
     if let Some(directory) = &args.into {
         export::check(directory, args.replace)?;
     }
-    let state = runtime()?.block_on(control(args.control)?.kubelet_state())?;
+    let state = runtime()?.block_on(server(reached)?.kubelet_state())?;
     for line in export::notes(&state) {
         eprintln!("numaward: {}", text::clean_lines(&line));
     }
@@ -512,7 +727,8 @@ fn print<T: Serialize>(
 ) -> anyhow::Result<ExitCode> {
     match output.output {
         Format::Json => print_json(value),
-        Format::Table => print_text(&text::clean_lines(&render(value))),
+        Format::Yaml => print_text(&config::yaml(&serde_json::to_value(value)?)),
+        Format::Table | Format::Wide => print_text(&text::clean_lines(&render(value))),
     }
 }
 

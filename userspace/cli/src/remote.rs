@@ -1,4 +1,4 @@
-//! The way to a daemon's control address: TCP, with TLS for `https`, and what proves that we may.
+//! The way to a daemon's address: TCP, with TLS for `https`, and what proves that we may.
 
 use std::{fs, io, net::IpAddr, path::Path, sync::Arc};
 
@@ -18,7 +18,7 @@ use tokio_util::either::Either;
 
 use crate::args;
 
-/// A control address, and what is presented there.
+/// An address of a daemon, and what is presented there.
 pub(crate) struct Remote {
     pub(crate) url: String,
     host: String,
@@ -30,8 +30,9 @@ pub(crate) struct Remote {
 
 impl Remote {
     /// Reads the files that were named.
-    pub(crate) fn new(url: &str, args: &args::Remote) -> anyhow::Result<Self> {
-        let wanted = "write it like https://host.example:9561 or http://127.0.0.1:9561";
+    pub(crate) fn new(url: &str, args: &args::Reached) -> anyhow::Result<Self> {
+        let wanted =
+            "write it like https://host.example:9561, http://127.0.0.1:9560 or /run/numaward/control.sock";
         let uri: Uri = url.parse().with_context(|| format!("--server {url:?} is no URL: {wanted}"))?;
         let (Some(host), Some(port), "" | "/") = (uri.host(), uri.port_u16(), uri.path()) else {
             bail!("--server {url:?} is not a host and a port: {wanted}");
@@ -102,7 +103,7 @@ fn certificates(path: &Path, flag: &str) -> anyhow::Result<Vec<CertificateDer<'s
     Ok(found)
 }
 
-fn tls(args: &args::Remote) -> anyhow::Result<ClientConfig> {
+fn tls(args: &args::Reached) -> anyhow::Result<ClientConfig> {
     let Some(ca) = &args.ca else {
         bail!("https needs --ca FILE: the authority that signed the certificate of the daemon");
     };

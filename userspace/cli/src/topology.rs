@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use anyhow::Context;
-use numaward_api::Topology;
+use numaward_api::{NodePromises, Topology};
 use numaward_topology::Machine;
+use serde::Serialize;
 
 use crate::table::{columns, or_dash, row, size, table};
 
@@ -13,12 +14,47 @@ pub(crate) fn machine(root: &Path) -> anyhow::Result<Machine> {
     numaward_topology::sysfs::read(root).context("the machine cannot be read")
 }
 
+/// The machine, and what is promised on it where that is known.
+#[derive(Serialize)]
+pub(crate) struct Shown {
+    #[serde(flatten)]
+    pub(crate) topology: Topology,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) promised: Option<Vec<NodePromises>>,
+}
+
+/// What is promised on each node, and what can still be.
+fn promises(promised: &[NodePromises]) -> String {
+    let mut rows = Vec::new();
+    for node in promised {
+        for (number, of) in node.memory.iter().enumerate() {
+            let free_cpus = if number > 0 {
+                ""
+            } else if node.free_cpus.is_empty() {
+                "none"
+            } else {
+                &node.free_cpus
+            };
+            let [allocatable, promised, free] = [
+                of.allocatable_bytes,
+                of.promised_bytes,
+                of.free_bytes - of.withheld_bytes.min(of.free_bytes),
+            ]
+            .map(size);
+            rows.push(row([&node.node.to_string(), &of.kind, &allocatable, &promised, &free, free_cpus]));
+        }
+    }
+    table(["NODE", "KIND", "ALLOCATABLE", "PROMISED", "FREE", "FREE CPUS"], rows)
+}
+
 /// The machine for people.
-pub(crate) fn render(topology: &Topology) -> String {
+pub(crate) fn render(shown: &Shown) -> String {
+    let topology = &shown.topology;
     let isolated = &topology.isolated_cpus;
     let parts = [
         Some(summary(topology)),
         Some(nodes(topology)),
+        shown.promised.as_ref().filter(|promised| !promised.is_empty()).map(|promised| promises(promised)),
         (topology.nodes.len() > 1).then(|| distances(topology)),
         Some(sockets(topology)),
         caches(topology),
@@ -139,6 +175,6 @@ SOCKET  NODES  CORES  CPUS
 
 Last-level caches: 2, each of 4 CPUs
 ";
-        assert_eq!(render(&Topology::from(&machine)), expected);
+        assert_eq!(render(&Shown { topology: Topology::from(&machine), promised: None }), expected);
     }
 }

@@ -40,8 +40,9 @@ impl Enforcement {
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Herding {
-    /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`.
-    #[educe(Default(expression = EnforcementMode::Off))]
+    /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`. A workload that asks
+    /// for it (`isolate`) has others kept off its CPUs in each of the three.
+    #[educe(Default(expression = EnforcementMode::DryRun))]
     pub mode: EnforcementMode,
     /// Cgroups that keep all CPUs, as patterns: `*` stands for any text without a slash, `**` for any number
     /// of levels. All else is herded, by the highest cgroup possible; if one further down is exempt here, those
@@ -292,6 +293,6 @@ mod tests {
             assert_eq!(Enforcement { mode, herding, ..Enforcement::default() }.herding_mode(), both);
         }
         let default = Enforcement::default();
-        assert_eq!((default.mode, default.herding_mode()), (On, Off));
+        assert_eq!((default.mode, default.herding_mode()), (On, DryRun));
     }
 }

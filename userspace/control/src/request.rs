@@ -70,7 +70,8 @@ pub struct Request {
     pub target: Target,
     /// What the engine is asked.
     pub engine: engine::Request,
-    /// The most that the workload may use; no less than is promised. Only a Burstable one may have none.
+    /// The most that the workload may use; no less than is promised. Only one that is Burstable, or that is promised CPUs
+    /// alone, may have none.
     pub limit: Option<Bytes>,
     /// How it wants to be placed.
     pub terms: Terms,
@@ -111,14 +112,32 @@ impl Request {
             let problem = "a partition is made of exclusive CPUs, and none are asked for";
             return Err(FieldError::new("partition", problem, "nothing, or whole CPUs in cpus"));
         }
-        let memory = bytes("memory", &asked.memory)?;
+        if terms.isolate && shares {
+            let problem = "others are kept off exclusive CPUs, and none are asked for";
+            return Err(FieldError::new("placement.isolate", problem, "false, or whole CPUs in cpus"));
+        }
+        let memory = asked.memory.as_ref().map(|memory| bytes("memory", memory)).transpose()?;
+        let is_named_only = target == Target::Exec
+            && cpus.is_none()
+            && (&asked.memory_limit, asked.hugepages.is_empty(), terms.burstable) == (&None, true, false);
+        if memory.is_none() && shares && !is_named_only {
+            let problem = "neither memory nor whole CPUs are asked for, so nothing would be promised";
+            return Err(FieldError::new(
+                "memory",
+                problem,
+                "an amount such as 8Gi, or nothing with whole CPUs",
+            ));
+        }
         let limit = asked.memory_limit.as_ref().map(|limit| bytes("memoryLimit", limit)).transpose()?;
-        check_limit(memory, limit)?;
-        let mut resources = Resources::none().with_memory(Quantity::whole(memory.0));
+        check_limit(memory.unwrap_or(Bytes(0)), limit)?;
+        let mut resources = Resources::none();
+        if let Some(memory) = memory {
+            resources = resources.with_memory(Quantity::whole(memory.0));
+        }
         for (size, amount) in hugepages(&asked.hugepages)? {
             resources = resources.with_hugepages(size, Quantity::whole(amount.0));
         }
-        let limit = limit.or((!terms.burstable).then_some(memory));
+        let limit = limit.or(memory.filter(|_| !terms.burstable));
         let engine = engine_request(&asked.name, resources, cpus, terms.burstable);
         Ok(Self { name: asked.name.clone(), target, engine, limit, terms, partition, declared: None })
     }
@@ -150,6 +169,15 @@ impl Request {
             container.limits.memory.insert(ZoneKind::Memory, Quantity::whole(limit.0));
         }
         request
+    }
+
+    /// Whether nothing is to be promised: it is a workload with a name.
+    pub fn is_named_only(&self) -> bool {
+        let asks = |container: &engine::ContainerRequest| {
+            !container.requests.memory.is_empty()
+                || container.requests.cpu.is_some_and(|cpu| cpu.whole_cpus().is_some())
+        };
+        !self.engine.containers.iter().any(asks)
     }
 
     /// The huge pages that are asked for.
@@ -272,6 +300,9 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     }
     let mut terms = Terms {
         policy: asked.policy,
+        isolate: placement.isolate,
+        nodes: placement.nodes.clone().unwrap_or_default(),
+        without_memory: asked.memory.is_none() && asked.cpus.is_some(),
         tiers: placement.tiers,
         memory_tiers: placement.memory_tiers.clone(),
         labels: placement.labels.clone(),
@@ -430,11 +461,29 @@ mod tests {
                 "placement.apart",
                 "in placement.with as well",
             ),
-            (|asked| asked.memory = "0".to_owned(), "memory", "it is 0"),
-            (|asked| asked.memory = "1gb".to_owned(), "memory", "unknown suffix"),
-            (|asked| asked.memory = "-1".to_owned(), "memory", "negative"),
+            (|asked| asked.memory = Some("0".to_owned()), "memory", "it is 0"),
+            (|asked| asked.memory = Some("1gb".to_owned()), "memory", "unknown suffix"),
+            (|asked| asked.memory = Some("-1".to_owned()), "memory", "negative"),
+            (
+                |asked| {
+                    (asked.memory, asked.cpus) = (None, None);
+                    asked.target = api::Target::Cgroup("/a".to_owned());
+                },
+                "memory",
+                "nothing would be promised",
+            ),
+            (
+                |asked| (asked.memory, asked.cpus) = (None, "1500m".parse().ok()),
+                "memory",
+                "nothing would be promised",
+            ),
+            (
+                |asked| (asked.placement.isolate, asked.cpus) = (true, None),
+                "placement.isolate",
+                "none are asked for",
+            ),
             (|asked| asked.memory_limit = Some("1Mi".to_owned()), "memoryLimit", "less than"),
-            (|asked| asked.memory = "16E".to_owned(), "memory", "more than any machine"),
+            (|asked| asked.memory = Some("16E".to_owned()), "memory", "more than any machine"),
             (|asked| asked.target = api::Target::Cgroup("a".to_owned()), "target.cgroup", "no such path"),
             (
                 |asked| asked.target = api::Target::Cgroup("/a/../b".to_owned()),

@@ -176,6 +176,11 @@ pub struct Guarantee {
 }
 
 impl Guarantee {
+    /// Whether nothing is promised: it is a workload with a name.
+    pub fn is_named_only(&self) -> bool {
+        self.settings == Settings::default()
+    }
+
     /// The owner in the ledger of a guarantee of this name.
     pub fn owner<'a>(&'a self, name: &'a str) -> &'a str {
         match &self.target {

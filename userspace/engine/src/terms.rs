@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -14,6 +15,10 @@ use crate::{
 
 /// How a request wants to be placed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "conditions of which each holds or not, whatever the others are"
+)]
 pub struct Terms {
     /// Its own topology policy, instead of the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,7 +29,16 @@ pub struct Terms {
     /// The nodes on which its containers should be placed.
     #[serde(default, skip_serializing_if = "PlacementPreferences::is_empty")]
     pub preferences: PlacementPreferences,
-    /// How memory-only nodes count for it, instead of as configured. Only `native` heeds this and all that follows.
+    /// Others are kept off its exclusive CPUs. That is for who carries the decision out; no strategy heeds it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub isolate: bool,
+    /// The only nodes on which it may be. Empty: any. Only `native` heeds this and all that follows.
+    #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
+    pub nodes: NodeSet,
+    /// Its whole CPUs are exclusive although it requests no memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_memory: bool,
+    /// How memory-only nodes count for it, instead of as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tiers: Option<Tiers>,
     /// The only sorts of memory that it takes. Empty: any.
@@ -62,6 +76,8 @@ impl Terms {
     /// What is set of that which only the strategy `native` heeds, by the names of the API.
     pub fn native_only(&self) -> Vec<&'static str> {
         let set = [
+            ("nodes", !self.nodes.is_empty()),
+            ("CPUs without memory", self.without_memory),
             ("tiers", self.tiers.is_some()),
             ("memoryTiers", !self.memory_tiers.is_empty()),
             ("labels", !self.labels.is_empty()),

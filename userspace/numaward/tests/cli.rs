@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod common;
+#[path = "cli/numactl.rs"]
+mod numactl;
 
 use std::{
     fs,
@@ -86,6 +88,174 @@ fn wrong_usage_is_exit_code_2() {
         assert_eq!(code, 2, "{args:?}: {error}");
         assert!(error.contains("Usage:") || error.contains("possible values"), "{args:?}: {error}");
     }
+}
+
+/// As env(1) does: 125 for what this program gets wrong itself, 126 and 127 for the command.
+#[test]
+fn what_exec_gets_wrong_itself_is_exit_code_125() {
+    let socket = "/nonexistent/control.sock";
+    for args in [
+        &["exec"][..],
+        &["exec", "--bogus", "--", "true"],
+        &["exec", "--", "true"],
+        &["exec", "--cpus", "1"],
+        &["exec", "--cpus", "many", "--", "true"],
+        &["exec", "--cpus", "1", "--near", "no-such-device", "--", "true"],
+        &["exec", "--cpus", "1", "--server", "http://127.0.0.1:1", "--", "true"],
+        &["exec", "--cpus", "1", "--server", socket, "--", "true"],
+        &["--server", socket, "exec", "--memory", "1Mi", "--", "true"],
+    ] {
+        let (error, code) = failed(args);
+        assert!(code == 125 && !error.is_empty(), "{args:?}: {code} {error}");
+    }
+    let (error, _) = failed(&["exec", "--cpus", "1", "--server", "http://127.0.0.1:1", "--", "true"]);
+    assert!(error.contains("name its control socket"), "{error}");
+    assert_eq!(ran(&["exec", "--help"]).1, 0);
+    // Entering the cgroup is the first step of the command.
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("cgroup.procs"), "").unwrap();
+    for (directory, command, expected) in [
+        (path(&dir), "no-such-command", 127),
+        (path(&dir), "/etc/passwd", 126),
+        (path(&dir), "false", 1),
+        ("/nonexistent", "true", 125),
+    ] {
+        assert_eq!(output(&["enter", directory, "--", command]).status.code(), Some(expected), "{command}");
+    }
+}
+
+/// An option goes before the variable, and the variable before this host's daemon.
+#[test]
+fn there_is_one_way_to_a_daemon() {
+    let daemon = daemon();
+    let ask = |args: &[&str], variable: Option<&str>| {
+        let mut command = numaward(&[&["status", "-o", "json"], args].concat());
+        if let Some(server) = variable {
+            command.env("NUMAWARD_SERVER", server);
+        }
+        command
+            .env("NUMAWARD_CONTROL_SOCKET", "/nonexistent/default.sock")
+            .env("NUMAWARD_LISTEN", "127.0.0.1:1")
+            .output()
+            .unwrap()
+    };
+    let (socket, address) = (daemon.socket.to_str().unwrap(), format!("http://{}", daemon.address));
+    for server in [socket, &address] {
+        assert!(ask(&["--server", server], None).status.success(), "{server}");
+        assert!(ask(&[], Some(server)).status.success(), "{server}");
+        assert!(ask(&["--server", server], Some("/nonexistent/variable.sock")).status.success(), "{server}");
+    }
+    let variable = ask(&[], Some("/nonexistent/variable.sock"));
+    assert!(text(&variable.stderr).contains("/nonexistent/variable.sock"), "{variable:?}");
+    let default = ask(&[], None);
+    let said = text(&default.stderr);
+    assert!(default.status.code() == Some(4) && said.contains("/nonexistent/default.sock"), "{said}");
+    assert!(said.contains("nor at 127.0.0.1:1"), "where the socket cannot be used, it is read there: {said}");
+    // Who may not open the socket reads on the address of the same daemon.
+    let read = numaward(&["status"])
+        .env("NUMAWARD_CONTROL_SOCKET", "/nonexistent/default.sock")
+        .env("NUMAWARD_LISTEN", daemon.address.to_string())
+        .output()
+        .unwrap();
+    assert!(read.status.success(), "{read:?}");
+    // A change does not go there.
+    let change = numaward(&["release", "nobody"])
+        .env("NUMAWARD_CONTROL_SOCKET", "/nonexistent/default.sock")
+        .env("NUMAWARD_LISTEN", daemon.address.to_string())
+        .output()
+        .unwrap();
+    assert_eq!(change.status.code(), Some(4), "{change:?}");
+}
+
+#[test]
+fn objects_are_listed_described_and_printed_in_each_form() {
+    let daemon = daemon();
+    let server = format!("http://{}", daemon.address);
+    let (table, code) = ran(&["get", "--server", &server]);
+    assert_eq!((table.as_str(), code), ("nothing is promised\n", 0));
+    assert_eq!(ran(&["get", "-o", "yaml", "--server", &server]), ("[]\n".to_owned(), 0));
+    let (error, code) = failed(&["get", "nobody", "--server", &server]);
+    assert!(code == 1 && error.contains("no allocation named \"nobody\""), "{error}");
+    let (error, code) = failed(&["describe", "nobody", "--server", &server]);
+    assert!(code == 1 && error.contains("no workload named \"nobody\""), "{error}");
+    let (events, code) = ran(&["events", "--server", &server]);
+    assert!(code == 0 && events.starts_with("ID"), "{events}");
+    let (error, code) = failed(&["events", "--kind", "nonsense", "--server", &server]);
+    assert!(code == 2 && error.contains("oom_kill"), "{error}");
+
+    // What is promised is shown with the machine of the daemon.
+    let (table, code) = ran(&["topology", "--server", &server]);
+    assert!(code == 0 && table.contains("NODE  KIND    ALLOCATABLE  PROMISED"), "{table}");
+    let machine = json(&["topology", "--server", daemon.socket.to_str().unwrap(), "-o", "json"]);
+    assert_eq!(machine["nodes"][1]["node"], 2);
+    assert_eq!(machine["promised"][1]["memory"][0]["promisedBytes"], 0);
+    let (yaml, _) = ran(&["topology", "--server", &server, "-o", "yaml"]);
+    assert!(yaml.contains("onlineCpus: 0-3\n"), "{yaml}");
+
+    let (said, code) = failed(&["release", "--all", "--server", &server]);
+    assert!(code == 0 && said.contains("there is no guarantee to end"), "{said}");
+    for wrong in [&["release"][..], &["release", "db", "--all"], &["release", "db", "--yes"]] {
+        assert_eq!(failed(wrong).1, 2, "{wrong:?}");
+    }
+}
+
+#[test]
+fn the_archive_of_a_bug_report_is_whole_without_secrets_and_lists_what_is_missing() {
+    let daemon = daemon();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.tar.gz");
+    let config = dir.path().join("numaward.yaml");
+    fs::write(&config, "otlp: {endpoint: \"http://127.0.0.1:1\", headers: {authorization: sesame}}\n")
+        .unwrap();
+    let bugtool = || {
+        let mut command =
+            numaward(&["bugtool", file.to_str().unwrap(), "--server", daemon.socket.to_str().unwrap()]);
+        command.env("NUMAWARD_CONFIG", &config).output().unwrap()
+    };
+    let made = bugtool();
+    assert!(made.status.success(), "{made:?}");
+    assert_eq!(text(&made.stdout), format!("{}\n", file.display()));
+    let unpacked = Command::new("tar").arg("-xzf").arg(&file).arg("-C").arg(dir.path()).output().unwrap();
+    assert!(unpacked.status.success() && unpacked.stderr.is_empty(), "{unpacked:?}");
+    let root = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.is_dir())
+        .unwrap();
+    let read =
+        |name: &str| fs::read_to_string(root.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(read("metrics.txt").contains("numaward_build_info"), "metrics");
+    for name in [
+        "version.json",
+        "daemon-version.json",
+        "status.json",
+        "allocations.json",
+        "events.json",
+        "topology.json",
+    ] {
+        serde_json::from_str::<Value>(&read(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    for name in ["doctor.txt", "readyz.txt", "kernel/proc/version", "cgroups.txt"] {
+        assert!(root.join(name).is_file(), "{name}");
+    }
+    let configured = read("config.yaml");
+    assert!(configured.contains("authorization: hidden") && !configured.contains("sesame"), "{configured}");
+    // Here no systemd runs the daemon.
+    let missing = read("missing.txt");
+    assert!(root.join("log.txt").exists() || missing.contains("log.txt: "), "{missing}");
+    let again = bugtool();
+    assert!(again.status.code() == Some(1) && text(&again.stderr).contains("File exists"), "{again:?}");
+
+    // Without a daemon there is an archive all the same.
+    let other = dir.path().join("other.tar.gz");
+    let made = numaward(&["bugtool", other.to_str().unwrap(), "--server", "/nonexistent/control.sock"])
+        .output()
+        .unwrap();
+    assert!(made.status.success() && text(&made.stderr).contains("missing.txt"), "{made:?}");
+    let missing =
+        Command::new("tar").args(["-xzOf", other.to_str().unwrap(), "--wildcards", "*/missing.txt"]).output();
+    let missing = text(&missing.unwrap().stdout);
+    assert!(missing.contains("status.json: no numaward daemon is reachable"), "{missing}");
 }
 
 #[test]
@@ -186,6 +356,48 @@ fn the_schema_and_the_completions_are_printed() {
         let (script, code) = ran(&["completions", shell]);
         assert!(code == 0 && script.contains("import-kubelet-state"), "{shell}");
     }
+}
+
+/// Runs what judges a file; says so where it is not installed, unless that is a fault.
+fn judged(program: &str, arguments: &[&str], package: &str) {
+    match Command::new(program).args(arguments).output() {
+        Ok(output) => {
+            let said = text(&output.stdout) + &text(&output.stderr);
+            // The pages have no date on purpose: they are the same each time they are made.
+            let wrong: Vec<_> = said.lines().filter(|line| !line.contains("missing date")).collect();
+            assert!(wrong.is_empty(), "{program} {arguments:?}: {wrong:?}");
+            assert!(
+                output.status.success() || !said.is_empty(),
+                "{program} {arguments:?}: {}",
+                output.status
+            );
+        }
+        Err(error) => {
+            let missing = format!("{program} (Debian package {package}): {error}");
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "{missing}");
+            eprintln!("skipped: {missing}");
+        }
+    }
+}
+
+#[test]
+fn shells_read_the_completions_and_man_the_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    for (shell, package) in [("bash", "bash"), ("zsh", "zsh")] {
+        let file = dir.path().join(shell);
+        fs::write(&file, ran(&["completions", shell]).0).unwrap();
+        judged(shell, &["-n", file.to_str().unwrap()], package);
+    }
+    assert_eq!(ran(&["man", "--dir", path(&dir)]).1, 0);
+    let mut pages = 0;
+    for entry in fs::read_dir(dir.path()).unwrap().map(Result::unwrap) {
+        let page = entry.path();
+        if page.extension().is_some_and(|extension| extension == "1") {
+            pages += 1;
+            judged("mandoc", &["-Tlint", "-Wwarning", page.to_str().unwrap()], "mandoc");
+        }
+    }
+    assert!(pages > 20, "{pages} pages");
 }
 
 #[test]
@@ -289,7 +501,7 @@ fn the_doctor_finds_what_is_missing() {
 fn no_daemon_is_exit_code_4() {
     // A port that was free a moment ago.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let (error, code) = failed(&["status", "--address", &free]);
+    let (error, code) = failed(&["status", "--server", &format!("http://{free}")]);
     assert_eq!((error.lines().count(), code), (1, 4), "{error}");
     assert!(error.contains(&free) && error.contains("numaward run"), "{error}");
 }
@@ -297,7 +509,7 @@ fn no_daemon_is_exit_code_4() {
 #[test]
 fn who_answers_but_is_no_numaward_is_exit_code_1() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
+    let server = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for (stream, answer) in listener.incoming().zip(["404 Not Found", "200 OK"]) {
             let mut stream = stream.unwrap();
@@ -305,10 +517,10 @@ fn who_answers_but_is_no_numaward_is_exit_code_1() {
             let _ = write!(stream, "HTTP/1.1 {answer}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi");
         }
     });
-    let (error, code) = failed(&["status", "--address", &address]);
+    let (error, code) = failed(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
     assert!(error.contains("404") && error.contains("not numaward's"), "{error}");
-    let (error, code) = failed(&["status", "--address", &address]);
+    let (error, code) = failed(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
     assert!(error.contains("200") && error.contains("not numaward's"), "{error}");
 }
@@ -335,12 +547,13 @@ fn a_daemon_serves_and_stops_when_told() {
     let bad = ask(daemon.address, "NONSENSE\r\n\r\n");
     assert!(bad.starts_with("HTTP/1.1 400"), "{bad}");
 
-    let (table, code) = ran(&["status", "--address", &address]);
+    let server = format!("http://{address}");
+    let (table, code) = ran(&["status", "--server", &server]);
     assert_eq!(code, 0);
     assert!(table.contains("alloc: switched off by probes.allocation.enabled"), "{table}");
-    assert_eq!(json(&["status", "--address", &address, "-o", "json"])["probes"][0]["mode"], "absent");
+    assert_eq!(json(&["status", "--server", &server, "-o", "json"])["probes"][0]["mode"], "absent");
     let socket = daemon.socket.to_str().unwrap();
-    assert_eq!(json(&["status", "--socket", socket, "-o", "json"])["probes"][0]["mode"], "absent");
+    assert_eq!(json(&["status", "--server", socket, "-o", "json"])["probes"][0]["mode"], "absent");
 
     // A second one on the same port says so and ends.
     let (error, code) = failed(&["run", "--listen", &address, "--log-level", "error"]);

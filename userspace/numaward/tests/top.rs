@@ -45,7 +45,7 @@ impl Watched {
 
     fn start_with(rows: u16, columns: u16, change: impl FnOnce(&mut Command)) -> Self {
         let fake = Fake::start(workloads(0));
-        let mut command = top(&["--address", &fake.address.to_string()]);
+        let mut command = top(&["--server", &format!("http://{}", fake.address)]);
         change(&mut command);
         let terminal = Terminal::start(&command, rows, columns).unwrap();
         Self { fake, terminal, turn: 0 }
@@ -249,8 +249,8 @@ fn colours_and_other_characters_only_where_they_are_wanted() {
 fn a_name_is_text_whatever_is_in_it() {
     let long = "long".repeat(2560);
     let fake = Fake::start(vec![workload(EVIL, 2, 0, 0), workload(&long, 1, 0, 0)]);
-    let address = fake.address.to_string();
-    let mut terminal = Terminal::start(&top(&["--address", &address]), 24, 80).unwrap();
+    let server = format!("http://{}", fake.address);
+    let mut terminal = Terminal::start(&top(&["--server", &server]), 24, 80).unwrap();
     terminal.wait_for(LONG, |screen| screen.contents().contains("longlong")).unwrap();
     terminal.press("\r").unwrap();
     terminal.wait_for(LONG, |screen| screen.contents().contains("It has no guarantee")).unwrap();
@@ -261,7 +261,7 @@ fn a_name_is_text_whatever_is_in_it() {
     );
     assert!(terminal.text().contains("evil\\x1b[2J\\x1b]0;owned\\x07\\r\\n"), "{}", terminal.text());
 
-    let printer = std::thread::spawn(move || top(&["--once", "--address", &address]).output().unwrap());
+    let printer = std::thread::spawn(move || top(&["--once", "--server", &server]).output().unwrap());
     while !printer.is_finished() {
         fake.tick(vec![workload(EVIL, 2, 0, 1), workload(&long, 1, 0, 1)]);
         std::thread::sleep(Duration::from_millis(100));
@@ -316,7 +316,7 @@ fn it_is_stopped_and_goes_on() {
         seen.unwrap_or_else(|last| panic!("{words} is not seen:\n{last}"));
     };
     let command = env!("CARGO_BIN_EXE_numaward");
-    terminal.press(&format!("{command} top --address {}\n", fake.address)).unwrap();
+    terminal.press(&format!("{command} top --server http://{}\n", fake.address)).unwrap();
     sees(&terminal, "small.service");
     terminal.press("\x1a").unwrap();
     sees(&terminal, "Stopped");
@@ -338,39 +338,39 @@ fn given_back_to_shell(terminal: &Terminal) {
 #[test]
 fn where_there_is_no_screen_it_says_what_to_do() {
     let fake = Fake::start(workloads(0));
-    let address = fake.address.to_string();
-    let piped = top(&["--address", &address]).stdin(Stdio::null()).output().unwrap();
+    let server = format!("http://{}", fake.address);
+    let piped = top(&["--server", &server]).stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8(piped.stderr).unwrap();
     assert!(piped.status.code() == Some(1) && error.contains("--batch"), "{error}");
-    let mut dumb = Terminal::start(top(&["--address", &address]).env("TERM", "dumb"), 24, 80).unwrap();
+    let mut dumb = Terminal::start(top(&["--server", &server]).env("TERM", "dumb"), 24, 80).unwrap();
     assert_eq!(dumb.wait(LONG).unwrap().unwrap().code(), Some(1));
     dumb.wait_for(LONG, |screen| screen.contents().contains("TERM is dumb")).unwrap();
 
     drop(fake);
-    let nobody = top(&["--once", "--address", "127.0.0.1:1"]).output().unwrap();
+    let nobody = top(&["--once", "--server", "http://127.0.0.1:1"]).output().unwrap();
     assert_eq!(nobody.status.code(), Some(4), "{nobody:?}");
 }
 
 #[test]
 fn a_real_daemon_is_watched_on_its_address_and_on_its_socket() {
     let daemon = daemon();
-    let address = daemon.address.to_string();
+    let server = format!("http://{}", daemon.address);
     let once = |args: &[&str]| {
         let output = numaward(&["top"]).args(args).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let table = once(&["--once", "--address", &address]);
+    let table = once(&["--once", "--server", &server]);
     let lines: Vec<&str> = table.lines().collect();
     assert!(lines[0].starts_with("NODE  CPUS"), "{table}");
     assert!(lines[1].starts_with("0     0-3   2.0 GiB"), "{table}");
     assert!(lines[2].starts_with("2     none  2.0 GiB"), "{table}");
-    let json = once(&["--count", "2", "-o", "json", "--socket", daemon.socket.to_str().unwrap()]);
+    let json = once(&["--count", "2", "-o", "json", "--server", daemon.socket.to_str().unwrap()]);
     let reports: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(reports.len(), 2);
     assert_eq!(reports[1]["nodes"][1]["node"], 2);
 
-    let mut terminal = Terminal::start(&top(&["--address", &address]), 24, 80).unwrap();
+    let mut terminal = Terminal::start(&top(&["--server", &server]), 24, 80).unwrap();
     // Nothing is counted there, and that is said rather than shown as zero.
     terminal
         .wait_for(LONG, |screen| {
@@ -512,20 +512,54 @@ fn each_screen_looks_as_checked_in() {
 }
 
 #[test]
+fn all_ends_only_when_it_is_confirmed() {
+    let fake = Fake::start(Vec::new());
+    let server = format!("http://{}", fake.address);
+    let piped = numaward(&["release", "--all", "--server", &server]).stdin(Stdio::null()).output();
+    let piped = piped.unwrap();
+    assert!(
+        piped.status.code() == Some(1) && String::from_utf8_lossy(&piped.stderr).contains("add --yes"),
+        "{piped:?}"
+    );
+    // On a terminal it asks.
+    let ask = |answer: &str| {
+        let command = numaward(&["release", "--all", "--server", &server]);
+        let mut terminal = Terminal::start(&command, 24, 80).unwrap();
+        terminal
+            .wait_for(LONG, |screen| screen.contents().contains("End these 1 guarantees? [y/N]"))
+            .unwrap();
+        terminal.press(answer).unwrap();
+        let code = terminal.wait(LONG).unwrap().unwrap().code();
+        (code, terminal.look(numaward_terminal::Screen::contents))
+    };
+    let (code, screen) = ask("n\n");
+    assert!(code == Some(1) && screen.contains("nothing is released"), "{screen}");
+    // The fake daemon does not know it any more: that is as good.
+    assert_eq!(ask("y\n").0, Some(0));
+    assert!(numaward(&["release", "--all", "--yes", "--server", &server]).status().unwrap().success());
+}
+
+#[test]
 fn what_is_printed_is_as_checked_in() {
     let mut kept = Kept::read("printed.txt");
     let fake = Fake::start(workloads(1));
-    let address = fake.address.to_string();
-    let server = format!("http://{address}");
-    let commands: [&[&str]; 8] = [
-        &["status", "--address", &address],
-        &["status", "-o", "json", "--address", &address],
+    let server = format!("http://{}", fake.address);
+    let commands: [&[&str]; 15] = [
+        &["status", "--server", &server],
+        &["status", "-o", "json", "--server", &server],
         &["explain", "database", "--server", &server],
         &["explain", "database", "-o", "json", "--server", &server],
         &["explain", "nobody", "--server", &server],
-        &["top", "--once", "--address", &address],
-        &["top", "--once", "--sort", "local", "--filter", "a", "--address", &address],
-        &["top", "--once", "-o", "json", "--guaranteed", "--address", &address],
+        &["topology", "--server", &server],
+        &["get", "--server", &server],
+        &["get", "-o", "wide", "database", "--server", &server],
+        &["get", "-o", "yaml", "--server", &server],
+        &["describe", "database", "--server", &server],
+        &["describe", "small.service", "--server", &server],
+        &["events", "--server", &server],
+        &["top", "--once", "--server", &server],
+        &["top", "--once", "--sort", "local", "--filter", "a", "--server", &server],
+        &["top", "--once", "-o", "json", "--guaranteed", "--server", &server],
     ];
     for args in commands {
         let mut command = numaward(args);

@@ -57,6 +57,17 @@ impl DebianTool {
         ],
     };
 
+    /// What `numaward numactl` is compared with in virtual machines: of a release that knows weighted interleave.
+    pub(crate) const NUMACTL: Self = Self {
+        name: "numactl",
+        release: Some("trixie"),
+        packages: &["numactl", "libnuma1", "libc6"],
+        files: &[
+            ("usr/bin", &["numactl"]),
+            ("usr/lib/x86_64-linux-gnu", &[LOADER, "libc.so.6", "libnuma.so.1"]),
+        ],
+    };
+
     /// Prometheus with promtool. Its web pages are links to packages that are not there.
     pub(crate) const PROMETHEUS: Self = Self {
         name: "prometheus",

@@ -69,6 +69,8 @@ pub(crate) enum Part {
     Node,
     /// What judges the unit.
     Systemd,
+    /// Programs that ours are compared with, or that judge what ours print.
+    Commands,
     /// A program that is unpacked into the cache.
     DebianTool(&'static DebianTool),
     /// A program that cargo installs into the cache.
@@ -82,6 +84,7 @@ const BROWSER: &[(&str, &str)] = &[("chromium", "chromium"), ("node", "nodejs"),
 /// What builds programs in C++.
 const CPP: &[(&str, &str)] = &[("c++", "g++")];
 const SYSTEMD: &[(&str, &str)] = &[("systemd-analyze", "systemd")];
+const COMMANDS: &[(&str, &str)] = &[("numactl", "numactl"), ("mandoc", "mandoc"), ("zsh", "zsh")];
 const NODE: &[(&str, &str)] = &[("node", "nodejs"), ("npm", "npm")];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
@@ -115,6 +118,7 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
             Part::Cpp => packages::ensure(&steps, "C++ compiler", CPP),
             Part::Node => packages::ensure(&steps, "Node.js", NODE),
+            Part::Commands => packages::ensure(&steps, "numactl, mandoc and zsh", COMMANDS),
             Part::Systemd => packages::ensure(&steps, "systemd", SYSTEMD),
             Part::DebianTool(tool) => debian_tools::ensure(&steps, tool),
             Part::Tool(tool) => tools::ensure(&steps, tool),

@@ -56,7 +56,12 @@ pub(crate) async fn run(
         }
         let text = match format {
             Format::Json => serde_json::to_string(&report(model, &shown.choice))? + "\n",
-            Format::Table => {
+            // Documents, one after the other.
+            Format::Yaml => {
+                let report = serde_json::to_value(report(model, &shown.choice))?;
+                format!("---\n{}", numaward_config::yaml(&report))
+            }
+            Format::Table | Format::Wide => {
                 let gap = if printed > 0 { "\n" } else { "" };
                 format!("{gap}{}", clean_lines(&table(model, &shown.choice)))
             }

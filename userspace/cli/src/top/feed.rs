@@ -117,7 +117,7 @@ async fn session(
     pause: &mut Duration,
 ) -> Result<Infallible, FeedError> {
     let last = host.events.last().map_or(0, |event| event.id);
-    let mut body = server.open(&format!("/api/v1/stream?samples=true&since={last}")).await?;
+    let mut stream = Stream::open(server, &format!("/api/v1/stream?samples=true&since={last}")).await?;
     let send = async |update| updates.send(update).await.map_err(|_| FeedError::Unwatched);
     send(Update::Connected(Box::new(host))).await?;
     let (revision, changes) = watch::channel(None);
@@ -125,33 +125,52 @@ async fn session(
     let mut beside = JoinSet::new();
     beside.spawn(fetch_allocations(server.clone(), changes, updates.clone()));
     beside.spawn(fetch_status(server.clone(), updates.clone()));
-    let mut messages = Messages::new(MAX_BYTES);
     loop {
-        messages.push(&more(&mut body).await?)?;
-        while let Some(message) = messages.next() {
-            match message.kind.as_str() {
-                "sample" => {
-                    let sample: Sample = serde_json::from_str(&message.data)?;
-                    *pause = SHORTEST_PAUSE;
-                    revision
-                        .send_if_modified(|known| known.replace(sample.promises) != Some(sample.promises));
-                    send(Update::Sample(Box::new(sample))).await?;
-                }
-                "missed" => {
-                    let Missed { missed } = serde_json::from_str(&message.data)?;
-                    send(Update::Missed(missed)).await?;
-                }
-                "message" => send(Update::Event(serde_json::from_str(&message.data)?)).await?,
-                // Of a newer daemon.
-                _ => {}
+        let message = stream.next().await?;
+        match message.kind.as_str() {
+            "sample" => {
+                let sample: Sample = serde_json::from_str(&message.data)?;
+                *pause = SHORTEST_PAUSE;
+                revision.send_if_modified(|known| known.replace(sample.promises) != Some(sample.promises));
+                send(Update::Sample(Box::new(sample))).await?;
             }
+            "missed" => {
+                let Missed { missed } = serde_json::from_str(&message.data)?;
+                send(Update::Missed(missed)).await?;
+            }
+            "message" => send(Update::Event(serde_json::from_str(&message.data)?)).await?,
+            // Of a newer daemon.
+            _ => {}
         }
     }
 }
 
 #[derive(Deserialize)]
-struct Missed {
-    missed: u64,
+pub(crate) struct Missed {
+    pub(crate) missed: u64,
+}
+
+/// A stream that the daemon holds open, message by message.
+pub(crate) struct Stream {
+    body: Incoming,
+    messages: Messages,
+}
+
+impl Stream {
+    /// Opens the one at a path.
+    pub(crate) async fn open(server: &Server, path: &str) -> Result<Self, ClientError> {
+        Ok(Self { body: server.open(path).await?, messages: Messages::new(MAX_BYTES) })
+    }
+
+    /// Waits for the next message.
+    pub(crate) async fn next(&mut self) -> Result<Message, FeedError> {
+        loop {
+            if let Some(message) = self.messages.next() {
+                return Ok(message);
+            }
+            self.messages.push(&more(&mut self.body).await?)?;
+        }
+    }
 }
 
 async fn more(body: &mut Incoming) -> Result<hyper::body::Bytes, FeedError> {
@@ -188,9 +207,9 @@ async fn fetch_status(server: Arc<Server>, updates: mpsc::Sender<Update>) {
 
 /// A message of a stream.
 #[derive(Debug, PartialEq, Eq)]
-struct Message {
-    kind: String,
-    data: String,
+pub(crate) struct Message {
+    pub(crate) kind: String,
+    pub(crate) data: String,
 }
 
 /// Cuts a stream into its messages

@@ -12,7 +12,7 @@ mod accesses;
 mod batch;
 mod detail;
 mod draw;
-mod feed;
+pub(crate) mod feed;
 mod list;
 mod model;
 mod screen;
@@ -39,7 +39,8 @@ const UPDATES: usize = 64;
 
 /// Shows what the daemon sends, until the user has seen enough.
 pub(crate) async fn run(server: Server, shown: &Shown, format: Format) -> anyhow::Result<()> {
-    let is_batch = shown.batch || shown.once || shown.count.is_some() || format == Format::Json;
+    let is_batch =
+        shown.batch || shown.once || shown.count.is_some() || matches!(format, Format::Json | Format::Yaml);
     if !is_batch {
         if !io::stdout().is_terminal() {
             bail!("the output is no terminal; --batch or --once print tables");

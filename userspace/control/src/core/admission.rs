@@ -61,6 +61,10 @@ pub(crate) enum Admission {
 impl Core {
     /// The settings that follow from an allocation.
     pub(super) fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
+        // It is herded like all that has nothing promised.
+        if request.is_named_only() {
+            return Settings::default();
+        }
         let nodes = allocation.memory_nodes();
         let memory = policy::memory_settings(&self.config, &request.limited());
         Settings {
@@ -357,6 +361,7 @@ impl Core {
         change.enforce(plan)?;
         self.storage.decisions.note(&request.name, &self.state);
         self.effects.held.push(HeldChange::Given(request.name.clone()));
+        self.effects.isolate |= request.is_named_only();
         self.promises_changed();
         Ok(())
     }

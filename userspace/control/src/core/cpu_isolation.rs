@@ -12,6 +12,9 @@
 //! it was set to nothing. What is no longer herded gets back what was found. This is done before CPUs become exclusive,
 //! after they have ceased to be, when a child of an opened cgroup comes, and now and then.
 //!
+//! Where the configuration does not herd, a workload can ask for it (`isolate`): while it holds exclusive CPUs, the same
+//! is done with all CPUs but those of workloads that ask.
+//!
 //! Invariants: what is to be applied and what was found is stored before the knob is written; a set is never widened
 //! beyond what was found, and never emptied. What cannot be herded is reported and left as it is.
 
@@ -22,7 +25,10 @@ use std::{
 };
 
 use numaward_api::{self as api, EnforcementMode, EventKind};
-use numaward_cgroup::{CgroupPath, EXEC_PARENT, Event, Hierarchy};
+use numaward_cgroup::{
+    CgroupPath, EXEC_PARENT, Event, Hierarchy,
+    knob::{Knob, Value},
+};
 use numaward_config::enforcement::CgroupPattern;
 use numaward_enforce::Change;
 use numaward_engine::Ledger;
@@ -35,7 +41,10 @@ use crate::error::AdmissionError;
 /// What is known of the herd.
 #[derive(Debug, Default)]
 pub(crate) struct CpuIsolation {
+    /// As configured.
     mode: EnforcementMode,
+    /// As it is with what is promised now: on also while a workload asks for it.
+    effective: EnforcementMode,
     system: Vec<CgroupPattern>,
     opened: BTreeSet<CgroupPath>,
     /// In a dry run: what would be written.
@@ -115,14 +124,25 @@ fn has_exclusive_cpus(ledger: &Ledger) -> bool {
     ledger.allocations().any(|(_, _, held)| held.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()))
 }
 
+/// All CPUs but those of workloads that ask for isolation; none where no workload does.
+fn beside_isolated(ledger: &Ledger) -> Option<CpuSet> {
+    let (mut isolated, mut others) = (CpuSet::new(), ledger.shared_pool().clone());
+    for (_, account) in ledger.owners() {
+        let cpus = account.containers.values().filter_map(|held| held.cpus.as_ref());
+        let cpus = cpus.flat_map(CpuSet::iter);
+        if account.terms.isolate { isolated.extend(cpus) } else { others.extend(cpus) }
+    }
+    (!isolated.is_empty()).then_some(others)
+}
+
 impl CpuIsolation {
     pub(crate) fn new(mode: EnforcementMode, system: Vec<CgroupPattern>) -> Self {
-        Self { mode, system, ..Self::default() }
+        Self { mode, effective: mode, system, ..Self::default() }
     }
 
     /// Whether anybody is to be herded, or reported to be.
     pub(crate) fn is_on(&self) -> bool {
-        self.mode != EnforcementMode::Off
+        self.effective != EnforcementMode::Off
     }
 
     /// Whether this event may change who is herded.
@@ -135,47 +155,58 @@ impl CpuIsolation {
 impl Core {
     /// Herds those that are to be herded as things stand, and lets go of the others.
     pub(crate) fn herd(&mut self, retry: bool) {
+        let (effective, pool) = self.herding_with(&self.state.ledger);
+        self.isolation.effective = effective;
         if self.has_no_herd() {
             self.isolation.processes_in_root = None;
             return;
         }
         let promised = self.promised_cgroups();
-        let (pool, is_needed) =
-            (self.state.ledger.shared_pool().clone(), has_exclusive_cpus(&self.state.ledger));
-        if !self.isolation.is_on() || !is_needed {
+        if !self.isolation.is_on() || pool.is_none() {
             self.isolation.processes_in_root = None;
         } else if retry || self.isolation.processes_in_root.is_none() {
             self.isolation.processes_in_root = processes_in_root(&self.config.host_root, &self.hierarchy);
         }
-        self.herd_around(&promised, is_needed.then_some(&pool), retry);
+        self.herd_around(&promised, pool.as_ref(), retry);
+    }
+
+    /// How far others are herded while this is promised, and onto which CPUs; none where no CPU is exclusive.
+    fn herding_with(&self, ledger: &Ledger) -> (EnforcementMode, Option<CpuSet>) {
+        let mode = self.isolation.mode;
+        let asked = beside_isolated(ledger)
+            .filter(|_| mode != EnforcementMode::On && self.mode() == EnforcementMode::On);
+        match asked {
+            Some(pool) => (EnforcementMode::On, Some(pool)),
+            None => (mode, has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone())),
+        }
     }
 
     /// Herds others off the CPUs that this cgroup is about to be promised, and lets go of those above it.
     pub(super) fn make_room(&mut self, path: &CgroupPath) {
         self.let_go_around(path);
+        let (effective, pool) = self.herding_with(&self.state.ledger);
+        self.isolation.effective = effective;
         if self.has_no_herd() {
             return;
         }
         let mut promised = self.promised_cgroups();
         promised.insert(path.clone());
-        let ledger = &self.state.ledger;
-        let pool = has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone());
         self.herd_around(&promised, pool.as_ref(), false);
     }
 
     /// Whether nobody is herded, nor to be.
     fn has_no_herd(&self) -> bool {
-        !self.isolation.is_on() && self.state.herded.is_empty()
+        !self.isolation.is_on() && self.state.herded.is_empty() && self.isolation.would.is_empty()
     }
 
     /// What becomes of a cgroup whose allocation ends: it gets back what was found, or goes on with the herd.
     pub(crate) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
-        if self.isolation.mode == EnforcementMode::On && has_exclusive_cpus(after) {
+        if let (EnforcementMode::On, Some(pool)) = self.herding_with(after) {
             let mut promised = self.promised_cgroups();
             promised.remove(path);
             let chosen =
                 choose(|parent| children(&self.hierarchy, parent), &self.isolation.system, &promised);
-            let cpus = chosen.herd.contains(path).then(|| self.share_of(path, after.shared_pool()));
+            let cpus = chosen.herd.contains(path).then(|| self.share_of(path, &pool));
             if let Some(Ok(Some(cpus))) = cpus {
                 self.state.herded.insert(path.clone());
                 return Change::Each(vec![(path.clone(), self.beside_promises(path, Some(&cpus)))]);
@@ -185,7 +216,8 @@ impl Core {
     }
 
     pub(super) fn promised_cgroups(&self) -> BTreeSet<CgroupPath> {
-        let promised = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup);
+        let promised = self.state.guarantees.values().filter(|guarantee| !guarantee.is_named_only());
+        let promised = promised.map(|guarantee| &guarantee.cgroup);
         // Containers keep to the shared pool by themselves.
         let placed = self.state.containers.values().map(|placed| &placed.cgroup);
         promised.chain(placed).cloned().collect()
@@ -193,7 +225,16 @@ impl Core {
 
     /// What a cgroup is to have of the shared pool; `None` if it never had more.
     fn share_of(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
-        let found = self.cpus_found(path).map_err(|error| error.to_string())?;
+        let found = match self.isolation.effective {
+            // For a report what the kernel has will do: systemd would have to be asked again and again, and for long.
+            EnforcementMode::DryRun if self.state.applied.get(path).is_none() => {
+                match Knob::CpusetCpus.read(&self.hierarchy.dir(path)).map_err(|error| error.to_string())? {
+                    Value::Cpus(cpus) => cpus,
+                    _ => CpuSet::new(),
+                }
+            }
+            _ => self.cpus_found(path).map_err(|error| error.to_string())?,
+        };
         let share = if found.is_empty() { pool.clone() } else { &found & pool };
         if share.is_empty() {
             let reason = if pool.is_empty() {
@@ -239,19 +280,20 @@ impl Core {
                 }
             }
         }
-        for (path, refusal) in &refused {
-            self.tell_refused(path, refusal);
+        if self.isolation.effective == EnforcementMode::On {
+            for (path, refusal) in &refused {
+                self.tell_refused(path, refusal);
+            }
         }
         let was = std::mem::replace(&mut self.isolation.refused, refused);
-        let changed = match self.isolation.mode {
-            EnforcementMode::DryRun => self.tell_would(wanted),
-            EnforcementMode::Off | EnforcementMode::On => {
-                let changes = self.changes(&wanted, promised);
-                self.apply(changes)
-            }
+        let (would, wanted) = match self.isolation.effective {
+            EnforcementMode::DryRun => (wanted, BTreeMap::new()),
+            EnforcementMode::Off | EnforcementMode::On => (BTreeMap::new(), wanted),
         };
+        let changes = self.changes(&wanted, promised);
+        let is_news = self.tell_would(would) | self.apply(changes);
         self.count_herd();
-        if changed || was != self.isolation.refused {
+        if is_news || was != self.isolation.refused {
             self.effects.view = true;
         }
     }
@@ -403,7 +445,7 @@ impl Core {
         let mut cgroups: Vec<_> = held.chain(would).chain(refused).collect();
         cgroups.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
         api::Herding {
-            mode: self.isolation.mode,
+            mode: self.isolation.effective,
             cgroups,
             processes_in_root: self.isolation.processes_in_root,
         }

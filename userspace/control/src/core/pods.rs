@@ -477,7 +477,8 @@ impl Core {
     /// have; and all that they are to hold.
     fn guarantees_off_pool(&self) -> Vec<(CgroupPath, Settings)> {
         let wanted = |(name, held): (&String, &Arc<Guarantee>)| {
-            if matches!(held.target, Target::Container(_)) || self.state.releasing.contains(name) {
+            let is_other = matches!(held.target, Target::Container(_)) || held.is_named_only();
+            if is_other || self.state.releasing.contains(name) {
                 return None;
             }
             let account = self.state.ledger.owner(&OwnerId::from(name.as_str()))?;

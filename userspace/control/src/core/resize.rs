@@ -53,6 +53,11 @@ impl Core {
         let cgroup = &held.guarantee.cgroup;
         let limit = new_limit(&held, asked)?;
         check_cpus(&held, asked)?;
+        if asked.memory.is_some() && held.request.terms.without_memory {
+            let problem = "it holds no memory, and gets none while it runs";
+            let allowed = "nothing; release it and ask again with memory";
+            return Err(FieldError::new("memory", problem, allowed).into());
+        }
         self.check_hugepages(&held, asked)?;
         self.check_used(cgroup, limit.filter(|limit| Some(*limit) < held.request.limit))?;
         self.check_fit()?;

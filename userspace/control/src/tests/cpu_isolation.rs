@@ -72,6 +72,104 @@ impl Bench {
 const HERDING: &str = r#"{"enforcement": {"herding": {"mode": "on"}}}"#;
 
 #[tokio::test]
+async fn a_workload_that_asks_has_others_kept_off_its_cpus_alone() {
+    let bench = Bench::new(&["init.scope", "system", "a", "b"]);
+    // The default: others are reported.
+    let run = Run::start(&bench, "{}");
+    assert_eq!(admit(&run.reconciler, "a", 2).await.unwrap().cpus, "1-2");
+    let entry = |cgroup: &str, cpus: &str, state| (cgroup.to_owned(), cpus.to_owned(), state);
+    let would = |cpus: &str| ["/b", "/system"].map(|cgroup| entry(cgroup, cpus, api::HerdState::DryRun));
+    assert_eq!(run.herd(), would("0,3-7"));
+    assert_eq!(bench.cpus(["system", "b"]), ["", ""]);
+
+    let asked = api::AllocationRequest {
+        cpus: Some(api::Cpus::whole(2)),
+        placement: api::Placement { isolate: true, ..api::Placement::default() },
+        ..api::AllocationRequest::new("b", api::Target::Cgroup("/b".to_owned()), "64Mi")
+    };
+    let isolated = run.reconciler.admit(Request::new(&asked).unwrap(), false).await.unwrap();
+    let Answer::Admitted(isolated) = isolated else { panic!("{isolated:?}") };
+    assert!(isolated.cpus == "4-5" && isolated.placement.isolate, "{isolated:?}");
+    // The CPUs of the other one are not kept free.
+    assert_eq!(bench.cpus(["init.scope", "system", "a", "b"]), ["", "0-3,6-7", "1-2", "4-5"]);
+    assert_eq!(run.herd(), [entry("/system", "0-3,6-7", api::HerdState::Herded)]);
+
+    // It holds over a restart, and for what comes later; it ends with the workload that asked.
+    run.end();
+    let run = Run::start(&bench, "{}");
+    bench.appear("new");
+    run.until("it is kept off", |_| (bench.cpus(["new", "system"]) == ["0-3,6-7"; 2]).then_some(()));
+    run.reconciler.release("b".to_owned()).await.unwrap();
+    run.until("they have their CPUs back", |_| (bench.cpus(["new", "system"]) == ["", ""]).then_some(()));
+    let states = || run.herd().into_iter().map(|(_, _, state)| state).collect::<Vec<_>>();
+    assert_eq!(states(), [api::HerdState::DryRun; 3]);
+    run.end();
+}
+
+#[tokio::test]
+async fn a_command_may_have_a_name_and_nothing_promised() {
+    let bench = Bench::new(&["a", "numaward"]);
+    let run = Run::start(&bench, HERDING);
+    let asked = api::AllocationRequest::unpromised("plain", api::Target::Exec);
+    let held = run.reconciler.admit(Request::new(&asked).unwrap(), false).await.unwrap();
+    let Answer::Admitted(held) = held else { panic!("{held:?}") };
+    assert_eq!((held.cgroup.as_str(), held.cpus.as_str(), held.nodes.as_str()), ("/numaward/plain", "", ""));
+    assert!(held.settings.is_empty() && held.memory.is_empty(), "{held:?}");
+    // The kernel makes the knobs.
+    bench.cgroup("numaward/plain");
+    // It is herded like all others, now and after a restart.
+    admit(&run.reconciler, "a", 2).await.unwrap();
+    assert_eq!(bench.cpus(["a", "numaward/plain"]), ["1-2", "0,3-7"]);
+    run.end();
+    let run = Run::start(&bench, HERDING);
+    assert_eq!(bench.cpus(["a", "numaward/plain"]), ["1-2", "0,3-7"]);
+    run.reconciler.release("plain".to_owned()).await.unwrap();
+    assert_eq!(run.reconciler.allocations().allocations.len(), 1);
+    run.end();
+}
+
+#[tokio::test]
+async fn cpus_may_be_promised_without_memory() {
+    let bench = Bench::new(&["a", "b"]);
+    let run = Run::start(&bench, "{}");
+    let asked = |name: &str, cpus| api::AllocationRequest {
+        cpus: Some(api::Cpus::whole(cpus)),
+        memory: None,
+        ..api::AllocationRequest::new(name, api::Target::Cgroup(format!("/{name}")), "")
+    };
+    let held = run.reconciler.admit(Request::new(&asked("a", 2)).unwrap(), false).await.unwrap();
+    let Answer::Admitted(held) = held else { panic!("{held:?}") };
+    assert_eq!((held.cpus.as_str(), held.nodes.as_str(), held.memory.len()), ("1-2", "", 0));
+    let settings: Vec<_> =
+        held.settings.iter().map(|(knob, value)| (knob.as_str(), value.as_str())).collect();
+    assert_eq!(settings, [("cpuset.cpus", "1-2")]);
+    let elsewhere = api::AllocationRequest {
+        placement: api::Placement { nodes: Some("1".parse().unwrap()), ..api::Placement::default() },
+        ..asked("b", 2)
+    };
+    let held = run.reconciler.admit(Request::new(&elsewhere).unwrap(), false).await.unwrap();
+    let Answer::Admitted(held) = held else { panic!("{held:?}") };
+    assert_eq!(held.cpus, "4-5", "the CPUs of node 1");
+
+    // They can be resized, and get memory only when they are asked for anew.
+    let resize = |cpus, memory: Option<&str>| api::Resize {
+        cpus,
+        memory: memory.map(str::to_owned),
+        ..api::Resize::default()
+    };
+    let more = Resize::new("a".to_owned(), &resize(Some(api::Cpus::whole(3)), None)).unwrap();
+    run.reconciler.resize_allocation(more, false).await.unwrap();
+    assert_eq!(bench.cpus(["a"]), ["1-3"]);
+    let memory = Resize::new("a".to_owned(), &resize(None, Some("64Mi"))).unwrap();
+    let refused = run.reconciler.resize_allocation(memory, false).await.unwrap_err().to_string();
+    assert!(refused.contains("memory: it holds no memory"), "{refused}");
+    run.end();
+    let run = Run::start(&bench, "{}");
+    assert_eq!(bench.cpus(["a", "b"]), ["1-3", "4-5"]);
+    run.end();
+}
+
+#[tokio::test]
 async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
     let cgroups = ["init.scope", "system", "user", "user/a", "user/b", "pinned", "outside", "numaward"];
     let bench = Bench::new(&cgroups);
@@ -139,7 +237,8 @@ async fn a_herd_that_is_switched_off_gets_all_back_and_one_above_a_promise_is_le
     admit(&run.reconciler, "user/b", 2).await.unwrap_err();
     assert_eq!(bench.cpus(["user", "user/a", "user/b"]), ["", "4-7", "0,3"]);
     run.end();
-    let run = Run::start(&bench, "{}");
+    let off = r#"{"enforcement": {"herding": {"mode": "off"}}}"#;
+    let run = Run::start(&bench, off);
     assert_eq!(bench.cpus(["user", "user/a", "user/b", "c"]), ["", "4-7", "", "1-2"]);
     assert_eq!(run.herd(), []);
     run.end();

@@ -187,7 +187,7 @@ async fn a_burstable_guarantee_has_a_home_and_follows_its_memory() {
     let home = || reconciler.allocations().allocations[0].nodes.clone();
     assert_eq!(home(), "1");
     // No room there.
-    let resources = api::AllocationRequest { memory: "3500Mi".to_owned(), ..shared("b", None) };
+    let resources = api::AllocationRequest { memory: Some("3500Mi".to_owned()), ..shared("b", None) };
     assert_eq!(give(&reconciler, &resources).await.nodes, "0");
     lies(&bench, "a", [300, 100]);
     std::thread::sleep(std::time::Duration::from_millis(1500));

@@ -370,7 +370,7 @@ impl Native {
     /// What a ledger leaves for those with these terms.
     pub(super) fn room(&self, ledger: &Ledger, terms: &Terms) -> Room {
         let mut room = Room::new(&self.host, ledger);
-        units::only_tiers(&self.host, &mut room, terms, &self.options.memory_tiers);
+        units::only_wanted(&self.host, &mut room, terms, &self.options.memory_tiers);
         room
     }
 

@@ -42,7 +42,7 @@ impl Need {
 
 impl Needs {
     pub(super) fn new(host: &Host, request: &Request, terms: &Terms) -> Result<Self, Refusal> {
-        let guaranteed = request.qos() == QosClass::Guaranteed;
+        let guaranteed = request.qos() == QosClass::Guaranteed || terms.without_memory;
         let containers = request.all_containers().map(|container| {
             let mut amounts = vec![0; host.resources().len()];
             if guaranteed || terms.burstable {
@@ -174,8 +174,14 @@ impl<'a> Wishes<'a> {
     }
 }
 
-/// Takes memory that a request does not want away: of other tiers than it names.
-pub(super) fn only_tiers(host: &Host, room: &mut Room, terms: &Terms, tiers: &BTreeMap<NodeId, MemoryTier>) {
+/// Takes away what a request does not want: other nodes than it names, and memory of other tiers.
+pub(super) fn only_wanted(host: &Host, room: &mut Room, terms: &Terms, tiers: &BTreeMap<NodeId, MemoryTier>) {
+    for at in (0..host.len()).filter(|&at| !terms.nodes.is_empty() && !terms.nodes.contains(host.id(at))) {
+        for number in 0..host.resources().len() {
+            room.close(number, at);
+            room.capacity[number][at] = 0;
+        }
+    }
     if terms.memory_tiers.is_empty() {
         return;
     }

@@ -215,7 +215,7 @@ fn request(name: &str, memory: &str) -> Request {
         name: name.to_owned(),
         target: api::Target::Cgroup(format!("/{name}")),
         cpus: Some(api::Cpus::whole(1)),
-        memory: memory.to_owned(),
+        memory: Some(memory.to_owned()),
         memory_limit: None,
         hugepages: BTreeMap::new(),
         policy: None,

@@ -63,7 +63,7 @@ impl Bench {
             name: name.to_owned(),
             target: api::Target::Cgroup(format!("/{name}")),
             cpus: Some(api::Cpus::whole(1)),
-            memory: format!("{memory}Mi"),
+            memory: Some(format!("{memory}Mi")),
             memory_limit: None,
             hugepages: huge.into_iter().collect(),
             policy: Some(TopologyManagerPolicy::SingleNumaNode),

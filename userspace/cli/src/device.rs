@@ -1,0 +1,118 @@
+//! The NUMA node of a device, by sysfs.
+//!
+//! The kernel shows it in `numa_node` of the device, or of the nearest one above it in the tree that is on a bus that knows
+//! (Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci); -1 where the firmware did not say.
+
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+
+use numaward_topology::NodeId;
+
+/// Why a device has no node.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeviceError {
+    /// It names nothing.
+    #[error(
+        "{name:?} is no device of this host: neither a network interface (/sys/class/net), a block device \
+         (/sys/class/block) nor a PCI address such as 0000:3b:00.0 (/sys/bus/pci/devices)"
+    )]
+    Unknown { name: String },
+    /// It has no hardware behind it, or the firmware says nothing.
+    #[error(
+        "the kernel does not know the NUMA node of {name}: it is virtual, or the firmware does not say; name the node itself"
+    )]
+    NoNode { name: String },
+}
+
+/// The node of a network interface, a block device or a PCI address of the host with this root directory.
+pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
+    let is_name = !name.is_empty() && !name.contains('/') && name != "." && name != "..";
+    let name = name.strip_prefix("/dev/").filter(|name| !name.contains('/')).unwrap_or(if is_name {
+        name
+    } else {
+        ""
+    });
+    let unknown = || DeviceError::Unknown { name: name.to_owned() };
+    if name.is_empty() {
+        return Err(unknown());
+    }
+    let sys = root.join("sys");
+    // Without the domain, it is the first one.
+    let full = format!("0000:{name}");
+    let places =
+        [("class/net", name), ("class/block", name), ("bus/pci/devices", name), ("bus/pci/devices", &full)];
+    let found = places.iter().find_map(|(place, name)| sys.join(place).join(name).canonicalize().ok());
+    nearest(root, &found.ok_or_else(unknown)?, name)
+}
+
+/// The node of the block device that a file is on.
+pub(crate) fn node_of_file(root: &Path, file: &Path) -> Result<NodeId, DeviceError> {
+    let name = file.display().to_string();
+    let device = fs::metadata(file).map_err(|_| DeviceError::Unknown { name: name.clone() })?.dev();
+    let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let found = root.join("sys/dev/block").join(numbers).canonicalize();
+    nearest(root, &found.map_err(|_| DeviceError::NoNode { name: name.clone() })?, &name)
+}
+
+/// The node of the nearest device that has one, from this one upwards.
+fn nearest(root: &Path, found: &Path, name: &str) -> Result<NodeId, DeviceError> {
+    let no_node = || DeviceError::NoNode { name: name.to_owned() };
+    let top = root.join("sys").canonicalize().map_err(|_| no_node())?;
+    let above = found.ancestors().take_while(|above| above.starts_with(&top) && **above != top);
+    let mut nodes = above.filter_map(|above| fs::read_to_string(above.join("numa_node")).ok());
+    nodes.find_map(|text| text.trim().parse().ok()).map(NodeId).ok_or_else(no_node)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_on_the_node_of_the_nearest_bus_that_knows() {
+        let root = tempfile::tempdir().unwrap();
+        let sys = root.path().join("sys");
+        let device = |path: &str, node: Option<&str>| {
+            let dir = sys.join("devices").join(path);
+            fs::create_dir_all(&dir).unwrap();
+            if let Some(node) = node {
+                fs::write(dir.join("numa_node"), node).unwrap();
+            }
+        };
+        device("pci0000:3a/0000:3b:00.0", Some("1\n"));
+        device("pci0000:3a/0000:3b:00.0/net/eth0", None);
+        device("pci0000:00/0000:01:00.0", Some("0\n"));
+        device("pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/nvme0n1p1", None);
+        device("pci0000:00/0000:02:00.0", Some("-1\n"));
+        device("pci0000:00/0000:03:00.0", Some("junk\n"));
+        device("virtual/net/lo", None);
+        let link = |place: &str, name: &str, target: &str| {
+            fs::create_dir_all(sys.join(place)).unwrap();
+            symlink(sys.join("devices").join(target), sys.join(place).join(name)).unwrap();
+        };
+        link("class/net", "eth0", "pci0000:3a/0000:3b:00.0/net/eth0");
+        link("class/net", "lo", "virtual/net/lo");
+        link("class/block", "nvme0n1p1", "pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/nvme0n1p1");
+        for address in ["0000:3b:00.0", "0000:02:00.0", "0000:03:00.0"] {
+            let bus = if address.contains("3b") { "pci0000:3a" } else { "pci0000:00" };
+            link("bus/pci/devices", address, &format!("{bus}/{address}"));
+        }
+        for (name, expected) in
+            [("eth0", 1), ("nvme0n1p1", 0), ("/dev/nvme0n1p1", 0), ("0000:3b:00.0", 1), ("3b:00.0", 1)]
+        {
+            assert_eq!(node(root.path(), name).unwrap(), NodeId(expected), "{name}");
+        }
+        for (name, words) in [
+            ("lo", "does not know the NUMA node of lo"),
+            ("0000:02:00.0", "does not know"),
+            ("0000:03:00.0", "does not know"),
+            ("eth1", "\"eth1\" is no device of this host"),
+            ("", "is no device"),
+            ("..", "is no device"),
+            ("../../devices", "is no device"),
+        ] {
+            let error = node(root.path(), name).unwrap_err().to_string();
+            assert!(error.contains(words), "{name}: {error}");
+        }
+    }
+}

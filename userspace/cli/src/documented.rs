@@ -1,0 +1,178 @@
+//! Every command that the documents show is one that this program takes: its real parser reads it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::{Parser as _, error::ErrorKind};
+
+use crate::args::Cli;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// All documents: the book, the README files, and what is deployed with comments.
+fn documents() -> Vec<PathBuf> {
+    let (mut found, mut open) = (
+        vec![root().join("README.md"), root().join("SECURITY.md")],
+        vec![root().join("docs"), root().join("deploy")],
+    );
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(&folder).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if entry.file_type().unwrap().is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The words of a command as a shell has them, up to where another begins; none where it cannot be read.
+fn words(command: &str) -> Option<Vec<String>> {
+    let (mut words, mut word) = (Vec::new(), None::<String>);
+    let mut rest = command.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '\'' | '"' => loop {
+                match rest.next()? {
+                    end if end == c => {
+                        word.get_or_insert_default();
+                        break;
+                    }
+                    inside => word.get_or_insert_default().push(inside),
+                }
+            },
+            '#' if word.is_none() => break,
+            '|' | ';' | '&' | '>' => break,
+            c if c.is_whitespace() => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    Some(words)
+}
+
+/// The commands of a document with their lines: in blocks of a shell, and between backquotes.
+fn commands(text: &str) -> Vec<(usize, String, bool)> {
+    let mut found = Vec::new();
+    let mut block: Option<bool> = None;
+    let mut lines = (1..).zip(text.lines());
+    while let Some((number, line)) = lines.next() {
+        if let Some(kind) = line.trim_start().strip_prefix("```") {
+            block = match block {
+                Some(_) => None,
+                None => Some(matches!(kind.trim(), "" | "sh" | "bash" | "console" | "shell")),
+            };
+            continue;
+        }
+        match block {
+            Some(true) => {
+                let mut whole = line.to_owned();
+                while let Some(begun) = whole.strip_suffix('\\') {
+                    let Some((_, next)) = lines.next() else { break };
+                    whole = format!("{begun} {}", next.trim());
+                }
+                found.extend(of_a_line(&whole).map(|command| (number, command, true)));
+            }
+            Some(false) => {}
+            None => {
+                let spans = line.split('`').skip(1).step_by(2);
+                let ours = spans.filter(|span| span.starts_with("numaward ") && !span.contains(['…', ',']));
+                found.extend(ours.map(|span| (number, span.to_owned(), false)));
+            }
+        }
+    }
+    found
+}
+
+/// The part of a line that is a command of ours, whatever runs it. An arrow is one of a drawing.
+fn of_a_line(line: &str) -> Option<String> {
+    let line = Some(line.trim_start()).filter(|line| !line.contains("-->"))?;
+    let line = line.strip_prefix("$ ").or_else(|| line.strip_prefix("# ")).unwrap_or(line);
+    for before in ["cargo run -q -p numaward -- ", "cargo run -p numaward -- "] {
+        if let Some(rest) = line.strip_prefix(before) {
+            return Some(format!("numaward {rest}"));
+        }
+    }
+    // What runs a command: `sudo`, `kubectl exec … --`, `docker run IMAGE`, variables.
+    let is_runner = |word: &str| {
+        word.contains('=')
+            || ["sudo", "kubectl", "watch", "time", "docker", "podman", "systemd-run", "nsenter"]
+                .contains(&word)
+    };
+    let at = line.find("numaward ").filter(|at| *at == 0 || line[..*at].ends_with([' ', '/', '(']))?;
+    let runs = line[..at].split_whitespace().next();
+    let is_ours = at == 0
+        || runs.is_some_and(|word| is_runner(word) || word.ends_with('/') && line[..at].trim() == word);
+    // `kubectl -n numaward exec … -- numaward status`: the last one is the command.
+    let at = if runs == Some("kubectl") { line.rfind("-- numaward ")? + 3 } else { at };
+    is_ours.then(|| line[at..].to_owned())
+}
+
+/// Whether a word in capitals stands for a value.
+fn is_pattern(command: &str) -> bool {
+    command.split(' ').any(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()))
+}
+
+/// What is wrong with a command; an example between backquotes may go without what is required.
+fn problem(command: &str, is_whole: bool) -> Option<String> {
+    let Some(words) = words(command) else { return Some("it has an open quote".to_owned()) };
+    match Cli::try_parse_from(words) {
+        Ok(_) => None,
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => None,
+            ErrorKind::MissingRequiredArgument
+            | ErrorKind::MissingSubcommand
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                if !is_whole =>
+            {
+                None
+            }
+            // `--cpus N`: a placeholder.
+            ErrorKind::ValueValidation if !is_whole && is_pattern(command) => None,
+            _ => Some(error.to_string()),
+        },
+    }
+}
+
+#[test]
+fn every_command_of_the_documents_is_one() {
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for (line, command, is_whole) in commands(&text) {
+            count += 1;
+            if let Some(problem) = problem(&command, is_whole) {
+                let name = path.strip_prefix(root()).unwrap().display();
+                wrong.push(format!("{name}:{line}: {command}\n{problem}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(count > 60, "only {count} commands were found: are the documents read?");
+}
+
+#[test]
+fn a_wrong_command_is_found() {
+    let text = "Text `numaward status --sideways` and `numaward exec`.\n```yaml\nnumaward nothing here\n```\n```console\n$ numaward topology   # shown\n\
+                $ numaward exec --cpus 2 \\\n    -- ./server\nsudo numaward bogus\nkubectl -n numaward exec daemonset/numaward -- numaward top\n\
+                curl x | grep numaward_ \n```\n";
+    let found = commands(text);
+    let found: Vec<_> =
+        found.iter().map(|(line, command, whole)| (*line, problem(command, *whole).is_some())).collect();
+    assert_eq!(found, [(1, true), (1, false), (6, false), (7, false), (9, true), (10, false)]);
+    for wrong in [
+        "numaward exec",
+        "numaward exec --cpus 2 ./server",
+        "numaward events --kind nonsense",
+        "numaward get 'open",
+    ] {
+        assert!(problem(wrong, true).is_some(), "{wrong}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Lists of nodes and CPUs as numactl(8) reads them: `0-1,3`, `all`, `!0`, `+0`, `netdev:eth0`.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use numaward_topology::{
+    NodeSet,
+    set::{Id, IdSet},
+};
+
+use crate::device;
+
+/// Reads a list of ids out of those that are allowed. Names are looked up by `resolve`.
+///
+/// With `!` in front the others are meant, and with `+` numbers count the allowed ids. A range leaves nothing open: each id
+/// of it has to be allowed.
+pub(super) fn list<T: Id>(
+    what: &str,
+    text: &str,
+    allowed: &IdSet<T>,
+    resolve: impl Fn(&str) -> anyhow::Result<Option<IdSet<T>>>,
+) -> anyhow::Result<IdSet<T>> {
+    let (inverted, rest) = strip(text, '!');
+    let (relative, rest) = strip(rest, '+');
+    let mut found = IdSet::new();
+    for part in rest.split(',').filter(|_| !rest.is_empty()) {
+        if part == "all" {
+            found = allowed.clone();
+            continue;
+        }
+        if let Some(named) = resolve(part)? {
+            if let Some(outside) = named.iter().find(|id| !allowed.contains(*id)) {
+                bail!(
+                    "{what} {text:?}: {part} is on {what} {}, which this process may not use",
+                    outside.as_u32()
+                );
+            }
+            found.extend(named.iter());
+            continue;
+        }
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let [first, last] = [first, last].map(|number| id(what, text, number, relative, allowed));
+        let (first, last) = (first?, last?);
+        if last < first {
+            bail!("{what} {text:?}: the range {part} goes backwards");
+        }
+        for number in first..=last {
+            let id = T::from_u32(number);
+            if !allowed.contains(id) {
+                bail!(
+                    "{what} {text:?}: {what} {number} is not there, or this process may not use it ({allowed})"
+                );
+            }
+            found.insert(id);
+        }
+    }
+    Ok(if inverted { allowed.iter().filter(|id| !found.contains(*id)).collect() } else { found })
+}
+
+fn strip(text: &str, sign: char) -> (bool, &str) {
+    text.strip_prefix(sign).map_or((false, text), |rest| (true, rest))
+}
+
+/// A number as strtoul(3) reads it: also hexadecimal and octal. A relative one counts the allowed ids.
+fn id<T: Id>(
+    what: &str,
+    text: &str,
+    number: &str,
+    relative: bool,
+    allowed: &IdSet<T>,
+) -> anyhow::Result<u32> {
+    let (digits, radix) = match number.strip_prefix("0x").or_else(|| number.strip_prefix("0X")) {
+        Some(digits) => (digits, 16),
+        None if number.len() > 1 && number.starts_with('0') => (&number[1..], 8),
+        None => (number, 10),
+    };
+    let read = Some(digits).filter(|digits| digits.chars().all(|c| c.is_ascii_alphanumeric()));
+    let read = read.and_then(|digits| u32::from_str_radix(digits, radix).ok());
+    let read = read.with_context(|| {
+        format!("{what} {text:?}: {number:?} is no number; write a list such as 0-1,3, all, !0 or +0")
+    })?;
+    if !relative {
+        return Ok(read);
+    }
+    let counted = allowed.iter().nth(read as usize).map(Id::as_u32);
+    counted.with_context(|| {
+        format!("{what} {text:?}: there are only {} that this process may use", allowed.len())
+    })
+}
+
+/// The node of what a name such as `netdev:eth0` means; none for what is no name.
+pub(super) fn named_node(root: &Path, part: &str) -> anyhow::Result<Option<NodeSet>> {
+    let Some((kind, name)) = part.split_once(':') else { return Ok(None) };
+    let node = match kind {
+        "netdev" | "block" | "pci" => device::node(root, name)?,
+        "file" => device::node_of_file(root, Path::new(name))?,
+        "ip" => bail!("{part:?}: routes are not looked up; name the interface, as netdev:eth0"),
+        _ => bail!("{part:?}: unknown kind of device; there are netdev:, block:, pci: and file:"),
+    };
+    Ok(Some(NodeSet::single(node)))
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::NodeId;
+
+    use super::*;
+
+    #[test]
+    fn lists_are_read_as_numactl_does() {
+        let allowed: NodeSet = "0-1,3,9".parse().unwrap();
+        let read = |text: &str| {
+            let named = |part: &str| Ok((part == "netdev:eth0").then(|| NodeSet::single(NodeId(3))));
+            list("node", text, &allowed, named).map(|nodes| nodes.to_string())
+        };
+        for (text, expected) in [
+            ("0", "0"),
+            ("0,3", "0,3"),
+            ("0-1", "0-1"),
+            ("all", "0-1,3,9"),
+            ("!0", "1,3,9"),
+            ("!all", ""),
+            ("!0-1,9", "3"),
+            ("+2", "3"),
+            ("!+3", "0-1,3"),
+            ("+0-1", "0-1"),
+            ("0x9", "9"),
+            ("011", "9"),
+            ("netdev:eth0,0", "0,3"),
+            ("", ""),
+        ] {
+            assert_eq!(read(text).unwrap(), expected, "{text}");
+        }
+        for (text, words) in [
+            ("2", "node 2 is not there"),
+            ("0-3", "node 2 is not there"),
+            ("1-0", "goes backwards"),
+            ("x", "\"x\" is no number"),
+            ("0-", "\"\" is no number"),
+            ("0,", "\"\" is no number"),
+            (",", "\"\" is no number"),
+            ("+4", "there are only 4"),
+            ("-1", "\"\" is no number"),
+            ("0x", "\"0x\" is no number"),
+            ("99999999999", "is no number"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

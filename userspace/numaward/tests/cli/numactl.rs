@@ -1,0 +1,215 @@
+//! `numaward numactl` against numactl itself: what a command has in the end is the same, option by option.
+
+use std::process::{Command, Output};
+
+use crate::common::numaward;
+
+/// What a command says of itself: its CPUs, its nodes, and its policy as `get_mempolicy` and `numa_maps` have it. The
+/// outer program stays the same for both.
+const PROBE: &str = "\
+    grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status
+    numactl --show | grep -E '^(policy|physcpubind|cpubind|nodebind|membind):'
+    sed -n '/stack/{s/^[0-9a-f]* \\([^ ]*\\) .*/\\1/p;q}' /proc/self/numa_maps";
+
+/// Debian's numactl; none where it is not installed.
+fn has_numactl() -> bool {
+    let found = Command::new("numactl").arg("--version").output().is_ok();
+    assert!(
+        found || std::env::var("CI").as_deref() != Ok("true"),
+        "numactl (Debian package numactl) is missing"
+    );
+    if !found {
+        eprintln!("skipped: numactl (Debian package numactl) is missing");
+    }
+    found
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs both with the same arguments. No daemon is reachable.
+fn both(arguments: &[&str]) -> [Output; 2] {
+    let ours = numaward(&[&["numactl"], arguments].concat())
+        .env("NUMAWARD_SERVER", "/nonexistent/control.sock")
+        .output()
+        .unwrap();
+    [Command::new("numactl").args(arguments).output().unwrap(), ours]
+}
+
+#[test]
+fn a_command_has_what_numactl_gives_it() {
+    if !has_numactl() {
+        return;
+    }
+    let table: &[&[&str]] = &[
+        &[],
+        &["--"],
+        &["-N", "0"],
+        &["-N0"],
+        &["--cpunodebind=0"],
+        &["--cpunodebind", "all"],
+        &["--cpubind", "0"],
+        &["-c", "0"],
+        &["-C", "0"],
+        &["-C", "+0"],
+        &["-C", "all"],
+        &["-C", "!0"],
+        &["-C", "0x0"],
+        &["--physcpubind=0"],
+        &["--physcpu=0"],
+        &["-m", "0"],
+        &["-m0"],
+        &["--membind=+0"],
+        &["--membind", "all"],
+        &["--mem=0"],
+        &["-m", "00"],
+        &["-p", "0"],
+        &["--preferred=0"],
+        &["--preferred", "+0"],
+        &["-P", "0"],
+        &["--preferred-many=all"],
+        &["-i", "0"],
+        &["--interleave=all"],
+        &["--interleave", "!0"],
+        &["-l"],
+        &["--localalloc"],
+        &["-a", "-C", "0"],
+        &["--all", "--membind=0"],
+        &["-al"],
+        &["-aN", "0", "-m", "0"],
+        &["-N", "0", "-C", "0", "-i", "0"],
+        &["-b", "-m", "0"],
+    ];
+    for options in table {
+        let [theirs, ours] = both(&[options, &["sh", "-c", PROBE][..]].concat());
+        assert!(theirs.status.success(), "{options:?}: {theirs:?}");
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{options:?}: {}", text(&ours.stderr));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{options:?}");
+        let said = text(&ours.stderr);
+        assert!(
+            said.lines().count() == 1 && said.contains("is not registered, and runs all the same"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn what_numactl_refuses_is_refused() {
+    if !has_numactl() {
+        return;
+    }
+    let table: &[&[&str]] = &[
+        &[],
+        &["-m", "0"],
+        &["-m"],
+        &["-N"],
+        &["--bogus", "true"],
+        &["-Z", "true"],
+        &["--pref", "0", "true"],
+        &["--all=1", "true"],
+        &["-m", "1023", "true"],
+        &["-m", "0,1023", "true"],
+        &["-m", "0-1023", "true"],
+        &["-m", "x", "true"],
+        &["-m", "0-", "true"],
+        &["-m", ",", "true"],
+        &["-m", "+1", "true"],
+        &["-m", "!0", "true"],
+        &["-p", "!0", "true"],
+        &["-P", "!0", "true"],
+        &["-N", "!0", "true"],
+        &["-C", "99999", "true"],
+        &["-C", "+99", "true"],
+        &["-l", "-m", "0", "true"],
+        &["-m", "0", "-i", "0", "true"],
+        &["-m", "netdev:lo", "true"],
+        &["-m", "netdev:none", "true"],
+        &["-m", "file:/nonexistent", "true"],
+        &["-m", "0", "no-such-command"],
+        &["-m", "0", "/etc/passwd"],
+    ];
+    for arguments in table {
+        let [theirs, ours] = both(arguments);
+        assert_eq!(theirs.status.code(), Some(1), "{arguments:?}: {theirs:?}");
+        assert_eq!(ours.status.code(), Some(1), "{arguments:?}: {ours:?}");
+        assert!(
+            text(&ours.stderr).contains("numaward: ") && ours.stdout.is_empty(),
+            "{arguments:?}: {ours:?}"
+        );
+    }
+}
+
+#[test]
+fn exit_codes_and_arguments_are_passed_on() {
+    if !has_numactl() {
+        return;
+    }
+    for arguments in [
+        &["-m", "0", "sh", "-c", "exit 7"][..],
+        &["-m", "0", "--", "sh", "-c", "echo -m \"$0\"; exit 3", "-N"],
+        &["sh", "-c", "kill -TERM $$"],
+        &["echo", "-m", "9", "--show"],
+    ] {
+        let [theirs, ours] = both(arguments);
+        assert_eq!((ours.status, text(&ours.stdout)), (theirs.status, text(&theirs.stdout)), "{arguments:?}");
+    }
+}
+
+#[test]
+fn the_policy_and_the_hardware_are_shown_alike() {
+    if !has_numactl() {
+        return;
+    }
+    let same = |line: &&str| {
+        !line.contains("free:") && !line.trim_end().is_empty() && !line.starts_with("preferred")
+    };
+    for arguments in [
+        &["--show"][..],
+        &["-s"],
+        &["-m", "0", "-s"],
+        &["-p", "0", "-C", "0", "--show"],
+        &["-i", "0", "--show"],
+        &["-H"],
+        &["--hardware"],
+    ] {
+        let [theirs, ours] = both(arguments).map(|output| {
+            assert!(output.status.success(), "{arguments:?}: {output:?}");
+            let printed = text(&output.stdout);
+            printed.lines().filter(same).map(str::trim_end).collect::<Vec<_>>().join("\n")
+        });
+        assert_eq!(ours, theirs, "{arguments:?}");
+    }
+}
+
+/// A kernel without a policy refuses it with the version that has it; with it, the policy is what was asked for.
+#[test]
+fn weighted_interleave_is_given_or_refused_with_the_reason() {
+    let output = numaward(&[
+        "numactl",
+        "-w",
+        "0",
+        "grep",
+        "-m1",
+        "-o",
+        " weighted interleave:0 ",
+        "/proc/self/numa_maps",
+    ])
+    .env("NUMAWARD_SERVER", "/nonexistent/control.sock")
+    .output()
+    .unwrap();
+    match output.status.code() {
+        Some(0) => assert_eq!(text(&output.stdout), " weighted interleave:0 \n"),
+        code => {
+            assert_eq!(code, Some(1), "{output:?}");
+            assert!(text(&output.stderr).contains("it takes Linux 6.9 or newer"), "{output:?}");
+        }
+    }
+}
+
+#[test]
+fn the_help_lists_the_options_of_numactl() {
+    let output = numaward(&["numactl", "--help"]).output().unwrap();
+    let help = text(&output.stdout);
+    assert!(output.status.success() && help.contains("--weighted-interleave/-w"), "{output:?}");
+}
