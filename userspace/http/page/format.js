@@ -80,7 +80,9 @@ export function guarantee({ cpus, memory, nodes: all }) {
   const sizes = new Map();
   for (const { kind, bytes: size } of memory) sizes.set(kind, (sizes.get(kind) ?? 0) + size);
   const parts = count > 0 ? [counted(count, "CPU")] : [];
-  for (const [kind, size] of sizes) parts.push(kind === "memory" ? bytes(size) : `${bytes(size)} of ${kind}`);
+  // What is promised is mostly a round number.
+  const round = (size) => bytes(size).replace(/\.0+ /, " ");
+  for (const [kind, size] of sizes) parts.push(kind === "memory" ? round(size) : `${round(size)} of ${kind}`);
   return `${parts.join(", ") || "shared CPUs"}${all ? ` on ${nodes(all)}` : ""}`;
 }
 
