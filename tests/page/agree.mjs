@@ -68,10 +68,10 @@ async function drawn(page) {
   await page.waitForFunction((seen) => performance.getEntriesByName("numaward-update").length >= seen + 2, { timeout: 60_000 }, seen);
 }
 
-/** What the node cards show: by node, by name. */
+/** What the node cards show of memory: by node, by name. */
 const cards = (page) => page.$$eval(".node", (cards) => cards.map((card) => ({
-  node: /\d+/.exec(card.querySelector("h4").textContent)[0],
-  ...Object.fromEntries([...card.querySelectorAll("dt")].map((name) => [name.textContent, name.nextElementSibling.textContent])),
+  node: card.dataset.node,
+  ...Object.fromEntries([...card.querySelectorAll("[data-kind=memory] [data-figure]")].map((figure) => [figure.dataset.figure, figure.textContent])),
 })));
 
 /** The rows of the table by node of the workload that is open. */
@@ -103,7 +103,7 @@ export async function agree(page, url) {
       const figures = seen.flatMap((card) => {
         const of = (name, labels) => [key(name, [label("numa_node", card.node), label("kind", "memory"), ...labels])];
         return [
-          { what: `node ${card.node}, memory`, text: card.memory, keys: of("numaward_node_memory_bytes", [label("state", "total")]) },
+          { what: `node ${card.node}, memory`, text: card.total, keys: of("numaward_node_memory_bytes", [label("state", "total")]) },
           { what: `node ${card.node}, free`, text: card.free, keys: of("numaward_node_memory_unused_bytes", []) },
         ];
       });
@@ -114,11 +114,11 @@ export async function agree(page, url) {
   const { workloads } = await (await fetch(new URL("api/v1/workloads", url))).json();
   const names = workloads.map(({ workload }) => workload);
   const alone = new Set(names.filter((name) => names.indexOf(name) === names.lastIndexOf(name)));
-  const rows = await page.$$eval("#rows tr[data-key] button", (buttons) => buttons.map((button) => button.textContent));
+  const rows = await page.$$eval("#rows tr[data-key] a", (links) => links.map((link) => link.textContent));
   const chosen = rows.filter((name) => alone.has(name)).slice(0, 4);
   if (chosen.length === 0) throw new Error("no workload to compare");
   for (const name of chosen) {
-    await page.evaluate((name) => [...document.querySelectorAll("#rows tr[data-key] button")].find((button) => button.textContent === name)?.click(), name);
+    await page.evaluate((name) => [...document.querySelectorAll("#rows tr[data-key] a")].find((link) => link.textContent === name)?.click(), name);
     await page.waitForSelector("#detail[open]");
     const figures = (rows) => rows.flatMap(([node, resident, local, remote]) => {
       const labels = [...workloadLabels(name), label("numa_node", node)];

@@ -14,6 +14,26 @@ export const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; 
 export const EVIL = `"><img src=x onerror=alert(1)>\n${"long".repeat(2560)}`;
 
 const NODES = [0, 1, 2, 3];
+/** How long the daemon has run when the page is opened, in milliseconds. */
+const UPTIME = 1_200_000;
+
+/** A large machine: two sockets of 64 cores with two threads each, eight nodes, and a cache for each eight cores. */
+export function large(topology) {
+  const ids = [...Array(8).keys()];
+  // As the kernel numbers them: the second threads after all the first ones.
+  const range = (first, count) => `${first}-${first + count - 1},${first + 128}-${first + 127 + count}`;
+  topology.nodes = ids.map((node) => ({
+    ...topology.nodes[0],
+    node,
+    cpus: range(node * 16, 16),
+    memoryOnly: false,
+    distances: Object.fromEntries(ids.map((other) => [other, node === other ? 10 : node >> 2 === other >> 2 ? 12 : 32])),
+  }));
+  topology.sockets = [0, 1].map((socket) => ({ socket, cpus: range(socket * 64, 64), nodes: `${socket * 4}-${socket * 4 + 3}`, cores: 64 }));
+  topology.lastLevelCaches = [...Array(16).keys()].map((cache) => ({ cpus: range(cache * 8, 8) }));
+  topology.cores = [...Array(128).keys()].map((core) => ({ cpus: `${core},${core + 128}` }));
+  topology.onlineCpus = topology.possibleCpus = "0-255";
+}
 
 function topology() {
   const cpus = (node) => `${node * 8}-${node * 8 + 7}`;
@@ -27,12 +47,20 @@ function topology() {
       memoryOnly: node === 3,
     })),
     sockets: [{ socket: 0, cpus: "0-15", nodes: "0-1", cores: 16 }, { socket: 1, cpus: "16-23", nodes: "2", cores: 8 }],
-    lastLevelCaches: [],
+    lastLevelCaches: [{ cpus: "0-1,4-5" }, { cpus: "2-3,6-7" }],
+    cores: [0, 1, 2, 3].map((core) => ({ cpus: `${core},${core + 4}` })),
     onlineCpus: "0-23",
     possibleCpus: "0-23",
     isolatedCpus: "7",
     memoryBlockSizeBytes: 134217728,
   };
+}
+
+const NOTHING = { localBytesPerSecond: [null], remoteBytesPerSecond: [null], missedBytesPerSecond: [null], residentBytes: [null] };
+
+/** Rates that go up and down. */
+function wave(count, most) {
+  return Array.from({ length: count }, (_, index) => Math.round((most * (1 + Math.sin(index / 4))) / 2));
 }
 
 const ALLOCATION = {
@@ -43,7 +71,8 @@ const ALLOCATION = {
   cpus: "2-5",
   nodes: "0",
   memory: [{ kind: "memory", nodes: "0", bytes: 8 * GIB }],
-  settings: { "cpuset.cpus": "2-5", "cpuset.mems": "0" },
+  enforced: true,
+  settings: { "cpuset.cpus": "2-5", "cpuset.mems": "0", "memory.min": String(8 * GIB) },
   drift: [
     { cgroup: "/system.slice/database.service", knob: "cpuset.mems", wanted: "0", found: "0-3", state: "left", count: 11, noticed: "write" },
     { cgroup: "/system.slice", knob: "cpuset.cpus", wanted: "0-23", found: "0-1", state: "left", count: 11, noticed: "write" },
@@ -66,11 +95,17 @@ export class Host {
   /** Whether tasks of others run on CPU 3, which is exclusive. */
   intruded = false;
   #intrusion = 0;
+  /** Pages of the database on a node that is not promised to it, in bytes: what is missed and lies there. */
+  missed = 0;
+  /** Whether its knobs hold what was written. */
+  drifts = true;
+  #now = () => UPTIME + this.#turn * 1000;
 
   constructor(count, change = () => {}) {
     this.count = count;
     this.topology = topology();
     change(this.topology);
+    this.nodes = this.topology.nodes.map(({ node }) => node);
   }
 
   async start() {
@@ -112,22 +147,22 @@ export class Host {
       { workload: "unknown", kind: "cgroup", cgroup: "/unknown", home: null },
     ];
     for (let index = named.length; index < this.count; index += 1) {
-      named.push({ workload: `worker-${index}`, kind: "unit", cgroup: `/work.slice/worker-${index}.service`, home: index % 4 });
+      named.push({ workload: `worker-${index}`, kind: "unit", cgroup: `/work.slice/worker-${index}.service`, home: index % this.nodes.length });
     }
     return named.map((row, index) => ({
       workload: row.workload,
       kind: row.kind,
       cgroup: row.cgroup,
       counters: row.home === null ? "none" : "own",
-      nodes: row.home === null ? NODES.map((node) => ({ node })) : NODES.map((node) => ({
+      nodes: row.home === null ? this.nodes.map((node) => ({ node })) : this.nodes.map((node) => ({
         node,
         allocated: {
           localBytes: node === row.home ? this.#turn * 4096 * (index + 1) : 0,
           remoteBytes: node === row.home ? 0 : this.#turn * 1024 * (index % 7),
           kernelBytes: 4096,
         },
-        ...(index === 0 ? { missedBytes: 0 } : {}),
-        resident: { anonBytes: node === row.home ? (this.count - index) * 1048576 : 0, fileBytes: 0, kernelBytes: 0 },
+        ...(index === 0 ? { missedBytes: node === 1 ? this.missed : 0 } : {}),
+        resident: { anonBytes: node === row.home ? (this.count - index) * 1048576 : index === 0 && node === 1 ? this.missed : 0, fileBytes: 0, kernelBytes: 0 },
       })),
       activity: {
         sampling: index === 0 ? "skipped_cpuset" : "on",
@@ -138,16 +173,19 @@ export class Host {
 
   #sample(full, workloads) {
     return {
-      atMillis: 60_000 + this.#turn * 1000,
+      atMillis: this.#now(),
       full,
       promises: 1,
-      nodes: NODES.map((node) => ({
+      nodes: this.topology.nodes.map(({ node, cpus }) => ({
         node,
-        cpus: node === 3 ? "" : `${node * 8}-${node * 8 + 7}`,
-        memory: [{ kind: "memory", totalBytes: 64 * GIB, freeBytes: 32 * GIB }],
-        allocated: { localBytes: 0, remoteBytes: 0, kernelBytes: 0 },
+        cpus,
+        memory: [
+          { kind: "hugepages-2Mi", totalBytes: GIB, freeBytes: node === 0 ? GIB / 4 : GIB },
+          { kind: "memory", totalBytes: 64 * GIB, freeBytes: 32 * GIB },
+        ],
+        allocated: { localBytes: this.#turn * 30_000_000 * (node + 1), remoteBytes: this.#turn * 9_000_000 * (node % 3), kernelBytes: 0 },
       })),
-      accesses: NODES.slice(0, 3).map((node) => ({
+      accesses: this.nodes.filter((node) => node !== 3).map((node) => ({
         node,
         localPages: this.#turn * 100,
         remotePages: this.#turn * 10,
@@ -167,23 +205,77 @@ export class Host {
     };
   }
 
+  #history() {
+    const series = (stepSeconds, count) => ({
+      stepSeconds,
+      endMillis: this.#now(),
+      nodes: this.nodes.map((node) => ({
+        node,
+        localBytesPerSecond: wave(count, 30_000_000 * (node + 1)),
+        remoteBytesPerSecond: wave(count, 9_000_000 * (node % 3)),
+        freeBytes: Array(count).fill(32 * GIB),
+      })),
+      missedBytesPerSecond: Array(count).fill(0),
+    });
+    return { kept: this.count, dropped: 0, recent: series(5, 120), hour: series(60, 20) };
+  }
+
   async #serve(request, response) {
     const url = new URL(request.url, this.url);
     this.requests.push(url.pathname);
+    const path = decodeURIComponent(url.pathname);
     const json = (value) => {
       response.writeHead(200, { "content-type": "application/json" });
       response.end(JSON.stringify(value));
     };
-    switch (url.pathname) {
+    switch (path) {
       case "/api/v1/topology":
         return json(this.topology);
       case "/api/v1/version":
         return json({ version: "0.0.0", kernel: "6.12", architecture: "x86_64" });
+      case "/api/v1/status":
+        return json({
+          host: "rack7-node12",
+          version: "0.0.0",
+          probes: [
+            { probe: "alloc", mode: "tp_btf" },
+            { probe: "hint", mode: "absent", reason: `no BTF: ${EVIL.slice(0, 40)}` },
+            { probe: "hardware", mode: "absent", reason: "switched off by probes.hardware.enabled" },
+          ],
+          headroom: [],
+          degraded: [],
+        });
+      case "/api/v1/history":
+        return json(this.#history());
+      case "/api/v1/history/workloads":
+        return json({
+          stepSeconds: 10,
+          endMillis: this.#now(),
+          workloads: this.workloads().slice(0, 40).map((row, index) => ({
+            key: row.cgroup,
+            localBytesPerSecond: wave(60, (index + 1) * 400_000),
+            remoteBytesPerSecond: wave(60, (index % 4) * 300_000),
+          })),
+        });
+      case "/api/v1/workloads//evil/history":
+      case "/api/v1/workloads//unknown/history":
+        return json({ recent: { stepSeconds: 5, endMillis: this.#now(), ...NOTHING }, hour: { stepSeconds: 60, endMillis: this.#now(), ...NOTHING } });
+      case "/api/v1/workloads//system.slice/database.service/history": {
+        const series = (stepSeconds, count) => ({
+          stepSeconds,
+          endMillis: this.#now(),
+          localBytesPerSecond: wave(count, 60_000_000),
+          remoteBytesPerSecond: wave(count, 7_000_000).map((value, index) => (index > 40 && index < 50 ? null : value)),
+          missedBytesPerSecond: Array(count).fill(0),
+          residentBytes: Array.from({ length: count }, (_, index) => (3 + index / count) * GIB),
+        });
+        return json({ recent: series(5, 120), hour: series(60, 20) });
+      }
       case "/api/v1/allocations":
         return json({
-          allocations: [ALLOCATION],
+          allocations: [this.drifts ? ALLOCATION : { ...ALLOCATION, drift: [] }],
           sharedCpus: "0-1,6-23",
-          nodes: NODES.map((node) => ({ node, freeCpus: "", memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: node === 0 ? 8 * GIB : 0, freeBytes: 55 * GIB }] })),
+          nodes: this.nodes.map((node) => ({ node, freeCpus: "", memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: node === 0 ? 8 * GIB : 0, freeBytes: 55 * GIB }] })),
         });
       case "/api/v1/events":
         return json({ events: this.events.filter((event) => !url.searchParams.has("workload") || event.workload === url.searchParams.get("workload")) });

@@ -6,7 +6,7 @@ import { after, before, test } from "node:test";
 import { mkdir, readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import puppeteer from "puppeteer-core";
-import { EVIL, Host } from "./host.mjs";
+import { EVIL, Host, large } from "./host.mjs";
 
 const AXE = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
@@ -20,8 +20,9 @@ before(async () => {
 after(() => browser.close());
 
 /** A page of a host with `count` workloads; fails the test for anything on the console. */
-async function open(t, count, change = () => {}) {
+async function open(t, count, change = () => {}, prepare = () => {}) {
   const host = await new Host(count, change).start();
+  prepare(host);
   const page = await browser.newPage();
   await page.setViewport({ width: 1400, height: 1000 });
   const said = [];
@@ -55,7 +56,7 @@ test("it shows the machine, the workloads and what happens", async (t) => {
   assert.equal(await page.$$eval(".node", (nodes) => nodes.length), 4);
   assert.equal(await page.$$eval(".socket h3", (titles) => titles.map((title) => title.textContent).join()), "Socket 0: 16 cores,Socket 1: 8 cores,Without CPUs");
   assert.match(await text(page, "#count"), /^40$/);
-  assert.match(await text(page, "#link"), /^live, up 1 min/);
+  assert.match(await text(page, "#link"), /^live, up 20 min/);
   host.report({ id: 7, time: "2026-01-01T00:00:00Z", kind: "oom_kill", severity: "critical", workload: "worker-3", message: "a process was killed", suppressed: 0 });
   await page.waitForFunction(() => document.querySelector("#events").textContent.includes("a process was killed"));
   await shot(page, "light");
@@ -79,7 +80,7 @@ test("a node whose CPUs are on several sockets is shown once", async (t) => {
   host.tick();
   const titles = () => page.$$eval(".socket h3", (titles) => titles.map((title) => title.textContent).join("; "));
   assert.equal(await titles(), "Sockets 0, 1: 8 cores; Socket 2: 1 core; Socket 3: 8 cores; Without CPUs");
-  const cards = await page.$$eval(".node", (cards) => cards.map((card) => [card.querySelector("h4").textContent, card.querySelectorAll("dd").length]));
+  const cards = await page.$$eval(".node", (cards) => cards.map((card) => [card.querySelector("h4").textContent, card.querySelectorAll("[data-figure]").length]));
   assert.deepEqual(cards.map(([title]) => title), ["Node 0 CPUs 0-7", "Node 1 CPU 8", "Node 2 CPUs 16-23", "Node 3 memory only"]);
   assert.ok(cards.every(([, figures]) => figures >= 4), "all have figures");
   assert.deepEqual(said, []);
@@ -91,12 +92,16 @@ test("a workload's decision and history open by keyboard and close by Escape", a
   await page.focus("#filter");
   await page.keyboard.type("database");
   await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length === 1);
-  await page.focus("#rows tr[data-key] button");
+  await page.focus("#rows tr[data-key] a");
   await page.keyboard.press("Enter");
   await page.waitForSelector("#detail[open]");
-  await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("Accepted: nodes 0."));
+  await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("accepted on node 0"));
   const body = await text(page, "#detail-body");
-  for (const words of ["cpuset.mems", "8.00 GiB", "best", "Memory by node", "0-3; left: somebody else keeps writing it", "the same"]) assert.ok(body.includes(words), words);
+  for (const words of ["cpuset.mems", "best", "Memory by node", "0-3; left: somebody else keeps writing it", "the same"]) assert.ok(body.includes(words), words);
+  for (const words of ["broken", "4 CPUs, 8 GiB on node 0", "cpuset.mems is 0-3 instead of 0.", "memory.min8.00 GiB"]) assert.ok(body.includes(words), words);
+  const places = ["broken", "accepted on node 0", "Allocated", "Memory by node", "Enforced"].map((words) => body.indexOf(words));
+  assert.deepEqual(places, [...places].sort((a, b) => a - b), "verdict and decision come first");
+  assert.equal(new URL(page.url()).hash, "#/workloads/database?filter=database");
   await shot(page, "detail");
   await page.keyboard.press("Escape");
   await page.waitForFunction(() => !document.querySelector("#detail").open);
@@ -105,7 +110,7 @@ test("a workload's decision and history open by keyboard and close by Escape", a
 
 test("a workload that is opened right after another was closed shows the latest figures", async (t) => {
   const { host, page, said } = await open(t, 40);
-  await page.click('#rows tr[data-key="/system.slice/database.service"] button');
+  await page.click('#rows tr[data-key="/system.slice/database.service"] a');
   await page.waitForSelector("#detail[open]");
   const figures = () => page.$eval("#detail-body table", (table) => table.textContent);
   // The browser reports that it was closed in a task of its own, after this one.
@@ -113,7 +118,7 @@ test("a workload that is opened right after another was closed shows the latest 
     const dialog = document.querySelector("#detail");
     dialog.addEventListener("close", () => resolve(), { once: true });
     dialog.close();
-    document.querySelector('#rows tr[data-key="/evil"] button').click();
+    document.querySelector('#rows tr[data-key="/evil"] a').click();
   }));
   const before = await figures();
   host.tick();
@@ -123,14 +128,15 @@ test("a workload that is opened right after another was closed shows the latest 
 
 test("it shows who uses memory of other nodes and who runs where they should not", async (t) => {
   const { host, page, said } = await open(t, 40);
+  host.drifts = false;
   const cells = () => page.$$eval("#matrix tbody td", (cells) => cells.map((cell) => cell.textContent).join());
   assert.match(await cells(), /^10,21,21,21,21,10/, "distances at first");
-  await page.click("#matrix-kind input[value=accesses]");
+  host.tick();
+  host.tick();
   await page.waitForFunction(() => document.querySelector("#matrix-says").textContent.includes("last minute"));
-  host.tick();
-  host.tick();
-  await page.waitForFunction(() => document.querySelector("#matrix td:nth-of-type(3)") && document.querySelector("#matrix tbody td").textContent === "200");
-  assert.equal(await cells(), "200,–,20,–,–,200,–,–,–,–,200,–,–,–,–,–", "what was seen since the page was opened");
+  await page.waitForFunction(() => document.querySelector("#matrix tbody td").textContent === "200 91 %");
+  assert.equal(await cells(), "200 91 %,–,20 9.1 %,–,–,200 100 %,–,–,–,–,200 100 %,–,–,–,–,–", "what was seen since the page was opened");
+  assert.deepEqual(await page.$$eval("#matrix td", (cells) => cells.filter((cell) => cell.style.cssText).map((cell) => cell.textContent)), ["20 9.1 %"], "what is local is quiet");
   assert.match(await text(page, "#matrix"), /The kernel samples 39 of 40 workloads/);
   assert.ok(await page.$eval("#matrix .scroll", (table) => table.scrollWidth <= table.clientWidth), "nothing is cut off");
   const short = await page.evaluate(async () => {
@@ -145,7 +151,7 @@ test("it shows who uses memory of other nodes and who runs where they should not
   await page.waitForSelector(".cpu[data-state=intruded]");
   assert.deepEqual(await intruded(), ["CPU 3: exclusive to database, but others ran there within the last minute"]);
   await shot(page, "accesses");
-  await page.click('#rows tr[data-key="/system.slice/database.service"] button');
+  await page.click('#rows tr[data-key="/system.slice/database.service"] a');
   await page.waitForFunction(() => document.querySelector("#detail-body").textContent.includes("Who else ran there"));
   const body = await text(page, "#detail-body");
   for (const words of ["because it may use one node only", "node 1: 5, 2 moved at once", "0.020 s", "1.235 s"]) assert.ok(body.includes(words), words);
@@ -164,9 +170,136 @@ test("rows are sorted and filtered", async (t) => {
   await page.waitForFunction(() => document.querySelector("#count").textContent.startsWith("3 of 40"));
 });
 
+test("the address says what is shown, and shows it", async (t) => {
+  const { host, page, said } = await open(t, 40);
+  await page.click("#head .c-name button");
+  await page.type("#filter", "worker-1");
+  await page.click("#promised-only");
+  assert.equal(new URL(page.url()).hash, "#/?filter=worker-1&sort=name&promised=1");
+  await page.goto("about:blank");
+  await page.goto(`${host.url}#/workloads/database?filter=node:0&sort=-remote`);
+  await page.waitForSelector("#detail[open]");
+  assert.equal(await text(page, "#detail-title"), "database");
+  assert.equal(await page.$eval("#filter", (filter) => filter.value), "node:0");
+  assert.equal(await page.$eval("#head .c-remote", (head) => head.ariaSort), "descending");
+  await page.keyboard.press("Escape");
+  await page.waitForFunction(() => location.hash === "#/?filter=node%3A0&sort=-remote");
+  await page.goBack();
+  await page.waitForSelector("#detail[open]");
+  // Two of one name are distinguished by their cgroup; one that is not there is said to be missing.
+  await page.goto("about:blank");
+  await page.goto(`${host.url}#/workloads/%2Fevil`);
+  await page.waitForFunction((name) => document.querySelector("#detail-title").textContent === name, {}, EVIL);
+  for (const nobody of ["nobody", "%E0%A4%A"]) {
+    await page.goto("about:blank");
+    await page.goto(`${host.url}#/workloads/${nobody}`);
+    await page.waitForSelector("#rows tr[data-key]");
+    assert.equal(await page.$eval("#detail", (dialog) => dialog.open), false);
+  }
+  await page.goto("about:blank");
+  await page.goto(`${host.url}#/workloads/nobody`);
+  await page.waitForFunction(() => document.querySelector("#notices").textContent.includes("There is no workload nobody."));
+  assert.deepEqual(said, []);
+});
+
+test("the verdict is green, amber or red, and only a broken promise is red", async (t) => {
+  const { host, page, said } = await open(t, 40, () => {}, (host) => {
+    host.drifts = false;
+  });
+  const level = () => page.$eval("#verdict", (line) => line.dataset.level);
+  const words = () => page.$$eval("#verdict a", (parts) => parts.map((part) => part.textContent));
+  const red = () => page.$$eval("#rows [data-level=bad]", (chips) => chips.length);
+  host.tick();
+  await page.waitForFunction(() => /KiB\/s remote.*probes/.test(document.querySelector("#verdict").textContent));
+  assert.equal(await text(page, "#host"), "rack7-node12");
+  assert.equal(await page.title(), "rack7-node12 – numaward");
+  assert.equal(await level(), "warn", "a probe is missing; one that is switched off is not");
+  const [kept, misses, remote, probes] = await words();
+  assert.deepEqual([kept, misses, probes], ["1 promise kept", "no misses", "probes 1 of 2"]);
+  assert.match(remote, /^\d.* KiB\/s remote$/);
+  assert.equal(await red(), 0, "a low share of local memory is no broken promise where none was made");
+  assert.match(await text(page, "#rows"), /\d % local/);
+  host.missed = 20 * 2 ** 20;
+  host.tick();
+  await page.waitForFunction(() => document.querySelector("#verdict").dataset.level === "bad");
+  assert.deepEqual((await words()).slice(0, 1), ["1 promise broken"]);
+  assert.match((await words())[1], /missed$/);
+  assert.equal(await red(), 1);
+  await page.click("#verdict a");
+  await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length === 1);
+  assert.match(await text(page, "#rows"), /broken, 33 % off/);
+  await page.click("#verdict a:last-child");
+  await page.waitForSelector("#detail[open]");
+  assert.match(await text(page, "#detail-body"), /hintnot attachedabsentno BTF: "><img/);
+  assert.deepEqual(said, []);
+});
+
+test("a page that was just opened shows the past", async (t) => {
+  const { host, page, said } = await open(t, 40);
+  host.tick();
+  await page.waitForFunction(() => document.querySelector("#rows tr[data-key] .spark").getAttribute("aria-label").startsWith("last ten minutes: at most"));
+  const lines = await page.$$eval("#rows tr[data-key='/system.slice/database.service'] .spark path", (paths) => paths.map((path) => path.getAttribute("d").split(/[ML]/).length - 1));
+  assert.deepEqual(lines, [60, 60], "ten minutes in steps of ten seconds, local and remote");
+  assert.ok(await page.$$eval(".node .spark path", (paths) => paths.length >= 8), "and of each node");
+  await page.click('#rows tr[data-key="/system.slice/database.service"] a');
+  await page.waitForFunction(() => document.querySelector("#detail-body .chart path.local")?.getAttribute("d").split(/[ML]/).length > 100);
+  const labels = () => page.$$eval("#detail-body .chart", (charts) => charts.map((chart) => chart.getAttribute("aria-label")));
+  assert.match((await labels())[0], /^Allocated: local at most 57\.2 MiB\/s, now .*; remote at most 6\.67 MiB\/s/);
+  assert.equal(await page.$$eval("#detail-body .chart path.remote", (paths) => paths.length), 2, "what is not known is a gap");
+  assert.match(await text(page, "#detail-body .chart"), /\d MiB\/s.*\d\d:\d\d.*now$/);
+  await page.click("#detail-body input[value='1 h']");
+  // Ten minutes of minutes, then ten of steps.
+  await page.waitForFunction(() => document.querySelector("#detail-body .chart path.local").getAttribute("d").split(/[ML]/).length > 125);
+  await shot(page, "past");
+  assert.deepEqual(said, []);
+});
+
+test("an event is a line that leads to its workload, and all of it is shown on demand", async (t) => {
+  const { host, page, said } = await open(t, 40);
+  const message = `Others ran there: ${"numaward-load (host), ".repeat(20)}`;
+  host.report({ id: 9, time: "2026-01-01T00:00:00Z", kind: "intruder", severity: "warning", workload: "database", message, suppressed: 11 });
+  await page.waitForSelector("#events .chip");
+  assert.ok(await page.$eval("#events li", (item) => item.getBoundingClientRect().height < 60), "short");
+  const full = () => page.$eval("#events li > p", (text) => text.getClientRects().length > 0);
+  assert.equal(await full(), false);
+  await page.focus("#events .line");
+  await page.keyboard.press("Enter");
+  assert.equal(await full(), true);
+  assert.match(await text(page, "#events li > p"), /11 more like it were not reported/);
+  await page.click("#events li a");
+  await page.waitForFunction(() => document.querySelector("#detail[open]") && document.querySelector("#detail-title").textContent === "database");
+  assert.deepEqual(said, []);
+});
+
+for (const [width, height] of [[1280, 800], [1920, 1080]]) {
+  test(`a large machine fits ${width} pixels, and a small one fills them`, async (t) => {
+    const { host, page, said } = await open(t, 200, large);
+    await page.setViewport({ width, height });
+    host.tick();
+    host.tick();
+    await page.waitForSelector(".node .spark path");
+    assert.equal(await page.$$eval(".cpu", (cpus) => cpus.length), 256);
+    assert.equal(await page.$$eval(".node", (nodes) => nodes.length), 8);
+    assert.deepEqual(await page.$eval(".node", (node) => [node.querySelectorAll(".cache").length, node.querySelectorAll(".core").length, node.querySelectorAll(".core:first-child .cpu").length]), [2, 16, 4], "two caches of eight cores with two threads each");
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "nothing sticks out");
+    const cut = await page.$$eval(".node p, .node .gauge, .node h4, .verdict a", (parts) => parts.filter((part) => part.scrollWidth > part.clientWidth + 1 && part.clientWidth > 0).map((part) => part.textContent));
+    assert.deepEqual(cut, [], "no number is cut off");
+    await shot(page, `large-${width}`);
+    const small = await open(t, 40);
+    await small.page.setViewport({ width, height });
+    small.host.tick();
+    await small.page.waitForSelector(".node .spark path");
+    const fills = await small.page.evaluate(() => [document.documentElement.scrollHeight, document.querySelector("#table").getBoundingClientRect().bottom].map(Math.round));
+    assert.ok(fills[0] <= height && fills[1] > height - 40, `${fills}`);
+    const numbers = await small.page.$$eval("#rows td.c-memory, #rows td.c-local, #rows td.c-remote", (cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent));
+    assert.deepEqual(numbers, [], "no number is cut off");
+    assert.deepEqual([...said, ...small.said], []);
+  });
+}
+
 test("a name is text, whatever is in it", async (t) => {
   const { page, said } = await open(t, 3);
-  await page.click('#rows tr[data-key="/evil"] button');
+  await page.click('#rows tr[data-key="/evil"] a');
   await page.waitForSelector("#detail[open]");
   assert.equal(await text(page, "#detail-title"), EVIL);
   assert.equal(await page.$$eval("img:not([src='page/icon.svg'])", (images) => images.length), 0);
@@ -178,8 +311,8 @@ test("what is not known is no zero", async (t) => {
   const { host, page } = await open(t, 3);
   host.tick();
   const cells = await page.$$eval("#rows tr[data-key='/unknown'] td", (cells) => cells.map((cell) => cell.textContent));
-  assert.deepEqual(cells, ["", "–", "–", "–", "–", "–"]);
-  await page.click("#rows tr[data-key='/unknown'] button");
+  assert.deepEqual(cells, ["–", "–", "–", "", "–", "–", ""]);
+  await page.click("#rows tr[data-key='/unknown'] a");
   await page.waitForSelector("#detail[open]");
   const body = await text(page, "#detail-body");
   assert.ok(body.includes("– resident") && body.includes("What it allocates is not counted."), body);
@@ -210,7 +343,7 @@ for (const theme of ["light", "dark"]) {
     await page.reload();
     await page.waitForSelector("#rows tr[data-key]");
     await check();
-    await page.click("#rows tr[data-key] button");
+    await page.click("#rows tr[data-key] a");
     await page.waitForSelector("#detail[open]");
     await check();
   });
@@ -234,7 +367,7 @@ test("a thousand workloads cost no more rows than are in sight, and updates are 
 
 test("it fits a narrow screen", async (t) => {
   const { page } = await open(t, 40);
-  await page.setViewport({ width: 390, height: 800 });
+  await page.setViewport({ width: 400, height: 800 });
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   await shot(page, "narrow");
 });

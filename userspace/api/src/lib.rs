@@ -8,6 +8,7 @@ mod allocation;
 pub mod doctor;
 mod enforcement;
 mod event;
+mod history;
 pub mod import;
 mod kubelet_state;
 mod placement;
@@ -36,6 +37,9 @@ pub use self::{
         Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
     },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
+    history::{
+        History, HostSeries, MAX_HISTORIES, NodeSeries, Trend, Trends, WorkloadHistory, WorkloadSeries,
+    },
     kubelet_state::KubeletState,
     placement::{Cpus, Placement, Resize},
     problem::Problem,
@@ -59,6 +63,9 @@ pub struct Topology {
     pub sockets: Vec<Socket>,
     /// The last-level caches.
     pub last_level_caches: Vec<Cache>,
+    /// The physical cores.
+    #[serde(default)]
+    pub cores: Vec<Core>,
     /// Online CPUs, as a list.
     #[schema(examples("0-7"))]
     pub online_cpus: String,
@@ -132,15 +139,26 @@ pub struct Cache {
     pub cpus: String,
 }
 
+/// A physical core.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Core {
+    /// Its online CPUs, as a list: SMT siblings.
+    #[schema(examples("2,34"))]
+    pub cpus: String,
+}
+
 impl From<&Machine> for Topology {
     fn from(machine: &Machine) -> Self {
         let mut sockets: BTreeMap<SocketId, (CpuSet, NodeSet, BTreeSet<_>)> = BTreeMap::new();
         let mut caches: BTreeMap<_, CpuSet> = BTreeMap::new();
+        let mut siblings: BTreeMap<_, CpuSet> = BTreeMap::new();
         for (&id, cpu) in &machine.cpus {
             let (cpus, nodes, cores) = sockets.entry(cpu.socket).or_default();
             cpus.insert(id);
             nodes.insert(cpu.node);
             cores.insert(cpu.core);
+            siblings.entry(cpu.core).or_default().insert(id);
             if let Some(cache) = cpu.last_level_cache {
                 caches.entry(cache).or_default().insert(id);
             }
@@ -179,6 +197,7 @@ impl From<&Machine> for Topology {
                 })
                 .collect(),
             last_level_caches: caches.values().map(|cpus| Cache { cpus: cpus.to_string() }).collect(),
+            cores: siblings.values().map(|cpus| Core { cpus: cpus.to_string() }).collect(),
             online_cpus: machine.cpu_ids().to_string(),
             possible_cpus: machine.possible_cpus.to_string(),
             isolated_cpus: machine.isolated_cpus.to_string(),
@@ -377,6 +396,9 @@ pub struct Pressure {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
+    /// The name of the host: that of the Kubernetes node where it is configured.
+    #[serde(default)]
+    pub host: String,
     /// Its version.
     pub version: String,
     /// Seconds since it started.

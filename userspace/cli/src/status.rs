@@ -325,6 +325,7 @@ mod tests {
         let lies = Resident { anon_bytes: 1 << 20, file_bytes: 0, kernel_bytes: 512 << 10 };
         let report = Report {
             status: Status {
+                host: "box".to_owned(),
                 version: "1.2.3".to_owned(),
                 uptime_seconds: 3 * 3600 + 65,
                 probes: vec![Probe {

@@ -221,6 +221,14 @@ async fn the_machine_and_its_nodes_are_served() {
     let status: api::Status = daemon.json("/api/v1/status").await;
     assert_eq!(status.probes[0].mode, "absent");
     assert_eq!(status.degraded, []);
+    assert!(!status.host.is_empty());
+    let history: api::History = daemon.json("/api/v1/history").await;
+    assert_eq!((history.kept, history.recent.step_seconds, history.hour.step_seconds), (0, 5, 60));
+    let trends: api::Trends = daemon.json("/api/v1/history/workloads").await;
+    assert_eq!(trends.workloads, []);
+    let request = Request::get("/api/v1/workloads/%2Fa.slice%2Fb/history").body(Body::empty()).unwrap();
+    let (problem, _) = daemon.problem(request).await;
+    assert!(problem.status == 404 && problem.detail.contains("\"/a.slice/b\""), "{problem:?}");
 }
 
 #[tokio::test]
@@ -382,6 +390,8 @@ async fn every_route_is_documented_and_answers() {
             "/api/v1/allocations",
             "/api/v1/allocations/{name}",
             "/api/v1/events",
+            "/api/v1/history",
+            "/api/v1/history/workloads",
             "/api/v1/kubelet-state",
             "/api/v1/nodes",
             "/api/v1/plan",
@@ -391,6 +401,7 @@ async fn every_route_is_documented_and_answers() {
             "/api/v1/topology",
             "/api/v1/version",
             "/api/v1/workloads",
+            "/api/v1/workloads/{name}/history",
             "/api/v1/workloads/{name}/intruders",
             "/livez",
             "/metrics",

@@ -90,6 +90,18 @@ fn workloads_come_are_read_and_go() {
     let names: Vec<_> = observer.workloads().workloads.into_iter().map(|w| w.workload).collect();
     assert_eq!(names, ["a.service", "system.slice"], "deeper cgroups fold into their workload");
 
+    // Its past is kept, also while it is gone: where its memory lay, and nothing that no probe has counted.
+    let past = wait_for("a step of the history", || {
+        let past = observer.workload_history("/system.slice/a.service")?;
+        (!past.recent.resident_bytes.is_empty()).then_some(past)
+    });
+    assert_eq!(past.recent.resident_bytes[0], Some((3 << 20) + 16384));
+    assert_eq!((past.recent.step_seconds, past.recent.local_bytes_per_second[0]), (5, None));
+    let host = observer.history();
+    assert_eq!((host.kept, host.dropped), (2, 0));
+    assert_eq!(host.recent.nodes[1].free_bytes[0], Some(512 << 10));
+    assert!(host.recent.end_millis >= 5000);
+
     cgroup(cgroups.path(), "batch", [0, 0], 0);
     cgroup(cgroups.path(), "batch/job", [0, 0], 0);
     wait_for("the new workload", || find("batch"));
@@ -102,6 +114,7 @@ fn workloads_come_are_read_and_go() {
     let gone = figures.workloads.iter().find(|w| &*w.name == "a.service").unwrap();
     assert!(gone.resident.is_none() && gone.oom_kills == Some(1), "{gone:?}");
     wait_for("the end of its series", || find("a.service").is_none().then_some(()));
+    assert!(observer.workload_history("a.service").is_some(), "its past is kept for an hour");
     // A directory is seen before its files are written, here if not in a real hierarchy.
     wait_for("all to be well", || observer.status().degraded.is_empty().then_some(()));
     assert!(heartbeats.late().is_none());

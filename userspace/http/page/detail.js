@@ -1,41 +1,89 @@
-// A workload in full: what it holds, what is promised, why it was placed there, and what happened to it.
+// A workload in full: whether its promise holds and why it was placed there, then its past, then what it holds. And how
+// the daemon itself is doing.
 
+import { chart } from "./chart.js";
 import { eventItem } from "./events.js";
 import { fetchJson } from "./stream.js";
-import { bytes, counted, element, nodeColour, percent, rate, seconds } from "./format.js";
+import { bytes, counted, element, guarantee, knobValue, list, nodes, percent, rate, seconds } from "./format.js";
+import { isOff } from "./verdict.js";
+import { verdictChip } from "./workloads.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 /** So many of those who ran on exclusive CPUs are named. */
 const INTRUDERS = 8;
+/** How often the past is fetched anew while it is shown, in milliseconds. */
+const REFRESH = 60_000;
+/** The spans of the charts, in milliseconds. */
+const SPANS = { "10 min": 600_000, "1 h": 3_600_000 };
 
 export class DetailView {
   #key = null;
+  #span = "10 min";
+  #past = null;
+  #fetched = 0;
 
-  constructor(dialog, title, body, close) {
+  /** `closed` is called when the user closes it. */
+  constructor({ dialog, title, body, close, closed }) {
     Object.assign(this, { dialog, title, body });
     close.addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => {
       // The event comes late: another workload may be open by now.
-      if (!dialog.open) this.#key = null;
+      if (dialog.open) return;
+      this.#key = null;
+      closed();
     });
   }
 
+  close() {
+    if (this.dialog.open) this.dialog.close();
+  }
+
+  /** Whether this workload is shown. */
+  shows(key) {
+    return this.dialog.open && this.#key === key;
+  }
+
   async open(state, key) {
-    this.#key = key;
     const row = state.workloads.get(key);
     if (!row) return;
+    this.#key = key;
+    [this.#past, this.#fetched] = [null, 0];
     this.title.textContent = row.workload.workload;
-    this.live = element("div");
-    this.rest = element("div");
-    this.body.replaceChildren(this.live, this.rest);
-    this.update(state);
+    this.head = element("div", { class: "answer" });
+    this.why = element("div");
+    this.charts = element("div");
+    this.live = element("div", { class: "tables" });
+    this.rest = element("div", { class: "tables" });
+    this.body.replaceChildren(this.head, this.why, element("section", { class: "past", "aria-label": "Past" }, this.#spans(state), this.charts), this.live, this.rest);
     if (!this.dialog.open) this.dialog.showModal();
+    this.body.scrollTop = 0;
+    this.update(state);
     const name = encodeURIComponent(row.workload.workload);
     const [page, intruders] = await Promise.all([
       fetchJson(`api/v1/events?workload=${name}`).catch(() => null),
       row.allocation?.cpus ? fetchJson(`api/v1/workloads/${name}/intruders`).catch(() => null) : null,
     ]);
-    if (this.#key === key) this.rest.replaceChildren(...this.#rest(row, page?.events ?? [], intruders));
+    if (this.#key !== key) return;
+    this.why.replaceChildren(...decision(row.allocation?.explanation));
+    this.rest.replaceChildren(...this.#rest(row, page?.events ?? [], intruders));
+  }
+
+  /** How the daemon is doing: its probes, and what does not work. */
+  showStatus(state) {
+    this.#key = null;
+    this.title.textContent = "How numaward is doing";
+    this.body.replaceChildren(...statusOf(state));
+    if (!this.dialog.open) this.dialog.showModal();
+  }
+
+  #spans(state) {
+    return element("fieldset", { class: "switch" }, element("legend", {}, "Allocation and memory"), Object.keys(SPANS).map((span) => {
+      const input = element("input", { type: "radio", name: "span", value: span, checked: span === this.#span });
+      input.addEventListener("change", () => {
+        this.#span = span;
+        this.update(state);
+      });
+      return element("label", {}, input, ` ${span}`);
+    }));
   }
 
   /** Shows the latest figures while it is open. */
@@ -45,17 +93,73 @@ export class DetailView {
       if (this.#key !== null) this.live.replaceChildren(element("p", { class: "notice" }, "This workload is gone."));
       return;
     }
+    if (Date.now() - this.#fetched > REFRESH && state.isKept(row)) this.#fetch(state, this.#key);
     const cpus = state.exclusiveCpus.filter((cpu) => cpu.workload === row.workload.workload);
-    this.live.replaceChildren(facts(row), byNode(row), ...hugepages(row), ...accesses(row.workload.activity), ...exclusiveCpus(cpus), history(row));
+    this.head.replaceChildren(...answer(row));
+    this.charts.replaceChildren(...this.#charts(row, state));
+    this.live.replaceChildren(byNode(row), ...accesses(row.workload.activity), ...hugepages(row), ...exclusiveCpus(cpus));
+  }
+
+  async #fetch(state, key) {
+    this.#fetched = Date.now();
+    const past = await fetchJson(`api/v1/workloads/${encodeURIComponent(key)}/history`).catch(() => null);
+    if (this.#key !== key || !past) return;
+    this.#past = past;
+    this.update(state);
+  }
+
+  #charts(row, state) {
+    const span = SPANS[this.#span];
+    const [to, from] = [state.at, state.at - span];
+    const clock = (at) => new Date(Date.now() - (state.at - at)).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+    const width = Math.max(320, Math.round(this.charts.clientWidth / (this.charts.clientWidth > 900 ? 2 : 1)) - 12);
+    const shared = { from, to, clock, width };
+    const points = (past, live) => this.#points(row, past, live, span).filter(({ at }) => at >= from);
+    const line = (name, label, past, live) => ({ name, label, points: points(past, live), gap: span > 600_000 ? 150_000 : 12_000 });
+    return [
+      chart({ ...shared, title: "Allocated", format: rate, series: [
+        line("local", "local", "localBytesPerSecond", "local"), line("remote", "remote", "remoteBytesPerSecond", "remote"),
+      ] }),
+      chart({ ...shared, title: "Memory", format: bytes, series: [line("resident", "resident", "residentBytes", "resident")] }),
+    ];
+  }
+
+  /** What the daemon remembers, coarse to fine, then what was seen here since. */
+  #points(row, field, live, span) {
+    const points = (series) => series[field].map((value, index, { length }) => (
+      { at: series.endMillis - (length - 1 - index) * series.stepSeconds * 1000, value }
+    ));
+    const made = this.#past ? points(this.#past.recent) : [];
+    if (this.#past && span > SPANS["10 min"]) {
+      const finer = made[0]?.at ?? Infinity;
+      made.unshift(...points(this.#past.hour).filter(({ at }) => at < finer));
+    }
+    const end = made.at(-1)?.at ?? -Infinity;
+    // Means over the same time as those before, so that the line does not change its nature.
+    const step = 5000;
+    let open = null;
+    for (const point of row.history.filter(({ at }) => at > end)) {
+      const bucket = Math.floor(point.at / step);
+      if (open?.bucket !== bucket) {
+        open = { bucket, at: point.at, sum: 0, count: 0, last: null };
+        made.push(open);
+      }
+      if (point[live] === null) continue;
+      Object.assign(open, { at: point.at, sum: open.sum + point[live], count: open.count + 1, last: point[live] });
+    }
+    return made.map((point) => {
+      if (point.bucket === undefined) return point;
+      const mean = point.count > 0 ? point.sum / point.count : null;
+      return { at: point.at, value: live === "resident" ? point.last : mean };
+    });
   }
 
   #rest(row, events, intruders) {
     const parts = whoRan(intruders);
-    if (row.allocation) parts.push(promise(row.allocation), settings(row.allocation), ...decision(row.allocation.explanation));
-    else parts.push(element("p", { class: "quiet" }, "It has no guarantee. Pages on other nodes are remote, not missed."));
+    if (row.allocation) parts.push(promise(row.allocation), settings(row.allocation));
     parts.push(element("h3", {}, "What happened"));
     parts.push(events.length > 0
-      ? element("ol", {}, events.reverse().map(eventItem))
+      ? element("ol", { class: "happened" }, events.reverse().map(eventItem))
       : element("p", { class: "quiet" }, "Nothing that is still remembered."));
     return parts;
   }
@@ -64,7 +168,7 @@ export class DetailView {
 function table(caption, head, rows) {
   return element(
     "table",
-    {},
+    { class: head.length > 5 ? "wide" : null },
     element("caption", {}, caption),
     element("thead", {}, element("tr", {}, head.map((text) => element("th", { scope: "col" }, text)))),
     element("tbody", {}, rows.map((cells) => element("tr", {}, cells.map((cell, index) => (
@@ -73,16 +177,24 @@ function table(caption, head, rows) {
   );
 }
 
-function facts(row) {
-  const { workload, rates, totals, locality } = row;
+/** Whether its promise holds, on what that rests, and what it is. */
+function answer(row) {
+  const { workload, rates, totals, locality, allocation, verdict } = row;
+  const chip = element("span", { class: "chip large" });
+  verdictChip(chip, row);
   const words = locality.of === "promised" ? "of its memory lies on the promised nodes" : "of its allocations were local";
   const said = [
-    `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}.`,
     `${bytes(totals.resident ?? NaN)} resident; ${percent(locality.share)} ${words}.`,
     totals.counted ? `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.` : "What it allocates is not counted.",
   ];
-  if (workload.oomKills) said.push(`${workload.oomKills} of its processes were killed for want of memory.`);
-  return element("p", {}, said.join(" "));
+  if (totals.missed > 0) said.push(`${bytes(totals.missed)} were missed since it is counted.`);
+  if (workload.oomKills) said.push(`${counted(workload.oomKills, "process")} of it had to be killed for want of memory.`);
+  return [
+    element("p", { class: "promise" }, chip, element("b", {}, allocation ? guarantee(allocation) : "no guarantee"), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
+    ...verdict.reasons.map((reason) => element("p", { class: "reason", "data-level": verdict.level }, reason)),
+    element("p", {}, said.join(" ")),
+    element("p", { class: "quiet" }, `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}${allocation ? "" : ". It has no guarantee: pages on other nodes are remote, not missed."}`),
+  ];
 }
 
 function hugepages(row) {
@@ -124,13 +236,13 @@ function accesses(activity) {
   const guess = estimate === undefined ? "" : ` By where its threads ran and its memory lies, an estimated ${estimate} % of them are remote.`;
   const said = element("p", {}, (SAMPLING[activity.sampling] ?? activity.sampling) + guess);
   const seen = (activity.accesses ?? []).filter((of) => of.localPages > 0 || of.remotePages > 0);
-  if (seen.length === 0) return [said];
+  if (seen.length === 0) return [element("div", {}, said)];
   const places = (of) => (of.remote ?? []).map(({ memoryNode, pages }) => (
     memoryNode === undefined ? `${pages} moved at once` : `node ${memoryNode}: ${pages}`
   ));
-  return [said, table("Sampled accesses, in pages", ["from CPUs of", "local", "remote", "where"], seen.map((of) => [
+  return [element("div", {}, table("Sampled accesses, in pages", ["from CPUs of", "local", "remote", "where"], seen.map((of) => [
     `node ${of.node}`, String(of.localPages), String(of.remotePages), places(of).join(", "),
-  ]))];
+  ])), said)];
 }
 
 function exclusiveCpus(cpus) {
@@ -159,34 +271,9 @@ function whoRan(intruders) {
   return [table("Who else ran there", ["command", "what it is", "time", "times"], rows)];
 }
 
-function history(row) {
-  const lines = [["local", "local", nodeColour(2)], ["remote", "remote", nodeColour(1)]];
-  const most = Math.max(1, ...row.history.flatMap((point) => [point.local, point.remote]));
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 300 100");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("class", "history");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `allocation rates of the last ${row.history.length} seconds, up to ${rate(most)}`);
-  for (const [, field, colour] of lines) {
-    const line = document.createElementNS(SVG, "polyline");
-    const points = row.history.map((point, index) => {
-      const x = 300 - (row.history.length - 1 - index);
-      return `${x},${99 - (98 * point[field]) / most}`;
-    });
-    line.setAttribute("points", points.join(" "));
-    line.style.stroke = colour;
-    svg.append(line);
-  }
-  const legend = element("ul", { class: "legend" }, lines.map(([name, , colour]) => (
-    element("li", { style: `--swatch: ${colour}` }, `${name}, at most ${rate(Math.max(0, ...row.history.map((point) => point[name])))}`)
-  )));
-  return element("figure", {}, element("figcaption", {}, "Allocation in the last five minutes"), svg, legend);
-}
-
 function promise(allocation) {
   return table("Promised", ["kind", "nodes", "amount"], [
-    ["cpu", allocation.nodes, allocation.cpus || "none"],
+    ["cpu", allocation.nodes, allocation.cpus ? `${counted(list(allocation.cpus).length, "CPU")}: ${allocation.cpus}` : "shared"],
     ...allocation.memory.map((block) => [block.kind, block.nodes, bytes(block.bytes)]),
   ]);
 }
@@ -201,24 +288,45 @@ const DRIFTED = {
 
 function settings(allocation) {
   const own = allocation.drift.filter((drift) => drift.cgroup === allocation.cgroup);
-  const drifted = new Map(own.map((drift) => [drift.knob, drift]));
+  const drifted = new Map(own.map((drift) => [drift.knob, { ...drift, found: drift.found && knobValue(drift.knob, drift.found) }]));
   return table("Enforced", ["knob", "wanted", "found"], Object.entries(allocation.settings).map(([knob, value]) => {
     const drift = drifted.get(knob);
-    return [knob, value, drift ? DRIFTED[drift.state]?.(drift) ?? drift.found : "the same"];
+    return [knob, knobValue(knob, value), drift ? DRIFTED[drift.state]?.(drift) ?? drift.found : "the same"];
   }));
 }
 
+/** What was decided in a sentence; hints and candidates on demand. */
 function decision(explanation) {
-  if (!explanation) return [];
-  return explanation.merges.flatMap((merge, index) => [
-    element("h3", {}, explanation.merges.length > 1 ? `Decision ${index + 1}` : "Decision"),
-    element("p", {}, `${merge.accepted ? "Accepted" : "Refused"}: nodes ${merge.nodes === "" ? "none" : merge.nodes ?? "any"}.`),
-    merge.hints.length === 0 ? null : table("Hints: where each resource could be served", ["resource", "node sets (* preferred)"], merge.hints.map((hint) => [
+  return (explanation?.merges ?? []).map((merge, index, { length }) => {
+    const where = merge.nodes === "" ? "no node" : merge.nodes === undefined || merge.nodes === null ? "any node" : nodes(merge.nodes);
+    const best = merge.candidates.length > 1 ? `, of ${counted(merge.candidates.length, "candidate")}` : "";
+    const hints = merge.hints.map((hint) => [
       hint.resource,
       hint.sets ? hint.sets.map((set) => `${set.nodes}${set.preferred ? "*" : ""}`).join("  ") || "none" : "anywhere",
-    ])),
-    table(merge.hints.length ? "Candidates: hints that fit together" : "Candidates", ["nodes", "preferred", "verdict"], merge.candidates.map((candidate) => [
-      candidate.nodes, candidate.preferred ? "yes" : "no", candidate.verdict,
-    ])),
-  ].filter((part) => part !== null));
+    ]);
+    const candidates = merge.candidates.map((candidate) => [candidate.nodes, candidate.preferred ? "yes" : "no", candidate.verdict]);
+    return element(
+      "details",
+      { class: "decision" },
+      element("summary", {}, element("b", {}, length > 1 ? `Decision ${index + 1}: ` : "Decision: "), `${merge.accepted ? "accepted" : "refused"} on ${where}${best}`),
+      hints.length > 0 ? table("Hints: where each resource could be served", ["resource", "node sets (* preferred)"], hints) : null,
+      table(hints.length > 0 ? "Candidates: hints that fit together" : "Candidates", ["nodes", "preferred", "verdict"], candidates),
+    );
+  });
+}
+
+function statusOf({ status, allocations, dropped }) {
+  if (!status) return [element("p", { class: "quiet" }, "The daemon has not answered yet.")];
+  const probes = status.probes.map((probe) => [
+    probe.probe,
+    element("span", { class: "chip", "data-level": probe.mode !== "absent" ? "good" : isOff(probe) ? null : "warn" }, probe.mode === "absent" ? "not attached" : "attached"),
+    probe.mode,
+    probe.reason ?? "",
+  ]);
+  const parts = [table("Probes", ["probe", "state", "how", "why not better"], probes)];
+  if (status.degraded.length > 0) parts.push(table("What does not work", ["part", "why, and what to do"], status.degraded.map(({ part, reason }) => [part, reason])));
+  const waiting = allocations.waiting ?? [];
+  if (waiting.length > 0) parts.push(table("Guarantees that cannot be given", ["cgroup", "declared for", "why"], waiting.map((of) => [of.cgroup, of.declared, of.reason])));
+  if (dropped > 0) parts.push(element("p", { class: "quiet" }, `No past is kept of ${counted(dropped, "workload")}: there are more than 1,000, and these were idle the longest.`));
+  return parts;
 }

@@ -1,20 +1,36 @@
-// Events as they roll in, the latest first.
+// Events as they roll in, the latest first: a line each, the long text on demand.
 
+import { address } from "./route.js";
 import { element } from "./format.js";
 
 /** One event as a list item. */
 export function eventItem(event) {
   const time = new Date(event.time);
-  const about = [event.workload, event.node === undefined ? null : `node ${event.node}`].filter(Boolean).join(", ");
   const more = event.suppressed > 0 ? ` (${event.suppressed} more like it were not reported)` : "";
+  const text = `${event.message}${more}`;
+  const full = element("p", { hidden: true }, text);
+  const line = element("button", { type: "button", class: "line", "aria-expanded": "false", title: "Show all of it" }, text);
+  line.addEventListener("click", () => {
+    full.hidden = !full.hidden;
+    line.setAttribute("aria-expanded", String(!full.hidden));
+  });
   return element(
     "li",
     { "data-severity": event.severity },
-    element("time", { datetime: event.time, title: time.toLocaleString() }, time.toLocaleTimeString()),
-    element("b", {}, event.kind.replaceAll("_", " ")),
-    about ? ` ${about}: ` : ": ",
-    `${event.message}${more}`,
+    element("time", { datetime: event.time, title: time.toLocaleString() }, clock(time)),
+    element("b", { class: "chip" }, event.kind.replaceAll("_", " ")),
+    event.workload ? element("a", { href: address({ workload: event.workload }) }, event.workload) : null,
+    event.node === undefined ? null : element("span", { class: "quiet" }, `node ${event.node}`),
+    line,
+    full,
   );
+}
+
+/** A time of day; one of another day has the date too. */
+function clock(time) {
+  const options = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+  if (time.toDateString() === new Date().toDateString()) return time.toLocaleTimeString([], options);
+  return time.toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 }
 
 export class EventsView {
@@ -24,7 +40,7 @@ export class EventsView {
   }
 
   add(event) {
-    this.root.querySelector(".quiet")?.remove();
+    this.root.querySelector(".quiet.alone")?.remove();
     this.root.prepend(eventItem(event));
     while (this.root.children.length > 200) this.root.lastElementChild.remove();
   }
@@ -34,6 +50,6 @@ export class EventsView {
   }
 
   #say(text) {
-    this.root.replaceChildren(element("li", { class: "quiet" }, text));
+    this.root.replaceChildren(element("li", { class: "quiet alone" }, text));
   }
 }

@@ -69,9 +69,26 @@ export function duration(seconds) {
   return words.join(" ") || "0 s";
 }
 
-/** The colour of a node; more than eight repeat, and are distinguished by their number. */
-export function nodeColour(node) {
-  return `var(--node-${node % 8})`;
+/** A list of nodes with the word: "node 0", "nodes 0-1". */
+export function nodes(text) {
+  return `${/[,-]/.test(text) ? "nodes" : "node"} ${text}`;
+}
+
+/** What is promised, in short: "1 CPU, 160 MiB on node 0". */
+export function guarantee({ cpus, memory, nodes: all }) {
+  const count = list(cpus).length;
+  const sizes = new Map();
+  for (const { kind, bytes: size } of memory) sizes.set(kind, (sizes.get(kind) ?? 0) + size);
+  const parts = count > 0 ? [counted(count, "CPU")] : [];
+  // What is promised is mostly a round number.
+  const round = (size) => bytes(size).replace(/\.0+ /, " ");
+  for (const [kind, size] of sizes) parts.push(kind === "memory" ? round(size) : `${round(size)} of ${kind}`);
+  return `${parts.join(", ") || "shared CPUs"}${all ? ` on ${nodes(all)}` : ""}`;
+}
+
+/** What a knob holds, with its unit. */
+export function knobValue(knob, value) {
+  return /^(memory|hugetlb)\./.test(knob) && /^\d+$/.test(value) ? bytes(Number(value)) : value;
 }
 
 /** An element with attributes and children. Text is always set as text, never as markup. */

@@ -1,15 +1,15 @@
-// The machine as a picture: sockets hold nodes, nodes hold CPUs and memory.
+// The machine as a picture: sockets hold nodes, nodes hold CPUs and memory. Each bar carries its numbers.
 
-import { bytes, counted, element, list, nodeColour } from "./format.js";
+import { Sparkline } from "./chart.js";
+import { bytes, counted, element, list, rate } from "./format.js";
 
 const LEGEND = [
-  ["shared CPU", "--shared"],
-  ["exclusive CPU", "--exclusive"],
-  ["exclusive CPU where others ran within a minute", "--bad"],
-  ["reserved", "--reserved"],
   ["promised", "--promised"],
-  ["used, not promised", "--used"],
-  ["free", "--free"],
+  ["used", "--used"],
+  ["reserved", "--reserved"],
+  ["local", "--local"],
+  ["remote", "--remote"],
+  ["others ran on an exclusive CPU", "--bad"],
 ];
 
 export class MachineView {
@@ -41,36 +41,41 @@ export class MachineView {
         const node = byId.get(id);
         if (node) nodes.append(this.#card(node, topology));
       }
-      this.root.append(element("section", { class: "socket", "aria-label": socket.title }, element("h3", {}, socket.title), nodes));
+      this.root.append(element("section", { class: "socket", "aria-label": socket.title, style: `--nodes: ${socket.nodes.length}` }, element("h3", {}, socket.title), nodes));
     }
   }
 
   #card(node, topology) {
     const isolated = new Set(list(topology.isolatedCpus));
     const cpus = new Map();
-    const squares = element("div", { class: "cpus", role: "img" });
-    for (const cpu of list(node.cpus)) {
-      const square = element("span", { class: "cpu", title: `CPU ${cpu}` });
-      if (isolated.has(cpu)) Object.assign(square.dataset, { isolated: "", state: "isolated" });
-      cpus.set(cpu, square);
-      squares.append(square);
+    const groups = element("div", { class: "cpus", role: "img" });
+    for (const cores of cachesOf(node, topology)) {
+      const cache = element("div", { class: "cache" });
+      for (const siblings of cores) {
+        const core = element("span", { class: "core" });
+        for (const cpu of siblings) {
+          const square = element("span", { class: "cpu", title: `CPU ${cpu}` });
+          if (isolated.has(cpu)) square.dataset.isolated = "";
+          cpus.set(cpu, square);
+          core.append(square);
+        }
+        cache.append(core);
+      }
+      groups.append(cache);
     }
-    const bar = element("div", { class: "bar-of", role: "img" });
-    const parts = Object.fromEntries(["reserved", "promised", "used"].map((name) => {
-      const part = element("span", { style: `background: var(--${name}); width: 0` });
-      bar.append(part);
-      return [name, part];
-    }));
-    const figures = element("dl");
+    const bars = element("div", { class: "bars" });
+    const spark = new Sparkline(120, 22);
+    const local = element("span", { class: "local", title: "allocated on this node by its own CPUs" });
+    const remote = element("span", { class: "remote", title: "allocated on this node by CPUs of other nodes" });
     const card = element(
       "article",
-      { class: "node", style: `--node: ${nodeColour(node.node)}` },
+      { class: "node", "data-node": node.node },
       element("h4", {}, `Node ${node.node}`, element("span", { class: "quiet" }, ` ${cpusOf(node)}`)),
-      squares,
-      bar,
-      figures,
+      cpus.size > 0 ? groups : null,
+      bars,
+      element("div", { class: "flows" }, local, remote, spark.element),
     );
-    this.#cards.set(node.node, { cpus, squares, bar, parts, figures });
+    this.#cards.set(node.node, { cpus, groups, bars, byKind: new Map(), spark, local, remote });
     return card;
   }
 
@@ -85,7 +90,13 @@ export class MachineView {
       const card = this.#cards.get(node.node);
       if (!card) continue;
       this.#cpus(card, owners, state.intruded);
-      this.#memory(card, node, promises.get(node.node));
+      // What all have comes first.
+      for (const memory of [...node.memory].reverse()) {
+        if (memory.kind === "memory" || memory.totalBytes > 0) {
+          bar(card, memory, promises.get(node.node)?.memory.find((held) => held.kind === memory.kind));
+        }
+      }
+      flows(card, node.node, state);
     }
   }
 
@@ -95,49 +106,95 @@ export class MachineView {
     for (const [cpu, square] of card.cpus) {
       const owner = owners.get(cpu);
       if (owner !== undefined) exclusive += 1;
-      const isolated = square.dataset.isolated !== undefined;
       const others = owner !== undefined && intruded.has(cpu);
       if (others) dirty += 1;
-      const state = owner === undefined ? (isolated ? "isolated" : null) : others ? "intruded" : "exclusive";
+      const isolated = square.dataset.isolated !== undefined ? ", isolated" : "";
+      const state = owner === undefined ? null : others ? "intruded" : "exclusive";
       const title = owner === undefined
-        ? `CPU ${cpu}: shared`
-        : `CPU ${cpu}: exclusive to ${owner}${others ? ", but others ran there within the last minute" : ""}`;
+        ? `CPU ${cpu}: shared${isolated}`
+        : `CPU ${cpu}: exclusive to ${owner}${isolated}${others ? ", but others ran there within the last minute" : ""}`;
       if (state === null) delete square.dataset.state;
       else if (square.dataset.state !== state) square.dataset.state = state;
       if (square.title !== title) square.title = title;
     }
     const label = `${counted(card.cpus.size, "CPU")}, ${exclusive} exclusive${dirty > 0 ? `, others ran on ${dirty} of these within the last minute` : ""}`;
-    if (card.squares.getAttribute("aria-label") !== label) card.squares.setAttribute("aria-label", label);
+    if (card.groups.getAttribute("aria-label") !== label) card.groups.setAttribute("aria-label", label);
   }
+}
 
-  #memory(card, node, promises) {
-    const base = node.memory.find((memory) => memory.kind === "memory");
-    if (!base) return;
-    const held = promises?.memory.find((memory) => memory.kind === "memory");
-    const total = base.totalBytes;
-    const free = base.freeBytes ?? 0;
-    const reserved = held?.reservedBytes ?? 0;
-    const promised = held?.promisedBytes ?? 0;
-    // What is used beyond what is reserved and promised; the rest of the bar is free.
-    const used = Math.max(0, total - free - reserved - promised);
-    const width = (value) => `${total > 0 ? Math.min(100, (value / total) * 100) : 0}%`;
-    for (const [name, value] of Object.entries({ reserved, promised, used })) {
-      card.parts[name].style.width = width(value);
-    }
-    card.bar.setAttribute("aria-label", `memory: ${bytes(reserved)} reserved, ${bytes(promised)} promised, ${bytes(free)} free of ${bytes(total)}`);
-    const figures = [["memory", bytes(total)], ["promised", bytes(promised)], ["used", bytes(total - free)], ["free", bytes(free)]];
-    for (const memory of node.memory) {
-      if (memory.kind !== "memory" && memory.totalBytes > 0) {
-        figures.push([memory.kind, `${bytes(memory.freeBytes ?? NaN)} of ${bytes(memory.totalBytes)} free`]);
-      }
-    }
-    card.figures.replaceChildren(...figures.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
-  }
+/** A kind of memory: what is used of it, with numbers, and below what is reserved and promised. */
+function bar(card, memory, held) {
+  const parts = card.byKind.get(memory.kind) ?? makeBar(card, memory.kind);
+  const { totalBytes: total, freeBytes: free } = memory;
+  const used = free === undefined ? NaN : total - free;
+  const [reserved, promised] = [held?.reservedBytes ?? 0, held?.promisedBytes ?? 0];
+  const width = (value) => `${total > 0 && value > 0 ? Math.min(100, (value / total) * 100) : 0}%`;
+  parts.fill.style.width = width(used);
+  parts.reserved.style.width = width(reserved);
+  parts.promised.style.width = width(promised);
+  parts.set("used", bytes(used));
+  parts.set("free", bytes(free ?? NaN));
+  parts.set("total", bytes(total));
+  parts.set("promised", bytes(promised));
+  parts.promise.classList.toggle("none", promised === 0);
+  parts.lane.title = `${bytes(reserved)} reserved, ${bytes(promised)} promised of ${bytes(total)}`;
+}
+
+function makeBar(card, kind) {
+  const figures = {};
+  const figure = (name) => (figures[name] = element("span", { "data-figure": name }));
+  const fill = element("span", { class: "fill" });
+  const reserved = element("span", { class: "reserved" });
+  const promised = element("span", { class: "promised" });
+  const promise = element("span", { class: "promise" }, figure("promised"), " promised");
+  const lane = element("div", { class: "lane" }, reserved, promised);
+  card.bars.append(element(
+    "div",
+    { class: "kind", "data-kind": kind },
+    element("p", {}, element("b", {}, kind), " ", figure("total"), promise),
+    element("div", { class: "gauge" }, fill, element("span", { class: "text" }, figure("used"), " used"), element("span", { class: "text" }, figure("free"), " free")),
+    lane,
+  ));
+  const set = (name, text) => {
+    if (figures[name].textContent !== text) figures[name].textContent = text;
+  };
+  const parts = { fill, reserved, promised, promise, lane, set };
+  card.byKind.set(kind, parts);
+  return parts;
+}
+
+function flows(card, node, state) {
+  const { rates, trend } = state.nodeRates.get(node) ?? {};
+  const set = (element, text) => {
+    if (element.textContent !== text) element.textContent = text;
+  };
+  set(card.local, rates ? `local ${rate(rates.local)}` : "not counted");
+  set(card.remote, rates ? `remote ${rate(rates.remote)}` : "");
+  if (trend) card.spark.draw(node, trend, state.at, (most, known) => (known ? `at most ${rate(most)}` : "not known"));
 }
 
 function cpusOf(node) {
   if (!node.cpus) return "memory only";
   return `${list(node.cpus).length === 1 ? "CPU" : "CPUs"} ${node.cpus}`;
+}
+
+/** The CPUs of a node as last-level caches of cores of SMT siblings. What the machine does not say is one group. */
+function cachesOf(node, topology) {
+  const own = new Set(list(node.cpus));
+  const cores = [];
+  const seen = new Set();
+  for (const { cpus } of topology.cores ?? []) {
+    const siblings = list(cpus).filter((cpu) => own.has(cpu));
+    siblings.forEach((cpu) => seen.add(cpu));
+    if (siblings.length > 0) cores.push(siblings);
+  }
+  for (const cpu of own) if (!seen.has(cpu)) cores.push([cpu]);
+  const groups = topology.lastLevelCaches.map(({ cpus }) => {
+    const shared = new Set(list(cpus));
+    return cores.filter(([first]) => shared.has(first));
+  });
+  const grouped = new Set(groups.flat());
+  return [...groups, cores.filter((core) => !grouped.has(core))].filter((group) => group.length > 0);
 }
 
 /** The sockets, those together that share a node: some virtual machines spread the CPUs of a node over several. */

@@ -1,20 +1,30 @@
-// What the page knows: the last sample, rates between samples, and a short history of each workload.
+// What the page knows: the last sample, rates between samples, and what was before, from the daemon's history.
 //
 // Samples come once a second over the stream: the first is complete, the later ones hold what changed. Counters
 // only grow; one that went back belongs to another workload, and its rate is not known for one sample.
 // Accesses between nodes and intruders are those of the last minute.
 
+import { Trend } from "./chart.js";
+import { verdictOf } from "./verdict.js";
+
 /** Samples of a workload that are kept: five minutes. */
 const HISTORY = 300;
 /** For how long accesses and intruders count as recent, in milliseconds. */
 const RECENT = 60_000;
+/** After so many samples the daemon has some history of a workload that is new. */
+const SOON = 10;
+/** Longer names are no part of an address where there is another way. */
+const LONGEST = 200;
 /** The share of the time from which on others on an exclusive CPU are shown. */
 const INTRUDED = 0.001;
 
 export class State {
   topology = null;
   version = null;
+  status = null;
   nodes = [];
+  /** Rates and their past by node. */
+  nodeRates = new Map();
   workloads = new Map();
   allocations = { allocations: [], nodes: [], sharedCpus: "" };
   events = [];
@@ -23,6 +33,10 @@ export class State {
   exclusiveCpus = [];
   /** The exclusive CPUs on which others ran within the last minute. */
   intruded = new Set();
+  /** Workloads of which no past is kept. */
+  dropped = 0;
+  /** Those of which some was when the page was opened, by key. */
+  #kept = new Set();
   /** Counts of accesses, from the last minute's begin on. */
   #matrices = [];
   /** By exclusive CPU: its owner, how long others ran there, and when they were seen last. */
@@ -36,6 +50,7 @@ export class State {
     const seconds = this.at === null ? null : (sample.atMillis - this.at) / 1000;
     this.at = sample.atMillis;
     this.nodes = sample.nodes;
+    for (const node of sample.nodes) this.#node(node, seconds);
     this.#sampled(sample);
     this.#intruders(sample, seconds);
     const seen = sample.full ? new Set() : null;
@@ -49,8 +64,9 @@ export class State {
     } else {
       for (const key of sample.removed) this.workloads.delete(key);
       const changed = new Set(sample.workloads.map(keyOf));
-      for (const [key, row] of this.workloads) if (!changed.has(key)) this.#settle(row);
+      for (const [key, row] of this.workloads) if (!changed.has(key)) this.#settle(row, seconds);
     }
+    for (const row of this.workloads.values()) row.verdict = verdictOf(row, this);
     const stale = this.revision !== sample.promises;
     this.revision = sample.promises;
     return stale;
@@ -85,30 +101,65 @@ export class State {
     this.intruded = new Set([...others].filter(([, { seen }]) => at - seen < RECENT).map(([cpu]) => cpu));
   }
 
+  #node({ node, allocated }, seconds) {
+    const before = this.nodeRates.get(node) ?? { trend: new Trend() };
+    if (!allocated) {
+      before.rates = null;
+    } else {
+      const since = (name) => {
+        const was = before.totals?.[name];
+        return seconds > 0 && was <= allocated[name] ? (allocated[name] - was) / seconds : 0;
+      };
+      before.rates = { local: since("localBytes"), remote: since("remoteBytes") };
+      before.totals = allocated;
+      before.trend.add(this.at, before.rates.local, before.rates.remote, seconds);
+    }
+    this.nodeRates.set(node, before);
+  }
+
+  /** Takes in what the daemon remembers of the nodes, and of the workloads in short. */
+  past(history, trends) {
+    for (const { node, localBytesPerSecond, remoteBytesPerSecond } of history.recent.nodes) {
+      const of = this.nodeRates.get(node) ?? { trend: new Trend(), rates: null };
+      of.trend.before(history.recent.endMillis, history.recent.stepSeconds, localBytesPerSecond, remoteBytesPerSecond);
+      this.nodeRates.set(node, of);
+    }
+    for (const { key, localBytesPerSecond, remoteBytesPerSecond } of trends.workloads) {
+      this.workloads.get(key)?.trend.before(trends.endMillis, trends.stepSeconds, localBytesPerSecond, remoteBytesPerSecond);
+    }
+    this.dropped = history.dropped;
+    this.#kept = new Set(trends.workloads.map(({ key }) => key));
+  }
+
   #take(key, fresh, seconds) {
     const before = this.workloads.get(key);
-    const row = before ?? { key, history: [], allocation: null };
+    const row = before ?? { key, history: [], allocation: null, trend: new Trend(), missedAt: null };
     const totals = totalsOf(fresh);
     const since = (name) => {
       if (!before || !(seconds > 0) || totals[name] < before.totals[name]) return 0;
       return (totals[name] - before.totals[name]) / seconds;
     };
     row.rates = { local: since("local"), remote: since("remote"), missed: since("missed") };
+    if (row.rates.missed > 0) row.missedAt = this.at;
     row.totals = totals;
     row.workload = fresh;
     row.allocation = before?.allocation ?? null;
-    this.#remember(row);
+    this.#remember(row, seconds);
     this.workloads.set(key, row);
   }
 
   /** A workload that is not in the sample did nothing since the last one. */
-  #settle(row) {
+  #settle(row, seconds) {
     row.rates = { local: 0, remote: 0, missed: 0 };
-    this.#remember(row);
+    this.#remember(row, seconds);
   }
 
-  #remember(row) {
-    row.history.push({ at: this.at, local: row.rates.local, remote: row.rates.remote, resident: row.totals.resident });
+  #remember(row, seconds) {
+    if (seconds > 0) {
+      const { local, remote } = row.totals.counted ? row.rates : { local: null, remote: null };
+      row.history.push({ at: this.at, local, remote, resident: row.totals.resident });
+      if (row.totals.counted) row.trend.add(this.at, local, remote, seconds);
+    }
     if (row.history.length > HISTORY) row.history.shift();
     row.locality = locality(row);
   }
@@ -120,7 +171,26 @@ export class State {
     for (const row of this.workloads.values()) {
       row.allocation = byCgroup.get(row.workload.cgroup) ?? null;
       row.locality = locality(row);
+      row.verdict = verdictOf(row, this);
     }
+  }
+
+  /** Whether the daemon remembers more of a workload than was seen here. */
+  isKept(row) {
+    return this.#kept.has(row.key) || (this.dropped === 0 && row.history.length >= SOON);
+  }
+
+  /** The workload with this key, or with this name if there is one only. */
+  find(asked) {
+    if (this.workloads.has(asked)) return this.workloads.get(asked);
+    const named = [...this.workloads.values()].filter((row) => row.workload.workload === asked);
+    return named.length === 1 ? named[0] : named.find((row) => row.workload.cgroup) ?? null;
+  }
+
+  /** What an address calls a workload: its name, unless others have the same. */
+  nameOf(row) {
+    const name = row.workload.workload;
+    return name.length <= LONGEST && this.find(name) === row ? name : row.key;
   }
 
   /** Takes in an event; `false` if it is known. */
@@ -172,24 +242,17 @@ function totalsOf(workload) {
 
 /**
  * How near a workload's memory is. With a guarantee: the share that lies on the promised nodes. Without one: the
- * share of its allocations that the CPU's own node served.
+ * share of its allocations that the CPU's own node served. Not known is NaN.
  */
 function locality(row) {
   if (row.allocation?.nodes) {
-    if (row.totals.resident === null) return { share: NaN, of: "promised", level: null };
+    if (row.totals.resident === null) return { share: NaN, of: "promised" };
     const promised = new Set(row.allocation.nodeNumbers);
     const inside = row.totals.byNode.filter(({ node }) => promised.has(node));
     const bytes = inside.reduce((sum, { bytes }) => sum + bytes, 0);
     const share = row.totals.resident > 0 ? bytes / row.totals.resident : 1;
-    return { share, of: "promised", level: level(share, 0.999, 0.95) };
+    return { share, of: "promised" };
   }
   const sum = row.totals.local + row.totals.remote;
-  if (sum === 0) return { share: NaN, of: "allocated", level: null };
-  const share = row.totals.local / sum;
-  return { share, of: "allocated", level: level(share, 0.9, 0.5) };
-}
-
-function level(share, good, warn) {
-  if (share >= good) return "good";
-  return share >= warn ? "warn" : "bad";
+  return { share: sum === 0 ? NaN : row.totals.local / sum, of: "allocated" };
 }

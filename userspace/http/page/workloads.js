@@ -1,47 +1,79 @@
 // The workloads as a table that can be sorted and filtered. Only the rows in sight are in the document, so
 // that thousands cost no more than thirty.
 
-import { bytes, element, nodeColour, percent, rate } from "./format.js";
+import { Sparkline } from "./chart.js";
+import { bytes, element, guarantee, percent, rate } from "./format.js";
+import { address } from "./route.js";
+import { isSo } from "./verdict.js";
 
 /** Height of a row in pixels; the style sheet's 2rem at the usual size is measured, this is the first guess. */
 const ROW = 28;
 const SPARE = 6;
+/** The worst verdict first, then the least local. */
+const WORST = { bad: 0, warn: 1, good: 3 };
 
 const COLUMNS = [
   { id: "name", label: "workload", value: (row) => row.workload.workload, text: true },
-  { id: "resident", label: "memory by node", value: (row) => row.totals.resident ?? -1, wide: true },
-  { id: "size", label: "resident", value: (row) => row.totals.resident ?? -1 },
-  { id: "locality", label: "local", value: (row) => (Number.isNaN(row.locality.share) ? 2 : row.locality.share), ascending: true },
+  { id: "guarantee", label: "guarantee", value: (row) => row.allocation?.memory.reduce((sum, of) => sum + of.bytes, 0) ?? -1 },
+  { id: "verdict", label: "verdict", value: (row) => (WORST[row.verdict.level] ?? 2) * 2 + (Number.isNaN(row.locality.share) ? 1 : row.locality.share), ascending: true },
+  { id: "memory", label: "memory", value: (row) => row.totals.resident ?? -1 },
+  { id: "nodes", label: "by node", value: (row) => Math.max(0, ...row.totals.byNode.map(({ bytes }) => bytes)) / (row.totals.resident || 1), ascending: true },
   { id: "local", label: "local/s", value: (row) => row.rates.local },
   { id: "remote", label: "remote/s", value: (row) => row.rates.remote },
-  { id: "missed", label: "missed", value: (row) => (row.allocation ? row.totals.missed : -1) },
+  { id: "past", label: "10 min" },
 ];
+const SORT = "-memory";
 
 export class WorkloadsView {
-  #sort = { id: "size", down: true };
+  #sort = { id: "memory", down: true };
   #filter = () => true;
   #rows = [];
   #height = ROW;
+  #sparks = new WeakMap();
 
-  constructor({ box, head, body, count, filter, promisedOnly, open }) {
-    Object.assign(this, { box, head, body, count, open });
+  /** `changed` is called when the user filters or sorts: `place` then says how. */
+  constructor({ box, head, body, count, filter, promisedOnly, open, changed }) {
+    Object.assign(this, { box, head, body, count, filter, promisedOnly, open, changed });
     this.above = element("tr", { class: "space", "aria-hidden": "true" }, element("td", { colspan: COLUMNS.length }));
     this.below = this.above.cloneNode(true);
     for (const column of COLUMNS) {
-      const button = element("button", { type: "button" }, column.label);
-      const cell = element("th", { scope: "col", class: column.wide ? "wide" : null }, button);
-      button.addEventListener("click", () => this.#sortBy(column));
+      const inner = column.value ? element("button", { type: "button" }, column.label) : column.label;
+      const cell = element("th", { scope: "col", class: `c-${column.id}` }, inner);
+      if (column.value) inner.addEventListener("click", () => this.#sortBy(column));
       column.cell = cell;
       head.append(cell);
     }
     const refilter = () => {
-      this.#filter = matcher(filter.value, promisedOnly.checked);
-      this.update(this.state);
+      this.#apply();
+      this.changed();
     };
     filter.addEventListener("input", refilter);
     promisedOnly.addEventListener("change", refilter);
     box.addEventListener("scroll", () => requestAnimationFrame(() => this.#paint()), { passive: true });
+    new ResizeObserver(() => this.#paint()).observe(box);
     this.#mark();
+  }
+
+  /** What is shown, as a part of an address. */
+  get place() {
+    const sort = `${this.#sort.down ? "-" : ""}${this.#sort.id}`;
+    return { filter: this.filter.value, promised: this.promisedOnly.checked, sort: sort === SORT ? null : sort };
+  }
+
+  /** Shows what an address says. */
+  goTo({ filter, promised, sort }) {
+    const id = (sort ?? SORT).replace(/^-/, "");
+    const column = COLUMNS.find((column) => column.id === id && column.value);
+    if (column) this.#sort = { id, down: (sort ?? SORT).startsWith("-") };
+    if (this.filter.value !== filter) this.filter.value = filter;
+    this.promisedOnly.checked = promised;
+    this.#mark();
+    this.#apply();
+  }
+
+  #apply() {
+    this.#filter = matcher(this.filter.value, this.promisedOnly.checked);
+    this.update(this.state);
   }
 
   #sortBy(column) {
@@ -49,10 +81,11 @@ export class WorkloadsView {
     this.#sort = { id: column.id, down };
     this.#mark();
     this.update(this.state);
+    this.changed();
   }
 
   #mark() {
-    for (const column of COLUMNS) {
+    for (const column of COLUMNS.filter((column) => column.value)) {
       const sorted = column.id === this.#sort.id;
       if (sorted) column.cell.setAttribute("aria-sort", this.#sort.down ? "descending" : "ascending");
       else column.cell.removeAttribute("aria-sort");
@@ -61,7 +94,7 @@ export class WorkloadsView {
   }
 
   update(state) {
-    if (!state) return;
+    if (!state?.at) return;
     this.state = state;
     const { value } = COLUMNS.find((column) => column.id === this.#sort.id);
     const sign = this.#sort.down ? -1 : 1;
@@ -73,87 +106,119 @@ export class WorkloadsView {
     });
     this.#rows = rows;
     const all = state.workloads.size;
-    this.count.textContent = rows.length === all ? String(all) : `${rows.length} of ${all}`;
+    const none = rows.length === 0 && all > 0 ? ", none match" : "";
+    this.count.textContent = (rows.length === all ? String(all) : `${rows.length} of ${all}`) + none;
+    this.count.title = state.dropped > 0 ? `of ${state.dropped} that were idle the longest no past is kept` : "";
     this.#paint();
   }
 
   /** Puts the rows in sight into the document; those that are there already are kept, and with them the focus. */
   #paint() {
+    if (!this.state) return;
     const first = Math.max(0, Math.floor(this.box.scrollTop / this.#height) - SPARE);
     const many = Math.ceil(this.box.clientHeight / this.#height) + 2 * SPARE;
     const shown = this.#rows.slice(first, first + many);
     const kept = new Map([...this.body.querySelectorAll("tr[data-key]")].map((tr) => [tr.dataset.key, tr]));
-    const wanted = shown.map((row) => fill(kept.get(row.key) ?? this.#make(row.key), row));
+    const wanted = shown.map((row) => this.#fill(kept.get(row.key) ?? this.#make(row.key), row));
     this.above.firstChild.style.height = `${first * this.#height}px`;
     this.below.firstChild.style.height = `${Math.max(0, this.#rows.length - first - shown.length) * this.#height}px`;
     const children = [this.above, ...wanted, this.below];
     const focused = document.activeElement?.closest?.("tr[data-key]")?.dataset.key;
     if (children.length !== this.body.children.length || children.some((child, index) => this.body.children[index] !== child)) {
       this.body.replaceChildren(...children);
-      if (focused !== undefined) wanted.find((tr) => tr.dataset.key === focused)?.querySelector("button")?.focus({ preventScroll: true });
+      if (focused !== undefined) wanted.find((tr) => tr.dataset.key === focused)?.querySelector("a")?.focus({ preventScroll: true });
     }
     const measured = wanted[0]?.getBoundingClientRect().height;
     if (measured > 0 && Math.abs(measured - this.#height) > 0.5) {
       this.#height = measured;
       this.#paint();
     }
-    if (this.#rows.length === 0 && this.state.workloads.size > 0) this.count.textContent += ", none match";
   }
 
   #make(key) {
-    const button = element("button", { type: "button" });
-    button.addEventListener("click", () => this.open(key));
-    const bar = element("div", { class: "bar-of", role: "img" });
-    const cells = COLUMNS.slice(1).map((column) => element("td", {}, column.id === "resident" ? bar : ""));
-    return element("tr", { "data-key": key }, element("th", { scope: "row" }, button), cells);
+    const link = element("a", {});
+    link.addEventListener("click", (event) => {
+      if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+      event.preventDefault();
+      this.open(key);
+    });
+    const strip = element("span", { class: "strip", role: "img" });
+    const spark = new Sparkline(100, 20);
+    const inner = { nodes: strip, past: spark.element, verdict: element("span", { class: "chip" }) };
+    const cells = COLUMNS.slice(1).map((column) => element("td", { class: `c-${column.id}` }, inner[column.id] ?? ""));
+    const tr = element("tr", { "data-key": key }, element("th", { scope: "row" }, link), cells);
+    this.#sparks.set(tr, spark);
+    return tr;
   }
-}
 
-function fill(tr, row) {
-  const [name, bar, size, local, localRate, remoteRate, missed] = tr.children;
-  set(name.firstChild, row.workload.workload);
-  name.firstChild.title = row.workload.cgroup ?? row.workload.kind;
-  residency(bar.firstChild, row.totals);
-  set(size, bytes(row.totals.resident ?? NaN));
-  level(local, row.locality);
-  set(localRate, row.totals.counted ? rate(row.rates.local) : "–");
-  set(remoteRate, row.totals.counted ? rate(row.rates.remote) : "–");
-  set(missed, row.allocation ? bytes(row.totals.missed) : "–");
-  return tr;
+  #fill(tr, row) {
+    const [name, promise, verdict, size, nodes, local, remote] = tr.children;
+    set(name.firstChild, row.workload.workload);
+    name.firstChild.title = row.workload.cgroup ?? row.workload.kind;
+    const href = address({ ...this.place, workload: this.state.nameOf(row) });
+    if (name.firstChild.getAttribute("href") !== href) name.firstChild.setAttribute("href", href);
+    const short = row.allocation ? guarantee(row.allocation) : "–";
+    set(promise, short);
+    if (promise.title !== short) promise.title = short;
+    verdictChip(verdict.firstChild, row);
+    set(size, bytes(row.totals.resident ?? NaN));
+    residency(nodes.firstChild, row);
+    set(local, row.totals.counted ? rate(row.rates.local) : "–");
+    set(remote, row.totals.counted ? rate(row.rates.remote) : "–");
+    this.#sparks.get(tr).draw(row.key, row.trend, this.state.at, (most, known) => (known ? `at most ${rate(most)}` : "not known"));
+    return tr;
+  }
 }
 
 function set(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-function level(cell, locality) {
-  if (!cell.firstElementChild) cell.replaceChildren(element("span", { class: "level" }));
-  const span = cell.firstElementChild;
-  set(span, percent(locality.share));
-  span.title = locality.of === "promised" ? "of its memory lies on the promised nodes" : "of its allocations were local";
-  if (locality.level) span.dataset.level = locality.level;
-  else delete span.dataset.level;
+/** A verdict in a word, in the colour of its level. */
+export function verdictChip(chip, row) {
+  const { level, word, reasons } = row.verdict;
+  const text = level === "bad" || level === "warn" ? lapse(row, word) : word;
+  set(chip, text);
+  const title = reasons.join(" ") || (row.locality.of === "promised" ? "all of its memory lies on the promised nodes" : "of what it allocated was local");
+  if (chip.title !== title) chip.title = title;
+  if (level) chip.dataset.level = level;
+  else delete chip.dataset.level;
 }
 
-function residency(bar, totals) {
+function lapse(row, word) {
+  const off = 1 - row.locality.share;
+  return row.locality.of === "promised" && off > 0.001 ? `${word}, ${percent(off)} off` : word;
+}
+
+/** Where memory lies: a column for each node, as high as its share; those that are promised have a frame. */
+function residency(strip, row) {
+  const { totals } = row;
+  const promised = new Set(row.allocation?.nodeNumbers);
   const shares = totals.byNode.filter(({ bytes }) => bytes > 0);
-  const label = shares.map(({ node, bytes: size }) => `node ${node}: ${bytes(size)}`).join(", ") || "nothing";
-  if (bar.getAttribute("aria-label") !== label) {
-    bar.setAttribute("aria-label", label);
-    bar.title = label;
-    bar.replaceChildren(...shares.map(({ node, bytes }) => element("span", {
-      style: `width: ${(bytes / totals.resident) * 100}%; background: ${nodeColour(node)}`,
-    })));
-  }
+  const said = shares.map(({ node, bytes: size }) => `node ${node}: ${bytes(size)}`).join(", ") || "nothing";
+  const label = promised.size > 0 ? `${said}; promised on ${[...promised].join(", ")}` : said;
+  if (strip.getAttribute("aria-label") === label) return;
+  strip.setAttribute("aria-label", label);
+  strip.title = label;
+  strip.replaceChildren(...totals.byNode.map(({ node, bytes }) => element(
+    "span",
+    { class: promised.has(node) ? "place promised" : "place" },
+    element("span", { style: `height: ${totals.resident > 0 ? (bytes / totals.resident) * 100 : 0}%` }),
+  )));
 }
 
-/** Words are looked for in name, kind and cgroup; `node:N` asks for memory on that node. All must match. */
+/**
+ * Words are looked for in name, kind and cgroup; `node:N` asks for memory on that node, `is:broken` for a verdict. All must
+ * match.
+ */
 function matcher(text, promisedOnly) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return (row) => {
     if (promisedOnly && !row.allocation) return false;
     const haystack = `${row.workload.workload} ${row.workload.kind} ${row.workload.cgroup ?? ""}`.toLowerCase();
     return words.every((word) => {
+      const verdict = /^is:(\w+)$/.exec(word);
+      if (verdict) return isSo(row, verdict[1]);
       const node = /^node:(\d+)$/.exec(word);
       if (!node) return haystack.includes(word);
       return row.totals.byNode.some((part) => part.node === Number(node[1]) && part.bytes > 0);

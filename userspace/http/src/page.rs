@@ -26,7 +26,8 @@ macro_rules! files {
 }
 
 /// The files that the page refers to: name, media type, content.
-const FILES: [(&str, &str, &str); 11] = files! {
+const FILES: [(&str, &str, &str); 14] = files! {
+    "chart.js": SCRIPT,
     "detail.js": SCRIPT,
     "events.js": SCRIPT,
     "format.js": SCRIPT,
@@ -34,9 +35,11 @@ const FILES: [(&str, &str, &str); 11] = files! {
     "machine.js": SCRIPT,
     "main.js": SCRIPT,
     "matrix.js": SCRIPT,
+    "route.js": SCRIPT,
     "state.js": SCRIPT,
     "stream.js": SCRIPT,
     "style.css": "text/css; charset=utf-8",
+    "verdict.js": SCRIPT,
     "workloads.js": SCRIPT,
 };
 

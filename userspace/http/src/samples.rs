@@ -6,11 +6,7 @@
 //! latest. The difference to the frame before is written once for all. A watcher that is too slow
 //! skips frames and gets a complete one; nobody is waited for.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::body::Bytes;
 use numaward_api as api;
@@ -43,7 +39,6 @@ struct Frame {
 #[derive(Debug)]
 pub(crate) struct Samples {
     observer: Arc<Observer>,
-    start: Instant,
     latest: watch::Sender<Option<Arc<Frame>>>,
     /// Whether the task runs. Locked while that is decided.
     running: Mutex<bool>,
@@ -52,7 +47,7 @@ pub(crate) struct Samples {
 impl Samples {
     pub(crate) fn new(observer: Arc<Observer>) -> Arc<Self> {
         let (latest, running) = (watch::Sender::new(None), Mutex::new(false));
-        Arc::new(Self { observer, start: Instant::now(), latest, running })
+        Arc::new(Self { observer, latest, running })
     }
 
     /// Starts to watch. Must be called in a runtime.
@@ -96,7 +91,7 @@ impl Samples {
         let workloads = self.observer.workloads().workloads;
         let workloads = workloads.into_iter().map(|workload| (workload.key().to_owned(), workload)).collect();
         let sample = api::Sample {
-            at_millis: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            at_millis: u64::try_from(self.observer.uptime().as_millis()).unwrap_or(u64::MAX),
             full: false,
             promises: self.observer.revision(),
             nodes,

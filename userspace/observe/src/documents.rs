@@ -202,7 +202,9 @@ impl Observer {
             capacity: usage.capacity,
         });
         let (own, other) = table.slots();
+        let node_name = self.config.kubernetes.node_name.clone();
         api::Status {
+            host: node_name.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into()),
             version: numaward_api::VERSION.to_owned(),
             uptime_seconds: self.start.elapsed().as_secs(),
             probes: probes.collect(),

@@ -18,7 +18,7 @@ use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    guard,
+    guard, history,
     hotplug::{self, Fingerprint},
     observer::{Observer, held},
     part::Part,
@@ -39,6 +39,8 @@ const RETRY: Duration = Duration::from_secs(10);
 const FOLLOW_LIMIT: Duration = Duration::from_secs(30);
 /// Likewise for those that read files of many cgroups.
 const READ_LIMIT: Duration = Duration::from_mins(1);
+/// Likewise for the samples of the history, a minute apart at most.
+const HISTORY_LIMIT: Duration = Duration::from_mins(2);
 
 /// The latches of the observing parts.
 #[derive(Debug)]
@@ -96,9 +98,14 @@ pub fn spawn(
         let (observer, stop) = (observer.clone(), stop.clone());
         move || residency::keep_reading(&observer, &stop)
     };
+    let remember = {
+        let (observer, stop) = (observer.clone(), stop.clone());
+        move || history::keep_history(&observer, &stop)
+    };
     let mut threads = vec![
         heartbeats.spawn("follow", FOLLOW_LIMIT, stop, follow)?,
         heartbeats.spawn("residency", READ_LIMIT, stop, read)?,
+        heartbeats.spawn("history", HISTORY_LIMIT, stop, remember)?,
     ];
     if observer.config.guard != GuardMode::Off {
         let guard = {

@@ -26,6 +26,7 @@ mod follow;
 mod foreign;
 mod guard;
 mod headroom;
+mod history;
 mod hotplug;
 mod hugepages;
 mod intrusions;

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::Thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use numaward_config::Config;
@@ -18,6 +18,7 @@ use crate::{
     activity::Attached,
     affinity::Affinity,
     events::Events,
+    history::History,
     intrusions::Intrusions,
     part::{Health, Part},
     probing::{MEASURED, Probing},
@@ -60,6 +61,8 @@ pub struct Observer {
     /// What the guard saw last.
     pub(crate) headroom: watch::Sender<Arc<Headroom>>,
     pub(crate) health: Arc<Health>,
+    /// The last hour. Locked alone.
+    pub(crate) history: Mutex<History>,
 }
 
 impl fmt::Debug for Observer {
@@ -114,6 +117,7 @@ impl Observer {
             watermarks: watch::Sender::default(),
             headroom: watch::Sender::default(),
             health,
+            history: Mutex::default(),
         }
     }
 
@@ -150,6 +154,11 @@ impl Observer {
     /// Notes that a part works, or why not; logs what changed.
     pub fn note(&self, part: Part, result: Result<(), String>) {
         self.health.note(part, result);
+    }
+
+    /// Time since it was started.
+    pub fn uptime(&self) -> Duration {
+        self.start.elapsed()
     }
 
     /// Somebody asks for the workloads' figures.

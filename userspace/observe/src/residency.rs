@@ -40,15 +40,12 @@ use crate::{
 /// Reads in turns until `stop` is cancelled. The caller that cancels it also wakes the thread.
 pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let interval = observer.config.observe.residency_interval.0;
-    // Readers that ask less often than this get figures as old as the question before.
-    let interest = (3 * interval).max(Duration::from_mins(1));
     let estimate = &observer.config.observe.remote_estimate;
     let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
     let mut due = Instant::now();
     held(&observer.demand).reader = Some(thread::current());
     while !stop.is_cancelled() {
-        let asked = held(&observer.demand).asked;
-        if asked.elapsed() >= interest {
+        if !observer.is_asked() {
             health::rest();
             thread::park();
             continue;
@@ -82,6 +79,13 @@ struct Target {
 }
 
 impl Observer {
+    /// Whether somebody asked for the workloads of late. Readers that ask less often get figures as old as the question
+    /// before.
+    pub(crate) fn is_asked(&self) -> bool {
+        let interest = (3 * self.config.observe.residency_interval.0).max(Duration::from_mins(1));
+        held(&self.demand).asked.elapsed() < interest
+    }
+
     /// Where cgroups are found, the workloads and the machine, of one instant; `None` while the first is not known.
     fn placed(&self) -> Option<(Hierarchy, Arc<Table<SlotId>>, Arc<Machine>)> {
         let state = self.lock();

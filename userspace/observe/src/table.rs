@@ -28,6 +28,7 @@ use std::{
 use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
 use numaward_model::snapshot::{Pressure, Resident, ResidentHugepages};
 use numaward_probes::{Activity, Counters, NodeCounters, Pages};
+use numaward_topology::Bytes;
 
 /// All workloads, with slots of type `S`.
 #[derive(Clone, Debug)]
@@ -98,6 +99,15 @@ impl<S> Member<S> {
     pub(crate) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<Container>) -> Self {
         let (resident, hugepages, trouble) = Default::default();
         Self { path, kind, container, slot: None, resident, hugepages, trouble }
+    }
+
+    /// Its memory on all nodes, hugepages included; `None` where it was not read.
+    pub(crate) fn resident_bytes(&self) -> Option<u64> {
+        let resident =
+            self.resident.as_deref().map(|nodes| nodes.iter().flat_map(|of| [of.anon, of.file, of.kernel]));
+        let hugepages = self.hugepages.values().flatten().copied();
+        let sum = |bytes: u64, more: Bytes| bytes.saturating_add(more.0);
+        Some(resident?.chain(hugepages).fold(0, sum))
     }
 }
 

@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use numaward_api::{Allocations, Event, EventPage, Sample, Status, Topology, Version};
+use numaward_api::{Allocations, Event, EventPage, Sample, Status, Topology, Trends, Version};
 use serde::Deserialize;
 use tokio::{
     sync::{mpsc, watch},
@@ -58,6 +58,8 @@ pub(crate) struct Host {
     pub(crate) topology: Topology,
     pub(crate) version: Version,
     pub(crate) events: Vec<Event>,
+    /// The last ten minutes of the workloads; absent where the daemon keeps none.
+    pub(crate) past: Option<Trends>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +86,8 @@ pub(crate) async fn connect(server: &Server) -> Result<Host, ClientError> {
     let topology = server.get("/api/v1/topology").await?;
     let version = server.get("/api/v1/version").await?;
     let events: EventPage = server.get("/api/v1/events").await?;
-    Ok(Host { topology, version, events: events.events })
+    let past = server.get("/api/v1/history/workloads").await.ok();
+    Ok(Host { topology, version, events: events.events, past })
 }
 
 /// Sends updates until nobody receives them. The first connection was made by [`connect`].

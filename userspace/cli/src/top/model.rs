@@ -11,7 +11,7 @@ use std::{
 };
 
 use numaward_api::{
-    Allocated, Allocation, Allocations, Event, KindPromises, Node, Sample, Status, Topology, Version,
+    Allocated, Allocation, Allocations, Event, KindPromises, Node, Sample, Status, Topology, Trends, Version,
     Workload,
 };
 use numaward_topology::{NodeId, NodeSet};
@@ -190,6 +190,8 @@ pub(crate) struct Model {
     came: Instant,
     /// Samples over this connection.
     pub(crate) samples: u64,
+    /// What was before the first sample of this connection.
+    past: Option<Trends>,
 }
 
 impl Model {
@@ -210,6 +212,7 @@ impl Model {
             at_millis: None,
             came: now,
             samples: 0,
+            past: None,
         }
     }
 
@@ -217,7 +220,8 @@ impl Model {
     pub(crate) fn take(&mut self, update: Update, now: Instant) {
         match update {
             Update::Connected(host) => {
-                let Host { topology, version, events } = *host;
+                let Host { topology, version, events, past } = *host;
+                self.past = past;
                 (self.topology, self.version) = (topology, version);
                 (self.at_millis, self.samples, self.came, self.lost) = (None, 0, now, None);
                 for event in events {
@@ -285,6 +289,9 @@ impl Model {
             seen.insert(workload.key().to_owned());
             self.sample_workload(workload, seconds);
         }
+        if let Some(past) = self.past.take() {
+            self.begin_with(past);
+        }
         if sample.full {
             self.rows.retain(|key, _| seen.contains(key));
         } else {
@@ -294,6 +301,25 @@ impl Model {
                 row.rates = row.totals.allocated.map(|_| Rates::default());
                 row.remember();
             }
+        }
+    }
+
+    /// Gives workloads that were not known before the past that the daemon remembers: a mean for each second of a step.
+    #[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits than a float has")]
+    fn begin_with(&mut self, past: Trends) {
+        for trend in past.workloads {
+            let Some(row) = self.rows.get_mut(&trend.key).filter(|row| row.history.len() <= 1) else {
+                continue;
+            };
+            let latest = row.history.pop_back();
+            let steps = trend.local_bytes_per_second.iter().zip(&trend.remote_bytes_per_second);
+            // What is not known has no place in a line without gaps: it begins after that.
+            let known = steps.rev().map_while(|(local, remote)| {
+                Some(Rates { local: (*local)? as f64, remote: (*remote)? as f64, missed: 0.0 })
+            });
+            let seconds = known.flat_map(|rates| (0..past.step_seconds).map(move |_| rates));
+            seconds.take(HISTORY - 1).for_each(|rates| row.history.push_front(rates));
+            row.history.extend(latest);
         }
     }
 
@@ -355,4 +381,57 @@ fn held(allocations: Option<&Allocations>, workload: &Workload) -> Option<Arc<Al
     let cgroup = workload.cgroup.as_ref()?;
     let mut allocations = allocations?.allocations.iter();
     allocations.find(|allocation| allocation.cgroup == *cgroup).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_api::{Counters, Trend};
+
+    use super::*;
+
+    #[test]
+    fn workloads_begin_with_what_the_daemon_remembers() {
+        let workload = |key: &str| Workload {
+            workload: key[1..].to_owned(),
+            kind: "unit".to_owned(),
+            cgroup: Some(key.to_owned()),
+            container: None,
+            counters: Counters::Own,
+            nodes: Vec::new(),
+            pressure: None,
+            oom_kills: None,
+            activity: None,
+        };
+        let topology = Topology::from(&numaward_topology::Machine::default());
+        let now = Instant::now();
+        let mut model = Model::new(topology.clone(), Version::on("6.12"), now);
+        let trend = |key: &str, local: Vec<Option<u64>>| Trend {
+            key: key.to_owned(),
+            remote_bytes_per_second: vec![Some(1); local.len()],
+            local_bytes_per_second: local,
+        };
+        let workloads = vec![
+            trend("/a", vec![Some(7), None, Some(20), Some(30)]),
+            trend("/gone", vec![Some(1)]),
+            trend("/long", vec![Some(5); 60]),
+        ];
+        let past = Some(Trends { step_seconds: 10, end_millis: 60_000, workloads });
+        let host = Host { topology, version: Version::on("6.12"), events: Vec::new(), past };
+        model.take(Update::Connected(Box::new(host)), now);
+        let sample = Sample {
+            at_millis: 61_000,
+            full: true,
+            promises: 0,
+            nodes: Vec::new(),
+            accesses: None,
+            exclusive_cpus: Vec::new(),
+            workloads: ["/a", "/long", "/new"].map(workload).to_vec(),
+            removed: Vec::new(),
+        };
+        model.take(Update::Sample(Box::new(sample)), now);
+        let lengths: Vec<usize> = model.rows.values().map(|row| row.history.len()).collect();
+        assert_eq!(lengths, [21, HISTORY, 1]);
+        let locals: Vec<f64> = model.rows["/a"].history.iter().map(|rates| rates.local).collect();
+        assert_eq!((locals[0], locals[10], locals[20]), (20.0, 30.0, 0.0), "the oldest that is known first");
+    }
 }

@@ -144,6 +144,9 @@ fn documented() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(nodes))
         .routes(routes!(workloads))
         .routes(routes!(intruders))
+        .routes(routes!(history))
+        .routes(routes!(trends))
+        .routes(routes!(workload_history))
         .routes(routes!(status))
         .routes(routes!(version))
         .routes(routes!(document))
@@ -319,6 +322,57 @@ async fn intruders(
     let found = app.ask(move |observer| observer.intruders(&asked)).await?;
     found.map(Json).ok_or_else(|| {
         let detail = format!("there is no workload named {name:?}; /api/v1/workloads lists all");
+        (StatusCode::NOT_FOUND, detail)
+    })
+}
+
+/// The last hour of the host: ten minutes in steps of five seconds, the hour in steps of a minute. It is kept in memory, also
+/// while nobody asks, and begins when the daemon does.
+#[utoipa::path(
+    get,
+    path = "/api/v1/history",
+    tag = "api",
+    responses((status = 200, description = "The last hour", body = api::History))
+)]
+async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::History>, Failure> {
+    app.ask(Observer::history).await.map(Json)
+}
+
+/// The last ten minutes of all workloads in steps of ten seconds: what a list of them needs.
+#[utoipa::path(
+    get,
+    path = "/api/v1/history/workloads",
+    tag = "api",
+    responses((status = 200, description = "The last ten minutes", body = api::Trends))
+)]
+async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Trends>, Failure> {
+    app.ask(Observer::trends).await.map(Json)
+}
+
+/// The last hour of a workload: of that with this cgroup, or of all with this name together. Slashes are percent-encoded.
+#[utoipa::path(
+    get,
+    path = "/api/v1/workloads/{name}/history",
+    tag = "api",
+    params(("name" = String, Path, description = "The cgroup of the workload, or its name")),
+    responses(
+        (status = 200, description = "The last hour", body = api::WorkloadHistory),
+        (status = 404, description = "Nothing is kept of such a workload", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn workload_history(
+    State(app): State<Arc<App>>,
+    UrlPath(name): UrlPath<String>,
+    _: PlainJson,
+) -> Result<Json<api::WorkloadHistory>, Failure> {
+    let asked = name.clone();
+    let found = app.ask(move |observer| observer.workload_history(&asked)).await?;
+    found.map(Json).ok_or_else(|| {
+        let detail = format!(
+            "no history is kept of a workload {name:?}: /api/v1/workloads lists all; one that is new has some after five \
+             seconds, and of more than {} those that are idle have none",
+            api::MAX_HISTORIES
+        );
         (StatusCode::NOT_FOUND, detail)
     })
 }

@@ -1,0 +1,92 @@
+// Whether what is promised holds. Green: it does. Amber: not quite, or it is not known. Red: a promise is broken. Who has
+// no guarantee has no colour: nothing was promised that could be broken.
+
+import { bytes, counted, list, nodes, percent, rate } from "./format.js";
+
+/** From this share of memory on promised nodes on, a promise is kept; from the lower one on nearly. */
+const KEPT = 0.999;
+const NEARLY = 0.95;
+/** For how long a miss counts as recent, in milliseconds. */
+const RECENT = 60_000;
+
+/** A workload's verdict: a level ("good", "warn", "bad" or null), a word, and what it rests on. */
+export function verdictOf(row, state) {
+  const { allocation } = row;
+  if (!allocation) {
+    const { share } = row.locality;
+    return { level: null, word: Number.isNaN(share) ? "–" : `${percent(share)} local`, reasons: [] };
+  }
+  const found = [];
+  const bad = (text) => found.push({ level: "bad", text });
+  const warn = (text) => found.push({ level: "warn", text });
+  const { share } = row.locality;
+  if (row.locality.of === "promised" && share < KEPT) {
+    (share < NEARLY ? bad : warn)(`${percent(1 - share)} of its memory lies off ${nodes(allocation.nodes)}.`);
+  }
+  if (row.missedAt !== null && state.at - row.missedAt < RECENT) bad("It got memory off the promised nodes within the last minute.");
+  const intruded = list(allocation.cpus).filter((cpu) => state.intruded.has(cpu));
+  if (intruded.length > 0) {
+    bad(`Others ran on its exclusive ${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")} within the last minute.`);
+  }
+  if (allocation.lack) {
+    const gone = [allocation.lack.cpus ? `CPUs ${allocation.lack.cpus}` : null, ...allocation.lack.memory.map((of) => `${bytes(of.bytes)} of ${of.kind}`)];
+    bad(`${gone.filter(Boolean).join(" and ")} of what is promised is not there.`);
+  }
+  for (const drift of allocation.drift.filter((of) => of.state !== "repaired" && of.cgroup === allocation.cgroup)) {
+    (drift.state === "waiting" ? warn : bad)(`${drift.knob} is ${drift.found ?? "gone"} instead of ${drift.wanted}.`);
+  }
+  if (allocation.stalled) warn("It is slowed down at memory.high and does not get on.");
+  if (found.length === 0 && allocation.enforced === false) return { level: null, word: "dry run", reasons: ["Nothing is written: this is a dry run."] };
+  if (found.length === 0 && Number.isNaN(share) && allocation.nodes) {
+    return { level: "warn", word: "not known", reasons: ["Where its memory lies is not known."] };
+  }
+  const level = found.some((one) => one.level === "bad") ? "bad" : found.length > 0 ? "warn" : "good";
+  const word = { bad: "broken", warn: "nearly kept", good: "kept" }[level];
+  return { level, word, reasons: found.map((one) => one.text) };
+}
+
+/** The host's verdict: parts with a level, a text, and where each is explained. */
+export function hostVerdict(state) {
+  const parts = [];
+  const rows = [...state.workloads.values()];
+  const promised = rows.filter((row) => row.allocation);
+  const count = (level) => promised.filter((row) => row.verdict?.level === level).length;
+  const [broken, nearly] = [count("bad"), count("warn")];
+  if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "promise")} broken`, go: { filter: "is:broken" } });
+  if (nearly > 0) parts.push({ level: "warn", text: `${counted(nearly, "promise")} not quite kept`, go: { filter: "is:nearly" } });
+  if (broken + nearly === 0) {
+    parts.push(promised.length > 0
+      ? { level: "good", text: promised.length === 1 ? "1 promise kept" : `all ${promised.length} promises kept`, go: { promised: true } }
+      : { level: null, text: "nothing is promised", go: { promised: true } });
+  }
+  const waiting = state.allocations.waiting?.length ?? 0;
+  if (waiting > 0) parts.push({ level: "warn", text: `${counted(waiting, "guarantee")} cannot be given`, go: { status: true } });
+  const missing = promised.reduce((sum, row) => sum + row.rates.missed, 0);
+  const missed = promised.reduce((sum, row) => sum + row.totals.missed, 0);
+  const misses = missing > 0 ? `${rate(missing)} missed` : missed > 0 ? `no misses now, ${bytes(missed)} before` : "no misses";
+  if (promised.length > 0) parts.push({ level: missing > 0 ? "bad" : null, text: misses, href: "runbooks/NumawardNumaMisses" });
+  const remote = rows.reduce((sum, row) => sum + row.rates.remote, 0);
+  parts.push({ level: null, text: `${remote > 0 ? rate(remote) : "nothing"} remote`, go: { sort: "-remote" } });
+  const { status } = state;
+  if (status) {
+    const low = status.headroom.filter((node) => node.low).map((node) => node.node);
+    if (low.length > 0) parts.push({ level: "warn", text: `little room on ${nodes(low.join(","))}`, href: "runbooks/NumawardHeadroomLow" });
+    const wanted = status.probes.filter((probe) => !isOff(probe));
+    const attached = wanted.filter((probe) => probe.mode !== "absent").length;
+    parts.push({ level: attached < wanted.length ? "warn" : null, text: `probes ${attached} of ${wanted.length}`, go: { status: true } });
+    if (status.degraded.length > 0) parts.push({ level: "warn", text: `${counted(status.degraded.length, "part")} degraded`, go: { status: true } });
+  }
+  const level = ["bad", "warn", "good"].find((one) => parts.some((part) => part.level === one)) ?? null;
+  return { level, parts };
+}
+
+/** Whether a probe is not attached because it is not to be. */
+export function isOff(probe) {
+  return probe.mode === "absent" && (probe.reason ?? "").startsWith("switched off");
+}
+
+/** Whether the verdict is what the words `is:…` of the filter ask for. */
+export function isSo(row, word) {
+  const { level } = row.verdict ?? {};
+  return { broken: level === "bad", nearly: level === "warn", kept: level === "good" }[word] ?? false;
+}

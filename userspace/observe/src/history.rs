@@ -1,0 +1,756 @@
+//! The last hour, without a database.
+//!
+//! Problem: who opens the page, or looks after an alarm, wants to know what was before. Prometheus may not be there.
+//!
+//! Terms: a *step* is five seconds. *Rings* keep the last ten minutes by step and the last hour by minute. A workload is
+//! known by its *key*, its cgroup or else its name.
+//!
+//! Algorithm: a sample is one reading of the probes' counters. The rates since the sample before go into the rings of every
+//! node and workload, once for each step in between, so that all rings end at the same time. A sample takes some processor
+//! time; the next comes so late that it is no more than a thousandth of all, a minute later at most. Every twelve
+//! steps a minute is made of the last ones: means of rates, the last of what lies.
+//!
+//! Bounds: [`MAX_HISTORIES`] workloads have rings. Another gets those of one that is gone, else of one without a guarantee
+//! that has been idle for ten minutes, the longest idle first; with a guarantee, of any without. One that is gone is
+//! forgotten after an hour.
+//!
+//! Where memory lies is not read for this: it is known while somebody asks for the workloads.
+
+#![expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "figures of charts: 24 bits are enough, and none is negative"
+)]
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, VecDeque},
+    thread,
+    time::{Duration, Instant},
+};
+
+use numaward_api as api;
+use numaward_api::MAX_HISTORIES;
+use numaward_model::health;
+use numaward_probes::{Activity, NodeCounters};
+use numaward_topology::NodeId;
+use rustix::time::{ClockId, clock_gettime};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    naming::OTHER,
+    observer::{Observer, held},
+};
+
+const STEP: Duration = Duration::from_secs(5);
+const STEP_SECONDS: u32 = 5;
+/// Steps that are kept: ten minutes.
+const RECENT: usize = 120;
+/// Steps in a minute.
+const MINUTE: usize = 12;
+/// Minutes that are kept.
+const HOUR: usize = 60;
+/// Steps that make one of a trend.
+const TREND: usize = 2;
+/// Samples take no more than this share of one CPU: one of so many parts.
+const COST: u32 = 1000;
+/// Of this time at most the mean rate is as good as none.
+const LONGEST: Duration = Duration::from_mins(1);
+
+/// A figure of one step. Bytes, or bytes per second; NaN where it is not known. 24 bits are enough for a chart.
+type Figure = f32;
+const UNKNOWN: Figure = Figure::NAN;
+
+/// Which of the rings.
+#[derive(Clone, Copy)]
+enum Length {
+    Recent,
+    Hour,
+}
+
+impl Length {
+    fn step_seconds(self) -> u32 {
+        match self {
+            Self::Recent => STEP_SECONDS,
+            Self::Hour => 60,
+        }
+    }
+}
+
+/// Figures of one thing: `N` at each step. Of these, the last `LEVELS` say how much there is; the others are rates.
+#[derive(Debug)]
+struct Rings<const N: usize, const LEVELS: usize> {
+    recent: VecDeque<[Figure; N]>,
+    hour: VecDeque<[Figure; N]>,
+}
+
+type WorkloadRings = Rings<4, 1>;
+type NodeRings = Rings<3, 1>;
+type HostRings = Rings<1, 0>;
+
+impl<const N: usize, const LEVELS: usize> Default for Rings<N, LEVELS> {
+    fn default() -> Self {
+        Self { recent: VecDeque::new(), hour: VecDeque::new() }
+    }
+}
+
+impl<const N: usize, const LEVELS: usize> Rings<N, LEVELS> {
+    fn push(&mut self, figures: [Figure; N]) {
+        push(&mut self.recent, figures, RECENT);
+    }
+
+    /// A minute is over.
+    fn summarize(&mut self) {
+        let minute = self.recent.range(self.recent.len().saturating_sub(MINUTE)..);
+        let mut figures = [UNKNOWN; N];
+        for (index, figure) in figures.iter_mut().enumerate() {
+            let mut known = minute.clone().map(|step| step[index]).filter(|figure| !figure.is_nan());
+            *figure = if index >= N - LEVELS {
+                known.next_back().unwrap_or(UNKNOWN)
+            } else {
+                let (sum, count) = known.fold((0.0, 0.0), |(sum, count), figure| (sum + figure, count + 1.0));
+                // NaN where nothing is known.
+                sum / count
+            };
+        }
+        push(&mut self.hour, figures, HOUR);
+    }
+}
+
+/// Adds to a ring that never holds more than `most`, nor takes memory for more.
+fn push<T>(ring: &mut VecDeque<T>, value: T, most: usize) {
+    if ring.len() == most {
+        ring.pop_front();
+    } else if ring.len() == ring.capacity() {
+        ring.reserve_exact((most - ring.len()).min(ring.len().max(MINUTE)));
+    }
+    ring.push_back(value);
+}
+
+/// What was counted of a workload up to now, in bytes: local, remote, missed.
+type Counted = [u64; 3];
+
+/// A workload, as a sample found it.
+#[derive(Debug)]
+pub(crate) struct Seen<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) is_promised: bool,
+    /// Absent where it is not counted by itself.
+    pub(crate) counted: Option<Counted>,
+    /// Absent where it is not read.
+    pub(crate) resident: Option<u64>,
+}
+
+/// A node, as a sample found it: what was allocated there in bytes, local and remote, and what is free.
+#[derive(Debug)]
+pub(crate) struct SeenNode {
+    pub(crate) node: NodeId,
+    pub(crate) counted: Option<[u64; 2]>,
+    pub(crate) free: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Past {
+    name: Box<str>,
+    is_promised: bool,
+    counted: Option<Counted>,
+    /// The number of steps when it was there last.
+    seen: u64,
+    /// The number of steps when it allocated last.
+    active: u64,
+    /// None beyond the cap.
+    rings: Option<WorkloadRings>,
+}
+
+#[derive(Debug, Default)]
+struct NodePast {
+    counted: Option<[u64; 2]>,
+    rings: NodeRings,
+}
+
+/// What is kept of the last hour.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// When the last sample was taken; the rings end there.
+    at: Option<Instant>,
+    /// Steps up to now.
+    steps: u64,
+    host: HostRings,
+    nodes: BTreeMap<NodeId, NodePast>,
+    workloads: HashMap<Box<str>, Past>,
+}
+
+/// What was added in each second; from 0 on if the counter began anew, as that of another cgroup does.
+fn rate(now: u64, before: u64, seconds: f32) -> Figure {
+    now.checked_sub(before).unwrap_or(now) as Figure / seconds
+}
+
+fn rates<const N: usize>(now: Option<[u64; N]>, before: Option<[u64; N]>, seconds: f32) -> [Figure; N] {
+    let Some(now) = now else { return [UNKNOWN; N] };
+    let before = before.unwrap_or([0; N]);
+    std::array::from_fn(|index| rate(now[index], before[index], seconds))
+}
+
+fn figure(bytes: Option<u64>) -> Figure {
+    bytes.map_or(UNKNOWN, |bytes| bytes as Figure)
+}
+
+impl History {
+    /// Takes in a sample. Counters of the first say nothing of when they were counted: it only gives the beginning.
+    pub(crate) fn take<'a>(
+        &mut self,
+        at: Instant,
+        nodes: impl IntoIterator<Item = SeenNode>,
+        workloads: impl IntoIterator<Item = Seen<'a>>,
+    ) {
+        let before = self.at.replace(at);
+        let elapsed = before.map(|before| at.duration_since(before)).unwrap_or_default();
+        let seconds = elapsed.as_secs_f32();
+        // As many as there were, so that rings that end now begin when they should.
+        let steps = if before.is_some() { (seconds / STEP.as_secs_f32()).round().max(1.0) as u64 } else { 0 };
+        // After a long pause, means would pretend to know what happened in it.
+        let known = if elapsed > 2 * LONGEST { 1 } else { steps };
+        self.steps += steps;
+        let now = self.steps;
+
+        let mut node_points = Vec::new();
+        let mut there = Vec::new();
+        for seen in nodes {
+            let past = self.nodes.entry(seen.node).or_default();
+            let [local, remote] = rates(seen.counted, past.counted, seconds);
+            past.counted = seen.counted;
+            there.push(seen.node);
+            node_points.push((seen.node, [local, remote, figure(seen.free)]));
+        }
+        self.nodes.retain(|node, _| there.contains(node));
+
+        let mut points: HashMap<Box<str>, [Figure; 4]> = HashMap::new();
+        let mut missed_by_all = None;
+        for seen in workloads {
+            let past = match self.workloads.get_mut(seen.key) {
+                Some(past) => past,
+                None => self.workloads.entry(seen.key.into()).or_insert_with(|| Past {
+                    name: seen.name.into(),
+                    is_promised: false,
+                    counted: None,
+                    seen: now,
+                    // Idle, unless it allocated since it came.
+                    active: now.saturating_sub(1),
+                    rings: None,
+                }),
+            };
+            let [local, remote, missed] = rates(seen.counted, past.counted, seconds);
+            if *past.name != *seen.name {
+                past.name = seen.name.into();
+            }
+            past.counted = seen.counted;
+            past.is_promised = seen.is_promised;
+            past.seen = now;
+            if local + remote > 0.0 {
+                past.active = now;
+            }
+            if !missed.is_nan() {
+                *missed_by_all.get_or_insert(0.0) += missed;
+            }
+            points.insert(seen.key.into(), [local, remote, missed, figure(seen.resident)]);
+        }
+        self.give_rings(now);
+        self.workloads.retain(|_, past| past.seen == now || past.rings.is_some() && past.is_remembered(now));
+
+        // No ring is longer than an hour.
+        for step in (0..steps.min((HOUR * MINUTE) as u64)).rev() {
+            let is_known = step < known;
+            let ends_minute = (now - step).is_multiple_of(MINUTE as u64);
+            for (node, figures) in &node_points {
+                let Some(past) = self.nodes.get_mut(node) else { continue };
+                past.rings.push(if is_known { *figures } else { [UNKNOWN; 3] });
+                if ends_minute {
+                    past.rings.summarize();
+                }
+            }
+            for (key, past) in &mut self.workloads {
+                let Some(rings) = &mut past.rings else { continue };
+                let figures = points.get(key).filter(|_| is_known);
+                rings.push(figures.copied().unwrap_or([UNKNOWN; 4]));
+                if ends_minute {
+                    rings.summarize();
+                }
+            }
+            self.host.push([missed_by_all.filter(|_| is_known).unwrap_or(UNKNOWN)]);
+            if ends_minute {
+                self.host.summarize();
+            }
+        }
+    }
+
+    /// Gives rings to those that have none, as far as there are.
+    fn give_rings(&mut self, now: u64) {
+        let mut room = MAX_HISTORIES.saturating_sub(self.kept());
+        let mut wanting: Vec<(bool, u64, Box<str>)> = Vec::new();
+        for (key, past) in &mut self.workloads {
+            if past.rings.is_some() || past.seen != now {
+                continue;
+            }
+            if room > 0 {
+                room -= 1;
+                past.rings = Some(WorkloadRings::default());
+            } else if past.is_promised || past.active == now {
+                wanting.push((past.is_promised, past.active, key.clone()));
+            }
+        }
+        if wanting.is_empty() {
+            return;
+        }
+        wanting.sort_by_key(|(is_promised, active, _)| Reverse((*is_promised, *active)));
+        let worth = |past: &Past| (past.seen == now, past.is_promised, past.active);
+        let mut holding: Vec<((bool, bool, u64), Box<str>)> = self
+            .workloads
+            .iter()
+            .filter(|(_, past)| past.rings.is_some())
+            .map(|(key, past)| (worth(past), key.clone()))
+            .collect();
+        holding.sort();
+        for ((is_wanting_promised, _, wanting), ((is_there, is_promised, active), holder)) in
+            wanting.into_iter().zip(holding)
+        {
+            let is_idle = now.saturating_sub(active) >= RECENT as u64;
+            let gives = !is_there || !is_promised && (is_idle || is_wanting_promised);
+            if !gives {
+                break;
+            }
+            if let Some(past) = self.workloads.get_mut(&holder) {
+                past.rings = None;
+            }
+            if let Some(past) = self.workloads.get_mut(&wanting) {
+                past.rings = Some(WorkloadRings::default());
+            }
+        }
+    }
+
+    fn kept(&self) -> usize {
+        self.workloads.values().filter(|past| past.rings.is_some()).count()
+    }
+
+    /// The host's last hour.
+    fn host(&self, start: Instant) -> api::History {
+        let series =
+            |length: Length, pick: fn(&NodeRings) -> &VecDeque<[Figure; 3]>, missed| api::HostSeries {
+                step_seconds: length.step_seconds(),
+                end_millis: self.end_millis(length, start),
+                nodes: self
+                    .nodes
+                    .iter()
+                    .map(|(node, past)| {
+                        let ring = pick(&past.rings);
+                        api::NodeSeries {
+                            node: node.0,
+                            local_bytes_per_second: column(ring, 0),
+                            remote_bytes_per_second: column(ring, 1),
+                            free_bytes: column(ring, 2),
+                        }
+                    })
+                    .collect(),
+                missed_bytes_per_second: column(missed, 0),
+            };
+        let kept = self.kept();
+        api::History {
+            kept: kept as u64,
+            dropped: (self.workloads.len() - kept) as u64,
+            recent: series(Length::Recent, |rings| &rings.recent, &self.host.recent),
+            hour: series(Length::Hour, |rings| &rings.hour, &self.host.hour),
+        }
+    }
+
+    /// The last hour of the workload with this key, or of all with this name together. `None` if none is kept.
+    fn workload(&self, start: Instant, asked: &str) -> Option<api::WorkloadHistory> {
+        let of_key = self.workloads.get(asked).and_then(|past| past.rings.as_ref());
+        let of_name = || {
+            let named = self.workloads.values().filter(|past| *past.name == *asked);
+            named.filter_map(|past| past.rings.as_ref()).collect()
+        };
+        let found: Vec<&WorkloadRings> = of_key.map_or_else(of_name, |rings| vec![rings]);
+        if found.is_empty() {
+            return None;
+        }
+        let series = |length: Length, pick: fn(&WorkloadRings) -> &VecDeque<[Figure; 4]>| {
+            let sum = total(found.iter().map(|rings| pick(rings)));
+            api::WorkloadSeries {
+                step_seconds: length.step_seconds(),
+                end_millis: self.end_millis(length, start),
+                local_bytes_per_second: column(&sum, 0),
+                remote_bytes_per_second: column(&sum, 1),
+                missed_bytes_per_second: column(&sum, 2),
+                resident_bytes: column(&sum, 3),
+            }
+        };
+        Some(api::WorkloadHistory {
+            recent: series(Length::Recent, |rings| &rings.recent),
+            hour: series(Length::Hour, |rings| &rings.hour),
+        })
+    }
+
+    /// The last ten minutes of all workloads.
+    fn trends(&self, start: Instant) -> api::Trends {
+        let mut workloads: Vec<api::Trend> = self
+            .workloads
+            .iter()
+            .filter_map(|(key, past)| {
+                let ring = &past.rings.as_ref()?.recent;
+                let is_idle = ring.iter().all(|step| !(step[0] > 0.0 || step[1] > 0.0));
+                let trend = |index| if is_idle { Vec::new() } else { coarse(&column(ring, index)) };
+                Some(api::Trend {
+                    key: key.to_string(),
+                    local_bytes_per_second: trend(0),
+                    remote_bytes_per_second: trend(1),
+                })
+            })
+            .collect();
+        workloads.sort_by(|a, b| a.key.cmp(&b.key));
+        api::Trends {
+            step_seconds: STEP_SECONDS * TREND as u32,
+            end_millis: self.end_millis(Length::Recent, start),
+            workloads,
+        }
+    }
+
+    /// When such a ring ends.
+    fn end_millis(&self, length: Length, start: Instant) -> u64 {
+        let since = self.at.map(|at| at.saturating_duration_since(start)).unwrap_or_default();
+        let after = match length {
+            Length::Recent => 0,
+            // A minute that is not over yet.
+            Length::Hour => self.steps % MINUTE as u64 * u64::from(STEP_SECONDS) * 1000,
+        };
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX).saturating_sub(after)
+    }
+}
+
+impl Past {
+    fn is_remembered(&self, now: u64) -> bool {
+        now - self.seen < (HOUR * MINUTE) as u64
+    }
+}
+
+/// Rings that end at the same time, added up. What is not known of one is not added.
+fn total<'a, const N: usize>(
+    rings: impl Iterator<Item = &'a VecDeque<[Figure; N]>>,
+) -> VecDeque<[Figure; N]> {
+    let mut sum = VecDeque::new();
+    for ring in rings {
+        while sum.len() < ring.len() {
+            sum.push_front([UNKNOWN; N]);
+        }
+        for (sum, step) in sum.iter_mut().rev().zip(ring.iter().rev()) {
+            for (sum, figure) in sum.iter_mut().zip(step).filter(|(_, figure)| !figure.is_nan()) {
+                *sum = if sum.is_nan() { *figure } else { *sum + figure };
+            }
+        }
+    }
+    sum
+}
+
+fn column<const N: usize>(ring: &VecDeque<[Figure; N]>, index: usize) -> Vec<Option<u64>> {
+    ring.iter().map(|step| (!step[index].is_nan()).then(|| step[index].round() as u64)).collect()
+}
+
+/// Means of [`TREND`] steps each, the latest last.
+fn coarse(figures: &[Option<u64>]) -> Vec<Option<u64>> {
+    let mean = |steps: &[Option<u64>]| {
+        let (sum, count) = steps
+            .iter()
+            .flatten()
+            .fold((0_u64, 0), |(sum, count), one| (sum.saturating_add(*one), count + 1));
+        sum.checked_div(count)
+    };
+    figures.rchunks(TREND).map(mean).rev().collect()
+}
+
+/// Samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
+pub(crate) fn keep_history(observer: &Observer, stop: &CancellationToken) {
+    let mut due = Instant::now();
+    while !stop.is_cancelled() {
+        health::beat();
+        let wait = due.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            thread::park_timeout(wait);
+            continue;
+        }
+        let (at, spent) = (Instant::now(), processor_time());
+        observer.remember();
+        due = at + pause(processor_time().saturating_sub(spent));
+    }
+}
+
+/// When the next sample is due after one that took so long: a number of steps.
+fn pause(cost: Duration) -> Duration {
+    let steps = (cost * COST).as_secs().div_ceil(STEP.as_secs()).max(1);
+    (STEP * u32::try_from(steps).unwrap_or(u32::MAX)).min(LONGEST)
+}
+
+/// What this thread has used of the CPUs.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+impl Observer {
+    /// Takes a sample.
+    pub(crate) fn remember(&self) {
+        let memory = self.node_memory();
+        let is_asked = self.is_asked();
+        let read = self.read();
+        let at = Instant::now();
+        let counted = read.counted.as_ref();
+        let sums = counted.map(|counted| {
+            let mut sum = read.table.other(&counted.other);
+            read.table.series().for_each(|(_, series)| series.add_to(&mut sum, &counted.slots));
+            sum
+        });
+        let nodes = memory.iter().map(|(node, memory)| {
+            let of = sums.as_ref().map(|sums| self.in_bytes(sums.get(node)));
+            SeenNode {
+                node: *node,
+                counted: of.map(|of| [of.local.0, of.remote.0]),
+                free: memory.as_ref().map(|memory| memory.free.0),
+            }
+        });
+        let members = read.table.series().flat_map(|(name, series)| {
+            series.members.iter().map(|(&id, member)| {
+                let slot = member.slot.filter(|_| counted.is_some());
+                let counters = slot.and_then(|slot| counted?.slots.get(&slot));
+                let activity = slot.and_then(|slot| read.done.slots.get(&slot));
+                Seen {
+                    key: member.path.as_str(),
+                    name,
+                    is_promised: read.promises.nodes_of(id).is_some(),
+                    counted: slot.map(|_| self.totals(counters, activity)),
+                    resident: member.resident_bytes().filter(|_| is_asked),
+                }
+            })
+        });
+        let other = counted.map(|counted| {
+            let allocated = read.table.other(&counted.other);
+            let totals = self.totals(Some(&allocated), Some(&read.done.other));
+            Seen { key: OTHER, name: OTHER, is_promised: false, counted: Some(totals), resident: None }
+        });
+        held(&self.history).take(at, nodes, members.chain(other));
+    }
+
+    /// What a workload allocated up to now, hugepages included.
+    fn totals(&self, counters: Option<&NodeCounters>, activity: Option<&Activity>) -> Counted {
+        let mut sum = [0_u64; 3];
+        let mut add = |of: Counted| {
+            sum = std::array::from_fn(|index| sum[index].saturating_add(of[index]));
+        };
+        for counters in counters.iter().flat_map(|counters| counters.values()) {
+            let of = self.in_bytes(Some(counters));
+            add([of.local.0, of.remote.0, self.bytes_of(counters.user_outside).0]);
+        }
+        for of in activity.iter().flat_map(|activity| &activity.hugepages) {
+            add([of.local.0, of.remote.0, of.outside.0]);
+        }
+        sum
+    }
+
+    /// The last hour of the host.
+    pub fn history(&self) -> api::History {
+        held(&self.history).host(self.start)
+    }
+
+    /// The last hour of the workload with this cgroup, or of all with this name together; `None` where none is kept.
+    pub fn workload_history(&self, asked: &str) -> Option<api::WorkloadHistory> {
+        held(&self.history).workload(self.start, asked)
+    }
+
+    /// The last ten minutes of all workloads.
+    pub fn trends(&self) -> api::Trends {
+        held(&self.history).trends(self.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    struct Host {
+        start: Instant,
+        history: History,
+        /// What each workload has counted, and whether something is promised to it.
+        workloads: BTreeMap<String, (Counted, bool)>,
+        node: [u64; 2],
+    }
+
+    impl Host {
+        fn new(workloads: usize) -> Self {
+            let workloads = (0..workloads).map(|index| (format!("/w{index:04}"), ([0; 3], false)));
+            let (start, history) = (Instant::now(), History::default());
+            let mut host = Self { start, history, workloads: workloads.collect(), node: [0; 2] };
+            host.sample(0);
+            host
+        }
+
+        fn sample(&mut self, second: u64) {
+            let nodes = [SeenNode { node: NodeId(0), counted: Some(self.node), free: Some(GIB) }];
+            let workloads = self.workloads.iter().map(|(key, (counted, is_promised))| Seen {
+                key,
+                name: &key[1..],
+                is_promised: *is_promised,
+                counted: Some(*counted),
+                resident: None,
+            });
+            self.history.take(self.start + Duration::from_secs(second), nodes, workloads);
+        }
+
+        fn allocate(&mut self, key: &str, local: u64) {
+            self.workloads.entry(key.to_owned()).or_default().0[0] += local;
+        }
+
+        fn has(&self, key: &str) -> bool {
+            self.history.workload(self.start, key).is_some()
+        }
+    }
+
+    #[test]
+    fn rates_are_kept_by_step_and_by_minute() {
+        let mut host = Host::new(1);
+        for step in 1..=24 {
+            host.allocate("/w0000", if step == 13 { 600 } else { 5 });
+            host.node = [10 * step, 5 * step];
+            host.sample(5 * step);
+        }
+        let history = host.history.workload(host.start, "/w0000").unwrap();
+        assert_eq!((history.recent.end_millis, history.hour.end_millis), (120_000, 120_000));
+        let recent = history.recent.local_bytes_per_second;
+        assert_eq!((recent.len(), recent[11], recent[12], recent[13]), (24, Some(1), Some(120), Some(1)));
+        assert_eq!(history.hour.local_bytes_per_second, [Some(1), Some(11)], "(120 + 11) / 12 is near 11");
+        assert_eq!(history.recent.resident_bytes[0], None);
+        let node = &host.history.host(host.start).hour.nodes[0];
+        assert_eq!(node.local_bytes_per_second, [Some(2), Some(2)]);
+        assert_eq!(node.remote_bytes_per_second, [Some(1), Some(1)]);
+        assert_eq!(node.free_bytes, [Some(GIB), Some(GIB)]);
+        host.sample(125);
+        let late = host.history.workload(host.start, "/w0000").unwrap();
+        assert_eq!((late.recent.end_millis, late.hour.end_millis), (125_000, 120_000));
+        let trends = host.history.trends(host.start);
+        let trend = &trends.workloads[0].local_bytes_per_second;
+        assert_eq!((trends.step_seconds, trend.len(), trend[6]), (10, 13, Some(60)));
+    }
+
+    #[test]
+    fn a_late_sample_fills_the_steps_before_it_and_a_pause_leaves_them_unknown() {
+        let mut host = Host::new(1);
+        host.allocate("/w0000", 2000);
+        host.sample(20);
+        let recent =
+            |host: &Host| host.history.workload(host.start, "/w0000").unwrap().recent.local_bytes_per_second;
+        assert_eq!(recent(&host), [Some(100); 4]);
+        host.allocate("/w0000", 1 << 40);
+        host.sample(20 + 180);
+        let figures = recent(&host);
+        assert_eq!(figures.len(), 4 + 36);
+        assert_eq!(figures[4..39], [None; 35]);
+        assert!(figures[39].is_some());
+        host.sample(1_000_000);
+        assert_eq!(recent(&host).len(), RECENT, "however long nothing was seen");
+    }
+
+    #[test]
+    fn what_begins_anew_counts_from_there_and_what_comes_has_no_past() {
+        let mut host = Host::new(1);
+        host.allocate("/w0000", 5000);
+        host.sample(5);
+        host.workloads.insert("/w0000".to_owned(), ([50, 0, 0], false));
+        host.allocate("/new", 500);
+        host.sample(10);
+        let of = |key: &str| host.history.workload(host.start, key).unwrap().recent.local_bytes_per_second;
+        assert_eq!(of("/w0000"), [Some(1000), Some(10)]);
+        assert_eq!(of("/new"), [Some(100)]);
+        // By name, and two of one name together: they end at the same time.
+        assert_eq!(of("new"), of("/new"));
+        host.workloads.remove("/w0000");
+        host.sample(15);
+        let gone = host.history.workload(host.start, "w0000").unwrap().recent.local_bytes_per_second;
+        assert_eq!(gone, [Some(1000), Some(10), None], "its past is kept");
+        for minute in 1..=61 {
+            host.sample(15 + 60 * minute);
+        }
+        assert!(!host.has("/w0000"), "for an hour");
+        assert!(host.history.workload(host.start, "never").is_none());
+    }
+
+    #[test]
+    fn beyond_the_cap_the_idle_are_dropped_and_the_promised_are_not() {
+        let mut host = Host::new(MAX_HISTORIES + 2);
+        host.sample(5);
+        let coverage = |host: &Host| {
+            let history = host.history.host(host.start);
+            (history.kept, history.dropped)
+        };
+        assert_eq!(coverage(&host), (1000, 2));
+        let kept: Vec<String> = host.workloads.keys().filter(|key| host.has(key)).cloned().collect();
+        // One that works gets no other's past before that has been idle for ten minutes.
+        let out: Vec<String> = host.workloads.keys().filter(|key| !host.has(key)).cloned().collect();
+        host.allocate(&out[0], 1 << 20);
+        host.sample(10);
+        assert!(!host.has(&out[0]));
+        // With a guarantee it does.
+        host.workloads.insert(out[1].clone(), ([0; 3], true));
+        host.sample(15);
+        assert!(host.has(&out[1]));
+        assert_eq!(coverage(&host), (1000, 2));
+        // After ten minutes in which all but one of the others worked, that one is dropped.
+        let kept: Vec<String> = kept.into_iter().filter(|key| host.has(key)).collect();
+        let idle = kept[0].clone();
+        for second in [300, 600, 610, 615, 620] {
+            for key in kept.iter().filter(|key| **key != idle) {
+                host.allocate(key, 4096);
+            }
+            host.allocate(&out[0], 4096);
+            host.sample(second);
+        }
+        assert!(host.has(&out[0]) && !host.has(&idle));
+        assert_eq!(coverage(&host), (1000, 2));
+        // Who is gone makes room at once.
+        let gone = kept[1].clone();
+        host.workloads.remove(&gone);
+        host.allocate(&idle, 4096);
+        host.sample(625);
+        assert!(host.has(&idle) && !host.has(&gone));
+    }
+
+    #[test]
+    fn a_thousand_workloads_for_an_hour_take_less_than_4_mib() {
+        let mut host = Host::new(MAX_HISTORIES + 500);
+        for step in 1..=800 {
+            for index in 0..MAX_HISTORIES {
+                host.allocate(&format!("/w{index:04}"), 4096);
+            }
+            host.sample(5 * step);
+        }
+        let rings = |past: &Past| {
+            let of = |rings: &WorkloadRings| {
+                rings.recent.capacity() * size_of::<[Figure; 4]>()
+                    + rings.hour.capacity() * size_of::<[Figure; 4]>()
+            };
+            past.rings.as_ref().map_or(0, of)
+        };
+        let workloads = &host.history.workloads;
+        let entry = size_of::<(Box<str>, Past)>() + 1;
+        let bytes = workloads.capacity() * 8 / 7 * entry
+            + workloads.iter().map(|(key, past)| key.len() + past.name.len() + rings(past)).sum::<usize>();
+        println!("1,000 workloads with a past, 500 without: {bytes} bytes");
+        assert_eq!(host.history.kept(), MAX_HISTORIES);
+        assert!(bytes < 4 << 20, "{bytes}");
+    }
+
+    #[test]
+    fn samples_take_no_more_than_a_thousandth() {
+        for (millis, seconds) in [(0, 5), (4, 5), (5, 5), (6, 10), (25, 25), (59, 60), (5000, 60)] {
+            assert_eq!(pause(Duration::from_millis(millis)).as_secs(), seconds, "{millis} ms");
+        }
+    }
+}
