@@ -99,6 +99,8 @@ export class Host {
   missed = 0;
   /** Whether its knobs hold what was written. */
   drifts = true;
+  /** Whether the kubelet promises, and numaward only watches. */
+  observes = false;
   #now = () => UPTIME + this.#turn * 1000;
 
   constructor(count, change = () => {}) {
@@ -272,6 +274,10 @@ export class Host {
         return json({ recent: series(5, 120), hour: series(60, 20) });
       }
       case "/api/v1/allocations":
+        if (this.observes) {
+          response.writeHead(503, { "content-type": "application/problem+json" });
+          return response.end(JSON.stringify({ detail: "nothing can be promised here: mode is observe" }));
+        }
         return json({
           allocations: [this.drifts ? ALLOCATION : { ...ALLOCATION, drift: [] }],
           sharedCpus: "0-1,6-23",

@@ -219,12 +219,24 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   assert.match(remote, /^\d.* KiB\/s remote$/);
   assert.equal(await red(), 0, "a low share of local memory is no broken promise where none was made");
   assert.match(await text(page, "#rows"), /\d % local/);
+  const spoken = () => text(page, "#spoken");
+  assert.equal(await spoken(), "1 promise kept, probes 1 of 2");
+  const changes = await page.evaluateHandle(() => {
+    const seenChanges = [];
+    new MutationObserver((seen) => seenChanges.push(...seen)).observe(document.querySelector("#spoken"), { childList: true, characterData: true, subtree: true });
+    return seenChanges;
+  });
+  const [, , before] = await words();
+  host.tick(20);
+  await page.waitForFunction((before) => document.querySelector("#verdict").children[2].textContent !== before, {}, before);
+  assert.equal(await changes.evaluate((seen) => seen.length), 0, "rates are not read aloud");
   host.missed = 20 * 2 ** 20;
   host.tick();
   await page.waitForFunction(() => document.querySelector("#verdict").dataset.level === "bad");
   assert.deepEqual((await words()).slice(0, 1), ["1 promise broken"]);
   assert.match((await words())[1], /missed$/);
   assert.equal(await red(), 1);
+  assert.equal(await spoken(), "1 promise broken, probes 1 of 2");
   await page.click("#verdict a");
   await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length === 1);
   assert.match(await text(page, "#rows"), /broken, 33 % off/);
@@ -232,6 +244,22 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   await page.waitForSelector("#detail[open]");
   assert.match(await text(page, "#detail-body"), /hintnot attachedabsentno BTF: "><img/);
   assert.deepEqual(said, []);
+});
+
+test("where the kubelet promises, what is missed is a broken promise too", async (t) => {
+  const { host, page } = await open(t, 40, () => {}, (host) => {
+    host.observes = true;
+  });
+  host.tick();
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise kept"));
+  host.missed = 2 ** 20;
+  host.tick();
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise broken"));
+  await page.click("#promised-only");
+  assert.match(await text(page, "#rows"), /^databaseby the kubeletbroken/);
+  await page.click("#rows a");
+  await page.waitForSelector("#detail[open]");
+  assert.match(await text(page, "#detail-body"), /^brokenpromised by the kubeletIt got memory off the promised nodes/);
 });
 
 test("a page that was just opened shows the past", async (t) => {

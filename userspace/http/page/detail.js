@@ -189,11 +189,12 @@ function answer(row) {
   ];
   if (totals.missed > 0) said.push(`${bytes(totals.missed)} were missed since it is counted.`);
   if (workload.oomKills) said.push(`${counted(workload.oomKills, "process")} of it had to be killed for want of memory.`);
+  const promised = allocation ? guarantee(allocation) : totals.promised ? "promised by the kubelet" : "no guarantee";
   return [
-    element("p", { class: "promise" }, chip, element("b", {}, allocation ? guarantee(allocation) : "no guarantee"), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
+    element("p", { class: "promise" }, chip, element("b", {}, promised), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
     ...verdict.reasons.map((reason) => element("p", { class: "reason", "data-level": verdict.level }, reason)),
     element("p", {}, said.join(" ")),
-    element("p", { class: "quiet" }, `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}${allocation ? "" : ". It has no guarantee: pages on other nodes are remote, not missed."}`),
+    element("p", { class: "quiet" }, `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}${allocation || totals.promised ? "" : ". It has no guarantee: pages on other nodes are remote, not missed."}`),
   ];
 }
 

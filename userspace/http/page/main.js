@@ -50,6 +50,7 @@ function goThere() {
   if (!place) return;
   workloads.goTo(place);
   wanted = null;
+  notice("wanted", null);
   if (place.status) return detail.showStatus(state);
   if (place.workload === null) return detail.close();
   const row = state.find(place.workload);
@@ -137,7 +138,6 @@ function showVerdict() {
   const links = parts.map((part) => ({ ...part, href: part.href ?? route.address(part.go) }));
   const now = JSON.stringify(links);
   if (now === shown) return;
-  // What is read aloud changes when a verdict does, not with each rate.
   const line = byId("verdict");
   if (line.children.length !== links.length) line.replaceChildren(...links.map(() => element("a", { href: "#/" })));
   links.forEach(({ level, text, href }, index) => {
@@ -149,6 +149,9 @@ function showVerdict() {
   });
   if (level) line.dataset.level = level;
   else delete line.dataset.level;
+  // What is read aloud changes when a verdict does, not with each rate.
+  const spoken = parts.filter((part) => part.level && !part.href).map((part) => part.text).join(", ");
+  if (byId("spoken").textContent !== spoken) byId("spoken").textContent = spoken;
   shown = now;
 }
 

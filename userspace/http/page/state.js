@@ -27,6 +27,8 @@ export class State {
   nodeRates = new Map();
   workloads = new Map();
   allocations = { allocations: [], nodes: [], sharedCpus: "" };
+  /** Whether what is promised has been asked for with success. */
+  isPromiseKnown = false;
   events = [];
   /** Pages used in the last minute, by "CPU's node>memory's node"; null where nothing is sampled. */
   accesses = null;
@@ -167,6 +169,7 @@ export class State {
   /** Takes in what is promised. */
   promise(allocations) {
     this.allocations = allocations;
+    this.isPromiseKnown = true;
     const byCgroup = new Map(allocations.allocations.map((allocation) => [allocation.cgroup, allocation]));
     for (const row of this.workloads.values()) {
       row.allocation = byCgroup.get(row.workload.cgroup) ?? null;
@@ -216,14 +219,15 @@ function pagesOf(accesses) {
   return pages;
 }
 
-/** Sums over nodes. What is not known is no zero: `resident` is null, and nothing is `counted`. */
+/** Sums over nodes. What is not known is no zero: `resident` is null, and nothing is `counted`. What is missed is known of workloads to which something is promised. */
 function totalsOf(workload) {
-  const totals = { local: 0, remote: 0, missed: 0, resident: null, byNode: [], counted: false };
+  const totals = { local: 0, remote: 0, missed: 0, resident: null, byNode: [], counted: false, promised: false };
   for (const node of workload.nodes) {
     totals.local += node.allocated?.localBytes ?? 0;
     totals.remote += node.allocated?.remoteBytes ?? 0;
     totals.missed += node.missedBytes ?? 0;
     if (node.allocated) totals.counted = true;
+    if (node.missedBytes !== undefined) totals.promised = true;
     const hugepages = node.hugepages ?? [];
     for (const of of hugepages) {
       totals.local += of.allocated?.localBytes ?? 0;

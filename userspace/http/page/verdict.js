@@ -6,12 +6,18 @@ import { bytes, counted, list, nodes, percent, rate } from "./format.js";
 /** From this share of memory on promised nodes on, a promise is kept; from the lower one on nearly. */
 const KEPT = 0.999;
 const NEARLY = 0.95;
+const MISSED = "It got memory off the promised nodes within the last minute.";
 /** For how long a miss counts as recent, in milliseconds. */
 const RECENT = 60_000;
 
 /** A workload's verdict: a level ("good", "warn", "bad" or null), a word, and what it rests on. */
 export function verdictOf(row, state) {
   const { allocation } = row;
+  const missedOfLate = row.missedAt !== null && state.at - row.missedAt < RECENT;
+  if (!allocation && row.totals.promised) {
+    // By the kubelet: of what it promised, only what is missed is known here.
+    return missedOfLate ? { level: "bad", word: "broken", reasons: [MISSED] } : { level: "good", word: "kept", reasons: [] };
+  }
   if (!allocation) {
     const { share } = row.locality;
     return { level: null, word: Number.isNaN(share) ? "–" : `${percent(share)} local`, reasons: [] };
@@ -23,7 +29,7 @@ export function verdictOf(row, state) {
   if (row.locality.of === "promised" && share < KEPT) {
     (share < NEARLY ? bad : warn)(`${percent(1 - share)} of its memory lies off ${nodes(allocation.nodes)}.`);
   }
-  if (row.missedAt !== null && state.at - row.missedAt < RECENT) bad("It got memory off the promised nodes within the last minute.");
+  if (missedOfLate) bad(MISSED);
   const intruded = list(allocation.cpus).filter((cpu) => state.intruded.has(cpu));
   if (intruded.length > 0) {
     bad(`Others ran on its exclusive ${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")} within the last minute.`);
@@ -49,15 +55,17 @@ export function verdictOf(row, state) {
 export function hostVerdict(state) {
   const parts = [];
   const rows = [...state.workloads.values()];
-  const promised = rows.filter((row) => row.allocation);
+  const promised = rows.filter((row) => row.allocation || row.totals.promised);
   const count = (level) => promised.filter((row) => row.verdict?.level === level).length;
   const [broken, nearly] = [count("bad"), count("warn")];
   if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "promise")} broken`, go: { filter: "is:broken" } });
   if (nearly > 0) parts.push({ level: "warn", text: `${counted(nearly, "promise")} not quite kept`, go: { filter: "is:nearly" } });
-  if (broken + nearly === 0) {
+  if (promised.length === 0 && !state.isPromiseKnown) {
+    parts.push({ level: null, text: "promises not known", go: {} });
+  } else if (broken + nearly === 0) {
     parts.push(promised.length > 0
       ? { level: "good", text: promised.length === 1 ? "1 promise kept" : `all ${promised.length} promises kept`, go: { promised: true } }
-      : { level: null, text: "nothing is promised", go: { promised: true } });
+      : { level: null, text: "nothing is promised", go: {} });
   }
   const waiting = state.allocations.waiting?.length ?? 0;
   if (waiting > 0) parts.push({ level: "warn", text: `${counted(waiting, "guarantee")} cannot be given`, go: { status: true } });

@@ -157,7 +157,7 @@ export class WorkloadsView {
     name.firstChild.title = row.workload.cgroup ?? row.workload.kind;
     const href = address({ ...this.place, workload: this.state.nameOf(row) });
     if (name.firstChild.getAttribute("href") !== href) name.firstChild.setAttribute("href", href);
-    const short = row.allocation ? guarantee(row.allocation) : "–";
+    const short = row.allocation ? guarantee(row.allocation) : row.totals.promised ? "by the kubelet" : "–";
     set(promise, short);
     if (promise.title !== short) promise.title = short;
     verdictChip(verdict.firstChild, row);
@@ -214,7 +214,7 @@ function residency(strip, row) {
 function matcher(text, promisedOnly) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return (row) => {
-    if (promisedOnly && !row.allocation) return false;
+    if (promisedOnly && !row.allocation && !row.totals.promised) return false;
     const haystack = `${row.workload.workload} ${row.workload.kind} ${row.workload.cgroup ?? ""}`.toLowerCase();
     return words.every((word) => {
       const verdict = /^is:(\w+)$/.exec(word);
