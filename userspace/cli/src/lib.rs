@@ -665,7 +665,7 @@ fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let lines: Vec<_> =
         page.lines().map(|line| if line.starts_with(".TH ") { &head } else { line }).collect();
     // Beside a blank line, a break does nothing but make mandoc(1) complain.
-    let is_blank = |at: Option<usize>| at.and_then(|at| lines.get(at)) == Some(&".sp");
+    let is_blank = |at: Option<usize>| at.and_then(|at| lines.get(at)) == Some(&"");
     let kept = (0..lines.len())
         .filter(|&at| lines[at] != ".br" || !is_blank(at.checked_sub(1)) && !is_blank(Some(at + 1)));
     Ok(kept.fold(String::new(), |page, at| page + lines[at] + "\n").into_bytes())
