@@ -155,18 +155,29 @@ impl CpuIsolation {
 impl Core {
     /// Herds those that are to be herded as things stand, and lets go of the others.
     pub(crate) fn herd(&mut self, retry: bool) {
+        self.herd_beside(None, retry);
+    }
+
+    /// Herds others off the CPUs that this cgroup is about to be promised, and lets go of those above it.
+    pub(super) fn make_room(&mut self, path: &CgroupPath) {
+        self.let_go_around(path);
+        self.herd_beside(Some(path), false);
+    }
+
+    /// Herds all but what is promised and this cgroup.
+    fn herd_beside(&mut self, path: Option<&CgroupPath>, retry: bool) {
         let (effective, pool) = self.herding_with(&self.state.ledger);
         self.isolation.effective = effective;
-        if self.has_no_herd() {
-            self.isolation.processes_in_root = None;
-            return;
-        }
-        let promised = self.promised_cgroups();
         if !self.isolation.is_on() || pool.is_none() {
             self.isolation.processes_in_root = None;
         } else if retry || self.isolation.processes_in_root.is_none() {
             self.isolation.processes_in_root = processes_in_root(&self.config.host_root, &self.hierarchy);
         }
+        if self.has_no_herd() {
+            return;
+        }
+        let mut promised = self.promised_cgroups();
+        promised.extend(path.cloned());
         self.herd_around(&promised, pool.as_ref(), retry);
     }
 
@@ -179,19 +190,6 @@ impl Core {
             Some(pool) => (EnforcementMode::On, Some(pool)),
             None => (mode, has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone())),
         }
-    }
-
-    /// Herds others off the CPUs that this cgroup is about to be promised, and lets go of those above it.
-    pub(super) fn make_room(&mut self, path: &CgroupPath) {
-        self.let_go_around(path);
-        let (effective, pool) = self.herding_with(&self.state.ledger);
-        self.isolation.effective = effective;
-        if self.has_no_herd() {
-            return;
-        }
-        let mut promised = self.promised_cgroups();
-        promised.insert(path.clone());
-        self.herd_around(&promised, pool.as_ref(), false);
     }
 
     /// Whether nobody is herded, nor to be.
