@@ -197,10 +197,17 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// What was printed, without the line that `exec` and `guarantee` print where others are not moved off exclusive CPUs:
-    /// what the script prints is one stream, and most sections are about something else.
+    /// What was printed, without the line in which `exec` and `guarantee` say how exclusive CPUs are: what the script prints
+    /// is one stream, and most sections are about something else.
     fn new(printed: &str) -> Self {
-        let is_kept = |line: &&str| !line.starts_with("numaward: other processes on CPUs ");
+        let remarks = [
+            "other processes on CPUs ",
+            "are not written to the kernel: ",
+            "processes of the root cgroup may still run on",
+        ];
+        let is_kept = |line: &&str| {
+            !line.starts_with("numaward: ") || !remarks.iter().any(|remark| line.contains(remark))
+        };
         Self { text: printed.split_inclusive('\n').filter(is_kept).collect() }
     }
 
