@@ -99,6 +99,8 @@ export class Host {
   missed = 0;
   /** Whether its knobs hold what was written. */
   drifts = true;
+  /** What is promised to the database and not there, as the API says it. */
+  missing = undefined;
   /** Whether the kubelet promises, and numaward only watches. */
   observes = false;
   #now = () => UPTIME + this.#turn * 1000;
@@ -279,7 +281,7 @@ export class Host {
           return response.end(JSON.stringify({ detail: "nothing can be promised here: mode is observe" }));
         }
         return json({
-          allocations: [this.drifts ? ALLOCATION : { ...ALLOCATION, drift: [] }],
+          allocations: [{ ...ALLOCATION, drift: this.drifts ? ALLOCATION.drift : [], missing: this.missing }],
           sharedCpus: "0-1,6-23",
           nodes: this.nodes.map((node) => ({ node, freeCpus: "", memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: node === 0 ? 8 * GIB : 0, freeBytes: 55 * GIB }] })),
         });

@@ -262,6 +262,17 @@ test("where the kubelet promises, what is missed is a broken promise too", async
   assert.match(await text(page, "#detail-body"), /^brokenpromised by the kubeletIt got memory off the promised nodes/);
 });
 
+test("what is promised and not there is a broken promise", async (t) => {
+  const { page } = await open(t, 40, () => {}, (host) => {
+    host.drifts = false;
+    host.missing = { cpus: "5", memory: [{ kind: "memory", nodes: "0", bytes: 2 ** 31 }] };
+  });
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise broken"), { timeout: 10_000 });
+  await page.click("#rows a");
+  await page.waitForSelector("#detail[open]");
+  assert.match(await text(page, "#detail-body"), /CPUs 5 and 2\.00 GiB of memory of what is promised is not there\./);
+});
+
 test("a page that was just opened shows the past", async (t) => {
   const { host, page, said } = await open(t, 40);
   host.tick();
