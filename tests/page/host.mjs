@@ -133,6 +133,11 @@ export class Host {
     for (const stream of this.#streams) stream.write(`event: sample\ndata: ${JSON.stringify(sample)}\n\n`);
   }
 
+  /** A complete sample. */
+  sample() {
+    return this.#sample(true, this.workloads());
+  }
+
   report(event) {
     this.events.push(event);
     for (const stream of this.#streams) stream.write(`id: ${event.id}\ndata: ${JSON.stringify(event)}\n\n`);
@@ -291,7 +296,7 @@ export class Host {
         return json({ watching: true, cpus: [], intruders: [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }] });
       case "/api/v1/stream": {
         response.writeHead(200, { "content-type": "text/event-stream" });
-        response.write(`event: sample\ndata: ${JSON.stringify(this.#sample(true, this.workloads()))}\n\n`);
+        response.write(`event: sample\ndata: ${JSON.stringify(this.sample())}\n\n`);
         this.#streams.add(response);
         response.on("close", () => this.#streams.delete(response));
         return undefined;
