@@ -99,6 +99,8 @@ export class Host {
   missed = 0;
   /** Whether its knobs hold what was written. */
   drifts = true;
+  /** What is promised to the database and not there, as the API says it. */
+  missing = undefined;
   /** Whether the kubelet promises, and numaward only watches. */
   observes = false;
   #now = () => UPTIME + this.#turn * 1000;
@@ -129,6 +131,11 @@ export class Host {
     if (this.intruded) this.#intrusion += 20_000;
     const sample = this.#sample(false, this.workloads().slice(0, changed));
     for (const stream of this.#streams) stream.write(`event: sample\ndata: ${JSON.stringify(sample)}\n\n`);
+  }
+
+  /** A complete sample. */
+  sample() {
+    return this.#sample(true, this.workloads());
   }
 
   report(event) {
@@ -279,7 +286,7 @@ export class Host {
           return response.end(JSON.stringify({ detail: "nothing can be promised here: mode is observe" }));
         }
         return json({
-          allocations: [this.drifts ? ALLOCATION : { ...ALLOCATION, drift: [] }],
+          allocations: [{ ...ALLOCATION, drift: this.drifts ? ALLOCATION.drift : [], missing: this.missing }],
           sharedCpus: "0-1,6-23",
           nodes: this.nodes.map((node) => ({ node, freeCpus: "", memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: node === 0 ? 8 * GIB : 0, freeBytes: 55 * GIB }] })),
         });
@@ -289,7 +296,7 @@ export class Host {
         return json({ watching: true, cpus: [], intruders: [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }] });
       case "/api/v1/stream": {
         response.writeHead(200, { "content-type": "text/event-stream" });
-        response.write(`event: sample\ndata: ${JSON.stringify(this.#sample(true, this.workloads()))}\n\n`);
+        response.write(`event: sample\ndata: ${JSON.stringify(this.sample())}\n\n`);
         this.#streams.add(response);
         response.on("close", () => this.#streams.delete(response));
         return undefined;

@@ -9,6 +9,7 @@ import puppeteer from "puppeteer-core";
 import { EVIL, Host, large } from "./host.mjs";
 
 const AXE = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const API = JSON.parse(await readFile(new URL("../../userspace/daemon/openapi.json", import.meta.url), "utf8"));
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 /** Where screenshots go, if anywhere. */
 const SCREENSHOTS = process.env.SCREENSHOTS;
@@ -48,6 +49,40 @@ async function shot(page, name) {
 }
 
 const text = (page, selector) => page.$eval(selector, (element) => element.textContent);
+
+/** The fields of a value that its schema does not have, by their place. */
+function unknownFields(value, schema, place) {
+  if (schema?.$ref) return unknownFields(value, API.components.schemas[schema.$ref.split("/").pop()], place);
+  const choices = schema?.oneOf ?? schema?.anyOf;
+  if (choices) {
+    const each = choices.map((choice) => unknownFields(value, choice, place));
+    return each.sort((a, b) => a.length - b.length)[0];
+  }
+  if (Array.isArray(value)) return value.flatMap((one, index) => unknownFields(one, schema.items, `${place}[${index}]`));
+  if (value === null || typeof value !== "object") return [];
+  return Object.entries(value).flatMap(([name, of]) => {
+    const known = schema.properties?.[name] ?? schema.additionalProperties;
+    return known ? unknownFields(of, known, `${place}.${name}`) : [`${place}.${name}`];
+  });
+}
+
+test("the host that is made up speaks as the API does", async (t) => {
+  const { host } = await open(t, 3);
+  host.missing = { cpus: "5", memory: [{ kind: "memory", nodes: "0", bytes: 2 ** 31 }] };
+  const paths = ["topology", "version", "status", "allocations", "events", "history", "history/workloads"].map((path) => [`/api/v1/${path}`, `/api/v1/${path}`]);
+  paths.push(
+    ["/api/v1/workloads/%2Fsystem.slice%2Fdatabase.service/history", "/api/v1/workloads/{name}/history"],
+    ["/api/v1/workloads/database/intruders", "/api/v1/workloads/{name}/intruders"],
+  );
+  for (const [path, documented] of paths) {
+    const { schema } = API.paths[documented].get.responses[200].content["application/json"];
+    const answer = await (await fetch(new URL(path, host.url))).json();
+    assert.deepEqual(unknownFields(answer, schema, documented), []);
+  }
+  const sample = { $ref: "#/components/schemas/Sample" };
+  assert.deepEqual(unknownFields(host.sample(), sample, "Sample"), []);
+  assert.deepEqual(unknownFields({ workloads: [{ lack: 1 }] }, sample, "Sample"), ["Sample.workloads[0].lack"]);
+});
 
 test("it shows the machine, the workloads and what happens", async (t) => {
   const { host, page, said } = await open(t, 40);
@@ -260,6 +295,17 @@ test("where the kubelet promises, what is missed is a broken promise too", async
   await page.click("#rows a");
   await page.waitForSelector("#detail[open]");
   assert.match(await text(page, "#detail-body"), /^brokenpromised by the kubeletIt got memory off the promised nodes/);
+});
+
+test("what is promised and not there is a broken promise", async (t) => {
+  const { page } = await open(t, 40, () => {}, (host) => {
+    host.drifts = false;
+    host.missing = { cpus: "5", memory: [{ kind: "memory", nodes: "0", bytes: 2 ** 31 }] };
+  });
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise broken"), { timeout: 10_000 });
+  await page.click("#rows a");
+  await page.waitForSelector("#detail[open]");
+  assert.match(await text(page, "#detail-body"), /CPUs 5 and 2\.00 GiB of memory of what is promised is not there\./);
 });
 
 test("a page that was just opened shows the past", async (t) => {

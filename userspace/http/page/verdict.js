@@ -34,8 +34,8 @@ export function verdictOf(row, state) {
   if (intruded.length > 0) {
     bad(`Others ran on its exclusive ${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")} within the last minute.`);
   }
-  if (allocation.lack) {
-    const gone = [allocation.lack.cpus ? `CPUs ${allocation.lack.cpus}` : null, ...allocation.lack.memory.map((of) => `${bytes(of.bytes)} of ${of.kind}`)];
+  if (allocation.missing) {
+    const gone = [allocation.missing.cpus ? `CPUs ${allocation.missing.cpus}` : null, ...allocation.missing.memory.map((of) => `${bytes(of.bytes)} of ${of.kind}`)];
     bad(`${gone.filter(Boolean).join(" and ")} of what is promised is not there.`);
   }
   for (const drift of allocation.drift.filter((of) => of.state !== "repaired" && of.cgroup === allocation.cgroup)) {
