@@ -18,11 +18,11 @@ use numaward_topology::sysfs;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    guard, history,
+    guard,
     hotplug::{self, Fingerprint},
     observer::{Observer, held},
     part::Part,
-    residency,
+    remember, residency,
     slots::{AT_ONCE, Moving},
 };
 
@@ -100,7 +100,7 @@ pub fn spawn(
     };
     let remember = {
         let (observer, stop) = (observer.clone(), stop.clone());
-        move || history::keep_history(&observer, &stop)
+        move || remember::keep_history(&observer, &stop)
     };
     let mut threads = vec![
         heartbeats.spawn("follow", FOLLOW_LIMIT, stop, follow)?,

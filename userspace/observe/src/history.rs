@@ -26,22 +26,12 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap, VecDeque},
-    thread,
     time::{Duration, Instant},
 };
 
 use numaward_api as api;
 use numaward_api::MAX_HISTORIES;
-use numaward_model::health;
-use numaward_probes::{Activity, NodeCounters};
 use numaward_topology::NodeId;
-use rustix::time::{ClockId, clock_gettime};
-use tokio_util::sync::CancellationToken;
-
-use crate::{
-    naming::OTHER,
-    observer::{Observer, held},
-};
 
 const STEP: Duration = Duration::from_secs(5);
 const STEP_SECONDS: u32 = 5;
@@ -129,7 +119,7 @@ fn push<T>(ring: &mut VecDeque<T>, value: T, most: usize) {
 }
 
 /// What was counted of a workload up to now, in bytes: local, remote, missed.
-type Counted = [u64; 3];
+pub(crate) type Counted = [u64; 3];
 
 /// A workload, as a sample found it.
 #[derive(Debug)]
@@ -334,7 +324,7 @@ impl History {
     }
 
     /// The host's last hour.
-    fn host(&self, start: Instant) -> api::History {
+    pub(crate) fn host(&self, start: Instant) -> api::History {
         let series =
             |length: Length, pick: fn(&NodeRings) -> &VecDeque<[Figure; 3]>, missed| api::HostSeries {
                 step_seconds: length.step_seconds(),
@@ -364,7 +354,7 @@ impl History {
     }
 
     /// The last hour of the workload with this key, or of all with this name together. `None` if none is kept.
-    fn workload(&self, start: Instant, asked: &str) -> Option<api::WorkloadHistory> {
+    pub(crate) fn workload(&self, start: Instant, asked: &str) -> Option<api::WorkloadHistory> {
         let of_key = self.workloads.get(asked).and_then(|past| past.rings.as_ref());
         let of_name = || {
             let named = self.workloads.values().filter(|past| *past.name == *asked);
@@ -392,7 +382,7 @@ impl History {
     }
 
     /// The last ten minutes of all workloads.
-    fn trends(&self, start: Instant) -> api::Trends {
+    pub(crate) fn trends(&self, start: Instant) -> api::Trends {
         let mut workloads: Vec<api::Trend> = self
             .workloads
             .iter()
@@ -467,107 +457,10 @@ fn coarse(figures: &[Option<u64>]) -> Vec<Option<u64>> {
     figures.rchunks(TREND).map(mean).rev().collect()
 }
 
-/// Samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
-pub(crate) fn keep_history(observer: &Observer, stop: &CancellationToken) {
-    let mut due = Instant::now();
-    while !stop.is_cancelled() {
-        health::beat();
-        let wait = due.saturating_duration_since(Instant::now());
-        if !wait.is_zero() {
-            thread::park_timeout(wait);
-            continue;
-        }
-        let (at, spent) = (Instant::now(), processor_time());
-        observer.remember();
-        due = at + pause(processor_time().saturating_sub(spent));
-    }
-}
-
 /// When the next sample is due after one that took so long: a number of steps.
-fn pause(cost: Duration) -> Duration {
+pub(crate) fn pause(cost: Duration) -> Duration {
     let steps = (cost * COST).as_secs().div_ceil(STEP.as_secs()).max(1);
     (STEP * u32::try_from(steps).unwrap_or(u32::MAX)).min(LONGEST)
-}
-
-/// What this thread has used of the CPUs.
-fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-impl Observer {
-    /// Takes a sample.
-    pub(crate) fn remember(&self) {
-        let memory = self.node_memory();
-        let is_asked = self.is_asked();
-        let read = self.read();
-        let at = Instant::now();
-        let counted = read.counted.as_ref();
-        let sums = counted.map(|counted| {
-            let mut sum = read.table.other(&counted.other);
-            read.table.series().for_each(|(_, series)| series.add_to(&mut sum, &counted.slots));
-            sum
-        });
-        let nodes = memory.iter().map(|(node, memory)| {
-            let of = sums.as_ref().map(|sums| self.in_bytes(sums.get(node)));
-            SeenNode {
-                node: *node,
-                counted: of.map(|of| [of.local.0, of.remote.0]),
-                free: memory.as_ref().map(|memory| memory.free.0),
-            }
-        });
-        let members = read.table.series().flat_map(|(name, series)| {
-            series.members.iter().map(|(&id, member)| {
-                let slot = member.slot.filter(|_| counted.is_some());
-                let counters = slot.and_then(|slot| counted?.slots.get(&slot));
-                let activity = slot.and_then(|slot| read.done.slots.get(&slot));
-                Seen {
-                    key: member.path.as_str(),
-                    name,
-                    is_promised: read.promises.nodes_of(id).is_some(),
-                    counted: slot.map(|_| self.totals(counters, activity)),
-                    resident: member.resident_bytes().filter(|_| is_asked),
-                }
-            })
-        });
-        let other = counted.map(|counted| {
-            let allocated = read.table.other(&counted.other);
-            let totals = self.totals(Some(&allocated), Some(&read.done.other));
-            Seen { key: OTHER, name: OTHER, is_promised: false, counted: Some(totals), resident: None }
-        });
-        held(&self.history).take(at, nodes, members.chain(other));
-    }
-
-    /// What a workload allocated up to now, hugepages included.
-    fn totals(&self, counters: Option<&NodeCounters>, activity: Option<&Activity>) -> Counted {
-        let mut sum = [0_u64; 3];
-        let mut add = |of: Counted| {
-            sum = std::array::from_fn(|index| sum[index].saturating_add(of[index]));
-        };
-        for counters in counters.iter().flat_map(|counters| counters.values()) {
-            let of = self.in_bytes(Some(counters));
-            add([of.local.0, of.remote.0, self.bytes_of(counters.user_outside).0]);
-        }
-        for of in activity.iter().flat_map(|activity| &activity.hugepages) {
-            add([of.local.0, of.remote.0, of.outside.0]);
-        }
-        sum
-    }
-
-    /// The last hour of the host.
-    pub fn history(&self) -> api::History {
-        held(&self.history).host(self.start)
-    }
-
-    /// The last hour of the workload with this cgroup, or of all with this name together; `None` where none is kept.
-    pub fn workload_history(&self, asked: &str) -> Option<api::WorkloadHistory> {
-        held(&self.history).workload(self.start, asked)
-    }
-
-    /// The last ten minutes of all workloads.
-    pub fn trends(&self) -> api::Trends {
-        held(&self.history).trends(self.start)
-    }
 }
 
 #[cfg(test)]

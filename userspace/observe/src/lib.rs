@@ -39,6 +39,7 @@ mod probe_events;
 mod probing;
 mod process;
 mod reading;
+mod remember;
 mod residency;
 mod sampling;
 mod shares;
