@@ -205,10 +205,16 @@ impl Report {
             "are not written to the kernel: ",
             "processes of the root cgroup may still run on",
         ];
-        let is_kept = |line: &&str| {
-            !line.starts_with("numaward: ") || !remarks.iter().any(|remark| line.contains(remark))
+        // It may follow what another program wrote without an end of the line.
+        let kept = |line: &'_ str| {
+            let start = remarks.iter().find_map(|remark| line[..line.find(remark)?].rfind("numaward: "));
+            match start {
+                None => line.to_owned(),
+                Some(0) => String::new(),
+                Some(start) => format!("{}\n", &line[..start]),
+            }
         };
-        Self { text: printed.split_inclusive('\n').filter(is_kept).collect() }
+        Self { text: printed.split_inclusive('\n').map(kept).collect() }
     }
 
     /// The text of a section, without the end of its last line.
@@ -291,6 +297,17 @@ mod tests {
         assert_eq!(report.find("b"), None);
         let first = Report { text: "=== a\n1".to_owned() };
         assert_eq!(first.section("a"), "1");
+    }
+
+    #[test]
+    fn remarks_on_exclusive_cpus_are_no_result() {
+        let remark =
+            "numaward: 0 cgroups and 5 processes of the root cgroup may still run on CPUs 1: they stay\n";
+        let text = format!("=== a\n{remark}numaward: first\n=== b\n{{}}{remark}\n=== c\n1\n");
+        let report = Report::new(&text);
+        assert_eq!(report.section("a"), "numaward: first");
+        assert_eq!(report.section("b"), "{}");
+        assert_eq!(report.section("c"), "1");
     }
 
     #[test]

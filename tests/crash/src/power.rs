@@ -137,7 +137,8 @@ struct Stored {
 pub(crate) fn read(dir: &Path) -> Result<String> {
     let found = match Store::<Value>::open(&dir.join("state"))?.1 {
         Loaded::Fresh => json!({ "done": Promises::new() }),
-        Loaded::Current { ledger, set_aside } if set_aside.is_empty() => {
+        // What is set aside is then of an older save, into which the next one was being written.
+        Loaded::Current { ledger, set_aside: _ } => {
             json!({ "done": stored(serde_json::from_value(ledger)?) })
         }
         other => json!({ "lost": format!("{other:?}") }),
