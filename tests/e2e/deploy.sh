@@ -22,7 +22,7 @@ run_daemon() {
     wait_for 120 ask /readyz
 }
 # Prints what it warned of.
-told() {
+report() {
     grep -E '"level":"(WARN|ERROR)"' /var/log/pods/numaward/numaward.log
 }
 
@@ -32,7 +32,7 @@ ask /api/v1/status
 section "observe capabilities"
 grep -E '^(CapEff|CapBnd|Seccomp|NoNewPrivs):' /proc/$daemon/status
 section "observe log"
-told
+report
 numaward-cri remove ${made#* } && numaward-cri remove-pod ${made% *} || fail "remove"
 
 run_daemon try
@@ -50,7 +50,7 @@ _decided() { decided | grep -q "Dry run"; }
 wait_for 60 _decided
 decided
 section "try log"
-told
+report
 section "try leaves"
 ls -d /run/numaward /var/lib/numaward 2>/dev/null
 numaward-cri remove $container && numaward-cri remove-pod $pod || fail "remove tried"
@@ -73,7 +73,7 @@ _pinned() { [ "$(cat $cgroup/cpuset.cpus)" = "$placed" ]; }
 wait_for 60 _pinned
 allocations
 for command in status topology "explain --cpus 1 --memory 1Mi" doctor; do
-    ctr -n k8s.io tasks exec --exec-id "e$((_id += 1))" ${made#* } /usr/bin/numaward $command >/run/told 2>&1 || echo "failed: $command: $(cat /run/told)"
+    ctr -n k8s.io tasks exec --exec-id "e$((_id += 1))" ${made#* } /usr/bin/numaward $command >/run/answer 2>&1 || echo "failed: $command: $(cat /run/answer)"
 done >/run/commands
 section "enforce commands"
 cat /run/commands
@@ -85,5 +85,5 @@ calls made $daemon
 section "enforce sockets"
 ls -1 /run/numaward
 section "enforce log"
-told
+report
 section "end"

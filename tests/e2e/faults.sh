@@ -124,8 +124,8 @@ cat $cgroups/fought/memory.numa_stat
 section "misses"
 ask /metrics | grep -E '^numaward_numa_miss_bytes_total\{workload="fought"'
 section "miss events"
-_told() { ask "/api/v1/events?kind=miss&workload=fought" | grep -q message; }
-wait_for 30 _told
+_reported() { ask "/api/v1/events?kind=miss&workload=fought" | grep -q message; }
+wait_for 30 _reported
 ask "/api/v1/events?kind=miss"
 kill $load_pid
 wait $load_pid

@@ -5,7 +5,7 @@ ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 _ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _loaded() { [ -s /run/load.json ]; }
 _pinned() { [ "$(cat $load/cpuset.cpus)" = 2-3 ]; }
-_told() { ask /metrics | grep -q '^numaward_drift_repaired_total{knob="cpuset.cpus"} [1-9]'; }
+_reported() { ask /metrics | grep -q '^numaward_drift_repaired_total{knob="cpuset.cpus"} [1-9]'; }
 load=$cgroups/system.slice/load.service
 # busybox has one too, which runs no scripts of packages.
 dpkg() { /usr/bin/dpkg "$@" >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail "dpkg $*"; }; }
@@ -52,7 +52,7 @@ numaward exec --cpus 1 --memory 16Mi --name job -- cat /proc/self/cgroup
 section "drift"
 echo 0 >$load/cpuset.cpus
 wait_for 30 _pinned
-wait_for 30 _told
+wait_for 30 _reported
 ask /api/v1/allocations
 section "more of its life"
 # A call that a signal stops is begun anew by another call.

@@ -54,7 +54,7 @@ _remote() {
     metric "numaward_remote_access_pages_total{workload=\"$_walker\"" | awk '{ sum += $2 } END { exit !(sum >= 16384) }'
 }
 _state() { metric "numaward_remote_sampling_info{workload=\"$_walker\",state=\"$_wanted\"}"; }
-told() {
+report() {
     section "$1"
     metric "workload=\"$_walker\"" | grep -E 'remote_access|remote_sampling|migrated'
 }
@@ -65,7 +65,7 @@ echo 0-1 >$cgroups/moved/cpuset.cpus
 if metric 'numaward_probe_info{probe="hint",mode="fentry"' >/dev/null; then wait_for 120 _remote; fi
 _wanted=on
 wait_for 120 _state
-told moved
+report moved
 section "moved memory.stat"
 grep numa_ $cgroups/moved/memory.stat || true
 unload moved $load_pid
@@ -73,7 +73,7 @@ unload moved $load_pid
 walker bound 0 0-1 --cpus 0 --policy bind:1
 _wanted=bound
 wait_for 120 _state
-told bound
+report bound
 section "bound memory.stat"
 grep numa_ $cgroups/bound/memory.stat || true
 section "bound API"
@@ -93,7 +93,7 @@ _pinned() { for _wanted in on skipped_cpuset; do _state && return; done; return 
 wait_for 120 _pinned
 _wanted=on
 if _state; then wait_for 120 _remote; fi
-told pinned
+report pinned
 
 echo 2 >/proc/sys/kernel/numa_balancing
 _wanted=mode2
@@ -101,7 +101,7 @@ wait_for 60 _state
 echo 0 >/proc/sys/kernel/numa_balancing
 _wanted=off
 wait_for 60 _state
-told off
+report off
 unload pinned $load_pid
 
 # --- Stalls and kills -----------------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ cat $cgroups/tight/memory.events
 section "tight stalls"
 metric 'numaward_reclaim_stall_seconds' | grep 'workload="tight"'
 section "stall events"
-_told() { ask "/api/v1/events?kind=stall&workload=tight" | grep -q message; }
-wait_for 30 _told
+_reported() { ask "/api/v1/events?kind=stall&workload=tight" | grep -q message; }
+wait_for 30 _reported
 ask "/api/v1/events?kind=stall&workload=tight"
 
 # killed NAME ARGUMENTS...: a load that the OOM killer takes.
@@ -129,8 +129,8 @@ killed() {
     _walker=$1
     shift
     numaward-load --cgroup "$cgroups/$_walker" "$@" >/tmp/killed.log 2>&1
-    _told() { ask "/api/v1/events?kind=oom_kill&workload=$_walker" | grep -q message; }
-    if metric 'numaward_probe_info{probe="oom_kill",mode="fentry"' >/dev/null; then wait_for 30 _told; fi
+    _reported() { ask "/api/v1/events?kind=oom_kill&workload=$_walker" | grep -q message; }
+    if metric 'numaward_probe_info{probe="oom_kill",mode="fentry"' >/dev/null; then wait_for 30 _reported; fi
     section "killed $_walker metrics"
     metric "numaward_oom_kills_total{workload=\"$_walker\""
     section "killed $_walker events"
@@ -195,8 +195,8 @@ section "status for people"
 numaward status
 section "intruder events"
 kill -CONT $one $two
-_told() { ask "/api/v1/events?kind=intruder" | grep -q 'numaward-load'; }
-wait_for 180 _told
+_reported() { ask "/api/v1/events?kind=intruder" | grep -q 'numaward-load'; }
+wait_for 180 _reported
 ask "/api/v1/events?kind=intruder"
 kill $one $two
 wait $one $two
@@ -231,8 +231,8 @@ for _other in 0 1; do
     wait $load_pid
 done
 section "miss events"
-_told() { ask "/api/v1/events?kind=miss&workload=late" | grep -q message; }
-wait_for 30 _told
+_reported() { ask "/api/v1/events?kind=miss&workload=late" | grep -q message; }
+wait_for 30 _reported
 ask "/api/v1/events?kind=miss"
 section "misses"
 metric 'numaward_numa_miss_bytes_total{'

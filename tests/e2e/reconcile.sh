@@ -8,13 +8,13 @@ start_daemon() {
 _ready() { ask /readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 allocations() { ask /api/v1/allocations; echo; }
 allows() { grep -E '^(Cpus|Mems)_allowed_list' /proc/$1/status; }
-has() { allocations >/tmp/told && grep -q "$1" /tmp/told; }
+has() { allocations >/tmp/answer && grep -q "$1" /tmp/answer; }
 # With SECONDS TEXT: waits for the allocations to say this, and prints just what said it.
-told() {
+report() {
     wait_for "$1" has "$2"
-    cat /tmp/told
+    cat /tmp/answer
 }
-lacks() { ! has "$1"; }
+has_not() { ! has "$1"; }
 
 # Above what is promised, a workload is slowed down early; one that does not get on gets more.
 mkdir -p /etc/numaward
@@ -80,27 +80,27 @@ writer=$!
 section "writer"
 echo $writer
 section "fought over"
-told 20 '"state":"waiting","count":[0-9]*,"noticed":"write"'
+report 20 '"state":"waiting","count":[0-9]*,"noticed":"write"'
 
 # A write further up that takes the nodes away.
 section "narrowed"
 node=$(cat $cgroups/delegated/app/cpuset.mems)
 echo $((1 - node)) >$cgroups/delegated/cpuset.mems
-told 20 '"state":"ineffective"'
+report 20 '"state":"ineffective"'
 echo >$cgroups/delegated/cpuset.mems
-wait_for 20 lacks '"state":"ineffective"'
+wait_for 20 has_not '"state":"ineffective"'
 
 # A promised CPU goes offline and comes back.
 cpu=$(cat $cgroups/delegated/app/cpuset.cpus)
 section "offline"
 echo 0 >/sys/devices/system/cpu/cpu$cpu/online
-told 20 '"missing":'
+report 20 '"missing":'
 section "offline metrics"
 wait_for 20 sh -c 'wget -q -O - http://127.0.0.1:9560/metrics | grep -q "promised_cpus_offline.* 1"'
 ask /metrics | grep promised_
 section "online"
 echo 1 >/sys/devices/system/cpu/cpu$cpu/online
-wait_for 20 lacks '"missing":'
+wait_for 20 has_not '"missing":'
 allocations
 section "online knobs"
 cat $cgroups/delegated/app/cpuset.cpus $cgroups/delegated/app/cpuset.cpus.effective
@@ -110,11 +110,11 @@ section "less memory"
 node=$(cat $cgroups/numaward/job/cpuset.mems)
 pages=/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
 echo 400 >$pages
-told 20 '"missing":'
+report 20 '"missing":'
 section "less memory metrics"
 ask /metrics | grep -E 'promised_memory|node_memory_bytes'
 echo 0 >$pages
-wait_for 20 lacks '"missing":'
+wait_for 20 has_not '"missing":'
 
 # It may use more than is promised, is slowed down on its way there, and does not get on until memory.high is raised.
 numaward release app
@@ -136,7 +136,7 @@ wait $hungry
 
 # The fight ends: the knob is left and flagged.
 section "left"
-told 180 '"state":"left","count":[0-9]*,"noticed":"write"'
+report 180 '"state":"left","count":[0-9]*,"noticed":"write"'
 section "left knob"
 cat $cgroups/numaward/job/cpuset.cpus
 section "status"

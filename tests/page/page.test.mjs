@@ -81,7 +81,7 @@ test("the host that is made up speaks as the API does", async (t) => {
   }
   const sample = { $ref: "#/components/schemas/Sample" };
   assert.deepEqual(unknownFields(host.sample(), sample, "Sample"), []);
-  assert.deepEqual(unknownFields({ workloads: [{ lack: 1 }] }, sample, "Sample"), ["Sample.workloads[0].lack"]);
+  assert.deepEqual(unknownFields({ workloads: [{ missing: 1 }] }, sample, "Sample"), ["Sample.workloads[0].missing"]);
 });
 
 test("it shows the machine, the workloads and what happens", async (t) => {

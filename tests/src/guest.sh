@@ -11,7 +11,7 @@ section() { printf '\n=== %s\n' "$1"; }
 # fail TEXT...: ends the machine's script; the daemon's last answer and log may say why.
 fail() {
     echo "FAILED: $*"
-    tail -n 20 /tmp/told /tmp/daemon.log 2>/dev/null
+    tail -n 20 /tmp/answer /tmp/daemon.log 2>/dev/null
     exit 1
 }
 

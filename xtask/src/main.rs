@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod architecture;
 mod bench;
 mod book;
 mod build;

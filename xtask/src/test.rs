@@ -11,7 +11,9 @@ use clap::{Args, ValueEnum};
 use numaward_vm::Cache;
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
-use crate::{api, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm, words};
+use crate::{
+    api, architecture, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm, words,
+};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -40,7 +42,8 @@ enum Stage {
     Host,
     /// The kubelet's recorded decisions
     Conformance,
-    /// The crates' dependencies against the table of allowed ones, and that their modules form no circle
+    /// The crates' dependencies against the table of allowed ones, that their modules form no circle, and that what the
+    /// page about the architecture names is there
     Deps,
     /// Licences, sources, duplicates and advisories of all dependencies
     Deny,
@@ -161,7 +164,11 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
         Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
         Stage::Fuzz => return fuzz::test(),
-        Stage::Deps => return dependencies::check().and_then(|()| modules::check()),
+        Stage::Deps => {
+            dependencies::check()?;
+            modules::check()?;
+            return architecture::check();
+        }
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
         Stage::Manifests => return manifests::check(),

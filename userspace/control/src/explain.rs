@@ -68,7 +68,7 @@ fn search(search: &Search) -> api::Merge {
     api::Merge {
         hints: Vec::new(),
         candidates: candidates
-            .take(TOLD)
+            .take(LISTED)
             .map(|(candidate, verdict)| api::Candidate {
                 nodes: candidate.nodes.to_string(),
                 preferred: search
@@ -78,7 +78,7 @@ fn search(search: &Search) -> api::Merge {
                 verdict: verdict.to_string(),
             })
             .collect(),
-        candidates_omitted: search.considered.saturating_sub(search.candidates.len().min(TOLD) as u64),
+        candidates_omitted: search.considered.saturating_sub(search.candidates.len().min(LISTED) as u64),
         // Where nothing will do, that is not every node.
         nodes: Some(chosen.map_or_else(String::new, |candidate| candidate.nodes.to_string())),
         accepted: chosen.is_some(),
@@ -86,11 +86,11 @@ fn search(search: &Search) -> api::Merge {
 }
 
 /// As many sets of nodes are listed of each kind. On eight nodes there are no more; from there on they double with each.
-const TOLD: usize = 256;
+const LISTED: usize = 256;
 
 /// How many of so many are omitted.
 fn omitted(all: usize) -> u64 {
-    all.saturating_sub(TOLD) as u64
+    all.saturating_sub(LISTED) as u64
 }
 
 fn merge(merge: &Merge) -> api::Merge {
@@ -99,7 +99,7 @@ fn merge(merge: &Merge) -> api::Merge {
         hints: merge.hints.iter().flat_map(|(provider, hints)| by_resource(*provider, hints)).collect(),
         candidates: candidates
             .iter()
-            .take(TOLD)
+            .take(LISTED)
             .map(|candidate| api::Candidate {
                 nodes: candidate.affinity.to_string(),
                 preferred: candidate.preferred,
@@ -125,7 +125,7 @@ fn by_resource(provider: Provider, hints: &ProviderHints) -> Vec<api::ResourceHi
                 sets: Some(
                     hints
                         .iter()
-                        .take(TOLD)
+                        .take(LISTED)
                         .map(|hint| api::Hint {
                             nodes: hint.affinity.map_or_else(String::new, |nodes| nodes.to_string()),
                             preferred: hint.preferred,

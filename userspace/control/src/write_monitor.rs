@@ -80,7 +80,7 @@ impl WriteMonitor {
                     Err(errno) => this.fail(&KnobWatchError::Read(errno.into())),
                 }
                 this.collect();
-                if this.is_to_tell() && !wake() {
+                if this.has_news() && !wake() {
                     break;
                 }
                 thread::sleep(PAUSE);
@@ -128,7 +128,7 @@ impl WriteMonitor {
     }
 
     /// Whether there is something new; `true` once.
-    fn is_to_tell(&self) -> bool {
+    fn has_news(&self) -> bool {
         let mut state = self.lock();
         let is_news = !state.seen.knobs.is_empty() || state.seen.everything;
         is_news && !std::mem::replace(&mut state.reported, is_news)

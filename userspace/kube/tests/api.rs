@@ -376,7 +376,7 @@ async fn a_server_that_is_away_is_waited_for() {
     server.put_pod(pod("a", "1", "n1"));
     let run = run_with(server).await;
     run.synced().await;
-    run.server.tell_error(StatusCode::INTERNAL_SERVER_ERROR);
+    run.server.send_error(StatusCode::INTERNAL_SERVER_ERROR);
     run.wait("the error", |run| {
         let errors =
             run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"server_error\"}");
@@ -472,7 +472,7 @@ async fn a_pod_that_cannot_be_read_does_not_hold_up_the_others() {
 async fn garbage_in_a_watch_is_reported_and_survived() {
     let run = run().await;
     run.synced().await;
-    run.server.tell_garbage();
+    run.server.send_garbage();
     run.wait("the error", |run| {
         let errors = run.metric("kubernetes_api_errors_total{operation=\"watch_pods\",reason=\"malformed\"}");
         (errors >= 1).then_some(())

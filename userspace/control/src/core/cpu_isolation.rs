@@ -280,7 +280,7 @@ impl Core {
         }
         if self.isolation.effective == EnforcementMode::On {
             for (path, refusal) in &refused {
-                self.tell_refused(path, refusal);
+                self.report_refused(path, refusal);
             }
         }
         let was = std::mem::replace(&mut self.isolation.refused, refused);
@@ -289,7 +289,7 @@ impl Core {
             EnforcementMode::Off | EnforcementMode::On => (BTreeMap::new(), wanted),
         };
         let changes = self.changes(&wanted, promised);
-        let is_news = self.tell_would(would) | self.apply(changes);
+        let is_news = self.report_dry_run(would) | self.apply(changes);
         self.count_herd();
         if is_news || was != self.isolation.refused {
             self.effects.view = true;
@@ -375,7 +375,7 @@ impl Core {
         };
         if !is_gone {
             let refusal = Refusal { wanted: share, reason: refused.to_string() };
-            self.tell_refused(path, &refusal);
+            self.report_refused(path, &refusal);
             self.isolation.refused.insert(path.clone(), refusal);
         }
     }
@@ -394,7 +394,7 @@ impl Core {
         change.carry_out(plan)
     }
 
-    fn tell_refused(&self, path: &CgroupPath, refusal: &Refusal) {
+    fn report_refused(&self, path: &CgroupPath, refusal: &Refusal) {
         if self.isolation.refused.get(path) != Some(refusal) {
             let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
             self.ports.events.report(Some(path), Report::new(EventKind::NotHerded, message));
@@ -402,7 +402,7 @@ impl Core {
     }
 
     /// In a dry run: reports what is new.
-    fn tell_would(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
+    fn report_dry_run(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
         for (path, share) in
             wanted.iter().filter(|(path, share)| self.isolation.would.get(*path) != Some(*share))
         {

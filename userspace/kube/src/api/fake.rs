@@ -143,7 +143,7 @@ impl FakeApiServer {
     }
 
     /// Sends watches an error.
-    pub fn tell_error(&self, status: StatusCode) {
+    pub fn send_error(&self, status: StatusCode) {
         self.change(|inner| {
             let object = status_object(status, "set by the test");
             inner.log.push((inner.version, "ERROR", object));
@@ -151,7 +151,7 @@ impl FakeApiServer {
     }
 
     /// Writes a line to all watches that is no JSON.
-    pub fn tell_garbage(&self) {
+    pub fn send_garbage(&self) {
         self.change(|inner| inner.log.push((inner.version, "GARBAGE", Value::Null)));
     }
 
