@@ -3,7 +3,11 @@
 //! The kernel shows it in `numa_node` of the device, or of the nearest one above it in the tree that is on a bus that knows
 //! (Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci); -1 where the firmware did not say.
 
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    path::Path,
+};
 
 use numaward_topology::NodeId;
 
@@ -44,10 +48,11 @@ pub(crate) fn node(root: &Path, name: &str) -> Result<NodeId, DeviceError> {
     nearest(root, &found.ok_or_else(unknown)?, name)
 }
 
-/// The node of the block device that a file is on.
+/// The node of the block device that a file is, or is on.
 pub(crate) fn node_of_file(root: &Path, file: &Path) -> Result<NodeId, DeviceError> {
     let name = file.display().to_string();
-    let device = fs::metadata(file).map_err(|_| DeviceError::Unknown { name: name.clone() })?.dev();
+    let found = fs::metadata(file).map_err(|_| DeviceError::Unknown { name: name.clone() })?;
+    let device = if found.file_type().is_block_device() { found.rdev() } else { found.dev() };
     let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let found = root.join("sys/dev/block").join(numbers).canonicalize();
     nearest(root, &found.map_err(|_| DeviceError::NoNode { name: name.clone() })?, &name)

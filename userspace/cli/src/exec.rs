@@ -35,8 +35,8 @@ pub(crate) const FAILED: u8 = 125;
 const CANNOT_EXECUTE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// The signals that are passed on. The second ones come from the terminal, which sends them to the command as
-/// well.
+/// The signals that are passed on. Of the second ones, those from the terminal go to the command as well: they are not
+/// passed on.
 const PASSED_ON: [(Signal, SignalKind, bool); 6] = [
     (Signal::TERM, SignalKind::terminate(), false),
     (Signal::USR1, SignalKind::user_defined1(), false),
@@ -55,7 +55,11 @@ pub(crate) async fn run(
     let mut signals = signals()?;
     // A parent that ignores SIGCHLD hands that down, and the kernel would not keep the exit code.
     let _kept = signal(SignalKind::child())?;
-    let allocation = control.admit(asked).await?;
+    let allocation = tokio::select! {
+        admitted = control.admit(asked) => admitted?,
+        // The daemon releases what nobody waits for.
+        Some(Incoming { signal, .. }) = signals.recv() => return Ok(ended_by(signal)),
+    };
     report_others(control, &allocation).await;
     let mut enter = process::Command::new("/proc/self/exe");
     let status = match enter.arg("enter").arg(&allocation.directory).arg("--").args(command).spawn() {
@@ -67,26 +71,38 @@ pub(crate) async fn run(
     Ok(ExitCode::from(exit_code(status)))
 }
 
+/// As shells have it.
+fn ended_by(signal: Signal) -> ExitCode {
+    u8::try_from(128 + signal.as_raw()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// A signal that came.
+struct Incoming {
+    signal: Signal,
+    /// Whether the command got it as well.
+    is_from_terminal: bool,
+}
+
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 /// Takes the signals that are to be passed on. Those that were ignored before (`nohup`) stay so.
-fn signals() -> io::Result<mpsc::Receiver<Signal>> {
+fn signals() -> io::Result<mpsc::Receiver<Incoming>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     let (sender, receiver) = mpsc::channel(16);
-    for (number, kind, from_terminal) in PASSED_ON {
+    for (number, kind, may_be_a_key) in PASSED_ON {
         if ignored & (1 << (number.as_raw() - 1)) != 0 {
             continue;
         }
         let (mut incoming, sender) = (signal(kind)?, sender.clone());
         tokio::spawn(async move {
             while incoming.recv().await.is_some() {
-                let comes_by_itself = from_terminal && is_in_foreground();
-                if !comes_by_itself && sender.send(number).await.is_err() {
+                let is_from_terminal = may_be_a_key && is_in_foreground();
+                if sender.send(Incoming { signal: number, is_from_terminal }).await.is_err() {
                     return;
                 }
             }
@@ -105,13 +121,16 @@ fn is_in_foreground() -> bool {
     matches!((fields.get(2), fields.get(5)), (Some(own), Some(foreground)) if own == foreground)
 }
 
-async fn wait(mut child: Child, signals: &mut mpsc::Receiver<Signal>) -> io::Result<ExitStatus> {
+async fn wait(mut child: Child, signals: &mut mpsc::Receiver<Incoming>) -> io::Result<ExitStatus> {
     // Until it has been waited for, the id is its own.
     let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
     loop {
         tokio::select! {
             status = child.wait() => return status,
-            Some(signal) = signals.recv() => drop(pid.map(|pid| kill_process(pid, signal))),
+            Some(Incoming { signal, is_from_terminal }) = signals.recv() => {
+                // It may have ended just now.
+                let _ = pid.filter(|_| !is_from_terminal).map(|pid| kill_process(pid, signal));
+            }
         }
     }
 }
@@ -206,8 +225,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_command_gets_signals_until_it_ends() {
-        let (sender, mut signals) = mpsc::channel(1);
-        sender.send(Signal::TERM).await.unwrap();
+        let (sender, mut signals) = mpsc::channel(2);
+        sender.send(Incoming { signal: Signal::INT, is_from_terminal: true }).await.unwrap();
+        sender.send(Incoming { signal: Signal::TERM, is_from_terminal: false }).await.unwrap();
         let child = process::Command::new("sleep").arg("600").spawn().unwrap();
         assert_eq!(exit_code(wait(child, &mut signals).await.unwrap()), 143);
         let child = process::Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();

@@ -351,8 +351,8 @@ fn numactl(reached: &Reached, arguments: &[OsString]) -> anyhow::Result<ExitCode
         numactl::Asked::Show(binding) => print_text(&numactl::show(&binding)?),
         numactl::Asked::Hardware => print_text(&numactl::hardware(&topology::machine(Path::new("/"))?)),
         numactl::Asked::Run(run) => {
-            let server = local_server(reached)?;
-            runtime()?.block_on(numactl::run(&server, &run, &name_of(&run.command)))
+            let server = local_server(reached);
+            runtime()?.block_on(numactl::run(server, &run, &name_of(&run.command)))
         }
     }
 }
@@ -464,6 +464,7 @@ fn release(reached: &Reached, args: &Release) -> anyhow::Result<ExitCode> {
             Ok(()) => println!("{} released", text::clean(name)),
             // It ended meanwhile.
             Err(ClientError::Refused(refusal)) if refusal.status == 404 => {}
+            Err(error @ ClientError::Unreachable { .. }) => return Err(error.into()),
             Err(error) => {
                 eprintln!("numaward: {}: {}", text::clean(name), text::clean_lines(&error.to_string()));
                 code = ExitCode::FAILURE;

@@ -475,6 +475,10 @@ async fn streams_are_few_and_their_parameters_are_checked() {
         assert!(open.len() < 1000, "streams are not bounded");
     };
     assert_eq!(refused, StatusCode::SERVICE_UNAVAILABLE);
+    // Those of another listener have places of their own.
+    let control = numaward_http::control_router(daemon.app.clone(), Router::new());
+    let request = Request::get("/api/v1/stream").body(Body::empty()).unwrap();
+    assert_eq!(control.oneshot(request).await.unwrap().status(), StatusCode::OK);
     for path in ["/api/v1/stream?since=x", "/api/v1/stream?kind=miss"] {
         let (status, _, body) = daemon.get(path, None).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");

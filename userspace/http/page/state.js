@@ -49,6 +49,8 @@ export class State {
 
   /** Takes in a sample; says whether allocations have to be fetched anew. */
   sample(sample) {
+    // Its clock began anew: it is another daemon, which knows nothing of what was seen before.
+    if (this.at !== null && sample.atMillis < this.at) this.#forget();
     const seconds = this.at === null ? null : (sample.atMillis - this.at) / 1000;
     this.at = sample.atMillis;
     this.nodes = sample.nodes;
@@ -74,10 +76,19 @@ export class State {
     return stale;
   }
 
+  #forget() {
+    this.workloads.clear();
+    this.nodeRates.clear();
+    this.#matrices = [];
+    this.#others.clear();
+    this.#kept.clear();
+    this.at = null;
+    this.revision = null;
+  }
+
   #sampled({ atMillis: at, accesses }) {
-    const before = this.#matrices.at(-1);
-    // Without counts, or with those of another daemon, it begins anew.
-    if (!accesses || before?.at > at) this.#matrices = [];
+    // Without counts, it begins anew.
+    if (!accesses) this.#matrices = [];
     this.accesses = null;
     if (!accesses) return;
     this.#matrices.push({ at, pages: pagesOf(accesses) });

@@ -26,10 +26,12 @@ export function verdictOf(row, state) {
   const bad = (text) => found.push({ level: "bad", text });
   const warn = (text) => found.push({ level: "warn", text });
   const { share } = row.locality;
-  if (row.locality.of === "promised" && share < KEPT) {
+  // What a Burstable workload has beyond its promise may lie anywhere.
+  const isBound = !allocation.placement?.burstable;
+  if (isBound && row.locality.of === "promised" && share < KEPT) {
     (share < NEARLY ? bad : warn)(`${percent(1 - share)} of its memory lies off ${nodes(allocation.nodes)}.`);
   }
-  if (missedOfLate) bad(MISSED);
+  if (isBound && missedOfLate) bad(MISSED);
   const intruded = list(allocation.cpus).filter((cpu) => state.intruded.has(cpu));
   if (intruded.length > 0) {
     bad(`Others ran on its exclusive ${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")} within the last minute.`);

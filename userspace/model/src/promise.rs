@@ -81,6 +81,8 @@ pub struct Promise {
     pub nodes: NodeSet,
     /// Its exclusive CPUs.
     pub cpus: CpuSet,
+    /// Whether what it has beyond its promise may lie on any node.
+    pub is_burstable: bool,
     /// Memory promised to it, at most one block a kind.
     pub blocks: Vec<Block>,
     /// The same, by kind and the node that is charged.

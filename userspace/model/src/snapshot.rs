@@ -323,11 +323,12 @@ impl PromiseResidency {
         }
     }
 
-    /// This much more lies on a promised node, or on another.
-    pub fn add(&mut self, is_promised: bool, bytes: Bytes) {
+    /// This much more lies there.
+    pub fn add(&mut self, more: OnAndOff) {
         let resident = self.resident.get_or_insert_default();
-        let sum = if is_promised { &mut resident.on } else { &mut resident.off };
-        sum.0 = sum.0.saturating_add(bytes.0);
+        for (sum, more) in [(&mut resident.on, more.on), (&mut resident.off, more.off)] {
+            sum.0 = sum.0.saturating_add(more.0);
+        }
     }
 }
 

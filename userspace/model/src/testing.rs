@@ -24,6 +24,7 @@ pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> Promis
         container: None,
         nodes: placed.iter().map(|(_, node, _)| NodeId(*node)).collect(),
         cpus: CpuSet::new(),
+        is_burstable: false,
         blocks: Vec::new(),
         placed: placed.iter().map(|(kind, node, bytes)| (*kind, NodeId(*node), *bytes)).collect(),
         offline_cpus: CpuSet::new(),

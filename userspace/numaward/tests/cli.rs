@@ -10,11 +10,13 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::UnixListener,
     path::Path,
     process::{Command, Output},
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::common::{daemon, host, numaward};
@@ -87,6 +89,23 @@ fn wrong_usage_is_exit_code_2() {
         let (error, code) = failed(args);
         assert_eq!(code, 2, "{args:?}: {error}");
         assert!(error.contains("Usage:") || error.contains("possible values"), "{args:?}: {error}");
+    }
+}
+
+/// The daemon may take long to answer.
+#[test]
+fn exec_can_be_interrupted_while_it_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, ran) = (dir.path().join("control.sock"), dir.path().join("ran"));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let arguments = ["--server", socket.to_str().unwrap(), "exec", "--memory", "1Mi", "--", "touch"];
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut command = numaward(&arguments).arg(&ran).spawn().unwrap();
+        let (mut asked, _) = listener.accept().unwrap();
+        assert!(asked.read(&mut [0; 16]).unwrap() > 0);
+        kill_process(Pid::from_child(&command), signal).unwrap();
+        assert_eq!(command.wait().unwrap().code(), Some(code));
+        assert!(!ran.exists(), "the command was started");
     }
 }
 

@@ -26,12 +26,11 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// The accesses of all, with those that former members of the workloads of `table` had counted.
+    /// The accesses of all since the start, with those that workloads of `table` that are gone had counted.
     pub(crate) fn accesses(&self, table: &Table<SlotId>) -> Vec<NodeAccesses> {
         let mut sum = Activity::default();
-        // `other` has what is gone.
         let bases = table.series().map(|(_, series)| &series.base_activity);
-        let all = bases.chain(self.slots.values()).chain([&self.other]);
+        let all = bases.chain(self.slots.values()).chain([&self.other, &table.gone_activity]);
         // One at a time, as the rest of an activity is of no interest here.
         for activity in
             all.filter(|activity| activity.accesses.iter().any(|of| of.local.0 > 0 || of.remote.0 > 0))
@@ -186,9 +185,7 @@ mod tests {
         table.add(id, "a", Member::new("/a".parse().unwrap(), WorkloadKind::Unit, None));
         table.keep_activity(id, &remote(0, 1, 5));
         let sum = |table: &Table<SlotId>| {
-            let mut other = remote(0, 1, 2);
-            other.add(&table.gone_activity);
-            let counted = Counted { slots: BTreeMap::new(), other };
+            let counted = Counted { slots: BTreeMap::new(), other: remote(0, 1, 2) };
             counted.accesses(table).iter().map(accesses).collect::<Vec<_>>()
         };
         let expected = api::NodeAccesses {

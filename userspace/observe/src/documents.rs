@@ -34,13 +34,7 @@ impl Observer {
         let memory = self.node_memory();
         let read = self.read();
         let machine = &read.machine;
-        let allocated = read.counted.as_ref().map(|counted| {
-            let mut sum = read.table.other(&counted.other);
-            for (_, series) in read.table.series() {
-                series.add_to(&mut sum, &counted.slots);
-            }
-            sum
-        });
+        let allocated = read.counted.as_ref().map(|counted| read.table.sum(&counted.slots, &counted.other));
         let accesses = read.accesses();
         let nodes = memory.iter().map(node_figures).map(|memory| {
             let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
@@ -147,8 +141,7 @@ impl Observer {
             }
         }
         if let Some(counted) = counted {
-            let allocated = read.table.other(&counted.other);
-            let nodes = by_node(Some(&allocated), nowhere, Some(&done.other), false);
+            let nodes = by_node(Some(&counted.other), nowhere, Some(&done.other), false);
             let other = row(OTHER, WorkloadKind::Root, api::Counters::Own, nodes, Trouble::default());
             let activity = served(&done.other);
             workloads.push(api::Workload { kind: OTHER.to_owned(), activity, ..other });

@@ -170,11 +170,8 @@ impl Observer {
             (counted, self.lock().table.clone())
         };
         let mut taken: BTreeMap<NodeId, Bytes> = BTreeMap::new();
-        let other = table.other(&counted.other);
-        let all = table.series().filter_map(|(_, series)| series.counters(&counted.slots)).chain([other]);
-        for (node, counters) in all.flatten() {
-            let sum = taken.entry(node).or_default();
-            sum.0 = sum.0.saturating_add(self.bytes_of(counters.user_remote).0);
+        for (node, counters) in table.sum(&counted.slots, &counted.other) {
+            taken.insert(node, self.bytes_of(counters.user_remote));
         }
         load.set(taken, now);
     }

@@ -30,9 +30,8 @@ impl Observer {
     pub(crate) fn read(&self) -> Read {
         let probing = self.probing();
         let counted = probing.counters();
-        let (slots, mut other) = probing.activity();
+        let (slots, other) = probing.activity();
         let state = self.lock();
-        other.add(&state.table.gone_activity);
         Read {
             machine: self.machine(),
             table: state.table.clone(),

@@ -47,11 +47,7 @@ impl Observer {
         let read = self.read();
         let at = Instant::now();
         let counted = read.counted.as_ref();
-        let sums = counted.map(|counted| {
-            let mut sum = read.table.other(&counted.other);
-            read.table.series().for_each(|(_, series)| series.add_to(&mut sum, &counted.slots));
-            sum
-        });
+        let sums = counted.map(|counted| read.table.sum(&counted.slots, &counted.other));
         let nodes = memory.iter().map(|(node, memory)| {
             let of = sums.as_ref().map(|sums| self.in_bytes(sums.get(node)));
             SeenNode {
@@ -75,8 +71,7 @@ impl Observer {
             })
         });
         let other = counted.map(|counted| {
-            let allocated = read.table.other(&counted.other);
-            let totals = self.totals(Some(&allocated), Some(&read.done.other));
+            let totals = self.totals(Some(&counted.other), Some(&read.done.other));
             Seen { key: OTHER, name: OTHER, is_promised: false, counted: Some(totals), resident: None }
         });
         held(&self.history).take(at, nodes, members.chain(other));

@@ -12,12 +12,12 @@ use numaward_model::{
     Promise, Promises, error_chain,
     headroom::NodeHeadroom,
     snapshot::{
-        self, Allocated, KindPromised, MapFigures, Missed, MissingPromise, OverBudget, ProbeFigures,
-        PromiseFigures, PromiseResidency, SnapshotSource, WorkloadFigures,
+        self, Allocated, KindPromised, MapFigures, Missed, MissingPromise, OnAndOff, OverBudget,
+        ProbeFigures, PromiseFigures, PromiseResidency, SnapshotSource, WorkloadFigures,
     },
 };
 use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
-use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
+use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind, sysfs};
 use strum::VariantArray as _;
 
 use crate::{
@@ -64,7 +64,7 @@ impl SnapshotSource for Observer {
         if let Some(counted) = counted {
             workloads.push(WorkloadFigures {
                 name: OTHER.into(),
-                allocated: Some(self.bytes(&nodes, &read.table.other(&counted.other))),
+                allocated: Some(self.bytes(&nodes, &counted.other)),
                 resident: None,
                 hugepages: Arc::default(),
                 pressure: None,
@@ -295,12 +295,33 @@ impl Observer {
                 let resident = holdings.hugepages(&[promise], size);
                 lies.extend(resident.iter().map(|(node, of)| (ZoneKind::Hugepages(size), *node, *of)));
             }
-            for (kind, node, bytes) in lies {
+            for (kind, has) in Self::by_place(promise, nodes, lies) {
                 let of_kind = found.entry((name, kind)).or_insert_with(|| none(kind));
-                of_kind.add(nodes.contains(node), bytes);
+                of_kind.add(has);
             }
         }
         found.into_values().collect()
+    }
+
+    /// How much of what a workload has lies on the nodes promised to it, and how much elsewhere, by kind. What a Burstable
+    /// one has beyond its promise may lie anywhere.
+    fn by_place(
+        promise: &Promise,
+        nodes: &NodeSet,
+        lies: Vec<(ZoneKind, NodeId, Bytes)>,
+    ) -> BTreeMap<ZoneKind, OnAndOff> {
+        let mut places: BTreeMap<ZoneKind, OnAndOff> = BTreeMap::new();
+        for (kind, node, bytes) in lies {
+            let place = places.entry(kind).or_default();
+            let sum = if nodes.contains(node) { &mut place.on } else { &mut place.off };
+            sum.0 = sum.0.saturating_add(bytes.0);
+        }
+        for (kind, place) in places.iter_mut().filter(|_| promise.is_burstable) {
+            let promised = promise.placed.iter().filter(|(of, ..)| of == kind).map(|(.., bytes)| bytes.0);
+            let short = promised.fold(0, u64::saturating_add).saturating_sub(place.on.0);
+            place.off.0 = place.off.0.min(short);
+        }
+        places
     }
 
     /// What is promised and not there, by the label of the workload.
@@ -445,10 +466,20 @@ mod tests {
         add(3, "unread", "/unread", None, [0, 0]);
         add(4, "cpus", "/cpus", Some([1, 1]), [0, 0]);
         add(5, "nobody", "/nobody", Some([1, 1]), [2, 2]);
+        add(6, "free", "/free", Some([1024, 40]), [0, 0]);
+        add(7, "short", "/short", Some([1000, 40]), [0, 0]);
         let gib = Bytes::gib(1);
         let of_memory = |path, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, gib)]));
-        let promises =
-            vec![of_memory("/burst", 1), of_memory("/unread", 3), Arc::new(promise("/cpus", 4, &[]))];
+        // What these have beyond their promises may lie anywhere.
+        let of_burstable =
+            |path, id| Arc::new(Promise { is_burstable: true, ..(*of_memory(path, id)).clone() });
+        let promises = vec![
+            of_memory("/burst", 1),
+            of_memory("/unread", 3),
+            Arc::new(promise("/cpus", 4, &[])),
+            of_burstable("/free", 6),
+            of_burstable("/short", 7),
+        ];
         let read = Read {
             machine: Arc::new(machine),
             table: Arc::new(table),
@@ -458,14 +489,15 @@ mod tests {
             attached: Arc::new(Attached::of(&[])),
         };
         let of = |workload: &str, kind, promised: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
-            let resident =
-                resident.map(|(on, off)| snapshot::OnAndOff { on: Bytes::mib(on), off: Bytes::mib(off) });
+            let resident = resident.map(|(on, off)| OnAndOff { on: Bytes::mib(on), off: Bytes::mib(off) });
             PromiseResidency { workload: workload.into(), kind, promised: promised.to_vec(), resident }
         };
         let on_first = [(NodeId(0), gib)];
         let expected = [
             of("burst", ZoneKind::Hugepages(size), &[], Some((4, 2))),
             of("burst", ZoneKind::Memory, &on_first, Some((107, 45))),
+            of("free", ZoneKind::Memory, &on_first, Some((1024, 0))),
+            of("short", ZoneKind::Memory, &on_first, Some((1000, 24))),
             of("unread", ZoneKind::Memory, &on_first, None),
         ];
         assert_eq!(Observer::residency(&read, &Holdings::new(&read)), expected);

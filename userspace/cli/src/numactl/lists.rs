@@ -12,8 +12,8 @@ use crate::device;
 
 /// Reads a list of ids out of those that are allowed. Names are looked up by `resolve`.
 ///
-/// With `!` in front the others are meant, and with `+` numbers count the allowed ids. A range leaves nothing open: each id
-/// of it has to be allowed.
+/// With `!` in front the others are meant, and with `+` numbers count the allowed ids. The ends of a range have to be allowed;
+/// of what is between them, what is allowed counts.
 pub(super) fn list<T: Id>(
     what: &str,
     text: &str,
@@ -44,15 +44,10 @@ pub(super) fn list<T: Id>(
         if last < first {
             bail!("{what} {text:?}: the range {part} goes backwards");
         }
-        for number in first..=last {
-            let id = T::from_u32(number);
-            if !allowed.contains(id) {
-                bail!(
-                    "{what} {text:?}: {what} {number} is not there, or this process may not use it ({allowed})"
-                );
-            }
-            found.insert(id);
+        if let Some(end) = [first, last].into_iter().find(|end| !allowed.contains(T::from_u32(*end))) {
+            bail!("{what} {text:?}: {what} {end} is not there, or this process may not use it ({allowed})");
         }
+        found.extend(allowed.iter().filter(|id| (first..=last).contains(&id.as_u32())));
     }
     Ok(if inverted { allowed.iter().filter(|id| !found.contains(*id)).collect() } else { found })
 }
@@ -124,6 +119,8 @@ mod tests {
             ("+2", "3"),
             ("!+3", "0-1,3"),
             ("+0-1", "0-1"),
+            ("0-3", "0-1,3"),
+            ("+1-3", "1,3,9"),
             ("0x9", "9"),
             ("011", "9"),
             ("netdev:eth0,0", "0,3"),
@@ -133,7 +130,7 @@ mod tests {
         }
         for (text, words) in [
             ("2", "node 2 is not there"),
-            ("0-3", "node 2 is not there"),
+            ("0-2", "node 2 is not there"),
             ("1-0", "goes backwards"),
             ("x", "\"x\" is no number"),
             ("0-", "\"\" is no number"),

@@ -127,6 +127,7 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
     let mut all = false;
     let mut rest = arguments.iter();
     let mut options = 0;
+    let mut last = None;
     while let Some(argument) = rest.as_slice().first() {
         if argument == "--" {
             rest.next();
@@ -147,12 +148,21 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
                 's' => return Ok(Asked::Show(binding)),
                 'H' => return Ok(Asked::Hardware),
                 'h' => return Ok(Asked::Help),
-                option => binding.take(option, &value, host, all)?,
+                option => {
+                    // Of CPUs, there is no such word.
+                    let value = if value == "same" && option != 'C' {
+                        last.clone()
+                            .with_context(|| format!("-{option} same: there is no list of nodes before"))?
+                    } else {
+                        value
+                    };
+                    binding.take(option, &value, host, all)?;
+                    if !matches!(option, 'C' | 'l') {
+                        last = Some(value);
+                    }
+                }
             }
         }
-    }
-    if binding.balancing && !matches!(binding.policy, Some((Mode::Bind, _))) {
-        bail!("--balancing: it goes with --membind");
     }
     let command = rest.as_slice().to_vec();
     if command.is_empty() {
@@ -251,7 +261,7 @@ impl Binding {
                 .with_context(|| format!("this process cannot be bound to the CPUs {cpus}"))?;
         }
         let Some((mode, nodes)) = &self.policy else { return Ok(()) };
-        sys::set_mempolicy(*mode, self.balancing, nodes).with_context(|| match mode {
+        sys::set_mempolicy(*mode, self.balancing && *mode == Mode::Bind, nodes).with_context(|| match mode {
             Mode::WeightedInterleave => {
                 "the kernel refuses --weighted-interleave: it takes Linux 6.9 or newer".to_owned()
             }
@@ -283,8 +293,12 @@ pub(crate) fn show(binding: &Binding) -> anyhow::Result<String> {
 }
 
 /// Becomes the command. Returns only if that fails.
-pub(crate) async fn run(server: &Server, run: &Run, name: &str) -> anyhow::Result<ExitCode> {
-    if let Err(error) = register(server, name).await {
+pub(crate) async fn run(server: anyhow::Result<Server>, run: &Run, name: &str) -> anyhow::Result<ExitCode> {
+    let registered = match server {
+        Ok(server) => register(&server, name).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = registered {
         let error = text::clean_lines(&format!("{error:#}")).replace('\n', " ");
         eprintln!("numaward: {name} is not registered, and runs all the same: {error}");
     }
@@ -333,6 +347,8 @@ mod tests {
             ("-P 0,2 true", None, Some((Mode::PreferredMany, "0,2"))),
             ("-w 0-1 true", None, Some((Mode::WeightedInterleave, "0-1"))),
             ("-C 1 -N 0 true", Some("0-1"), None),
+            ("-N 0 -m same true", Some("0-1"), Some((Mode::Bind, "0"))),
+            ("-b -i 0 true", None, Some((Mode::Interleave, "0"))),
             ("true -m 9", None, None),
         ] {
             let Ok(Asked::Run(run)) = asked(arguments) else { panic!("{arguments}: {:?}", asked(arguments)) };
@@ -362,7 +378,7 @@ mod tests {
             ("-C 9 true", "CPU 9 is not there"),
             ("-p 0,1 true", "takes one node"),
             ("-m 0 -l true", "two memory policies"),
-            ("-b -i 0 true", "goes with --membind"),
+            ("-N same true", "no list of nodes before"),
             ("-m foo:bar true", "unknown kind of device"),
         ] {
             let error = asked(arguments).unwrap_err();

@@ -94,6 +94,10 @@ impl Core {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
             return Err(conflict(problem, "one that was asked for; change the configuration for this one"));
         }
+        if guarantee.is_named_only() {
+            let problem = format!("nothing is promised to {name:?}: it is a workload with a name");
+            return Err(conflict(problem, "one with a guarantee; release this one and ask for a guarantee"));
+        }
         if self.state.releasing.contains(name) {
             let problem = format!("{name:?} is being released");
             return Err(conflict(problem, "one that is not"));

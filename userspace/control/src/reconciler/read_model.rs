@@ -156,6 +156,7 @@ impl Description {
                 _ => None,
             },
             nodes,
+            is_burstable: terms.burstable,
             blocks: held.blocks.clone(),
             placed: if of.is_shown { Vec::new() } else { placed(&held) },
             cpus,

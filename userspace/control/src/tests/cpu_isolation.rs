@@ -115,6 +115,10 @@ async fn a_command_may_have_a_name_and_nothing_promised() {
     let Answer::Admitted(held) = held else { panic!("{held:?}") };
     assert_eq!((held.cgroup.as_str(), held.cpus.as_str(), held.nodes.as_str()), ("/numaward/plain", "", ""));
     assert!(held.settings.is_empty() && held.memory.is_empty(), "{held:?}");
+    let more = api::Resize { memory: Some("1Gi".to_owned()), ..api::Resize::default() };
+    let more = Resize::new("plain".to_owned(), &more).unwrap();
+    let error = run.reconciler.resize_allocation(more, false).await.unwrap_err().to_string();
+    assert!(error.contains("nothing is promised to \"plain\""), "{error}");
     // The kernel makes the knobs.
     bench.cgroup("numaward/plain");
     // It is herded like all others, now and after a restart.

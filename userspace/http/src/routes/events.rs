@@ -8,7 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Bytes,
     extract::{RawQuery, State},
     http::{HeaderMap, HeaderName, StatusCode, header},
@@ -20,7 +20,7 @@ use numaward_api::{
 };
 use numaward_observe::events::{HISTORY, Next, Subscription};
 use tokio::{
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     time::{interval_at, timeout},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -35,8 +35,19 @@ use crate::{
 
 use super::{App, JSON, accepted};
 
-/// Streams at once: each holds a connection.
-pub(crate) const MAX_STREAMS: usize = 32;
+/// Streams at once of one listener: more than a peer can have connections, so that none has all.
+const MAX_STREAMS: usize = 64;
+
+/// Those that a listener has open. What reads on one takes no place on another.
+#[derive(Clone, Debug)]
+pub(crate) struct Streams(Arc<Semaphore>);
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
+    }
+}
+
 /// Events in a page, where nothing else is asked for.
 const PAGE: usize = 100;
 /// Silence after which a comment is sent, so that nobody between takes the connection for dead.
@@ -143,6 +154,7 @@ async fn events(
 )]
 async fn stream(
     State(app): State<Arc<App>>,
+    Extension(Streams(streams)): Extension<Streams>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
@@ -155,7 +167,7 @@ async fn stream(
             (StatusCode::BAD_REQUEST, format!("the header Last-Event-ID {last:?} is no event's id"))
         })?);
     }
-    let Ok(place) = app.streams.clone().try_acquire_owned() else {
+    let Ok(place) = streams.try_acquire_owned() else {
         let detail = format!("{MAX_STREAMS} streams are open, which is as many as there may be");
         return Err((StatusCode::SERVICE_UNAVAILABLE, detail));
     };

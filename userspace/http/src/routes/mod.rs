@@ -5,7 +5,7 @@ mod events;
 use std::sync::Arc;
 
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     extract::{FromRequestParts, Path as UrlPath, State},
     http::{HeaderMap, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Response},
@@ -41,8 +41,6 @@ pub struct App {
     recalling: Blocking,
     /// Scrapes that are written at once; each takes a thread.
     scrapes: Arc<Semaphore>,
-    /// Streams of events that are open at once.
-    pub(crate) streams: Arc<Semaphore>,
     /// What those who watch are shown.
     pub(crate) samples: Arc<Samples>,
     /// The OpenAPI document as JSON.
@@ -70,7 +68,6 @@ impl App {
             blocking: Blocking::default(),
             recalling: Blocking::default(),
             scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
-            streams: Arc::new(Semaphore::new(events::MAX_STREAMS)),
             open_api: open_api(described),
         })
     }
@@ -154,7 +151,7 @@ fn documented() -> OpenApiRouter<Arc<App>> {
 }
 
 pub(crate) fn router(app: Arc<App>) -> Router {
-    documented().with_state(app).into()
+    Router::from(documented().with_state(app)).layer(Extension(events::Streams::default()))
 }
 
 /// Whether the query has the key that a resource takes, if it takes one; it has no values.

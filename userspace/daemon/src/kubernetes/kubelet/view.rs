@@ -61,6 +61,7 @@ impl ForeignPromises for Kept {
             container: None,
             nodes,
             cpus,
+            is_burstable: false,
             // What the machine lost of the kubelet's promises is the kubelet's to find out.
             offline_cpus: CpuSet::new(),
             uncovered: Vec::new(),
