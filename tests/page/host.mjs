@@ -148,6 +148,13 @@ export class Host {
     for (const stream of this.#streams) stream.destroy();
   }
 
+  /** Begins anew, and has missed nothing. */
+  restart() {
+    this.#turn = 0;
+    this.missed = 0;
+    this.cut();
+  }
+
   workloads() {
     const named = [
       { workload: "database", kind: "unit", cgroup: "/system.slice/database.service", home: 0 },

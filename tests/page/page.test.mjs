@@ -399,6 +399,19 @@ test("it connects again when the daemon was away, and says so meanwhile", async 
   await page.waitForFunction(() => document.querySelector("#link").dataset.state === "live", { timeout: 30_000 });
 });
 
+test("what a daemon saw that was restarted is forgotten", async (t) => {
+  const { host, page } = await open(t, 3, () => {}, (host) => {
+    host.observes = true;
+  });
+  host.tick();
+  host.missed = 2 ** 20;
+  host.tick();
+  const says = (text) => page.waitForFunction((text) => document.querySelector("#verdict").textContent.startsWith(text), { timeout: 30_000 }, text);
+  await says("1 promise broken");
+  host.restart();
+  await says("1 promise kept");
+});
+
 for (const theme of ["light", "dark"]) {
   test(`it is accessible, ${theme}`, async (t) => {
     const { host, page } = await open(t, 40);
