@@ -8,6 +8,7 @@
 )]
 
 mod answers;
+mod book;
 mod budgets;
 mod chaos;
 mod cluster;

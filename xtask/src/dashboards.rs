@@ -6,7 +6,10 @@
 mod live;
 mod otlp;
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
@@ -17,6 +20,8 @@ const HOST: &str = r#"cluster=~"$cluster", instance=~"$instance""#;
 const WORKLOAD: &str = r#"cluster=~"$cluster", instance=~"$instance", workload=~"$workload", namespace=~"$namespace", pod=~"$pod", container=~"$container""#;
 /// In an expression, what a regular expression has found.
 const WHOLE: &str = r#""$1""#;
+/// Where the tables are, and the JSON.
+const FOLDER: &str = "dashboards/grafana";
 /// Grafana's grid is so many columns wide.
 const COLUMNS: u32 = 24;
 const PANEL_HEIGHT: u32 = 8;
@@ -120,6 +125,10 @@ struct Target {
     /// Adds the label `name`: that of the workload, or NAMESPACE/POD/CONTAINER.
     #[serde(default)]
     named: bool,
+    /// In a table: a value above this is shown in red.
+    bad_above: Option<f64>,
+    /// In a table: a value below this is shown in red.
+    bad_below: Option<f64>,
 }
 
 impl Target {
@@ -134,6 +143,32 @@ impl Target {
         };
         selected(&named)
     }
+
+    /// Its column of a table, where values have colours.
+    fn coloured(&self) -> Option<Value> {
+        let steps = steps(self.bad_below, None, self.bad_above);
+        (steps.len() > 1).then(|| {
+            json!({
+                "matcher": { "id": "byName", "options": self.legend },
+                "properties": [
+                    { "id": "thresholds", "value": { "mode": "absolute", "steps": steps } },
+                    { "id": "custom.cellOptions", "value": { "type": "color-text" } },
+                ],
+            })
+        })
+    }
+}
+
+/// From which value on which colour is shown.
+fn steps(bad_below: Option<f64>, warn_above: Option<f64>, bad_above: Option<f64>) -> Vec<Value> {
+    let first = if bad_below.is_some() { "red" } else { "green" };
+    let mut steps = vec![json!({ "color": first, "value": null })];
+    // A step is from its value on; the next number above that is what is bad.
+    let above = |bound: f64| if bound == 0.0 { f64::EPSILON } else { bound };
+    steps.extend(bad_below.map(|bound| json!({ "color": "green", "value": bound })));
+    steps.extend(warn_above.map(|bound| json!({ "color": "orange", "value": above(bound) })));
+    steps.extend(bad_above.map(|bound| json!({ "color": "red", "value": above(bound) })));
+    steps
 }
 
 /// An expression with its selectors.
@@ -201,11 +236,16 @@ fn no_unit() -> String {
 
 /// Makes all dashboards of a folder.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    for (path, json) in rendered(&root.join("dashboards/grafana"))? {
+    for (path, json) in rendered(&root.join(FOLDER))? {
         fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))?;
         println!("dashboards: {}", path.display());
     }
     Ok(())
+}
+
+/// The files that Grafana imports.
+pub(crate) fn files(root: &Path) -> Result<Vec<PathBuf>> {
+    Ok(rendered(&root.join(FOLDER))?.into_iter().map(|(path, _)| path).collect())
 }
 
 /// Shows dashboards and rules to a real Prometheus.
@@ -214,7 +254,7 @@ pub(crate) fn test(root: &Path) -> Result<()> {
 }
 
 /// Each JSON file with its content.
-fn rendered(folder: &Path) -> Result<Vec<(std::path::PathBuf, String)>> {
+fn rendered(folder: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut files = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     for entry in entries {
@@ -274,7 +314,7 @@ impl Dashboard {
             "refresh": "30s",
             "time": { "from": "now-1h", "to": "now" },
             "timezone": "utc",
-            "links": [{ "type": "dashboards", "tags": ["numaward"], "title": "numaward", "asDropdown": true, "includeVars": true, "keepTime": true }],
+            "links": [{ "type": "dashboards", "tags": ["numaward"], "title": "numaward", "icon": "external link", "tooltip": "", "targetBlank": false, "asDropdown": true, "includeVars": true, "keepTime": true }],
             "templating": { "list": variables },
             "annotations": { "list": self.annotations.iter().map(Annotation::render).collect::<Vec<_>>() },
             "panels": panels,
@@ -288,7 +328,7 @@ fn prometheus() -> Value {
 }
 
 fn datasource() -> Value {
-    json!({ "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0, "refresh": 1, "regex": "", "multi": false, "includeAll": false, "current": {} })
+    json!({ "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0, "refresh": 1, "regex": "", "multi": false, "includeAll": false })
 }
 
 impl Variable {
@@ -314,7 +354,7 @@ impl Variable {
             .collect();
         let query = format!("label_values({metric}{{{}}}, {label})", before.join(", "));
         let one = self == Self::Instance;
-        json!({
+        let mut variable = json!({
             "name": label,
             "label": title,
             "type": "query",
@@ -325,11 +365,14 @@ impl Variable {
             "sort": 1,
             "multi": !one,
             "includeAll": !one,
-            "allValue": if one { Value::Null } else { json!(".*") },
-            "current": if one { json!({}) } else { json!({ "text": "All", "value": "$__all" }) },
             "hide": 0,
             "regex": "",
-        })
+        });
+        if !one {
+            variable["allValue"] = json!(".*");
+            variable["current"] = json!({ "text": "All", "value": "$__all" });
+        }
+        variable
     }
 }
 
@@ -367,14 +410,11 @@ impl Panel {
                 })
             })
             .collect();
-        let first = if self.bad_below.is_some() { "red" } else { "green" };
-        let mut steps = vec![json!({ "color": first, "value": null })];
-        // A step is from its value on; the next number above that is what is bad.
-        let above = |bound: f64| if bound == 0.0 { f64::EPSILON } else { bound };
-        steps.extend(self.bad_below.map(|bound| json!({ "color": "green", "value": bound })));
-        steps.extend(self.warn_above.map(|bound| json!({ "color": "orange", "value": above(bound) })));
-        steps.extend(self.bad_above.map(|bound| json!({ "color": "red", "value": above(bound) })));
+        let steps = steps(self.bad_below, self.warn_above, self.bad_above);
         let has_thresholds = steps.len() > 1;
+        let links = self.link.map(Link::render).unwrap_or_default();
+        let coloured = self.targets.iter().filter_map(Target::coloured).filter(|_| table);
+        let overrides: Vec<Value> = links.into_iter().chain(coloured).collect();
         let custom = match self.kind {
             Kind::Timeseries => json!({
                 "drawStyle": "line", "lineWidth": 1, "fillOpacity": if self.stack { 40 } else { 5 }, "showPoints": "never",
@@ -385,7 +425,7 @@ impl Panel {
         };
         let options = match self.kind {
             Kind::Timeseries => json!({
-                "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true },
+                "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": [] },
                 "tooltip": { "mode": "multi", "sort": "desc" },
             }),
             Kind::Stat => json!({
@@ -408,7 +448,7 @@ impl Panel {
             "targets": targets,
             "fieldConfig": {
                 "defaults": { "unit": self.unit, "custom": custom, "thresholds": { "mode": "absolute", "steps": steps } },
-                "overrides": self.link.map(Link::render).unwrap_or_default(),
+                "overrides": overrides,
             },
             "options": options,
             "transformations": transformations,
@@ -420,8 +460,8 @@ impl Panel {
 mod tests {
     use super::*;
 
-    fn folder() -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../dashboards/grafana")
+    fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(FOLDER)
     }
 
     #[test]
@@ -464,7 +504,8 @@ mod tests {
         let mut count = 0;
         for dashboard in &all {
             for panel in dashboard["panels"].as_array().unwrap() {
-                for of in panel["fieldConfig"]["overrides"].as_array().into_iter().flatten() {
+                let overrides = panel["fieldConfig"]["overrides"].as_array().into_iter().flatten();
+                for of in overrides.filter(|of| of["properties"][0]["id"] == "links") {
                     let url = of["properties"][0]["value"][0]["url"].as_str().unwrap();
                     let (uid, parameters) = url.strip_prefix("/d/").unwrap().split_once('?').unwrap();
                     let target = all.iter().find(|of| of["uid"] == uid).expect(url);
@@ -510,9 +551,27 @@ mod tests {
     }
 
     #[test]
+    fn a_column_that_has_colours_is_one_of_the_table() {
+        let mut count = 0;
+        for (_, json) in rendered(&folder()).unwrap() {
+            let dashboard: Value = serde_json::from_str(&json).unwrap();
+            for panel in dashboard["panels"].as_array().unwrap() {
+                let overrides = panel["fieldConfig"]["overrides"].as_array().into_iter().flatten();
+                for of in overrides.filter(|of| of["properties"][0]["id"] == "thresholds") {
+                    let renamed = &panel["transformations"][1]["options"]["renameByName"];
+                    let mut names = renamed.as_object().unwrap().values();
+                    assert!(names.any(|name| *name == of["matcher"]["options"]), "{panel}");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count >= 4, "only {count} columns with colours");
+    }
+
+    #[test]
     fn a_container_is_named_as_its_labels_say() {
         let target =
-            Target { expr: "sum by (pod) (a{$host})".to_owned(), legend: String::new(), named: true };
+            serde_norway::from_str::<Target>("{expr: 'sum by (pod) (a{$host})', named: true}").unwrap();
         let expected = r#"label_replace(label_join(sum by (pod) (a{cluster=~"$cluster", instance=~"$instance"}), "name", "/", "namespace", "pod", "container"), "name", "$1", "workload", "(.+)")"#;
         assert_eq!(target.expression(), expected);
     }

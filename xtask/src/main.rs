@@ -15,6 +15,8 @@ mod dashboards;
 mod demo;
 mod dependencies;
 mod dist;
+#[cfg(test)]
+mod documented;
 mod fuzz;
 mod idle;
 mod manifests;

@@ -25,8 +25,8 @@ use numaward_vm::Cache;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use crate::command;
 use crate::setup::{DebianTool, PythonTool};
+use crate::{command, dashboards};
 
 /// What is rendered. The last two are there for this test: all components.
 const OVERLAYS: [&str; 7] = [
@@ -75,7 +75,9 @@ pub(crate) fn check() -> Result<()> {
     if !faults.is_empty() {
         bail!("{}", faults.join("\n  "));
     }
-    Ok(())
+    let mut node = Command::new("node");
+    node.arg("dashboards.mjs").args(dashboards::files(command::root())?).current_dir(&tests);
+    command::run(&mut node).context("Grafana would not take a dashboard as it is meant: see above")
 }
 
 /// The resources of an overlay, a folder of the checkout.

@@ -2,7 +2,7 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are the help, printed as they are")]
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{
     ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
@@ -11,9 +11,10 @@ use clap::{
 use clap_complete::Shell;
 use numaward_api::{Cpus, EventKind, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName};
 use numaward_config::Interval;
+use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
-use crate::column::Column;
+use crate::{column::Column, recording::When};
 
 /// Headings of the help.
 const RESOURCES: &str = "CPUs and memory";
@@ -73,6 +74,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// Record what the daemon shows, to be replayed later
+    ///
+    /// Writes nodes, workloads, events, and what is promised, once a second, until Ctrl-C. The file is compressed, and is good
+    /// up to the last moment however recording ends.
+    Record(Record),
+    /// Show what was recorded, as top does
+    ///
+    /// Keys: those of top, and t and T for the next moment and the one before, ] and [ for a minute on or back, n and N for the
+    /// next or the previous moment with an event, p to play, b and e for the begin and the end. Needs no daemon.
+    Replay(Replay),
     /// List allocations: what is promised to whom
     Get {
         /// Names of workloads [default: all]
@@ -386,6 +397,57 @@ pub(crate) struct Shown {
     /// Seconds between tables
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) interval: u64,
+}
+
+/// What is recorded, and how long.
+#[derive(Debug, Args)]
+pub(crate) struct Record {
+    /// The recording, which must not exist [default: numaward-TIME.record]
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Record for this long, such as 10m [default: until Ctrl-C]
+    #[arg(long = "for", value_name = "TIME")]
+    pub(crate) span: Option<Interval>,
+    /// Time between two moments, a second at least
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = seconds)]
+    pub(crate) every: Interval,
+    /// The most that the file may take; recording ends there
+    #[arg(long, value_name = "SIZE", default_value = "256Mi", value_parser = bytes)]
+    pub(crate) max_size: u64,
+}
+
+/// What is replayed.
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// The recording
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Begin at this time: 14:30, 14:30:05, 2026-11-21T14:30:05Z (all UTC), or +5m after the begin of the recording
+    #[arg(long, value_name = "TIME")]
+    pub(crate) begin: Option<When>,
+    /// End at this time, which is written likewise
+    #[arg(long, value_name = "TIME")]
+    pub(crate) end: Option<When>,
+    #[command(flatten)]
+    pub(crate) shown: Shown,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// A duration of a second at least.
+fn seconds(text: &str) -> Result<Interval, String> {
+    let interval: Interval = text.parse()?;
+    if interval.0 < Duration::from_secs(1) {
+        return Err(format!("{text}: the daemon shows what it sees once a second"));
+    }
+    Ok(interval)
+}
+
+/// An amount of bytes.
+fn bytes(text: &str) -> Result<u64, String> {
+    let amount = text.parse::<Quantity>().map_err(|error| error.to_string())?;
+    let bytes = amount.units().and_then(|bytes| u64::try_from(bytes).ok());
+    bytes.ok_or_else(|| format!("{text} is no number of bytes such as 100Mi"))
 }
 
 /// What is asked for.

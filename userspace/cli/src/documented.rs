@@ -13,18 +13,17 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All documents: the book, the README files, and what is deployed with comments.
+/// All documents: the book, those in the root, and what is deployed or imported, whose comments and messages name commands.
 fn documents() -> Vec<PathBuf> {
-    let (mut found, mut open) = (
-        vec![root().join("README.md"), root().join("SECURITY.md")],
-        vec![root().join("docs"), root().join("deploy")],
-    );
+    let pages = ["CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"].map(|page| root().join(page));
+    let folders = ["docs", "deploy", "dashboards"].map(|folder| root().join(folder));
+    let (mut found, mut open) = (pages.to_vec(), folders.to_vec());
     while let Some(folder) = open.pop() {
         for entry in fs::read_dir(&folder).unwrap().map(Result::unwrap) {
             let path = entry.path();
             if entry.file_type().unwrap().is_dir() {
                 open.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
+            } else if path.extension().is_some_and(|extension| extension == "md" || extension == "yaml") {
                 found.push(path);
             }
         }

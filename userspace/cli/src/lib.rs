@@ -21,6 +21,8 @@ mod get;
 mod import;
 mod numactl;
 mod rebalance;
+mod record;
+mod recording;
 mod remote;
 mod simulate;
 mod status;
@@ -55,8 +57,8 @@ use serde::Serialize;
 use crate::{
     args::{
         Cli, Command, ConfigCommand, ConfigFile, Exec, Explain, ExportKubeletState, Format, Guarantee,
-        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Release, Resize,
-        Run, Shown, Simulate, Uninstall, Wanted,
+        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Record, Release,
+        Replay, Resize, Run, Shown, Simulate, Uninstall, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -104,6 +106,8 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Topology { root, output } => topology(&reached, root.as_deref(), output),
         Command::Status { cost, output } => status(&reached, cost, output),
         Command::Top { shown, output } => top(&shown, &reached, output),
+        Command::Record(args) => record(&reached, args),
+        Command::Replay(args) => replay(&args),
         Command::Get { names, output } => get(&reached, &names, output),
         Command::Describe { name, output } => describe(&reached, &name, output),
         Command::Events { follow, filter, output } => events(&reached, follow, &filter, output),
@@ -270,6 +274,19 @@ fn top(shown: &Shown, reached: &Reached, output: Output) -> anyhow::Result<ExitC
     let runtime = runtime()?;
     let done = runtime.block_on(top::run(server, shown, output.output));
     // The thread that reads keys waits for one.
+    runtime.shutdown_background();
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn record(reached: &Reached, args: Record) -> anyhow::Result<ExitCode> {
+    let server = server(reached)?;
+    runtime()?.block_on(record::run(server, args)).map(|()| ExitCode::SUCCESS)
+}
+
+fn replay(args: &Replay) -> anyhow::Result<ExitCode> {
+    let runtime = runtime()?;
+    let done = runtime.block_on(top::replay(args));
+    // As for top.
     runtime.shutdown_background();
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use numaward_api::{Node, Workload};
+use numaward_api::{Event, Node, Workload};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -15,6 +15,7 @@ use super::{
     feed::Update,
     list::node_cell,
     model::{Model, NodeRates, Rates},
+    replay::Player,
 };
 use crate::{
     args::{Choice, Format, Shown},
@@ -50,28 +51,70 @@ pub(crate) async fn run(
         let now = Instant::now();
         model.take(update, now);
         let is_due = last.is_none_or(|last| now.duration_since(last) >= interval);
-        let has_rates = model.samples >= 2;
-        if !(is_sample && is_due && promises_known && has_rates) {
+        if !(is_sample && is_due && promises_known && model.shows_rates()) {
             continue;
         }
-        let text = match format {
-            Format::Json => serde_json::to_string(&report(model, &shown.choice))? + "\n",
-            // Documents, one after the other.
-            Format::Yaml => {
-                let report = serde_json::to_value(report(model, &shown.choice))?;
-                format!("---\n{}", numaward_config::yaml(&report))
-            }
-            Format::Table | Format::Wide => {
-                let gap = if printed > 0 { "\n" } else { "" };
-                format!("{gap}{}", clean_lines(&table(model, &shown.choice)))
-            }
-        };
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()?;
+        print(model, &shown.choice, format, printed == 0, Vec::new())?;
         last = Some(now);
         printed += 1;
     }
+    Ok(())
+}
+
+/// Prints moments of a recording. Not those without rates (the first one, and the first of a later
+/// connection), nor that at which the daemon was lost.
+pub(crate) fn replay(mut player: Player, shown: &Shown, format: Format) -> anyhow::Result<()> {
+    for warning in player.warnings() {
+        eprintln!("numaward: {}", clean_lines(warning));
+    }
+    let count = if shown.once { Some(1) } else { shown.count };
+    // As for samples that come a little early.
+    let interval = (shown.interval * 1000).saturating_sub(500);
+    let (mut printed, mut last) = (0, None);
+    let mut seen = player.model().events.front().map_or(0, |event| event.id);
+    while count.is_none_or(|count| printed < count) {
+        let (at, model) = (player.at_millis(), player.model());
+        let is_due = last.is_none_or(|last| at.saturating_sub(last) >= interval);
+        if is_due && model.shows_rates() && !model.is_lost() || player.is_alone() {
+            let mut events: Vec<Event> =
+                model.events.iter().take_while(|event| event.id > seen).cloned().collect();
+            events.reverse();
+            seen = events.last().map_or(seen, |event| event.id);
+            print(model, &shown.choice, format, printed == 0, events)?;
+            last = Some(at);
+            printed += 1;
+        }
+        if !player.step()? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Prints what is known: a table, a line or a document. Of a recording also when that was, and what had happened since.
+fn print(
+    model: &Model,
+    choice: &Choice,
+    format: Format,
+    is_first: bool,
+    events: Vec<Event>,
+) -> anyhow::Result<()> {
+    let text = match format {
+        Format::Json => serde_json::to_string(&report(model, choice, events))? + "\n",
+        // Documents, one after the other.
+        Format::Yaml => {
+            let report = serde_json::to_value(report(model, choice, events))?;
+            format!("---\n{}", numaward_config::yaml(&report))
+        }
+        Format::Table | Format::Wide => {
+            let gap = if is_first { "" } else { "\n" };
+            let time = model.recorded.as_ref().map_or_else(String::new, |now| format!("{}\n", now.time));
+            format!("{gap}{time}{}", clean_lines(&table(model, choice)))
+        }
+    };
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
     Ok(())
 }
 
@@ -93,8 +136,14 @@ fn table(model: &Model, choice: &Choice) -> String {
 /// What is printed as JSON, a line each time.
 #[derive(Serialize)]
 struct Report<'a> {
+    /// When it was; absent for what is now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<&'a str>,
     nodes: Vec<NodeReport<'a>>,
     workloads: Vec<WorkloadReport<'a>>,
+    /// What happened since the report before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    events: Vec<Event>,
 }
 
 #[derive(Serialize)]
@@ -121,7 +170,7 @@ struct WorkloadReport<'a> {
     local_share: Option<f64>,
 }
 
-fn report<'a>(model: &'a Model, choice: &Choice) -> Report<'a> {
+fn report<'a>(model: &'a Model, choice: &Choice, events: Vec<Event>) -> Report<'a> {
     let rates = |node: &Node| model.node_rates.get(&node.node).copied();
     let nodes = model.nodes.iter().map(|node| NodeReport { node, rates: rates(node) });
     let workloads = choice.rows(model).into_iter().map(|(_, found)| WorkloadReport {
@@ -130,5 +179,6 @@ fn report<'a>(model: &'a Model, choice: &Choice) -> Report<'a> {
         promised_nodes: found.promised_nodes().map(|nodes| nodes.to_string()),
         local_share: found.local_share(),
     });
-    Report { nodes: nodes.collect(), workloads: workloads.collect() }
+    let time = model.recorded.as_ref().map(|now| now.time.as_str());
+    Report { time, nodes: nodes.collect(), workloads: workloads.collect(), events }
 }

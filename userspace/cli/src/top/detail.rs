@@ -36,7 +36,7 @@ pub(crate) fn workload(model: &Model, key: &str, paint: Paint, width: usize) -> 
     let mut parts = vec![
         titled(&clean(&workload.workload), text(&facts(model, found))),
         text(&by_node(workload)),
-        history(found, paint, width),
+        history(found, model.step_seconds as usize, paint, width),
     ];
     if workload.nodes.iter().any(|node| !node.hugepages.is_empty()) {
         parts.push(titled("Hugepages", text(&hugepages(workload))));
@@ -151,7 +151,7 @@ fn hugepages(workload: &Workload) -> String {
 }
 
 /// The rates of the last samples, each as high as its share of the highest.
-fn history(found: &Row, paint: Paint, width: usize) -> Vec<Line<'static>> {
+fn history(found: &Row, step: usize, paint: Paint, width: usize) -> Vec<Line<'static>> {
     if found.totals.allocated.is_none() {
         return vec![Line::raw("What it allocates is not counted.")];
     }
@@ -169,7 +169,7 @@ fn history(found: &Row, paint: Paint, width: usize) -> Vec<Line<'static>> {
         Line::raw(format!("{name:<8}{marks:>cells$}  at most {}", rate(highest)))
     };
     let lines = [line("local", |rates| rates.local), line("remote", |rates| rates.remote)];
-    titled(&format!("Allocation in the last {} s", latest.len()), lines)
+    titled(&format!("Allocation in the last {} s", latest.len() * step), lines)
 }
 
 fn mark(marks: &[char], share: f64) -> char {
@@ -246,7 +246,14 @@ pub(crate) fn node(model: &Model, id: u32) -> Vec<Line<'static>> {
 }
 
 /// What the keys do and what the columns mean.
-pub(crate) fn help(paint: Paint) -> Vec<Line<'static>> {
+pub(crate) fn help(paint: Paint, is_recorded: bool) -> Vec<Line<'static>> {
+    let replay = [
+        ("t T", "the next moment, the one before"),
+        ("] [", "a minute on, a minute back"),
+        ("n N", "the next moment with an event, the one before"),
+        ("b e", "the begin, the end"),
+        ("p", "play, pause"),
+    ];
     let keys = [
         ("Up Down PgUp PgDn Home End", "move; also j and k"),
         ("Tab", "the next pane: workloads, nodes, events"),
@@ -276,6 +283,13 @@ pub(crate) fn help(paint: Paint) -> Vec<Line<'static>> {
     let marks = memory_marks(paint).map(|(mark, name, style)| {
         Line::from(vec![Span::styled(mark, style), Span::raw(format!("  {name}"))])
     });
-    [titled("Keys", table(&keys)), titled("Words", table(&words)), titled("A node's memory", marks)]
-        .join(&Line::default())
+    let replay = if is_recorded { titled("Keys of a recording", table(&replay)) } else { Vec::new() };
+    let mut parts = vec![
+        titled("Keys", table(&keys)),
+        replay,
+        titled("Words", table(&words)),
+        titled("A node's memory", marks),
+    ];
+    parts.retain(|part| !part.is_empty());
+    parts.join(&Line::default())
 }

@@ -85,13 +85,13 @@ pub(crate) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, model: &Model, no
     if height > 2 {
         lines.extend(notice(screen, model, now));
     }
-    let foot = (height > 4).then(|| foot(screen));
+    let foot = (height > 4).then(|| foot(screen, model.recorded.is_some()));
     let room = height.saturating_sub(lines.len() + usize::from(foot.is_some()));
     let text = match &screen.view {
         View::Lists => None,
         View::Workload(key) => Some(detail::workload(model, key, screen.paint, columns)),
         View::Node(node) => Some(detail::node(model, *node)),
-        View::Help => Some(detail::help(screen.paint)),
+        View::Help => Some(detail::help(screen.paint, model.recorded.is_some())),
     };
     lines.extend(match text {
         None => lists(screen, model, columns, room),
@@ -108,6 +108,15 @@ pub(crate) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, model: &Model, no
 fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'static> {
     let paint = screen.paint;
     let link = match model.samples {
+        _ if let Some(now) = &model.recorded => {
+            let (date, time) =
+                (now.time.get(..10).unwrap_or_default(), now.time.get(11..19).unwrap_or_default());
+            let state = if now.is_playing { "playing" } else { "paused" };
+            Span::styled(
+                format!("{date} {time}  {}/{}  {state}", now.number, now.count),
+                paint.colour(Color::Cyan),
+            )
+        }
         _ if model.staleness(now).is_some() => Span::styled("STALE", paint.alarm()),
         0 => Span::raw("waiting"),
         _ => Span::styled("live", paint.colour(Color::Green)),
@@ -163,7 +172,7 @@ fn notice(screen: &Screen, model: &Model, now: Instant) -> Option<Line<'static>>
 }
 
 /// What can be done here.
-fn foot(screen: &Screen) -> Line<'static> {
+fn foot(screen: &Screen, is_recorded: bool) -> Line<'static> {
     if screen.is_filtering {
         let filter = clean(&screen.choice.filter).into_owned();
         return Line::from(vec![
@@ -174,6 +183,17 @@ fn foot(screen: &Screen) -> Line<'static> {
         ]);
     }
     let keys: &[(&str, &str)] = match screen.view {
+        View::Lists if is_recorded => &[
+            ("q", "quit"),
+            ("?", "help"),
+            ("t T", "step"),
+            ("] [", "minute"),
+            ("n N", "event"),
+            ("p", "play"),
+            ("Enter", "look into"),
+            ("/", "filter"),
+        ],
+        _ if is_recorded => &[("q", "back"), ("?", "help"), ("Up/Down", "scroll"), ("t T", "step")],
         View::Lists => &[
             ("q", "quit"),
             ("?", "help"),

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::feed::{Host, Update};
 
-/// Samples of a workload that are kept: two minutes.
+/// Samples of a workload that are kept: two minutes, where they come each second.
 pub(crate) const HISTORY: usize = 120;
 /// Events that are kept.
 const EVENTS: usize = 200;
@@ -59,7 +59,9 @@ pub(crate) struct Totals {
 
 impl Totals {
     pub(crate) fn resident_bytes(&self) -> Option<u64> {
-        self.resident.as_ref().map(|nodes| nodes.values().sum())
+        self.resident
+            .as_ref()
+            .map(|nodes| nodes.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)))
     }
 
     pub(crate) fn of(workload: &Workload) -> Self {
@@ -67,13 +69,16 @@ impl Totals {
         for node in &workload.nodes {
             if let Some(Allocated { local_bytes, remote_bytes, .. }) = node.allocated {
                 let (local, remote) = totals.allocated.get_or_insert_default();
-                *local += local_bytes;
-                *remote += remote_bytes;
+                *local = local.saturating_add(local_bytes);
+                *remote = remote.saturating_add(remote_bytes);
             }
             if let Some(missed) = node.missed_bytes {
-                *totals.missed.get_or_insert_default() += missed;
+                let all = totals.missed.get_or_insert_default();
+                *all = all.saturating_add(missed);
             }
-            let base = node.resident.map(|lies| lies.anon_bytes + lies.file_bytes + lies.kernel_bytes);
+            let base = node.resident.map(|lies| {
+                lies.anon_bytes.saturating_add(lies.file_bytes).saturating_add(lies.kernel_bytes)
+            });
             let huge = node.hugepages.iter().filter_map(|of| of.resident_bytes);
             if let Some(bytes) = base.into_iter().chain(huge).reduce(u64::saturating_add) {
                 totals.resident.get_or_insert_default().insert(node.node, bytes);
@@ -81,11 +86,11 @@ impl Totals {
             for huge in &node.hugepages {
                 // Alone, where base pages are not counted, they would say too little.
                 if let (Some((local, remote)), Some(more)) = (&mut totals.allocated, huge.allocated) {
-                    *local += more.local_bytes;
-                    *remote += more.remote_bytes;
+                    *local = local.saturating_add(more.local_bytes);
+                    *remote = remote.saturating_add(more.remote_bytes);
                 }
                 if let (Some(missed), Some(more)) = (&mut totals.missed, huge.missed_bytes) {
-                    *missed += more;
+                    *missed = missed.saturating_add(more);
                 }
             }
         }
@@ -120,10 +125,13 @@ impl Row {
         if let Some(promised) = self.promised_nodes() {
             let resident = self.totals.resident.as_ref()?.iter();
             let inside = resident.filter(|(node, _)| promised.contains(NodeId(**node)));
-            return share(inside.map(|(_, bytes)| bytes).sum(), self.totals.resident_bytes()?);
+            return share(
+                inside.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes)),
+                self.totals.resident_bytes()?,
+            );
         }
         let (local, remote) = self.totals.allocated?;
-        share(local, local + remote)
+        share(local, local.saturating_add(remote))
     }
 
     /// The nodes that are promised to it.
@@ -192,6 +200,22 @@ pub(crate) struct Model {
     pub(crate) samples: u64,
     /// What was before the first sample of this connection.
     past: Option<Trends>,
+    /// Seconds from one sample to the next.
+    pub(crate) step_seconds: u32,
+    /// Which moment of a recording it is; absent for what is now.
+    pub(crate) recorded: Option<Recorded>,
+}
+
+/// A moment of a recording.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    /// In RFC 3339.
+    pub(crate) time: String,
+    /// Its number among those that are shown, from 1.
+    pub(crate) number: usize,
+    /// How many are shown.
+    pub(crate) count: usize,
+    pub(crate) is_playing: bool,
 }
 
 impl Model {
@@ -213,7 +237,19 @@ impl Model {
             came: now,
             samples: 0,
             past: None,
+            step_seconds: 1,
+            recorded: None,
         }
+    }
+
+    /// Whether two samples were seen over this connection.
+    pub(crate) fn shows_rates(&self) -> bool {
+        self.samples >= 2
+    }
+
+    /// Whether no samples come.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.is_some()
     }
 
     /// Takes in what the daemon sent.
@@ -258,6 +294,7 @@ impl Model {
     pub(crate) fn staleness(&self, now: Instant) -> Option<String> {
         let age = now.duration_since(self.came);
         match &self.lost {
+            Some((reason, _)) if self.recorded.is_some() => Some(reason.clone()),
             Some((reason, again)) => Some(match again.saturating_duration_since(now).as_secs() {
                 0 => format!("{reason}; connecting"),
                 left => format!("{reason}; again in {left} s"),
@@ -304,7 +341,7 @@ impl Model {
         }
     }
 
-    /// Gives workloads that were not known before the past that the daemon remembers: a mean for each second of a step.
+    /// Gives workloads that were not known before the past that the daemon remembers: a mean for each sample of a step.
     #[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits than a float has")]
     fn begin_with(&mut self, past: Trends) {
         for trend in past.workloads {
@@ -317,8 +354,9 @@ impl Model {
             let known = steps.rev().map_while(|(local, remote)| {
                 Some(Rates { local: (*local)? as f64, remote: (*remote)? as f64, missed: 0.0 })
             });
-            let seconds = known.flat_map(|rates| (0..past.step_seconds).map(move |_| rates));
-            seconds.take(HISTORY - 1).for_each(|rates| row.history.push_front(rates));
+            let samples =
+                known.flat_map(|rates| (0..past.step_seconds / self.step_seconds).map(move |_| rates));
+            samples.take(HISTORY - 1).for_each(|rates| row.history.push_front(rates));
             row.history.extend(latest);
         }
     }

@@ -67,6 +67,11 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
+    /// Whether a key is a letter here, or goes with another.
+    pub(crate) fn takes_text(&self, key: KeyEvent) -> bool {
+        self.is_filtering || key.modifiers.contains(KeyModifiers::CONTROL)
+    }
+
     /// Does what a key asks for.
     pub(crate) fn key(&mut self, key: KeyEvent, model: &Model) -> Then {
         if key.modifiers.contains(KeyModifiers::CONTROL) {

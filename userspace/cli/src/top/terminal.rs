@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use ratatui::{
     DefaultTerminal,
-    crossterm::event::{self, Event, KeyEventKind},
+    crossterm::event::{self, Event, KeyEvent, KeyEventKind},
 };
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::{
@@ -21,6 +21,7 @@ use super::{
     draw,
     feed::Update,
     model::Model,
+    replay::Player,
     screen::{Screen, Then},
 };
 use crate::args::Choice;
@@ -46,12 +47,56 @@ impl Drop for Taken {
     }
 }
 
+/// Where what is drawn comes from.
+pub(crate) enum Source {
+    /// A daemon.
+    Live { updates: mpsc::Receiver<Update>, model: Box<Model> },
+    /// A recording.
+    Recorded(Box<Player>),
+}
+
+impl Source {
+    fn model(&self) -> &Model {
+        match self {
+            Self::Live { model, .. } => model,
+            Self::Recorded(player) => player.model(),
+        }
+    }
+
+    /// The time at which the model is looked at.
+    fn now(&self) -> Instant {
+        match self {
+            Self::Live { .. } => Instant::now(),
+            Self::Recorded(player) => player.now(),
+        }
+    }
+
+    /// Waits until there is something new.
+    async fn next(&mut self) -> anyhow::Result<()> {
+        match self {
+            Self::Live { updates, model } => {
+                model.take(updates.recv().await.context("the daemon is no longer followed")?, Instant::now());
+                // All that is there is taken in before it is drawn.
+                while let Ok(update) = updates.try_recv() {
+                    model.take(update, Instant::now());
+                }
+                Ok(())
+            }
+            Self::Recorded(player) => player.play().await,
+        }
+    }
+
+    /// Does what a key asks for, if the screen has nothing to do with it.
+    fn key(&mut self, key: KeyEvent) -> anyhow::Result<bool> {
+        match self {
+            Self::Live { .. } => Ok(false),
+            Self::Recorded(player) => player.key(key),
+        }
+    }
+}
+
 /// Draws until the user has seen enough, or the terminal is gone.
-pub(crate) async fn run(
-    updates: &mut mpsc::Receiver<Update>,
-    model: &mut Model,
-    choice: Choice,
-) -> anyhow::Result<()> {
+pub(crate) async fn run(mut source: Source, choice: Choice) -> anyhow::Result<()> {
     let paint = draw::Paint::from_environment();
     let mut screen = Screen { choice, paint, ..Screen::default() };
     let mut ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
@@ -64,26 +109,28 @@ pub(crate) async fn run(
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        taken.0.draw(|frame| draw::draw(frame, &mut screen, model, Instant::now())).context(unusable)?;
+        taken
+            .0
+            .draw(|frame| draw::draw(frame, &mut screen, source.model(), source.now()))
+            .context(unusable)?;
         tokio::select! {
-            update = updates.recv() => {
-                model.take(update.context("the daemon is no longer followed")?, Instant::now());
-                // All that is there is taken in before it is drawn.
-                while let Ok(update) = updates.try_recv() {
-                    model.take(update, Instant::now());
-                }
-            }
+            news = source.next() => news?,
             event = keys.recv() => match event {
-                Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => match screen.key(key, model) {
-                    Then::Draw => {}
-                    Then::Quit => return Ok(()),
-                    Then::Suspend => {
-                        drop(taken);
-                        // Goes on where it is continued.
-                        kill_process(getpid(), Signal::TSTP).context("this process cannot be stopped")?;
-                        taken = Taken::take().context(unusable)?;
+                Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => {
+                    if !screen.takes_text(key) && source.key(key)? {
+                        continue;
                     }
-                },
+                    match screen.key(key, source.model()) {
+                        Then::Draw => {}
+                        Then::Quit => return Ok(()),
+                        Then::Suspend => {
+                            drop(taken);
+                            // Goes on where it is continued.
+                            kill_process(getpid(), Signal::TSTP).context("this process cannot be stopped")?;
+                            taken = Taken::take().context(unusable)?;
+                        }
+                    }
+                }
                 // Its size is asked for each time it is drawn on.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error).context(unusable),
