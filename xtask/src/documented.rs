@@ -80,7 +80,7 @@ fn unknown(pattern: &str) -> Option<String> {
             continue;
         }
         // What may stand here: subcommands, or the values of an argument without a name.
-        let values = at.get_positionals().flat_map(|argument| argument.get_possible_values());
+        let values = at.get_positionals().flat_map(clap::Arg::get_possible_values);
         let mut known: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
         known.extend(at.get_subcommands().map(|command| command.get_name().to_owned()));
         for one in word.split('|').map(|one| one.trim_end_matches('\\')) {

@@ -446,8 +446,7 @@ fn seconds(text: &str) -> Result<Interval, String> {
 /// An amount of bytes.
 fn bytes(text: &str) -> Result<u64, String> {
     let amount = text.parse::<Quantity>().map_err(|error| error.to_string())?;
-    let bytes = amount.units().and_then(|bytes| u64::try_from(bytes).ok());
-    bytes.ok_or_else(|| format!("{text} is no number of bytes such as 100Mi"))
+    amount.units().ok_or_else(|| format!("{text} is no number of bytes such as 100Mi"))
 }
 
 /// What is asked for.

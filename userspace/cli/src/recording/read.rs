@@ -82,16 +82,13 @@ impl Recording {
         let mut damage: Option<Damage> = None;
         let mut at = HEAD as u64;
         while at < size {
-            let (frame, is_whole) = match next(&mut reader, at, size).map_err(unreadable)? {
-                Some(found) => found,
-                None => {
-                    let last: Option<&Frame> = frames.last();
-                    let until = last.map_or_else(String::new, |last| {
-                        format!(": what came after {} is lost", time(last.mark.at_millis))
-                    });
-                    warnings.push(format!("the recording breaks off at byte {at}{until}"));
-                    break;
-                }
+            let Some((frame, is_whole)) = next(&mut reader, at, size).map_err(unreadable)? else {
+                let last: Option<&Frame> = frames.last();
+                let until = last.map_or_else(String::new, |last| {
+                    format!(": what came after {} is lost", time(last.mark.at_millis))
+                });
+                warnings.push(format!("the recording breaks off at byte {at}{until}"));
+                break;
             };
             at = frame.offset + u64::from(frame.length);
             if is_whole && frame.mark.sort.is_complete {
