@@ -1,6 +1,6 @@
 //! `numaward record` and `numaward replay`: what is shown again is what was seen.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
 #[path = "common/fake.rs"]
@@ -8,6 +8,7 @@ mod fake;
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Child, Command, Output, Stdio},
     thread::sleep,
@@ -147,7 +148,6 @@ fn what_was_recorded_is_shown_again() {
     );
 
     // Others see nothing of it, and it is not overwritten.
-    use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let fake = Fake::start(workloads(0));
     let again =

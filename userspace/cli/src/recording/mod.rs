@@ -193,7 +193,7 @@ mod tests {
         let ends = recorded(&path, 130);
         let whole = fs::read(&path).unwrap();
         let mut damaged = whole.clone();
-        damaged[ends[9] as usize + FRAME + 3] ^= 0x40;
+        damaged[usize::try_from(ends[9]).unwrap() + FRAME + 3] ^= 0x40;
         fs::write(&path, damaged).unwrap();
         let mut recording = Recording::open(&path).unwrap();
         assert_eq!(numbers(&mut recording, 0), (0..10).chain(60..130).collect::<Vec<_>>());
