@@ -41,7 +41,7 @@ others() {
         fi
         kill $load
         wait $load 2>/dev/null
-        seq -f $of/below-%g 1 20 | xargs mkdir
+        for below in $(seq 1 20); do mkdir $of/below-$below; done
         find $of -depth -type d -exec rmdir {} ';'
         echo >>/run/others
     done

@@ -16,6 +16,7 @@ use std::{
 use anyhow::Context as _;
 use flate2::{Compression, write::GzEncoder};
 use numaward_api::{Version, Workloads, doctor::Check};
+use numaward_cgroup::{CgroupPath, Hierarchy};
 use numaward_config::{Config, Problems, yaml};
 use serde::Serialize;
 
@@ -122,14 +123,13 @@ pub(crate) async fn write(
         }
     }
     let cgroups: Vec<_> = workloads.workloads.iter().filter_map(|of| of.cgroup.as_deref()).collect();
-    match config {
-        Ok(config) => {
-            let root = config.host_root.join("sys/fs/cgroup");
+    let mount = config.as_ref().ok().and_then(|config| config.cgroup_mount.as_deref());
+    match mount.map_or_else(Hierarchy::open, Hierarchy::open_at) {
+        Ok(hierarchy) => {
+            let root = hierarchy.dir(&CgroupPath::root());
             archive.add("cgroups.txt", knobs(&root, &cgroups).as_bytes())?;
         }
-        Err(_) => {
-            archive.miss("cgroups.txt", "the configuration is wrong, so the root of the host is not known");
-        }
+        Err(error) => archive.miss("cgroups.txt", &format!("{:#}", anyhow::Error::new(error))),
     }
     match log() {
         Ok(log) => archive.add("log.txt", &log)?,

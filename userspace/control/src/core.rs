@@ -54,6 +54,13 @@ use crate::{
     ControlMetrics, State, error::StartError, ports::Ports, rebuild, xattr_backup, xattr_backup::XattrBackup,
 };
 
+/// Whether something is asked for the first time, or tried again. What is refused again is not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    First,
+    Again,
+}
+
 /// What changes together.
 pub(crate) struct Core {
     pub(crate) config: Config,

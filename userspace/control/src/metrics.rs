@@ -370,6 +370,12 @@ impl ControlMetrics {
         memory.count(&self.memory_requests, &self.memory_errors);
     }
 
+    /// Requests that were decided on.
+    #[cfg(test)]
+    pub(super) fn requests(&self) -> u64 {
+        self.topology_requests.get()
+    }
+
     /// The same of a pod that the kubelet would decide on: not one that it would have let go when it was refused before.
     pub(super) fn decided_on_pod(
         &self,

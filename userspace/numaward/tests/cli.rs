@@ -254,20 +254,23 @@ fn the_archive_of_a_bug_report_is_whole_without_secrets_and_lists_what_is_missin
     ] {
         serde_json::from_str::<Value>(&read(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
-    for name in ["doctor.txt", "readyz.txt", "kernel/proc/version", "cgroups.txt"] {
+    for name in ["doctor.txt", "readyz.txt", "kernel/proc/version"] {
         assert!(root.join(name).is_file(), "{name}");
     }
     let configured = read("config.yaml");
     assert!(configured.contains("authorization: hidden") && !configured.contains("sesame"), "{configured}");
     // Here no systemd runs the daemon.
     let missing = read("missing.txt");
-    assert!(root.join("log.txt").exists() || missing.contains("log.txt: "), "{missing}");
+    for name in ["log.txt", "cgroups.txt"] {
+        assert!(root.join(name).exists() || missing.contains(&format!("{name}: ")), "{missing}");
+    }
     let again = bugtool();
     assert!(again.status.code() == Some(1) && text(&again.stderr).contains("File exists"), "{again:?}");
 
     // Without a daemon there is an archive all the same.
     let other = dir.path().join("other.tar.gz");
     let made = numaward(&["bugtool", other.to_str().unwrap(), "--server", "/nonexistent/control.sock"])
+        .env("NUMAWARD_CGROUP_MOUNT", dir.path())
         .output()
         .unwrap();
     assert!(made.status.success() && text(&made.stderr).contains("missing.txt"), "{made:?}");
@@ -275,6 +278,7 @@ fn the_archive_of_a_bug_report_is_whole_without_secrets_and_lists_what_is_missin
         Command::new("tar").args(["-xzOf", other.to_str().unwrap(), "--wildcards", "*/missing.txt"]).output();
     let missing = text(&missing.unwrap().stdout);
     assert!(missing.contains("status.json: no numaward daemon is reachable"), "{missing}");
+    assert!(missing.contains("cgroups.txt: ") && missing.contains("cgroup v2"), "{missing}");
 }
 
 #[test]

@@ -522,7 +522,7 @@ fn all_ends_only_when_it_is_confirmed() {
         "{piped:?}"
     );
     // On a terminal it asks.
-    let ask = |answer: &str| {
+    let ask = |answer: &str, says: &str| {
         let command = numaward(&["release", "--all", "--server", &server]);
         let mut terminal = Terminal::start(&command, 24, 80).unwrap();
         terminal
@@ -530,12 +530,13 @@ fn all_ends_only_when_it_is_confirmed() {
             .unwrap();
         terminal.press(answer).unwrap();
         let code = terminal.wait(LONG).unwrap().unwrap().code();
-        (code, terminal.look(numaward_terminal::Screen::contents))
+        // What it printed last may come later than its end.
+        terminal.wait_for(LONG, |screen| screen.contents().contains(says)).unwrap();
+        code
     };
-    let (code, screen) = ask("n\n");
-    assert!(code == Some(1) && screen.contains("nothing is released"), "{screen}");
+    assert_eq!(ask("n\n", "nothing is released"), Some(1));
     // The fake daemon does not know it any more: that is as good.
-    assert_eq!(ask("y\n").0, Some(0));
+    assert_eq!(ask("y\n", "[y/N] y"), Some(0));
     assert!(numaward(&["release", "--all", "--yes", "--server", &server]).status().unwrap().success());
 }
 

@@ -17,7 +17,7 @@ use numaward_model::Settings;
 use numaward_store::fault;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
-use super::{Core, HeldChange};
+use super::{Attempt, Core, HeldChange};
 use crate::{
     error::{AdmissionError, in_words, listed},
     explain, policy,
@@ -160,7 +160,7 @@ impl Core {
             }
             _ => self.cgroup(request)?,
         };
-        self.admit_at(request, &path, dry_run)
+        self.admit_at(request, &path, dry_run, Attempt::First)
     }
 
     /// Asks for an allocation for this cgroup. That of a command is not there yet.
@@ -169,6 +169,7 @@ impl Core {
         request: &Request,
         path: &CgroupPath,
         dry_run: bool,
+        attempt: Attempt,
     ) -> Result<Admission, AdmissionError> {
         let _span = spans::admit(&request.name, dry_run);
         let conflict = |field: &str, problem: String, allowed: &str| {
@@ -203,7 +204,7 @@ impl Core {
         let ledger = self.ledger_for(Some(path), None);
         let decision = spans::decide(&*self.policy.strategy, &ledger, &request.engine, terms);
         let explanation = explain::explanation(&decision.explanation);
-        if !dry_run {
+        if !dry_run && (attempt == Attempt::First || decision.outcome.is_ok()) {
             self.metrics.decided(&request.engine, &decision, started.elapsed());
         }
         let grants = match decision.outcome {

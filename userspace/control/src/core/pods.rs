@@ -54,7 +54,7 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::commands::Command;
 use self::{unbound::Unbound, waiting::Waiting};
-use super::{Core, HeldChange};
+use super::{Attempt, Core, HeldChange};
 use crate::{
     Guarantee, Target,
     error::AdmissionError,
@@ -76,13 +76,6 @@ struct MemoryKnobs {
 
 /// More than so many refused owners are not remembered: they are counted anew.
 const MAX_REFUSED: usize = 1000;
-
-/// Whether something is asked for the first time, or tried again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Attempt {
-    First,
-    Again,
-}
 
 /// What of pods is remembered, but not over a restart.
 #[derive(Default)]

@@ -20,7 +20,11 @@ use numaward_enforce as enforce;
 use numaward_model::Report;
 
 use super::Event;
-use crate::{Guarantee, Request, core::Core, error::AdmissionError};
+use crate::{
+    Guarantee, Request,
+    core::{Attempt, Core},
+    error::AdmissionError,
+};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]
@@ -187,10 +191,12 @@ impl Declarations {
             if rejected.contains(&rule) && self.waiting.get(&path).is_some_and(|it| it.refused.is_some()) {
                 continue;
             }
+            let is_known = self.waiting.get(&path).is_some_and(|waiting| waiting.refused.is_some());
+            let attempt = if is_known { Attempt::Again } else { Attempt::First };
             let asked = self.rules.get(rule).map(|declared| Request::declared(declared, target));
             let result = match asked {
                 Some(Ok(request)) => {
-                    let result = core.admit_at(&request, &path, false).map(drop);
+                    let result = core.admit_at(&request, &path, false, attempt).map(drop);
                     if matches!(result, Err(AdmissionError::Rejected(..))) {
                         core.effects.no_room.push(request);
                     }

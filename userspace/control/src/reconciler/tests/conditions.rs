@@ -178,4 +178,6 @@ fn a_refusal_is_reported_once_however_much_others_use() {
     assert!(reasons.windows(2).all(|two| two[0] != two[1]), "what is shown is new: {reasons:?}");
     let happened = bench.host.happened.lock().unwrap();
     assert_eq!(happened.iter().filter(|(_, report)| report.message.contains("cannot be given")).count(), 1);
+    // Nor is that a storm of requests.
+    assert_eq!(bench.reconciler.core.metrics.requests(), 1);
 }
