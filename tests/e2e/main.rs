@@ -20,6 +20,7 @@ mod enforce;
 mod faults;
 mod guarantee;
 mod guard;
+mod guides;
 mod herd;
 mod hotplug;
 mod hugepages;
