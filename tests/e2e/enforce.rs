@@ -6,10 +6,11 @@ use numaward_tests::{Bench, boot};
 use numaward_vm::Machine;
 
 /// The checks that have to have run.
-const CHECKS: [&str; 15] = [
+const CHECKS: [&str; 16] = [
     "knobs",
     "ancestors",
     "migration",
+    "migration-first",
     "never-empty-never-wider",
     "partition",
     "partition-nested",

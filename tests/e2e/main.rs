@@ -21,6 +21,7 @@ mod enforce;
 mod faults;
 mod guarantee;
 mod guard;
+mod guides;
 mod herd;
 mod hotplug;
 mod hugepages;

@@ -135,6 +135,8 @@ const MADE: [&str; 3] = [CLUSTER, "deploy::", "package::"];
 const CLUSTER: &str = "cluster::";
 /// Tests of what containerd can do from 2.2 on, which need its programs.
 const REQUIRED: &str = "containerd::required";
+/// Tests of what the guides say, with the software that they are about.
+const GUIDES: &str = "guides::";
 /// Tests that ordinary runs skip, by the beginning of their names, but for some kernels: they take minutes under
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
@@ -150,6 +152,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     (MADE[1], &[]),
     ("doors::", &["6.12"]),
     ("faults::", &["6.12"]),
+    (GUIDES, &[]),
     ("herd::", &["6.12"]),
     ("hotplug::", &["6.12"]),
     ("load::", &["6.12"]),
@@ -213,6 +216,9 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders
         "no test is called {}",
         names.join(" or ")
     );
+    if listed.lines().any(|line| line.starts_with(GUIDES)) {
+        setup::ensure(&[Part::Software])?;
+    }
     for (tests, folder, programs, option) in [
         (CLUSTER, &folders.kubernetes, "Kubernetes", "--kubernetes"),
         (REQUIRED, &folders.containerd, "containerd 2.2 or newer", "--containerd"),

@@ -18,11 +18,11 @@ use numaward_cgroup::{
     knob::{Knob, Limit, Partition},
 };
 use numaward_enforce::{
-    AppliedSettings, Change, ConflictBackoff, ConflictPolicy, EnforceError, Enforcer, Moving, Options,
-    Report, Verdict,
+    AppliedSettings, Change, ConflictBackoff, ConflictPolicy, EnforceError, Enforcer, Migration, Moving,
+    Options, Report, Verdict,
 };
 use numaward_model::Settings;
-use numaward_topology::{Bytes, HugepageSize};
+use numaward_topology::{Bytes, HugepageSize, NodeId};
 
 use crate::{check::Check, child::Running};
 
@@ -32,6 +32,7 @@ pub(crate) const ALL: &[Check] = &[
     ("knobs", knobs),
     ("ancestors", ancestors),
     ("migration", migration),
+    ("migration-first", first_migration),
     ("never-empty-never-wider", never_wider),
     ("partition", partition),
     ("partition-nested", nested_partition),
@@ -248,11 +249,7 @@ fn migration() -> Result<String> {
     let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-migration", pinned("2-3", "1")?)?;
     let process = Running::holding(MIB, &dir("/check-migration")?)?;
     let (_, report) = ground.hold(&applied, "/check-migration", pinned("0-1", "0")?)?;
-    let [(_, moving)] = &report.moving[..] else { bail!("{:?}", report.moving) };
-    let migration = match moving {
-        Moving::Done(migration) => migration.clone(),
-        Moving::Running(result) => result.recv()??,
-    };
+    let migration = moved(&report)?;
     let stat = get("/check-migration", "memory.numa_stat")?;
     let anon = stat.lines().find(|line| line.starts_with("anon")).unwrap_or_default().to_owned();
     ensure!(migration.moved() >= Bytes::mib(MIB), "{migration:?}");
@@ -264,6 +261,42 @@ fn migration() -> Result<String> {
         migration.took.as_millis(),
         migration.left().0 >> 10
     ))
+}
+
+/// What became of the only migration.
+fn moved(report: &Report) -> Result<Migration> {
+    let [(_, moving)] = &report.moving[..] else { bail!("{:?}", report.moving) };
+    Ok(match moving {
+        Moving::Done(migration) => migration.clone(),
+        Moving::Running(result) => result.recv()??,
+    })
+}
+
+/// Pages follow the first write as well, in cgroups whose cpusets the kernel makes together.
+fn first_migration() -> Result<String> {
+    const MIB: u64 = 32;
+    let ground = Ground::new("check-first")?;
+    put("/check-first", "cgroup.subtree_control", "+memory")?;
+    let cgroups = ["/check-first/a", "/check-first/b", "/check-first/c"];
+    let hold = |cgroup: &&str| Running::holding(MIB, &make(cgroup)?);
+    let processes = cgroups.iter().map(hold).collect::<Result<Vec<_>>>()?;
+    ensure!(get(cgroups[0], "cpuset.mems").is_err(), "there are cpusets already");
+    let mut applied = AppliedSettings::default();
+    let mut said = Vec::new();
+    for cgroup in cgroups {
+        let nodes = numaward_cgroup::read::memory_numa_stat(&dir(cgroup)?)?;
+        let on = |node| nodes.get(&NodeId(node)).map_or(0, |memory| memory.anon.0);
+        let (settings, elsewhere) =
+            if on(0) > on(1) { (pinned("2-3", "1")?, on(0)) } else { (pinned("0-1", "0")?, on(1)) };
+        let (now, report) = ground.hold(&applied, cgroup, settings)?;
+        applied = now;
+        let migration = moved(&report)?;
+        ensure!(migration.moved().0 + (1 << 20) >= elsewhere, "{cgroup}: {elsewhere}, {migration:?}");
+        ensure!(migration.left() <= Bytes::mib(1), "{cgroup}: {migration:?}");
+        said.push(format!("{} KiB", migration.moved().0 >> 10));
+    }
+    drop(processes);
+    Ok(format!("moved {}", said.join(", ")))
 }
 
 /// A reader sees the old settings or the new while they change back and forth.

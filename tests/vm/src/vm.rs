@@ -29,6 +29,8 @@ const BOOT_LIMIT: Duration = Duration::from_mins(1);
 const SYSTEMD_BOOT_LIMIT: Duration = Duration::from_mins(5);
 /// Only the script, and nobody at a terminal.
 const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=getty@tty1.service systemd.mask=serial-getty@ttyS0.service";
+/// What `disk.sh` lays over the root file system.
+const ONTO_DISK: &str = "/numaward-vm/files";
 const BOOT_ATTEMPTS: u32 = 3;
 const BOOT_PACE: Duration = Duration::from_millis(50);
 /// The address at which a guest reaches what [`Vm::reach`] lets it reach.
@@ -98,6 +100,8 @@ pub struct Vm {
     disks: Vec<Disk>,
     limit: Duration,
     debian: Option<Debian>,
+    /// A file system with systemd.
+    system: Option<PathBuf>,
 }
 
 impl Vm {
@@ -114,6 +118,7 @@ impl Vm {
             disks: Vec::new(),
             limit: DEFAULT_LIMIT,
             debian: None,
+            system: None,
         }
     }
 
@@ -122,6 +127,14 @@ impl Vm {
     #[must_use]
     pub fn systemd(mut self, debian: Debian) -> Self {
         self.debian = Some(debian);
+        self
+    }
+
+    /// As [`Vm::systemd`], with the root file system in this image of ext4, which then takes no memory. It becomes the last
+    /// disk. What the guest writes to it is lost with the guest.
+    #[must_use]
+    pub fn systemd_on_disk(mut self, image: impl Into<PathBuf>) -> Self {
+        self.system = Some(image.into());
         self
     }
 
@@ -183,6 +196,10 @@ impl Vm {
         self
     }
 
+    fn has_systemd(&self) -> bool {
+        self.debian.is_some() || self.system.is_some()
+    }
+
     fn has_network(&self) -> bool {
         !self.forwards.is_empty() || !self.reached.is_empty()
     }
@@ -209,7 +226,7 @@ impl Vm {
         let mut attempt = 1;
         loop {
             let mut running = self.attempt(script)?;
-            let limit = if self.debian.is_some() { SYSTEMD_BOOT_LIMIT } else { BOOT_LIMIT };
+            let limit = if self.has_systemd() { SYSTEMD_BOOT_LIMIT } else { BOOT_LIMIT };
             if running.comes_up(limit)? || attempt == BOOT_ATTEMPTS {
                 return Ok(running);
             }
@@ -237,7 +254,7 @@ impl Vm {
             ["console", "status", "stderr", "monitor"].map(|name| folder.path().join(name));
         let errors = File::create(&stderr).map_err(Error::io("creating", &stderr))?;
         let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
-        let of_systemd = self.debian.as_ref().map_or("", |_| SYSTEMD_ARGUMENTS);
+        let of_systemd = if self.has_systemd() { SYSTEMD_ARGUMENTS } else { "" };
         let kernel_arguments =
             ["console=ttyS0 panic=-1 oops=panic quiet no_timer_check", of_systemd, &self.append.join(" ")]
                 .join(" ");
@@ -273,13 +290,19 @@ impl Vm {
 
     fn stage(&self, folder: PathBuf, busybox: &Path, script: &str) -> Result<Initramfs, Error> {
         let tree = Initramfs::new(folder, self.debian.as_ref().map(Debian::archive))?;
-        let init = if self.debian.is_some() { include_str!("systemd.sh") } else { include_str!("init.sh") };
-        tree.text(init, "/init")?;
+        let systemd = include_str!("systemd.sh");
+        if self.system.is_some() {
+            tree.text(include_str!("disk.sh"), "/init")?;
+            tree.text(systemd, "/numaward-vm/init")?;
+        } else {
+            tree.text(if self.debian.is_some() { systemd } else { include_str!("init.sh") }, "/init")?;
+        }
         tree.text(include_str!("run.sh"), "/numaward-vm/run")?;
         tree.text(script, "/numaward-vm/script")?;
         tree.file(busybox, "/bin/busybox")?;
         let network = self.has_network().then_some(NETWORK_MODULES);
-        let disk = (!self.disks.is_empty()).then_some(DISK_MODULES);
+        let has_disk = !self.disks.is_empty() || self.system.is_some();
+        let disk = has_disk.then_some(DISK_MODULES);
         let virtio = (network.is_some() || disk.is_some()).then_some(VIRTIO_MODULES);
         let devices = [virtio, network, disk].into_iter().flatten().flatten().copied();
         let names = devices.chain(self.modules.iter().map(String::as_str));
@@ -293,7 +316,14 @@ impl Vm {
             tree.text("", "/numaward-vm/network")?;
         }
         for (host, guest) in &self.files {
-            tree.file(host, guest)?;
+            if self.system.is_none() {
+                tree.file(host, guest)?;
+            } else if let Some(program) = guest.strip_prefix("/bin/") {
+                // A link on the disk.
+                tree.file(host, &format!("{ONTO_DISK}/usr/bin/{program}"))?;
+            } else {
+                tree.file(host, &format!("{ONTO_DISK}{guest}"))?;
+            }
         }
         Ok(tree)
     }
@@ -307,7 +337,14 @@ impl Vm {
     }
 
     fn disk_args(&self) -> Vec<String> {
-        self.disks.iter().enumerate().flat_map(|(number, disk)| disk.args(number)).collect()
+        let mut args: Vec<_> =
+            self.disks.iter().enumerate().flat_map(|(number, disk)| disk.args(number)).collect();
+        if let Some(image) = &self.system {
+            let drive = format!("file={},id=system,if=none,format=raw,snapshot=on", image.display());
+            let device = "virtio-blk-pci,drive=system,serial=system".to_owned();
+            args.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
+        }
+        args
     }
 
     fn network_args(&self, busybox: &Path) -> Vec<String> {

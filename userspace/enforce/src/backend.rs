@@ -20,7 +20,7 @@ use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
     EnforceError, Owner, Step, Systemd,
-    migration::{Moving, migrate},
+    migration::{Migration, Moving, Resident, migrate, resident, stayed},
     systemd::property,
 };
 
@@ -267,11 +267,41 @@ impl Cgroupfs {
     fn move_pages(&self, step: &Step) -> Result<Moving, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
         let (this, own) = (self.clone(), step.clone());
-        let moving =
-            migrate(&dir, self.nodes(step), self.options.migration_wait, move || this.put(&own).map(drop))?;
+        let moving = migrate(&dir, self.nodes(step), self.options.migration_wait, move || {
+            let dir = own.cgroup.dir(&this.root);
+            let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_everything(&found));
+            let before = resident(&dir);
+            this.put(&own)?;
+            if is_first && stayed(&before, &resident(&dir), &this.nodes(&own)) {
+                this.put_again(&own)?;
+            }
+            Ok(())
+        })?;
         if !is_everything(&step.to) {
             self.check(step, &step.to)?;
         }
+        Ok(moving)
+    }
+
+    /// Moves pages that a first write to `cpuset.mems` has not moved, see [`migration`](super::migration).
+    fn put_again(&self, step: &Step) -> Result<(), KnobError> {
+        let parent = step.cgroup.parent().map(|parent| self.read(&parent, Knob::CpusetMemsEffective));
+        let Some(Ok(to @ Value::Nodes(_))) = parent else { return Ok(()) };
+        self.put(&Step { to, ..step.clone() })?;
+        self.put(step).map(drop)
+    }
+
+    /// Makes the pages follow where another has written `cpuset.mems`, for the first time since the cgroup had user memory
+    /// like this.
+    fn follow(&self, step: &Step, before: Resident, began: Instant) -> Result<Moving, EnforceError> {
+        let (dir, nodes) = (step.cgroup.dir(&self.root), self.nodes(step));
+        let after = resident(&dir);
+        if !stayed(&before, &after, &nodes) {
+            return Ok(Moving::Done(Migration { nodes, before, after, took: began.elapsed() }));
+        }
+        let (this, own) = (self.clone(), step.clone());
+        let moving = migrate(&dir, nodes, self.options.migration_wait, move || this.put_again(&own))?;
+        self.check(step, &step.to)?;
         Ok(moving)
     }
 }
@@ -357,12 +387,17 @@ impl Backend for Systemd {
         let Some(first) = steps.first() else { return Ok(None) };
         let Owner::Systemd(unit) = &first.owner else { return cgroupfs.write(cgroupfs, steps) };
         let mut moving = None;
+        let mut first_time = None;
         // Pages move while the writer waits, and that should not be the init of the host.
         for step in steps.iter().filter(|step| step.knob == Knob::CpusetMems) {
             match cgroupfs.move_pages(step) {
                 Ok(moved) => moving = Some(moved),
-                // The unit is not running, or systemd enables the controller when it has the property.
-                Err(EnforceError::Knob(KnobError::Missing { .. } | KnobError::Gone { .. })) => {}
+                // systemd enables the controller when it has the property.
+                Err(EnforceError::Knob(KnobError::Missing { .. })) => {
+                    first_time = Some((step, resident(&step.cgroup.dir(cgroupfs.root())), Instant::now()));
+                }
+                // The unit is not running.
+                Err(EnforceError::Knob(KnobError::Gone { .. })) => {}
                 Err(error) => return Err(StepError::new(error, step)),
             }
         }
@@ -400,6 +435,15 @@ impl Backend for Systemd {
                     Err(error) if Instant::now() >= deadline => return Err(StepError::new(error, step)),
                     Err(_) => thread::sleep(SETTLE_PACE),
                 }
+            }
+        }
+        if let Some((step, before, began)) = first_time
+            && !is_everything(&step.to)
+        {
+            match cgroupfs.follow(step, before, began) {
+                Ok(moved) => moving = Some(moved),
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(StepError::new(error, step)),
             }
         }
         Ok(moving)

@@ -4,6 +4,11 @@
 //! that takes. The knob holds from the start of the write, so the caller waits for the pages only so long,
 //! and a thread goes on waiting. What moved is read from `memory.numa_stat` before and after; the kernel's
 //! counters lag by up to some 64 pages a CPU.
+//!
+//! The kernel moves pages from the nodes that it has noted for a cpuset. Where it makes the cpusets of several cgroups at
+//! once, as it does when the controller is turned on for what is in a slice, it notes them for one of these cgroups only
+//! (`cpuset_attach`): the first write to `cpuset.mems` of another moves nothing. Each write that changes
+//! something notes them, so [`stayed`] says when to widen the set and write it once more.
 
 use std::{
     collections::BTreeMap,
@@ -44,6 +49,12 @@ impl Migration {
     pub fn left(&self) -> Bytes {
         outside(&self.after, &self.nodes)
     }
+}
+
+/// Whether a write has moved next to nothing of what was outside the nodes.
+pub(super) fn stayed(before: &Resident, after: &Resident, nodes: &NodeSet) -> bool {
+    let (before, after) = (outside(before, nodes).0, outside(after, nodes).0);
+    before > 0 && after >= before - before / 8
 }
 
 fn outside(resident: &Resident, nodes: &NodeSet) -> Bytes {
@@ -91,7 +102,7 @@ pub(super) fn migrate(
 }
 
 /// User memory of a cgroup and its descendants by node; empty where it cannot be known.
-fn resident(dir: &Path) -> Resident {
+pub(super) fn resident(dir: &Path) -> Resident {
     let nodes = read::memory_numa_stat(dir).unwrap_or_default();
     nodes.into_iter().map(|(node, memory)| (node, Bytes(memory.anon.0 + memory.file.0))).collect()
 }
@@ -99,6 +110,14 @@ fn resident(dir: &Path) -> Resident {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stays_is_nearly_all_of_what_is_outside() {
+        let resident = |outside: u64| Resident::from([(NodeId(0), Bytes(outside)), (NodeId(1), Bytes(99))]);
+        let stayed = |before, after| stayed(&resident(before), &resident(after), &"1".parse().unwrap());
+        assert!(stayed(800, 800) && stayed(800, 700) && stayed(800, 900) && stayed(1, 1));
+        assert!(!stayed(800, 699) && !stayed(800, 0) && !stayed(0, 0) && !stayed(0, 1));
+    }
 
     #[test]
     fn user_memory_is_anon_and_file() {

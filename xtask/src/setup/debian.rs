@@ -51,12 +51,12 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     packages::ensure(steps, "mmdebstrap", &[("mmdebstrap", "mmdebstrap")])?;
     let started = Instant::now();
     let mirror = sources::mirror(Path::new("/")).with_context(|| format!("cannot make {PART}"))?;
-    let source = format!("deb [{}] {} {release} main", mirror.options.join(" "), mirror.uri);
+    let source = mirror.line(&release);
     say(PART, "making a root file system, which takes a minute or two");
     store::replace(&folder, &recipe, |folder| {
         let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
         let tar = scratch.path().join("root.tar");
-        bootstrap(&release, &source, &tar)?;
+        bootstrap(PART, &release, PACKAGES, &source, &tar)?;
         let tree = scratch.path().join("tree");
         fs::create_dir(&tree)?;
         command::read(Command::new("tar").arg("-xpf").arg(&tar).arg("-C").arg(&tree))?;
@@ -66,18 +66,25 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     Ok(())
 }
 
-fn bootstrap(release: &str, source: &str, tar: &Path) -> Result<()> {
+/// Makes the archive `tar` of a root file system with these packages and what they need.
+pub(super) fn bootstrap(
+    part: &str,
+    release: &str,
+    packages: &[&str],
+    source: &str,
+    tar: &Path,
+) -> Result<()> {
     let mut mmdebstrap = Command::new("mmdebstrap");
     mmdebstrap
         .env("LC_ALL", "C")
         // No file is newer than this.
         .env("SOURCE_DATE_EPOCH", "0")
         .args(["--variant=essential", "--format=tar", "--skip=output/dev"])
-        .arg(format!("--include={}", PACKAGES.join(",")))
+        .arg(format!("--include={}", packages.join(",")))
         .arg(release)
         .arg(tar)
         .arg(source);
-    command::run_slowly(PART, &mut mmdebstrap)
+    command::run_slowly(part, &mut mmdebstrap)
         .map_err(|error| explained(&error, &format!("cannot make a root file system of Debian {release}")))
 }
 

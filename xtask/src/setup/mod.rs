@@ -20,6 +20,7 @@ mod explain;
 pub(crate) mod kernels;
 mod packages;
 mod python;
+mod software;
 mod sources;
 mod steps;
 mod store;
@@ -40,7 +41,7 @@ pub(crate) use tools::CargoTool;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Also what only later or rare tests need: container runtimes
+    /// Also what only later or rare tests need: container runtimes, and the software of the guides
     #[arg(long)]
     all: bool,
     /// Fetches the newest kernels and container runtimes even if the cache holds some
@@ -59,6 +60,8 @@ pub(crate) enum Part {
     Kernel(&'static Source),
     /// A root file system with systemd.
     Debian,
+    /// What the guides are about, as an image.
+    Software,
     /// containerd and runc, with the libraries they need.
     Containerd,
     /// A browser, and what drives it.
@@ -92,7 +95,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     parts.extend(kernels::SOURCES.iter().map(Part::Kernel));
     parts.push(Part::Debian);
     if arguments.all {
-        parts.push(Part::Containerd);
+        parts.extend([Part::Containerd, Part::Software]);
     }
     install(&parts, arguments.update, true)
 }
@@ -114,6 +117,7 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Qemu => packages::ensure(&steps, "QEMU", numaward_vm::TOOLS),
             Part::Kernel(source) => kernels::ensure(&steps, source),
             Part::Debian => debian::ensure(&steps),
+            Part::Software => software::ensure(&steps),
             Part::Containerd => containerd::ensure(&steps),
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
             Part::Cpp => packages::ensure(&steps, "C++ compiler", CPP),

@@ -19,6 +19,13 @@ pub(crate) struct Mirror {
     pub(crate) options: Vec<String>,
 }
 
+impl Mirror {
+    /// The one-line source of a release.
+    pub(crate) fn line(&self, release: &str) -> String {
+        format!("deb [{}] {} {release} main", self.options.join(" "), self.uri)
+    }
+}
+
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Entry {
     uris: Vec<String>,

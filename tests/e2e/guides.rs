@@ -1,0 +1,185 @@
+//! The guides by use, as a user follows them: real software under systemd, what numaward shows of it, a guarantee, and what
+//! numaward shows then. Each command of a page is a line of its script.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::{Cache, Machine, SOFTWARE, SOFTWARE_IMAGE, Vm};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// A guide: its page, its script, and the workload that both are about.
+struct Guide {
+    page: &'static str,
+    script: &'static str,
+    workload: &'static str,
+}
+
+impl Guide {
+    /// Boots the machine of the guides, with what is added to it, and runs the script.
+    fn follow(&self, add: impl FnOnce(Vm) -> Vm) -> Option<Followed> {
+        let bench = Bench::open()?;
+        self.assert_commands();
+        let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+        let image = Cache::locate().unwrap().root().join(SOFTWARE).join(SOFTWARE_IMAGE);
+        let vm = bench
+            .vm(machine)
+            .systemd_on_disk(image)
+            .file(repository("deploy/systemd/numaward.service"), "/usr/lib/systemd/system/numaward.service")
+            .limit(Duration::from_mins(20));
+        let report = boot(&add(vm), &format!("{}\n{}", include_str!("guides/common.sh"), self.script));
+        // To be copied into the page.
+        for top in report.to_string().lines().filter_map(|line| line.strip_prefix("=== top ")) {
+            println!("{top}:\n{}", report.section(&format!("top {top}")));
+        }
+        Some(Followed { report, workload: self.workload })
+    }
+
+    /// Asserts that the script has each command of the page: what a reader is given has been run.
+    fn assert_commands(&self) {
+        let page = fs::read_to_string(repository("docs/guides").join(self.page)).unwrap();
+        let script: Vec<_> = self.script.lines().collect();
+        let mut inside = false;
+        let mut commands = 0;
+        for line in page.lines() {
+            if line.starts_with("```") {
+                inside = line == "```sh";
+            } else if inside {
+                assert!(script.contains(&line), "{}: the test does not run: {line}", self.page);
+                commands += 1;
+            }
+        }
+        assert!(commands > 3, "{} has {commands} lines of commands", self.page);
+    }
+}
+
+fn repository(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// What was seen.
+struct Followed {
+    report: Report,
+    workload: &'static str,
+}
+
+/// Of one look at the workload.
+#[derive(Debug)]
+struct Look {
+    /// Bytes that it allocated so far, by CPUs of the page's node and of another.
+    local: u64,
+    remote: u64,
+    /// Bytes that lie on each node.
+    resident: Vec<u64>,
+    /// Percent of its accesses that go to other nodes, by estimate.
+    estimate: Option<u64>,
+}
+
+impl Look {
+    /// Percent of what it allocated since that came from other nodes than the CPU's.
+    fn remote_since(&self, before: &Self) -> u64 {
+        let (local, remote) = (self.local - before.local, self.remote - before.remote);
+        assert!(local + remote > MIB, "hardly anything was allocated: {before:?}, {self:?}");
+        remote * 100 / (local + remote)
+    }
+
+    /// Percent of its memory that lies on a node.
+    fn on(&self, node: usize) -> u64 {
+        self.resident[node] * 100 / self.resident.iter().sum::<u64>()
+    }
+}
+
+impl Followed {
+    fn look(&self, name: &str) -> Look {
+        let workloads = self.report.json(name);
+        let of = workloads["workloads"].as_array().unwrap();
+        let workload = of.iter().find(|of| of["workload"] == self.workload && of["counters"] == "own");
+        let workload = workload.unwrap_or_else(|| panic!("{name}: {} is not there", self.workload));
+        let nodes = workload["nodes"].as_array().unwrap();
+        let sum = |key: &str| nodes.iter().map(|node| number(&node["allocated"][key])).sum();
+        let resident = |node: &Value| {
+            let of = &node["resident"];
+            number(&of["anonBytes"]) + number(&of["fileBytes"])
+        };
+        Look {
+            local: sum("localBytes"),
+            remote: sum("remoteBytes"),
+            resident: nodes.iter().map(resident).collect(),
+            estimate: workload["activity"]["estimatedRemotePercent"].as_u64(),
+        }
+    }
+
+    /// The sum of a metric of the workload, of the series with these labels.
+    fn metric(&self, look: &str, name: &str, labels: &str) -> u64 {
+        let lines = self.report.section(&format!("{look} metrics")).lines();
+        let values: Vec<_> = lines
+            .filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} "))
+            .filter(|(found, _)| found.contains(labels))
+            .map(|(_, value)| value.parse::<u64>().unwrap())
+            .collect();
+        assert!(!values.is_empty(), "{look}: no {name} with {labels}:\n{}", self.report);
+        values.iter().sum()
+    }
+
+    /// Bytes of a kind of memory that lie on the promised nodes, and off them.
+    fn on_and_off(&self, look: &str, kind: &str) -> (u64, u64) {
+        let of = |place: &str| {
+            let labels = format!("kind=\"{kind}\",where=\"{place}\"");
+            self.metric(look, "numaward_promise_resident_bytes", &labels)
+        };
+        (of("on"), of("off"))
+    }
+
+    /// Asserts that the promise holds: at least so many percent of its memory are on its nodes, and at least so many bytes.
+    fn assert_kept(&self, look: &str, percent: u64, bytes: u64) {
+        let (on, off) = self.on_and_off(look, "memory");
+        assert!(on >= bytes && on * 100 >= (on + off) * percent, "{look}: {on} bytes on, {off} off");
+    }
+}
+
+/// What is absent is nothing.
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+#[test]
+fn postgresql() {
+    let guide = Guide {
+        page: "postgresql.md",
+        script: include_str!("guides/postgresql.sh"),
+        workload: "postgresql@17-main.service",
+    };
+    let Some(found) = guide.follow(|vm| vm) else { return };
+    // All that it allocates is near the CPU that asks; what it uses is not.
+    let (loaded, before) = (found.look("loaded"), found.look("before"));
+    assert!(before.remote_since(&loaded) <= 5, "{loaded:?} {before:?}");
+    let estimates = [&before, &found.look("before, again")].map(|look| look.estimate.unwrap());
+    assert!(estimates.into_iter().max() >= Some(20), "{estimates:?}");
+    // Where it runs now, and most of its memory: not what an earlier process has left in the buffers.
+    assert!(found.look("guaranteed").estimate.unwrap() <= 15, "{}", found.report);
+    found.assert_kept("guaranteed", 60, 64 * MIB);
+    // And all of it once it has begun there.
+    let after = found.look("after");
+    assert!(after.estimate.unwrap() <= 3 && after.on(1) >= 98, "{after:?}");
+    found.assert_kept("after", 98, 64 * MIB);
+    assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
+}
+
+#[test]
+fn redis() {
+    let guide =
+        Guide { page: "redis.md", script: include_str!("guides/redis.sh"), workload: "redis-server.service" };
+    let Some(found) = guide.follow(|vm| vm) else { return };
+    let (started, before) = (found.look("started"), found.look("before"));
+    assert!(before.remote_since(&started) >= 40, "{started:?} {before:?}");
+    // What was elsewhere has moved, though its cpuset was made together with those of all other units.
+    let guaranteed = found.look("guaranteed");
+    found.assert_kept("guaranteed", 85, 48 * MIB);
+    assert!(guaranteed.estimate.unwrap() <= 15, "{guaranteed:?}");
+    let after = found.look("after");
+    assert!(after.remote_since(&guaranteed) <= 3, "{guaranteed:?} {after:?}");
+    assert!(after.estimate.unwrap() <= 15, "{after:?}");
+    found.assert_kept("after", 85, 48 * MIB);
+    assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
+}

@@ -1,0 +1,49 @@
+# Precedes the scripts of the guides: the daemon as its package installs it, and what numaward shows of a workload.
+export PATH=/usr/sbin:/usr/bin:/bin:/numaward-vm/bin
+
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+_ready() { ask /readyz && [ -S /run/numaward/control.sock ]; }
+_active() { [ "$(systemctl show --value -p ActiveState "$1")" = active ]; }
+cgroup_of() { systemctl show --value -p ControlGroup "$1"; }
+
+# Only what the guides have in the configuration.
+mkdir -p /etc/numaward
+cat >/etc/numaward/config.yaml <<'END'
+observe:
+  residencyInterval: 5s
+  remoteEstimate:
+    enabled: true
+END
+systemctl daemon-reload
+
+# sampling_on: as hosts with several nodes have it. Sooner than usual: what takes them a minute takes an emulated machine ten.
+sampling_on() {
+    echo 1 >/proc/sys/kernel/numa_balancing
+    mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
+    echo 100 >/sys/kernel/debug/sched/numa_balancing/scan_delay_ms
+    echo 100 >/sys/kernel/debug/sched/numa_balancing/scan_period_min_ms
+}
+
+# start_numaward: and nothing else, until it answers.
+start_numaward() {
+    systemctl start numaward || fail "numaward does not start"
+    wait_for 120 _ready
+}
+
+# look NAME: what numaward knows of the workload $unit by now.
+look() {
+    section "$1"
+    ask /api/v1/workloads
+    section "$1 metrics"
+    ask /metrics | grep "workload=\"$unit\""
+}
+
+# settle: until where memory lies was read twice.
+settle() { sleep 12; }
+
+# log: the end of a script.
+log() {
+    section "log"
+    journalctl -q --no-pager -o cat -u numaward | grep -E 'WARN|ERROR' | tail -n 40
+    section "end"
+}

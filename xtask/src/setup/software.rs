@@ -1,0 +1,94 @@
+//! What the guides are about, on a root file system with systemd, as an image of a disk that machines boot from.
+//!
+//! The problem: such software takes hundreds of megabytes, which would not fit into the memory of a small machine. mmdebstrap
+//! installs it, as apt does on a host: units, users and PostgreSQL's first cluster are those that a user gets.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use numaward_vm::{SOFTWARE, SOFTWARE_IMAGE};
+
+use super::steps::{Steps, say};
+use super::{debian, packages, sources, store};
+use crate::command;
+
+const PART: &str = "software of the guides";
+const PACKAGES: &[&str] = &[
+    "dbus",
+    "systemd-sysv",
+    "postgresql",
+    "redis-server",
+    "tomcat10",
+    // `ab`, which asks a web server.
+    "apache2-utils",
+    // `dpdk-testpmd`.
+    "dpdk-dev",
+    "qemu-system-x86",
+];
+/// What no machine needs, nor that services begin by themselves: each guide starts its own.
+const REMOVED: &[&str] = &[
+    "etc/systemd/system/multi-user.target.wants",
+    "etc/systemd/system/timers.target.wants",
+    "usr/include",
+    "usr/share/doc",
+    "usr/share/info",
+    "usr/share/locale",
+    "usr/share/man",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+];
+/// What programs write while they run, in MiB.
+const ROOM: u64 = 512;
+
+/// Makes sure that the image is in the cache.
+pub(crate) fn ensure(steps: &Steps) -> Result<()> {
+    let folder = steps.cache.root().join(SOFTWARE);
+    let release = folder.file_name().unwrap_or_default().to_string_lossy();
+    let recipe = format!("{release}: {} without {}, and {ROOM} MiB\n", PACKAGES.join(" "), REMOVED.join(" "));
+    match store::state(&folder, &recipe) {
+        store::State::Whole if !steps.update => {
+            steps.found(PART, &folder.display().to_string());
+            return Ok(());
+        }
+        store::State::Damaged => say(PART, "what the cache holds is damaged or outdated: making it again"),
+        store::State::Whole | store::State::Missing => {}
+    }
+    packages::ensure(steps, "mmdebstrap", &[("mmdebstrap", "mmdebstrap")])?;
+    packages::ensure(steps, "e2fsprogs", &[("mkfs.ext4", "e2fsprogs")])?;
+    let started = Instant::now();
+    let mirror = sources::mirror(Path::new("/")).with_context(|| format!("cannot fetch {PART}"))?;
+    say(PART, "fetching 300 MB and making an image of them, which takes some minutes");
+    store::replace(&folder, &recipe, |folder| {
+        let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
+        let tar = scratch.path().join("root.tar");
+        debian::bootstrap(PART, &release, PACKAGES, &mirror.line(&release), &tar)?;
+        let tree = scratch.path().join("tree");
+        fs::create_dir(&tree)?;
+        image(&tar, &tree, &folder.join(SOFTWARE_IMAGE))
+    })?;
+    say(PART, &format!("ready after {} s", started.elapsed().as_secs()));
+    Ok(())
+}
+
+/// Makes a file system of what is in the archive; `tree` is an empty folder for it. Files keep their owners, also where this
+/// user is not root: as in mmdebstrap, the other users are then those that the system has set aside for this one.
+fn image(tar: &Path, tree: &Path, image: &Path) -> Result<()> {
+    const SCRIPT: &str = r#"
+        tar -xpf "$1" -C "$2"
+        (cd "$2" && rm -rf $4)
+        size=$(du -s -B1M "$2")
+        # A tenth more for what the file system keeps of itself.
+        mkfs.ext4 -q -O ^has_journal -m 0 -d "$2" "$3" $((${size%%[!0-9]*} * 11 / 10 + $5))M
+        # With owners that are not this user, only this namespace can remove it.
+        rm -rf "$2"/* "#;
+    let is_root = command::read(Command::new("id").arg("-u"))?.trim() == "0";
+    let mut sh = Command::new(if is_root { "env" } else { "unshare" });
+    if !is_root {
+        sh.args(["--map-root-user", "--map-auto"]);
+    }
+    sh.args(["sh", "-e", "-c", SCRIPT, "sh"]).args([tar, tree, image]);
+    command::read(sh.arg(REMOVED.join(" ")).arg(ROOM.to_string())).map(drop)
+}
