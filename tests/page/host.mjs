@@ -103,6 +103,8 @@ export class Host {
   missing = undefined;
   /** Whether the kubelet promises, and numaward only watches. */
   observes = false;
+  /** Whether it does not answer what is promised. */
+  silent = false;
   #now = () => UPTIME + this.#turn * 1000;
 
   constructor(count, change = () => {}) {
@@ -288,6 +290,7 @@ export class Host {
         return json({ recent: series(5, 120), hour: series(60, 20) });
       }
       case "/api/v1/allocations":
+        if (this.silent) return undefined;
         if (this.observes) {
           response.writeHead(503, { "content-type": "application/problem+json" });
           return response.end(JSON.stringify({ detail: "nothing can be promised here: mode is observe" }));

@@ -281,6 +281,16 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   assert.deepEqual(said, []);
 });
 
+test("until it is known what is promised, nobody is said to keep a promise", async (t) => {
+  const { host, page } = await open(t, 40, () => {}, (host) => {
+    host.silent = true;
+  });
+  host.tick();
+  await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length > 0);
+  assert.match(await text(page, "#verdict"), /^promises not known/);
+  assert.doesNotMatch(await text(page, "#rows"), /kubelet|kept/);
+});
+
 test("where the kubelet promises, what is missed is a broken promise too", async (t) => {
   const { host, page } = await open(t, 40, () => {}, (host) => {
     host.observes = true;

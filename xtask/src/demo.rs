@@ -1,7 +1,9 @@
 //! `cargo xtask demo`: numaward at work, for those whose machine has one node.
 
+use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,23 +12,28 @@ use clap::Args;
 use numaward_vm::{Cache, Forward, Kernel, Machine, Running, Vm};
 
 use crate::setup::{self, Part, kernels};
-use crate::vm;
+use crate::{command, vm};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Ends after so many seconds [default: at Ctrl-C]
     #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=LONGEST))]
     seconds: Option<u64>,
-    /// Port of 127.0.0.1 that the daemon answers on
-    #[arg(long, default_value_t = DAEMON_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Port of 127.0.0.1 that the daemon answers on; changes are asked for on the next one
+    #[arg(long, default_value_t = DAEMON_PORT, value_parser = clap::value_parser!(u16).range(1..u16::MAX.into()))]
     port: u16,
     /// Kernel to boot
     #[arg(long, default_value = kernels::DEFAULT, value_parser = kernels::names())]
     kernel: String,
 }
 
-/// Where the daemon listens inside.
+/// Where the daemon listens inside; for changes on the next port.
 const DAEMON_PORT: u16 = 9560;
+/// Who has what is in this file of the checkout may change what is promised in the machine.
+const TOKEN: &str = "target/demo.token";
+/// What puts the demo's workload right.
+pub(crate) const FIX: [&str; 8] =
+    ["guarantee", "/database", "--cpus", "1", "--memory", "160Mi", "--node", "0"];
 /// A week, in seconds.
 const LONGEST: u64 = 7 * 24 * 3600;
 /// For booting and starting the daemon, on a busy host.
@@ -35,8 +42,10 @@ const BOOT: u64 = 180;
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, arguments.port));
     // QEMU would say so only after all has been built.
-    if let Err(error) = TcpListener::bind(address) {
-        bail!("cannot listen on {address}: {error}; choose another port with --port");
+    for address in [address, changes(address)] {
+        if let Err(error) = TcpListener::bind(address) {
+            bail!("cannot listen on {address}: {error}; choose another port with --port");
+        }
     }
     let running = boot(arguments, address)?;
 
@@ -60,23 +69,51 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
 /// Boots the demo's machine, whose daemon answers on this address.
 pub(crate) fn boot(arguments: &Arguments, address: SocketAddr) -> Result<Running> {
     setup::ensure(&[Part::Ebpf, Part::Qemu, Part::Kernel(kernels::find(&arguments.kernel)?)])?;
-    // Two pairs of nodes. Node 0 has a CPU to spare for a guarantee.
+    // Two pairs of nodes. Node 0 has CPUs to spare for two guarantees.
     let machine = Machine::parse(
         Some(4),
-        Some("2,1,1,1"),
-        Some("512M,512M,512M,512M"),
+        Some("3,1,1,1"),
+        Some("1G,512M,512M,512M"),
         Some("10,12,32,32;12,10,32,32;32,32,10,12;32,32,12,10"),
     )?;
     let seconds = arguments.seconds.unwrap_or(LONGEST);
     let mut vm = Vm::new(Kernel::find(&Cache::locate()?, &arguments.kernel)?, machine)
         .forward(Forward { host: address.port(), guest: DAEMON_PORT })
+        .forward(Forward { host: changes(address).port(), guest: DAEMON_PORT + 1 })
         .limit(Duration::from_secs(seconds + BOOT));
     for (name, path) in vm::programs(true)? {
         vm = vm.file(path, format!("/bin/{name}"));
     }
-    let script = format!("port={DAEMON_PORT}\nseconds={seconds}\n{}", include_str!("demo.sh"));
+    let (control, token) = (DAEMON_PORT + 1, token()?);
+    let script = format!(
+        "port={DAEMON_PORT}\ncontrol={control}\ntoken={token}\nseconds={seconds}\n{}",
+        include_str!("demo.sh")
+    );
     eprintln!("booting a machine with four nodes, which takes some seconds");
     Ok(vm.start(&script)?)
+}
+
+/// Where changes are asked for.
+fn changes(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip(), address.port() + 1)
+}
+
+/// The options of a command that changes something in the machine.
+pub(crate) fn changing(address: SocketAddr) -> [String; 4] {
+    let server = format!("http://{}", changes(address));
+    ["--server".to_owned(), server, "--token-file".to_owned(), TOKEN.to_owned()]
+}
+
+/// A new token, in its file.
+fn token() -> Result<String> {
+    let mut random = [0; 16];
+    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random)).context("/dev/urandom")?;
+    let token = random.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+    let path = command::root().join(TOKEN);
+    let written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
+    let written = written.and_then(|mut file| file.write_all(token.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(token)
 }
 
 /// Whether the daemon says so.
@@ -95,23 +132,28 @@ pub(crate) fn is_ready(address: SocketAddr) -> bool {
 fn what_to_look_at(address: SocketAddr, seconds: Option<u64>) -> String {
     let end =
         seconds.map_or_else(|| "Ctrl-C ends it.".to_owned(), |seconds| format!("It ends after {seconds} s."));
+    let (fix, changing) = (FIX.join(" "), changing(address).join(" "));
     format!(
         "
 numaward watches a machine with four nodes (0 and 1 are near each other, so are 2 and 3): http://{address}
 
+The page is red: a promise is broken. `guarded` has a CPU for itself, and `database` runs on it, with all its memory on
+node 3, two hops away. Give `database` a CPU and memory of its own, in another terminal:
+
+  cargo run -q -p numaward -- {fix} {changing}
+
+Its memory is near from the next allocation on, and a minute later the page is green: both promises are kept.
+
   cargo run -q -p numaward -- top --server http://{address}
-  curl -s http://{address}/api/v1/nodes         the nodes: CPUs, memory, distances
   curl -s http://{address}/api/v1/workloads     per workload and node: allocated near, far, resident
   curl -s http://{address}/metrics | grep memory_allocated_bytes
 
-Six workloads allocate memory again and again, each in a cgroup of its own:
+The others allocate memory again and again, each in a cgroup of its own:
 
-  database   runs on node 0, its memory is bound to node 3: watch its locality=\"remote\" rise
   cache      runs on node 1 and allocates there: all local
   analytics  is interleaved over all nodes: three quarters remote
   inference  runs on node 2 in transparent huge pages: all local
   reports    uses on node 3 what was loaded on node 1: remote accesses, which the kernel samples
-  guarded    has a guarantee: a CPU for itself, and memory on the node of that CPU
 
 {end}"
     )

@@ -189,7 +189,7 @@ function answer(row) {
   ];
   if (totals.missed > 0) said.push(`${bytes(totals.missed)} were missed since it is counted.`);
   if (workload.oomKills) said.push(`${counted(workload.oomKills, "process")} of it had to be killed for want of memory.`);
-  const promised = allocation ? guarantee(allocation) : totals.promised ? "promised by the kubelet" : "no guarantee";
+  const promised = allocation ? guarantee(allocation) : verdict.isForeign ? "promised by the kubelet" : "no guarantee";
   return [
     element("p", { class: "promise" }, chip, element("b", {}, promised), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
     ...verdict.reasons.map((reason) => element("p", { class: "reason", "data-level": verdict.level }, reason)),

@@ -96,7 +96,7 @@ async function loadMachine() {
 }
 
 async function loadAllocations() {
-  const fetched = await fetchJson("api/v1/allocations");
+  const fetched = await fetchJson("api/v1/allocations").finally(() => state.answered());
   for (const allocation of fetched.allocations) allocation.nodeNumbers = list(allocation.nodes);
   state.promise(fetched);
   paint();

@@ -29,6 +29,8 @@ export class State {
   allocations = { allocations: [], nodes: [], sharedCpus: "" };
   /** Whether what is promised has been asked for with success. */
   isPromiseKnown = false;
+  /** Whether it was asked for and answered, be it with a refusal: before that, nobody is said to have promised anything. */
+  #isAnswered = false;
   events = [];
   /** Pages used in the last minute, by "CPU's node>memory's node"; null where nothing is sampled. */
   accesses = null;
@@ -175,6 +177,17 @@ export class State {
     }
     if (row.history.length > HISTORY) row.history.shift();
     row.locality = locality(row);
+  }
+
+  /** Whether the kubelet promised it, and not we: that is so where we can promise nothing. */
+  isForeign(row) {
+    return this.#isAnswered && !this.isPromiseKnown && Boolean(row.totals.promised);
+  }
+
+  /** Notes that what is promised was answered. */
+  answered() {
+    this.#isAnswered = true;
+    for (const row of this.workloads.values()) row.verdict = verdictOf(row, this);
   }
 
   /** Takes in what is promised. */

@@ -14,9 +14,11 @@ const RECENT = 60_000;
 export function verdictOf(row, state) {
   const { allocation } = row;
   const missedOfLate = row.missedAt !== null && state.at - row.missedAt < RECENT;
-  if (!allocation && row.totals.promised) {
+  if (state.isForeign(row)) {
     // By the kubelet: of what it promised, only what is missed is known here.
-    return missedOfLate ? { level: "bad", word: "broken", reasons: [MISSED] } : { level: "good", word: "kept", reasons: [] };
+    return missedOfLate
+      ? { level: "bad", word: "broken", reasons: [MISSED], isForeign: true }
+      : { level: "good", word: "kept", reasons: [], isForeign: true };
   }
   if (!allocation) {
     const { share } = row.locality;
@@ -57,7 +59,7 @@ export function verdictOf(row, state) {
 export function hostVerdict(state) {
   const parts = [];
   const rows = [...state.workloads.values()];
-  const promised = rows.filter((row) => row.allocation || row.totals.promised);
+  const promised = rows.filter((row) => row.allocation || row.verdict?.isForeign);
   const count = (level) => promised.filter((row) => row.verdict?.level === level).length;
   const [broken, nearly] = [count("bad"), count("warn")];
   if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "promise")} broken`, go: { filter: "is:broken" } });

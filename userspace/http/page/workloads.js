@@ -157,7 +157,7 @@ export class WorkloadsView {
     name.firstChild.title = row.workload.cgroup ?? row.workload.kind;
     const href = address({ ...this.place, workload: this.state.nameOf(row) });
     if (name.firstChild.getAttribute("href") !== href) name.firstChild.setAttribute("href", href);
-    const short = row.allocation ? guarantee(row.allocation) : row.totals.promised ? "by the kubelet" : "–";
+    const short = row.allocation ? guarantee(row.allocation) : row.verdict.isForeign ? "by the kubelet" : "–";
     set(promise, short);
     if (promise.title !== short) promise.title = short;
     verdictChip(verdict.firstChild, row);
