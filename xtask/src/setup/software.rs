@@ -1,7 +1,7 @@
 //! What the guides are about, on a root file system with systemd, as an image of a disk that machines boot from.
 //!
 //! The problem: such software takes hundreds of megabytes, which would not fit into the memory of a small machine. mmdebstrap
-//! installs it, as apt does on a host: units, users and PostgreSQL's first cluster are those that a user gets.
+//! installs it, as apt does on a host: units, users and `PostgreSQL`'s first cluster are those that a user gets.
 
 use std::fs;
 use std::path::Path;
