@@ -207,7 +207,7 @@ export class Host {
         node,
         localPages: this.#turn * 100,
         remotePages: this.#turn * 10,
-        remote: node === 0 ? [{ memoryNode: 2, pages: 1000 + this.#turn * 10 }] : [],
+        remote: node === 0 ? [{ memoryNode: 2, pages: 1000 + this.#turn * 10 }, ...(this.moved ? [{ pages: this.moved }] : [])] : [],
       })),
       exclusiveCpus: [2, 3, 4, 5].map((cpu) => ({
         cpu,

@@ -173,7 +173,15 @@ test("it shows who uses memory of other nodes and who runs where they should not
   assert.equal(await cells(), "200 91 %,–,20 9.1 %,–,–,200 100 %,–,–,–,–,200 100 %,–,–,–,–,–", "what was seen since the page was opened");
   assert.deepEqual(await page.$$eval("#matrix td", (cells) => cells.filter((cell) => cell.style.cssText).map((cell) => cell.textContent)), ["20 9.1 %"], "what is local is quiet");
   assert.match(await text(page, "#matrix"), /The kernel samples 39 of 40 workloads/);
-  assert.ok(await page.$eval("#matrix .scroll", (table) => table.scrollWidth <= table.clientWidth), "nothing is cut off");
+  const cut = () => page.$$eval("#matrix .scroll, #matrix td, #matrix th", (parts) => parts.filter((part) => part.scrollWidth > part.clientWidth).map((part) => part.textContent));
+  assert.deepEqual(await cut(), [], "nothing is cut off");
+  await page.setViewport({ width: 1280, height: 960 });
+  host.moved = 4082;
+  host.tick();
+  await page.waitForFunction(() => document.querySelector("#matrix thead th:last-child").textContent === "moved");
+  assert.equal(await page.$eval("#matrix td:last-child", (cell) => cell.textContent), "4082 93 %");
+  assert.deepEqual(await cut(), [], "nor beside the column of pages that were moved");
+  await shot(page, "moved");
   const short = await page.evaluate(async () => {
     const { short } = await import("/page/format.js");
     return [0, 9999, 10000, 18999, 999999, 1000000, 12345678].map(short);
