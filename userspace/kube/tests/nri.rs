@@ -22,12 +22,11 @@ use std::{
 };
 
 use numaward_kube::nri::{
-    Disconnect, EventMask, Handle, Handler, NriVersion, Options, Phase, Plugin, Status, UpdateError,
-    WhenPinned, WireError,
+    Disconnect, EventMask, Handler, NriVersion, Options, Phase, Plugin, Status, WhenPinned, WireError,
     fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
     types::{
-        Call, Container, ContainerState, Creation, Event, InvalidSettings, Limit, NoAnswer, NoAnswerReason,
-        Online, Pod, Refusal, Resources, Settings, Snapshot, Update,
+        Call, Container, ContainerState, Creation, Event, Limit, NoAnswer, NoAnswerReason, Online, Pod,
+        Refusal, Resources, Settings, Snapshot, Update,
     },
 };
 use numaward_topology::{Bytes, CpuId, CpuSet, NodeSet};
@@ -65,9 +64,6 @@ struct Book {
     no_answers: Vec<NoAnswer>,
     snapshots: Vec<Snapshot>,
     refuses_pods: bool,
-    /// What an update inside of a handler came to.
-    inside: Option<Result<Vec<String>, UpdateError>>,
-    handle: Option<Handle>,
 }
 
 /// An allocator for a machine of 64 CPUs on two nodes: one CPU for each container, and its node.
@@ -145,11 +141,6 @@ impl Handler for Allocator {
             Mood::Refuse(why) => return Err(Refusal(why)),
             Mood::Answer(creation) => return Ok(creation),
         }
-        let handle = self.book().handle.clone();
-        if let Some(handle) = handle {
-            let came_to = handle.update_containers(&[]).await;
-            self.book().inside = Some(came_to);
-        }
         Ok(Creation { settings: self.pin(&id), updates: Vec::new() })
     }
 
@@ -188,22 +179,22 @@ impl Handler for Allocator {
 }
 
 /// Waits for a state, but not for ever: a paused clock runs ahead where nothing else happens.
-async fn wait(handle: &Handle, is: impl FnMut(&Status) -> bool) -> Status {
-    let mut status: watch::Receiver<Status> = handle.status();
-    let reached = timeout(Duration::from_mins(10), status.wait_for(is)).await.map(Result::unwrap);
-    let Ok(status) = reached else { panic!("the state did not come: {:?}", handle.status().borrow()) };
+async fn wait(status: &watch::Receiver<Status>, is: impl FnMut(&Status) -> bool) -> Status {
+    let mut following = status.clone();
+    let reached = timeout(Duration::from_mins(10), following.wait_for(is)).await.map(Result::unwrap);
+    let Ok(status) = reached else { panic!("the state did not come: {:?}", status.borrow()) };
     status.clone()
 }
 
-async fn disconnected_why(handle: &Handle) -> Arc<Disconnect> {
-    wait(handle, |status| status.last_disconnect.is_some()).await.last_disconnect.unwrap()
+async fn disconnected_why(status: &watch::Receiver<Status>) -> Arc<Disconnect> {
+    wait(status, |status| status.last_disconnect.is_some()).await.last_disconnect.unwrap()
 }
 
 /// A runtime and a plugin that talk to each other.
 struct Rig {
     runtime: FakeRuntime,
     allocator: Arc<Allocator>,
-    handle: Handle,
+    status: watch::Receiver<Status>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -226,14 +217,14 @@ impl Rig {
     {
         let allocator = Arc::new(Allocator::default());
         let plugin = Plugin::new(options, Arc::clone(&allocator));
-        let handle = plugin.handle();
+        let status = plugin.status();
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(plugin.run_with(connect, shutdown.clone()));
-        Self { runtime: runtime.clone(), allocator, handle, shutdown, task }
+        Self { runtime: runtime.clone(), allocator, status, shutdown, task }
     }
 
     async fn is(&self, phase: Phase) {
-        wait(&self.handle, |status| status.phase == phase).await;
+        wait(&self.status, |status| status.phase == phase).await;
     }
 
     async fn connected(&self) {
@@ -242,11 +233,11 @@ impl Rig {
 
     /// Waits for the next time after so many connections.
     async fn connected_again(&self, connections: u64) {
-        wait(&self.handle, |now| now.connections > connections && now.phase == Phase::Connected).await;
+        wait(&self.status, |now| now.connections > connections && now.phase == Phase::Connected).await;
     }
 
     async fn disconnected_why(&self) -> Arc<Disconnect> {
-        disconnected_why(&self.handle).await
+        disconnected_why(&self.status).await
     }
 
     fn mood(&self, mood: Mood) {
@@ -303,7 +294,7 @@ async fn a_life_is_reported_alike_by_all_runtimes() {
     ] {
         let version = config.version.clone();
         let rig = Rig::new(config).await;
-        let status = rig.handle.status().borrow().clone();
+        let status = rig.status.borrow().clone();
         let runtime = status.runtime.unwrap();
         assert_eq!((runtime.name.as_str(), &runtime.version), ("containerd", &version));
         assert_eq!((runtime.nri_version, runtime.events), (Some(nri), EventMask(events)));
@@ -403,11 +394,12 @@ async fn a_late_handler_costs_the_pin_but_not_the_connection() {
     );
     assert!(rig.allocator.book().pins.is_empty(), "the handler's future was dropped");
 
-    // The owner repairs it.
-    let repair = [update("c1", rig.allocator.pin("c1"))];
-    assert_eq!(rig.handle.update_containers(&repair).await, Ok(vec![]));
+    // The next answer repairs it.
+    let updates = vec![update("c1", rig.allocator.pin("c1"))];
+    rig.mood(Mood::Answer(Creation { settings: Settings::default(), updates }));
+    rig.runtime.create_container(&container("c2")).await.unwrap();
     assert_eq!(rig.pins("c1"), pinned("0", "0"));
-    assert_eq!(rig.handle.status().borrow().disconnects, 0);
+    assert_eq!(rig.status.borrow().disconnects, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -420,7 +412,7 @@ async fn the_answer_comes_before_a_shorter_deadline_of_the_runtime() {
         rig.runtime.create_container(&container("c1")).await.unwrap();
         let (_, _, reason) = rig.allocator.no_answers().remove(0);
         assert_eq!(reason, NoAnswerReason::Late(Duration::from_millis(late)), "{request_timeout:?}");
-        assert_eq!(rig.handle.status().borrow().disconnects, 0);
+        assert_eq!(rig.status.borrow().disconnects, 0);
     }
 }
 
@@ -545,7 +537,7 @@ async fn an_answer_that_arrives_late_costs_the_connection_and_is_repaired_by_the
     rig.connected_again(1).await;
     assert!(runtime.has_plugins(&[PLUGIN]).await);
     assert_eq!(rig.pins("c1"), pinned("0", "0"));
-    let status = rig.handle.status().borrow().clone();
+    let status = rig.status.borrow().clone();
     assert_eq!((status.connections, status.disconnects), (2, 1));
     assert!(matches!(*status.last_disconnect.unwrap(), Disconnect::Closed(Phase::Connected)));
 }
@@ -631,7 +623,6 @@ async fn a_restart_of_the_runtime_loses_nothing() {
     }
     rig.runtime.stop();
     rig.is(Phase::Disconnected).await;
-    assert_eq!(rig.handle.update_containers(&[]).await, Err(UpdateError::NotConnected));
     sleep(Duration::from_mins(1)).await;
     assert!(matches!(*rig.disconnected_why().await, Disconnect::Connect { .. }));
     // It comes back with a container that started without us.
@@ -642,7 +633,7 @@ async fn a_restart_of_the_runtime_loses_nothing() {
         [rig.pins("c1"), rig.pins("c2"), rig.pins("c3")],
         [pinned("0", "0"), pinned("1", "0"), pinned("2", "0")]
     );
-    let status = rig.handle.status().borrow().clone();
+    let status = rig.status.borrow().clone();
     assert_eq!((status.connections, status.disconnects), (2, 1));
     assert_eq!(rig.allocator.no_answers(), []);
 }
@@ -742,9 +733,6 @@ async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
     assert_eq!(runtime.updates_received(), 161, "as the answer to a creation");
     assert_eq!(rig.pins(&id(99)), pinned("35", "1"));
     assert_eq!(runtime.container("new").unwrap().annotations["long"].len(), 20_000);
-
-    assert_eq!(rig.handle.update_containers(&updates).await, Ok(vec![]));
-    assert_eq!(runtime.updates_received(), 261, "as a call of our own");
     assert_eq!(runtime.log(), ["plugin 90-numaward synchronized"]);
     assert_eq!(rig.allocator.no_answers(), []);
 }
@@ -827,10 +815,15 @@ async fn a_pin_is_taken_back_by_the_full_sets() {
     let rig = Rig::new(Config::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     rig.runtime.create_container(&container("c1")).await.unwrap();
+    let answer = async |id: &str, settings| {
+        let updates = vec![update("c1", settings)];
+        rig.mood(Mood::Answer(Creation { settings: Settings::default(), updates }));
+        rig.runtime.create_container(&container(id)).await.unwrap();
+    };
     let only_memory = Settings { memory_min: Some(Limit::At(Bytes::mib(1))), ..Settings::default() };
-    rig.handle.update_containers(&[update("c1", only_memory)]).await.unwrap();
+    answer("c2", only_memory).await;
     assert_eq!(rig.pins("c1"), pinned("0", "0"), "what is not set stays");
-    rig.handle.update_containers(&[update("c1", Settings::unpinned(&online()))]).await.unwrap();
+    answer("c3", Settings::unpinned(&online())).await;
     assert_eq!(rig.pins("c1"), pinned("0-63", "0-1"));
     let unified = rig.runtime.container("c1").unwrap().resources.unified;
     assert_eq!(unified["memory.min"], "1048576");
@@ -862,51 +855,23 @@ async fn settings_that_the_kernel_would_refuse_are_not_sent() {
         assert_eq!((call, id.as_deref()), (Call::CreateContainer, Some("c1")));
         assert!(reason.to_string().contains(problem), "{reason}");
     }
-    let refused = rig.handle.update_containers(&[update("c1", of("7"))]).await;
-    assert!(matches!(refused, Err(UpdateError::Invalid(InvalidSettings::NoMemory { .. }))), "{refused:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn updates_of_our_own_tell_what_failed() {
+async fn an_update_that_fails_keeps_no_container_from_being_created() {
     let rig = Rig::new(Config::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     for id in ["c1", "c2"] {
         rig.runtime.create_container(&container(id)).await.unwrap();
     }
     rig.runtime.fail_updates_of("c2");
-    let updates = ["c1", "c2", "unknown"].map(|id| update(id, settings(CpuId(40))));
-    assert_eq!(rig.handle.update_containers(&updates).await, Ok(vec!["c2".to_owned()]));
-    assert_eq!((rig.pins("c1"), rig.pins("c2")), (pinned("40", "1"), pinned("1", "0")));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_handler_that_would_wait_for_the_runtime_is_reported_so() {
-    let rig = Rig::new(Config::containerd_2_1(online())).await;
-    rig.runtime.run_pod(&pod("p1")).await.unwrap();
-    rig.allocator.book().handle = Some(rig.handle.clone());
-    rig.runtime.create_container(&container("c1")).await.unwrap();
-    assert_eq!(rig.allocator.book().inside, Some(Err(UpdateError::InsideHandler)));
-    assert_eq!(rig.pins("c1"), pinned("0", "0"));
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_update_has_a_deadline() {
-    let runtime = FakeRuntime::new(Config::containerd_2_1(online()));
-    let rig = Rig::on(&runtime, Options { update_timeout: Duration::from_millis(900), ..Options::default() });
-    rig.connected().await;
-    runtime.run_pod(&pod("p1")).await.unwrap();
-    // The runtime is busy with a creation.
-    rig.mood(Mood::Slow(Duration::from_secs(1)));
-    let create = tokio::spawn({
-        let runtime = runtime.clone();
-        async move { runtime.create_container(&container("c1")).await }
-    });
-    sleep(Duration::from_millis(10)).await;
-    let late = rig.handle.update_containers(&[update("c1", settings(CpuId(9)))]).await;
-    assert!(matches!(late, Err(UpdateError::Call(_))), "{late:?}");
-    create.await.unwrap().unwrap();
-    assert_eq!(rig.handle.update_containers(&[update("c1", settings(CpuId(8)))]).await, Ok(vec![]));
-    assert_eq!(rig.pins("c1"), pinned("8", "0"), "the late answer disturbed nothing");
+    let updates = ["c1", "c2", "unknown"].map(|id| update(id, settings(CpuId(40)))).to_vec();
+    rig.mood(Mood::Answer(Creation { settings: settings(CpuId(2)), updates }));
+    rig.runtime.create_container(&container("c3")).await.unwrap();
+    assert_eq!(
+        [rig.pins("c1"), rig.pins("c2"), rig.pins("c3")],
+        [pinned("40", "1"), pinned("1", "0"), pinned("2", "0")]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -917,7 +882,7 @@ async fn a_runtime_that_knows_fewer_events_than_its_version_tells_is_asked_for_f
     );
     rig.connected().await;
     assert!(rig.runtime.log()[0].contains("invalid plugin events: 0x1800"), "{:?}", rig.runtime.log());
-    let status = rig.handle.status().borrow().clone();
+    let status = rig.status.borrow().clone();
     assert_eq!(status.runtime.unwrap().events, EventMask::BASIC);
     assert!(matches!(*status.last_disconnect.unwrap(), Disconnect::Closed(Phase::Synchronizing)));
 }
@@ -959,7 +924,7 @@ async fn garbage_ends_the_connection_and_nothing_else() {
     }
     rig.runtime.create_container(&container("c2")).await.unwrap();
     assert_eq!(rig.pins("c2"), pinned("1", "0"));
-    assert_eq!(rig.handle.status().borrow().connections, connections);
+    assert_eq!(rig.status.borrow().connections, connections);
 }
 
 #[tokio::test(start_paused = true)]
@@ -1017,7 +982,7 @@ async fn calls_that_make_no_sense_are_answered_in_time() {
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_says_nothing_is_given_up() {
     let plugin = Plugin::new(Options::default(), Arc::new(Allocator::default()));
-    let handle = plugin.handle();
+    let status = plugin.status();
     let (ours, _silent) = tokio::io::duplex(1 << 16);
     let mut streams = vec![ours];
     let connect = move || {
@@ -1031,7 +996,7 @@ async fn a_runtime_that_says_nothing_is_given_up() {
     };
     tokio::spawn(plugin.run_with(connect, CancellationToken::new()));
     assert_eq!(
-        disconnected_why(&handle).await.to_string(),
+        disconnected_why(&status).await.to_string(),
         "the runtime did not register the plugin: there was no answer within 5s"
     );
 }
@@ -1080,7 +1045,7 @@ async fn what_was_asked_before_the_end_is_still_answered() {
     create.await.unwrap().unwrap();
     assert_eq!(rig.pins("c1"), pinned("0", "0"));
     rig.task.await.unwrap();
-    let status = rig.handle.status().borrow().clone();
+    let status = rig.status.borrow().clone();
     assert_eq!(status.phase, Phase::Disconnected);
     assert!(matches!(*status.last_disconnect.unwrap(), Disconnect::Stopped));
 }
@@ -1098,10 +1063,10 @@ async fn a_socket_that_appears_later_is_found() {
         ..Options::default()
     };
     let plugin = Plugin::new(options, Arc::clone(&allocator));
-    let handle = plugin.handle();
+    let status = plugin.status();
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(plugin.run(shutdown.clone()));
-    let why = disconnected_why(&handle).await.to_string();
+    let why = disconnected_why(&status).await.to_string();
     assert!(why.contains(&*socket.to_string_lossy()) && why.contains("disable = false"), "{why}");
 
     let runtime = FakeRuntime::new(Config::containerd_2_1(online()));

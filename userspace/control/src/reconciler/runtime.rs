@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Reconciler {
-    /// From now on the container runtime learns what we write ourselves.
+    /// From now on what we write ourselves to containers is reported.
     pub fn send_updates(&self, sender: mpsc::UnboundedSender<Vec<Update>>) {
         // If the reconciler ends already, there is nothing to send.
         let _ = self.send(Message::Runtime(Box::new(Command::SendUpdates(sender))));

@@ -10,7 +10,7 @@
 //!   acknowledged without updates;
 //! - plugins are asked in the order of their index, each sees what the ones before have set, and two that set
 //!   the same field fail the creation;
-//! - one lock holds all calls apart, a plugin's `UpdateContainers` included;
+//! - one lock holds all calls apart, and a plugin must not call `UpdateContainers` beside them;
 //! - an empty set of CPUs or nodes means "unchanged"; sets that the kernel would refuse fail at the start;
 //! - messages to the plugin come in frames of at most 4096 bytes.
 //!
@@ -761,7 +761,7 @@ impl Inner {
                 Err(why) => return why,
             };
             let response = match Request::decode(&*message.payload) {
-                Ok(request) => self.serve_call(&request, registered).await,
+                Ok(request) => serve_call(&request, registered),
                 Err(error) => return format!("a call that cannot be read: {error}"),
             };
             if link.answer(Connection::Runtime, message.stream, &response).await.is_err() {
@@ -769,30 +769,22 @@ impl Inner {
             }
         }
     }
+}
 
-    async fn serve_call(
-        &self,
-        request: &Request,
-        registered: &watch::Sender<Option<messages::RegisterPluginRequest>>,
-    ) -> Response {
-        let ok = |payload| Response { status: None, payload };
-        match (request.service.as_str(), request.method.as_str()) {
-            (RUNTIME_SERVICE, "RegisterPlugin") => {
-                let Ok(registration) = messages::RegisterPluginRequest::decode(&*request.payload) else {
-                    return status(Code::InvalidArgument, "not a registration");
-                };
-                registered.send_replace(Some(registration));
-                ok(Vec::new())
-            }
-            (RUNTIME_SERVICE, "UpdateContainers") => {
-                let Ok(updates) = Updates::decode(&*request.payload) else {
-                    return status(Code::InvalidArgument, "not an update of containers");
-                };
-                let _lock = self.lock().await;
-                ok(Updates { update: self.apply(&updates.update) }.encode_to_vec())
-            }
-            (service, method) => status(Code::Unimplemented, &format!("{service}/{method}")),
+/// What the runtime says to a plugin's call.
+fn serve_call(
+    request: &Request,
+    registered: &watch::Sender<Option<messages::RegisterPluginRequest>>,
+) -> Response {
+    match (request.service.as_str(), request.method.as_str()) {
+        (RUNTIME_SERVICE, "RegisterPlugin") => {
+            let Ok(registration) = messages::RegisterPluginRequest::decode(&*request.payload) else {
+                return status(Code::InvalidArgument, "not a registration");
+            };
+            registered.send_replace(Some(registration));
+            Response { status: None, payload: Vec::new() }
         }
+        (service, method) => status(Code::Unimplemented, &format!("{service}/{method}")),
     }
 }
 

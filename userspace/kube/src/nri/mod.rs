@@ -1,8 +1,12 @@
 //! The plugin side of NRI, the Node Resource Interface of containerd and CRI-O.
 //!
 //! The runtime asks its plugins before it creates a container; what they answer goes into the container's
-//! OCI specification, so the container is pinned from its first instruction. Plugins may also change
+//! OCI specification, so the container is pinned from its first instruction. An answer may also change
 //! containers that run.
+//!
+//! NRI lets plugins change containers unasked, too (`UpdateContainers`). We never do: where the runtime handles an event
+//! at the same time, its two locks are taken in opposite orders, and it creates and stops no container any more
+//! (containerd's issue 13733, in every version before NRI's pull request 301).
 //!
 //! NRI fails open. A plugin that answers late, dies or is not there loses its say, and the container starts
 //! unpinned; late, it is also thrown out. Therefore:
@@ -53,12 +57,8 @@ pub use self::{
     wire::{TooLong, WireError},
 };
 use self::{
-    link::Link,
-    messages::{RUNTIME_SERVICE, Response, RpcStatus, Updates},
-    types::{
-        Container, Creation, Event, InvalidSettings, NoAnswer, Online, Pod, Refusal, Resources, Snapshot,
-        Update,
-    },
+    messages::{Response, RpcStatus},
+    types::{Container, Creation, Event, NoAnswer, Online, Pod, Refusal, Resources, Snapshot, Update},
 };
 
 /// Where containerd and CRI-O listen for plugins, unless configured otherwise.
@@ -79,8 +79,7 @@ fn status(code: Code, message: &str) -> Response {
 /// so; it must leave nothing half done wherever it awaits. One that is just running on another thread runs on
 /// to its next await, maybe beyond that notice: what it did is settled by comparing with what the runtime has.
 ///
-/// Nothing in here may wait for [`Handle::update_containers`]: the runtime does not take it before it has the
-/// answer. Changes to other containers go into the answer, or are made later from another task.
+/// Changes to other containers go into the answer.
 pub trait Handler: Send + Sync + 'static {
     /// The CPUs and nodes that containers may be pinned to.
     fn online(&self) -> Online;
@@ -190,9 +189,6 @@ pub struct Options {
     /// The time that the runtime gives us for an answer, unless it reports a shorter one.
     #[educe(Default(expression = Duration::from_secs(2)))]
     pub answer_within: Duration,
-    /// How long [`Handle::update_containers`] may take. The kernel may move much memory meanwhile.
-    #[educe(Default(expression = Duration::from_secs(30)))]
-    pub update_timeout: Duration,
     /// What to do with containers that somebody else has pinned.
     pub when_pinned: WhenPinned,
     /// How long to wait before connecting again. After a connection of 5 seconds it begins again.
@@ -309,63 +305,11 @@ fn closed_text(phase: Phase) -> &'static str {
     }
 }
 
-/// A change of containers failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UpdateError {
-    /// The runtime would not take the call before the handler has returned.
-    #[error("a handler must not wait for the runtime: put the update into the answer, or use another task")]
-    InsideHandler,
-    /// There is no connection to a runtime.
-    #[error("no container runtime is connected")]
-    NotConnected,
-    /// The kernel or the runtime would refuse the settings.
-    #[error(transparent)]
-    Invalid(#[from] InvalidSettings),
-    /// The call failed. Some of the containers may have been changed.
-    #[error(transparent)]
-    Call(#[from] CallError),
-}
-
-/// Asks the runtime to change containers, and reports how the connection is.
-#[derive(Clone)]
-pub struct Handle {
-    status: watch::Receiver<Status>,
-    link: watch::Receiver<Option<Arc<Link>>>,
-    online: Arc<dyn Fn() -> Online + Send + Sync>,
-    timeout: Duration,
-}
-
-impl Handle {
-    /// Changes containers that exist. Returns the ids of those that the runtime says it failed to change.
-    ///
-    /// The runtime silently skips containers that it does not know, and changes one value after another: read
-    /// the cgroups to know what came of it, and not before this has returned.
-    pub async fn update_containers(&self, updates: &[Update]) -> Result<Vec<String>, UpdateError> {
-        if session::in_handler() {
-            return Err(UpdateError::InsideHandler);
-        }
-        let link = self.link.borrow().clone().ok_or(UpdateError::NotConnected)?;
-        let update = session::check_updates(updates, None, &(self.online)())?;
-        if update.is_empty() {
-            return Ok(Vec::new());
-        }
-        let failed: Updates =
-            link.call(RUNTIME_SERVICE, "UpdateContainers", &Updates { update }, self.timeout).await?;
-        Ok(failed.update.into_iter().map(|update| update.container_id).collect())
-    }
-
-    /// How the connection is; the receiver can also wait for changes.
-    pub fn status(&self) -> watch::Receiver<Status> {
-        self.status.clone()
-    }
-}
-
 /// What all sessions of a plugin share.
 struct Shared<H> {
     options: Options,
     handler: Arc<H>,
     status: watch::Sender<Status>,
-    link: watch::Sender<Option<Arc<Link>>>,
     /// The runtime that closed the connection when it was asked for more than the basic events.
     knows_only_basic_events: Mutex<Option<(String, String)>>,
 }
@@ -383,21 +327,14 @@ impl<H: Handler> Plugin<H> {
                 options,
                 handler,
                 status: watch::Sender::default(),
-                link: watch::Sender::default(),
                 knows_only_basic_events: Mutex::default(),
             }),
         }
     }
 
-    /// Access for everybody else.
-    pub fn handle(&self) -> Handle {
-        let handler = Arc::clone(&self.shared.handler);
-        Handle {
-            status: self.shared.status.subscribe(),
-            link: self.shared.link.subscribe(),
-            online: Arc::new(move || handler.online()),
-            timeout: self.shared.options.update_timeout,
-        }
+    /// How the connection is; the receiver can also wait for changes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.shared.status.subscribe()
     }
 
     /// Connects to the runtime's socket, and again whenever the connection is lost, until `shutdown`. Calls

@@ -2,8 +2,7 @@
 //!
 //! Order of the handshake: we serve the runtime's calls first, then ask to be registered. The runtime then
 //! calls `Configure` (before or after it answers the registration) and, once its creations under way are
-//! done, `Synchronize`, in several parts if there is much to report. From then on calls come, and we may ask for
-//! updates.
+//! done, `Synchronize`, in several parts if there is much to report. From then on calls come.
 //!
 //! Each call is served by its own task, and the handler's part of it by another, so that a handler that blocks
 //! or panics does not keep the answer from being sent in time.
@@ -53,15 +52,6 @@ const ANSWER_MARGIN: Duration = Duration::from_millis(500);
 /// The runtime's default for an answer, which it reports as zero.
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-tokio::task_local! {
-    static IN_HANDLER: ();
-}
-
-/// Whether the present task is a handler's.
-pub(super) fn in_handler() -> bool {
-    IN_HANDLER.try_with(|()| ()).is_ok()
-}
-
 /// Serves one connection until it ends.
 pub(super) async fn run<S, H>(stream: S, shared: Arc<Shared<H>>, shutdown: &CancellationToken) -> Disconnect
 where
@@ -91,7 +81,6 @@ where
         () = shutdown.cancelled() => Disconnect::Stopped,
     };
     tasks.close();
-    session.shared.link.send_replace(None);
     if matches!(end, Disconnect::Stopped) {
         // What was asked is still answered. Each call ends at its deadline, if the runtime reads the answers.
         let _given_up = tokio::time::timeout(session.shared.options.answer_within, tasks.wait()).await;
@@ -207,7 +196,6 @@ impl<H: Handler> Session<H> {
         if tokio::time::timeout(within, synchronized).await.is_err() {
             return Disconnect::Handshake { awaited: "Synchronize", within };
         }
-        self.shared.link.send_replace(Some(Arc::clone(&self.link)));
         self.shared.status.send_modify(|status| {
             status.phase = Phase::Connected;
             status.connections += 1;
@@ -322,7 +310,7 @@ impl<H: Handler> Session<H> {
         answer: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, NoAnswerReason> {
         let asked = Instant::now();
-        let mut task = AbortOnDropHandle::new(tokio::spawn(IN_HANDLER.scope((), answer)));
+        let mut task = AbortOnDropHandle::new(tokio::spawn(answer));
         tokio::select! {
             biased;
             answer = &mut task => answer.map_err(|_| NoAnswerReason::HandlerPanicked),
@@ -641,7 +629,7 @@ fn read_event(
 }
 
 /// Updates as messages, if the kernel and the runtime would take them. Those that change nothing are skipped.
-pub(super) fn check_updates(
+fn check_updates(
     updates: &[Update],
     creating: Option<&str>,
     online: &Online,

@@ -26,6 +26,7 @@ use super::{
     NriMetrics, Ports,
     annotations::OFF_IGNORED,
     request::{LeftAlone, RequestBuilder, id_of, settings_in},
+    updates::PendingUpdates,
 };
 
 /// How long a pod is waited for that the API server has not reported yet, although pods are synced.
@@ -46,6 +47,8 @@ pub(super) struct NriHandler {
     pub(super) is_dry_run: bool,
     /// The UIDs of pods that were warned of `placement: off`.
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
+    /// What the runtime does not know yet.
+    pub(super) pending: PendingUpdates,
 }
 
 /// Settings as the runtime takes them.
@@ -221,8 +224,14 @@ impl NriHandler {
         Err(Refusal(format!("numaward cannot resize {what}: {refused}")))
     }
 
+    /// What an answer about this container changes besides.
+    fn pending(&self, about: &str) -> Vec<Update> {
+        if self.is_dry_run { Vec::new() } else { self.pending.take(about, &self.online()) }
+    }
+
     /// Compares what runs with what is promised: what the runtime is to change.
     async fn compare(&self, snapshot: Snapshot) -> Vec<Update> {
+        self.pending.clear();
         let online = self.online();
         let asks: Vec<_> = snapshot
             .containers
@@ -317,6 +326,7 @@ impl Handler for NriHandler {
             }
         };
         let is_whole = matches!(ask.pod.asked, Asked::Pod(_));
+        let id = container.id.clone();
         match self.reconciler.create(ask).await {
             Ok((wanted, unpinned)) => {
                 match unpinned {
@@ -324,7 +334,7 @@ impl Handler for NriHandler {
                     None if self.is_dry_run => {}
                     None => drop(self.figures.placed.inc()),
                 }
-                Ok(Creation { settings: settings(&wanted), updates: Vec::new() })
+                Ok(Creation { settings: settings(&wanted), updates: self.pending(&id) })
             }
             // Its pod would not have come so far, and that was reported.
             Err(AdmissionError::Rejected(..)) if self.is_dry_run && is_whole => Ok(Creation::default()),
@@ -359,8 +369,9 @@ impl Handler for NriHandler {
     }
 
     async fn stop_container(&self, _pod: Pod, container: Container) -> Vec<Update> {
+        let id = container.id.clone();
         note_stopping(self.reconciler.stopped(container.id).await);
-        Vec::new()
+        self.pending(&id)
     }
 
     async fn event(&self, event: Event) {
@@ -379,6 +390,7 @@ impl Handler for NriHandler {
             }
             Event::Container(ContainerEvent::Removed, _, container) => {
                 self.ports.container_is_gone(&container.id);
+                self.pending.forget(&container.id);
                 note_stopping(self.reconciler.stopped(container.id).await);
             }
             Event::Pod(event @ (PodEvent::Stopped | PodEvent::Removed), pod) => {

@@ -5,8 +5,8 @@
 //! time that the runtime grants; and the runtime goes on without us when we are late.
 //!
 //! Ways: the runtime asks [`handler`] over NRI; [`request`] makes of what it and the API server know of a pod a request;
-//! the reconciler (`numaward_control`) decides, stores and answers. What the reconciler later writes itself is reported to
-//! the runtime, so that it repeats it.
+//! the reconciler (`numaward_control`) decides, stores and answers. What the reconciler later writes itself, later answers
+//! report to the runtime, see [`updates`].
 //!
 //! Invariants: no answer to the runtime waits for the runtime; in a dry run every answer is an empty one, whatever was decided.
 
@@ -28,15 +28,15 @@ use numaward_api::EnforcementMode;
 use numaward_config::Config;
 use numaward_control::Reconciler;
 use numaward_kube::{
-    nri::{Handle, Handler, Phase, Plugin},
+    nri::{Handler, Phase, Plugin, Status},
     pod::PodSource,
 };
 use numaward_model::port::{ContainerNames, EventSink, MachineSource};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::NriMetrics;
-use self::{handler::NriHandler, request::RequestBuilder};
+use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
 
 /// What placing containers asks of the parts around it.
 pub trait Ports: MachineSource + EventSink + ContainerNames {}
@@ -57,16 +57,16 @@ pub fn plugin(
     let builder = RequestBuilder::new(pods, config);
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
     let (counted, warned) = (figures.clone(), Arc::default());
-    let handler = NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned };
+    let pending = PendingUpdates::default();
+    tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)));
+    let handler = NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned, pending };
     let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
-    tokio::spawn(stop.clone().run_until_cancelled_owned(updates::send(plugin.handle(), queue)));
-    tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.handle(), figures)));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.status(), figures)));
     plugin
 }
 
 /// Keeps the metrics of the connection up to date.
-async fn follow(handle: Handle, figures: NriMetrics) {
-    let mut status = handle.status();
+async fn follow(mut status: watch::Receiver<Status>, figures: NriMetrics) {
     let mut disconnects = 0;
     loop {
         let now = status.borrow_and_update().clone();

@@ -1,91 +1,77 @@
-//! Reports to the runtime what was written without it, so that it repeats it: the latest of each container.
+//! Reports to the runtime what was written without it, so that it repeats it: the latest of each container, with the
+//! next answers.
 //!
-//! While a runtime changes containers, it does nothing else that concerns us: no pod starts or ends. So few are changed at a
-//! time.
+//! Problem: the runtime writes a container's settings again where it changes it, and so does systemd where a container is a
+//! unit of its own. Both have what the runtime was given. It must not be called for that: see [`numaward_kube::nri`].
 //!
-//! Invariant: what waits to be sent is no more than one change of each container, however slow the runtime is.
+//! Algorithm: what is written is noted, and goes with the answers to what the runtime asks about other containers. While a
+//! runtime changes containers, it does nothing else that concerns us: no pod starts or ends. So each answer changes few.
+//! Until then the kernel has what is promised, and what is written over it is written again.
+//!
+//! Invariant: what waits is no more than one change of each container that exists.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use numaward_control::pod::Update;
-use numaward_kube::nri::{Handle, Phase, types};
+use numaward_kube::nri::types;
 use numaward_model::Settings;
 use tokio::sync::mpsc;
 
 use super::handler;
 
-/// Changes within this time are sent together.
-const GATHER: Duration = Duration::from_millis(200);
-/// Containers that are changed by one call.
+/// Containers that one answer changes besides the one that was asked about.
 const AT_ONCE: usize = 4;
 
-/// Sends the runtime what comes through the queue, until that is closed.
-pub(super) async fn send(handle: Handle, mut queue: mpsc::UnboundedReceiver<Vec<Update>>) {
-    let mut latest = Latest::new();
-    while gather(&mut latest, &mut queue).await {
-        let mut round = std::mem::take(&mut latest);
-        // A runtime that connects gets everything.
-        while !round.is_empty() && handle.status().borrow().phase == Phase::Connected {
-            let updates: Vec<types::Update> =
-                next(&mut round, &mut latest).map(|(id, settings)| handler::update(id, &settings)).collect();
-            let sending = handle.update_containers(&updates);
-            // Nothing piles up behind a runtime that is slow.
-            match beside(sending, &mut latest, &mut queue).await {
-                Ok(failed) if failed.is_empty() => {
-                    tracing::debug!(containers = updates.len(), "the runtime follows");
-                }
-                Ok(failed) => tracing::warn!(?failed, "the runtime cannot change these containers"),
-                Err(error) => tracing::warn!(%error, "changed containers cannot be reported to the runtime"),
+/// What containers have, and the runtime does not know yet. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PendingUpdates(Arc<Mutex<BTreeMap<String, Settings>>>);
+
+impl PendingUpdates {
+    fn latest(&self) -> MutexGuard<'_, BTreeMap<String, Settings>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what comes through the queue, until that is closed.
+    pub(super) async fn follow(self, mut queue: mpsc::UnboundedReceiver<Vec<Update>>) {
+        while let Some(updates) = queue.recv().await {
+            self.latest().extend(updates.into_iter().map(|update| (update.id, update.settings)));
+        }
+    }
+
+    /// Takes the next few for an answer about this container. What the kernel would refuse by now would spoil the answer, and
+    /// is dropped.
+    pub(super) fn take(&self, about: &str, online: &types::Online) -> Vec<types::Update> {
+        let mut latest = self.latest();
+        latest.remove(about);
+        let mut updates = Vec::new();
+        while updates.len() < AT_ONCE
+            && let Some((id, settings)) = latest.pop_first()
+        {
+            let update = handler::update(id, &settings);
+            if update.settings.check(online).is_ok() {
+                updates.push(update);
             }
         }
+        updates
     }
-}
 
-/// Takes the next few of a round, as they are by now.
-fn next(round: &mut Latest, latest: &mut Latest) -> impl Iterator<Item = (String, Settings)> {
-    let after = round.keys().nth(AT_ONCE).cloned();
-    let rest = after.map(|id| round.split_off(&id)).unwrap_or_default();
-    let few = std::mem::replace(round, rest).into_iter();
-    few.map(|(id, settings)| latest.remove_entry(&id).unwrap_or((id, settings)))
-}
-
-/// What containers are to have, by their ids.
-type Latest = BTreeMap<String, Settings>;
-
-fn note(latest: &mut Latest, updates: Vec<Update>) {
-    latest.extend(updates.into_iter().map(|update| (update.id, update.settings)));
-}
-
-/// Waits for changes, and for those that follow closely. `false` if there will be none.
-async fn gather(latest: &mut Latest, queue: &mut mpsc::UnboundedReceiver<Vec<Update>>) -> bool {
-    if latest.is_empty() {
-        match queue.recv().await {
-            Some(updates) => note(latest, updates),
-            None => return false,
-        }
+    /// A container is no more.
+    pub(super) fn forget(&self, id: &str) {
+        self.latest().remove(id);
     }
-    beside(tokio::time::sleep(GATHER), latest, queue).await;
-    true
-}
 
-/// Notes what comes until something else is done.
-async fn beside<T>(
-    other: impl Future<Output = T>,
-    latest: &mut Latest,
-    queue: &mut mpsc::UnboundedReceiver<Vec<Update>>,
-) -> T {
-    tokio::pin!(other);
-    loop {
-        tokio::select! {
-            done = &mut other => return done,
-            Some(updates) = queue.recv() => note(latest, updates),
-        }
+    /// The runtime is about to learn everything.
+    pub(super) fn clear(&self) {
+        self.latest().clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::{Instant, sleep, timeout};
+    use numaward_kube::nri::types::Online;
 
     use super::*;
 
@@ -96,51 +82,22 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_round_is_sent_in_parts_and_what_changed_meanwhile_as_it_is() {
-        let of = |names: &[&str], nodes: &str| {
-            let mut latest = Latest::new();
-            note(&mut latest, names.iter().map(|id| update(id, nodes)).collect());
-            latest
+    #[tokio::test]
+    async fn the_latest_of_each_is_reported_once_and_few_at_a_time() {
+        let (sender, queue) = mpsc::unbounded_channel();
+        let pending = PendingUpdates::default();
+        sender.send(["a", "b", "c", "d", "e", "f", "gone", "x"].map(|id| update(id, "0")).to_vec()).unwrap();
+        sender.send(vec![update("b", "1"), update("c", "7")]).unwrap();
+        drop(sender);
+        pending.clone().follow(queue).await;
+        pending.forget("gone");
+        let online = Online { cpus: "0".parse().unwrap(), mems: "0-1".parse().unwrap() };
+        let take = |about: &str| {
+            let updates = pending.take(about, &online).into_iter();
+            updates.map(|of| format!("{}:{}", of.container, of.settings.mems.unwrap())).collect::<Vec<_>>()
         };
-        let (mut round, mut latest) = (of(&["a", "b", "c", "d", "e"], "0"), of(&["b", "e", "f"], "1"));
-        let mut part = || {
-            let part =
-                next(&mut round, &mut latest).map(|(id, of)| (id, of.mems.unwrap_or_default().to_string()));
-            part.collect::<Vec<_>>()
-        };
-        let expected = [[("a", "0"), ("b", "1"), ("c", "0"), ("d", "0")].as_slice(), &[("e", "1")], &[]];
-        for expected in expected {
-            let expected: Vec<_> =
-                expected.iter().map(|(id, nodes)| (id.to_string(), nodes.to_string())).collect();
-            assert_eq!(part(), expected);
-        }
-        assert_eq!(latest.into_keys().collect::<Vec<_>>(), ["f"]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn changes_that_do_not_end_are_sent_all_the_same() {
-        let (sender, mut queue) = mpsc::unbounded_channel();
-        let start = Instant::now();
-        tokio::spawn(async move {
-            for round in 0..100 {
-                sender.send(vec![update("a", &(round % 2).to_string()), update("b", "1")]).unwrap();
-                sleep(GATHER / 4).await;
-            }
-        });
-        let mut latest = Latest::new();
-        assert!(timeout(Duration::from_mins(1), gather(&mut latest, &mut queue)).await.unwrap());
-        assert_eq!((start.elapsed(), latest.len()), (GATHER, 2));
-        // While it is sent, the latest is noted.
-        latest.clear();
-        beside(sleep(GATHER), &mut latest, &mut queue).await;
-        assert_eq!(latest.len(), 2);
-        assert_eq!(latest["b"], update("b", "1").settings);
-        while !queue.is_closed() || !queue.is_empty() {
-            latest.clear();
-            gather(&mut latest, &mut queue).await;
-        }
-        latest.clear();
-        assert!(!gather(&mut latest, &mut queue).await, "there will be none");
+        assert_eq!(take("a"), ["b:1", "d:0", "e:0", "f:0"], "node 7 has gone");
+        assert_eq!(take("y"), ["x:0"]);
+        assert!(take("y").is_empty());
     }
 }

@@ -182,10 +182,7 @@ async fn a_pod_as_a_whole_is_resized_within_the_promise_or_not() {
         (held.cpus.parse::<CpuSet>().unwrap(), held.memory[0].bytes)
     };
     assert_eq!(shared(&daemon), (four.clone(), Bytes::gib(6).0));
-    until("the runtime follows", || {
-        bench.runtime.container(&log.id).unwrap().resources.cpus.as_ref() == Some(&four)
-    })
-    .await;
+    bench.learns(&log).await;
 
     // A node has 16 CPUs and 64Gi.
     for (cpus, memory, words) in [
@@ -316,10 +313,7 @@ async fn whose_creation_was_not_answered_keeps_off_what_is_promised_from_its_sta
         bench.runtime.start_container(&spec.id).await.unwrap();
     }
     until("it keeps off their CPUs", || bench.cpus(&ours) == "0".parse().unwrap()).await;
-    until("the runtime follows", || {
-        bench.runtime.container(&ours.id).unwrap().resources.cpus == Some(bench.cpus(&ours))
-    })
-    .await;
+    bench.learns(&ours).await;
 
     let (pod, freed) = &running[2];
     let freed_cpus = bench.cpus(freed);
@@ -350,10 +344,7 @@ async fn who_was_started_without_what_it_asks_for_gets_it_when_it_is_there() {
     until("it is pinned", || bench.cpus(late).len() == 4).await;
     until("none is without", || unplaced().is_empty()).await;
     assert!(bench.cpus(late).is_subset(&freed_cpus));
-    until("the runtime follows", || {
-        bench.runtime.container(&late.id).unwrap().resources.cpus == Some(bench.cpus(late))
-    })
-    .await;
+    bench.learns(late).await;
     assert_eq!(names(), 4);
     assert_eq!(daemon.figures.unpinned_for("does_not_fit"), 1);
 
