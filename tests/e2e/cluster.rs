@@ -362,13 +362,20 @@ fn is_installed(cluster: &Cluster) {
     cluster.step("numaward is ready");
 }
 
+/// Pods that want two and three CPUs. Only node 1 has three, so that who wants them comes first.
+fn run_two_and_three(cluster: &Cluster) {
+    let mut expected = Vec::new();
+    for (name, cpus) in [("three", 3_u8), ("two", 2)] {
+        cluster.run(&[pod(name, &[container("main", &guaranteed(cpus.into(), 64))])]);
+        expected.push((name, "main", cpus.into()));
+        cluster.wait_until_placed(&expected);
+    }
+}
+
 /// Guaranteed pods have CPUs to themselves, and keep them when numaward is replaced.
 fn are_placed(cluster: &Cluster) {
-    cluster.run(&[
-        pod("two", &[container("main", &guaranteed(2, 64))]),
-        pod("three", &[container("main", &guaranteed(3, 64))]),
-        pod(SHARED, &[container("main", &burstable())]),
-    ]);
+    cluster.run(&[pod(SHARED, &[container("main", &burstable())])]);
+    run_two_and_three(cluster);
     let expected = [("two", "main", 2), ("three", "main", 3)];
     let places = cluster.wait_until_placed(&expected);
     cluster.step("pods are placed");
@@ -470,9 +477,10 @@ fn have_several_containers(cluster: &Cluster) {
     cluster.step("a pod with resources as a whole was placed");
 }
 
-/// Thirty pods are made at the same time. Five want a CPU for themselves, as many as there are.
+/// Thirty pods, or `NUMAWARD_PODS`, are made at the same time. Five want a CPU for themselves, as many as there are.
 fn come_all_at_once(cluster: &Cluster) {
-    let all: Vec<_> = (0..30).map(|number| format!("pod-{number}")).collect();
+    let count: u32 = env::var("NUMAWARD_PODS").map_or(30, |count| count.parse().unwrap());
+    let all: Vec<_> = (0..count).map(|number| format!("pod-{number}")).collect();
     let (alone, others) = all.split_at(5);
     let little = json!({ "requests": { "cpu": "20m", "memory": "16Mi" } });
     let alone_pods = alone.iter().map(|name| pod(name, &[container("main", &guaranteed(1, 32))]));
@@ -491,16 +499,12 @@ fn come_all_at_once(cluster: &Cluster) {
         });
     }
     cluster.delete(&all.iter().map(String::as_str).collect::<Vec<_>>());
-    cluster.step("thirty pods were placed");
+    cluster.step(&format!("{count} pods were placed, and ended"));
 }
 
 /// The kubelet starts again and looks through all cgroups of pods, and nobody moves.
 fn outlive_the_kubelet(cluster: &Cluster) {
-    cluster.run(&[
-        pod("two", &[container("main", &guaranteed(2, 64))]),
-        pod("three", &[container("main", &guaranteed(3, 64))]),
-    ]);
-    cluster.wait_until_placed(&[("two", "main", 2), ("three", "main", 3)]);
+    run_two_and_three(cluster);
     let before = cluster.knobs().unwrap();
     assert!(before.iter().any(|line| line == "/memory.min:100663296"), "{before:#?}");
     cluster.node.run("stop-kubelet && start-kubelet").unwrap();
