@@ -61,8 +61,8 @@ enum Task {
     Simulate(bench::Simulate),
     /// Makes Grafana's dashboards from their tables, and the rules for the Prometheus operator
     Dashboards,
-    /// Makes what is given to users: static program, Debian package, container image
-    Dist(dist::Arguments),
+    /// Makes what is given to users: static program, packages for Debian and Fedora, apt repository, container image
+    Dist(dist::Alone),
     /// Makes the pictures of the book, of the demo's machine
     Screenshots,
     /// Virtual machines with several NUMA nodes
