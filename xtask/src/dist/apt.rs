@@ -49,7 +49,11 @@ pub(crate) fn build(
         let there = tree.root().join(&path);
         if there.exists() {
             let is_same = fs::read(&there)? == bytes;
-            ensure!(is_same, "{} is another package than the one made now: give it a new version", package.display());
+            ensure!(
+                is_same,
+                "{} is another package than the one made now: give it a new version",
+                package.display()
+            );
             continue;
         }
         tree.file(&path, &bytes, PLAIN)?;
@@ -63,7 +67,8 @@ pub(crate) fn build(
     let mut sums = String::new();
     for (architecture, stanzas) in &stanzas {
         let folder = format!("main/binary-{architecture}");
-        let about = format!("Archive: stable\nComponent: main\nOrigin: numaward\nArchitecture: {architecture}\n");
+        let about =
+            format!("Archive: stable\nComponent: main\nOrigin: numaward\nArchitecture: {architecture}\n");
         for (name, bytes) in [
             ("Packages", stanzas.clone().into_bytes()),
             ("Packages.gz", gzipped(stanzas.as_bytes())?),
@@ -117,8 +122,10 @@ mod tests {
         );
         fs::write(tree.path().join("DEBIAN/control"), control).unwrap();
         let path = folder.join(format!("numaward_{version}_{architecture}.deb"));
-        command::read(Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(tree.path()).arg(&path))
-            .unwrap();
+        command::read(
+            Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(tree.path()).arg(&path),
+        )
+        .unwrap();
         path
     }
 
@@ -140,7 +147,9 @@ mod tests {
         let read = |path: &str| fs::read_to_string(tree.root().join(path)).unwrap();
         let index = read("dists/stable/main/binary-amd64/Packages");
         assert_eq!(index.matches("Package: numaward\n").count(), 2, "{index}");
-        assert!(!index.contains("arm64") && read("dists/stable/main/binary-arm64/Packages").contains("arm64"));
+        assert!(
+            !index.contains("arm64") && read("dists/stable/main/binary-arm64/Packages").contains("arm64")
+        );
         for line in index.lines().filter_map(|line| line.strip_prefix("Filename: ")) {
             let digest = sha256(&tree.root().join(line)).unwrap();
             assert!(index.contains(&format!("SHA256: {digest}\n")), "{line}:\n{index}");
@@ -153,7 +162,10 @@ mod tests {
         for sum in sums {
             let [digest, size, path] = sum.split(' ').collect::<Vec<_>>()[..] else { panic!("{sum}") };
             let file = tree.root().join("dists/stable").join(path);
-            assert_eq!((digest, size), (&*sha256(&file).unwrap(), &*fs::metadata(&file).unwrap().len().to_string()));
+            assert_eq!(
+                (digest, size),
+                (&*sha256(&file).unwrap(), &*fs::metadata(&file).unwrap().len().to_string())
+            );
         }
         let public = read("numaward.asc");
         let suite = tree.root().join(SUITE);

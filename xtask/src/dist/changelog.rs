@@ -4,11 +4,13 @@
 //! `unreleased` for a date that is not known yet; below it text, and lists of changes.
 
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::{MAINTAINER, checkout};
+use super::MAINTAINER;
 use crate::command;
 
 const FILE: &str = "CHANGELOG.md";
@@ -26,9 +28,15 @@ pub(crate) struct Release {
     pub(crate) body: String,
 }
 
-/// All versions, the newest first.
-pub(crate) fn read() -> Result<Vec<Release>> {
-    parse(&String::from_utf8(checkout(FILE)?)?).with_context(|| format!("cannot read {FILE}"))
+/// All versions in this checkout, the newest first.
+pub(super) fn read() -> Result<Vec<Release>> {
+    of(command::root())
+}
+
+/// All versions in the checkout at `root`, the newest first.
+pub(crate) fn of(root: &Path) -> Result<Vec<Release>> {
+    let text = fs::read_to_string(root.join(FILE)).map_err(anyhow::Error::from);
+    text.and_then(|text| parse(&text)).with_context(|| format!("cannot read {FILE}"))
 }
 
 fn parse(text: &str) -> Result<Vec<Release>> {
@@ -186,8 +194,9 @@ mod tests {
         let path = folder.path().join("changelog");
         for releases in [parse(TEXT).unwrap(), read().unwrap()] {
             let text = debian(&releases, 1_700_000_000).unwrap();
-            assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
-            std::fs::write(&path, &text).unwrap();
+            let mut changes = text.lines().filter(|line| !line.starts_with(" -- "));
+            assert!(changes.all(|line| line.chars().count() <= WIDTH), "{text}");
+            fs::write(&path, &text).unwrap();
             let mut parse = Command::new("dpkg-parsechangelog");
             if command::find("dpkg-parsechangelog").is_none() {
                 assert!(!command::is_ci(), "this test needs dpkg-parsechangelog");

@@ -44,7 +44,7 @@ use self::tree::{Tree, gzip, sha256};
 use crate::setup::{self, Part};
 use crate::{build, command};
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Comes after this version, for dpkg and for rpm.
 const NEXT: &str = concat!(env!("CARGO_PKG_VERSION"), "+next");
 const PROGRAM: &str = "usr/bin/numaward";
@@ -81,14 +81,20 @@ pub(crate) struct Arguments {
 
 /// By whom what is made is signed.
 #[derive(Args)]
-struct Key {
+pub(crate) struct Key {
     /// Signs the checksums and the apt repository with this key of your gpg keyring (a fingerprint, for one)
     #[arg(long, value_name = "KEY", env = "NUMAWARD_KEY")]
     key: Option<String>,
 }
 
+impl Key {
+    pub(crate) fn get(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+}
+
 pub(crate) fn main(arguments: &Alone) -> Result<()> {
-    let signer = match &arguments.key.key {
+    let signer = match arguments.key.get() {
         Some(key) => {
             setup::ensure(&[Part::Gpg])?;
             Some(Signer::of_keyring(key)?)
@@ -106,6 +112,11 @@ pub(crate) fn main(arguments: &Alone) -> Result<()> {
 }
 
 impl Arguments {
+    /// Whether the program is not built here.
+    pub(crate) fn has_program(&self) -> bool {
+        self.program.is_some()
+    }
+
     /// Makes everything, and returns the folder and what is for users.
     pub(crate) fn make(&self, signer: Option<&Signer>) -> Result<(PathBuf, Vec<PathBuf>)> {
         let (program, origin) = if let Some(program) = &self.program {

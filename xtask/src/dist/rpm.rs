@@ -64,7 +64,8 @@ pub(crate) fn name(version: &str, arch: &Arch) -> String {
 /// Writes the package.
 pub(crate) fn build(contents: &Contents, arch: &Arch, epoch: u64, package: &Path) -> Result<()> {
     let time = |epoch: u64| u32::try_from(epoch).context("rpm knows no time after 2106");
-    let configuration = BuildConfig::v4().compression(CompressionWithLevel::Gzip(6)).source_date(time(epoch)?);
+    let configuration =
+        BuildConfig::v4().compression(CompressionWithLevel::Gzip(6)).source_date(time(epoch)?);
     let mut builder = PackageBuilder::new("numaward", &contents.version, LICENCE, arch.rpm, SUMMARY);
     builder.using_config(configuration).release(RELEASE).description(DESCRIPTION).packager(MAINTAINER);
     builder.build_host("localhost");

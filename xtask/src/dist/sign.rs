@@ -24,8 +24,10 @@ pub(crate) struct Signer {
 impl Signer {
     /// The key of this name in the user's keyring: a fingerprint, or what else gpg takes for one.
     pub(crate) fn of_keyring(key: &str) -> Result<Self> {
-        let fingerprint = fingerprint(gpg(None).arg("--list-secret-keys").arg("--").arg(key))
-            .with_context(|| format!("gpg has no secret key {key:?}: `gpg --list-secret-keys` shows those it has"))?;
+        let fingerprint =
+            fingerprint(gpg(None).arg("--list-secret-keys").arg("--").arg(key)).with_context(|| {
+                format!("gpg has no secret key {key:?}: `gpg --list-secret-keys` shows those it has")
+            })?;
         Ok(Self { fingerprint, home: None })
     }
 
@@ -41,10 +43,6 @@ impl Signer {
 
     pub(crate) fn fingerprint(&self) -> &str {
         &self.fingerprint
-    }
-
-    pub(crate) fn is_throw_away(&self) -> bool {
-        self.home.is_some()
     }
 
     /// Writes the signature of a file beside it: with `.asc` at the end of its name, or as `name`.

@@ -101,7 +101,8 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
 
 /// Compresses a file into another.
 pub(crate) fn gzip(from: &Path, to: &Path) -> Result<()> {
-    fs::write(to, compressed(&fs::read(from)?, "-6")?).with_context(|| format!("cannot write {}", to.display()))
+    fs::write(to, compressed(&fs::read(from)?, "-6")?)
+        .with_context(|| format!("cannot write {}", to.display()))
 }
 
 /// What gzip makes of these bytes at its best, which for large files takes far longer and saves a hundredth.
