@@ -65,11 +65,10 @@ fi
 "#;
 
 /// What lintian objects to, and why it stays.
-const OVERRIDES: &str = "# It is static, for every distribution: it needs no library.
-numaward: shared-library-lacks-prerequisites
-# The names in a backtrace are all that a report of a panic has.
-numaward: unstripped-binary-or-object
-";
+const OVERRIDES: [(&str, &str); 2] = [
+    ("shared-library-lacks-prerequisites", "It is static, for every distribution: it needs no library."),
+    ("unstripped-binary-or-object", "The names in a backtrace are all that a report of a panic has."),
+];
 
 const COPYRIGHT_HEAD: &str = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: numaward
@@ -127,7 +126,8 @@ fn entries(contents: &Contents, epoch: u64) -> Result<Vec<Entry>> {
     entries.push(entry(format!("{documents}/changelog.gz"), gzipped(history.as_bytes())?));
     entries.push(entry(format!("{documents}/copyright"), copyright()?));
     entries.push(entry(format!("{documents}/README.md"), checkout("README.md")?));
-    entries.push(entry("usr/share/lintian/overrides/numaward", OVERRIDES));
+    let overrides = OVERRIDES.map(|(tag, why)| format!("# {why}\nnumaward: {tag}\n"));
+    entries.push(entry("usr/share/lintian/overrides/numaward", overrides.concat()));
     Ok(entries)
 }
 
