@@ -30,6 +30,7 @@ mod machine;
 mod numactl;
 mod observe;
 mod package;
+mod packages;
 mod power;
 mod probes;
 mod rebalance;

@@ -21,6 +21,7 @@ mod fuzz;
 mod idle;
 mod manifests;
 mod modules;
+mod release;
 mod run;
 mod screenshots;
 mod setup;
@@ -61,8 +62,10 @@ enum Task {
     Simulate(bench::Simulate),
     /// Makes Grafana's dashboards from their tables, and the rules for the Prometheus operator
     Dashboards,
-    /// Makes what is given to users: static program, Debian package, container image
-    Dist(dist::Arguments),
+    /// Makes what is given to users: static program, packages for Debian and Fedora, apt repository, container image
+    Dist(dist::Alone),
+    /// Checks, makes, signs and tags a release; publishes nothing
+    Release(release::Arguments),
     /// Makes the pictures of the book, of the demo's machine
     Screenshots,
     /// Virtual machines with several NUMA nodes
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
             .and_then(|()| manifests::write_rules(command::root()))
             .map(|()| ExitCode::SUCCESS),
         Task::Dist(arguments) => dist::main(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Release(arguments) => release::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Screenshots => screenshots::main().map(|()| ExitCode::SUCCESS),
         Task::Vm(task) => vm::main(&task),
     };

@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use numaward_vm::{Cache, Debian, Forward, Kernel, Machine, Running, Vm};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::setup::{self, DebianTool, Part, PythonTool, kernels};
+use crate::setup::{self, DebianTool, Image, Part, PythonTool, kernels};
 use crate::{build, command, dist};
 
 /// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
@@ -130,7 +130,9 @@ impl Test {
 }
 
 /// Tests of what `cargo xtask dist` makes, which is made for them.
-const MADE: [&str; 3] = [CLUSTER, "deploy::", "package::"];
+const MADE: [&str; 4] = [CLUSTER, "deploy::", "package::", PACKAGES];
+/// Tests with package managers, and what judges packages.
+const PACKAGES: &str = "packages::";
 /// Tests with a Kubernetes cluster, which need its programs.
 const CLUSTER: &str = "cluster::";
 /// Tests of what containerd can do from 2.2 on, which need its programs.
@@ -158,6 +160,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
     (MADE[2], &[]),
+    (PACKAGES, &[]),
     ("power::", &["6.12"]),
     ("probes::", &[]),
     ("rebalance::", &["6.12"]),
@@ -217,7 +220,10 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders
         names.join(" or ")
     );
     if listed.lines().any(|line| line.starts_with(GUIDES)) {
-        setup::ensure(&[Part::Software])?;
+        setup::ensure(&[Part::Image(&Image::GUIDES)])?;
+    }
+    if listed.lines().any(|line| line.starts_with(PACKAGES)) {
+        setup::ensure(&[Part::Image(&Image::PACKAGES), Part::Packages])?;
     }
     for (tests, folder, programs, option) in [
         (CLUSTER, &folders.kubernetes, "Kubernetes", "--kubernetes"),
@@ -230,10 +236,19 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders
     if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
         let (_, program) =
             programs.iter().find(|(name, _)| name == DAEMON).context("cargo has not built numaward")?;
-        dist::make(program, &dist::Origin::Given(program), &folder.join("dist"))
-            .context("cannot make what users are given")?;
+        make_packages(program, folder).context("cannot make what users are given")?;
     }
     command::run(cargo().arg(format!("--test-threads={MACHINES_AT_ONCE}")))
+}
+
+/// Makes what users are given of this program, in `dist` beside it, and the version after that in `next`. Both have
+/// signatures, of a key that nobody has afterwards.
+fn make_packages(program: &Path, folder: &Path) -> Result<()> {
+    setup::ensure(&[Part::Gpg])?;
+    let signer = dist::Signer::throw_away()?;
+    let out = folder.join("dist");
+    dist::make(program, &dist::Origin::Given(program), &out, None, Some(&signer))?;
+    dist::make_next(program, &folder.join("next"), &out, &signer)
 }
 
 /// The nodes of a machine.

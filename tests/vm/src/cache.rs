@@ -47,7 +47,9 @@ pub const DEBIAN_ARCHIVE: &str = "root.cpio";
 
 /// The folder of the image with the software of the guides, in the cache; its last part is the Debian release.
 pub const SOFTWARE: &str = "software/trixie";
-/// The image in it, for [`Vm::systemd_on_disk`](crate::Vm::systemd_on_disk).
+/// The folder of the image with package managers, in the cache; its last part is the Debian release.
+pub const PACKAGE_MANAGERS: &str = "package-managers/trixie";
+/// The image in each of both, for [`Vm::systemd_on_disk`](crate::Vm::systemd_on_disk).
 pub const SOFTWARE_IMAGE: &str = "root.img";
 
 /// A Debian root file system with systemd, for [`Vm::systemd`](crate::Vm::systemd).

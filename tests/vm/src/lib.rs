@@ -26,7 +26,7 @@ mod monitor;
 mod vm;
 mod write_log;
 
-pub use cache::{Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, Kernel, SOFTWARE, SOFTWARE_IMAGE};
+pub use cache::{Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, Kernel, PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE};
 pub use error::Error;
 pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
 pub use monitor::Monitor;

@@ -1,59 +1,110 @@
 //! A package for Debian and its like, by dpkg-deb.
 //!
 //! Installed, the service neither runs nor is enabled: to watch a host is for its administrator to decide. An upgrade
-//! restarts it if it runs. What is promised meanwhile is held by the kernel.
+//! restarts it if it runs. What is promised meanwhile is held by the kernel. Removed, it stops, and the package's
+//! configuration and the ledger stay; purged, they go too.
+//!
+//! The scripts do what debhelper's `dh_installsystemd --no-enable --no-start` would write: the administrator's choice to
+//! enable the unit outlives a removal, and `policy-rc.d` is asked before anything is stopped or restarted.
+//!
+//! Sources: Debian policy 4.6, sections 5, 6 and 12; debhelper 13.11, `autoscripts`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::tree::Tree;
-use super::{EXECUTABLE, PLAIN, VERSION};
+use super::arch::Arch;
+use super::tree::{Tree, gzipped};
+use super::{CONFIGURATION, Contents, EXECUTABLE, Entry, MAINTAINER, PLAIN, SUMMARY};
+use super::{changelog, checkout, entry};
 use crate::command;
 
-const CONFIGURATION: &str = "/etc/numaward/config.yaml\n";
+const DESCRIPTION: &str = " Gives services exclusive CPUs and memory on NUMA nodes, and counts by eBPF
+ whether their memory is where it was promised.
+ .
+ The service is neither enabled nor started: `systemctl enable --now numaward`
+ begins to watch the host.
+";
 
 const AFTER_INSTALLING: &str = r#"#!/bin/sh
 set -e
-if [ "$1" = configure ] && [ -d /run/systemd/system ]; then
-    systemctl daemon-reload
-    if [ -n "$2" ]; then
-        systemctl try-restart numaward.service || true
+case "$1" in
+configure | abort-upgrade | abort-deconfigure | abort-remove)
+    if deb-systemd-helper --quiet was-enabled numaward.service; then
+        deb-systemd-helper enable numaward.service >/dev/null || true
     fi
-fi
+    deb-systemd-helper update-state numaward.service >/dev/null || true
+    if [ -z "${DPKG_ROOT:-}" ] && [ -d /run/systemd/system ]; then
+        systemctl --system daemon-reload >/dev/null || true
+        if [ -n "$2" ]; then
+            deb-systemd-invoke try-restart numaward.service >/dev/null || true
+        fi
+    fi
+    ;;
+esac
 "#;
 
 const BEFORE_REMOVING: &str = r#"#!/bin/sh
 set -e
-if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now numaward.service || true
+if [ -z "${DPKG_ROOT:-}" ] && [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+    deb-systemd-invoke stop numaward.service >/dev/null || true
 fi
 "#;
 
 const AFTER_REMOVING: &str = r#"#!/bin/sh
 set -e
-if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl daemon-reload
+if [ -z "${DPKG_ROOT:-}" ] && [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+    systemctl --system daemon-reload >/dev/null || true
 fi
 if [ "$1" = purge ]; then
-    rm -rf /var/lib/numaward
+    deb-systemd-helper purge numaward.service >/dev/null || true
+    rm -rf "${DPKG_ROOT:-}/var/lib/numaward"
 fi
 "#;
 
-/// Packs the tree, to which it adds what dpkg needs to know.
-pub(crate) fn build(tree: &Tree, package: &Path) -> Result<()> {
+/// What lintian objects to, and why it stays.
+const OVERRIDES: [(&str, &str); 2] = [
+    ("shared-library-lacks-prerequisites", "It is static, for every distribution: it needs no library."),
+    ("unstripped-binary-or-object", "The names in a backtrace are all that a report of a panic has."),
+];
+
+const COPYRIGHT_HEAD: &str = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: numaward
+
+Files: *
+Copyright: The numaward authors
+License: Expat or Apache-2.0
+
+License: Apache-2.0
+ On Debian systems, the complete text of the Apache License, version 2.0, is in
+ /usr/share/common-licenses/Apache-2.0.
+
+License: Expat
+";
+
+/// The name of the package.
+pub(crate) fn name(version: &str, arch: &Arch) -> String {
+    format!("numaward_{version}_{}.deb", arch.debian)
+}
+
+/// Writes the package; `tree` is an empty one for what is in it.
+pub(crate) fn build(contents: &Contents, tree: &Tree, arch: &Arch, package: &Path) -> Result<()> {
+    for Entry { path, bytes, mode } in entries(contents, tree.epoch())? {
+        tree.file(&path, &bytes, mode)?;
+    }
     let kibibytes = size(tree.root())?.div_ceil(1024);
     let control = format!(
-        "Package: numaward\nVersion: {VERSION}\nArchitecture: amd64\nMaintainer: The numaward developers\n\
+        "Package: numaward\nVersion: {}\nArchitecture: {}\nMaintainer: {MAINTAINER}\n\
          Section: admin\nPriority: optional\nInstalled-Size: {kibibytes}\n\
-         Description: keeps memory near the CPUs that use it, and proves it\n \
-         Gives services exclusive CPUs and memory on NUMA nodes, and counts by eBPF whether\n \
-         their memory is where it was promised.\n"
+         Description: {SUMMARY}\n{DESCRIPTION}",
+        contents.version, arch.debian
     );
+    let sums = sums(tree.root())?;
     tree.file("DEBIAN/control", control.as_bytes(), PLAIN)?;
-    tree.file("DEBIAN/conffiles", CONFIGURATION.as_bytes(), PLAIN)?;
+    tree.file("DEBIAN/conffiles", format!("/{CONFIGURATION}\n").as_bytes(), PLAIN)?;
+    tree.file("DEBIAN/md5sums", sums.as_bytes(), PLAIN)?;
     for (name, script) in
         [("postinst", AFTER_INSTALLING), ("prerm", BEFORE_REMOVING), ("postrm", AFTER_REMOVING)]
     {
@@ -68,12 +119,58 @@ pub(crate) fn build(tree: &Tree, package: &Path) -> Result<()> {
     Ok(())
 }
 
+fn entries(contents: &Contents, epoch: u64) -> Result<Vec<Entry>> {
+    let mut entries = contents.installed("usr/share/zsh/vendor-completions")?;
+    let documents = "usr/share/doc/numaward";
+    let history = changelog::debian(&changelog::read()?, epoch)?;
+    entries.push(entry(format!("{documents}/changelog.gz"), gzipped(history.as_bytes())?));
+    entries.push(entry(format!("{documents}/copyright"), copyright()?));
+    entries.push(entry(format!("{documents}/README.md"), checkout("README.md")?));
+    let overrides = OVERRIDES.map(|(tag, why)| format!("# {why}\nnumaward: {tag}\n"));
+    entries.push(entry("usr/share/lintian/overrides/numaward", overrides.concat()));
+    Ok(entries)
+}
+
+fn copyright() -> Result<String> {
+    let licence = String::from_utf8(checkout("LICENSE-MIT")?)?;
+    let mut text = COPYRIGHT_HEAD.to_owned();
+    for line in licence.trim().lines() {
+        // An empty line would end the paragraph.
+        text.push_str(if line.trim().is_empty() { " ." } else { " " });
+        text.push_str(line.trim());
+        text.push('\n');
+    }
+    Ok(text)
+}
+
 /// Bytes of all files below.
 fn size(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        bytes += if entry.file_type()?.is_dir() { size(&entry.path())? } else { entry.metadata()?.len() };
+    for file in files(folder, Path::new(""))? {
+        bytes += fs::metadata(folder.join(file))?.len();
     }
     Ok(bytes)
+}
+
+/// By which dpkg verifies what is installed, without configuration.
+fn sums(root: &Path) -> Result<String> {
+    let mut files = files(root, Path::new(""))?;
+    files.retain(|file| file != Path::new(CONFIGURATION));
+    files.sort();
+    command::read(Command::new("md5sum").arg("--").args(&files).current_dir(root))
+}
+
+/// All files below, as paths in `root`.
+fn files(root: &Path, below: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root.join(below))? {
+        let entry = entry?;
+        let path = below.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            found.extend(files(root, &path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }

@@ -11,8 +11,9 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::arch::Arch;
 use super::tree::{Tree, gzip, sha256};
-use super::{PLAIN, VERSION};
+use super::{PLAIN, SUMMARY, VERSION};
 
 /// The name under which container runtimes know it, as deploy/ has it.
 const NAME: &str = "docker.io/library/numaward";
@@ -22,7 +23,7 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// Packs `rootfs` as an image; `layout` is an empty tree for what goes into the archive.
-pub(crate) fn build(rootfs: &Tree, layout: &Tree, image: &Path, created: &str) -> Result<()> {
+pub(crate) fn build(rootfs: &Tree, layout: &Tree, arch: &Arch, image: &Path, created: &str) -> Result<()> {
     let scratch = tempfile::Builder::new().prefix("numaward-image-").tempdir()?;
     let plain = rootfs.pack(&scratch.path().join("layer.tar"))?;
     let packed = scratch.path().join("layer.tar.gz");
@@ -30,13 +31,13 @@ pub(crate) fn build(rootfs: &Tree, layout: &Tree, image: &Path, created: &str) -
     let layer = add(layout, LAYER, &fs::read(&packed)?)?;
     let labels = json!({
         "org.opencontainers.image.title": "numaward",
-        "org.opencontainers.image.description": "Keeps memory near the CPUs that use it, and proves it",
+        "org.opencontainers.image.description": SUMMARY,
         "org.opencontainers.image.version": VERSION,
         "org.opencontainers.image.licenses": "MIT OR Apache-2.0",
     });
     let config = json!({
         "created": created,
-        "architecture": "amd64",
+        "architecture": arch.oci,
         "os": "linux",
         "config": {
             "Entrypoint": ["/usr/bin/numaward"],
@@ -53,7 +54,7 @@ pub(crate) fn build(rootfs: &Tree, layout: &Tree, image: &Path, created: &str) -
         "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer], "annotations": labels,
     });
     let mut manifest = add(layout, MANIFEST, &bytes(&manifest))?;
-    manifest["platform"] = json!({ "architecture": "amd64", "os": "linux" });
+    manifest["platform"] = json!({ "architecture": arch.oci, "os": "linux" });
     manifest["annotations"] = json!({
         "io.containerd.image.name": format!("{NAME}:{VERSION}"),
         "org.opencontainers.image.ref.name": VERSION,

@@ -3,22 +3,29 @@
 //! All of it holds one program, static, that runs on any x86-64 Linux:
 //!
 //! - `numaward-VERSION-x86_64-linux.tar.gz`: the program with its manual, completions and unit;
-//! - `numaward_VERSION_amd64.deb`: the same for Debian and its like;
+//! - `numaward_VERSION_amd64.deb`: the same for Debian and its like, and `apt`, a repository with it;
+//! - `numaward-VERSION-1.x86_64.rpm`: the same for Fedora and its like;
 //! - `numaward-VERSION-oci.tar`: a container image as an archive in the OCI layout, and `rootfs`, what is in it;
 //! - `numaward-VERSION-deploy.tar.gz`: the manifests for Kubernetes;
 //! - `numaward-VERSION.cdx.json`: which crates are in the program (`CycloneDX`);
 //! - `numaward-VERSION.intoto.json`: of what and by which tools all of these were made (in-toto, SLSA);
-//! - `SHA256SUMS`.
+//! - `SHA256SUMS`; with a key also its signature, `SHA256SUMS.asc`, and the key's public half, `numaward.asc`.
 //!
 //! Invariant: the same commit and the same tools make the same bytes. So no file has another time than that of the
 //! commit (`SOURCE_DATE_EPOCH` where it is set), no other owner than root, none of its modes is left to the umask,
-//! names are sorted, and the program holds no path of the machine that built it.
+//! names are sorted, and the program holds no path of the machine that built it. Signatures have the time at which they
+//! are made, so nothing that has a digest holds one.
 
+mod apt;
+mod arch;
+pub(crate) mod changelog;
 mod components;
 mod deb;
 mod elf;
 mod image;
 mod provenance;
+mod rpm;
+mod sign;
 mod tree;
 
 use std::env;
@@ -27,19 +34,38 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
+use self::arch::{Arch, X86_64};
 pub(crate) use self::provenance::Origin;
+pub(crate) use self::sign::Signer;
 use self::tree::{Tree, gzip, sha256};
 use crate::setup::{self, Part};
 use crate::{build, command};
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Comes after this version, for dpkg and for rpm.
+const NEXT: &str = concat!(env!("CARGO_PKG_VERSION"), "+next");
 const PROGRAM: &str = "usr/bin/numaward";
+const CONFIGURATION: &str = "etc/numaward/config.yaml";
+/// Both kinds of packages have to name an address; nobody reads mail at this one.
+const MAINTAINER: &str = "The numaward authors <authors@numaward.invalid>";
+const SUMMARY: &str = "keeps memory near the CPUs that use it, and proves it";
+/// The container image is no larger, nor is any program in it.
+const IMAGE_BYTES: u64 = 20_000_000;
 const EXECUTABLE: u32 = 0o755;
 const PLAIN: u32 = 0o644;
 
+#[derive(Args)]
+pub(crate) struct Alone {
+    #[command(flatten)]
+    what: Arguments,
+    #[command(flatten)]
+    key: Key,
+}
+
+/// What is made, and where.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Folder for what is made; what is in it goes [default: packages in cargo's target folder]
@@ -48,28 +74,76 @@ pub(crate) struct Arguments {
     /// Packs this static program, instead of building one
     #[arg(long, value_name = "FILE", requires = "out")]
     program: Option<PathBuf>,
+    /// Folder with the Debian packages of earlier versions, which the apt repository keeps
+    #[arg(long, value_name = "DIR")]
+    pool: Option<PathBuf>,
 }
 
-pub(crate) fn main(arguments: &Arguments) -> Result<()> {
-    let (program, origin) = if let Some(program) = &arguments.program {
-        (program.clone(), Origin::Given(program))
-    } else {
-        setup::ensure(&[Part::Ebpf])?;
-        (build::portable_program("numaward")?, Origin::Built)
+/// By whom what is made is signed.
+#[derive(Args)]
+pub(crate) struct Key {
+    /// Signs the checksums and the apt repository with this key of your gpg keyring (a fingerprint, for one)
+    #[arg(long, value_name = "KEY", env = "NUMAWARD_KEY")]
+    key: Option<String>,
+}
+
+impl Key {
+    pub(crate) fn get(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+}
+
+pub(crate) fn main(arguments: &Alone) -> Result<()> {
+    let signer = match arguments.key.get() {
+        Some(key) => {
+            setup::ensure(&[Part::Gpg])?;
+            Some(Signer::of_keyring(key)?)
+        }
+        None => None,
     };
-    let out = match &arguments.out {
-        Some(out) => out.clone(),
-        // PROFILE/numaward, below the target's name. In `dist` beside it, cargo has files of its own.
-        None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("packages"),
-    };
-    for made in make(&program, &origin, &out)? {
+    let (_, made) = arguments.what.make(signer.as_ref())?;
+    for made in made {
         println!("{}", made.display());
+    }
+    if signer.is_none() {
+        println!("not signed: --key KEY signs the checksums and the apt repository");
     }
     Ok(())
 }
 
-/// Makes everything of this program in `out`, and returns what is for users.
-pub(crate) fn make(program: &Path, origin: &Origin<'_>, out: &Path) -> Result<Vec<PathBuf>> {
+impl Arguments {
+    /// Whether the program is not built here.
+    pub(crate) fn has_program(&self) -> bool {
+        self.program.is_some()
+    }
+
+    /// Makes everything, and returns the folder and what is for users.
+    pub(crate) fn make(&self, signer: Option<&Signer>) -> Result<(PathBuf, Vec<PathBuf>)> {
+        let (program, origin) = if let Some(program) = &self.program {
+            (program.clone(), Origin::Given(program))
+        } else {
+            setup::ensure(&[Part::Ebpf])?;
+            (build::portable_program("numaward")?, Origin::Built)
+        };
+        let out = match &self.out {
+            Some(out) => out.clone(),
+            // PROFILE/numaward, below the target's name. In `dist` beside it, cargo has files of its own.
+            None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("packages"),
+        };
+        let made = make(&program, &origin, &out, self.pool.as_deref(), signer)?;
+        Ok((out, made))
+    }
+}
+
+/// Makes everything of this program in `out`, and returns what is for users. The apt repository also has the packages in
+/// `pool`.
+pub(crate) fn make(
+    program: &Path,
+    origin: &Origin<'_>,
+    out: &Path,
+    pool: Option<&Path>,
+    signer: Option<&Signer>,
+) -> Result<Vec<PathBuf>> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     elf::check_static(&bytes).with_context(|| program.display().to_string())?;
     let contents = Contents::of(program, bytes)?;
@@ -78,7 +152,9 @@ pub(crate) fn make(program: &Path, origin: &Origin<'_>, out: &Path) -> Result<Ve
         fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let mut made = contents.package(out, epoch)?;
+    let mut made = contents.package(&X86_64, out, epoch)?;
+    let packages: Vec<_> = made.iter().map(PathBuf::as_path).filter(|path| is_deb(path)).collect();
+    apt::build(&Tree::new(&out.join("apt"), epoch)?, &packages, pool, signer)?;
     made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), epoch)?);
     let statement = out.join(format!("numaward-{VERSION}.intoto.json"));
     made.push(provenance::write(&statement, &made, origin, epoch)?);
@@ -89,8 +165,36 @@ pub(crate) fn make(program: &Path, origin: &Origin<'_>, out: &Path) -> Result<Ve
     }
     let path = out.join("SHA256SUMS");
     fs::write(&path, sums)?;
+    if let Some(signer) = signer {
+        signer.detached(&path, "SHA256SUMS.asc")?;
+        made.push(path.with_file_name("SHA256SUMS.asc"));
+        let public = path.with_file_name("numaward.asc");
+        fs::write(&public, signer.public()?)?;
+        made.push(public);
+    }
     made.push(path);
     Ok(made)
+}
+
+/// Makes the packages of the version after this one in `out`, with a repository that has this one's too: for tests of
+/// upgrades.
+pub(crate) fn make_next(program: &Path, out: &Path, pool: &Path, signer: &Signer) -> Result<()> {
+    let epoch = epoch()?;
+    let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
+    if out.exists() {
+        fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
+    }
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let mut contents = Contents::of(program, fs::read(program)?)?;
+    contents.version = NEXT.to_owned();
+    let package = out.join(deb::name(NEXT, &X86_64));
+    deb::build(&contents, &Tree::new(&scratch.path().join("deb"), epoch)?, &X86_64, &package)?;
+    rpm::build(&contents, &X86_64, epoch, &out.join(rpm::name(NEXT, &X86_64)))?;
+    apt::build(&Tree::new(&out.join("apt"), epoch)?, &[&package], Some(pool), Some(signer))
+}
+
+fn is_deb(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "deb")
 }
 
 /// The time of everything that is made, in seconds since 1970.
@@ -127,6 +231,7 @@ fn entry(path: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Entry {
 
 /// What goes into packages.
 struct Contents {
+    version: String,
     program: Vec<u8>,
     /// Pages of the manual by their file name.
     manual: Vec<Entry>,
@@ -150,14 +255,14 @@ impl Contents {
             completions
                 .push(entry(shell, command::read(Command::new(program).args(["completions", shell]))?));
         }
-        Ok(Self { program: bytes, manual, completions })
+        Ok(Self { version: VERSION.to_owned(), program: bytes, manual, completions })
     }
 
-    fn package(&self, out: &Path, epoch: u64) -> Result<Vec<PathBuf>> {
+    fn package(&self, arch: &Arch, out: &Path, epoch: u64) -> Result<Vec<PathBuf>> {
         let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
         let tree = |name: &str| Tree::new(&scratch.path().join(name), epoch);
 
-        let archive = out.join(format!("numaward-{VERSION}-x86_64-linux.tar.gz"));
+        let archive = out.join(format!("numaward-{VERSION}-{}-linux.tar.gz", arch.kernel));
         let packed = tree("archive")?;
         let top = format!("numaward-{VERSION}");
         for Entry { path, bytes, mode } in self.for_archive()? {
@@ -165,19 +270,19 @@ impl Contents {
         }
         gzip(&packed.pack(&scratch.path().join("archive.tar"))?, &archive)?;
 
-        let package = out.join(format!("numaward_{VERSION}_amd64.deb"));
-        let root = tree("deb")?;
-        for Entry { path, bytes, mode } in self.for_debian()? {
-            root.file(&path, &bytes, mode)?;
-        }
-        deb::build(&root, &package)?;
+        let debian = out.join(deb::name(&self.version, arch));
+        deb::build(self, &tree("deb")?, arch, &debian)?;
+        let fedora = out.join(rpm::name(&self.version, arch));
+        rpm::build(self, arch, epoch, &fedora)?;
 
         let rootfs = Tree::new(&out.join("rootfs"), epoch)?;
         rootfs.file(PROGRAM, &self.program, EXECUTABLE)?;
         // Without it, the order is the C library's to choose.
         rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
         let image = out.join(format!("numaward-{VERSION}-oci.tar"));
-        image::build(&rootfs, &tree("image")?, &image, &rfc3339(epoch)?)?;
+        image::build(&rootfs, &tree("image")?, arch, &image, &rfc3339(epoch)?)?;
+        let bytes = fs::metadata(&image)?.len();
+        ensure!(bytes <= IMAGE_BYTES, "the image has {bytes} bytes, more than {IMAGE_BYTES}");
 
         let deploy = out.join(format!("numaward-{VERSION}-deploy.tar.gz"));
         let packed = tree("deploy")?;
@@ -185,12 +290,14 @@ impl Contents {
             packed.copy(&command::root().join(folder), &format!("{top}/{folder}"))?;
         }
         gzip(&packed.pack(&scratch.path().join("deploy.tar"))?, &deploy)?;
-        Ok(vec![archive, package, image, deploy])
+        Ok(vec![archive, debian, fedora, image, deploy])
     }
 
     fn for_archive(&self) -> Result<Vec<Entry>> {
         let mut entries = vec![Entry { mode: EXECUTABLE, ..entry("bin/numaward", self.program.clone()) }];
-        entries.push(entry("systemd/numaward.service", checkout("deploy/systemd/numaward.service")?));
+        for file in ["numaward.preset", "numaward.service"] {
+            entries.push(entry(format!("systemd/{file}"), checkout(&format!("deploy/systemd/{file}"))?));
+        }
         entries.extend(self.manual.iter().map(|page| renamed(page, format!("man/man1/{}", page.path))));
         entries.extend(
             self.completions.iter().map(|it| renamed(it, format!("completions/numaward.{}", it.path))),
@@ -201,27 +308,27 @@ impl Contents {
         Ok(entries)
     }
 
-    fn for_debian(&self) -> Result<Vec<Entry>> {
+    /// What every package installs; zsh looks for completions in a folder that is each distribution's own.
+    fn installed(&self, zsh: &str) -> Result<Vec<Entry>> {
         let mut entries = vec![Entry { mode: EXECUTABLE, ..entry(PROGRAM, self.program.clone()) }];
-        let unit = "usr/lib/systemd/system/numaward.service";
-        entries.push(entry(unit, checkout("deploy/systemd/numaward.service")?));
-        entries.push(entry("etc/numaward/config.yaml", checkout("deploy/systemd/config.yaml")?));
+        for (path, file) in [
+            ("usr/lib/systemd/system/numaward.service", "numaward.service"),
+            ("usr/lib/systemd/system-preset/90-numaward.preset", "numaward.preset"),
+            (CONFIGURATION, "config.yaml"),
+        ] {
+            entries.push(entry(path, checkout(&format!("deploy/systemd/{file}"))?));
+        }
         for page in &self.manual {
             entries.push(entry(format!("usr/share/man/man1/{}.gz", page.path), tree::gzipped(&page.bytes)?));
         }
         for completion in &self.completions {
             let path = match completion.path.as_str() {
-                "bash" => "usr/share/bash-completion/completions/numaward",
-                "fish" => "usr/share/fish/vendor_completions.d/numaward.fish",
-                _ => "usr/share/zsh/vendor-completions/_numaward",
+                "bash" => "usr/share/bash-completion/completions/numaward".to_owned(),
+                "fish" => "usr/share/fish/vendor_completions.d/numaward.fish".to_owned(),
+                _ => format!("{zsh}/_numaward"),
             };
-            entries.push(renamed(completion, path.to_owned()));
+            entries.push(renamed(completion, path));
         }
-        let licences = [checkout("LICENSE-MIT")?, checkout("LICENSE-APACHE")?];
-        let copyright =
-            [b"numaward: MIT or Apache-2.0, at your choice.\n".as_slice(), &licences[0], &licences[1]];
-        entries.push(entry("usr/share/doc/numaward/copyright", copyright.join(b"\n".as_slice())));
-        entries.push(entry("usr/share/doc/numaward/README.md", checkout("README.md")?));
         Ok(entries)
     }
 }
@@ -243,11 +350,12 @@ mod tests {
     fn made(folder: &Path) -> Vec<PathBuf> {
         fs::create_dir_all(folder).unwrap();
         let contents = Contents {
+            version: VERSION.to_owned(),
             program: b"program".to_vec(),
             manual: vec![entry("numaward.1", "manual")],
             completions: ["bash", "fish", "zsh"].map(|shell| entry(shell, shell)).to_vec(),
         };
-        contents.package(folder, 1_700_000_000).unwrap()
+        contents.package(&X86_64, folder, 1_700_000_000).unwrap()
     }
 
     fn listing(program: &str, arguments: &[&str], path: &Path) -> String {
@@ -261,7 +369,7 @@ mod tests {
         for (first, second) in first.iter().zip(&second) {
             assert_eq!(sha256(first).unwrap(), sha256(second).unwrap(), "{}", first.display());
         }
-        let [archive, package, image, deploy] = &first[..] else { panic!("{first:?}") };
+        let [archive, package, fedora, image, deploy] = &first[..] else { panic!("{first:?}") };
 
         let archive = listing("tar", &["-tvzf"], archive);
         let program =
@@ -283,12 +391,20 @@ mod tests {
             "-rwxr-xr-x root/root         7 2023-11-14 22:13 ./usr/bin/numaward",
             "./etc/numaward/config.yaml",
             "./usr/lib/systemd/system/numaward.service",
+            "./usr/lib/systemd/system-preset/90-numaward.preset",
+            "./usr/share/bash-completion/completions/numaward",
+            "./usr/share/fish/vendor_completions.d/numaward.fish",
+            "./usr/share/zsh/vendor-completions/_numaward",
+            "./usr/share/doc/numaward/changelog.gz",
             "./usr/share/man/man1/numaward.1.gz",
         ] {
             assert!(contents.contains(line), "{line}:\n{contents}");
         }
         let control = listing("dpkg-deb", &["--field"], package);
         assert!(control.contains(&format!("Version: {VERSION}\n")), "{control}");
+
+        let magic = fs::read(fedora).unwrap();
+        assert!(magic.starts_with(b"\xed\xab\xee\xdb"), "{}", fedora.display());
 
         let layout = folder.path().join("layout");
         fs::create_dir(&layout).unwrap();

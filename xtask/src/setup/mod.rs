@@ -36,6 +36,7 @@ pub(crate) use debian_tools::DebianTool;
 pub(crate) use ebpf::tools as ebpf_tools;
 use kernels::Source;
 pub(crate) use python::PythonTool;
+pub(crate) use software::Image;
 use steps::{Steps, say};
 pub(crate) use tools::CargoTool;
 
@@ -60,8 +61,12 @@ pub(crate) enum Part {
     Kernel(&'static Source),
     /// A root file system with systemd.
     Debian,
-    /// What the guides are about, as an image.
-    Software,
+    /// A root file system with software, as an image.
+    Image(&'static Image),
+    /// What signs.
+    Gpg,
+    /// What judges packages.
+    Packages,
     /// containerd and runc, with the libraries they need.
     Containerd,
     /// A browser, and what drives it.
@@ -88,6 +93,8 @@ const BROWSER: &[(&str, &str)] = &[("chromium", "chromium"), ("node", "nodejs"),
 const CPP: &[(&str, &str)] = &[("c++", "g++")];
 const SYSTEMD: &[(&str, &str)] = &[("systemd-analyze", "systemd")];
 const COMMANDS: &[(&str, &str)] = &[("numactl", "numactl"), ("mandoc", "mandoc"), ("zsh", "zsh")];
+const GPG: &[(&str, &str)] = &[("gpg", "gnupg")];
+const PACKAGES: &[(&str, &str)] = &[("lintian", "lintian"), ("rpm", "rpm")];
 const NODE: &[(&str, &str)] = &[("node", "nodejs"), ("npm", "npm")];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
@@ -95,7 +102,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     parts.extend(kernels::SOURCES.iter().map(Part::Kernel));
     parts.push(Part::Debian);
     if arguments.all {
-        parts.extend([Part::Containerd, Part::Software]);
+        parts.extend([Part::Containerd, Part::Image(&Image::GUIDES), Part::Image(&Image::PACKAGES)]);
     }
     install(&parts, arguments.update, true)
 }
@@ -117,7 +124,9 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Qemu => packages::ensure(&steps, "QEMU", numaward_vm::TOOLS),
             Part::Kernel(source) => kernels::ensure(&steps, source),
             Part::Debian => debian::ensure(&steps),
-            Part::Software => software::ensure(&steps),
+            Part::Image(image) => software::ensure(&steps, image),
+            Part::Gpg => packages::ensure(&steps, "gpg", GPG),
+            Part::Packages => packages::ensure(&steps, "lintian and rpm", PACKAGES),
             Part::Containerd => containerd::ensure(&steps),
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
             Part::Cpp => packages::ensure(&steps, "C++ compiler", CPP),

@@ -1,4 +1,4 @@
-//! What the guides are about, on a root file system with systemd, as an image of a disk that machines boot from.
+//! Software that tests are about, on a root file system with systemd, as an image of a disk that machines boot from.
 //!
 //! The problem: such software takes hundreds of megabytes, which would not fit into the memory of a small machine. mmdebstrap
 //! installs it, as apt does on a host: units, users and `PostgreSQL`'s first cluster are those that a user gets.
@@ -9,25 +9,52 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use numaward_vm::{SOFTWARE, SOFTWARE_IMAGE};
+use numaward_vm::{PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE};
 
 use super::steps::{Steps, say};
 use super::{debian, packages, sources, store};
 use crate::command;
 
-const PART: &str = "software of the guides";
-const PACKAGES: &[&str] = &[
-    "dbus",
-    "systemd-sysv",
-    "postgresql",
-    "redis-server",
-    "tomcat10",
-    // `ab`, which asks a web server.
-    "apache2-utils",
-    // `dpdk-testpmd`.
-    "dpdk-dev",
-    "qemu-system-x86",
-];
+/// Such an image.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Image {
+    /// What it is called in messages.
+    name: &'static str,
+    /// Its folder in the cache; the last part is the Debian release.
+    folder: &'static str,
+    packages: &'static [&'static str],
+    megabytes: u32,
+}
+
+impl Image {
+    /// What the guides are about.
+    pub(crate) const GUIDES: Self = Self {
+        name: "software of the guides",
+        folder: SOFTWARE,
+        packages: &[
+            "dbus",
+            "systemd-sysv",
+            "postgresql",
+            "redis-server",
+            "tomcat10",
+            // `ab`, which asks a web server.
+            "apache2-utils",
+            // `dpdk-testpmd`.
+            "dpdk-dev",
+            "qemu-system-x86",
+        ],
+        megabytes: 300,
+    };
+
+    /// What installs packages.
+    pub(crate) const PACKAGES: Self = Self {
+        name: "package managers",
+        folder: PACKAGE_MANAGERS,
+        packages: &["dbus", "systemd-sysv", "apt", "gpg", "rpm"],
+        megabytes: 100,
+    };
+}
+
 /// What no machine needs, nor that services begin by themselves: each guide starts its own.
 const REMOVED: &[&str] = &[
     "etc/systemd/system/multi-user.target.wants",
@@ -44,38 +71,39 @@ const REMOVED: &[&str] = &[
 const ROOM: u64 = 512;
 
 /// Makes sure that the image is in the cache.
-pub(crate) fn ensure(steps: &Steps) -> Result<()> {
-    let folder = steps.cache.root().join(SOFTWARE);
+pub(crate) fn ensure(steps: &Steps, image: &Image) -> Result<()> {
+    let Image { name: part, packages: names, megabytes, .. } = *image;
+    let folder = steps.cache.root().join(image.folder);
     let release = folder.file_name().unwrap_or_default().to_string_lossy();
-    let recipe = format!("{release}: {} without {}, and {ROOM} MiB\n", PACKAGES.join(" "), REMOVED.join(" "));
+    let recipe = format!("{release}: {} without {}, and {ROOM} MiB\n", names.join(" "), REMOVED.join(" "));
     match store::state(&folder, &recipe) {
         store::State::Whole if !steps.update => {
-            steps.found(PART, &folder.display().to_string());
+            steps.found(part, &folder.display().to_string());
             return Ok(());
         }
-        store::State::Damaged => say(PART, "what the cache holds is damaged or outdated: making it again"),
+        store::State::Damaged => say(part, "what the cache holds is damaged or outdated: making it again"),
         store::State::Whole | store::State::Missing => {}
     }
     packages::ensure(steps, "mmdebstrap", &[("mmdebstrap", "mmdebstrap")])?;
     packages::ensure(steps, "e2fsprogs", &[("mkfs.ext4", "e2fsprogs")])?;
     let started = Instant::now();
-    let mirror = sources::mirror(Path::new("/")).with_context(|| format!("cannot fetch {PART}"))?;
-    say(PART, "fetching 300 MB and making an image of them, which takes some minutes");
+    let mirror = sources::mirror(Path::new("/")).with_context(|| format!("cannot fetch {part}"))?;
+    say(part, &format!("fetching {megabytes} MB and making an image of them, which takes some minutes"));
     store::replace(&folder, &recipe, |folder| {
         let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
         let tar = scratch.path().join("root.tar");
-        debian::bootstrap(PART, &release, PACKAGES, &mirror.line(&release), &tar)?;
+        debian::bootstrap(part, &release, names, &mirror.line(&release), &tar)?;
         let tree = scratch.path().join("tree");
         fs::create_dir(&tree)?;
-        image(&tar, &tree, &folder.join(SOFTWARE_IMAGE))
+        pack(&tar, &tree, &folder.join(SOFTWARE_IMAGE))
     })?;
-    say(PART, &format!("ready after {} s", started.elapsed().as_secs()));
+    say(part, &format!("ready after {} s", started.elapsed().as_secs()));
     Ok(())
 }
 
 /// Makes a file system of what is in the archive; `tree` is an empty folder for it. Files keep their owners, also where this
 /// user is not root: as in mmdebstrap, the other users are then those that the system has set aside for this one.
-fn image(tar: &Path, tree: &Path, image: &Path) -> Result<()> {
+fn pack(tar: &Path, tree: &Path, image: &Path) -> Result<()> {
     const SCRIPT: &str = r#"
         tar -xpf "$1" -C "$2"
         (cd "$2" && rm -rf $4)

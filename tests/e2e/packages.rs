@@ -1,0 +1,122 @@
+//! What users are given, by the package managers that they have: apt with a signed repository, and rpm. Each installs,
+//! upgrades and removes it in a machine with systemd, Debian 13.
+//!
+//! Fedora's system is not at hand: its rpm is (Debian has the same), but neither its systemd package nor dnf. So nothing
+//! there satisfies what the package requires, and rpm is asked not to look.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::{Cache, Machine, PACKAGE_MANAGERS, SOFTWARE_IMAGE, Vm};
+
+/// As in the workspace.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// A machine with package managers, and with what was made of this version and of the next.
+fn machine(bench: &Bench, archives: &tempfile::TempDir) -> Vm {
+    let image = Cache::locate().unwrap().root().join(PACKAGE_MANAGERS).join(SOFTWARE_IMAGE);
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let packed = |name: &str, files: &[&str]| {
+        let archive = archives.path().join(name);
+        let folder = bench.made("..").join(name);
+        let mut tar = Command::new("tar");
+        tar.arg("--create").arg("--file").arg(&archive).arg("--directory").arg(folder).args(files);
+        assert!(tar.status().unwrap().success(), "{name}");
+        archive
+    };
+    let [now, next] =
+        [format!("numaward-{VERSION}-1.x86_64.rpm"), format!("numaward-{VERSION}+next-1.x86_64.rpm")];
+    let dist = packed("dist", &["apt", &now, "SHA256SUMS", "SHA256SUMS.asc", "numaward.asc"]);
+    let next = packed("next", &["apt", &next]);
+    bench
+        .vm(machine)
+        .systemd_on_disk(image)
+        .limit(Duration::from_mins(20))
+        .file(dist, "/dist.tar")
+        .file(next, "/next.tar")
+}
+
+fn report(script: &str) -> Option<Report> {
+    let bench = Bench::open()?;
+    let archives = tempfile::tempdir().unwrap();
+    let report =
+        boot(&machine(&bench, &archives), &format!("{}\n{script}", include_str!("packages/common.sh")));
+    eprintln!("{report}");
+    Some(report)
+}
+
+/// The last lines of a section; package managers print before.
+fn assert_ends(report: &Report, section: &str, lines: &[&str]) {
+    let found: Vec<_> = report.section(section).lines().collect();
+    assert!(found.ends_with(lines), "{section} does not end with {lines:#?}:\n{report}");
+}
+
+#[test]
+fn apt_installs_upgrades_and_removes_from_a_signed_repository() {
+    let Some(report) = report(include_str!("packages/apt.sh")) else { return };
+    let signature = report.section("verified");
+    assert!(signature.contains("Good signature from \"numaward dry run"), "{report}");
+    assert_ends(&report, "verified", &[&format!("numaward-{VERSION}-1.x86_64.rpm: OK")]);
+    assert_ends(&report, "changed download", &["refused"]);
+    for section in ["no key", "another key", "changed index"] {
+        assert_ends(&report, section, &["refused"]);
+    }
+    assert_ends(&report, "found", &[VERSION]);
+
+    let program =
+        ["755 root /usr/bin/numaward", "644 root /etc/numaward/config.yaml", "disabled", "inactive"];
+    assert_ends(&report, "installed", &[VERSION, program[0], program[1], program[2], program[3], "intact"]);
+    assert_ends(&report, "preset", &["disabled"]);
+    let guarantee = report.json("guarantee");
+    assert_eq!((&guarantee["cpus"], &guarantee["nodes"]), (&"2-3".into(), &"1".into()), "{guarantee}");
+
+    let next = format!("{VERSION}+next");
+    assert_ends(&report, "upgraded", &[&next, "another process", "enabled", "active", "2-3", "# changed"]);
+    let allocations = report.json("upgraded allocations");
+    assert_eq!(allocations["allocations"][0]["name"], "load.service", "{allocations}");
+    assert_ends(&report, "downgraded", &[VERSION, "active", "2-3"]);
+
+    // What is promised stays with the kernel, what was configured and the ledger with the host, until they are purged.
+    let kept = ["inactive", "/etc/numaward/config.yaml", "/var/lib/numaward/ledger.json", "2-3"];
+    assert_ends(&report, "removed", &kept);
+    assert_ends(&report, "installed again", &["enabled", "inactive", "# changed"]);
+    assert_ends(&report, "restored", &["before: 2-3", "after:"]);
+    assert_ends(&report, "purged", &["nothing"]);
+    assert!(!report.section("purged").contains("/numaward"), "{report}");
+}
+
+#[test]
+fn rpm_installs_upgrades_and_erases() {
+    let Some(report) = report(include_str!("packages/rpm.sh")) else { return };
+    let digests = report.section("digests");
+    assert!(digests.contains("Payload SHA256 digest: OK") && !digests.contains("BAD"), "{report}");
+    assert_ends(&report, "requires", &["/bin/sh", "systemd"]);
+    assert_ends(
+        &report,
+        "installed",
+        &[
+            "755 root /usr/bin/numaward",
+            "644 root /etc/numaward/config.yaml",
+            "disabled",
+            "inactive",
+            "intact",
+        ],
+    );
+    assert_ends(&report, "preset of the administrator", &["enabled", "inactive"]);
+    let next = format!("{VERSION}+next");
+    assert_ends(&report, "upgraded", &[&next, "another process", "enabled", "active", "2-3", "# changed"]);
+    assert_ends(&report, "changed files", &["S.5....T.  c /etc/numaward/config.yaml"]);
+    let kept = ["inactive", "/etc/numaward/config.yaml.rpmsave", "/var/lib/numaward/ledger.json", "2-3"];
+    assert_ends(&report, "erased", &kept);
+}
+
+#[test]
+fn lintian_has_no_objection() {
+    let Some(bench) = Bench::open() else { return };
+    let package: PathBuf = bench.made(&format!("numaward_{VERSION}_amd64.deb"));
+    let output =
+        Command::new("lintian").args(["--allow-root", "--fail-on=error,warning"]).arg(package).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.is_empty(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}

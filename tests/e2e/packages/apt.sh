@@ -1,0 +1,98 @@
+# apt and a repository that a web server has.
+
+# As docs/start.md has it.
+section "verified"
+cd /srv/now
+gpg --import numaward.asc 2>&1
+gpg --verify SHA256SUMS.asc SHA256SUMS 2>&1
+sha256sum --check --ignore-missing SHA256SUMS
+section "changed download"
+cp -r /srv/now/SHA256SUMS /srv/now/SHA256SUMS.asc /run
+echo >>/run/SHA256SUMS
+gpg --verify /run/SHA256SUMS.asc /run/SHA256SUMS 2>&1 || echo refused
+cd /
+
+busybox httpd -p 127.0.0.1:8080 -h /srv
+rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
+update() { apt-get -q -o APT::Update::Error-Mode=any update 2>&1; }
+# publish FOLDER: what the web server has at /apt.
+publish() { ln -sfn "$1" /srv/apt; }
+publish now/apt
+sed 's#^URIs: ADDRESS#URIs: http://127.0.0.1:8080/apt#' /srv/now/apt/numaward.sources >/etc/apt/sources.list.d/numaward.sources
+
+section "no key"
+update || echo refused
+section "another key"
+mkdir -p /etc/apt/keyrings
+gpg --batch --quiet --passphrase '' --quick-generate-key another@numaward.invalid ed25519 sign 1d
+gpg --armor --export another@numaward.invalid >/etc/apt/keyrings/numaward.asc
+update || echo refused
+cp /srv/now/numaward.asc /etc/apt/keyrings/numaward.asc
+section "changed index"
+cp -r /srv/now/apt /srv/changed
+index=/srv/changed/dists/stable/main/binary-amd64/Packages
+sed -i 's/^Section: admin$/Section: misc_/' $index
+gzip -cn $index >$index.gz
+publish changed
+update || echo refused
+publish now/apt
+section "found"
+update || fail "apt refuses the repository"
+apt-cache policy numaward | sed -n 's/^ *Candidate: //p'
+
+section "installed"
+quietly apt-get -qy install numaward
+dpkg-query -W -f '${Version}\n' numaward
+files
+state
+dpkg --verify numaward && echo intact
+section "preset"
+systemctl preset numaward 2>&1
+systemctl is-enabled numaward
+begin
+
+section "upgraded"
+before=$(pid)
+publish next/apt
+quietly update
+quietly apt-get -qy upgrade
+wait_for 60 _ready
+dpkg-query -W -f '${Version}\n' numaward
+restarted "$before"
+state
+cat $load/cpuset.cpus
+tail -n 1 /etc/numaward/config.yaml
+section "upgraded allocations"
+ask /api/v1/allocations
+section "downgraded"
+# The repository has the earlier version too.
+earlier=$(apt-cache madison numaward | sed -n 's/.*| \([^+ ]*\) |.*/\1/p')
+quietly apt-get -qy --allow-downgrades install "numaward=$earlier"
+wait_for 60 _ready
+dpkg-query -W -f '${Version}\n' numaward
+systemctl is-active numaward
+cat $load/cpuset.cpus
+
+section "removed"
+quietly apt-get -qy remove numaward
+systemctl is-active numaward
+there /usr/bin/numaward /usr/lib/systemd/system/numaward.service /etc/numaward/config.yaml /var/lib/numaward/ledger.json
+cat $load/cpuset.cpus
+section "installed again"
+quietly apt-get -qy install numaward
+state
+tail -n 1 /etc/numaward/config.yaml
+section "restored"
+systemctl start numaward
+wait_for 60 _ready
+echo "before: $(cat $load/cpuset.cpus)"
+systemctl stop numaward
+quietly numaward uninstall --restore
+echo "after:$(cat $load/cpuset.cpus)"
+section "purged"
+quietly apt-get -qy purge numaward
+# What a user gets is gone; a link of the service would be dangling.
+find /etc /usr /var/lib/numaward /var/lib/systemd -name '*numaward*' -not -path '/etc/apt/*' -not -path '*/numaward-vm*' \
+    -not -name 'numaward-*' 2>/dev/null
+echo nothing
+section "end"

@@ -1,0 +1,49 @@
+# What the tests of package managers share.
+# busybox has programs of these names, too, which do less.
+export PATH=/usr/sbin:/usr/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive
+
+ask() { busybox wget -q -O - "http://127.0.0.1:9560$1"; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+_loaded() { [ -s /run/load.json ]; }
+load=$cgroups/system.slice/load.service
+# quietly COMMAND...: shows what it printed only if it fails.
+quietly() { "$@" >/run/log 2>&1 || { cat /run/log; fail "$*"; }; }
+# there PATH...: which of these there are.
+there() {
+    for _path in "$@"; do
+        [ -e "$_path" ] && echo "$_path"
+    done
+}
+# files: mode and owner of what counts.
+files() { stat -c '%a %U %n' /usr/bin/numaward /etc/numaward/config.yaml; }
+# state: whether it is enabled, and whether it runs.
+state() {
+    systemctl is-enabled numaward
+    systemctl is-active numaward
+}
+pid() { systemctl show --value -p MainPID numaward; }
+# restarted PID: whether another process runs since.
+restarted() { [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ] && echo "another process"; }
+
+# begin: it runs and holds CPUs 2-3 for a unit; its configuration is the administrator's.
+begin() {
+    cat >/run/systemd/system/load.service <<'END'
+[Service]
+ExecStart=/bin/numaward-load --size 32M --report json
+StandardOutput=file:/run/load.json
+END
+    systemctl daemon-reload
+    echo "# changed" >>/etc/numaward/config.yaml
+    systemctl -q enable --now numaward || fail "numaward does not start"
+    systemctl start load
+    wait_for 60 _ready
+    wait_for 60 _loaded
+    section "guarantee"
+    numaward guarantee load.service --cpus 2 --memory 64Mi -o json
+}
+
+# The program under test is the package's.
+rm /usr/bin/numaward
+mkdir /srv/now /srv/next
+tar -xf /dist.tar -C /srv/now --no-same-owner
+tar -xf /next.tar -C /srv/next --no-same-owner

@@ -1,0 +1,108 @@
+//! A package for Fedora, its like, and others that use rpm.
+//!
+//! As with Debian's: installed, the service neither runs nor is enabled, unless a preset of the administrator's says so,
+//! which is asked before ours. An upgrade restarts it if it runs. Erased, it stops and is disabled. rpm keeps a
+//! configuration that was changed, as `config.yaml.rpmsave`; the ledger in `/var/lib/numaward` stays, as rpm has nothing
+//! like Debian's purge.
+//!
+//! The scriptlets are what systemd's macros (`%systemd_post`, `%systemd_preun`, `%systemd_postun_with_restart`) were up to
+//! version 249. Newer ones call a helper that only some distributions have, and leave reading units again to triggers of
+//! their systemd package. `systemctl` is everywhere.
+//!
+//! It carries no signature of its own, so that the same commit makes the same bytes: `SHA256SUMS` has one.
+//!
+//! Sources: Fedora packaging guidelines, *Scriptlets*; systemd v249, `src/rpm/macros.systemd.in`.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
+
+use super::arch::Arch;
+use super::{CONFIGURATION, Contents, Entry, MAINTAINER, SUMMARY, changelog, checkout, entry};
+
+/// Counts packages of the same version.
+const RELEASE: &str = "1";
+const LICENCE: &str = "MIT OR Apache-2.0";
+const DESCRIPTION: &str = "Gives services exclusive CPUs and memory on NUMA nodes, and counts by eBPF
+whether their memory is where it was promised.
+
+The service is neither enabled nor started: `systemctl enable --now numaward`
+begins to watch the host.";
+/// Folders that are nobody else's.
+const FOLDERS: [&str; 3] = ["etc/numaward", "usr/share/doc/numaward", "usr/share/licenses/numaward"];
+
+// The first argument of a scriptlet is how many packages of this name there are after it: 1 where the first is installed,
+// 0 where the last is erased.
+
+const AFTER_INSTALLING: &str = "if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload >/dev/null 2>&1 || :
+fi
+if [ \"$1\" -eq 1 ]; then
+    systemctl --no-reload preset numaward.service >/dev/null 2>&1 || :
+fi
+";
+
+const BEFORE_REMOVING: &str = "if [ \"$1\" -eq 0 ]; then
+    systemctl --no-reload disable --now numaward.service >/dev/null 2>&1 || :
+fi
+";
+
+const AFTER_REMOVING: &str = "if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload >/dev/null 2>&1 || :
+    if [ \"$1\" -ge 1 ]; then
+        systemctl try-restart numaward.service >/dev/null 2>&1 || :
+    fi
+fi
+";
+
+/// The name of the package.
+pub(crate) fn name(version: &str, arch: &Arch) -> String {
+    format!("numaward-{version}-{RELEASE}.{}.rpm", arch.rpm)
+}
+
+/// Writes the package.
+pub(crate) fn build(contents: &Contents, arch: &Arch, epoch: u64, package: &Path) -> Result<()> {
+    let time = |epoch: u64| u32::try_from(epoch).context("rpm knows no time after 2106");
+    let configuration =
+        BuildConfig::v4().compression(CompressionWithLevel::Gzip(6)).source_date(time(epoch)?);
+    let mut builder = PackageBuilder::new("numaward", &contents.version, LICENCE, arch.rpm, SUMMARY);
+    builder.using_config(configuration).release(RELEASE).description(DESCRIPTION).packager(MAINTAINER);
+    builder.build_host("localhost");
+    for folder in FOLDERS {
+        builder.with_dir_entry(FileOptions::dir(format!("/{folder}")).permissions(0o755))?;
+    }
+    for Entry { path, bytes, mode } in entries(contents)? {
+        let mut options = FileOptions::new(format!("/{path}")).permissions(u16::try_from(mode)?);
+        if path == CONFIGURATION {
+            options = options.noreplace();
+        } else if path.starts_with("usr/share/licenses") {
+            options = options.license();
+        } else if path.starts_with("usr/share/doc") || path.starts_with("usr/share/man") {
+            options = options.doc();
+        }
+        builder.with_file_contents(bytes, options)?;
+    }
+    builder.post_install_script(AFTER_INSTALLING);
+    builder.pre_uninstall_script(BEFORE_REMOVING);
+    builder.post_uninstall_script(AFTER_REMOVING);
+    for dependency in [Dependency::script_post, Dependency::script_preun, Dependency::script_postun] {
+        builder.requires(dependency("systemd"));
+    }
+    for release in changelog::read()? {
+        let changes: String = release.changes().iter().map(|change| format!("- {change}\n")).collect();
+        let author = format!("{MAINTAINER} - {}-{RELEASE}", release.version);
+        builder.add_changelog_entry(author, changes.trim_end(), time(release.time(epoch)?)?);
+    }
+    let built = builder.build().context("cannot make the package for rpm")?;
+    built.write_file(package).with_context(|| format!("cannot write {}", package.display()))
+}
+
+fn entries(contents: &Contents) -> Result<Vec<Entry>> {
+    let mut entries = contents.installed("usr/share/zsh/site-functions")?;
+    for file in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        entries.push(entry(format!("usr/share/licenses/numaward/{file}"), checkout(file)?));
+    }
+    entries.push(entry("usr/share/doc/numaward/README.md", checkout("README.md")?));
+    Ok(entries)
+}
