@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, io, os::fd::OwnedFd, time::Instant};
 
 use numaward_abi::{CgroupId, OTHER_SLOT};
 use numaward_topology::{CpuId, Machine, NodeSet};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use crate::{
     activity::Activity,
@@ -84,6 +85,17 @@ impl Probes {
         drop(kernel);
         sys::give_memory_back();
         Self { alloc, others, slots: Slots::new(options.slots), reports }
+    }
+
+    /// Whether this process must keep `CAP_BPF` for the calls that come: before Linux 5.19, `bpf(2)` serves nobody without
+    /// it where `kernel.unprivileged_bpf_disabled` is set. It is tried, on this thread.
+    pub fn needs_cap_bpf(&self) -> io::Result<bool> {
+        let Some(family) = self.families().next() else { return Ok(false) };
+        let held = capabilities(None)?;
+        set_capabilities(None, CapabilitySets { effective: CapabilitySet::empty(), ..held })?;
+        let is_readable = family.is_readable();
+        set_capabilities(None, held)?;
+        Ok(!is_readable)
     }
 
     /// The state of every probe.

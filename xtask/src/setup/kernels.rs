@@ -27,8 +27,9 @@ pub(crate) struct Source {
     suite: &'static str,
 }
 
-/// The oldest and the current long-term kernel, and the newest there is.
+/// The oldest kernel that is supported, two later long-term kernels, and the newest there is.
 pub(crate) const SOURCES: &[Source] = &[
+    Source { name: "5.10", suite: "bullseye" },
     Source { name: "6.1", suite: "bookworm" },
     Source { name: "6.12", suite: "bookworm-backports" },
     Source { name: "latest", suite: "sid" },
