@@ -1,6 +1,8 @@
 //! Gives up the privileges that are not needed once the probes are attached.
 
+use numaward_cgroup::needs;
 use numaward_config::{Config, OperatingMode};
+use numaward_topology::Release;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
 /// What is kept where nothing is written, and why.
@@ -33,16 +35,8 @@ impl Demands {
     /// pages are moved where they are seen to stay, whatever the number.
     pub(crate) fn of_this_kernel(bpf: bool) -> Self {
         let uname = rustix::system::uname();
-        Self { bpf, moves: is_before(&uname.release().to_string_lossy(), (5, 15)) }
-    }
-}
-
-/// Whether a release is older than this one. One that cannot be read is new.
-fn is_before(release: &str, wanted: (u32, u32)) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < wanted,
-        _ => false,
+        let release = Release::parse(&uname.release().to_string_lossy());
+        Self { bpf, moves: release.is_some_and(|release| release < needs::MOVES_PAGES.since) }
     }
 }
 
@@ -132,22 +126,6 @@ mod tests {
         let old = Demands { bpf: true, moves: true };
         let observes = kept(Set::all(), &config, OperatingMode::Observe, old);
         assert_eq!(observes, Set::DAC_READ_SEARCH | Set::BPF);
-    }
-
-    #[test]
-    fn kernels_are_compared_by_number() {
-        for (release, expected) in [
-            ("5.10.0-32-cloud-amd64", true),
-            ("4.18.0-553.el8", true),
-            ("5.14.0-427.13.1.el9_4.x86_64", true),
-            ("5.15", false),
-            ("5.15.0-100-generic", false),
-            ("6.1.0", false),
-            ("7.2-rc1", false),
-            ("unknown", false),
-        ] {
-            assert_eq!(is_before(release, (5, 15)), expected, "{release}");
-        }
     }
 
     /// Capabilities are a thread's own, so the test gives up those of a thread it starts.

@@ -2,15 +2,12 @@
 
 use std::{cell::LazyCell, fs, path::Path};
 
-use aya::{
-    Btf, EbpfLoader,
-    programs::ProgramType,
-    sys::{BpfHelper, is_helper_supported},
-};
+use aya::{Btf, EbpfLoader, sys::BpfHelper};
 
 use crate::{
     btf::{BtfError, Structures},
     error::Refusal,
+    needs,
 };
 
 /// What the families need of the kernel, each part read once, when it is needed first.
@@ -90,10 +87,9 @@ impl Kernel {
     }
 }
 
-/// Whether the kernel has a helper for the programs that are loaded here: all their kinds have the same. Where the question
-/// has no answer, the verifier will have one.
+/// Whether the kernel has a helper. Where the question has no answer, the verifier will have one.
 fn has(helper: BpfHelper) -> bool {
-    is_helper_supported(ProgramType::KProbe, helper).unwrap_or(true)
+    needs::has(helper).unwrap_or(true)
 }
 
 /// Whether programs may not read the kernel's memory. `root` is `/` in production.

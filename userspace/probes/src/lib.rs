@@ -28,6 +28,7 @@ mod hugepages;
 mod intruders;
 mod kernel;
 mod maps;
+pub mod needs;
 mod nodes;
 mod objects;
 mod options;

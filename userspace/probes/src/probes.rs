@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io, os::fd::OwnedFd, time::Instant};
 
 use numaward_abi::{CgroupId, OTHER_SLOT};
-use numaward_topology::{CpuId, Machine, NodeSet};
+use numaward_topology::{CpuId, Machine, Need, NodeSet};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     family::{Family, report},
     intruders::{CpuUse, Intruder, Switch},
     kernel::Kernel,
+    needs,
     options::Options,
     others::Others,
     report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats},
@@ -96,6 +97,15 @@ impl Probes {
         let is_readable = family.is_readable();
         set_capabilities(None, held)?;
         Ok(!is_readable)
+    }
+
+    /// What the probes use of the running kernel where it has it, and whether it does.
+    pub fn needs(&self) -> Vec<(Need, Option<bool>)> {
+        // Without a map, or without CAP_BPF, there is no answer.
+        let open = self.families().next().and_then(|_| self.needs_cap_bpf().ok()).map(|kept| !kept);
+        let mut needs = needs::of_helpers().to_vec();
+        needs.push((needs::OPEN_MAPS, open));
+        needs
     }
 
     /// The state of every probe.
