@@ -16,7 +16,7 @@
 //! asked for it; then none of that slot until userspace opens its gate again.
 //!
 //! **Cost.** A helper call is expensive on CPUs with mitigations (some 20 ns of 30 for the id of the cgroup), so the
-//! id is read through `current->cgroups->dfl_cgrp->kn->id` where the kernel's BTF has the offsets.
+//! id is read through `current->cgroups->dfl_cgrp->kn->id` where the kernel's BTF has the offsets, from Linux 5.11 on.
 //!
 //! **No races.** The kernel runs a tracing program at most once at a time on each CPU, and tasks do not migrate
 //! inside. An allocation that interrupts the program is not delivered but counted as `recursion_misses`
@@ -37,6 +37,7 @@
 
 mod cache;
 mod cgroup_node;
+mod cgroup_path;
 mod common;
 mod counters;
 mod current;
@@ -61,7 +62,8 @@ use numaward_abi::{AllocCounters, AllocTotals, CgroupId, MAX_NODES, Miss, Slot, 
 
 use crate::{
     cache::{GENERATION, place},
-    cgroup_node::{CGROUP_PATH, CgroupNode},
+    cgroup_node::CgroupNode,
+    cgroup_path::CGROUP_PATH,
     counters::add_shared,
     current::current_slot,
     event_gate::current_cgroup_by_helper,
@@ -100,6 +102,12 @@ static SHARD_ROWS: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SECTION_SHIFT: Global<u32> = Global::new(15);
 
+/// Where the flags are in the record of the classic tracepoint.
+#[unsafe(no_mangle)]
+static GFP_OFFSET: Global<u32> = Global::new(24);
+/// Whether programs may read the current task's structures directly.
+#[unsafe(no_mangle)]
+static READS_TASK: Global<u32> = Global::new(0);
 /// The offset of `task_struct.migration_disabled`, a `u16`; 0 where it is not known or means nothing.
 #[unsafe(no_mangle)]
 static MIGRATION_DISABLED: Global<u32> = Global::new(0);
@@ -148,8 +156,17 @@ fn alloc_tracepoint(ctx: TracePointContext) -> u32 {
     let pfn = unsafe { *record.add(8).cast::<u64>() };
     // SAFETY: as above.
     let order = unsafe { *record.add(16).cast::<u32>() };
+    let gfp: u64;
+    // Written out, because the verifier takes only constant offsets, and the compiler would make a variable of them. The
+    // flags of interest are in the lower half, wherever that is.
     // SAFETY: as above.
-    let gfp = unsafe { *record.add(24).cast::<u64>() };
+    unsafe {
+        match GFP_OFFSET.load() {
+            20 => asm!("{0} = *(u32 *)({1} + 20)", out(reg) gfp, in(reg) record),
+            24 => asm!("{0} = *(u64 *)({1} + 24)", out(reg) gfp, in(reg) record),
+            _ => return 0,
+        }
+    }
     // The allocation failed.
     if pfn == u64::MAX {
         return 0;
@@ -220,12 +237,11 @@ fn report_miss(slot: u32, node: u32, pages: u64) {
 /// The id of the current task's cgroup.
 #[inline(always)]
 fn current_cgroup() -> CgroupId {
-    let path = CGROUP_PATH.load();
-    if path[0] == 0 {
+    if READS_TASK.load() == 0 {
         return current_cgroup_by_helper();
     }
-    // SAFETY: the path is known, and the current task is one as the verifier knows it.
-    unsafe { CgroupNode::of_task(path, bpf_get_current_task_btf().cast()) }.id()
+    // SAFETY: userspace sets the path where it sets the above, and the current task is one as the verifier knows it.
+    unsafe { CgroupNode::of_task(CGROUP_PATH.load(), bpf_get_current_task_btf().cast()) }.id()
 }
 
 /// Whether the kernel may preempt the task here. It then keeps it from migrating, which it need not do
@@ -241,10 +257,8 @@ fn preemptible() -> bool {
 /// such value, which userspace rules out.
 #[inline(never)]
 fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
-    // Read before what it vouches for. A fetching atomic is a full barrier on every architecture, a
-    // plain load is not.
     // SAFETY: the caller passes the map's value.
-    let generation = unsafe { fetch_add(generation, 0) };
+    let generation = unsafe { load_first(generation) };
     let cgroup = current_cgroup_by_helper();
     let slot = current_slot();
     let Some(slot_value) = SLOTS.get(slot) else { return false };
@@ -284,12 +298,26 @@ unsafe fn add(counter: *mut u64, pages: u64) {
     }
 }
 
+/// Reads a value before what it vouches for.
+///
+/// x86-64 keeps loads in order. Elsewhere a plain load is not enough, but a fetching atomic is a full barrier. Kernels
+/// before Linux 5.12 refuse objects with one, whether or not it is reached.
+///
 /// # Safety
 ///
 /// `word` points into a map's value.
 #[inline(always)]
-unsafe fn fetch_add(word: *mut u64, mut value: u64) -> u64 {
-    // SAFETY: the caller's promise.
-    unsafe { asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value) };
-    value
+unsafe fn load_first(word: *mut u64) -> u64 {
+    #[cfg(bpf_target_arch = "x86_64")]
+    {
+        // SAFETY: the caller's promise.
+        unsafe { word.read_volatile() }
+    }
+    #[cfg(not(bpf_target_arch = "x86_64"))]
+    {
+        let mut value = 0_u64;
+        // SAFETY: the caller's promise. The target has no atomic intrinsics.
+        unsafe { asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value) };
+        value
+    }
 }

@@ -1,16 +1,12 @@
 //! From any cgroup to the slot of its workload, by the kernel's structures.
 
-use aya_ebpf::Global;
 use numaward_abi::OTHER_SLOT;
 
 use crate::{
     cgroup_node::CgroupNode,
+    cgroup_path::KERNFS_PARENT,
     roots::{MAX_LEVELS, slot_of_root},
 };
-
-/// The offset of the pointer to the parent in `kernfs_node`.
-#[unsafe(no_mangle)]
-static KERNFS_PARENT: Global<u32> = Global::new(0);
 
 /// The slot of the deepest registered cgroup at or above this one.
 #[inline(always)]

@@ -2,13 +2,7 @@
 //!
 //! Loads are typed, not `bpf_probe_read_kernel`, so that the programs load under `lockdown=confidentiality`.
 
-use aya_ebpf::Global;
 use numaward_abi::CgroupId;
-
-/// Offsets of the members in the path from a task to its cgroup's node in kernfs, which has the id:
-/// `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`. The first is 0 where they are not known.
-#[unsafe(no_mangle)]
-pub(crate) static CGROUP_PATH: Global<[u32; 4]> = Global::new([0; 4]);
 
 /// A cgroup's node in kernfs.
 #[derive(Clone, Copy)]
@@ -23,7 +17,7 @@ impl CgroupNode {
     ///
     /// # Safety
     ///
-    /// `path` is [`CGROUP_PATH`], which is known, and `task` is a `struct task_struct` as the verifier knows it.
+    /// `path` is `CGROUP_PATH`, which is known, and `task` is a `struct task_struct` as the verifier knows it.
     #[inline(always)]
     pub(crate) unsafe fn of_task(path: [u32; 4], task: *const u8) -> Self {
         let [cgroups, dfl_cgrp, kn, id_offset] = path;

@@ -2,8 +2,9 @@
 //!
 //! Each slot has a *gate*. Userspace opens it, and the first event that passes closes it. So what happens a million times
 //! a second costs a load and a comparison each, and no clock. When to open the gate again is up to userspace.
-
-use core::arch::asm;
+//!
+//! The gate is closed by a plain store: kernels before Linux 5.12 know no atomic exchange. So two CPUs may pass in the
+//! same instant. Userspace takes the first of these events, and drops the other.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid},
@@ -18,19 +19,17 @@ use crate::lost::count_lost;
 #[map]
 static EVENT_GATE: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Whether an event of this slot is to be reported. The gate is then closed: of several at once, one passes.
+/// Whether an event of this slot is to be reported. The gate is then closed.
 #[inline(always)]
 pub(crate) fn pass(slot: u32) -> bool {
     let Some(gate) = EVENT_GATE.get_ptr_mut(slot) else { return false };
-    // Looked at first, as an exchange is expensive.
     // SAFETY: the pointer is of the map's value.
     if unsafe { gate.read_volatile() } == 0 {
         return false;
     }
-    let mut before = 0_u64;
-    // SAFETY: as above. The target has no atomic intrinsics.
-    unsafe { asm!("{1} = xchg_64({0} + 0, {1})", in(reg) gate, inout(reg) before) };
-    before != 0
+    // SAFETY: as above.
+    unsafe { gate.write_volatile(0) };
+    true
 }
 
 /// Reports an event of the current task that has passed the gate. Where `ring` has no room, it is lost, and the gate opens

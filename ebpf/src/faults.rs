@@ -18,6 +18,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cgroup_path;
 mod common;
 mod counters;
 mod current;

@@ -5,7 +5,7 @@
 //! the few counters of a CPU would be multiplexed.
 //!
 //! **Hook.** `sched:sched_switch` as `tp_btf`: what was counted since the last switch on this CPU is booked to the
-//! workload of the task that is switched out, which is still the current one. So the counts of a task come in when
+//! workload of the task that is switched out. So the counts of a task come in when
 //! it is switched out, be it by a kernel thread for a moment.
 //!
 //! **No races.** The scheduler switches with interrupts off, so that LAST, per CPU, has one writer.
@@ -17,6 +17,7 @@
 mod ancestors;
 mod cache;
 mod cgroup_node;
+mod cgroup_path;
 mod common;
 mod counters;
 mod lost;
@@ -29,7 +30,7 @@ use core::ptr;
 use aya_ebpf::{
     Global,
     bindings::{BPF_F_CURRENT_CPU, BPF_F_MMAPABLE},
-    helpers::{bpf_get_current_task_btf, bpf_perf_event_read},
+    helpers::bpf_perf_event_read,
     macros::{btf_tracepoint, map},
     maps::{Array, PerCpuArray, PerfEventArray},
     programs::BtfTracePointContext,
@@ -37,7 +38,8 @@ use aya_ebpf::{
 use numaward_abi::{DramCounters, DramSeen};
 
 use crate::{
-    cgroup_node::{CGROUP_PATH, CgroupNode},
+    cgroup_node::CgroupNode,
+    cgroup_path::CGROUP_PATH,
     counters::add_shared,
     lost::count_lost,
     nodes::{NODE_TABLE, NODES, home},
@@ -61,7 +63,7 @@ static LAST: PerCpuArray<DramSeen> = PerCpuArray::with_max_entries(1, 0);
 static DRAM: Array<DramCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 #[btf_tracepoint(function = "sched_switch")]
-fn hardware_tp_btf(_ctx: BtfTracePointContext) -> i32 {
+fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
     let Some(last) = LAST.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
     let last = unsafe { &mut *last };
@@ -85,8 +87,12 @@ fn hardware_tp_btf(_ctx: BtfTracePointContext) -> i32 {
     if home >= count {
         return 0;
     }
-    // SAFETY: the current task is one as the verifier knows it; userspace sets the offsets.
-    let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), bpf_get_current_task_btf().cast()) };
+    let previous: *const u8 = ctx.arg(1);
+    if previous.is_null() {
+        return 0;
+    }
+    // SAFETY: it is a `struct task_struct`, not null; userspace sets the offsets.
+    let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), previous) };
     let slot = slot_of(node);
     if let Some(counters) = DRAM.get_ptr_mut(slot * count + home) {
         // SAFETY: the pointer is of the map's value.

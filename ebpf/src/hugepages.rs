@@ -17,6 +17,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cgroup_path;
 mod common;
 mod counters;
 mod current;

@@ -20,6 +20,7 @@
 mod ancestors;
 mod cache;
 mod cgroup_node;
+mod cgroup_path;
 mod common;
 mod counters;
 mod current;
@@ -37,11 +38,8 @@ use aya_ebpf::{
 use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 
 use crate::{
-    cgroup_node::{CGROUP_PATH, CgroupNode},
-    counters::add_shared,
-    current::current_slot,
-    lost::count_lost,
-    slot_cache::slot_of,
+    cgroup_node::CgroupNode, cgroup_path::CGROUP_PATH, counters::add_shared, current::current_slot,
+    lost::count_lost, slot_cache::slot_of,
 };
 
 /// `PF_KTHREAD` of linux/sched.h.

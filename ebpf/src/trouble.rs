@@ -16,6 +16,7 @@
 
 mod ancestors;
 mod cgroup_node;
+mod cgroup_path;
 mod common;
 mod counters;
 mod current;
@@ -37,7 +38,8 @@ use numaward_abi::{LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCoun
 
 use crate::{
     ancestors::slot_of,
-    cgroup_node::{CGROUP_PATH, CgroupNode},
+    cgroup_node::CgroupNode,
+    cgroup_path::CGROUP_PATH,
     counters::{add_at, add_shared},
     current::current_slot,
     lost::count_lost,

@@ -10,6 +10,7 @@
 mod answers;
 mod book;
 mod budgets;
+mod cgroup_v1;
 mod chaos;
 mod cluster;
 mod containerd;
@@ -25,6 +26,7 @@ mod guides;
 mod herd;
 mod hotplug;
 mod hugepages;
+mod kernels;
 mod load;
 mod machine;
 mod numactl;

@@ -96,7 +96,7 @@ impl Toolchain {
         let mut flags = OsString::from("--cfg=bpf_target_arch=\"");
         flags.push(arch);
         // The linker writes BTF from debug information.
-        flags.push("\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clinker=");
+        flags.push("\"\x1f--check-cfg=cfg(bpf_target_arch,values(any()))\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clinker=");
         flags.push(&self.linker);
         // It also names the sources: by the same paths wherever they are. Of paths that match, the last counts.
         let places = [

@@ -143,6 +143,7 @@ const GUIDES: &str = "guides::";
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("answers::", &["6.12"]),
+    ("cgroup_v1::", &[kernels::OLDEST]),
     ("chaos::", &["6.12"]),
     (CLUSTER, &[]),
     ("containerd::containerd_1_7", &[]),
@@ -169,6 +170,10 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("systemd::", &["6.12"]),
 ];
 
+/// The tests of ordinary runs on the oldest kernel: what it is without, what takes the place of that, and that guarantees
+/// and their enforcement hold.
+const ON_OLDEST: &[&str] = &["cgroup_v1::", "enforce::", "guarantee::", "kernels::"];
+
 /// Tests that no ordinary run includes, without those of a cluster.
 pub(crate) fn rest() -> Vec<String> {
     let rest = LEFT_OUT.iter().filter(|(name, kernels)| kernels.is_empty() && *name != CLUSTER);
@@ -176,9 +181,16 @@ pub(crate) fn rest() -> Vec<String> {
 }
 
 /// Runs the end-to-end tests whose names contain one of `names` on one kernel; if there are none all, but for
-/// [`LEFT_OUT`] unless `slow`. What is slow runs in full with `slow`. [`CLUSTER`] and [`REQUIRED`] run where their
+/// [`LEFT_OUT`] unless `slow`, and on the oldest kernel [`ON_OLDEST`]. What is slow runs in full with `slow`. [`CLUSTER`] and [`REQUIRED`] run where their
 /// folders are given.
 pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders) -> Result<()> {
+    let few: Vec<String> = ON_OLDEST.iter().map(|name| (*name).to_owned()).collect();
+    let names = if kernel == kernels::OLDEST && names.is_empty() && !slow {
+        println!("only {}, see --all", few.join(", "));
+        &few
+    } else {
+        names
+    };
     let kernel_part = Part::Kernel(kernels::find(kernel)?);
     setup::ensure(&[
         Part::Qemu,

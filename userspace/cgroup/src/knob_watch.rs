@@ -6,7 +6,8 @@
 //! kernel drops them when it needs the memory. A watch is a hint that is fast; the truth is read, now and then.
 //! Marks are set again at each of these times: setting one twice does no harm.
 //!
-//! Seen to work for every knob on Linux 6.1, 6.12 and 7.2. Needs `CAP_SYS_ADMIN`.
+//! Seen to work for every knob on Linux 6.1, 6.12 and 7.2, and on 5.10 from 5.10.220 on, which took over marks that do not pin
+//! (5.19). Needs `CAP_SYS_ADMIN`.
 //!
 //! Source: fanotify(7), `fanotify_mark(2)`.
 

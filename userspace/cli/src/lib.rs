@@ -51,7 +51,7 @@ use numaward_api::{
 use numaward_config::{self as config, Flag, Interval, Sources};
 use numaward_engine::PolicyConfig;
 use numaward_probes::{Options, ProbeReport, Probes};
-use numaward_topology::Machine;
+use numaward_topology::{Machine, Need};
 use serde::Serialize;
 
 use crate::{
@@ -70,7 +70,12 @@ const REFUSED: u8 = 3;
 const UNREACHABLE: u8 = 4;
 
 /// Says what is missing on the host with this root directory, with these probes and this configuration.
-pub type Examine = fn(&Path, &[ProbeReport], Result<&config::Config, &config::Problems>) -> Vec<Check>;
+pub type Examine = fn(
+    &Path,
+    &[ProbeReport],
+    &[(Need, Option<bool>)],
+    Result<&config::Config, &config::Problems>,
+) -> Vec<Check>;
 
 /// What the daemon does for a command.
 #[derive(Clone, Copy, Debug)]
@@ -583,7 +588,8 @@ fn examined(daemon: &Daemon, root: &Path, config: Result<&config::Config, &confi
         let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
         Probes::load(&Options::new(&machine))
     });
-    (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), config)
+    let needs = probes.as_ref().map(Probes::needs).unwrap_or_default();
+    (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), &needs, config)
 }
 
 /// What the daemon of the examined host is configured to do. Another host does not have our variables.

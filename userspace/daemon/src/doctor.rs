@@ -9,9 +9,10 @@ mod enforcement;
 use std::{fs, io, path::Path};
 
 use numaward_api::doctor::{Check, Verdict};
+use numaward_cgroup::needs::look;
 use numaward_config::{Config, OperatingMode, Problems};
 use numaward_probes::{Mode, Probe, ProbeReport};
-use numaward_topology::NodeSet;
+use numaward_topology::{Need, NodeSet};
 use rustix::thread::CapabilitySet;
 
 use crate::kubernetes::kubelet::{self, Policies};
@@ -36,8 +37,14 @@ fn check(check: impl Into<String>, (verdict, finding, fix): Outcome) -> Check {
 }
 
 /// Looks at the host whose file system is at `root`. `probes` is how the probes could be attached, if
-/// that was tried, `configured` what the daemon is configured to do, or what is wrong with that.
-pub fn examine(root: &Path, probes: &[ProbeReport], configured: Result<&Config, &Problems>) -> Vec<Check> {
+/// that was tried, `needs` what they found of the kernel, `configured` what the daemon is configured to do, or what is
+/// wrong with that.
+pub fn examine(
+    root: &Path,
+    probes: &[ProbeReport],
+    needs: &[(Need, Option<bool>)],
+    configured: Result<&Config, &Problems>,
+) -> Vec<Check> {
     let host = Host { root };
     let mut checks = vec![
         check("configuration", configuration(configured)),
@@ -64,7 +71,22 @@ pub fn examine(root: &Path, probes: &[ProbeReport], configured: Result<&Config, 
         check("kubelet", host.kubelet(&config)),
     ]);
     checks.extend(host.enforcement());
+    checks.extend(needs.iter().chain(&look(root)).map(need));
     checks
+}
+
+/// What is used of the kernel, and what takes its place where it is missing.
+fn need((need, is_here): &(Need, Option<bool>)) -> Check {
+    let Need { name, since, instead, loses } = need;
+    let outcome = match is_here {
+        Some(true) => ok(format!("here (since Linux {since})")),
+        Some(false) if *loses => {
+            warn(format!("missing: {instead}"), format!("use Linux {since} or newer, the first that has it"))
+        }
+        Some(false) => ok(format!("missing (Linux {since} is the first that has it): {instead}")),
+        None => ok(format!("not known (since Linux {since}); without: {instead}")),
+    };
+    check(format!("kernel: {name}"), outcome)
 }
 
 fn configuration(configured: Result<&Config, &Problems>) -> Outcome {
@@ -265,13 +287,25 @@ impl Host<'_> {
 
     fn cgroups(&self) -> Vec<Check> {
         const V2_ONLY: &str = "boot with systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all";
-        let Some((mount, _)) = self.mount("cgroup2") else {
-            let fix = format!("{V2_ONLY}, or mount -t cgroup2 none /sys/fs/cgroup");
-            return vec![check("cgroup v2", fail("not mounted: numaward sees no workloads", fix))];
-        };
+        const HYBRID: &str =
+            "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0";
         let beside = self.mount("cgroup").is_some();
+        let Some((mount, _)) = self.mount("cgroup2") else {
+            let (finding, fix) = if beside {
+                (
+                    "not mounted, only cgroup v1: numaward sees no workloads, and counts everything together",
+                    format!("{V2_ONLY}; or, to observe allocations only, with {HYBRID}"),
+                )
+            } else {
+                let fix = format!("{V2_ONLY}, or mount -t cgroup2 none /sys/fs/cgroup");
+                ("not mounted: numaward sees no workloads", fix)
+            };
+            return vec![check("cgroup v2", fail(finding, fix))];
+        };
         let mounted = if beside {
-            let finding = format!("/{mount}, beside cgroup v1: a controller that v1 holds is missing in v2");
+            let finding = format!(
+                "/{mount}, beside cgroup v1: workloads are observed by it; what a controller knows that v1 holds is missing"
+            );
             warn(finding, V2_ONLY)
         } else {
             ok(format!("/{mount}"))
@@ -405,12 +439,13 @@ mod tests {
         ("proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"),
         ("proc/sys/kernel/numa_balancing", "1\n"),
         ("proc/sys/fs/fanotify/max_user_groups", "128\n"),
+        ("sys/devices/virtual/memory_tiering/memory_tier4/nodelist", "0-1\n"),
         ("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\nmemoryManagerPolicy: None\n"),
     ];
 
     #[test]
     fn a_good_host_passes() {
-        for check in examine(tree(GOOD).path(), &[], Ok(&Config::default())) {
+        for check in examine(tree(GOOD).path(), &[], &[], Ok(&Config::default())) {
             assert_eq!((check.verdict, check.fix), (Verdict::Ok, None), "{}: {}", check.check, check.finding);
         }
     }
@@ -499,7 +534,7 @@ mod tests {
                 }
                 None => fs::remove_file(dir.path().join(path)).unwrap(),
             }
-            let checks = examine(dir.path(), &[], Ok(&Config::default()));
+            let checks = examine(dir.path(), &[], &[], Ok(&Config::default()));
             let check = checks.iter().find(|check| check.check == name).unwrap();
             assert_eq!(check.verdict, verdict, "{path} {text:?}: {check:?}");
             assert!(check.finding.contains(said), "{path} {text:?}: {check:?}");
@@ -517,7 +552,7 @@ mod tests {
         let kubernetes = config::kubernetes::Kubernetes { kubelet, ..Default::default() };
         let config = |mode| Config { mode, kubernetes: kubernetes.clone(), ..Config::default() };
         let of = |configured: Result<&Config, &Problems>, name: &str| {
-            let checks = examine(dir.path(), &[], configured);
+            let checks = examine(dir.path(), &[], &[], configured);
             checks.into_iter().find(|check| check.check == name).unwrap()
         };
         for (mode, verdict, said) in [
@@ -539,6 +574,25 @@ mod tests {
         let check = of(Err(&problems), "configuration");
         assert_eq!(check.verdict, Verdict::Fail);
         assert!(check.finding.contains("numaward.yaml") && check.finding.contains("mode"), "{check:?}");
+    }
+
+    #[test]
+    fn what_a_kernel_is_without_is_said_with_the_first_that_has_it() {
+        let lost =
+            Need { name: "x", since: numaward_topology::Release::new(6, 7), instead: "y", loses: true };
+        let replaced = Need { loses: false, ..lost };
+        for (of, is_here, verdict, finding) in [
+            (lost, Some(true), Verdict::Ok, "here (since Linux 6.7)"),
+            (lost, Some(false), Verdict::Warn, "missing: y"),
+            (replaced, Some(false), Verdict::Ok, "missing (Linux 6.7 is the first that has it): y"),
+            (lost, None, Verdict::Ok, "not known (since Linux 6.7); without: y"),
+        ] {
+            let check = need(&(of, is_here));
+            assert_eq!((check.check.as_str(), check.verdict), ("kernel: x", verdict));
+            assert_eq!(check.finding, finding);
+            let names_release = |fix: &String| fix.contains("Linux 6.7 or newer");
+            assert_eq!(check.fix.as_ref().is_some_and(names_release), verdict == Verdict::Warn);
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Gives up the privileges that are not needed once the probes are attached.
 
+use numaward_cgroup::needs;
 use numaward_config::{Config, OperatingMode};
+use numaward_topology::Release;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
 /// What is kept where nothing is written, and why.
@@ -15,32 +17,58 @@ const READS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 ///   root can be written without it anyhow. It includes [`READS`].
 /// - `CAP_SYS_NICE`: to hand the cpuset controller down to a cgroup with processes is, to older kernels (6.1 is one), to
 ///   schedule them anew, which nobody may do to a process that has more capabilities than himself.
-/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where budgets are held: to move pages of a process with more capabilities.
+/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where pages of single processes are moved: those of a process with more
+///   capabilities, or of another user.
 const WRITES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::SYS_NICE);
 
+/// What this kernel demands beyond what newer ones do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Demands {
+    /// Maps of probes are read and written by nobody without `CAP_BPF` (before Linux 5.19).
+    pub(crate) bpf: bool,
+    /// A write to `cpuset.mems` moves no pages (before Linux 5.15).
+    pub(crate) moves: bool,
+}
+
+impl Demands {
+    /// Those of the running kernel. Nothing but its number says what a write to `cpuset.mems` does before one was made; the
+    /// pages are moved where they are seen to stay, whatever the number.
+    pub(crate) fn of_this_kernel(bpf: bool) -> Self {
+        let uname = rustix::system::uname();
+        let release = Release::parse(&uname.release().to_string_lossy());
+        Self { bpf, moves: release.is_some_and(|release| release < needs::MOVES_PAGES.since) }
+    }
+}
+
 /// What is kept of what is held. Where one of the capabilities that lets it read is not held, the other serves.
-fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode) -> CapabilitySet {
+fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode, demands: Demands) -> CapabilitySet {
     let (wanted, instead) = match mode {
         OperatingMode::Enforce => (WRITES, READS),
         OperatingMode::Observe => (READS, CapabilitySet::DAC_OVERRIDE),
     };
-    let ptrace = if needs_ptrace(config, mode) { CapabilitySet::SYS_PTRACE } else { CapabilitySet::empty() };
+    let when = |is_needed, capability| if is_needed { capability } else { CapabilitySet::empty() };
+    let ptrace = when(needs_ptrace(config, mode, demands), CapabilitySet::SYS_PTRACE);
+    let bpf = when(demands.bpf, CapabilitySet::BPF);
     let reads = READS | CapabilitySet::DAC_OVERRIDE;
     let instead = if held.intersects(wanted & reads) { CapabilitySet::empty() } else { instead };
-    held & (wanted | ptrace | instead)
+    held & (wanted | ptrace | bpf | instead)
 }
 
-/// Whether pages of single processes are to be moved (`move_pages(2)`): the kernel lets only those do that who may trace
-/// the process.
-fn needs_ptrace(config: &Config, mode: OperatingMode) -> bool {
-    mode == OperatingMode::Enforce && config.holds_budgets()
+/// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`): the kernel lets only those do
+/// that who may trace the process.
+fn needs_ptrace(config: &Config, mode: OperatingMode, demands: Demands) -> bool {
+    mode == OperatingMode::Enforce && (demands.moves || config.holds_budgets())
 }
 
 /// Drops every capability but those that are [`kept`], from this thread and from those it starts later; none can be had
 /// back. Call it while the process has one thread. Returns what is left.
-pub(crate) fn drop_unneeded(config: &Config, mode: OperatingMode) -> rustix::io::Result<CapabilitySet> {
+pub(crate) fn drop_unneeded(
+    config: &Config,
+    mode: OperatingMode,
+    demands: Demands,
+) -> rustix::io::Result<CapabilitySet> {
     let held = capabilities(None)?;
-    let kept = kept(held.permitted, config, mode);
+    let kept = kept(held.permitted, config, mode, demands);
     set_capabilities(
         None,
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
@@ -60,17 +88,21 @@ mod tests {
     #[test]
     fn processes_can_be_traced_only_where_budgets_are_held() {
         let mut config = Config::default();
-        let needs_ptrace = |config: &Config| needs_ptrace(config, OperatingMode::Enforce);
+        let new = Demands::default();
+        let needs_ptrace = |config: &Config| needs_ptrace(config, OperatingMode::Enforce, new);
         config.strategy = StrategyKind::Kubelet;
         assert!(!needs_ptrace(&config));
         config.strategy = StrategyKind::Native;
         assert!(needs_ptrace(&config));
-        assert!(!super::needs_ptrace(&config, OperatingMode::Observe), "nothing is written");
+        assert!(!super::needs_ptrace(&config, OperatingMode::Observe, new), "nothing is written");
         config.enforcement.mode = EnforcementMode::DryRun;
         assert!(!needs_ptrace(&config));
         config.enforcement.mode = EnforcementMode::On;
         config.budgets.enabled = false;
         assert!(!needs_ptrace(&config));
+        let old = Demands { moves: true, ..new };
+        assert!(super::needs_ptrace(&config, OperatingMode::Enforce, old), "the kernel moves nothing");
+        assert!(!super::needs_ptrace(&config, OperatingMode::Observe, old));
     }
 
     #[test]
@@ -78,7 +110,8 @@ mod tests {
         use CapabilitySet as Set;
         let mut config = Config { strategy: StrategyKind::Kubelet, ..Config::default() };
         let of = |config: &Config, held| {
-            [OperatingMode::Enforce, OperatingMode::Observe].map(|mode| kept(held, config, mode))
+            [OperatingMode::Enforce, OperatingMode::Observe]
+                .map(|mode| kept(held, config, mode, Demands::default()))
         };
         assert_eq!(of(&config, Set::all()), [Set::DAC_OVERRIDE | Set::SYS_NICE, Set::DAC_READ_SEARCH]);
         config.strategy = StrategyKind::Native;
@@ -90,6 +123,9 @@ mod tests {
             assert_eq!(of(&config, held | Set::BPF), [held, held]);
         }
         assert_eq!(of(&config, Set::BPF), [Set::empty(), Set::empty()]);
+        let old = Demands { bpf: true, moves: true };
+        let observes = kept(Set::all(), &config, OperatingMode::Observe, old);
+        assert_eq!(observes, Set::DAC_READ_SEARCH | Set::BPF);
     }
 
     /// Capabilities are a thread's own, so the test gives up those of a thread it starts.
@@ -97,7 +133,7 @@ mod tests {
     fn nothing_but_what_is_kept_is_left_and_none_can_be_had_back() {
         std::thread::spawn(|| {
             let before = capabilities(None).unwrap();
-            let kept = drop_unneeded(&Config::default(), OperatingMode::Observe).unwrap();
+            let kept = drop_unneeded(&Config::default(), OperatingMode::Observe, Demands::default()).unwrap();
             assert_eq!(kept, before.permitted & READS);
             let after = capabilities(None).unwrap();
             assert_eq!((after.effective, after.permitted), (kept, kept));

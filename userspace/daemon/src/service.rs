@@ -42,7 +42,8 @@ use crate::{
         kubelet::{self, Policies},
         nri,
     },
-    logging, privileges,
+    logging,
+    privileges::{self, Demands},
     socket::{self, SocketError},
 };
 
@@ -118,7 +119,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     };
     let is_controlled = control.is_some() || remote.is_some();
     let prepared = is_controlled.then(|| control::prepare(config));
-    match privileges::drop_unneeded(config, mode) {
+    let demands = Demands::of_this_kernel(observer.needs_cap_bpf());
+    match privileges::drop_unneeded(config, mode, demands) {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
         Err(error) => tracing::warn!(%error, "privileges cannot be given up; the daemon keeps them"),
     }

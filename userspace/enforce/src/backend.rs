@@ -20,7 +20,8 @@ use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
     EnforceError, Owner, Step, Systemd,
-    migration::{Migration, Moving, Resident, migrate, resident, stayed},
+    migration::{Migration, Moving, Resident, left_on, migrate, resident, stayed},
+    pages,
     systemd::property,
 };
 
@@ -272,9 +273,11 @@ impl Cgroupfs {
             let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_everything(&found));
             let before = resident(&dir);
             this.put(&own)?;
-            if is_first && stayed(&before, &resident(&dir), &this.nodes(&own)) {
+            let nodes = this.nodes(&own);
+            if is_first && stayed(&before, &resident(&dir), &nodes) {
                 this.put_again(&own)?;
             }
+            move_what_stayed(&dir, &before, &nodes);
             Ok(())
         })?;
         if !is_everything(&step.to) {
@@ -299,10 +302,23 @@ impl Cgroupfs {
         if !stayed(&before, &after, &nodes) {
             return Ok(Moving::Done(Migration { nodes, before, after, took: began.elapsed() }));
         }
-        let (this, own) = (self.clone(), step.clone());
-        let moving = migrate(&dir, nodes, self.options.migration_wait, move || this.put_again(&own))?;
+        let (this, own, place) = (self.clone(), step.clone(), (dir.clone(), nodes.clone()));
+        let moving = migrate(&dir, nodes, self.options.migration_wait, move || {
+            this.put_again(&own)?;
+            let (dir, nodes) = place;
+            move_what_stayed(&dir, &before, &nodes);
+            Ok(())
+        })?;
         self.check(step, &step.to)?;
         Ok(moving)
+    }
+}
+
+/// Moves the pages itself where the kernel has not, see [`migration`](super::migration).
+fn move_what_stayed(dir: &Path, before: &Resident, nodes: &NodeSet) {
+    let after = resident(dir);
+    if stayed(before, &after, nodes) {
+        pages::migrate(dir, &left_on(&after, nodes), nodes);
     }
 }
 

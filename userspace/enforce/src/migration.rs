@@ -9,6 +9,9 @@
 //! once, as it does when the controller is turned on for what is in a slice, it notes them for one of these cgroups only
 //! (`cpuset_attach`): the first write to `cpuset.mems` of another moves nothing. Each write that changes
 //! something notes them, so [`stayed`] says when to widen the set and write it once more.
+//!
+//! Before Linux 5.15 a write to `cpuset.mems` moves nothing in cgroup v2. There nearly everything stays, and
+//! `migrate_pages(2)` moves it, process by process.
 
 use std::{
     collections::BTreeMap,
@@ -49,6 +52,12 @@ impl Migration {
     pub fn left(&self) -> Bytes {
         outside(&self.after, &self.nodes)
     }
+}
+
+/// Nodes outside of `nodes` that hold memory.
+pub(super) fn left_on(resident: &Resident, nodes: &NodeSet) -> NodeSet {
+    let holds = |(node, bytes): (&NodeId, &Bytes)| (bytes.0 > 0 && !nodes.contains(*node)).then_some(*node);
+    resident.iter().filter_map(holds).collect()
 }
 
 /// Whether a write has moved next to nothing of what was outside the nodes.
@@ -117,6 +126,12 @@ mod tests {
         let stayed = |before, after| stayed(&resident(before), &resident(after), &"1".parse().unwrap());
         assert!(stayed(800, 800) && stayed(800, 700) && stayed(800, 900) && stayed(1, 1));
         assert!(!stayed(800, 699) && !stayed(800, 0) && !stayed(0, 0) && !stayed(0, 1));
+    }
+
+    #[test]
+    fn memory_is_left_on_nodes_that_hold_some() {
+        let resident = Resident::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(9)), (NodeId(2), Bytes(9))]);
+        assert_eq!(left_on(&resident, &"2-3".parse().unwrap()).to_string(), "1");
     }
 
     #[test]

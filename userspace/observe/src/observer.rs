@@ -170,6 +170,14 @@ impl Observer {
         }
     }
 
+    /// Whether the probes can be read only by a process with `CAP_BPF`.
+    pub fn needs_cap_bpf(&self) -> bool {
+        self.probing().probes.needs_cap_bpf().unwrap_or_else(|error| {
+            tracing::warn!(%error, "it is not known whether the probes can be read without CAP_BPF: it is kept");
+            true
+        })
+    }
+
     /// The probes. To be locked before the books, where both are.
     pub(crate) fn probing(&self) -> MutexGuard<'_, Probing> {
         held(&self.probing)

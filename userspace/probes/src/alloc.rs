@@ -62,7 +62,8 @@ pub(crate) struct Alloc {
 #[derive(Clone, Copy)]
 struct KernelLayout {
     node_shift: u32,
-    cgroup_path: [u32; 4],
+    /// Whether the current task's structures may be read directly.
+    reads_task: u32,
     migration_disabled: u32,
 }
 
@@ -75,18 +76,19 @@ impl Alloc {
         // The tracepoint works without, only slower.
         let node_shift = if is_tp_btf { node_shift? } else { node_shift.unwrap_or(64) };
         // Around programs of classic tracepoints, the kernel disables preemption and migration.
+        let reads_task = kernel.gives_task() && kernel.ancestors().is_ok();
         let migration_disabled =
-            kernel.get(|structures| &structures.migration_disabled).ok().filter(|_| is_tp_btf);
+            kernel.get(|structures| &structures.migration_disabled).ok().filter(|_| is_tp_btf && reads_task);
         let layout = KernelLayout {
             node_shift: options.fakes.node_shift.filter(|_| is_tp_btf).unwrap_or(node_shift),
-            cgroup_path: kernel.get(|structures| &structures.cgroup_path).unwrap_or_default(),
+            reads_task: reads_task.into(),
             migration_disabled: migration_disabled.unwrap_or_default(),
         };
         Self::load_with(object, options, mode, kernel, layout).or_else(|refusal| match &refusal {
             // Perhaps this kernel's verifier does not let the probe follow the path to the cgroup.
-            Refusal::Kernel(reason) if layout.cgroup_path != [0; 4] => {
+            Refusal::Kernel(reason) if reads_task => {
                 log::debug!("alloc by {mode} without a direct path to the cgroup's id: {reason}");
-                let without = KernelLayout { cgroup_path: [0; 4], migration_disabled: 0, ..layout };
+                let without = KernelLayout { reads_task: 0, migration_disabled: 0, ..layout };
                 Self::load_with(object, options, mode, kernel, without).map_err(|_| refusal)
             }
             _ => Err(refusal),
@@ -103,11 +105,11 @@ impl Alloc {
         let machine = options.machine;
         let nodes = Numbering::new(machine, options.fakes.cpu_node);
         let node_count = nodes.capacity();
-        let (sections, hook) = match mode {
-            Mode::TpBtf => (Sections::none(), Hook::TpBtf("mm_page_alloc")),
+        let (sections, hook, gfp_offset) = match mode {
+            Mode::TpBtf => (Sections::none(), Hook::TpBtf("mm_page_alloc"), 0),
             Mode::Tracepoint => {
-                tracefs::check_format(Path::new("/"), "kmem/mm_page_alloc", &tracefs::MM_PAGE_ALLOC)?;
-                (Sections::new(machine, &nodes)?, Hook::Tracepoint("kmem", "mm_page_alloc"))
+                let gfp_offset = tracefs::gfp_offset(Path::new("/"))?;
+                (Sections::new(machine, &nodes)?, Hook::Tracepoint("kmem", "mm_page_alloc"), gfp_offset)
             }
             Mode::Fentry | Mode::Fexit | Mode::Kprobe | Mode::Absent => return Err(Refusal::Unwanted),
         };
@@ -124,11 +126,14 @@ impl Alloc {
         let shards = if rows.per_cpu { 0 } else { rows.shards };
         let log_level = if options.debug_log { Level::Debug as u8 } else { 0 };
         let log_size = if options.debug_log { 1 << 17 } else { to_u32(page_size()) };
+        let to_slot = kernel.to_slot()?;
         let mut loader = EbpfLoader::new();
+        to_slot.show(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODE_SHIFT", &layout.node_shift, true)
-            .override_global("CGROUP_PATH", &layout.cgroup_path, true)
+            .override_global("READS_TASK", &layout.reads_task, true)
+            .override_global("GFP_OFFSET", &gfp_offset, true)
             .override_global("MIGRATION_DISABLED", &layout.migration_disabled, true)
             .override_global("NODES", &node_count, true)
             .override_global("SHARDS", &shards, true)

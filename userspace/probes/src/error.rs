@@ -100,6 +100,10 @@ pub(crate) enum Refusal {
     Incomplete(&'static str),
     #[error("the kernel has no BTF")]
     NoBtf,
+    #[error(
+        "of which workload a task is cannot be read: {0} (Linux 5.14 and newer have a helper that needs neither)"
+    )]
+    NoAncestors(String),
     #[error("{0}")]
     Permission(String),
     #[error("{0}")]
@@ -124,7 +128,7 @@ impl Refusal {
     pub(crate) const fn obstacle(&self) -> Obstacle {
         match self {
             Self::NotBuilt(_) => Obstacle::NotBuilt,
-            Self::Btf(_) | Self::NoBtf => Obstacle::Btf,
+            Self::Btf(_) | Self::NoBtf | Self::NoAncestors(_) => Obstacle::Btf,
             Self::Tracepoint(_) => Obstacle::Tracepoint,
             Self::Permission(_) | Self::Pmu(PmuError::Denied(_)) => Obstacle::Permission,
             Self::Kernel(_) => Obstacle::Kernel,

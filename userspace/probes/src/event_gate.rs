@@ -79,9 +79,10 @@ impl Schedule {
         self.0.remove(&slot).is_some()
     }
 
-    /// An event of this slot was read, and its gate is closed; `false` if it is of no interest any more.
+    /// An event of this slot was read, and its gate is closed; `false` if it is of no interest any more, or another CPU
+    /// passed the gate in the same instant.
     fn passed(&mut self, slot: u32, now: Instant) -> bool {
-        self.0.get_mut(&slot).map(|closed| *closed = Some(now)).is_some()
+        self.0.get_mut(&slot).is_some_and(|closed| closed.replace(now).is_none())
     }
 
     fn due(&self, now: Instant) -> Vec<u32> {
@@ -108,6 +109,7 @@ mod tests {
         assert!(!schedule.watch(3), "its gate is open already");
         assert_eq!(schedule.due(start + 10 * PAUSE), [0_u32; 0], "nothing happened yet");
         assert!(schedule.passed(3, start));
+        assert!(!schedule.passed(3, start), "two CPUs in the same instant are one event");
         assert!(!schedule.watch(3), "a new promise does not open the gate");
         assert_eq!(schedule.due(start + PAUSE.saturating_sub(Duration::from_nanos(1))), [0_u32; 0]);
         assert_eq!(schedule.due(start + PAUSE), [3]);

@@ -186,6 +186,11 @@ impl Family {
         self.links.contains_key(name)
     }
 
+    /// Whether the maps can be read now.
+    pub(crate) fn is_readable(&self) -> bool {
+        matches!(self.roots.get(&CgroupId(0), 0), Ok(_) | Err(MapError::KeyNotFound))
+    }
+
     /// Books `cgroup` and those below it to `slot`.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         self.roots.insert(cgroup, slot, 0).map_err(access("ROOTS", "write"))?;

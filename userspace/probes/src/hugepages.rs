@@ -48,7 +48,9 @@ impl Hugepages {
         let size_count = u32::try_from(sizes.len()).unwrap_or(u32::MAX);
         let entries = nodes.checked_mul(size_count).and_then(|per_slot| slots.checked_mul(per_slot));
         let entries = entries.ok_or(Refusal::TooManySlots { slots, nodes })?;
+        let to_slot = kernel.to_slot()?;
         let mut loader = EbpfLoader::new();
+        to_slot.show(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODES", &nodes, true)

@@ -111,14 +111,17 @@ pub(crate) struct Switch {
 impl Switch {
     pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Result<(Self, ProbeReport), Refusal> {
         let object = SWITCH.map_err(Refusal::NotBuilt)?;
-        let layout = || Ok((kernel.ancestors()?, kernel.get(|structures| &structures.task)?));
-        let ((path, parent), task) = layout().unwrap_or_default();
+        let layout = || {
+            kernel.ancestors()?;
+            kernel.get(|structures| &structures.task)
+        };
+        let task = layout().unwrap_or_default();
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
+        let to_slot = kernel.to_slot()?;
         let mut loader = EbpfLoader::new();
+        to_slot.show(&mut loader);
         loader
             .btf(kernel.btf())
-            .override_global("CGROUP_PATH", &path, true)
-            .override_global("KERNFS_PARENT", &parent, true)
             .override_global("TASK", &task, true)
             .map_max_entries("OWNER", u32::try_from(cpus).unwrap_or(u32::MAX));
         let mut family = Family::load(&mut loader, "switch", object, options.slots)?;

@@ -9,7 +9,8 @@
 //!
 //! **Privileges.** [`Probes::load`] needs `CAP_BPF` and `CAP_PERFMON` (for the classic tracepoint
 //! `CAP_SYS_ADMIN`, where `kernel.perf_event_paranoid` is above 2). All file descriptors are held from
-//! then on, and everything but [`stats_window`] works after these privileges are gone.
+//! then on, and everything but [`stats_window`] works after these privileges are gone; on older kernels `CAP_BPF` has to
+//! stay, see [`Probes::needs_cap_bpf`].
 
 #![deny(unsafe_code)]
 
@@ -27,6 +28,7 @@ mod hugepages;
 mod intruders;
 mod kernel;
 mod maps;
+pub mod needs;
 mod nodes;
 mod objects;
 mod options;

@@ -196,7 +196,9 @@ impl Others {
         let reason_offset = tracefs::migrate_reason_offset(Path::new("/"));
         let page_shift = page_size().ilog2();
         let reasons = u32::try_from(MIGRATE_REASONS).unwrap_or(u32::MAX);
+        let to_slot = kernel.to_slot()?;
         let mut loader = EbpfLoader::new();
+        to_slot.show(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODES", &nodes, true)
@@ -242,15 +244,18 @@ impl Others {
     fn load_trouble(&mut self, options: &Options<'_>, kernel: &Kernel) -> Result<(), Refusal> {
         let object = TROUBLE.map_err(Refusal::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
-        let oom = || Ok::<_, Refusal>((kernel.ancestors()?, kernel.get(|structures| &structures.oom)?));
-        let ((path, parent), layout) = oom().unwrap_or_default();
+        let oom = || {
+            kernel.ancestors()?;
+            kernel.get(|structures| &structures.oom)
+        };
+        let layout = oom().unwrap_or_default();
         let constraints = u32::try_from(OOM_CONSTRAINTS).unwrap_or(u32::MAX);
         let long_stall = u64::try_from(options.long_stall.as_nanos()).unwrap_or(u64::MAX);
+        let to_slot = kernel.to_slot()?;
         let mut loader = EbpfLoader::new();
+        to_slot.show(&mut loader);
         loader
             .btf(kernel.btf())
-            .override_global("CGROUP_PATH", &path, true)
-            .override_global("KERNFS_PARENT", &parent, true)
             .override_global("OOM_LAYOUT", &layout, true)
             .override_global("LONG_STALL", &long_stall, true)
             .map_max_entries("STALLS", slots)

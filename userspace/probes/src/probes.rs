@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, io, os::fd::OwnedFd, time::Instant};
 
 use numaward_abi::{CgroupId, OTHER_SLOT};
-use numaward_topology::{CpuId, Machine, NodeSet};
+use numaward_topology::{CpuId, Machine, Need, NodeSet};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use crate::{
     activity::Activity,
@@ -15,6 +16,7 @@ use crate::{
     family::{Family, report},
     intruders::{CpuUse, Intruder, Switch},
     kernel::Kernel,
+    needs,
     options::Options,
     others::Others,
     report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats},
@@ -84,6 +86,26 @@ impl Probes {
         drop(kernel);
         sys::give_memory_back();
         Self { alloc, others, slots: Slots::new(options.slots), reports }
+    }
+
+    /// Whether this process must keep `CAP_BPF` for the calls that come: before Linux 5.19, `bpf(2)` serves nobody without
+    /// it where `kernel.unprivileged_bpf_disabled` is set. It is tried, on this thread.
+    pub fn needs_cap_bpf(&self) -> io::Result<bool> {
+        let Some(family) = self.families().next() else { return Ok(false) };
+        let held = capabilities(None)?;
+        set_capabilities(None, CapabilitySets { effective: CapabilitySet::empty(), ..held })?;
+        let is_readable = family.is_readable();
+        set_capabilities(None, held)?;
+        Ok(!is_readable)
+    }
+
+    /// What the probes use of the running kernel where it has it, and whether it does.
+    pub fn needs(&self) -> Vec<(Need, Option<bool>)> {
+        // Without a map, or without CAP_BPF, there is no answer.
+        let open = self.families().next().and_then(|_| self.needs_cap_bpf().ok()).map(|kept| !kept);
+        let mut needs = needs::of_helpers().to_vec();
+        needs.push((needs::OPEN_MAPS, open));
+        needs
     }
 
     /// The state of every probe.

@@ -21,14 +21,16 @@ pub(crate) enum FormatError {
         found.map_or("missing".to_owned(), |(offset, size)| format!("at offset {offset}, size {size}")),
         expected.0, expected.1)]
     Moved { path: PathBuf, field: &'static str, expected: (u32, u32), found: Option<(u32, u32)> },
-    #[error("{}: the field reason is {}; the probe knows it at the offsets 28, 52 and 60, size 4", path.display(),
+    #[error("{}: the field {field} is {}; the probe knows it at {known}", path.display(),
         found.map_or("missing".to_owned(), |(offset, size)| format!("at offset {offset}, size {size}")))]
-    UnknownPlace { path: PathBuf, found: Option<(u32, u32)> },
+    UnknownPlace { path: PathBuf, field: &'static str, known: &'static str, found: Option<(u32, u32)> },
 }
 
-/// The fields of `kmem:mm_page_alloc` that the probe reads, with offset and size.
-pub(crate) const MM_PAGE_ALLOC: [(&str, (u32, u32)); 3] =
-    [("pfn", (8, 8)), ("order", (16, 4)), ("gfp_flags", (24, 8))];
+/// The fields of `kmem:mm_page_alloc` that have always been at one place, with offset and size.
+const MM_PAGE_ALLOC: [(&str, (u32, u32)); 2] = [("pfn", (8, 8)), ("order", (16, 4))];
+
+/// Where the flags are in these records: at first, since Linux 6.0.
+const GFP_PLACES: [(u32, u32); 2] = [(20, 4), (24, 8)];
 
 /// The field of `migrate:mm_migrate_pages` that has always been at one place.
 const MM_MIGRATE_PAGES: [(&str, (u32, u32)); 1] = [("succeeded", (8, 8))];
@@ -36,13 +38,17 @@ const MM_MIGRATE_PAGES: [(&str, (u32, u32)); 1] = [("succeeded", (8, 8))];
 /// Where the reason is in the records of `migrate:mm_migrate_pages`: at first, since Linux 5.9, since 5.19 or so.
 const REASON_OFFSETS: [u32; 3] = [28, 52, 60];
 
-/// Compares a tracepoint's record with what is expected of it. `root` is `/` in production.
-pub(crate) fn check_format(
-    root: &Path,
-    event: &str,
-    expected: &[(&'static str, (u32, u32))],
-) -> Result<(), FormatError> {
-    Format::read(root, event)?.check(expected)
+/// The offset of the flags in the record of `kmem:mm_page_alloc`, if the rest is as expected. `root` is `/` in production.
+pub(crate) fn gfp_offset(root: &Path) -> Result<u32, FormatError> {
+    let format = Format::read(root, "kmem/mm_page_alloc")?;
+    format.check(&MM_PAGE_ALLOC)?;
+    match format.place_of("gfp_flags") {
+        Some(place) if GFP_PLACES.contains(&place) => Ok(place.0),
+        found => {
+            let known = "offset 20, size 4, and offset 24, size 8";
+            Err(FormatError::UnknownPlace { path: format.path, field: "gfp_flags", known, found })
+        }
+    }
 }
 
 /// The offset of the reason in the record of `migrate:mm_migrate_pages`, if the rest is as expected.
@@ -51,7 +57,10 @@ pub(crate) fn migrate_reason_offset(root: &Path) -> Result<u32, FormatError> {
     format.check(&MM_MIGRATE_PAGES)?;
     match format.place_of("reason") {
         Some((offset, 4)) if REASON_OFFSETS.contains(&offset) => Ok(offset),
-        found => Err(FormatError::UnknownPlace { path: format.path, found }),
+        found => {
+            let known = "the offsets 28, 52 and 60, size 4";
+            Err(FormatError::UnknownPlace { path: format.path, field: "reason", known, found })
+        }
     }
 }
 
@@ -107,29 +116,32 @@ mod tests {
         \tfield:unsigned long gfp_flags;\toffset:24;\tsize:8;\tsigned:0;\n\n\
         print fmt: \"page=%p\"\n";
 
-    fn check(format: Option<&str>) -> Result<(), String> {
+    fn offset(format: Option<&str>) -> Result<u32, String> {
         let root = tempfile::tempdir().unwrap();
         if let Some(format) = format {
             let event = root.path().join("sys/kernel/tracing/events/kmem/mm_page_alloc");
             std::fs::create_dir_all(&event).unwrap();
             std::fs::write(event.join("format"), format).unwrap();
         }
-        check_format(root.path(), "kmem/mm_page_alloc", &MM_PAGE_ALLOC).map_err(|error| error.to_string())
+        gfp_offset(root.path()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn good_missing_and_corrupt_formats_are_distinguished() {
-        assert_eq!(check(Some(GOOD)), Ok(()));
+        assert_eq!(offset(Some(GOOD)), Ok(24));
+        let before_6_0 = GOOD.replace("unsigned long gfp_flags", "gfp_t gfp_flags");
+        let before_6_0 = before_6_0.replace("offset:24;\tsize:8", "offset:20;\tsize:4");
+        assert_eq!(offset(Some(&before_6_0)), Ok(20));
         for (format, error) in [
             (None, "tracefs is not to be seen"),
             (Some(String::new()), "the field pfn is missing"),
             (
-                Some(GOOD.replace("offset:24;\tsize:8", "offset:20;\tsize:4")),
-                "gfp_flags is at offset 20, size 4; the probe needs offset 24, size 8",
+                Some(GOOD.replace("offset:24;\tsize:8", "offset:28;\tsize:4")),
+                "gfp_flags is at offset 28, size 4; the probe knows it at offset 20, size 4, and",
             ),
             (Some(GOOD.replace("offset:16", "offset:x")), "the field order is missing"),
         ] {
-            let found = check(format.as_deref()).unwrap_err();
+            let found = offset(format.as_deref()).unwrap_err();
             assert!(found.contains(error), "{found}");
         }
     }
@@ -166,7 +178,7 @@ mod tests {
     fn an_unreadable_format_names_its_path() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("sys/kernel/tracing/events")).unwrap();
-        let error = check_format(root.path(), "kmem/mm_page_alloc", &MM_PAGE_ALLOC).unwrap_err().to_string();
+        let error = gfp_offset(root.path()).unwrap_err().to_string();
         assert!(error.contains("events/kmem/mm_page_alloc/format"), "{error}");
     }
 }

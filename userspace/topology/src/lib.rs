@@ -7,6 +7,7 @@
 
 pub mod as_text;
 pub mod builder;
+pub mod kernel;
 pub mod machine;
 pub mod set;
 #[cfg(feature = "sysfs")]
@@ -14,6 +15,7 @@ pub mod sysfs;
 pub mod units;
 
 pub use builder::MachineBuilder;
+pub use kernel::{Need, Release};
 pub use machine::{CacheId, CoreId, Cpu, HugepagePool, Machine, Node, SocketId};
 pub use set::{CpuId, CpuSet, NodeId, NodeSet};
 pub use units::{Bytes, HugepageSize, ZoneKind};

@@ -27,8 +27,9 @@ pub(crate) struct Source {
     suite: &'static str,
 }
 
-/// The oldest and the current long-term kernel, and the newest there is.
+/// The oldest kernel that is supported, two later long-term kernels, and the newest there is.
 pub(crate) const SOURCES: &[Source] = &[
+    Source { name: OLDEST, suite: "bullseye" },
     Source { name: "6.1", suite: "bookworm" },
     Source { name: "6.12", suite: "bookworm-backports" },
     Source { name: "latest", suite: "sid" },
@@ -53,8 +54,11 @@ const MODULES: &[&str] = &[
     "virtio_ring",
 ];
 
+/// The oldest of them. Ordinary test runs are short on it.
+pub(crate) const OLDEST: &str = "5.10";
+
 /// The kernels of ordinary test runs; the newest one's index and packages are large, and change under one's feet.
-pub(crate) const USUAL: &[&str] = &["6.1", "6.12"];
+pub(crate) const USUAL: &[&str] = &[OLDEST, "6.1", "6.12"];
 
 /// The names of all kernels: the values of `--kernel`.
 pub(crate) fn names() -> Vec<&'static str> {

@@ -33,7 +33,7 @@ use std::{
 };
 
 use numaward_cgroup::read;
-use numaward_topology::{Bytes, NodeId};
+use numaward_topology::{Bytes, NodeId, NodeSet};
 
 /// Bytes of a window.
 const WINDOW: usize = 2 << 20;
@@ -165,6 +165,15 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
         }
     }
     run.moved
+}
+
+/// Moves all pages of a cgroup's processes, and of those below it, off some nodes: what a write to `cpuset.mems` does from
+/// Linux 5.15 on. Blocks for as long as that takes. What stays is seen where the memory lies.
+pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet) {
+    for process in processes(&[dir.to_owned()]) {
+        // One that has ended, or that is not ours to trace, keeps no other from being moved.
+        let _best_effort = sys::migrate_pages(process, from, to);
+    }
 }
 
 /// The processes of cgroups and of those below them. What cannot be read has none: it is gone, or threaded, and then its

@@ -1,10 +1,10 @@
-//! `move_pages(2)`, behind a safe function.
+//! `move_pages(2)` and `migrate_pages(2)`, behind safe functions.
 
 #![expect(unsafe_code, reason = "a raw system call that no crate here offers")]
 
 use std::{io, ptr};
 
-use numaward_topology::NodeId;
+use numaward_topology::{NodeId, NodeSet};
 
 /// Of each page of a process: the node it lies on, or the kernel's error number (negative).
 ///
@@ -47,6 +47,29 @@ pub(super) fn move_pages(
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Moves all pages of a process from some nodes to others. Returns how many could not be moved.
+///
+/// With `CAP_SYS_NICE`, pages that other processes map as well are among them.
+pub(super) fn migrate_pages(process: u32, from: &NodeSet, to: &NodeSet) -> io::Result<u64> {
+    let process = i32::try_from(process).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let highest = from.iter().chain(to.iter()).map(|node| node.0 as usize).max().unwrap_or(0);
+    let mask = |nodes: &NodeSet| {
+        let mut words = vec![0_u64; highest / 64 + 1];
+        for node in nodes.iter() {
+            if let Some(word) = words.get_mut(node.0 as usize / 64) {
+                *word |= 1 << (node.0 % 64);
+            }
+        }
+        words
+    };
+    let (from, to) = (mask(from), mask(to));
+    // The kernel reads one bit less than it is given as their number.
+    let bits = from.len() * 64 + 1;
+    // SAFETY: the kernel reads so many bits of both masks, which have as many, rounded up to words.
+    let result = unsafe { libc::syscall(libc::SYS_migrate_pages, process, bits, from.as_ptr(), to.as_ptr()) };
+    u64::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +83,16 @@ mod tests {
         move_pages(std::process::id(), &[first, first + page, 0], None, &mut answers).unwrap();
         assert!(answers[0] >= 0 && answers[1] >= 0, "{answers:?}");
         assert!(answers[2] < 0, "there is no page at 0: {answers:?}");
+    }
+
+    #[test]
+    fn pages_that_are_there_already_need_no_move() {
+        let everywhere = "0-9".parse().unwrap();
+        assert_eq!(migrate_pages(std::process::id(), &NodeSet::new(), &everywhere).unwrap(), 0);
+        // More nodes than any machine has are no node at all.
+        let nowhere = NodeSet::single(NodeId(1000));
+        let error = migrate_pages(std::process::id(), &everywhere, &nowhere).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]

@@ -1,0 +1,169 @@
+//! What is used of the kernel's cgroups where it has it, since when that is, and what takes its place.
+//!
+//! Source: Documentation/admin-guide/cgroup-v2.rst and its history, `fanotify_mark(2)`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use numaward_topology::{Need, Release};
+
+use crate::{CgroupPath, KnobWatch, knob::Knob, mounts::mount_points};
+
+/// A write to `cpuset.mems` moves the pages of the cgroup's processes.
+pub const MOVES_PAGES: Need = Need {
+    name: "pages follow cpuset.mems",
+    since: Release::new(5, 15),
+    instead: "the daemon moves them, process by process; it keeps CAP_SYS_PTRACE for that",
+    loses: false,
+};
+
+/// Where hugepages of a cgroup lie.
+pub const HUGETLB_NUMA_STAT: Need = Need {
+    name: "hugetlb.SIZE.numa_stat",
+    since: Release::new(5, 17),
+    instead: "a workload counts as using all hugepages that it is promised; where they lie is not shown",
+    loses: true,
+};
+
+/// Dropping page cache of a cgroup.
+pub const RECLAIM: Need = Need {
+    name: "memory.reclaim",
+    since: Release::new(5, 19),
+    instead: "page cache that a budget has no room for stays where it is",
+    loses: true,
+};
+
+/// Marks of fanotify that do not keep a removed cgroup in memory.
+pub const EVICTABLE_MARKS: Need = Need {
+    name: "evictable marks of fanotify",
+    since: Release::new(5, 19),
+    instead: "knobs are looked at every second, and who wrote them stays unknown",
+    loses: true,
+};
+
+/// Partitions whose CPUs the scheduler does not balance.
+pub const ISOLATED: Need = Need {
+    name: "cpuset.cpus.partition: isolated",
+    since: Release::new(6, 1),
+    instead: "only root: such CPUs are still balanced among each other",
+    loses: true,
+};
+
+/// Which memory is faster than which.
+pub const MEMORY_TIERS: Need = Need {
+    name: "memory tiers",
+    since: Release::new(6, 1),
+    instead: "a node with CPUs counts as dram, and one without serves no request for a tier",
+    loses: true,
+};
+
+/// Partitions below the first level.
+pub const EXCLUSIVE: Need = Need {
+    name: "cpuset.cpus.exclusive",
+    since: Release::new(6, 7),
+    instead: "only cgroups at the top become partitions; for others a partition is refused",
+    loses: true,
+};
+
+/// All of them.
+pub const ALL: [Need; 7] =
+    [MOVES_PAGES, HUGETLB_NUMA_STAT, RECLAIM, EVICTABLE_MARKS, ISOLATED, MEMORY_TIERS, EXCLUSIVE];
+
+/// Each of [`ALL`], and whether the kernel of the host at `root` has it: looked for where it leaves a trace, else by the
+/// kernel's number. `None` where neither says.
+pub fn look(root: &Path) -> Vec<(Need, Option<bool>)> {
+    let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
+    let release = Release::parse(&release);
+    let numbered = |need: Need| (need, release.map(|release| release >= need.since));
+    let below = |mount: &Path| root.join(mount.strip_prefix("/").unwrap_or(mount));
+    let mount = mount_points(root).ok().and_then(|mounts| mounts.first().map(|mount| below(mount)));
+    let cgroups = mount.as_deref();
+    vec![
+        numbered(MOVES_PAGES),
+        (HUGETLB_NUMA_STAT, cgroups.and_then(has_numa_stat)),
+        (RECLAIM, cgroups.and_then(|cgroups| has_beside(cgroups, "memory.current", "memory.reclaim"))),
+        (EVICTABLE_MARKS, cgroups.filter(|_| root == Path::new("/")).and_then(takes_marks)),
+        numbered(ISOLATED),
+        (MEMORY_TIERS, Some(root.join("sys/devices/virtual/memory_tiering").exists())),
+        (EXCLUSIVE, cgroups.and_then(|cgroups| has_beside(cgroups, "cpuset.mems", "cpuset.cpus.exclusive"))),
+    ]
+}
+
+/// The cgroups just below the root, in no order.
+fn top_level(cgroups: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(cgroups).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+}
+
+/// Whether a cgroup that has the one file has the other; `None` where no cgroup has the first.
+fn has_beside(cgroups: &Path, known: &str, wanted: &str) -> Option<bool> {
+    let cgroup = top_level(cgroups).find(|cgroup| cgroup.join(known).exists())?;
+    Some(cgroup.join(wanted).exists())
+}
+
+fn has_numa_stat(cgroups: &Path) -> Option<bool> {
+    top_level(cgroups).find_map(|cgroup| {
+        let files = fs::read_dir(cgroup).ok()?.flatten().map(|file| file.file_name());
+        let names: Vec<_> = files.filter_map(|name| name.into_string().ok()).collect();
+        let of_pools =
+            |end: &str| names.iter().any(|name| name.starts_with("hugetlb.") && name.ends_with(end));
+        of_pools(".current").then(|| of_pools(".numa_stat"))
+    })
+}
+
+fn takes_marks(cgroups: &Path) -> Option<bool> {
+    let watch = KnobWatch::new(cgroups).ok()?;
+    match watch.add(&CgroupPath::root(), Knob::CpusetCpusEffective) {
+        Ok(true) => Some(true),
+        // The controller is not in this hierarchy.
+        Ok(false) => None,
+        Err(_) => Some(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(files: &[(&str, &str)]) -> Vec<(&'static str, Option<bool>)> {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        look(root.path()).into_iter().map(|(need, here)| (need.name, here)).collect()
+    }
+
+    #[test]
+    fn files_say_what_the_kernel_has_and_its_number_the_rest() {
+        const MOUNT: (&str, &str) =
+            ("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        let old = [
+            MOUNT,
+            ("proc/sys/kernel/osrelease", "5.10.0-32-cloud-amd64\n"),
+            ("sys/fs/cgroup/a/cgroup.procs", ""),
+            ("sys/fs/cgroup/b/memory.current", ""),
+            ("sys/fs/cgroup/b/cpuset.mems", ""),
+            ("sys/fs/cgroup/b/hugetlb.2MB.current", ""),
+        ];
+        let new = [
+            ("proc/sys/kernel/osrelease", "6.12.1\n"),
+            ("sys/fs/cgroup/b/memory.reclaim", ""),
+            ("sys/fs/cgroup/b/cpuset.cpus.exclusive", ""),
+            ("sys/fs/cgroup/b/hugetlb.2MB.numa_stat", ""),
+            ("sys/devices/virtual/memory_tiering/x", ""),
+        ];
+        let only =
+            |here| ALL.map(|need| (need.name, if need == EVICTABLE_MARKS { None } else { here }));
+        assert_eq!(found(&old), only(Some(false)));
+        assert_eq!(found(&[&old[..], &new].concat()), only(Some(true)));
+        let nothing = found(&[]);
+        assert!(
+            nothing.iter().all(|(name, here)| here.is_none() || *name == MEMORY_TIERS.name),
+            "{nothing:?}"
+        );
+    }
+}
