@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use numaward_vm::Arch;
 
 use super::tree::Tree;
 use super::{EXECUTABLE, PLAIN, VERSION};
@@ -43,10 +44,10 @@ fi
 "#;
 
 /// Packs the tree, to which it adds what dpkg needs to know.
-pub(crate) fn build(tree: &Tree, package: &Path) -> Result<()> {
+pub(crate) fn build(tree: &Tree, arch: Arch, package: &Path) -> Result<()> {
     let kibibytes = size(tree.root())?.div_ceil(1024);
     let control = format!(
-        "Package: numaward\nVersion: {VERSION}\nArchitecture: amd64\nMaintainer: The numaward developers\n\
+        "Package: numaward\nVersion: {VERSION}\nArchitecture: {arch}\nMaintainer: The numaward developers\n\
          Section: admin\nPriority: optional\nInstalled-Size: {kibibytes}\n\
          Description: keeps memory near the CPUs that use it, and proves it\n \
          Gives services exclusive CPUs and memory on NUMA nodes, and counts by eBPF whether\n \

@@ -1,10 +1,11 @@
 //! `cargo xtask dist`: what is given to users, made without root and without a container engine.
 //!
-//! All of it holds one program, static, that runs on any x86-64 Linux:
+//! All of it holds one program, static, that runs on any Linux with its processor, x86-64 or 64-bit Arm:
 //!
-//! - `numaward-VERSION-x86_64-linux.tar.gz`: the program with its manual, completions and unit;
-//! - `numaward_VERSION_amd64.deb`: the same for Debian and its like;
-//! - `numaward-VERSION-oci.tar`: a container image as an archive in the OCI layout, and `rootfs`, what is in it;
+//! - `numaward-VERSION-x86_64-linux.tar.gz` and `…-aarch64-…`: the program with its manual, completions and unit;
+//! - `numaward_VERSION_amd64.deb` and `…_arm64.deb`: the same for Debian and its like;
+//! - `numaward-VERSION-oci.tar`: a container image for all processors as an archive in the OCI layout, and `rootfs-amd64` and
+//!   `rootfs-arm64`, what is in it;
 //! - `numaward-VERSION-deploy.tar.gz`: the manifests for Kubernetes;
 //! - `numaward-VERSION.cdx.json`: which crates are in the program (`CycloneDX`);
 //! - `numaward-VERSION.intoto.json`: of what and by which tools all of these were made (in-toto, SLSA);
@@ -29,6 +30,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use numaward_vm::Arch;
 
 pub(crate) use self::provenance::Origin;
 use self::tree::{Tree, gzip, sha256};
@@ -45,41 +47,61 @@ pub(crate) struct Arguments {
     /// Folder for what is made; what is in it goes [default: packages in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Packs this static program, instead of building one
-    #[arg(long, value_name = "FILE", requires = "out")]
-    program: Option<PathBuf>,
+    /// Packs this static program, instead of building one; may be repeated, once for each processor
+    #[arg(long = "program", value_name = "FILE", requires = "out", conflicts_with = "archs")]
+    programs: Vec<PathBuf>,
+    /// Only for this processor; may be repeated [default: amd64 and arm64]
+    #[arg(long = "arch", value_name = "ARCH")]
+    archs: Vec<Arch>,
 }
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
-    let (program, origin) = if let Some(program) = &arguments.program {
-        (program.clone(), Origin::Given(program))
+    let archs = if arguments.archs.is_empty() { &Arch::ALL[..] } else { &arguments.archs };
+    let given = &arguments.programs;
+    let (programs, origin) = if given.is_empty() {
+        let compilers = archs.iter().map(|arch| Part::Compiler(*arch));
+        setup::ensure(&[Part::Ebpf].into_iter().chain(compilers).collect::<Vec<_>>())?;
+        let programs = archs.iter().map(|arch| build::portable_program(*arch, "numaward"));
+        (programs.collect::<Result<_>>()?, Origin::Built(archs))
     } else {
-        setup::ensure(&[Part::Ebpf])?;
-        (build::portable_program("numaward")?, Origin::Built)
+        (given.clone(), Origin::Given(given))
     };
     let out = match &arguments.out {
         Some(out) => out.clone(),
-        // PROFILE/numaward, below the target's name. In `dist` beside it, cargo has files of its own.
-        None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("packages"),
+        // In `dist` beside it, cargo has files of its own.
+        None => build::target_directory()?.join("packages"),
     };
-    for made in make(&program, &origin, &out)? {
+    for made in make(&programs, &origin, &out)? {
         println!("{}", made.display());
     }
     Ok(())
 }
 
-/// Makes everything of this program in `out`, and returns what is for users.
-pub(crate) fn make(program: &Path, origin: &Origin<'_>, out: &Path) -> Result<Vec<PathBuf>> {
-    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
-    elf::check_static(&bytes).with_context(|| program.display().to_string())?;
-    let contents = Contents::of(program, bytes)?;
+/// Makes everything of these programs in `out`, one for each processor, and returns what is for users.
+pub(crate) fn make(paths: &[PathBuf], origin: &Origin<'_>, out: &Path) -> Result<Vec<PathBuf>> {
+    let mut programs = Vec::new();
+    for path in paths {
+        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let arch = elf::check_static(&bytes).with_context(|| path.display().to_string())?;
+        programs.push((arch, bytes));
+    }
+    let archs: Vec<_> = programs.iter().map(|(arch, _)| *arch).collect();
+    let contents = match archs.iter().position(|arch| Some(*arch) == Arch::of_host()) {
+        Some(own) => Contents::of(&paths[own], programs)?,
+        None => {
+            let own = build::programs(&["numaward"], "dev")?.into_iter().next();
+            let (_, own) =
+                own.context("cargo has built no program for this host, which prints the manual")?;
+            Contents::of(&own, programs)?
+        }
+    };
     let epoch = epoch()?;
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut made = contents.package(out, epoch)?;
-    made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), epoch)?);
+    made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), &archs, epoch)?);
     let statement = out.join(format!("numaward-{VERSION}.intoto.json"));
     made.push(provenance::write(&statement, &made, origin, epoch)?);
     let mut sums = String::new();
@@ -127,7 +149,7 @@ fn entry(path: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Entry {
 
 /// What goes into packages.
 struct Contents {
-    program: Vec<u8>,
+    programs: Vec<(Arch, Vec<u8>)>,
     /// Pages of the manual by their file name.
     manual: Vec<Entry>,
     /// Completions by the shell's name.
@@ -135,8 +157,8 @@ struct Contents {
 }
 
 impl Contents {
-    /// Asks the program for its manual and its completions.
-    fn of(program: &Path, bytes: Vec<u8>) -> Result<Self> {
+    /// Asks `program`, which runs here, for the manual and the completions of all of them.
+    fn of(program: &Path, programs: Vec<(Arch, Vec<u8>)>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("numaward-manual-").tempdir()?;
         command::read(Command::new(program).args(["man", "--dir"]).arg(folder.path()))?;
         let mut manual = Vec::new();
@@ -150,34 +172,39 @@ impl Contents {
             completions
                 .push(entry(shell, command::read(Command::new(program).args(["completions", shell]))?));
         }
-        Ok(Self { program: bytes, manual, completions })
+        Ok(Self { programs, manual, completions })
     }
 
     fn package(&self, out: &Path, epoch: u64) -> Result<Vec<PathBuf>> {
         let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
         let tree = |name: &str| Tree::new(&scratch.path().join(name), epoch);
 
-        let archive = out.join(format!("numaward-{VERSION}-x86_64-linux.tar.gz"));
-        let packed = tree("archive")?;
         let top = format!("numaward-{VERSION}");
-        for Entry { path, bytes, mode } in self.for_archive()? {
-            packed.file(&format!("{top}/{path}"), &bytes, mode)?;
-        }
-        gzip(&packed.pack(&scratch.path().join("archive.tar"))?, &archive)?;
+        let (mut made, mut images) = (Vec::new(), Vec::new());
+        for (arch, program) in &self.programs {
+            let archive = out.join(format!("numaward-{VERSION}-{}-linux.tar.gz", arch.kernel_name()));
+            let packed = tree(&format!("archive-{arch}"))?;
+            for Entry { path, bytes, mode } in self.for_archive(program)? {
+                packed.file(&format!("{top}/{path}"), &bytes, mode)?;
+            }
+            gzip(&packed.pack(&scratch.path().join(format!("archive-{arch}.tar")))?, &archive)?;
 
-        let package = out.join(format!("numaward_{VERSION}_amd64.deb"));
-        let root = tree("deb")?;
-        for Entry { path, bytes, mode } in self.for_debian()? {
-            root.file(&path, &bytes, mode)?;
-        }
-        deb::build(&root, &package)?;
+            let package = out.join(format!("numaward_{VERSION}_{arch}.deb"));
+            let root = tree(&format!("deb-{arch}"))?;
+            for Entry { path, bytes, mode } in self.for_debian(program)? {
+                root.file(&path, &bytes, mode)?;
+            }
+            deb::build(&root, *arch, &package)?;
+            made.extend([archive, package]);
 
-        let rootfs = Tree::new(&out.join("rootfs"), epoch)?;
-        rootfs.file(PROGRAM, &self.program, EXECUTABLE)?;
-        // Without it, the order is the C library's to choose.
-        rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
+            let rootfs = Tree::new(&out.join(format!("rootfs-{arch}")), epoch)?;
+            rootfs.file(PROGRAM, program, EXECUTABLE)?;
+            // Without it, the order is the C library's to choose.
+            rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
+            images.push((*arch, rootfs));
+        }
         let image = out.join(format!("numaward-{VERSION}-oci.tar"));
-        image::build(&rootfs, &tree("image")?, &image, &rfc3339(epoch)?)?;
+        image::build(&images, &tree("image")?, &image, &rfc3339(epoch)?)?;
 
         let deploy = out.join(format!("numaward-{VERSION}-deploy.tar.gz"));
         let packed = tree("deploy")?;
@@ -185,11 +212,12 @@ impl Contents {
             packed.copy(&command::root().join(folder), &format!("{top}/{folder}"))?;
         }
         gzip(&packed.pack(&scratch.path().join("deploy.tar"))?, &deploy)?;
-        Ok(vec![archive, package, image, deploy])
+        made.extend([image, deploy]);
+        Ok(made)
     }
 
-    fn for_archive(&self) -> Result<Vec<Entry>> {
-        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry("bin/numaward", self.program.clone()) }];
+    fn for_archive(&self, program: &[u8]) -> Result<Vec<Entry>> {
+        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry("bin/numaward", program) }];
         entries.push(entry("systemd/numaward.service", checkout("deploy/systemd/numaward.service")?));
         entries.extend(self.manual.iter().map(|page| renamed(page, format!("man/man1/{}", page.path))));
         entries.extend(
@@ -201,8 +229,8 @@ impl Contents {
         Ok(entries)
     }
 
-    fn for_debian(&self) -> Result<Vec<Entry>> {
-        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry(PROGRAM, self.program.clone()) }];
+    fn for_debian(&self, program: &[u8]) -> Result<Vec<Entry>> {
+        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry(PROGRAM, program) }];
         let unit = "usr/lib/systemd/system/numaward.service";
         entries.push(entry(unit, checkout("deploy/systemd/numaward.service")?));
         entries.push(entry("etc/numaward/config.yaml", checkout("deploy/systemd/config.yaml")?));
@@ -243,7 +271,7 @@ mod tests {
     fn made(folder: &Path) -> Vec<PathBuf> {
         fs::create_dir_all(folder).unwrap();
         let contents = Contents {
-            program: b"program".to_vec(),
+            programs: vec![(Arch::Amd64, b"program".to_vec()), (Arch::Arm64, b"another".to_vec())],
             manual: vec![entry("numaward.1", "manual")],
             completions: ["bash", "fish", "zsh"].map(|shell| entry(shell, shell)).to_vec(),
         };
@@ -261,7 +289,12 @@ mod tests {
         for (first, second) in first.iter().zip(&second) {
             assert_eq!(sha256(first).unwrap(), sha256(second).unwrap(), "{}", first.display());
         }
-        let [archive, package, image, deploy] = &first[..] else { panic!("{first:?}") };
+        let [archive, package, of_arm, package_of_arm, image, deploy] = &first[..] else {
+            panic!("{first:?}")
+        };
+        assert!(of_arm.ends_with(format!("numaward-{VERSION}-aarch64-linux.tar.gz")), "{}", of_arm.display());
+        let program_of_arm = listing("tar", &["-xOzf"], of_arm);
+        assert!(program_of_arm.contains("another"), "{program_of_arm}");
 
         let archive = listing("tar", &["-tvzf"], archive);
         let program =
@@ -287,13 +320,17 @@ mod tests {
         ] {
             assert!(contents.contains(line), "{line}:\n{contents}");
         }
-        let control = listing("dpkg-deb", &["--field"], package);
-        assert!(control.contains(&format!("Version: {VERSION}\n")), "{control}");
+        for (arch, package) in [(Arch::Amd64, package), (Arch::Arm64, package_of_arm)] {
+            let control = listing("dpkg-deb", &["--field"], package);
+            let expected = format!("Version: {VERSION}\nArchitecture: {arch}\n");
+            assert!(control.contains(&expected), "{control}");
+        }
 
         let layout = folder.path().join("layout");
         fs::create_dir(&layout).unwrap();
         command::read(Command::new("tar").arg("-xf").arg(image).arg("-C").arg(&layout)).unwrap();
-        image::tests::check(&layout, "usr/bin/numaward");
+        let programs = image::tests::check(&layout, &Arch::ALL, "usr/bin/numaward");
+        assert_eq!(programs, ["program", "another"]);
     }
 
     #[test]
