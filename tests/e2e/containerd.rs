@@ -11,7 +11,7 @@ use std::{
 };
 
 use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine, Vm};
+use numaward_vm::{Arch, Cache, Machine, Vm};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -22,8 +22,19 @@ const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", RUN
 const RUNC: &str = "runc";
 const LIBRARIES: [&str; 5] =
     ["libc.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2", "libseccomp.so.2"];
-const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
-const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// Where Debian has libraries, below `/usr`.
+fn library_folder(arch: Arch) -> String {
+    format!("lib/{}-linux-gnu", arch.kernel_name())
+}
+
+/// What programs name as their loader, and where.
+fn loader(arch: Arch) -> (&'static str, &'static str) {
+    match arch {
+        Arch::Amd64 => ("lib64", "ld-linux-x86-64.so.2"),
+        Arch::Arm64 => ("lib", "ld-linux-aarch64.so.1"),
+    }
+}
 
 /// A release of Debian with its containerd.
 pub(crate) struct Release {
@@ -49,9 +60,9 @@ pub(crate) enum Driver {
 pub(crate) const MEMORY: &str = "1536M,1G";
 
 /// Unpacks the packages that `cargo xtask setup --all` has fetched.
-fn unpack(release: &str, into: &Path) -> Result<(), String> {
+fn unpack(arch: Arch, release: &str, into: &Path) -> Result<(), String> {
     let cache = Cache::locate().map_err(|error| error.to_string())?;
-    let folder = cache.root().join("containerd").join(release);
+    let folder = cache.containerd_dir(arch, release);
     let packages = std::fs::read_dir(&folder)
         .map_err(|error| format!("{}: {error}; run `cargo xtask setup --all`", folder.display()))?;
     for package in packages {
@@ -82,7 +93,8 @@ pub(crate) fn machine(
     driver: Driver,
 ) -> Option<(Vm, TempDir)> {
     let root = tempfile::tempdir().unwrap();
-    if let Err(reason) = unpack(release.name, root.path()) {
+    let arch = bench.kernel().arch();
+    if let Err(reason) = unpack(arch, release.name, root.path()) {
         assert!(env::var("CI").as_deref() != Ok("true"), "this test cannot run: {reason}");
         eprintln!("skipped: {reason}");
         return None;
@@ -106,13 +118,15 @@ pub(crate) fn machine(
         let folder = if program == RUNC { "sbin" } else { "bin" };
         vm = vm.file(path, format!("/usr/{folder}/{program}"));
     }
-    let libraries = root.path().join(LIBRARY_FOLDER);
+    let library_folder = library_folder(arch);
+    let libraries = root.path().join("usr").join(&library_folder);
     match driver {
         Driver::Cgroupfs => {
             for library in LIBRARIES {
-                vm = vm.file(libraries.join(library), format!("/lib/x86_64-linux-gnu/{library}"));
+                vm = vm.file(libraries.join(library), format!("/{library_folder}/{library}"));
             }
-            vm = vm.file(libraries.join(LOADER), format!("/lib64/{LOADER}"));
+            let (folder, loader) = loader(arch);
+            vm = vm.file(libraries.join(loader), format!("/{folder}/{loader}"));
         }
         Driver::Systemd => {
             // The C library is newer than that of the root file system: all of it has to be.
@@ -120,13 +134,14 @@ pub(crate) fn machine(
                 let library = library.unwrap();
                 let name = library.file_name().into_string().unwrap();
                 if library.path().is_file() {
-                    vm = vm.file(library.path(), format!("/{LIBRARY_FOLDER}/{name}"));
+                    vm = vm.file(library.path(), format!("/usr/{library_folder}/{name}"));
                 }
             }
         }
     }
     let config = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("e2e/containerd").join(release.config);
-    let mut config = std::fs::read_to_string(config).unwrap();
+    let config = std::fs::read_to_string(config).unwrap();
+    let mut config = config.replace("linux/amd64", &format!("linux/{arch}"));
     if matches!(driver, Driver::Systemd) {
         assert!(config.contains("SystemdCgroup = false"));
         config = config.replace("SystemdCgroup = false", "SystemdCgroup = true");

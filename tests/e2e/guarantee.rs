@@ -65,7 +65,11 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
     let load = report.json("exec load");
     // Linux 6.1 does not report the node of a page that NUMA balancing has just marked.
     let on_node_1 = load["pages_by_node"]["1"].as_u64().unwrap();
-    assert_eq!(on_node_1 + load["absent_pages"].as_u64().unwrap(), 128 * MIB / 4096, "{load}");
+    assert_eq!(
+        on_node_1 + load["absent_pages"].as_u64().unwrap(),
+        128 * MIB / bench.kernel().page_size(),
+        "{load}"
+    );
     assert_eq!(load["pages_by_node"].as_object().unwrap().len(), 1, "{load}");
     for node in [0, 1] {
         let series =

@@ -16,7 +16,7 @@ fn the_package_runs_hardened_and_leaves_nothing() {
         .args(["--create", "--owner=0", "--group=0", "--file"])
         .arg(layer.path())
         .arg("--directory")
-        .arg(bench.made("rootfs"))
+        .arg(bench.made("rootfs-amd64"))
         .arg(".")
         .status();
     assert!(status.unwrap().success());

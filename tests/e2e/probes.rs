@@ -6,7 +6,8 @@ use numaward_tests::{Bench, Report, assert_near, boot};
 use numaward_vm::Machine;
 use serde_json::{Value, json};
 
-const PAGES: u64 = 64 * 256;
+/// What a load touches.
+const LOAD: u64 = 64 << 20;
 
 /// The sum of a metric's samples in a section that have all of these labels.
 fn sum(report: &Report, section: &str, metric: &str, labels: &[&str]) -> f64 {
@@ -34,15 +35,16 @@ fn migrated_by_kernel(report: &Report, workload: &str) -> Option<u64> {
 }
 
 /// Who samples whom (the table is that of the kernel's own `memory.stat` where it has one).
-fn accesses(report: &Report) {
+fn accesses(report: &Report, page: u64) {
+    let of_load = LOAD / page;
     let (remote, migrated) = ("numaward_remote_access_pages_total", "numaward_migrated_bytes_total");
     // All of it is seen once, as it is moved at once; and moved.
     let seen = pages(report, "moved", remote, &["source=\"hint_fault\"", "numa_node=\"0\""]);
-    assert_near("moved: seen from node 0", seen, PAGES, PAGES, 3);
-    let moved = pages(report, "moved", migrated, &["reason=\"numa_misplaced\""]) / 4096;
-    assert_near("moved: moved", moved, PAGES, PAGES, 3);
+    assert_near("moved: seen from node 0", seen, of_load, of_load, 3);
+    let moved = pages(report, "moved", migrated, &["reason=\"numa_misplaced\""]) / page;
+    assert_near("moved: moved", moved, of_load, of_load, 3);
     if let Some(pages) = migrated_by_kernel(report, "moved") {
-        assert_near("moved: as memory.stat has it", moved, pages, PAGES, 3);
+        assert_near("moved: as memory.stat has it", moved, pages, of_load, 3);
     }
     // As a matrix, for the host: of all workloads, others may be sampled meanwhile.
     let from = &report.json("bound API")["accesses"];
@@ -55,12 +57,12 @@ fn accesses(report: &Report) {
     let estimate = sum(report, "bound workload", "numaward_remote_access_estimated_ratio", &["\"bound\""]);
     assert!((0.9..=1.0).contains(&estimate), "{}", report.section("bound workload"));
     // What is bound is not sampled; the program's own text, which is not bound, may be.
-    assert!(pages(report, "bound", remote, &[]) < PAGES / 10, "{}", report.section("bound"));
-    assert!(migrated_by_kernel(report, "bound").is_none_or(|pages| pages < PAGES / 10), "{report}");
+    assert!(pages(report, "bound", remote, &[]) < of_load / 10, "{}", report.section("bound"));
+    assert!(migrated_by_kernel(report, "bound").is_none_or(|pages| pages < of_load / 10), "{report}");
     let pinned = report.section("pinned");
     let is_sampled = pinned.contains("state=\"on\"");
     assert!(is_sampled != pinned.contains("state=\"skipped_cpuset\""), "{pinned}");
-    assert_eq!(is_sampled, pages(report, "pinned", remote, &[]) >= PAGES, "{pinned}");
+    assert_eq!(is_sampled, pages(report, "pinned", remote, &[]) >= of_load, "{pinned}");
     assert!(sum(report, "pinned", migrated, &["numa_misplaced"]) < 0.5, "it may not move");
 }
 
@@ -219,7 +221,9 @@ fn few_slots(report: &Report) {
 fn what_the_other_probes_tell_is_what_the_kernel_says() {
     let Some(bench) = Bench::open() else { return };
     let machine = Machine::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
-    let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("probes.sh"));
+    let page = bench.kernel().page_size();
+    let script = format!("pages_of_load={}\n{}", LOAD / page, include_str!("probes.sh"));
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), &script);
     for (probe, mode) in [
         ("hugepages", "fexit"),
         ("hint", "fentry"),
@@ -232,7 +236,7 @@ fn what_the_other_probes_tell_is_what_the_kernel_says() {
         assert!(has_probe(&report, probe, mode), "{}", report.section("probes"));
     }
     cost(&report);
-    accesses(&report);
+    accesses(&report, page);
     stalls_and_kills(&report);
     intruders(&report);
     stream(&report);

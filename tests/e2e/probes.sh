@@ -1,4 +1,5 @@
-# Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says of it.
+# Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says of it. $pages_of_load is set
+# before: the pages that a load touches.
 
 socket=/run/numaward/control.sock
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
@@ -51,7 +52,7 @@ walker() {
 }
 _has_counters() { metric "numaward_memory_allocated_bytes_total{workload=\"$_walker\""; }
 _remote() {
-    metric "numaward_remote_access_pages_total{workload=\"$_walker\"" | awk '{ sum += $2 } END { exit !(sum >= 16384) }'
+    metric "numaward_remote_access_pages_total{workload=\"$_walker\"" | awk -v all="$pages_of_load" '{ sum += $2 } END { exit !(sum >= all) }'
 }
 _state() { metric "numaward_remote_sampling_info{workload=\"$_walker\",state=\"$_wanted\"}"; }
 report() {

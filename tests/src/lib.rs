@@ -21,10 +21,12 @@ use std::{
     path::PathBuf,
 };
 
-use numaward_vm::{Cache, Debian, Error, Kernel, Machine, Monitor, TOOLS, Vm, find_tool};
+use numaward_vm::{Arch, Cache, Debian, Error, Kernel, Machine, Monitor, TOOLS, Vm, find_tool};
 
 /// The variable that names the kernel.
 pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
+/// The variable that names the processor of machines.
+pub const ARCH: &str = "NUMAWARD_VM_ARCH";
 /// The variable that names the folder of the static programs.
 pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
 /// The variable that is `true` where slow tests are to run in full.
@@ -71,10 +73,12 @@ impl Bench {
         let variable =
             |name: &str| env::var(name).map_err(|_| format!("{name} is not set; run `cargo xtask vm test`"));
         let (kernel, programs) = (variable(KERNEL)?, PathBuf::from(variable(PROGRAMS)?));
-        if let Some((tool, package)) = TOOLS.iter().find(|(tool, _)| find_tool(tool).is_none()) {
+        let arch: Arch = variable(ARCH)?.parse()?;
+        let mut tools = [arch.emulator()].into_iter().chain(TOOLS.iter().copied());
+        if let Some((tool, package)) = tools.find(|(tool, _)| find_tool(tool).is_none()) {
             return Err(format!("{tool} (Debian package {package}) is missing"));
         }
-        let kernel = Cache::locate().and_then(|cache| Kernel::find(&cache, &kernel));
+        let kernel = Cache::locate().and_then(|cache| Kernel::find(&cache, arch, &kernel));
         Ok(Self { kernel: kernel.map_err(|error| error.to_string())?, programs })
     }
 

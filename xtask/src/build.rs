@@ -6,34 +6,35 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use numaward_vm::Arch;
 use serde::Deserialize;
 
 use crate::command;
-use crate::setup::{self, Part};
+use crate::setup::{self, Compiler, Part};
 
 /// What is built and tested on this host: all but what is built for the kernel, and the tests that boot machines.
 pub(crate) const WORKSPACE: &[&str] =
     &["--workspace", "--exclude", "numaward-ebpf", "--exclude", "numaward-tests"];
-
-/// What a static program is built for: virtual machines have no shared libraries.
-const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// What users get, and what is measured: with all optimisations, which takes minutes.
 pub(crate) const DIST: &str = "dist";
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// A static program, that runs on any x86-64 Linux, instead of one for this host
+    /// A static program, that runs on any Linux, instead of one for this host
     #[arg(long = "static")]
     is_static: bool,
+    /// The processor that a static program is for
+    #[arg(long, default_value_t, requires = "is_static")]
+    arch: Arch,
 }
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
-    setup::ensure(&[Part::Ebpf])?;
+    setup::ensure(&[Part::Ebpf, Part::Compiler(arguments.arch)])?;
     let programs = if arguments.is_static {
-        static_programs(&["numaward"], "release")?
+        static_programs(arguments.arch, &["numaward"], "release")?
     } else {
-        programs(&["numaward"], "release", false)?
+        programs(&["numaward"], "release")?
     };
     for (name, path) in programs {
         println!("{name}: {}", path.display());
@@ -41,9 +42,14 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds the packages' programs statically and returns the name and path of each.
-pub(crate) fn static_programs(packages: &[&str], profile: &str) -> Result<Vec<(String, PathBuf)>> {
-    programs(packages, profile, true)
+/// Builds the packages' programs statically, since virtual machines have no shared libraries, and returns the name and path
+/// of each.
+pub(crate) fn static_programs(
+    arch: Arch,
+    packages: &[&str],
+    profile: &str,
+) -> Result<Vec<(String, PathBuf)>> {
+    build(packages, &["--bins"], profile, Some((arch, &[])))
 }
 
 /// The part of cargo's messages that matters here.
@@ -65,7 +71,7 @@ pub(crate) fn target_directory() -> Result<PathBuf> {
 
 /// Builds a package's program statically, with all optimisations, and with no path of this machine in it: the same sources and tools
 /// make the same program.
-pub(crate) fn portable_program(package: &str) -> Result<PathBuf> {
+pub(crate) fn portable_program(arch: Arch, package: &str) -> Result<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
     let target = Some(target_directory()?);
@@ -73,7 +79,7 @@ pub(crate) fn portable_program(package: &str) -> Result<PathBuf> {
     let flags = [(home, "/cargo"), (Some(command::root().to_owned()), "/numaward"), (target, "/target")]
         .into_iter()
         .filter_map(|(path, name)| Some(format!("--remap-path-prefix={}={name}", path?.display())));
-    let built = build(&[package], &["--bins"], DIST, Some(&flags.collect::<Vec<_>>()))?;
+    let built = build(&[package], &["--bins"], DIST, Some((arch, &flags.collect::<Vec<_>>())))?;
     let program = built.into_iter().next().map(|(_, path)| path);
     program.with_context(|| format!("cargo has built no program of {package}"))
 }
@@ -87,13 +93,14 @@ pub(crate) fn tested_program() -> Result<PathBuf> {
     program.map(|(_, path)| path).context("cargo has built no program `numaward`")
 }
 
-pub(crate) fn programs(packages: &[&str], profile: &str, is_static: bool) -> Result<Vec<(String, PathBuf)>> {
-    build(packages, &["--bins"], profile, is_static.then_some(&[]))
+/// Builds the packages' programs for this host.
+pub(crate) fn programs(packages: &[&str], profile: &str) -> Result<Vec<(String, PathBuf)>> {
+    build(packages, &["--bins"], profile, None)
 }
 
 /// Builds a benchmark statically and returns its path.
 pub(crate) fn static_bench(package: &str, bench: &str, profile: &str) -> Result<PathBuf> {
-    let built = build(&[package], &["--bench", bench], profile, Some(&[]))?;
+    let built = build(&[package], &["--bench", bench], profile, Some((Arch::Amd64, &[])))?;
     built
         .into_iter()
         .next()
@@ -101,21 +108,26 @@ pub(crate) fn static_bench(package: &str, bench: &str, profile: &str) -> Result<
         .with_context(|| format!("cargo has built no benchmark {bench}"))
 }
 
-/// Builds `what` of the packages: statically where there are flags for that, be it none.
+/// Builds `what` of the packages: statically where there are a processor and flags for that, be it none.
 fn build(
     packages: &[&str],
     what: &[&str],
     profile: &str,
-    static_flags: Option<&[String]>,
+    static_for: Option<(Arch, &[String])>,
 ) -> Result<Vec<(String, PathBuf)>> {
-    let mut cargo = command::cargo();
+    let static_for = match static_for {
+        Some((arch, flags)) => Some((arch, Compiler::find(arch)?, flags)),
+        None => None,
+    };
+    let mut cargo = static_for.as_ref().map_or_else(command::cargo, |(_, compiler, _)| compiler.cargo());
     cargo.args(["build", "--message-format=json-render-diagnostics", "--profile", profile]).args(what);
     cargo.args(packages.iter().flat_map(|package| ["-p", package]));
-    if let Some(flags) = static_flags {
+    if let Some((arch, compiler, flags)) = static_for {
         // With a target named, the flags do not touch build scripts and procedural macros.
-        let flags =
-            flags.iter().fold("-C target-feature=+crt-static".to_owned(), |all, flag| all + " " + flag);
-        cargo.args(["--target", STATIC_TARGET]).env("RUSTFLAGS", flags);
+        let own = compiler.flags();
+        let flags = flags.iter().chain(&own);
+        let flags = flags.fold("-C target-feature=+crt-static".to_owned(), |all, flag| all + " " + flag);
+        cargo.args(["--target", arch.rust_target()]).env("RUSTFLAGS", flags);
     }
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     anyhow::ensure!(output.status.success(), "cannot build {}: see above", packages.join(", "));

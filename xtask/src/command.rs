@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::env;
+use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -25,7 +26,12 @@ pub(crate) fn root() -> &'static Path {
 
 /// Cargo itself, in the checkout.
 pub(crate) fn cargo() -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    in_checkout(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// The cargo `program`, in the checkout.
+pub(crate) fn in_checkout(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(root());
     // Where tests must not be skipped, neither may the probes be missing.
     if is_ci() && env::var_os("NUMAWARD_EBPF").is_none() {

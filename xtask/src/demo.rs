@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use numaward_vm::{Cache, Forward, Kernel, Machine, Running, Vm};
+use numaward_vm::{Arch, Cache, Forward, Kernel, Machine, Running, Vm};
 
 use crate::setup::{self, Part, kernels};
 use crate::{command, vm};
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = DAEMON_PORT, value_parser = clap::value_parser!(u16).range(1..u16::MAX.into()))]
     port: u16,
     /// Kernel to boot
-    #[arg(long, default_value = kernels::DEFAULT, value_parser = kernels::names())]
+    #[arg(long, default_value = kernels::DEFAULT, value_parser = kernels::names(Arch::Amd64))]
     kernel: String,
 }
 
@@ -68,7 +68,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Boots the demo's machine, whose daemon answers on this address.
 pub(crate) fn boot(arguments: &Arguments, address: SocketAddr) -> Result<Running> {
-    setup::ensure(&[Part::Ebpf, Part::Qemu, Part::Kernel(kernels::find(&arguments.kernel)?)])?;
+    let (arch, kernel) = (Arch::Amd64, &arguments.kernel);
+    setup::ensure(&[Part::Ebpf, Part::Qemu(arch), Part::Kernel(arch, kernels::find(arch, kernel)?)])?;
     // Two pairs of nodes. Node 0 has CPUs to spare for two guarantees.
     let machine = Machine::parse(
         Some(4),
@@ -77,11 +78,11 @@ pub(crate) fn boot(arguments: &Arguments, address: SocketAddr) -> Result<Running
         Some("10,12,32,32;12,10,32,32;32,32,10,12;32,32,12,10"),
     )?;
     let seconds = arguments.seconds.unwrap_or(LONGEST);
-    let mut vm = Vm::new(Kernel::find(&Cache::locate()?, &arguments.kernel)?, machine)
+    let mut vm = Vm::new(Kernel::find(&Cache::locate()?, arch, kernel)?, machine)
         .forward(Forward { host: address.port(), guest: DAEMON_PORT })
         .forward(Forward { host: changes(address).port(), guest: DAEMON_PORT + 1 })
         .limit(Duration::from_secs(seconds + BOOT));
-    for (name, path) in vm::programs(true)? {
+    for (name, path) in vm::programs(arch, true)? {
         vm = vm.file(path, format!("/bin/{name}"));
     }
     let (control, token) = (DAEMON_PORT + 1, token()?);

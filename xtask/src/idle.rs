@@ -33,7 +33,7 @@ impl Drop for Daemon {
 
 pub(crate) fn measure(span: Duration) -> Result<ExitCode> {
     setup::ensure(&[Part::Ebpf])?;
-    let programs = build::programs(&["numaward"], build::DIST, false)?;
+    let programs = build::programs(&["numaward"], build::DIST)?;
     let (_, path) = programs.into_iter().next().context("cargo has built no program `numaward`")?;
     let folder = tempfile::tempdir().context("cannot make a folder for the daemon")?;
     let mut child = Command::new(&path)

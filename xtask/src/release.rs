@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let Arguments { version, dry_run, what, key } = arguments;
     ensure!(
-        *dry_run || !what.has_program(),
+        *dry_run || !what.has_programs(),
         "a release is built from its commit: --program is only for --dry-run"
     );
     let checkout = Checkout { root: command::root(), version };

@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     setup::ensure(&[Part::Ebpf])?;
     let profile = if arguments.release { "release" } else { "dev" };
-    let programs = build::programs(&["numaward"], profile, false)?;
+    let programs = build::programs(&["numaward"], profile)?;
     let (_, path) = programs.into_iter().next().context("cargo has built no program `numaward`")?;
     eprintln!("running {} run {}", path.display(), arguments.arguments.join(" "));
     // In our place, so that signals and the exit code are its own.

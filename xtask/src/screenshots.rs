@@ -39,7 +39,7 @@ pub(crate) fn main() -> Result<()> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port().min(u16::MAX - 1);
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let words = ["demo".to_owned(), format!("--port={port}"), format!("--for={LONGEST}")];
-    let programs = build::programs(&["numaward"], "dev", false)?;
+    let programs = build::programs(&["numaward"], "dev")?;
     let (_, program) = programs.first().context("cargo has built no program `numaward`")?;
     let mut machine = demo::boot(&Demo::try_parse_from(words)?.arguments, address)?;
     let start = Instant::now();

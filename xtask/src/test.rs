@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use numaward_vm::Cache;
+use numaward_vm::{Arch, Cache};
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
 use crate::{
@@ -93,7 +93,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     let usual = if arguments.rest { [SLOW, &[Stage::Vm]].concat() } else { [DEFAULT, slow].concat() };
     let stages = if arguments.stages.is_empty() { &usual } else { &arguments.stages };
     let kernels = if arguments.all {
-        kernels::names()
+        kernels::names(Arch::Amd64)
     } else if arguments.rest {
         vec![kernels::DEFAULT]
     } else {
@@ -109,7 +109,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
         match stage {
             Stage::Vm => {
                 for kernel in &kernels {
-                    let test = || vm::test(kernel, &names, arguments.all, &folders);
+                    let test = || vm::test(Arch::Amd64, kernel, &names, arguments.all, &folders);
                     record(&mut results, &format!("vm {kernel}"), test);
                 }
             }
@@ -120,6 +120,7 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
 }
 
 fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
+    let kernel = |name: &str| kernels::find(Arch::Amd64, name).map(|of| Part::Kernel(Arch::Amd64, of));
     let mut parts = Vec::new();
     for stage in stages {
         match stage {
@@ -136,14 +137,14 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
             Stage::Page => parts.extend([Part::Ebpf, Part::Browser]),
             Stage::Api => parts.extend([Part::Ebpf, Part::PythonTool(&PythonTool::SCHEMATHESIS)]),
             Stage::Dashboards => {
-                parts.extend([Part::Ebpf, Part::Qemu]);
+                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64)]);
                 parts.extend([&DebianTool::PROMETHEUS, &DebianTool::VICTORIA_METRICS].map(Part::DebianTool));
-                parts.push(Part::Kernel(kernels::find(kernels::DEFAULT)?));
+                parts.push(kernel(kernels::DEFAULT)?);
             }
             Stage::Vm => {
-                parts.extend([Part::Ebpf, Part::Qemu, Part::Debian]);
+                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64), Part::Debian]);
                 for name in kernels {
-                    parts.push(Part::Kernel(kernels::find(name)?));
+                    parts.push(kernel(name)?);
                 }
             }
             Stage::Fmt | Stage::Conformance | Stage::Deps => {}

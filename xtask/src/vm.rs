@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand, ValueEnum};
-use numaward_vm::{Cache, Debian, Forward, Kernel, Machine, Running, Vm};
+use numaward_vm::{Arch, Cache, Debian, Forward, Kernel, Machine, Running, Vm};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -66,8 +67,11 @@ pub(crate) fn main(task: &Task) -> Result<ExitCode> {
 pub(crate) struct Test {
     /// Only tests whose name contains one of these
     names: Vec<String>,
+    /// Processor of the machines
+    #[arg(long, default_value_t)]
+    arch: Arch,
     /// Kernel to test on; may be repeated [default: all]
-    #[arg(long = "kernel", value_parser = kernels::names())]
+    #[arg(long = "kernel", value_parser = kernels::all_names())]
     kernels: Vec<String>,
     /// Also what is slow
     #[arg(long)]
@@ -114,12 +118,12 @@ impl Test {
     fn main(&self) -> Result<ExitCode> {
         let mut kernels: Vec<_> = self.kernels.iter().map(String::as_str).collect();
         if kernels.is_empty() {
-            kernels = kernels::names();
+            kernels = kernels::names(self.arch);
         }
         let mut failed = Vec::new();
         for kernel in kernels {
             println!("kernel {kernel}");
-            if let Err(error) = test(kernel, &self.names, self.all, &self.folders) {
+            if let Err(error) = test(self.arch, kernel, &self.names, self.all, &self.folders) {
                 eprintln!("error: kernel {kernel}: {error:#}");
                 failed.push(kernel);
             }
@@ -174,6 +178,10 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 /// and their enforcement hold.
 const ON_OLDEST: &[&str] = &["cgroup_v1::", "enforce::", "guarantee::", "kernels::"];
 
+/// What runs on Arm: what could be otherwise there, which is the probes, cgroups, system calls and containers.
+const ON_ARM64: &[&str] =
+    &["containerd::containerd_2", "enforce::", "guarantee::", "observe::", "probes::what_the_other_probes"];
+
 /// Tests that no ordinary run includes, without those of a cluster.
 pub(crate) fn rest() -> Vec<String> {
     let rest = LEFT_OUT.iter().filter(|(name, kernels)| kernels.is_empty() && *name != CLUSTER);
@@ -181,31 +189,38 @@ pub(crate) fn rest() -> Vec<String> {
 }
 
 /// Runs the end-to-end tests whose names contain one of `names` on one kernel; if there are none all, but for
-/// [`LEFT_OUT`] unless `slow`, and on the oldest kernel [`ON_OLDEST`]. What is slow runs in full with `slow`. [`CLUSTER`] and [`REQUIRED`] run where their
-/// folders are given.
-pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders) -> Result<()> {
-    let few: Vec<String> = ON_OLDEST.iter().map(|name| (*name).to_owned()).collect();
-    let names = if kernel == kernels::OLDEST && names.is_empty() && !slow {
+/// [`LEFT_OUT`] unless `slow`, on the oldest kernel [`ON_OLDEST`], and on Arm [`ON_ARM64`]. What is slow runs in full with
+/// `slow`. [`CLUSTER`] and [`REQUIRED`] run where their folders are given.
+pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folders: &Folders) -> Result<()> {
+    let few = match arch {
+        Arch::Arm64 => ON_ARM64,
+        Arch::Amd64 if kernel == kernels::OLDEST && !slow => ON_OLDEST,
+        Arch::Amd64 => &[],
+    };
+    let few: Vec<String> = few.iter().map(|name| (*name).to_owned()).collect();
+    let names = if names.is_empty() && !few.is_empty() {
         println!("only {}, see --all", few.join(", "));
         &few
     } else {
         names
     };
-    let kernel_part = Part::Kernel(kernels::find(kernel)?);
-    setup::ensure(&[
-        Part::Qemu,
-        kernel_part,
-        Part::Debian,
-        Part::Containerd,
-        Part::DebianTool(&DebianTool::KUSTOMIZE),
-        Part::DebianTool(&DebianTool::NUMACTL),
-    ])?;
+    let mut parts = vec![
+        Part::Compiler(arch),
+        Part::Qemu(arch),
+        Part::Kernel(arch, kernels::find(arch, kernel)?),
+        Part::Containerd(arch),
+    ];
+    if arch == Arch::Amd64 {
+        parts.extend([Part::Debian, Part::DebianTool(&DebianTool::KUSTOMIZE)]);
+        parts.push(Part::DebianTool(&DebianTool::NUMACTL));
+    }
+    setup::ensure(&parts)?;
     let variables = folders.variables()?;
     if folders.kubernetes.is_some() {
         setup::ensure(&[Part::DebianTool(&DebianTool::CLUSTER), Part::PythonTool(&PythonTool::GRPC)])?;
     }
     let grpc_tools = PythonTool::GRPC.folder(&Cache::locate()?);
-    let programs = all_programs()?;
+    let programs = all_programs(arch)?;
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
     let left_out: Vec<_> = LEFT_OUT
@@ -221,6 +236,7 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders
         cargo.args(["test", "--package", TESTS, "--test", "e2e", "--"]).args(names);
         cargo.args(left_out.iter().flat_map(|name| ["--skip", name]));
         cargo.env("NUMAWARD_VM_KERNEL", kernel).env("NUMAWARD_VM_PROGRAMS", folder);
+        cargo.env("NUMAWARD_VM_ARCH", arch.name());
         cargo.env(SLOW, slow.to_string()).envs(variables.iter().map(|(name, folder)| (name, folder)));
         cargo.env(GRPC_TOOLS, &grpc_tools);
         cargo
@@ -255,11 +271,12 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders
 
 /// Makes what users are given of this program, in `dist` beside it, and the version after that in `next`. Both have
 /// signatures, of a key that nobody has afterwards.
-fn make_packages(program: &Path, folder: &Path) -> Result<()> {
+fn make_packages(program: &PathBuf, folder: &Path) -> Result<()> {
     setup::ensure(&[Part::Gpg])?;
     let signer = dist::Signer::throw_away()?;
     let out = folder.join("dist");
-    dist::make(program, &dist::Origin::Given(program), &out, None, Some(&signer))?;
+    let programs = slice::from_ref(program);
+    dist::make(programs, &dist::Origin::Given(programs), &out, None, Some(&signer))?;
     dist::make_next(program, &folder.join("next"), &out, &signer)
 }
 
@@ -291,9 +308,15 @@ enum Init {
 
 #[derive(Args)]
 pub(crate) struct Run {
+    /// Processor of the machine
+    #[arg(long, default_value_t)]
+    arch: Arch,
     /// Kernel to boot
-    #[arg(long, default_value = kernels::DEFAULT, value_parser = kernels::names())]
+    #[arg(long, default_value = kernels::DEFAULT, value_parser = kernels::all_names())]
     kernel: String,
+    /// Describes the machine by a device tree instead of ACPI (arm64 only)
+    #[arg(long)]
+    device_tree: bool,
     #[command(flatten)]
     layout: Layout,
     /// What runs first in the machine
@@ -336,15 +359,21 @@ impl Run {
                 .with_context(|| format!("cannot read the script {}", path.display()))?,
             None => self.command.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" "),
         };
-        setup::ensure(&[Part::Qemu, Part::Kernel(kernels::find(&self.kernel)?)])?;
+        let arch = self.arch;
+        let kernel = Part::Kernel(arch, kernels::find(arch, &self.kernel)?);
+        setup::ensure(&[Part::Compiler(arch), Part::Qemu(arch), kernel])?;
         let cache = Cache::locate()?;
-        let mut vm =
-            Vm::new(Kernel::find(&cache, &self.kernel)?, machine).limit(Duration::from_secs(self.timeout));
+        let kernel = Kernel::find(&cache, arch, &self.kernel)?;
+        let mut vm = Vm::new(kernel, machine).limit(Duration::from_secs(self.timeout));
+        if self.device_tree {
+            anyhow::ensure!(arch == Arch::Arm64, "--device-tree: there is none on {arch}");
+            vm = vm.device_tree();
+        }
         if self.init == Init::Systemd {
             setup::ensure(&[Part::Debian])?;
             vm = vm.systemd(Debian::find(&cache)?);
         }
-        for (name, path) in programs(!self.no_daemon)? {
+        for (name, path) in programs(arch, !self.no_daemon)? {
             vm = vm.file(path, format!("/bin/{name}"));
         }
         for (host, guest) in &self.copy {
@@ -398,19 +427,19 @@ pub(crate) fn attend(
 }
 
 /// The static programs that every machine has on its PATH.
-pub(crate) fn programs(with_daemon: bool) -> Result<Vec<(String, PathBuf)>> {
+pub(crate) fn programs(arch: Arch, with_daemon: bool) -> Result<Vec<(String, PathBuf)>> {
     if !with_daemon {
-        return build::static_programs(&[LOAD], "vm");
+        return build::static_programs(arch, &[LOAD], "vm");
     }
-    let mut programs = all_programs()?;
+    let mut programs = all_programs(arch)?;
     programs.retain(|(name, _)| [DAEMON, LOAD].contains(&name.as_str()));
     Ok(programs)
 }
 
 /// They and those of the tests, always together: what is built for one serves the other.
-fn all_programs() -> Result<Vec<(String, PathBuf)>> {
+fn all_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
     setup::ensure(&[Part::Ebpf])?;
-    build::static_programs(&[&[DAEMON, LOAD], HELPERS].concat(), "vm")
+    build::static_programs(arch, &[&[DAEMON, LOAD], HELPERS].concat(), "vm")
 }
 
 fn copy(text: &str) -> Result<(PathBuf, String), String> {

@@ -14,8 +14,12 @@ for name in cat grep sh sleep; do ln -s busybox /image/root/bin/$name; done
 cd /image
 tar -cf layer.tar -C root .
 layer=$(sha256sum layer.tar | cut -d' ' -f1)
+case $(uname -m) in
+aarch64) arch=arm64 ;;
+*) arch=amd64 ;;
+esac
 cat >config.json <<END
-{"architecture": "amd64", "os": "linux", "config": {"Entrypoint": ["/bin/sleep", "1000000"], "Env": ["PATH=/bin"]},
+{"architecture": "$arch", "os": "linux", "config": {"Entrypoint": ["/bin/sleep", "1000000"], "Env": ["PATH=/bin"]},
  "rootfs": {"type": "layers", "diff_ids": ["sha256:$layer"]}}
 END
 echo '[{"Config": "config.json", "RepoTags": ["localhost/test:1", "localhost/pause:1"], "Layers": ["layer.tar"]}]' >manifest.json

@@ -198,7 +198,7 @@ fn report(arguments: &Arguments, memory: &Memory, threads: usize, took: Duration
                 out,
                 "{pages} pages ({kind}, policy {policy}) touched in {touch_seconds:.3} s; {}; absent: {absent_pages}; in transparent huge pages: {}",
                 nodes.join(", "),
-                placement.transparent_huge_bytes / memory::PAGE as u64,
+                placement.transparent_huge_bytes / memory::page() as u64,
             )
         }
     }

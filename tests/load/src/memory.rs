@@ -20,10 +20,9 @@ use crate::{
     error::Error,
 };
 
-/// Bytes of a base page; the load is made for x86-64 machines.
-pub(crate) const PAGE: usize = 4096;
-const TRANSPARENT_HUGE_PAGE: usize = 2 << 20;
 const TRANSPARENT_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+/// Bytes of a transparent huge page: 2 MiB with base pages of 4 KiB.
+const TRANSPARENT_SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 /// Pages per question to the kernel: enough to be quick, few enough for small buffers.
 const QUESTION: usize = 512;
 /// Pages between two looks at whether a walk is over.
@@ -51,14 +50,14 @@ impl Memory {
     pub(crate) fn map(arguments: &Arguments) -> Result<Self, Error> {
         let step = match arguments.kind {
             Kind::Hugetlb => usize::try_from(arguments.huge_page).unwrap_or(usize::MAX),
-            _ => PAGE,
+            _ => page(),
         };
         let unaligned = || Error::Unaligned { size: arguments.size, page: step as u64 };
         let size = usize::try_from(arguments.size).map_err(|_| unaligned())?;
         if !size.is_multiple_of(step) {
             return Err(unaligned());
         }
-        let alignment = if arguments.kind == Kind::Thp { TRANSPARENT_HUGE_PAGE } else { step };
+        let alignment = if arguments.kind == Kind::Thp { transparent_huge_page()? } else { step };
         // Room to align within.
         let mapped = size.checked_add(alignment - step).ok_or_else(unaligned)?;
         let (file, path) = match arguments.kind {
@@ -153,25 +152,30 @@ impl Memory {
 
     /// Writes to each page of the share, over and over.
     pub(crate) fn walk(&self, index: usize, threads: usize, is_over: impl Fn() -> bool) {
-        let pages = self.size / PAGE;
+        let pages = self.pages();
         let share = share(pages, index, threads);
         let mut chunks = share.clone().step_by(WALK_CHUNK).cycle();
+        let size = page();
         while let Some(first) = chunks.next().filter(|_| !is_over()) {
             for page in first..(first + WALK_CHUNK).min(share.end) {
-                self.byte(page * PAGE).fetch_add(1, Ordering::Relaxed);
+                self.byte(page * size).fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
+    fn pages(&self) -> usize {
+        self.size / page()
+    }
+
     /// The node of each base page; none for a page that is not in memory.
     pub(crate) fn nodes_of_pages(&self) -> Result<Vec<Option<u32>>, Error> {
-        let mut nodes = Vec::with_capacity(self.size / PAGE);
+        let mut nodes = Vec::with_capacity(self.pages());
         let mut first = 0;
-        while first < self.size / PAGE {
-            let count = QUESTION.min(self.size / PAGE - first);
+        while first < self.pages() {
+            let count = QUESTION.min(self.pages() - first);
             let mut addresses = [ptr::null_mut::<u8>(); QUESTION];
-            for (page, address) in addresses.iter_mut().enumerate().take(count) {
-                *address = self.start.wrapping_add((first + page) * PAGE);
+            for (index, address) in addresses.iter_mut().enumerate().take(count) {
+                *address = self.start.wrapping_add((first + index) * page());
             }
             let mut answers = [0_i32; QUESTION];
             // SAFETY: the kernel reads `count` addresses and writes `count` answers; both arrays have as many. Without
@@ -223,6 +227,17 @@ impl Drop for Memory {
             eprintln!("warning: cannot remove {}: {error}", path.display());
         }
     }
+}
+
+/// Bytes of a base page.
+pub(crate) fn page() -> usize {
+    rustix::param::page_size()
+}
+
+fn transparent_huge_page() -> Result<usize, Error> {
+    let path = Path::new(TRANSPARENT_SIZE);
+    let text = fs::read_to_string(path).map_err(Error::file(path))?;
+    text.trim().parse().map_err(|_| Error::file(path)(io::ErrorKind::InvalidData.into()))
 }
 
 /// The part `index` of `0..count` in `parts` parts whose sizes differ by one at most.
@@ -309,7 +324,7 @@ mod tests {
         memory.walk(1, 2, || looks.replace(looks.get() + 1) >= 4);
         let nodes = memory.nodes_of_pages().unwrap();
         assert!(nodes[..512].iter().all(Option::is_none) && nodes[512..].iter().all(Option::is_some));
-        assert_eq!(memory.byte(512 * PAGE).load(Ordering::Relaxed), 2, "two rounds of two chunks");
+        assert_eq!(memory.byte(512 * page()).load(Ordering::Relaxed), 2, "two rounds of two chunks");
     }
 
     #[test]

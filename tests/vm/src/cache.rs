@@ -1,11 +1,13 @@
 //! What `cargo xtask setup` has left for us: `CACHE/kernels/NAME/{vmlinuz,modules/*.ko,version}`, `CACHE/debian/NAME/root.cpio`.
+//! Kernels for another processor than x86-64 are in `CACHE/kernels/ARCH-NAME`, and what their guests need besides in
+//! `CACHE/guests/ARCH`.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
 };
 
-use crate::Error;
+use crate::{Arch, Error};
 
 /// The folder that outlives checkouts: `${XDG_CACHE_HOME:-~/.cache}/numaward`.
 #[derive(Debug, Clone)]
@@ -35,8 +37,27 @@ impl Cache {
     }
 
     /// The folder of the kernel called `name`, which may not be there.
-    pub fn kernel_dir(&self, name: &str) -> PathBuf {
-        self.root.join("kernels").join(name)
+    pub fn kernel_dir(&self, arch: Arch, name: &str) -> PathBuf {
+        self.root.join("kernels").join(of_arch(arch, name))
+    }
+
+    /// The folder of the packages of containerd of this Debian release, which may not be there.
+    pub fn containerd_dir(&self, arch: Arch, release: &str) -> PathBuf {
+        self.root.join("containerd").join(of_arch(arch, release))
+    }
+
+    /// The folder of the files that a guest with another processor than this host needs: [`GUEST_BUSYBOX`] and
+    /// [`GUEST_FIRMWARE`].
+    pub fn guest_dir(&self, arch: Arch) -> PathBuf {
+        self.root.join("guests").join(arch.name())
+    }
+}
+
+/// The folder of what is kept for several processors.
+fn of_arch(arch: Arch, name: &str) -> String {
+    match arch {
+        Arch::Amd64 => name.to_owned(),
+        Arch::Arm64 => format!("{arch}-{name}"),
     }
 }
 
@@ -51,6 +72,11 @@ pub const SOFTWARE: &str = "software/trixie";
 pub const PACKAGE_MANAGERS: &str = "package-managers/trixie";
 /// The image in each of both, for [`Vm::systemd_on_disk`](crate::Vm::systemd_on_disk).
 pub const SOFTWARE_IMAGE: &str = "root.img";
+
+/// The shell and tools of a guest.
+pub const GUEST_BUSYBOX: &str = "busybox";
+/// What starts its kernel and describes the machine to it by ACPI.
+pub const GUEST_FIRMWARE: &str = "QEMU_EFI.fd";
 
 /// A Debian root file system with systemd, for [`Vm::systemd`](crate::Vm::systemd).
 #[derive(Debug, Clone)]
@@ -73,16 +99,19 @@ impl Debian {
 /// A kernel with the few modules that a guest may need.
 #[derive(Debug, Clone)]
 pub struct Kernel {
+    arch: Arch,
     name: String,
     version: String,
     image: PathBuf,
     modules: PathBuf,
+    guest: PathBuf,
+    page_size: u64,
 }
 
 impl Kernel {
     /// The kernel called `name` (`6.1`, `6.12`, `latest`).
-    pub fn find(cache: &Cache, name: &str) -> Result<Self, Error> {
-        let folder = cache.kernel_dir(name);
+    pub fn find(cache: &Cache, arch: Arch, name: &str) -> Result<Self, Error> {
+        let folder = cache.kernel_dir(arch, name);
         let missing = |path: &Path| Error::NoKernel { name: name.to_owned(), path: path.to_owned() };
         let image = folder.join("vmlinuz");
         if !image.is_file() {
@@ -90,7 +119,19 @@ impl Kernel {
         }
         let version = folder.join("version");
         let version = fs::read_to_string(&version).map_err(|_| missing(&version))?.trim().to_owned();
-        Ok(Self { name: name.to_owned(), version, image, modules: folder.join("modules") })
+        let (modules, guest) = (folder.join("modules"), cache.guest_dir(arch));
+        let page_size = page_size(&fs::read_to_string(folder.join("config")).unwrap_or_default());
+        Ok(Self { arch, name: name.to_owned(), version, image, modules, guest, page_size })
+    }
+
+    /// The processor that it is for.
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Bytes of its base pages.
+    pub fn page_size(&self) -> u64 {
+        self.page_size
     }
 
     /// What it is called here.
@@ -107,6 +148,12 @@ impl Kernel {
         &self.image
     }
 
+    /// A file that a guest with another processor than x86-64 needs.
+    pub(crate) fn guest_file(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.guest.join(name);
+        if path.is_file() { Ok(path) } else { Err(Error::NoGuestFile { arch: self.arch, path }) }
+    }
+
     /// The module's file, if this kernel has it as a module (it may be built in).
     pub(crate) fn module(&self, name: &str) -> Option<PathBuf> {
         let path = self.modules.join(format!("{name}.ko"));
@@ -114,29 +161,48 @@ impl Kernel {
     }
 }
 
+/// By a kernel's configuration; only those for Arm have a choice.
+fn page_size(config: &str) -> u64 {
+    let has = |size: u64| config.lines().any(|line| line == format!("CONFIG_ARM64_{size}K_PAGES=y"));
+    [64, 16].into_iter().find(|&size| has(size)).unwrap_or(4) << 10
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn sizes_of_pages_are_read() {
+        let config = "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_16K_PAGES=y\n# CONFIG_ARM64_64K_PAGES is not set\n";
+        assert_eq!(page_size(config), 16 << 10);
+        assert_eq!(page_size(&config.replace("16K", "64K")), 64 << 10);
+        assert_eq!((page_size("CONFIG_ARM64_4K_PAGES=y\n"), page_size("")), (4 << 10, 4 << 10));
+    }
+
+    #[test]
     fn finds_what_setup_left_and_names_what_is_missing() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        let error = Kernel::find(&cache, "6.1").unwrap_err().to_string();
+        let find = |arch| Kernel::find(&cache, arch, "6.1");
+        let error = find(Arch::Amd64).unwrap_err().to_string();
         assert!(error.contains("kernels/6.1/vmlinuz") && error.contains("cargo xtask setup"), "{error}");
 
-        let dir = cache.kernel_dir("6.1");
+        let dir = cache.kernel_dir(Arch::Amd64, "6.1");
         fs::create_dir_all(dir.join("modules")).unwrap();
         fs::write(dir.join("vmlinuz"), "").unwrap();
-        let error = Kernel::find(&cache, "6.1").unwrap_err().to_string();
+        let error = find(Arch::Amd64).unwrap_err().to_string();
         assert!(error.contains("kernels/6.1/version"), "{error}");
 
         fs::write(dir.join("version"), "linux-image 6.1.0\n").unwrap();
         fs::write(dir.join("modules/virtio.ko"), "").unwrap();
-        let kernel = Kernel::find(&cache, "6.1").unwrap();
-        assert_eq!(kernel.version(), "linux-image 6.1.0");
+        let kernel = find(Arch::Amd64).unwrap();
+        assert_eq!((kernel.version(), kernel.arch()), ("linux-image 6.1.0", Arch::Amd64));
         assert!(kernel.module("virtio").is_some());
         assert!(kernel.module("overlay").is_none());
+        let error = find(Arch::Arm64).unwrap_err().to_string();
+        assert!(error.contains("kernels/arm64-6.1/vmlinuz"), "{error}");
+        let error = kernel.guest_file(GUEST_BUSYBOX).unwrap_err().to_string();
+        assert!(error.contains("guests/amd64/busybox") && error.contains("cargo xtask setup"), "{error}");
 
         let error = Debian::find(&cache).unwrap_err().to_string();
         assert!(

@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 
-use crate::SpecError;
+use crate::{Arch, SpecError};
 
 /// Why a script's exit code could not be had. Where the guest went wrong, the message ends with its console's tail.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +19,17 @@ pub enum Error {
         /// The file looked for.
         path: PathBuf,
     },
+    /// Setup has not fetched what guests with this processor need.
+    #[error("guests with the processor {arch} need {}, which is missing: run `cargo xtask setup --arch {arch}`", path.display())]
+    NoGuestFile {
+        /// The processor.
+        arch: Arch,
+        /// The file looked for.
+        path: PathBuf,
+    },
+    /// The root file system with systemd is one for another processor.
+    #[error("there is no root file system with systemd for {0}: Debian with systemd is only made for amd64")]
+    NoDebianFor(Arch),
     /// Setup has not made the root file system with systemd.
     #[error("Debian with systemd is not in the cache ({} is missing): run `cargo xtask setup`", .0.display())]
     NoDebian(PathBuf),

@@ -7,9 +7,12 @@
 //! Terms: the *host* runs QEMU, the *guest* is inside. A [`Machine`] says which nodes the guest has, a [`Kernel`] is
 //! one unpacked by `cargo xtask setup`, a [`Vm`] is both with what is copied in.
 //!
-//! The guest has three serial ports, so that nothing a script prints can be taken for something else:
-//! `ttyS0` is the kernel's console (kept, its tail is shown in errors), `ttyS1` carries the script's output,
-//! `ttyS2` carries the lines `begun` before the script and `exit CODE` after it.
+//! The guest has three serial ports, so that nothing a script prints can be taken for something else: one is the kernel's
+//! console (kept, its tail is shown in errors), one carries the script's output, and one the lines `begun` before the
+//! script and `exit CODE` after it.
+//!
+//! A guest has the processor that its kernel is for ([`Arch`]). Nodes come from ACPI's tables or, on Arm, from a device tree
+//! where that is wanted ([`Vm::device_tree`]).
 //!
 //! The first process is a script of ours, or systemd: then the root file system is Debian's, with our files laid over it.
 //!
@@ -18,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
 mod cache;
 mod error;
 mod initramfs;
@@ -26,16 +30,20 @@ mod monitor;
 mod vm;
 mod write_log;
 
-pub use cache::{Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, Kernel, PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE};
+pub use arch::Arch;
+pub use cache::{
+    Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, GUEST_BUSYBOX, GUEST_FIRMWARE, Kernel, PACKAGE_MANAGERS, SOFTWARE,
+    SOFTWARE_IMAGE,
+};
 pub use error::Error;
 pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
 pub use monitor::Monitor;
 pub use vm::{Forward, HOST_ADDRESS, Running, Stopper, Vm, find_tool};
 pub use write_log::{Entry, SECTOR, WriteLog};
 
-/// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each.
+/// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each, and
+/// what [`Arch::emulator`] names.
 pub const TOOLS: &[(&str, &str)] = &[
-    ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
     ("mkfs.ext4", "e2fsprogs"),

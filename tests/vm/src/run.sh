@@ -11,12 +11,13 @@ if [ -f /numaward-vm/network ]; then
     must ip addr add 10.0.2.15/24 dev eth0
 fi
 
+read -r output status </numaward-vm/ports
 # Raw: no carriage returns are added. Doing it again afterwards waits until all output has left the machine.
-must stty -F /dev/ttyS1 raw
-must stty -F /dev/ttyS2 raw
-echo begun >/dev/ttyS2
-sh /numaward-vm/script </dev/null >/dev/ttyS1 2>&1
+must stty -F "/dev/$output" raw
+must stty -F "/dev/$status" raw
+echo begun >"/dev/$status"
+sh /numaward-vm/script </dev/null >"/dev/$output" 2>&1
 code=$?
-stty -F /dev/ttyS1 raw
-echo "exit $code" >/dev/ttyS2
+stty -F "/dev/$output" raw
+echo "exit $code" >"/dev/$status"
 poweroff -f

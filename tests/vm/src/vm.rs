@@ -14,7 +14,10 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{Debian, Error, Kernel, Machine, Monitor, TOOLS, initramfs::Initramfs};
+use crate::{
+    Arch, Debian, Error, GUEST_BUSYBOX, GUEST_FIRMWARE, Kernel, Machine, Monitor, TOOLS, arch::Ports,
+    initramfs::Initramfs,
+};
 
 /// For the network and the disk. The order matters, here and below: each needs those before it.
 const VIRTIO_MODULES: &[&str] =
@@ -23,8 +26,9 @@ const NETWORK_MODULES: &[&str] = &["failover", "net_failover", "virtio_net"];
 const DISK_MODULES: &[&str] = &["virtio_blk"];
 /// Lines of the console shown in an error.
 const TAIL_LINES: usize = 40;
-/// A guest comes up in 4 to 8 seconds; on a host with far more to do than CPUs, in 20.
+/// A guest comes up in 4 to 8 seconds, one with firmware in 15; on a host with far more to do than CPUs, in three times that.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
+const FIRMWARE_BOOT_LIMIT: Duration = Duration::from_mins(3);
 /// systemd takes 15 seconds, and on a busy host minutes.
 const SYSTEMD_BOOT_LIMIT: Duration = Duration::from_mins(5);
 /// Only the script, and nobody at a terminal.
@@ -102,6 +106,7 @@ pub struct Vm {
     debian: Option<Debian>,
     /// A file system with systemd.
     system: Option<PathBuf>,
+    has_device_tree: bool,
 }
 
 impl Vm {
@@ -119,7 +124,15 @@ impl Vm {
             limit: DEFAULT_LIMIT,
             debian: None,
             system: None,
+            has_device_tree: false,
         }
+    }
+
+    /// Describes the machine by a device tree, without firmware and ACPI. Only Arm has that.
+    #[must_use]
+    pub fn device_tree(mut self) -> Self {
+        self.has_device_tree = true;
+        self
     }
 
     /// Makes systemd the first process. The script is then a service, and finds busybox's programs and Debian's on its
@@ -226,7 +239,11 @@ impl Vm {
         let mut attempt = 1;
         loop {
             let mut running = self.attempt(script)?;
-            let limit = if self.has_systemd() { SYSTEMD_BOOT_LIMIT } else { BOOT_LIMIT };
+            let limit = match self.kernel.arch() {
+                _ if self.has_systemd() => SYSTEMD_BOOT_LIMIT,
+                Arch::Amd64 => BOOT_LIMIT,
+                Arch::Arm64 => FIRMWARE_BOOT_LIMIT,
+            };
             if running.comes_up(limit)? || attempt == BOOT_ATTEMPTS {
                 return Ok(running);
             }
@@ -236,8 +253,13 @@ impl Vm {
     }
 
     fn attempt(&self, script: &str) -> Result<Running, Error> {
+        let arch = self.kernel.arch();
+        if self.has_systemd() && arch != Arch::Amd64 {
+            return Err(Error::NoDebianFor(arch));
+        }
+        let emulator = arch.emulator();
         let mut busybox = PathBuf::new();
-        for (tool, package) in TOOLS {
+        for (tool, package) in [&emulator].into_iter().chain(TOOLS) {
             let path = find_tool(tool).ok_or(Error::NoTool { tool, package })?;
             if *tool == "busybox" {
                 busybox = path;
@@ -248,25 +270,36 @@ impl Vm {
             .tempdir()
             .map_err(Error::io("creating a folder in", env::temp_dir()))?;
         let initrd = folder.path().join("initrd");
-        self.stage(folder.path().join("root"), &busybox, script)?.pack(&initrd)?;
+        let of_guest = match arch {
+            Arch::Amd64 => busybox.clone(),
+            Arch::Arm64 => self.kernel.guest_file(GUEST_BUSYBOX)?,
+        };
+        self.stage(folder.path().join("root"), &of_guest, script)?.pack(&initrd)?;
 
         let [console, status, stderr, monitor] =
             ["console", "status", "stderr", "monitor"].map(|name| folder.path().join(name));
         let errors = File::create(&stderr).map_err(Error::io("creating", &stderr))?;
         let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
         let of_systemd = if self.has_systemd() { SYSTEMD_ARGUMENTS } else { "" };
-        let kernel_arguments =
-            ["console=ttyS0 panic=-1 oops=panic quiet no_timer_check", of_systemd, &self.append.join(" ")]
-                .join(" ");
+        let console_argument = format!("console={}", arch.ports().console);
+        let kernel_arguments = [
+            &console_argument,
+            "panic=-1 oops=panic quiet",
+            arch.kernel_arguments(),
+            of_systemd,
+            &self.append.join(" "),
+        ]
+        .join(" ");
         let child = Command::new("setpriv")
             // When this process dies, however it dies, so does the guest.
             .args(["--pdeathsig", "TERM", "timeout", "--foreground", "--kill-after=5"])
             .arg(self.limit.as_secs().max(1).to_string())
-            .args(["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-M", "q35"])
-            // Without `-cx16`, kernel 6.12 panics at boot under the emulation of QEMU 7.2.
+            .args([emulator.0, "-nodefaults", "-no-user-config"])
+            .args(arch.board_args())
             // One thread emulates all CPUs: with several, a CPU runs stale code now and then while the kernel
             // rewrites it (tracepoints, static branches), and the guest dies of an int3 that nobody set.
-            .args(["-accel", "tcg,thread=single", "-cpu", "max,-cx16"])
+            .args(["-accel", "tcg,thread=single"])
+            .args(self.firmware_args()?)
             .args(["-display", "none", "-monitor", "none", "-no-reboot"])
             .args(self.machine.qemu_args())
             .arg("-kernel")
@@ -274,9 +307,10 @@ impl Vm {
             .arg("-initrd")
             .arg(&initrd)
             .args(["-append", kernel_arguments.trim()])
-            .args(["-chardev", &chardev("console", &console), "-serial", "chardev:console"])
-            .args(["-chardev", "stdio,id=output,signal=off", "-serial", "chardev:output"])
-            .args(["-chardev", &chardev("status", &status), "-serial", "chardev:status"])
+            .args(["-chardev", &chardev("console", &console)])
+            .args(["-chardev", "stdio,id=output,signal=off"])
+            .args(["-chardev", &chardev("status", &status)])
+            .args(arch.port_args("console", "output", "status"))
             .args(self.network_args(&busybox))
             .args(self.disk_args())
             .args(self.monitor_args(&monitor))
@@ -297,6 +331,8 @@ impl Vm {
         } else {
             tree.text(if self.debian.is_some() { systemd } else { include_str!("init.sh") }, "/init")?;
         }
+        let Ports { output, status, .. } = self.kernel.arch().ports();
+        tree.text(&format!("{output} {status}\n"), "/numaward-vm/ports")?;
         tree.text(include_str!("run.sh"), "/numaward-vm/run")?;
         tree.text(script, "/numaward-vm/script")?;
         tree.file(busybox, "/bin/busybox")?;
@@ -326,6 +362,18 @@ impl Vm {
             }
         }
         Ok(tree)
+    }
+
+    /// What describes the machine to the kernel.
+    fn firmware_args(&self) -> Result<Vec<String>, Error> {
+        Ok(match self.kernel.arch() {
+            Arch::Amd64 => Vec::new(),
+            Arch::Arm64 if self.has_device_tree => Vec::new(),
+            Arch::Arm64 => {
+                let firmware = self.kernel.guest_file(GUEST_FIRMWARE)?;
+                vec!["-bios".to_owned(), firmware.display().to_string()]
+            }
+        })
     }
 
     fn monitor_args(&self, socket: &Path) -> Vec<String> {
@@ -395,7 +443,7 @@ impl Running {
         let started = Instant::now();
         while started.elapsed() < limit {
             // In this order: a script may begin, and end, between the two.
-            let ended = self.ended().map_err(Error::io("waiting for", "qemu-system-x86_64"))?;
+            let ended = self.ended().map_err(Error::io("waiting for", "QEMU"))?;
             if fs::read_to_string(&self.status).unwrap_or_default().starts_with(BEGUN) {
                 return Ok(true);
             }
@@ -422,16 +470,16 @@ impl Running {
                     Ok(count) => count,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                     Err(error) => {
-                        return Err(Error::io("reading the output of", "qemu-system-x86_64")(error));
+                        return Err(Error::io("reading the output of", "QEMU")(error));
                     }
                 };
                 output
                     .write_all(&buffer[..count])
                     .and_then(|()| output.flush())
-                    .map_err(Error::io("passing on the output of", "qemu-system-x86_64"))?;
+                    .map_err(Error::io("passing on the output of", "QEMU"))?;
             }
         }
-        let status = self.child.wait().map_err(Error::io("waiting for", "qemu-system-x86_64"))?;
+        let status = self.child.wait().map_err(Error::io("waiting for", "QEMU"))?;
         let text = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
         let console = text(&self.console);
         if let Some(code) = exit_code(&text(&self.status)) {

@@ -164,8 +164,22 @@ impl Host<'_> {
                 "use a host with several sockets or dies; some firmware has to be configured to show its nodes \
                  (AMD: NPS, Intel: SNC), and a virtual machine needs a virtual NUMA topology",
             ),
-            Ok(count) => ok(format!("{count} nodes")),
+            Ok(count) => ok(self.count_kinds(count)),
             Err(error) => fail(error, "use a kernel with CONFIG_NUMA, and mount sysfs at /sys"),
+        }
+    }
+
+    /// How many nodes there are; where not all have both, with how many have CPUs and memory.
+    fn count_kinds(&self, nodes: usize) -> String {
+        let with = |what: &str| {
+            let list = self.read(&format!("sys/devices/system/node/{what}")).ok()?;
+            list.parse::<NodeSet>().ok().map(|nodes| nodes.len())
+        };
+        match (with("has_cpu"), with("has_memory")) {
+            (Some(cpus), Some(memory)) if cpus < nodes || memory < nodes => {
+                format!("{nodes} nodes: {cpus} with CPUs, {memory} with memory")
+            }
+            _ => format!("{nodes} nodes"),
         }
     }
 
@@ -287,8 +301,7 @@ impl Host<'_> {
 
     fn cgroups(&self) -> Vec<Check> {
         const V2_ONLY: &str = "boot with systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all";
-        const HYBRID: &str =
-            "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0";
+        const HYBRID: &str = "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0";
         let beside = self.mount("cgroup").is_some();
         let Some((mount, _)) = self.mount("cgroup2") else {
             let (finding, fix) = if beside {
@@ -448,6 +461,22 @@ mod tests {
         for check in examine(tree(GOOD).path(), &[], &[], Ok(&Config::default())) {
             assert_eq!((check.verdict, check.fix), (Verdict::Ok, None), "{}: {}", check.check, check.finding);
         }
+    }
+
+    #[test]
+    fn nodes_are_counted_by_what_they_have() {
+        let finding = |files: &[(&str, &str)]| {
+            let tree = tree(&[GOOD, files].concat());
+            let checks = examine(tree.path(), &[], Ok(&Config::default()));
+            checks.into_iter().find(|check| check.check == "NUMA nodes").unwrap().finding
+        };
+        let nodes = |name: &str| format!("sys/devices/system/node/{name}");
+        let (online, cpus, memory) = (nodes("online"), nodes("has_cpu"), nodes("has_memory"));
+        // A GPU's memory, and nodes for parts of the GPU.
+        let gpu = [(&*online, "0-8\n"), (&*cpus, "0\n"), (&*memory, "0-1\n")];
+        assert_eq!(finding(&gpu), "9 nodes: 1 with CPUs, 2 with memory");
+        assert_eq!(finding(&[(&online, "0-1\n"), (&cpus, "0-1\n"), (&memory, "0-1\n")]), "2 nodes");
+        assert_eq!(finding(&[(&online, "0-1\n"), (&cpus, "x\n")]), "2 nodes");
     }
 
     /// Each fault on an otherwise good host: the file, its text (`None`: missing), the check it concerns,

@@ -98,6 +98,48 @@ fn memory_only_nodes_count_as_the_terms_say() {
     assert_eq!(place(&native, &idle, (2, 4), &cxl), "4");
 }
 
+/// 72 CPUs and 480 GiB; the 96 GiB of a GPU, of the tier that is configured for it; and two nodes that are empty.
+fn with_gpu(gpu: Option<MemoryTier>) -> Native {
+    let mut builder = Machine::builder().nodes(1).cores_per_node(72).memory(Bytes::gib(480)).distances([
+        [10, 80, 80, 80],
+        [80, 10, 255, 255],
+        [80, 255, 10, 255],
+        [80, 255, 255, 10],
+    ]);
+    for (id, gib) in [(1, 96), (2, 0), (3, 0)] {
+        builder = builder.node(NodeId(id), |node| node.cores(0).memory(Bytes::gib(gib)));
+    }
+    let memory_tiers = gpu.map(|tier| (NodeId(1), tier)).into_iter().collect();
+    let options = NativeOptions { memory_tiers, ..NativeOptions::default() };
+    Native::new(&builder.build().unwrap(), &config(TopologyManagerPolicy::SingleNumaNode), &options).unwrap()
+}
+
+#[test]
+fn the_memory_of_a_gpu_is_the_last_to_be_given() {
+    let strict = Terms { tiers: Some(Tiers::Strict), ..Terms::default() };
+    let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
+    let hbm = Terms { memory_tiers: [MemoryTier::Hbm].into(), ..Terms::default() };
+    for gpu in [None, Some(MemoryTier::Hbm)] {
+        let native = with_gpu(gpu);
+        let idle = native.idle();
+        assert_eq!(place(&native, &idle, (8, 90), &Terms::default()), "0");
+        assert_eq!(place(&native, &idle, (70, 479), &strict), "0");
+        assert_eq!(place(&native, &idle, (2, 500), &strict), "refused");
+        assert_eq!(place(&native, &idle, (2, 500), &dram), "refused");
+        // Who asks for ordinary memory gets nothing of it, however full the other is; who asks for its sort gets it where
+        // that is known.
+        let full = admit(&native, &idle, "other", (8, 470), &Terms::default());
+        assert_eq!(
+            place(&native, &full, (8, 50), &Terms::default()),
+            "1",
+            "attached to the node of the CPUs"
+        );
+        assert_eq!(place(&native, &full, (8, 50), &dram), "refused");
+        assert_eq!(place(&native, &full, (8, 50), &hbm), if gpu.is_some() { "1" } else { "refused" });
+        assert_eq!(place(&native, &full, (8, 100), &Terms::default()), "refused", "empty nodes serve nobody");
+    }
+}
+
 #[test]
 fn wishes_decide_among_what_is_as_good() {
     for policy in [TopologyManagerPolicy::SingleNumaNode, TopologyManagerPolicy::BestEffort] {

@@ -2,6 +2,10 @@
 //!
 //! The events are those of the kernel's own tables, tools/perf/pmu-events, in the encoding of `PERF_TYPE_RAW` (umask
 //! in bits 8 to 15 on x86). They are opened once on each CPU, pinned: they count always or not at all.
+//!
+//! On Arm the event is an architectural one, the same on all processors that have it. The kernel lists it in sysfs where the
+//! processor says that it counts it, and a hypervisor may hide it. Asked for it nevertheless, the kernel would count nothing
+//! and report no error.
 
 use std::{
     fmt, fs, io,
@@ -37,41 +41,51 @@ pub struct Events {
 
 /// Processors and their events.
 struct Known {
-    /// As /proc/cpuinfo has it: `vendor_id`, or `CPU implementer`.
+    /// `vendor_id` in /proc/cpuinfo.
     vendor: &'static str,
-    /// `cpu family`; of Arm, none.
-    families: &'static [Option<u32>],
-    /// `model`, or `CPU part`, from and to.
+    /// `cpu family`.
+    families: &'static [u32],
+    /// `model`, from and to.
     models: &'static [(u32, u32)],
     events: Events,
 }
 
 /// Intel: `MEM_LOAD_L3_MISS_RETIRED.LOCAL_DRAM` and `.REMOTE_DRAM`, retired loads. (With sub-NUMA clusters, another
 /// cluster of the same socket counts as local.) AMD: `ls_dmnd_fills_from_sys.dram_io_near` and `.dram_io_far`, cache
-/// lines filled on demand. Arm: `REMOTE_ACCESS`, accesses that another chip answered.
+/// lines filled on demand.
 const KNOWN: &[Known] = &[
     // skylakex and cascadelakex, icelakex, sapphirerapids, emeraldrapids, graniterapids.
     Known {
         vendor: "GenuineIntel",
-        families: &[Some(6)],
+        families: &[6],
         models: &[(0x55, 0x55), (0x6a, 0x6a), (0x6c, 0x6c), (0x8f, 0x8f), (0xcf, 0xcf), (0xad, 0xae)],
         events: Events { local: Some(raw(0x01d3)), remote: raw(0x02d3) },
     },
     // amdzen3 and amdzen4, amdzen5.
     Known {
         vendor: "AuthenticAMD",
-        families: &[Some(0x19), Some(0x1a)],
+        families: &[0x19, 0x1a],
         models: &[(0x00, 0xff)],
         events: Events { local: Some(raw(0x0843)), remote: raw(0x4043) },
     },
-    // Neoverse N1, V1, N2 and V2: common architectural event 0x31.
-    Known {
-        vendor: "0x41",
-        families: &[None],
-        models: &[(0xd0c, 0xd0c), (0xd40, 0xd40), (0xd49, 0xd49), (0xd4f, 0xd4f)],
-        events: Events { local: None, remote: raw(0x31) },
-    },
 ];
+
+/// Arm's `REMOTE_ACCESS`, accesses that another chip answered, as the kernel lists it for each PMU that counts it. Neoverse N1,
+/// V1, N2 and V2 have it.
+const ARM_PMUS: &str = "sys/bus/event_source/devices";
+const ARM_EVENT: &str = "events/remote_access";
+
+/// What Arm's PMUs count; none where they do not list the event.
+fn of_arm(root: &Path) -> Option<Events> {
+    let pmus = fs::read_dir(root.join(ARM_PMUS)).ok()?;
+    // `event=0x031`
+    let event = |pmu: PathBuf| {
+        let text = fs::read_to_string(pmu.join(ARM_EVENT)).ok()?;
+        u64::from_str_radix(text.trim().strip_prefix("event=0x")?, 16).ok()
+    };
+    let remote = pmus.flatten().find_map(|pmu| event(pmu.path()))?;
+    Some(Events { local: None, remote: raw(remote) })
+}
 
 /// A processor, as /proc/cpuinfo names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,10 +129,11 @@ impl Processor {
         })
     }
 
+    /// Of x86, by its table.
     fn events(&self) -> Option<Events> {
         let fits = |known: &&Known| {
             known.vendor == self.vendor
-                && known.families.contains(&self.family)
+                && self.family.is_some_and(|family| known.families.contains(&family))
                 && known.models.iter().any(|&(from, to)| (from..=to).contains(&self.model))
         };
         KNOWN.iter().find(fits).map(|known| known.events)
@@ -134,6 +149,11 @@ pub(crate) enum PmuError {
     NoProcessor { path: PathBuf },
     #[error("no events are known that distinguish local from remote memory on this processor ({0})")]
     UnknownProcessor(String),
+    #[error(
+        "absent: the kernel lists no event remote_access in {}/*/events for this processor ({processor}); most virtual \
+         machines have none", pmus.display()
+    )]
+    NoRemoteAccess { processor: String, pmus: PathBuf },
     #[error("absent: the processor's counters are not to be had ({0}); most virtual machines have none")]
     Absent(io::Error),
     #[error(
@@ -159,6 +179,11 @@ pub(crate) fn events(root: &Path) -> Result<Events, PmuError> {
         Err(source) => return Err(PmuError::CpuInfo { path, source }),
     };
     let Some(processor) = Processor::parse(&text) else { return Err(PmuError::NoProcessor { path }) };
+    if processor.family.is_none() {
+        let missing =
+            || PmuError::NoRemoteAccess { processor: processor.to_string(), pmus: root.join(ARM_PMUS) };
+        return of_arm(root).ok_or_else(missing);
+    }
     processor.events().ok_or_else(|| PmuError::UnknownProcessor(processor.to_string()))
 }
 
@@ -217,7 +242,20 @@ mod tests {
                        CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n";
 
     fn host(cpuinfo: Option<&str>) -> Result<Events, String> {
+        host_with(cpuinfo, &[])
+    }
+
+    /// A host whose kernel has these PMUs, with what each says of `remote_access`.
+    fn host_with(cpuinfo: Option<&str>, pmus: &[(&str, Option<&str>)]) -> Result<Events, String> {
         let root = tempfile::tempdir().unwrap();
+        for (pmu, event) in pmus {
+            let events = root.path().join(ARM_PMUS).join(pmu).join("events");
+            fs::create_dir_all(&events).unwrap();
+            fs::write(events.join("cpu_cycles"), "event=0x011\n").unwrap();
+            if let Some(event) = event {
+                fs::write(events.join("remote_access"), event).unwrap();
+            }
+        }
         fs::create_dir(root.path().join("proc")).unwrap();
         if let Some(cpuinfo) = cpuinfo {
             fs::write(root.path().join("proc/cpuinfo"), cpuinfo).unwrap();
@@ -236,7 +274,16 @@ mod tests {
         assert_eq!(host(Some(&INTEL.replace("143", "85"))), both(0x01d3, 0x02d3), "Skylake");
         assert_eq!(host(Some(&amd(25, 17))), both(0x0843, 0x4043), "Zen 4");
         assert_eq!(host(Some(&amd(26, 2))), both(0x0843, 0x4043), "Zen 5");
-        assert_eq!(host(Some(ARM)), Ok(Events { local: None, remote: raw(0x31) }));
+        let of_arm = Ok(Events { local: None, remote: raw(0x31) });
+        // By ACPI, and by a device tree.
+        for name in ["armv8_pmuv3_0", "armv8_neoverse_n1"] {
+            let pmus = [("arm_cmn_0", None), (name, Some("event=0x031\n")), ("software", None)];
+            assert_eq!(host_with(Some(ARM), &pmus), of_arm, "{name}");
+        }
+        for pmus in [&[][..], &[("armv8_pmuv3_0", None)], &[("armv8_pmuv3_0", Some("event=many"))]] {
+            let found = host_with(Some(ARM), pmus).unwrap_err();
+            assert!(found.contains("no event remote_access in") && found.contains("part 0xd0c"), "{found}");
+        }
 
         for (cpuinfo, error) in [
             (None, "proc/cpuinfo: No such file"),
@@ -244,7 +291,6 @@ mod tests {
             (Some("vendor_id\t: x\ncpu family\t: 6\nmodel\t\t: many\n"), "names no processor"),
             (Some(&*INTEL.replace("143", "151")), "on this processor (GenuineIntel family 0x6 model 0x97)"),
             (Some(&amd(23, 49)), "AuthenticAMD family 0x17 model 0x31"),
-            (Some(&ARM.replace("d0c", "d03")), "(implementer 0x41 part 0xd03)"),
             (Some(&ARM.replace("0xd0c", "d0c")), "names no processor"),
         ] {
             let found = host(cpuinfo).unwrap_err();

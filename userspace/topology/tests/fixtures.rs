@@ -14,6 +14,7 @@ use numaward_topology::{
 const INTEL: &str = include_str!("fixtures/intel-2s.txt");
 const AMD: &str = include_str!("fixtures/amd-nps4.txt");
 const ARM: &str = include_str!("fixtures/arm-2s.txt");
+const GRACE: &str = include_str!("fixtures/grace.txt");
 const CXL: &str = include_str!("fixtures/cxl.txt");
 
 const TWO_MIB: HugepageSize = HugepageSize(Bytes::mib(2));
@@ -139,6 +140,30 @@ fn a_machine_with_a_memory_only_node() {
     assert_eq!(of_expander(read_changed(root.path(), &tier, &Change::Missing).unwrap()), None);
     let error = read_changed(root.path(), &tier, &Change::Text(b"two")).unwrap_err().to_string();
     assert!(error.contains("memory_tier22/nodelist") && error.contains("two"), "{error}");
+}
+
+#[test]
+fn an_arm_machine_with_the_memory_of_a_gpu() {
+    let machine = read_fixture(GRACE);
+    assert_eq!(machine.node_ids().to_string(), "0-8");
+    let size = |id: u32| machine.nodes[&NodeId(id)].memory;
+    assert_eq!((size(0), size(1), size(8)), (Bytes::gib(480), Bytes::gib(96), Bytes(0)));
+    let with_cpus: Vec<_> = machine.nodes.iter().filter(|(_, node)| !node.cpus.is_empty()).collect();
+    assert!(matches!(with_cpus[..], [(NodeId(0), node)] if node.cpus.to_string() == "0-71"));
+    // Neither SMT nor the `id` of a cache.
+    let cpu = machine.cpus[&CpuId(71)];
+    assert_eq!((cpu.core, cpu.socket, cpu.last_level_cache), (CoreId(71), SocketId(0), Some(CacheId(0))));
+    assert_eq!(machine.distance(NodeId(0), NodeId(1)), Some(80));
+    assert_eq!(machine.distance(NodeId(1), NodeId(2)), Some(255), "neither reaches the other");
+    for node in machine.nodes.values() {
+        let sizes: Vec<String> = node.hugepages.keys().map(ToString::to_string).collect();
+        assert_eq!(sizes, ["2Mi", "512Mi"], "a node without memory has empty pools");
+    }
+    assert_eq!(blocks(&machine, 1), (Some(143_360), Some(143_551), 192));
+    let sections: Vec<(u64, NodeId)> = machine.memory_sections().collect();
+    assert_eq!(sections.first(), Some(&(16, NodeId(0))));
+    assert_eq!(sections.last(), Some(&(143_551 * 4 + 3, NodeId(1))));
+    assert_eq!(sections.len(), (960 + 192) * 4);
 }
 
 /// What is done to one path of a machine.

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use numaward_vm::{Cache, Forward, HOST_ADDRESS, Kernel, Machine, Vm};
+use numaward_vm::{Arch, Cache, Forward, HOST_ADDRESS, Kernel, Machine, Vm};
 use serde_json::{Value, json};
 
 use super::otlp::{self, Comparison};
@@ -59,11 +59,11 @@ pub(super) fn test(folder: &Path) -> Result<()> {
     let server = Server::prometheus(&cache, prometheus, daemon, &rules)?;
     let otlp = Server::receiver(&cache, receiver)?;
     let machine = Machine::parse(Some(4), Some("1,1,1,1"), Some("512M,512M,512M,512M"), None)?;
-    let mut vm = Vm::new(Kernel::find(&cache, kernels::DEFAULT)?, machine)
+    let mut vm = Vm::new(Kernel::find(&cache, Arch::Amd64, kernels::DEFAULT)?, machine)
         .forward(Forward { host: daemon, guest: DAEMON_PORT })
         .reach(Forward { host: receiver, guest: OTLP_PORT })
         .limit(LIMIT);
-    for (name, path) in vm::programs(true)? {
+    for (name, path) in vm::programs(Arch::Amd64, true)? {
         vm = vm.file(path, format!("/bin/{name}"));
     }
     let receiver = format!("http://{HOST_ADDRESS}:{OTLP_PORT}/opentelemetry");

@@ -108,15 +108,12 @@ fn without_links(text: &str) -> String {
     while let Some((before, after)) = rest.split_once('[') {
         let link = after.split_once("](").and_then(|(name, after)| Some((name, after.split_once(')')?.1)));
         plain.push_str(before);
-        match link {
-            Some((name, after)) => {
-                plain.push_str(name);
-                rest = after;
-            }
-            None => {
-                plain.push('[');
-                rest = after;
-            }
+        if let Some((name, after)) = link {
+            plain.push_str(name);
+            rest = after;
+        } else {
+            plain.push('[');
+            rest = after;
         }
     }
     plain + rest
@@ -149,7 +146,7 @@ fn wrapped(change: &str) -> String {
         if line.chars().count() + 1 + word.chars().count() > WIDTH {
             text.push_str(&line);
             text.push('\n');
-            line = "   ".to_owned();
+            "   ".clone_into(&mut line);
         }
         line.push(' ');
         line.push_str(word);

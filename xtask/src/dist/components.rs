@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use numaward_vm::Arch;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -50,10 +51,11 @@ struct Kind {
     kind: Option<String>,
 }
 
-/// Writes the document.
-pub(crate) fn write(path: &Path, epoch: u64) -> Result<PathBuf> {
+/// Writes the document of the program, for all of these processors together.
+pub(crate) fn write(path: &Path, archs: &[Arch], epoch: u64) -> Result<PathBuf> {
     let mut cargo = command::cargo();
-    cargo.args(["metadata", "--locked", "--format-version=1", "--filter-platform=x86_64-unknown-linux-gnu"]);
+    cargo.args(["metadata", "--locked", "--format-version=1"]);
+    cargo.args(archs.iter().map(|arch| format!("--filter-platform={}", arch.rust_target())));
     let metadata: Metadata =
         serde_json::from_str(&command::read(&mut cargo)?).context("cannot read cargo's metadata")?;
     let document = document(&metadata, "numaward", &rfc3339(epoch)?)?;

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use numaward_vm::Arch;
 
-use super::arch::Arch;
 use super::tree::{Tree, gzipped};
-use super::{CONFIGURATION, Contents, EXECUTABLE, Entry, MAINTAINER, PLAIN, SUMMARY};
+use super::{CONFIGURATION, Contents, EXECUTABLE, Entry, MAINTAINER, PLAIN, Program, SUMMARY};
 use super::{changelog, checkout, entry};
 use crate::command;
 
@@ -85,13 +85,13 @@ License: Expat
 ";
 
 /// The name of the package.
-pub(crate) fn name(version: &str, arch: &Arch) -> String {
-    format!("numaward_{version}_{}.deb", arch.debian)
+pub(crate) fn name(version: &str, arch: Arch) -> String {
+    format!("numaward_{version}_{arch}.deb")
 }
 
 /// Writes the package; `tree` is an empty one for what is in it.
-pub(crate) fn build(contents: &Contents, tree: &Tree, arch: &Arch, package: &Path) -> Result<()> {
-    for Entry { path, bytes, mode } in entries(contents, tree.epoch())? {
+pub(crate) fn build(contents: &Contents, program: &Program, tree: &Tree, package: &Path) -> Result<()> {
+    for Entry { path, bytes, mode } in entries(contents, program, tree.epoch())? {
         tree.file(&path, &bytes, mode)?;
     }
     let kibibytes = size(tree.root())?.div_ceil(1024);
@@ -99,7 +99,7 @@ pub(crate) fn build(contents: &Contents, tree: &Tree, arch: &Arch, package: &Pat
         "Package: numaward\nVersion: {}\nArchitecture: {}\nMaintainer: {MAINTAINER}\n\
          Section: admin\nPriority: optional\nInstalled-Size: {kibibytes}\n\
          Description: {SUMMARY}\n{DESCRIPTION}",
-        contents.version, arch.debian
+        contents.version, program.arch
     );
     let sums = sums(tree.root())?;
     tree.file("DEBIAN/control", control.as_bytes(), PLAIN)?;
@@ -119,8 +119,8 @@ pub(crate) fn build(contents: &Contents, tree: &Tree, arch: &Arch, package: &Pat
     Ok(())
 }
 
-fn entries(contents: &Contents, epoch: u64) -> Result<Vec<Entry>> {
-    let mut entries = contents.installed("usr/share/zsh/vendor-completions")?;
+fn entries(contents: &Contents, program: &Program, epoch: u64) -> Result<Vec<Entry>> {
+    let mut entries = contents.installed(program, "usr/share/zsh/vendor-completions")?;
     let documents = "usr/share/doc/numaward";
     let history = changelog::debian(&changelog::read()?, epoch)?;
     entries.push(entry(format!("{documents}/changelog.gz"), gzipped(history.as_bytes())?));

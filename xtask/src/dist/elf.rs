@@ -1,8 +1,9 @@
-//! Whether a program is static: it names no interpreter, so nothing is loaded before it runs.
+//! Whether a program is static: it names no interpreter, so nothing is loaded before it runs. And for which processor it is.
 //!
 //! Source: elf(5).
 
 use anyhow::{Context as _, Result, bail};
+use numaward_vm::Arch;
 
 const MAGIC: &[u8] = b"\x7fELF";
 /// 64 bits, least significant byte first.
@@ -12,15 +13,23 @@ const HEADERS_AT: usize = 0x20;
 const HEADER_SIZE_AT: usize = 0x36;
 const HEADERS_COUNT_AT: usize = 0x38;
 const PT_INTERP: u32 = 3;
+/// Where the processor is, and the numbers of those that are known.
+const MACHINE_AT: usize = 0x12;
+const MACHINES: [(u16, Arch); 2] = [(62, Arch::Amd64), (183, Arch::Arm64)];
 
-/// An error for what is not static, or no program.
-pub(crate) fn check_static(program: &[u8]) -> Result<()> {
+/// The processor of a static program; an error for what is not static, or no program.
+pub(crate) fn check_static(program: &[u8]) -> Result<Arch> {
     if !program.starts_with(MAGIC) || program.get(4..6) != Some(&CLASS_AND_ORDER) {
         bail!("this is no 64-bit program");
     }
     let headers = types(program).context("its headers are cut off")?;
     anyhow::ensure!(!headers.contains(&PT_INTERP), "it is not static: it names an interpreter");
-    Ok(())
+    let machine =
+        program.get(MACHINE_AT..).and_then(|rest| rest.first_chunk().copied()).map(u16::from_le_bytes);
+    let known = MACHINES.into_iter().find(|(number, _)| Some(*number) == machine);
+    known
+        .map(|(_, arch)| arch)
+        .with_context(|| format!("it is for another processor: ELF calls it {machine:?}"))
 }
 
 fn types(program: &[u8]) -> Option<Vec<u32>> {
@@ -42,6 +51,7 @@ mod tests {
         let mut bytes = vec![0; 64];
         bytes[..4].copy_from_slice(MAGIC);
         bytes[4..6].copy_from_slice(&CLASS_AND_ORDER);
+        bytes[MACHINE_AT] = 183;
         bytes[HEADERS_AT] = 64;
         bytes[HEADER_SIZE_AT] = 56;
         bytes[HEADERS_COUNT_AT] = u8::try_from(types.len()).unwrap();
@@ -54,12 +64,20 @@ mod tests {
 
     #[test]
     fn an_interpreter_is_found() {
-        check_static(&program(&[1, 2, 6])).unwrap();
+        assert_eq!(check_static(&program(&[1, 2, 6])).unwrap(), Arch::Arm64);
         let error = check_static(&program(&[6, PT_INTERP, 1])).unwrap_err().to_string();
         assert!(error.contains("not static"), "{error}");
         // This test is linked as every program is by default.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert_eq!(check_static(&own).is_ok(), cfg!(target_feature = "crt-static"));
+    }
+
+    #[test]
+    fn other_processors_are_refused() {
+        let mut other = program(&[1]);
+        other[MACHINE_AT] = 243;
+        let error = check_static(&other).unwrap_err().to_string();
+        assert!(error.contains("another processor"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! A container image with one layer, as an archive in the OCI layout.
+//! A container image with one layer for each processor, as an archive in the OCI layout.
 //!
 //! Everything in it is named by its digest, so it is made from the inside out: the layer, the configuration that names
-//! it, the manifest that names both, the index. `manifest.json` says the same once more for `docker load`.
+//! it, the manifest that names both, the index of the manifests of all processors, and the layout's index, which gives that
+//! a name. `manifest.json` says the same of the first processor once more, for `docker load`.
 //!
 //! Source: OCI image specification 1.1, image-layout.md, config.md.
 
@@ -9,21 +10,53 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
+use numaward_vm::Arch;
 use serde_json::{Value, json};
 
-use super::arch::Arch;
 use super::tree::{Tree, gzip, sha256};
 use super::{PLAIN, SUMMARY, VERSION};
 
 /// The name under which container runtimes know it, as deploy/ has it.
 const NAME: &str = "docker.io/library/numaward";
 const BLOBS: &str = "blobs/sha256";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// Packs `rootfs` as an image; `layout` is an empty tree for what goes into the archive.
-pub(crate) fn build(rootfs: &Tree, layout: &Tree, arch: &Arch, image: &Path, created: &str) -> Result<()> {
+/// Packs one tree for each processor as an image; `layout` is an empty tree for what goes into the archive.
+pub(crate) fn build(rootfs: &[(Arch, Tree)], layout: &Tree, image: &Path, created: &str) -> Result<()> {
+    let made = rootfs.iter().map(|(arch, tree)| of_processor(*arch, tree, layout, created));
+    let made = made.collect::<Result<Vec<_>>>()?;
+    let manifests: Vec<_> = made.iter().map(|of| of.manifest.clone()).collect();
+    let all = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
+    let mut all = add(layout, INDEX, &bytes(&all))?;
+    all["annotations"] = json!({
+        "io.containerd.image.name": format!("{NAME}:{VERSION}"),
+        "org.opencontainers.image.ref.name": VERSION,
+    });
+    let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [all] });
+    layout.file("index.json", &bytes(&index), PLAIN)?;
+    layout.file("oci-layout", &bytes(&json!({ "imageLayoutVersion": "1.0.0" })), PLAIN)?;
+    let docker = made.first().map(|of| {
+        json!({
+            "Config": path(&of.config),
+            "RepoTags": [format!("numaward:{VERSION}")],
+            "Layers": [path(&of.layer)],
+        })
+    });
+    layout.file("manifest.json", &bytes(&json!(Vec::from_iter(docker))), PLAIN)?;
+    layout.pack(image).map(drop)
+}
+
+/// Descriptors of what was made for one processor.
+struct Made {
+    layer: Value,
+    config: Value,
+    manifest: Value,
+}
+
+fn of_processor(arch: Arch, rootfs: &Tree, layout: &Tree, created: &str) -> Result<Made> {
     let scratch = tempfile::Builder::new().prefix("numaward-image-").tempdir()?;
     let plain = rootfs.pack(&scratch.path().join("layer.tar"))?;
     let packed = scratch.path().join("layer.tar.gz");
@@ -37,7 +70,7 @@ pub(crate) fn build(rootfs: &Tree, layout: &Tree, arch: &Arch, image: &Path, cre
     });
     let config = json!({
         "created": created,
-        "architecture": arch.oci,
+        "architecture": arch.name(),
         "os": "linux",
         "config": {
             "Entrypoint": ["/usr/bin/numaward"],
@@ -54,23 +87,8 @@ pub(crate) fn build(rootfs: &Tree, layout: &Tree, arch: &Arch, image: &Path, cre
         "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer], "annotations": labels,
     });
     let mut manifest = add(layout, MANIFEST, &bytes(&manifest))?;
-    manifest["platform"] = json!({ "architecture": arch.oci, "os": "linux" });
-    manifest["annotations"] = json!({
-        "io.containerd.image.name": format!("{NAME}:{VERSION}"),
-        "org.opencontainers.image.ref.name": VERSION,
-    });
-    let index = json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest],
-    });
-    layout.file("index.json", &bytes(&index), PLAIN)?;
-    layout.file("oci-layout", &bytes(&json!({ "imageLayoutVersion": "1.0.0" })), PLAIN)?;
-    let docker = json!([{
-        "Config": path(&config),
-        "RepoTags": [format!("numaward:{VERSION}")],
-        "Layers": [path(&layer)],
-    }]);
-    layout.file("manifest.json", &bytes(&docker), PLAIN)?;
-    layout.pack(image).map(drop)
+    manifest["platform"] = json!({ "architecture": arch.name(), "os": "linux" });
+    Ok(Made { layer, config, manifest })
 }
 
 /// Adds a blob; returns its descriptor.
@@ -99,8 +117,9 @@ pub(crate) mod tests {
     use super::*;
     use crate::command;
 
-    /// Follows an unpacked layout from its index to the layer, digest by digest, as a runtime does.
-    pub(crate) fn check(layout: &Path, program: &str) {
+    /// Follows an unpacked layout from its index to the layers of these processors, digest by digest, as a runtime does. Each
+    /// layer has the program; returns what is in it.
+    pub(crate) fn check(layout: &Path, archs: &[Arch], program: &str) -> Vec<String> {
         let read =
             |path: &str| -> Value { serde_json::from_slice(&fs::read(layout.join(path)).unwrap()).unwrap() };
         let follow = |descriptor: &Value| {
@@ -110,21 +129,36 @@ pub(crate) mod tests {
             path(descriptor)
         };
         assert_eq!(read("oci-layout")["imageLayoutVersion"], "1.0.0");
-        let manifest = read(&follow(&read("index.json")["manifests"][0]));
-        let config = read(&follow(&manifest["config"]));
-        let layer = follow(&manifest["layers"][0]);
-        assert_eq!(read("manifest.json")[0]["Layers"][0], layer);
+        let named = read("index.json")["manifests"].as_array().unwrap().clone();
+        assert_eq!(named.len(), 1);
+        let manifests = read(&follow(&named[0]))["manifests"].as_array().unwrap().clone();
+        let platforms: Vec<_> = manifests.iter().map(|of| of["platform"]["architecture"].clone()).collect();
+        assert_eq!(platforms, archs.iter().map(|arch| arch.name()).collect::<Vec<_>>());
+        let of_processor = |descriptor: &Value| {
+            let manifest = read(&follow(descriptor));
+            let config = read(&follow(&manifest["config"]));
+            assert_eq!(config["architecture"], descriptor["platform"]["architecture"]);
+            (config, follow(&manifest["layers"][0]))
+        };
+        let found: Vec<_> = manifests.iter().map(of_processor).collect();
+        assert_eq!(read("manifest.json")[0]["Layers"][0], found[0].1);
+        found.iter().map(|(config, layer)| check_layer(layout, config, layer, program)).collect()
+    }
+
+    fn check_layer(layout: &Path, config: &Value, layer: &str, program: &str) -> String {
         let plain = command::read(
-            Command::new("sh").args(["-c", "gzip -dc < \"$0\" | sha256sum", &layer]).current_dir(layout),
+            Command::new("sh").args(["-c", "gzip -dc < \"$0\" | sha256sum", layer]).current_dir(layout),
         );
         let plain = plain.unwrap();
         let digest = plain.split(' ').next().unwrap();
         assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{digest}"));
         assert_eq!(config["config"]["Entrypoint"][0], format!("/{program}"));
-        let listing = command::read(Command::new("tar").arg("-tvzf").arg(layout.join(&layer))).unwrap();
+        let listing = command::read(Command::new("tar").arg("-tvzf").arg(layout.join(layer))).unwrap();
         assert!(
             listing.lines().any(|line| line.starts_with("-rwxr-xr-x 0/0 ") && line.ends_with(program)),
             "{listing}"
         );
+        let mut unpack = Command::new("tar");
+        command::read(unpack.arg("-xOzf").arg(layout.join(layer)).arg(program)).unwrap()
     }
 }

@@ -1,11 +1,12 @@
 //! `cargo xtask dist`: what is given to users, made without root and without a container engine.
 //!
-//! All of it holds one program, static, that runs on any x86-64 Linux:
+//! All of it holds one program, static, that runs on any Linux with its processor, x86-64 or 64-bit Arm:
 //!
-//! - `numaward-VERSION-x86_64-linux.tar.gz`: the program with its manual, completions and unit;
-//! - `numaward_VERSION_amd64.deb`: the same for Debian and its like, and `apt`, a repository with it;
-//! - `numaward-VERSION-1.x86_64.rpm`: the same for Fedora and its like;
-//! - `numaward-VERSION-oci.tar`: a container image as an archive in the OCI layout, and `rootfs`, what is in it;
+//! - `numaward-VERSION-x86_64-linux.tar.gz` and `…-aarch64-…`: the program with its manual, completions and unit;
+//! - `numaward_VERSION_amd64.deb` and `…_arm64.deb`: the same for Debian and its like, and `apt`, a repository with them;
+//! - `numaward-VERSION-1.x86_64.rpm` and `….aarch64.rpm`: the same for Fedora and its like;
+//! - `numaward-VERSION-oci.tar`: a container image for all processors as an archive in the OCI layout, and `rootfs-amd64` and
+//!   `rootfs-arm64`, what is in it;
 //! - `numaward-VERSION-deploy.tar.gz`: the manifests for Kubernetes;
 //! - `numaward-VERSION.cdx.json`: which crates are in the program (`CycloneDX`);
 //! - `numaward-VERSION.intoto.json`: of what and by which tools all of these were made (in-toto, SLSA);
@@ -17,7 +18,6 @@
 //! are made, so nothing that has a digest holds one.
 
 mod apt;
-mod arch;
 pub(crate) mod changelog;
 mod components;
 mod deb;
@@ -36,8 +36,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
+use numaward_vm::Arch;
 
-use self::arch::{Arch, X86_64};
 pub(crate) use self::provenance::Origin;
 pub(crate) use self::sign::Signer;
 use self::tree::{Tree, gzip, sha256};
@@ -71,9 +71,12 @@ pub(crate) struct Arguments {
     /// Folder for what is made; what is in it goes [default: packages in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Packs this static program, instead of building one
-    #[arg(long, value_name = "FILE", requires = "out")]
-    program: Option<PathBuf>,
+    /// Packs this static program, instead of building one; may be repeated, once for each processor
+    #[arg(long = "program", value_name = "FILE", requires = "out", conflicts_with = "archs")]
+    programs: Vec<PathBuf>,
+    /// Only for this processor; may be repeated [default: amd64 and arm64]
+    #[arg(long = "arch", value_name = "ARCH")]
+    archs: Vec<Arch>,
     /// Folder with the Debian packages of earlier versions, which the apt repository keeps
     #[arg(long, value_name = "DIR")]
     pool: Option<PathBuf>,
@@ -112,50 +115,61 @@ pub(crate) fn main(arguments: &Alone) -> Result<()> {
 }
 
 impl Arguments {
-    /// Whether the program is not built here.
-    pub(crate) fn has_program(&self) -> bool {
-        self.program.is_some()
+    /// Whether the programs are not built here.
+    pub(crate) fn has_programs(&self) -> bool {
+        !self.programs.is_empty()
     }
 
     /// Makes everything, and returns the folder and what is for users.
     pub(crate) fn make(&self, signer: Option<&Signer>) -> Result<(PathBuf, Vec<PathBuf>)> {
-        let (program, origin) = if let Some(program) = &self.program {
-            (program.clone(), Origin::Given(program))
+        let archs = if self.archs.is_empty() { &Arch::ALL[..] } else { &self.archs };
+        let (programs, origin) = if self.has_programs() {
+            (self.programs.clone(), Origin::Given(&self.programs))
         } else {
-            setup::ensure(&[Part::Ebpf])?;
-            (build::portable_program("numaward")?, Origin::Built)
+            let compilers = archs.iter().map(|arch| Part::Compiler(*arch));
+            setup::ensure(&[Part::Ebpf].into_iter().chain(compilers).collect::<Vec<_>>())?;
+            let programs = archs.iter().map(|arch| build::portable_program(*arch, "numaward"));
+            (programs.collect::<Result<_>>()?, Origin::Built(archs))
         };
         let out = match &self.out {
             Some(out) => out.clone(),
-            // PROFILE/numaward, below the target's name. In `dist` beside it, cargo has files of its own.
-            None => program.ancestors().nth(3).unwrap_or(Path::new("target")).join("packages"),
+            // In `dist` beside it, cargo has files of its own.
+            None => build::target_directory()?.join("packages"),
         };
-        let made = make(&program, &origin, &out, self.pool.as_deref(), signer)?;
+        let made = make(&programs, &origin, &out, self.pool.as_deref(), signer)?;
         Ok((out, made))
     }
 }
 
-/// Makes everything of this program in `out`, and returns what is for users. The apt repository also has the packages in
-/// `pool`.
+/// Makes everything of these programs in `out`, one for each processor, and returns what is for users. The apt repository
+/// also has the packages in `pool`.
 pub(crate) fn make(
-    program: &Path,
+    paths: &[PathBuf],
     origin: &Origin<'_>,
     out: &Path,
     pool: Option<&Path>,
     signer: Option<&Signer>,
 ) -> Result<Vec<PathBuf>> {
-    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
-    elf::check_static(&bytes).with_context(|| program.display().to_string())?;
-    let contents = Contents::of(program, bytes)?;
+    let programs = paths.iter().map(|path| Program::read(path)).collect::<Result<Vec<_>>>()?;
+    let archs: Vec<_> = programs.iter().map(|program| program.arch).collect();
+    let contents = match archs.iter().position(|arch| Some(*arch) == Arch::of_host()) {
+        Some(own) => Contents::of(&paths[own], programs)?,
+        None => {
+            let own = build::programs(&["numaward"], "dev")?.into_iter().next();
+            let (_, own) =
+                own.context("cargo has built no program for this host, which prints the manual")?;
+            Contents::of(&own, programs)?
+        }
+    };
     let epoch = epoch()?;
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let mut made = contents.package(&X86_64, out, epoch)?;
+    let mut made = contents.package(out, epoch)?;
     let packages: Vec<_> = made.iter().map(PathBuf::as_path).filter(|path| is_deb(path)).collect();
     apt::build(&Tree::new(&out.join("apt"), epoch)?, &packages, pool, signer)?;
-    made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), epoch)?);
+    made.push(components::write(&out.join(format!("numaward-{VERSION}.cdx.json")), &archs, epoch)?);
     let statement = out.join(format!("numaward-{VERSION}.intoto.json"));
     made.push(provenance::write(&statement, &made, origin, epoch)?);
     let mut sums = String::new();
@@ -185,11 +199,12 @@ pub(crate) fn make_next(program: &Path, out: &Path, pool: &Path, signer: &Signer
         fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let mut contents = Contents::of(program, fs::read(program)?)?;
+    let mut contents = Contents::of(program, Vec::new())?;
     contents.version = NEXT.to_owned();
-    let package = out.join(deb::name(NEXT, &X86_64));
-    deb::build(&contents, &Tree::new(&scratch.path().join("deb"), epoch)?, &X86_64, &package)?;
-    rpm::build(&contents, &X86_64, epoch, &out.join(rpm::name(NEXT, &X86_64)))?;
+    let program = Program::read(program)?;
+    let package = out.join(deb::name(NEXT, program.arch));
+    deb::build(&contents, &program, &Tree::new(&scratch.path().join("deb"), epoch)?, &package)?;
+    rpm::build(&contents, &program, epoch, &out.join(rpm::name(NEXT, program.arch)))?;
     apt::build(&Tree::new(&out.join("apt"), epoch)?, &[&package], Some(pool), Some(signer))
 }
 
@@ -229,10 +244,24 @@ fn entry(path: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Entry {
     Entry { path: path.into(), bytes: bytes.into(), mode: PLAIN }
 }
 
+/// A static program.
+struct Program {
+    arch: Arch,
+    bytes: Vec<u8>,
+}
+
+impl Program {
+    fn read(path: &Path) -> Result<Self> {
+        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let arch = elf::check_static(&bytes).with_context(|| path.display().to_string())?;
+        Ok(Self { arch, bytes })
+    }
+}
+
 /// What goes into packages.
 struct Contents {
     version: String,
-    program: Vec<u8>,
+    programs: Vec<Program>,
     /// Pages of the manual by their file name.
     manual: Vec<Entry>,
     /// Completions by the shell's name.
@@ -240,8 +269,8 @@ struct Contents {
 }
 
 impl Contents {
-    /// Asks the program for its manual and its completions.
-    fn of(program: &Path, bytes: Vec<u8>) -> Result<Self> {
+    /// Asks `program`, which runs here, for the manual and the completions of all of them.
+    fn of(program: &Path, programs: Vec<Program>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("numaward-manual-").tempdir()?;
         command::read(Command::new(program).args(["man", "--dir"]).arg(folder.path()))?;
         let mut manual = Vec::new();
@@ -255,34 +284,41 @@ impl Contents {
             completions
                 .push(entry(shell, command::read(Command::new(program).args(["completions", shell]))?));
         }
-        Ok(Self { version: VERSION.to_owned(), program: bytes, manual, completions })
+        Ok(Self { version: VERSION.to_owned(), programs, manual, completions })
     }
 
-    fn package(&self, arch: &Arch, out: &Path, epoch: u64) -> Result<Vec<PathBuf>> {
+    fn package(&self, out: &Path, epoch: u64) -> Result<Vec<PathBuf>> {
         let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
         let tree = |name: &str| Tree::new(&scratch.path().join(name), epoch);
 
-        let archive = out.join(format!("numaward-{VERSION}-{}-linux.tar.gz", arch.kernel));
-        let packed = tree("archive")?;
         let top = format!("numaward-{VERSION}");
-        for Entry { path, bytes, mode } in self.for_archive()? {
-            packed.file(&format!("{top}/{path}"), &bytes, mode)?;
+        let (mut made, mut images) = (Vec::new(), Vec::new());
+        for program in &self.programs {
+            let arch = program.arch;
+            let archive = out.join(format!("numaward-{VERSION}-{}-linux.tar.gz", arch.kernel_name()));
+            let packed = tree(&format!("archive-{arch}"))?;
+            for Entry { path, bytes, mode } in self.for_archive(program)? {
+                packed.file(&format!("{top}/{path}"), &bytes, mode)?;
+            }
+            gzip(&packed.pack(&scratch.path().join(format!("archive-{arch}.tar")))?, &archive)?;
+
+            let debian = out.join(deb::name(&self.version, arch));
+            deb::build(self, program, &tree(&format!("deb-{arch}"))?, &debian)?;
+            let fedora = out.join(rpm::name(&self.version, arch));
+            rpm::build(self, program, epoch, &fedora)?;
+            made.extend([archive, debian, fedora]);
+
+            let rootfs = Tree::new(&out.join(format!("rootfs-{arch}")), epoch)?;
+            rootfs.file(PROGRAM, &program.bytes, EXECUTABLE)?;
+            // Without it, the order is the C library's to choose.
+            rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
+            images.push((arch, rootfs));
         }
-        gzip(&packed.pack(&scratch.path().join("archive.tar"))?, &archive)?;
-
-        let debian = out.join(deb::name(&self.version, arch));
-        deb::build(self, &tree("deb")?, arch, &debian)?;
-        let fedora = out.join(rpm::name(&self.version, arch));
-        rpm::build(self, arch, epoch, &fedora)?;
-
-        let rootfs = Tree::new(&out.join("rootfs"), epoch)?;
-        rootfs.file(PROGRAM, &self.program, EXECUTABLE)?;
-        // Without it, the order is the C library's to choose.
-        rootfs.file("etc/nsswitch.conf", b"hosts: files dns\n", PLAIN)?;
         let image = out.join(format!("numaward-{VERSION}-oci.tar"));
-        image::build(&rootfs, &tree("image")?, arch, &image, &rfc3339(epoch)?)?;
-        let bytes = fs::metadata(&image)?.len();
-        ensure!(bytes <= IMAGE_BYTES, "the image has {bytes} bytes, more than {IMAGE_BYTES}");
+        image::build(&images, &tree("image")?, &image, &rfc3339(epoch)?)?;
+        // A host fetches the part for its processor alone.
+        let (bytes, most) = (fs::metadata(&image)?.len(), IMAGE_BYTES * images.len() as u64);
+        ensure!(bytes <= most, "the image has {bytes} bytes, more than {IMAGE_BYTES} for each processor");
 
         let deploy = out.join(format!("numaward-{VERSION}-deploy.tar.gz"));
         let packed = tree("deploy")?;
@@ -290,11 +326,12 @@ impl Contents {
             packed.copy(&command::root().join(folder), &format!("{top}/{folder}"))?;
         }
         gzip(&packed.pack(&scratch.path().join("deploy.tar"))?, &deploy)?;
-        Ok(vec![archive, debian, fedora, image, deploy])
+        made.extend([image, deploy]);
+        Ok(made)
     }
 
-    fn for_archive(&self) -> Result<Vec<Entry>> {
-        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry("bin/numaward", self.program.clone()) }];
+    fn for_archive(&self, program: &Program) -> Result<Vec<Entry>> {
+        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry("bin/numaward", program.bytes.clone()) }];
         for file in ["numaward.preset", "numaward.service"] {
             entries.push(entry(format!("systemd/{file}"), checkout(&format!("deploy/systemd/{file}"))?));
         }
@@ -309,8 +346,8 @@ impl Contents {
     }
 
     /// What every package installs; zsh looks for completions in a folder that is each distribution's own.
-    fn installed(&self, zsh: &str) -> Result<Vec<Entry>> {
-        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry(PROGRAM, self.program.clone()) }];
+    fn installed(&self, program: &Program, zsh: &str) -> Result<Vec<Entry>> {
+        let mut entries = vec![Entry { mode: EXECUTABLE, ..entry(PROGRAM, program.bytes.clone()) }];
         for (path, file) in [
             ("usr/lib/systemd/system/numaward.service", "numaward.service"),
             ("usr/lib/systemd/system-preset/90-numaward.preset", "numaward.preset"),
@@ -351,11 +388,13 @@ mod tests {
         fs::create_dir_all(folder).unwrap();
         let contents = Contents {
             version: VERSION.to_owned(),
-            program: b"program".to_vec(),
+            programs: [(Arch::Amd64, "program"), (Arch::Arm64, "another")]
+                .map(|(arch, bytes)| Program { arch, bytes: bytes.into() })
+                .into(),
             manual: vec![entry("numaward.1", "manual")],
             completions: ["bash", "fish", "zsh"].map(|shell| entry(shell, shell)).to_vec(),
         };
-        contents.package(&X86_64, folder, 1_700_000_000).unwrap()
+        contents.package(folder, 1_700_000_000).unwrap()
     }
 
     fn listing(program: &str, arguments: &[&str], path: &Path) -> String {
@@ -369,7 +408,13 @@ mod tests {
         for (first, second) in first.iter().zip(&second) {
             assert_eq!(sha256(first).unwrap(), sha256(second).unwrap(), "{}", first.display());
         }
-        let [archive, package, fedora, image, deploy] = &first[..] else { panic!("{first:?}") };
+        let [archive, package, fedora, of_arm, package_of_arm, fedora_of_arm, image, deploy] = &first[..]
+        else {
+            panic!("{first:?}")
+        };
+        assert!(of_arm.ends_with(format!("numaward-{VERSION}-aarch64-linux.tar.gz")), "{}", of_arm.display());
+        let program_of_arm = listing("tar", &["-xOzf"], of_arm);
+        assert!(program_of_arm.contains("another"), "{program_of_arm}");
 
         let archive = listing("tar", &["-tvzf"], archive);
         let program =
@@ -400,16 +445,21 @@ mod tests {
         ] {
             assert!(contents.contains(line), "{line}:\n{contents}");
         }
-        let control = listing("dpkg-deb", &["--field"], package);
-        assert!(control.contains(&format!("Version: {VERSION}\n")), "{control}");
-
-        let magic = fs::read(fedora).unwrap();
-        assert!(magic.starts_with(b"\xed\xab\xee\xdb"), "{}", fedora.display());
+        for (arch, package) in [(Arch::Amd64, package), (Arch::Arm64, package_of_arm)] {
+            let control = listing("dpkg-deb", &["--field"], package);
+            let expected = format!("Version: {VERSION}\nArchitecture: {arch}\n");
+            assert!(control.contains(&expected), "{control}");
+        }
+        for fedora in [fedora, fedora_of_arm] {
+            let magic = fs::read(fedora).unwrap();
+            assert!(magic.starts_with(b"\xed\xab\xee\xdb"), "{}", fedora.display());
+        }
 
         let layout = folder.path().join("layout");
         fs::create_dir(&layout).unwrap();
         command::read(Command::new("tar").arg("-xf").arg(image).arg("-C").arg(&layout)).unwrap();
-        image::tests::check(&layout, "usr/bin/numaward");
+        let programs = image::tests::check(&layout, &Arch::ALL, "usr/bin/numaward");
+        assert_eq!(programs, ["program", "another"]);
     }
 
     #[test]

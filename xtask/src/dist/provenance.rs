@@ -5,16 +5,17 @@
 //!
 //! Sources: in-toto attestation framework, `spec/v1/statement.md` and `resource_descriptor.md`; SLSA 1.0, provenance.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use numaward_vm::Arch;
 use serde_json::{Value, json};
 
 use super::VERSION;
 use super::tree::sha256;
+use crate::setup::Compiler;
 use crate::{build, command, setup};
 
 /// What a build of this type is: `cargo xtask dist`, as SECURITY.md describes it.
@@ -24,18 +25,19 @@ const BUILDER: &str = "urn:numaward:builder:local";
 
 /// Where a program comes from.
 pub(crate) enum Origin<'a> {
-    /// The checkout, by the tools of this machine.
-    Built,
+    /// The checkout, by the tools of this machine, for these processors.
+    Built(&'a [Arch]),
     /// It was there already: by which tools it was made, nobody knows here.
-    Given(&'a Path),
+    Given(&'a [PathBuf]),
 }
 
 /// Writes the statement about the files that were made.
 pub(crate) fn write(path: &Path, made: &[PathBuf], origin: &Origin<'_>, epoch: u64) -> Result<PathBuf> {
     let materials = match origin {
-        Origin::Built => [source()?, tools()?].concat(),
-        Origin::Given(program) => {
-            vec![json!({ "name": "program", "digest": { "sha256": sha256(program)? } })]
+        Origin::Built(archs) => [source()?, tools(archs)?].concat(),
+        Origin::Given(programs) => {
+            let of = |path: &PathBuf| Ok(json!({ "name": "program", "digest": { "sha256": sha256(path)? } }));
+            programs.iter().map(of).collect::<Result<_>>()?
         }
     };
     let mut text = serde_json::to_string_pretty(&statement(made, &materials, epoch)?)?;
@@ -87,10 +89,11 @@ fn source() -> Result<Vec<Value>> {
 }
 
 /// The compilers and the linker, by their versions.
-fn tools() -> Result<Vec<Value>> {
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let rustc = command::read(Command::new(rustc).arg("-vV"))?;
-    let mut tools = vec![compiler("rustc", &rustc)?];
+fn tools(archs: &[Arch]) -> Result<Vec<Value>> {
+    let mut tools = Vec::new();
+    for &arch in archs {
+        tools.push(compiler(&format!("rustc for {arch}"), &Compiler::find(arch)?.says()?)?);
+    }
     let (ebpf, linker) = setup::ebpf_tools().context("the tools that built the probes are gone")?;
     tools.push(compiler("rustc of the probes", &ebpf)?);
     tools.push(json!({ "name": "bpf-linker", "uri": format!("pkg:cargo/bpf-linker@{linker}") }));
@@ -161,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [program, path] = ["program", "statement"].map(|name| folder.path().join(name));
         fs::write(&program, "x").unwrap();
-        write(&path, &[], &Origin::Given(&program), 0).unwrap();
+        write(&path, &[], &Origin::Given(std::slice::from_ref(&program)), 0).unwrap();
         let statement: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         let materials = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
         let digest = sha256(&program).unwrap();
@@ -175,9 +178,12 @@ mod tests {
             eprintln!("skipped: what builds the probes is missing");
             return;
         }
-        let tools = tools().unwrap();
+        let archs = Vec::from_iter(Arch::of_host());
+        let tools = tools(&archs).unwrap();
         let names: Vec<_> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["rustc", "rustc of the probes", "bpf-linker"]);
+        let own = archs.iter().map(|arch| format!("rustc for {arch}"));
+        let all = own.chain(["rustc of the probes", "bpf-linker"].map(str::to_owned));
+        assert_eq!(names, Vec::from_iter(all));
         for tool in tools {
             let uri = tool["uri"].as_str().unwrap();
             let version = uri.split_once('@').unwrap().1;

@@ -16,10 +16,10 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use numaward_vm::Arch;
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
-use super::arch::Arch;
-use super::{CONFIGURATION, Contents, Entry, MAINTAINER, SUMMARY, changelog, checkout, entry};
+use super::{CONFIGURATION, Contents, Entry, MAINTAINER, Program, SUMMARY, changelog, checkout, entry};
 
 /// Counts packages of the same version.
 const RELEASE: &str = "1";
@@ -57,22 +57,23 @@ fi
 ";
 
 /// The name of the package.
-pub(crate) fn name(version: &str, arch: &Arch) -> String {
-    format!("numaward-{version}-{RELEASE}.{}.rpm", arch.rpm)
+pub(crate) fn name(version: &str, arch: Arch) -> String {
+    format!("numaward-{version}-{RELEASE}.{}.rpm", arch.kernel_name())
 }
 
 /// Writes the package.
-pub(crate) fn build(contents: &Contents, arch: &Arch, epoch: u64, package: &Path) -> Result<()> {
+pub(crate) fn build(contents: &Contents, program: &Program, epoch: u64, package: &Path) -> Result<()> {
     let time = |epoch: u64| u32::try_from(epoch).context("rpm knows no time after 2106");
     let configuration =
         BuildConfig::v4().compression(CompressionWithLevel::Gzip(6)).source_date(time(epoch)?);
-    let mut builder = PackageBuilder::new("numaward", &contents.version, LICENCE, arch.rpm, SUMMARY);
+    let mut builder =
+        PackageBuilder::new("numaward", &contents.version, LICENCE, program.arch.kernel_name(), SUMMARY);
     builder.using_config(configuration).release(RELEASE).description(DESCRIPTION).packager(MAINTAINER);
     builder.build_host("localhost");
     for folder in FOLDERS {
         builder.with_dir_entry(FileOptions::dir(format!("/{folder}")).permissions(0o755))?;
     }
-    for Entry { path, bytes, mode } in entries(contents)? {
+    for Entry { path, bytes, mode } in entries(contents, program)? {
         let mut options = FileOptions::new(format!("/{path}")).permissions(u16::try_from(mode)?);
         if path == CONFIGURATION {
             options = options.noreplace();
@@ -98,8 +99,8 @@ pub(crate) fn build(contents: &Contents, arch: &Arch, epoch: u64, package: &Path
     built.write_file(package).with_context(|| format!("cannot write {}", package.display()))
 }
 
-fn entries(contents: &Contents) -> Result<Vec<Entry>> {
-    let mut entries = contents.installed("usr/share/zsh/site-functions")?;
+fn entries(contents: &Contents, program: &Program) -> Result<Vec<Entry>> {
+    let mut entries = contents.installed(program, "usr/share/zsh/site-functions")?;
     for file in ["LICENSE-APACHE", "LICENSE-MIT"] {
         entries.push(entry(format!("usr/share/licenses/numaward/{file}"), checkout(file)?));
     }

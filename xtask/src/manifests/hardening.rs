@@ -63,8 +63,8 @@ impl Profile {
         if (self.default_action.as_str(), self.default_errno_ret) != ("SCMP_ACT_ERRNO", EPERM) {
             fault("all else is not refused with EPERM, as the unit has it".to_owned());
         }
-        if self.architectures != ["SCMP_ARCH_X86_64"] {
-            fault("it is for another architecture than the program".to_owned());
+        if self.architectures != ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"] {
+            fault("it is for other architectures than the program".to_owned());
         }
         for group in &self.syscalls {
             let is_allowed = group.action == "SCMP_ACT_ALLOW" && group.errno_ret.is_none();
@@ -144,7 +144,7 @@ mod tests {
         let profile = |groups: &[Value]| {
             let text = json!({
                 "comment": "x", "defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1,
-                "architectures": ["SCMP_ARCH_X86_64"], "syscalls": groups,
+                "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"], "syscalls": groups,
             });
             Profile::read(&text.to_string()).unwrap()
         };

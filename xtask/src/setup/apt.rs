@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use numaward_vm::Cache;
+use numaward_vm::{Arch, Cache};
 
 use super::explain;
 use super::sources::Mirror;
@@ -19,6 +19,8 @@ use crate::command;
 /// A release whose index has been fetched.
 pub(crate) struct Suite {
     name: String,
+    /// None: this system's.
+    arch: Option<Arch>,
     folder: PathBuf,
 }
 
@@ -34,7 +36,17 @@ pub(crate) struct Package {
 impl Suite {
     /// Fetches the index of the release `name`.
     pub(crate) fn fetch(cache: &Cache, mirror: &Mirror, name: &str) -> Result<Self> {
-        let suite = Self { name: name.to_owned(), folder: cache.root().join("apt").join(name) };
+        Self::fetch_of(cache, mirror, name, None)
+    }
+
+    /// As [`Suite::fetch`], of the packages for a processor.
+    pub(crate) fn fetch_for(cache: &Cache, mirror: &Mirror, name: &str, arch: Arch) -> Result<Self> {
+        Self::fetch_of(cache, mirror, name, (Some(arch) != Arch::of_host()).then_some(arch))
+    }
+
+    fn fetch_of(cache: &Cache, mirror: &Mirror, name: &str, arch: Option<Arch>) -> Result<Self> {
+        let folder = arch.map_or_else(|| name.to_owned(), |arch| format!("{arch}-{name}"));
+        let suite = Self { name: name.to_owned(), arch, folder: cache.root().join("apt").join(folder) };
         for folder in ["lists/partial", "archives/partial"] {
             let folder = suite.folder.join(folder);
             fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -97,6 +109,11 @@ impl Suite {
             ("Acquire::Retries", "2"),
         ] {
             command.args(["-o", &format!("{option}={value}")]);
+        }
+        if let Some(arch) = self.arch {
+            for option in ["APT::Architecture", "APT::Architectures"] {
+                command.args(["-o", &format!("{option}={arch}")]);
+            }
         }
         command
     }

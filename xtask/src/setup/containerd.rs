@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use numaward_vm::Arch;
 
 use super::apt::Suite;
 use super::steps::{Steps, say};
@@ -15,10 +16,10 @@ const SETS: &[(&str, &[&str])] = &[
 ];
 
 /// Makes sure that the packages are in the cache.
-pub(crate) fn ensure(steps: &Steps) -> Result<()> {
+pub(crate) fn ensure(steps: &Steps, arch: Arch) -> Result<()> {
     for (release, packages) in SETS {
         let part = format!("containerd of {release}");
-        let folder = steps.cache.root().join("containerd").join(release);
+        let folder = steps.cache.containerd_dir(arch, release);
         let recipe = format!("{}\n", packages.join(" "));
         match store::state(&folder, &recipe) {
             store::State::Whole if !steps.update => {
@@ -30,7 +31,7 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
             }
             store::State::Whole | store::State::Missing => {}
         }
-        let suite = Suite::fetch(&steps.cache, &sources::mirror(Path::new("/"))?, release)?;
+        let suite = Suite::fetch_for(&steps.cache, &sources::mirror(Path::new("/"))?, release, arch)?;
         store::replace(&folder, &recipe, |folder| {
             for package in *packages {
                 suite.download(&suite.show(package)?, folder)?;

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use numaward_vm::Arch;
 
 use super::apt::{self, Suite};
 use super::steps::{Steps, say};
@@ -14,9 +15,6 @@ use crate::command;
 
 /// The kernel that machines boot when none is named.
 pub(crate) const DEFAULT: &str = "6.12";
-
-/// A small package that depends on the release's current kernel.
-const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// Where a kernel comes from.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,6 +32,17 @@ pub(crate) const SOURCES: &[Source] = &[
     Source { name: "6.12", suite: "bookworm-backports" },
     Source { name: "latest", suite: "sid" },
 ];
+
+/// The same for Arm; and the long-term one with larger pages, which Debian has in no cloud kernel.
+const ARM64: &[Source] = &[
+    Source { name: "6.1", suite: "bookworm" },
+    Source { name: "6.12", suite: "bookworm-backports" },
+    Source { name: LARGE_PAGES, suite: "bookworm-backports" },
+    Source { name: "latest", suite: "sid" },
+];
+
+/// The kernel with pages of 16 KiB.
+const LARGE_PAGES: &str = "6.12-16k";
 
 /// Modules that machines may need: the network of a machine with a forwarded port, its disk, container images, and the
 /// network of pods.
@@ -60,24 +69,52 @@ pub(crate) const OLDEST: &str = "5.10";
 /// The kernels of ordinary test runs; the newest one's index and packages are large, and change under one's feet.
 pub(crate) const USUAL: &[&str] = &[OLDEST, "6.1", "6.12"];
 
-/// The names of all kernels: the values of `--kernel`.
-pub(crate) fn names() -> Vec<&'static str> {
-    SOURCES.iter().map(|source| source.name).collect()
+/// All kernels for a processor.
+pub(crate) const fn of(arch: Arch) -> &'static [Source] {
+    match arch {
+        Arch::Amd64 => SOURCES,
+        Arch::Arm64 => ARM64,
+    }
+}
+
+/// The names of all kernels.
+pub(crate) fn names(arch: Arch) -> Vec<&'static str> {
+    of(arch).iter().map(|source| source.name).collect()
+}
+
+/// The names of the kernels for any processor: the values of `--kernel` where `--arch` comes along.
+pub(crate) fn all_names() -> Vec<&'static str> {
+    let mut names = names(Arch::Amd64);
+    let others = ARM64.iter().map(|source| source.name).filter(|name| !names.contains(name));
+    let others: Vec<_> = others.collect();
+    names.extend(others);
+    names
 }
 
 /// The source with this name.
-pub(crate) fn find(name: &str) -> Result<&'static Source> {
-    SOURCES
-        .iter()
-        .find(|source| source.name == name)
-        .with_context(|| format!("there is no kernel called {name}"))
+pub(crate) fn find(arch: Arch, name: &str) -> Result<&'static Source> {
+    of(arch).iter().find(|source| source.name == name).with_context(|| {
+        format!("there is no kernel called {name} for {arch}: give {}", names(arch).join(", "))
+    })
+}
+
+/// A small package that depends on the release's current kernel.
+fn meta_package(arch: Arch, source: &Source) -> String {
+    match source.name {
+        LARGE_PAGES => format!("linux-image-{arch}-16k"),
+        _ => format!("linux-image-cloud-{arch}"),
+    }
 }
 
 /// Makes sure that the kernel is in the cache.
-pub(crate) fn ensure(steps: &Steps, source: &Source) -> Result<()> {
-    let part = format!("kernel {}", source.name);
-    let folder = steps.cache.kernel_dir(source.name);
-    let recipe = format!("{META_PACKAGE} of {}: {}\n", source.suite, MODULES.join(" "));
+pub(crate) fn ensure(steps: &Steps, arch: Arch, source: &Source) -> Result<()> {
+    let part = match arch {
+        Arch::Amd64 => format!("kernel {}", source.name),
+        Arch::Arm64 => format!("kernel {} for {arch}", source.name),
+    };
+    let folder = steps.cache.kernel_dir(arch, source.name);
+    let meta_package = meta_package(arch, source);
+    let recipe = format!("{meta_package} of {}: {}\n", source.suite, MODULES.join(" "));
     match store::state(&folder, &recipe) {
         store::State::Whole if !steps.update => {
             steps.found(&part, &version(&folder));
@@ -93,8 +130,8 @@ pub(crate) fn ensure(steps: &Steps, source: &Source) -> Result<()> {
             folder.display()
         )
     })?;
-    let suite = Suite::fetch(&steps.cache, &mirror, source.suite)?;
-    store::replace(&folder, &recipe, |folder| fetch(&suite, folder))?;
+    let suite = Suite::fetch_for(&steps.cache, &mirror, source.suite, arch)?;
+    store::replace(&folder, &recipe, |folder| fetch(&suite, &meta_package, folder))?;
     say(&part, &format!("ready after {} s: {}", started.elapsed().as_secs(), version(&folder)));
     Ok(())
 }
@@ -103,10 +140,11 @@ fn version(folder: &Path) -> String {
     fs::read_to_string(folder.join("version")).unwrap_or_default().trim().to_owned()
 }
 
-fn fetch(suite: &Suite, folder: &Path) -> Result<()> {
+fn fetch(suite: &Suite, meta_package: &str, folder: &Path) -> Result<()> {
     // The image's own package, or several where a release has it in parts; not the tools that would install it.
+    let flavour = meta_package.trim_start_matches("linux-image");
     let packages =
-        suite.closure(META_PACKAGE, |name| name.starts_with("linux-") && name.contains("-cloud-"))?;
+        suite.closure(meta_package, |name| name.starts_with("linux-") && name.ends_with(flavour))?;
     let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
     let tree = scratch.path().join("tree");
     for package in &packages {

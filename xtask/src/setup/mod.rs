@@ -13,10 +13,12 @@
 
 mod apt;
 mod containerd;
+mod cross;
 mod debian;
 mod debian_tools;
 mod ebpf;
 mod explain;
+mod guests;
 pub(crate) mod kernels;
 mod packages;
 mod python;
@@ -30,8 +32,9 @@ use std::fs::{self, File, TryLockError};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use numaward_vm::Cache;
+use numaward_vm::{Arch, Cache};
 
+pub(crate) use cross::Compiler;
 pub(crate) use debian_tools::DebianTool;
 pub(crate) use ebpf::tools as ebpf_tools;
 use kernels::Source;
@@ -48,6 +51,9 @@ pub(crate) struct Arguments {
     /// Fetches the newest kernels and container runtimes even if the cache holds some
     #[arg(long)]
     update: bool,
+    /// What building and testing for this processor takes
+    #[arg(long, default_value_t)]
+    arch: Arch,
 }
 
 /// Something that a task may need.
@@ -55,10 +61,12 @@ pub(crate) struct Arguments {
 pub(crate) enum Part {
     /// A Rust toolchain for the BPF target and bpf-linker.
     Ebpf,
-    /// QEMU and what packs a machine's files.
-    Qemu,
-    /// A kernel for virtual machines.
-    Kernel(&'static Source),
+    /// What compiles and links for this processor.
+    Compiler(Arch),
+    /// QEMU, what packs a machine's files, and those that a machine with this processor needs in any case.
+    Qemu(Arch),
+    /// A kernel for virtual machines with this processor.
+    Kernel(Arch, &'static Source),
     /// A root file system with systemd.
     Debian,
     /// A root file system with software, as an image.
@@ -67,8 +75,8 @@ pub(crate) enum Part {
     Gpg,
     /// What judges packages.
     Packages,
-    /// containerd and runc, with the libraries they need.
-    Containerd,
+    /// containerd and runc for this processor, with the libraries they need.
+    Containerd(Arch),
     /// A browser, and what drives it.
     Browser,
     /// What compiles libFuzzer.
@@ -98,11 +106,17 @@ const PACKAGES: &[(&str, &str)] = &[("lintian", "lintian"), ("rpm", "rpm")];
 const NODE: &[(&str, &str)] = &[("node", "nodejs"), ("npm", "npm")];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
-    let mut parts = vec![Part::Ebpf, Part::Qemu];
-    parts.extend(kernels::SOURCES.iter().map(Part::Kernel));
-    parts.push(Part::Debian);
+    let arch = arguments.arch;
+    let mut parts = vec![Part::Ebpf, Part::Compiler(arch), Part::Qemu(arch)];
+    parts.extend(kernels::of(arch).iter().map(|source| Part::Kernel(arch, source)));
+    if arch == Arch::Amd64 {
+        parts.push(Part::Debian);
+    }
     if arguments.all {
-        parts.extend([Part::Containerd, Part::Image(&Image::GUIDES), Part::Image(&Image::PACKAGES)]);
+        parts.push(Part::Containerd(arch));
+    }
+    if arguments.all && arch == Arch::Amd64 {
+        parts.extend([Part::Image(&Image::GUIDES), Part::Image(&Image::PACKAGES)]);
     }
     install(&parts, arguments.update, true)
 }
@@ -121,13 +135,14 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
     for part in parts {
         match part {
             Part::Ebpf => ebpf::ensure(&steps),
-            Part::Qemu => packages::ensure(&steps, "QEMU", numaward_vm::TOOLS),
-            Part::Kernel(source) => kernels::ensure(&steps, source),
+            Part::Compiler(arch) => cross::ensure(&steps, *arch),
+            Part::Qemu(arch) => guests::ensure(&steps, *arch),
+            Part::Kernel(arch, source) => kernels::ensure(&steps, *arch, source),
             Part::Debian => debian::ensure(&steps),
             Part::Image(image) => software::ensure(&steps, image),
             Part::Gpg => packages::ensure(&steps, "gpg", GPG),
             Part::Packages => packages::ensure(&steps, "lintian and rpm", PACKAGES),
-            Part::Containerd => containerd::ensure(&steps),
+            Part::Containerd(arch) => containerd::ensure(&steps, *arch),
             Part::Browser => packages::ensure(&steps, "browser", BROWSER),
             Part::Cpp => packages::ensure(&steps, "C++ compiler", CPP),
             Part::Node => packages::ensure(&steps, "Node.js", NODE),

@@ -46,6 +46,18 @@ pub(crate) fn debian_codename(root: &Path) -> Option<String> {
 
 /// The mirror of the system at `root`.
 pub(crate) fn mirror(root: &Path) -> Result<Mirror> {
+    archive(root, "")
+}
+
+/// Where the system at `root` has its security updates from, and the release's name there.
+pub(crate) fn security(root: &Path) -> Result<(Mirror, String)> {
+    const SUFFIX: &str = "-security";
+    let release = debian_codename(root).unwrap_or_default() + SUFFIX;
+    Ok((archive(root, SUFFIX)?, release))
+}
+
+/// The archive of the system's release, or of what Debian calls it with this suffix.
+fn archive(root: &Path, suffix: &str) -> Result<Mirror> {
     let Some(codename) = debian_codename(root) else {
         bail!(
             "this system is not Debian, whose archive the kernels and container runtimes come from: \
@@ -61,15 +73,16 @@ pub(crate) fn mirror(root: &Path) -> Result<Mirror> {
             entries.extend(text.lines().filter_map(one_line));
         }
     }
+    let is_this_release = |suite: &str| suite == codename || MOVING_SUITES.contains(&suite);
     let of_this_system = |entry: &&Entry| {
         entry.components.iter().any(|component| component == "main")
-            && entry.suites.iter().any(|suite| *suite == codename || MOVING_SUITES.contains(&suite.as_str()))
+            && entry.suites.iter().filter_map(|suite| suite.strip_suffix(suffix)).any(is_this_release)
     };
     let Some((entry, uri)) =
         entries.iter().filter(of_this_system).find_map(|entry| Some((entry, entry.uris.first()?)))
     else {
         bail!(
-            "no source for Debian {codename} main in {0}/etc/apt/sources.list or {0}/etc/apt/sources.list.d: \
+            "no source for Debian {codename}{suffix} main in {0}/etc/apt/sources.list or {0}/etc/apt/sources.list.d: \
              add one (sources.list(5)); it is the mirror that kernels are fetched from",
             root.display().to_string().trim_end_matches('/')
         );
@@ -215,6 +228,26 @@ mod tests {
         assert_eq!(found.uri, "http://mirror.example/debian");
         let keyring = root.path().join("usr/share/keyrings/debian-archive-keyring.pgp");
         assert_eq!(found.options, [format!("signed-by={}", keyring.display())]);
+    }
+
+    #[test]
+    fn security_updates_have_an_archive_of_their_own() {
+        let root = system(&[
+            DEBIAN,
+            (
+                "etc/apt/sources.list",
+                "deb http://mirror.example/debian bookworm main\n\
+                 deb http://security.example/debian-security bookworm-security main\n",
+            ),
+        ]);
+        let (found, release) = security(root.path()).unwrap();
+        assert_eq!(
+            (found.uri.as_str(), release.as_str()),
+            ("http://security.example/debian-security", "bookworm-security")
+        );
+        let without = system(&[DEBIAN, ("etc/apt/sources.list", "deb http://m.example stable main")]);
+        let error = security(without.path()).unwrap_err().to_string();
+        assert!(error.contains("no source for Debian bookworm-security main"), "{error}");
     }
 
     #[test]
