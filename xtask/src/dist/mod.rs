@@ -152,14 +152,12 @@ pub(crate) fn make(
 ) -> Result<Vec<PathBuf>> {
     let programs = paths.iter().map(|path| Program::read(path)).collect::<Result<Vec<_>>>()?;
     let archs: Vec<_> = programs.iter().map(|program| program.arch).collect();
-    let contents = match archs.iter().position(|arch| Some(*arch) == Arch::of_host()) {
-        Some(own) => Contents::of(&paths[own], programs)?,
-        None => {
-            let own = build::programs(&["numaward"], "dev")?.into_iter().next();
-            let (_, own) =
-                own.context("cargo has built no program for this host, which prints the manual")?;
-            Contents::of(&own, programs)?
-        }
+    let contents = if let Some(own) = archs.iter().position(|arch| Some(*arch) == Arch::of_host()) {
+        Contents::of(&paths[own], programs)?
+    } else {
+        let own = build::programs(&["numaward"], "dev")?.into_iter().next();
+        let (_, own) = own.context("cargo has built no program for this host, which prints the manual")?;
+        Contents::of(&own, programs)?
     };
     let epoch = epoch()?;
     if out.exists() {
@@ -200,7 +198,7 @@ pub(crate) fn make_next(program: &Path, out: &Path, pool: &Path, signer: &Signer
     }
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut contents = Contents::of(program, Vec::new())?;
-    contents.version = NEXT.to_owned();
+    NEXT.clone_into(&mut contents.version);
     let program = Program::read(program)?;
     let package = out.join(deb::name(NEXT, program.arch));
     deb::build(&contents, &program, &Tree::new(&scratch.path().join("deb"), epoch)?, &package)?;
