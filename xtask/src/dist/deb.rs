@@ -90,8 +90,14 @@ pub(crate) fn name(version: &str, arch: &Arch) -> String {
 }
 
 /// Writes the package; `tree` is an empty one for what is in it.
-pub(crate) fn build(contents: &Contents, tree: &Tree, arch: &Arch, package: &Path) -> Result<()> {
-    for Entry { path, bytes, mode } in entries(contents, tree.epoch())? {
+pub(crate) fn build(
+    contents: &Contents,
+    program: &[u8],
+    tree: &Tree,
+    arch: &Arch,
+    package: &Path,
+) -> Result<()> {
+    for Entry { path, bytes, mode } in entries(contents, program, tree.epoch())? {
         tree.file(&path, &bytes, mode)?;
     }
     let kibibytes = size(tree.root())?.div_ceil(1024);
@@ -119,8 +125,8 @@ pub(crate) fn build(contents: &Contents, tree: &Tree, arch: &Arch, package: &Pat
     Ok(())
 }
 
-fn entries(contents: &Contents, epoch: u64) -> Result<Vec<Entry>> {
-    let mut entries = contents.installed("usr/share/zsh/vendor-completions")?;
+fn entries(contents: &Contents, program: &[u8], epoch: u64) -> Result<Vec<Entry>> {
+    let mut entries = contents.installed(program, "usr/share/zsh/vendor-completions")?;
     let documents = "usr/share/doc/numaward";
     let history = changelog::debian(&changelog::read()?, epoch)?;
     entries.push(entry(format!("{documents}/changelog.gz"), gzipped(history.as_bytes())?));

@@ -62,7 +62,13 @@ pub(crate) fn name(version: &str, arch: &Arch) -> String {
 }
 
 /// Writes the package.
-pub(crate) fn build(contents: &Contents, arch: &Arch, epoch: u64, package: &Path) -> Result<()> {
+pub(crate) fn build(
+    contents: &Contents,
+    program: &[u8],
+    arch: &Arch,
+    epoch: u64,
+    package: &Path,
+) -> Result<()> {
     let time = |epoch: u64| u32::try_from(epoch).context("rpm knows no time after 2106");
     let configuration =
         BuildConfig::v4().compression(CompressionWithLevel::Gzip(6)).source_date(time(epoch)?);
@@ -72,7 +78,7 @@ pub(crate) fn build(contents: &Contents, arch: &Arch, epoch: u64, package: &Path
     for folder in FOLDERS {
         builder.with_dir_entry(FileOptions::dir(format!("/{folder}")).permissions(0o755))?;
     }
-    for Entry { path, bytes, mode } in entries(contents)? {
+    for Entry { path, bytes, mode } in entries(contents, program)? {
         let mut options = FileOptions::new(format!("/{path}")).permissions(u16::try_from(mode)?);
         if path == CONFIGURATION {
             options = options.noreplace();
@@ -90,16 +96,16 @@ pub(crate) fn build(contents: &Contents, arch: &Arch, epoch: u64, package: &Path
         builder.requires(dependency("systemd"));
     }
     for release in changelog::read()? {
-        let changes: String = release.changes().iter().map(|change| format!("- {change}\n")).collect();
+        let changes: Vec<_> = release.changes().iter().map(|change| format!("- {change}")).collect();
         let author = format!("{MAINTAINER} - {}-{RELEASE}", release.version);
-        builder.add_changelog_entry(author, changes.trim_end(), time(release.time(epoch)?)?);
+        builder.add_changelog_entry(author, changes.join("\n"), time(release.time(epoch)?)?);
     }
     let built = builder.build().context("cannot make the package for rpm")?;
     built.write_file(package).with_context(|| format!("cannot write {}", package.display()))
 }
 
-fn entries(contents: &Contents) -> Result<Vec<Entry>> {
-    let mut entries = contents.installed("usr/share/zsh/site-functions")?;
+fn entries(contents: &Contents, program: &[u8]) -> Result<Vec<Entry>> {
+    let mut entries = contents.installed(program, "usr/share/zsh/site-functions")?;
     for file in ["LICENSE-APACHE", "LICENSE-MIT"] {
         entries.push(entry(format!("usr/share/licenses/numaward/{file}"), checkout(file)?));
     }
