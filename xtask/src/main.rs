@@ -65,7 +65,7 @@ enum Task {
     /// Makes what is given to users: static program, packages for Debian and Fedora, apt repository, container image
     Dist(dist::Alone),
     /// Checks, makes, signs and tags a release; publishes nothing
-    Release(release::Arguments),
+    Release(release::Release),
     /// Makes the pictures of the book, of the demo's machine
     Screenshots,
     /// Virtual machines with several NUMA nodes

@@ -24,7 +24,7 @@ const TESTS: &str = "cargo xtask test --all";
 const NOTES: &str = "release-notes.md";
 
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct Release {
     /// The version, as Cargo.toml has it
     version: String,
     /// Makes all files, but no tag, and signs them with a key that is gone afterwards
@@ -36,8 +36,8 @@ pub(crate) struct Arguments {
     key: dist::Key,
 }
 
-pub(crate) fn main(arguments: &Arguments) -> Result<()> {
-    let Arguments { version, dry_run, what, key } = arguments;
+pub(crate) fn main(arguments: &Release) -> Result<()> {
+    let Release { version, dry_run, what, key } = arguments;
     ensure!(
         *dry_run || !what.has_programs(),
         "a release is built from its commit: --program is only for --dry-run"
@@ -77,6 +77,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     );
     println!("  keep apt/pool for the next release: --pool DIR");
     Ok(())
+}
+
+fn is_markdown(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|extension| extension == "md")
 }
 
 fn count(problems: usize) -> String {
@@ -127,7 +131,7 @@ impl Checkout<'_> {
         let in_document = Regex::new(r#""version": "([0-9]+\.[0-9]+\.[0-9]+)""#)?;
         let mut wrong = Vec::new();
         for path in self.git(&["ls-files"])?.lines() {
-            let is_page = path.ends_with(".md") && !path.starts_with("tests/") && path != "CHANGELOG.md";
+            let is_page = is_markdown(path) && !path.starts_with("tests/") && path != "CHANGELOG.md";
             let patterns: &[&Regex] = match path {
                 _ if path.starts_with("deploy/") => &[&in_text, &in_manifests],
                 _ if path.ends_with("/openapi.json") => &[&in_document],
@@ -257,7 +261,8 @@ mod tests {
 
     #[test]
     fn each_check_fails_by_itself() {
-        let cases: [(&str, fn(&TempDir, &Checkout<'_>)); 7] = [
+        type Change = fn(&TempDir, &Checkout<'_>);
+        let cases: [(&str, Change); 7] = [
             ("README.md:1 has 0.1.0", |folder, checkout| {
                 write(folder, "README.md", "numaward_0.1.0_amd64.deb\n");
                 commit(checkout);

@@ -108,13 +108,9 @@ fn without_links(text: &str) -> String {
     while let Some((before, after)) = rest.split_once('[') {
         let link = after.split_once("](").and_then(|(name, after)| Some((name, after.split_once(')')?.1)));
         plain.push_str(before);
-        if let Some((name, after)) = link {
-            plain.push_str(name);
-            rest = after;
-        } else {
-            plain.push('[');
-            rest = after;
-        }
+        let (name, after) = link.unwrap_or(("[", after));
+        plain.push_str(name);
+        rest = after;
     }
     plain + rest
 }
@@ -141,12 +137,12 @@ pub(crate) fn rfc5322(epoch: u64) -> Result<String> {
 
 fn wrapped(change: &str) -> String {
     let mut text = String::new();
-    let mut line = "  *".to_owned();
+    let mut line = String::from("  *");
     for word in change.split_whitespace() {
         if line.chars().count() + 1 + word.chars().count() > WIDTH {
             text.push_str(&line);
             text.push('\n');
-            "   ".clone_into(&mut line);
+            line.replace_range(.., "   ");
         }
         line.push(' ');
         line.push_str(word);

@@ -1,4 +1,5 @@
-//! A container image with one layer for each processor, as an archive in the OCI layout.
+//! A container image with one layer for each processor, as an archive in the OCI layout. A layer holds one program and no
+//! shell.
 //!
 //! Everything in it is named by its digest, so it is made from the inside out: the layer, the configuration that names
 //! it, the manifest that names both, the index of the manifests of all processors, and the layout's index, which gives that
@@ -9,7 +10,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use numaward_vm::Arch;
 use serde_json::{Value, json};
 
@@ -18,6 +19,8 @@ use super::{PLAIN, SUMMARY, VERSION};
 
 /// The name under which container runtimes know it, as deploy/ has it.
 const NAME: &str = "docker.io/library/numaward";
+/// What a host has to fetch, at most.
+const BYTES: u64 = 20_000_000;
 const BLOBS: &str = "blobs/sha256";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -61,6 +64,7 @@ fn of_processor(arch: Arch, rootfs: &Tree, layout: &Tree, created: &str) -> Resu
     let plain = rootfs.pack(&scratch.path().join("layer.tar"))?;
     let packed = scratch.path().join("layer.tar.gz");
     gzip(&plain, &packed)?;
+    check_size(&packed)?;
     let layer = add(layout, LAYER, &fs::read(&packed)?)?;
     let labels = json!({
         "org.opencontainers.image.title": "numaward",
@@ -91,6 +95,13 @@ fn of_processor(arch: Arch, rootfs: &Tree, layout: &Tree, created: &str) -> Resu
     Ok(Made { layer, config, manifest })
 }
 
+/// An error for a layer that takes longer to fetch than it should.
+fn check_size(layer: &Path) -> Result<()> {
+    let bytes = fs::metadata(layer)?.len();
+    ensure!(bytes <= BYTES, "the image has {bytes} bytes, more than {BYTES}");
+    Ok(())
+}
+
 /// Adds a blob; returns its descriptor.
 fn add(layout: &Tree, media_type: &str, bytes: &[u8]) -> Result<Value> {
     let scratch = tempfile::NamedTempFile::new()?;
@@ -116,6 +127,15 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::command;
+
+    #[test]
+    fn a_large_image_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (bytes, is_allowed) in [(BYTES, true), (BYTES + 1, false)] {
+            file.as_file().set_len(bytes).unwrap();
+            assert_eq!(check_size(file.path()).is_ok(), is_allowed, "{bytes}");
+        }
+    }
 
     /// Follows an unpacked layout from its index to the layers of these processors, digest by digest, as a runtime does. Each
     /// layer has the program; returns what is in it.

@@ -91,9 +91,9 @@ pub(crate) fn build(contents: &Contents, program: &Program, epoch: u64, package:
         builder.requires(dependency("systemd"));
     }
     for release in changelog::read()? {
-        let changes: String = release.changes().iter().map(|change| format!("- {change}\n")).collect();
+        let changes: Vec<_> = release.changes().iter().map(|change| format!("- {change}")).collect();
         let author = format!("{MAINTAINER} - {}-{RELEASE}", release.version);
-        builder.add_changelog_entry(author, changes.trim_end(), time(release.time(epoch)?)?);
+        builder.add_changelog_entry(author, changes.join("\n"), time(release.time(epoch)?)?);
     }
     let built = builder.build().context("cannot make the package for rpm")?;
     built.write_file(package).with_context(|| format!("cannot write {}", package.display()))
