@@ -1,6 +1,6 @@
 //! What the probes use of the kernel where it has it, since when that is, and what takes its place.
 //!
-//! Source: the history of kernel/bpf and kernel/trace/bpf_trace.c.
+//! Source: the history of kernel/bpf and `kernel/trace/bpf_trace.c`.
 
 use aya::{
     programs::ProgramType,
