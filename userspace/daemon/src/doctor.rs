@@ -467,7 +467,7 @@ mod tests {
     fn nodes_are_counted_by_what_they_have() {
         let finding = |files: &[(&str, &str)]| {
             let tree = tree(&[GOOD, files].concat());
-            let checks = examine(tree.path(), &[], Ok(&Config::default()));
+            let checks = examine(tree.path(), &[], &[], Ok(&Config::default()));
             checks.into_iter().find(|check| check.check == "NUMA nodes").unwrap().finding
         };
         let nodes = |name: &str| format!("sys/devices/system/node/{name}");

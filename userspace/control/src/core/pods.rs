@@ -100,6 +100,8 @@ pub(super) struct Pods {
     waiting: Waiting,
     /// The owners that were refused last.
     refused: BTreeSet<String>,
+    /// Containers of which the runtime was asked to take back what we said.
+    taken_back: BTreeSet<String>,
     /// Where to inform the runtime of what we have written.
     updates: Option<mpsc::UnboundedSender<Vec<Update>>>,
 }

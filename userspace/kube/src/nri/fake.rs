@@ -77,6 +77,8 @@ pub struct Config {
     pub tells_timeouts: bool,
     /// The longest part of a `Synchronize`, in bytes.
     pub message_limit: usize,
+    /// Whether it reports a container's settings by files of cgroup v2 (from NRI 0.10 on).
+    pub reports_unified: bool,
     /// Whether calls are held apart, as in every real runtime.
     pub serial: bool,
     /// What the kernel accepts.
@@ -96,6 +98,7 @@ impl Config {
             request_timeout: Duration::from_secs(2),
             tells_timeouts: false,
             message_limit: MAX_MESSAGE,
+            reports_unified: false,
             serial: true,
             online,
         }
@@ -113,6 +116,7 @@ impl Config {
             nri_version: Some(NriVersion::new(0, 12, 0)),
             events: EventMask(0x3fff),
             dedicated_calls: true,
+            reports_unified: true,
             ..Self::containerd_2_1(online)
         }
     }
@@ -398,7 +402,8 @@ impl FakeRuntime {
         let mut owners = Owners::default();
         let mut updates = Vec::new();
         for peer in self.inner.subscribers(EventKind::CreateContainer) {
-            let request = ContainerRequest { pod: Some(pod.clone()), container: Some(message.clone()) };
+            let request =
+                ContainerRequest { pod: Some(pod.clone()), container: Some(self.inner.reported(&message)) };
             let asked = self.inner.call(&peer, "CreateContainer", &request).await;
             let applied = asked.and_then(|answer: Option<messages::CreateContainerResponse>| {
                 let Some(answer) = answer else { return Ok(()) };
@@ -456,7 +461,7 @@ impl FakeRuntime {
         for peer in self.inner.subscribers(EventKind::UpdateContainer) {
             let request = messages::UpdateContainerRequest {
                 pod: Some(pod.clone()),
-                container: Some(container.clone()),
+                container: Some(self.inner.reported(&container)),
                 linux_resources: Some(requested.clone()),
             };
             let answer: Option<Updates> = self.inner.call(&peer, "UpdateContainer", &request).await?;
@@ -565,7 +570,7 @@ impl Inner {
         container: Option<&messages::Container>,
     ) -> Result<(), String> {
         for peer in self.subscribers(event) {
-            let (pod, container) = (Some(pod.clone()), container.cloned());
+            let (pod, container) = (Some(pod.clone()), container.map(|container| self.reported(container)));
             if self.config.dedicated_calls {
                 let request = ContainerRequest { pod, container };
                 let _: Option<()> = self.call(&peer, event.into(), &request).await?;
@@ -579,7 +584,8 @@ impl Inner {
 
     async fn stopped(&self, pod: &messages::PodSandbox, container: &messages::Container) {
         for peer in self.subscribers(EventKind::StopContainer) {
-            let request = ContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
+            let request =
+                ContainerRequest { pod: Some(pod.clone()), container: Some(self.reported(container)) };
             match self.call(&peer, "StopContainer", &request).await {
                 Ok(answer) => {
                     let answer: Updates = answer.unwrap_or_default();
@@ -721,6 +727,15 @@ impl Inner {
         Ok(Vec::new())
     }
 
+    /// A container as plugins see it.
+    fn reported(&self, container: &messages::Container) -> messages::Container {
+        let mut container = container.clone();
+        if !self.config.reports_unified {
+            resources_of(&mut container).unified.clear();
+        }
+        container
+    }
+
     /// All that runs, in parts.
     fn parts(&self) -> Vec<messages::SynchronizeRequest> {
         let limit = self.config.message_limit;
@@ -730,7 +745,9 @@ impl Inner {
         let running =
             state.containers.values().filter(|container| container.state() != ContainerState::Stopped);
         let mut length = 0;
-        for (is_pod, object) in pods.chain(running.map(|container| (false, container.encode_to_vec()))) {
+        for (is_pod, object) in
+            pods.chain(running.map(|container| (false, self.reported(container).encode_to_vec())))
+        {
             // A tag, and a length of at most four bytes.
             length += object.len() + 5;
             if length > limit {

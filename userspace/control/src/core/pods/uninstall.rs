@@ -8,7 +8,7 @@
 //! the runtime is informed at the next comparison with what runs. NRI cannot take a set of CPUs or nodes back: all of them
 //! stand for none.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, mem};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::{Knob, Limit, Quota};
@@ -71,12 +71,13 @@ impl Core {
         let (cpus, mems) = self.everything();
         let (none, max) = (Some(Limit::Bytes(Bytes(0))), Some(Limit::Max));
         let mut updates = Vec::new();
+        let mut taken_back = mem::take(&mut self.pods.taken_back);
         let mut change = self.begin();
         for ContainerAsk { id, has, .. } in containers {
             let Some(placed) = change.state.containers.get(id) else { continue };
             let Some(without_us) = placed.without_us.clone() else { continue };
             // Only what the runtime has on its books.
-            let settings = Settings {
+            let mut settings = Settings {
                 cpus: has.cpus.as_ref().and(without_us.cpus.or_else(|| Some(cpus.clone()))),
                 mems: has.mems.as_ref().and(without_us.mems.or_else(|| Some(mems.clone()))),
                 memory_min: has.memory_min.and(without_us.memory_min.or(none)),
@@ -85,7 +86,17 @@ impl Core {
                 cpu_max: has.cpu_max.and(without_us.cpu_max.or(Some(Quota::Max))),
                 ..Settings::default()
             };
-            if settings == *has {
+            let is_back = settings == *has;
+            // Before NRI 0.10, a runtime does not report what it has of these.
+            let is_unreported = has.memory_min.or(has.memory_low).or(has.memory_high).is_none();
+            if is_unreported && placed.memory.request.is_some() {
+                settings.memory_min = without_us.memory_min.or(none);
+                settings.memory_low = without_us.memory_low.or(none);
+                settings.memory_high = without_us.memory_high.or(max);
+            }
+            let is_asked = settings == *has || !taken_back.insert(id.clone());
+            if is_back && is_asked {
+                taken_back.remove(id);
                 let placed = Placed { without_us: None, ..Placed::clone(placed) };
                 change.state.containers.insert(id.clone(), placed);
             } else {
@@ -95,6 +106,7 @@ impl Core {
         if let Err(error) = change.store() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
+        self.pods.taken_back = taken_back;
         updates
     }
 }

@@ -23,8 +23,13 @@ const NOTHING: [&str; 5] = ["", "", "0", "0", "max"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_get_back_what_the_runtime_was_asked_for() {
-    for mode in [EnforcementMode::Off, EnforcementMode::DryRun] {
-        let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_1);
+    // What is set by files of cgroup v2, the older one does not report.
+    let [older, newer]: [(fn(Online) -> fake::Config, _); 2] =
+        [(fake::Config::containerd_2_1, "0"), (fake::Config::containerd_2_3, "4096")];
+    for (mode, (runtime, low)) in
+        [(EnforcementMode::Off, older), (EnforcementMode::Off, newer), (EnforcementMode::DryRun, older)]
+    {
+        let mut bench = Bench::new(Arc::new(NoPods), runtime);
         bench.config.kubernetes.nri.when_pinned = WhenPinned::Override;
         let daemon = bench.start().await;
         let pod = bench.pod("db", "", &[]).await.unwrap();
@@ -50,7 +55,7 @@ async fn containers_get_back_what_the_runtime_was_asked_for() {
         daemon.stop(&bench.runtime).await;
 
         bench.config.enforcement.mode = mode;
-        let expected = ["40-47", "1", "0", "4096", "max"];
+        let expected = ["40-47", "1", "0", low, "max"];
         for start in 0..3 {
             let daemon = bench.start().await;
             for spec in [&plain, &shared, &created] {
