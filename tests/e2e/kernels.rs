@@ -50,7 +50,8 @@ fn seen(report: &Report) -> (Seen, BTreeMap<String, (u32, u32)>) {
             // Where something is lost, the release is in what to do about it.
             let text = format!("{finding} {}", check["fix"].as_str().unwrap_or_default());
             let (_, release) = text.split_once("Linux ").unwrap_or_else(|| panic!("{name}: {text}"));
-            let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+            let mut numbers =
+                release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
             since.insert(name.to_owned(), (numbers.next().unwrap(), numbers.next().unwrap()));
         } else if let Some(probe) = name.strip_prefix("probe ") {
             let mode = finding.strip_prefix("attaches by ").map_or("absent", |mode| {
@@ -65,10 +66,7 @@ fn seen(report: &Report) -> (Seen, BTreeMap<String, (u32, u32)>) {
 /// What the kernel let the script do.
 fn tried(report: &Report) -> BTreeMap<&str, bool> {
     let lines = report.section("tried").lines();
-    lines
-        .filter_map(|line| line.rsplit_once(": "))
-        .map(|(name, answer)| (name, answer == "yes"))
-        .collect()
+    lines.filter_map(|line| line.rsplit_once(": ")).map(|(name, answer)| (name, answer == "yes")).collect()
 }
 
 /// Pages follow a guarantee on every kernel, and the daemon keeps no privilege that its kernel does not demand.
@@ -85,7 +83,8 @@ fn guarantee(report: &Report, seen: &Seen) {
     assert_eq!(kept & SYS_PTRACE, SYS_PTRACE, "{kept:#x}");
     assert_eq!(kept & BPF != 0, !seen.needs["maps are read without CAP_BPF"], "{kept:#x}");
     for probe in report.json("status")["probes"].as_array().unwrap() {
-        if let Some(mode) = seen.probes.get(probe["probe"].as_str().unwrap()).filter(|mode| *mode != "absent") {
+        if let Some(mode) = seen.probes.get(probe["probe"].as_str().unwrap()).filter(|mode| *mode != "absent")
+        {
             assert_eq!(probe["mode"], mode.as_str(), "{probe}");
         }
     }

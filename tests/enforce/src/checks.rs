@@ -370,7 +370,10 @@ fn partition() -> Result<String> {
             let Err(refused) = ground.hold(&applied, "/check-partition", settings) else {
                 bail!("it is isolated")
             };
-            ensure!(refused.to_string().contains("not a kind of partition that this kernel knows"), "{refused}");
+            ensure!(
+                refused.to_string().contains("not a kind of partition that this kernel knows"),
+                "{refused}"
+            );
             expect("partition", &get("/check-partition", "cpuset.cpus.partition")?, "root")?;
             expect("the root's CPUs", &get("/", "cpuset.cpus.effective")?, "0-1")?;
             continue;

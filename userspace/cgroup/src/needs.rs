@@ -156,8 +156,7 @@ mod tests {
             ("sys/fs/cgroup/b/hugetlb.2MB.numa_stat", ""),
             ("sys/devices/virtual/memory_tiering/x", ""),
         ];
-        let only =
-            |here| ALL.map(|need| (need.name, if need == EVICTABLE_MARKS { None } else { here }));
+        let only = |here| ALL.map(|need| (need.name, if need == EVICTABLE_MARKS { None } else { here }));
         assert_eq!(found(&old), only(Some(false)));
         assert_eq!(found(&[&old[..], &new].concat()), only(Some(true)));
         let nothing = found(&[]);

@@ -287,8 +287,7 @@ impl Host<'_> {
 
     fn cgroups(&self) -> Vec<Check> {
         const V2_ONLY: &str = "boot with systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all";
-        const HYBRID: &str =
-            "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0";
+        const HYBRID: &str = "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0";
         let beside = self.mount("cgroup").is_some();
         let Some((mount, _)) = self.mount("cgroup2") else {
             let (finding, fix) = if beside {

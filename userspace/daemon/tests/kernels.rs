@@ -52,14 +52,18 @@ fn page(seen: &[(String, Seen)]) -> String {
          ## What is used where it is there\n\n",
     );
     let heading = ["what", "since", "without it"].map(str::to_owned);
-    let kernels = || names.iter().map(|name| if *name == "latest" { "newest".to_owned() } else { (*name).to_owned() });
+    let kernels =
+        || names.iter().map(|name| if *name == "latest" { "newest".to_owned() } else { (*name).to_owned() });
     row(&mut text, heading.into_iter().chain(kernels()));
     row(&mut text, (0..3 + names.len()).map(|_| "---".to_owned()));
     for need in &needs {
         let lost = if need.loses { "" } else { "nothing is lost: " };
         let cells = [format!("`{}`", need.name), need.since.to_string(), format!("{lost}{}", need.instead)];
         let here = seen.iter().map(|(kernel, seen)| {
-            let is_here = seen.needs.get(need.name).unwrap_or_else(|| panic!("{kernel}: {} was not looked for", need.name));
+            let is_here = seen
+                .needs
+                .get(need.name)
+                .unwrap_or_else(|| panic!("{kernel}: {} was not looked for", need.name));
             if *is_here { "yes" } else { "no" }.to_owned()
         });
         row(&mut text, cells.into_iter().chain(here));
@@ -72,7 +76,9 @@ fn page(seen: &[(String, Seen)]) -> String {
     row(&mut text, (0..=names.len()).map(|_| "---".to_owned()));
     let probes = seen.iter().flat_map(|(_, seen)| seen.probes.keys());
     for probe in probes.collect::<std::collections::BTreeSet<_>>() {
-        let modes = seen.iter().map(|(_, seen)| seen.probes.get(probe).map_or("absent".to_owned(), |mode| format!("`{mode}`")));
+        let modes = seen
+            .iter()
+            .map(|(_, seen)| seen.probes.get(probe).map_or("absent".to_owned(), |mode| format!("`{mode}`")));
         row(&mut text, [format!("`{probe}`")].into_iter().chain(modes));
     }
     text.push_str(
