@@ -178,13 +178,13 @@ pub(crate) fn rest() -> Vec<String> {
 }
 
 /// Runs the end-to-end tests whose names contain one of `names` on one kernel; if there are none all, but for
-/// [`LEFT_OUT`] unless `slow`, and on the oldest kernel [`ON_OLDEST`]. What is slow runs in full with `slow`. [`CLUSTER`] and [`REQUIRED`] run where their
-/// folders are given.
+/// [`LEFT_OUT`] unless `slow`, and on the oldest kernel [`ON_OLDEST`]. What is slow runs in full with `slow`. [`CLUSTER`] and
+/// [`REQUIRED`] run where their folders are given.
 pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders) -> Result<()> {
     let few: Vec<String> = ON_OLDEST.iter().map(|name| (*name).to_owned()).collect();
     let names = if kernel == kernels::OLDEST && names.is_empty() && !slow {
         println!("only {}, see --all", few.join(", "));
-        &few
+        few.as_slice()
     } else {
         names
     };
