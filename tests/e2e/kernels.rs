@@ -114,7 +114,7 @@ fn what_is_missing_is_what_the_page_says() {
     let mut numbers = release.split('.').map(str::parse::<u32>);
     let release = (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap());
     for (name, since) in since {
-        let expected = release >= since || BACKPORTED.contains(&(release, &name));
+        let expected = release >= since || BACKPORTED.contains(&(release, name.as_str()));
         assert_eq!(seen.needs[&name], expected, "{name}: since {since:?}, on {release:?}");
     }
     guarantee(&report, &seen);

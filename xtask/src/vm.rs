@@ -200,7 +200,7 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
     let few: Vec<String> = few.iter().map(|name| (*name).to_owned()).collect();
     let names = if names.is_empty() && !few.is_empty() {
         println!("only {}, see --all", few.join(", "));
-        &few
+        few.as_slice()
     } else {
         names
     };
