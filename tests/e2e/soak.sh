@@ -55,7 +55,7 @@ sample() {
     scraped="$scraped,$(cut -d ' ' -f 1 /proc/uptime)"
     entries=$(grep '^numaward_probe_map_entries' /run/metrics | sed 's/.* //' | tr '\n' '+')
     cat <<END
-{"commands":$(number_of /run/commands),"others":$(number_of /run/others),"residentKib":$(status_of VmRSS),"threads":$(status_of Threads),"descriptors":$(ls /proc/$daemon/fd | wc -l),"cgroups":$(count),"series":$(grep -c '^numaward_' /run/metrics),"entries":$((${entries}0)),"stateBytes":$(du -k -s /run/state | cut -f 1)000,"tenScrapes":[$scraped]}
+{"commands":$(number_of /run/commands),"others":$(number_of /run/others),"residentKib":$(status_of VmRSS),"threads":$(status_of Threads),"descriptors":$(ls /proc/$daemon/fd 2>/dev/null | wc -l),"cgroups":$(count),"series":$(grep -c '^numaward_' /run/metrics),"entries":$((${entries}0)),"stateBytes":$(du -k -s /run/state | cut -f 1)000,"tenScrapes":[$scraped]}
 END
 }
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, str::FromStr, tim
 
 use clap::{
     ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum,
-    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+    builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser},
 };
 use clap_complete::Shell;
 use numaward_api::{Cpus, EventKind, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName};
@@ -87,7 +87,7 @@ pub(crate) enum Command {
     /// List allocations: what is promised to whom
     Get {
         /// Names of workloads [default: all]
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "NAME", value_parser = allocation())]
         names: Vec<String>,
         #[command(flatten)]
         output: Output,
@@ -353,7 +353,7 @@ pub(crate) struct Choice {
 #[derive(Debug, Args)]
 pub(crate) struct Release {
     /// Name of the workload
-    #[arg(required_unless_present = "all")]
+    #[arg(required_unless_present = "all", value_parser = allocation())]
     pub(crate) name: Option<String>,
     /// End all but those of containers and those that the configuration declares; asks first
     #[arg(long, conflicts_with = "name")]
@@ -574,6 +574,11 @@ fn memory_tier_help(tier: MemoryTier) -> &'static str {
     }
 }
 
+/// The name of an allocation. That of a cgroup is its path without the first slash, with which it may be asked for.
+fn allocation() -> impl TypedValueParser<Value = String> {
+    StringValueParser::new().map(|name| name.trim_start_matches('/').to_owned())
+}
+
 /// The policies by the kubelet's names.
 fn policies() -> impl TypedValueParser<Value = TopologyManagerPolicy> {
     named(TopologyManagerPolicy::ALL, TopologyManagerPolicy::as_str, |policy| match policy {
@@ -632,6 +637,7 @@ pub(crate) struct Guarantee {
 #[derive(Debug, Args)]
 pub(crate) struct Resize {
     /// Name of the workload
+    #[arg(value_parser = allocation())]
     pub(crate) name: String,
     /// CPUs: a whole number for a workload with exclusive ones, a part (500m) for one that shares them
     #[arg(long, value_name = "NUMBER")]
@@ -655,6 +661,7 @@ pub(crate) struct Resize {
 pub(crate) struct Explain {
     /// Name of a workload that holds an allocation
     #[arg(
+        value_parser = allocation(),
         required_unless_present_any = ["cpus", "memory"],
         conflicts_with_all = ["cpus", "memory", "memory_limit", "partition", "Hugepages", "Placement"]
     )]
@@ -864,6 +871,11 @@ mod tests {
             })
         };
         assert_eq!(explain(&["db"]).unwrap(), (Some("db".to_owned()), None));
+        assert_eq!(
+            explain(&["/batch/db"]).unwrap(),
+            (Some("batch/db".to_owned()), None),
+            "a cgroup by its path"
+        );
         let asked = explain(&["--cpus", "1", "--memory", "1Gi", "--with", "db"]).unwrap();
         assert_eq!(asked, (None, Some((Some(Cpus::whole(1)), Some("1Gi".to_owned())))));
         assert_eq!(explain(&["--cpus", "1"]).unwrap().1, Some((Some(Cpus::whole(1)), None)));

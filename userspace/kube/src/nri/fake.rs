@@ -58,6 +58,7 @@ const STREAM_BUFFER: usize = 64 << 10;
 
 /// What the runtime is, and how patient.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a way in which runtimes differ")]
 pub struct Config {
     /// The runtime's name.
     pub name: String,
