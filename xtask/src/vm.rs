@@ -236,19 +236,23 @@ pub(crate) fn test(kernel: &str, names: &[String], slow: bool, folders: &Folders
     if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
         let (_, program) =
             programs.iter().find(|(name, _)| name == DAEMON).context("cargo has not built numaward")?;
-        make_packages(program, folder).context("cannot make what users are given")?;
+        let has_next = listed.lines().any(|line| line.starts_with(PACKAGES));
+        make_packages(program, folder, has_next).context("cannot make what users are given")?;
     }
     command::run(cargo().arg(format!("--test-threads={MACHINES_AT_ONCE}")))
 }
 
-/// Makes what users are given of this program, in `dist` beside it, and the version after that in `next`. Both have
-/// signatures, of a key that nobody has afterwards.
-fn make_packages(program: &Path, folder: &Path) -> Result<()> {
+/// Makes what users are given of this program, in `dist` beside it, and if asked the packages of the version after that in
+/// `next`. Both have signatures, of a key that nobody has afterwards.
+fn make_packages(program: &Path, folder: &Path, has_next: bool) -> Result<()> {
     setup::ensure(&[Part::Gpg])?;
     let signer = dist::Signer::throw_away()?;
     let out = folder.join("dist");
     dist::make(program, &dist::Origin::Given(program), &out, None, Some(&signer))?;
-    dist::make_next(program, &folder.join("next"), &out, &signer)
+    if has_next {
+        dist::make_next(program, &folder.join("next"), &out, &signer)?;
+    }
+    Ok(())
 }
 
 /// The nodes of a machine.
