@@ -264,20 +264,24 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
     if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
         let (_, program) =
             programs.iter().find(|(name, _)| name == DAEMON).context("cargo has not built numaward")?;
-        make_packages(program, folder).context("cannot make what users are given")?;
+        let has_next = listed.lines().any(|line| line.starts_with(PACKAGES));
+        make_packages(program, folder, has_next).context("cannot make what users are given")?;
     }
     command::run(cargo().arg(format!("--test-threads={MACHINES_AT_ONCE}")))
 }
 
-/// Makes what users are given of this program, in `dist` beside it, and the version after that in `next`. Both have
-/// signatures, of a key that nobody has afterwards.
-fn make_packages(program: &PathBuf, folder: &Path) -> Result<()> {
+/// Makes what users are given of this program, in `dist` beside it, and if asked the packages of the version after that in
+/// `next`. Both have signatures, of a key that nobody has afterwards.
+fn make_packages(program: &PathBuf, folder: &Path, has_next: bool) -> Result<()> {
     setup::ensure(&[Part::Gpg])?;
     let signer = dist::Signer::throw_away()?;
     let out = folder.join("dist");
     let programs = slice::from_ref(program);
     dist::make(programs, &dist::Origin::Given(programs), &out, None, Some(&signer))?;
-    dist::make_next(program, &folder.join("next"), &out, &signer)
+    if has_next {
+        dist::make_next(program, &folder.join("next"), &out, &signer)?;
+    }
+    Ok(())
 }
 
 /// The nodes of a machine.
