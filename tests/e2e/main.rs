@@ -24,6 +24,7 @@ mod guarantee;
 mod guard;
 mod guides;
 mod herd;
+mod host;
 mod hotplug;
 mod hugepages;
 mod kernels;

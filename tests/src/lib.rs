@@ -92,6 +92,11 @@ impl Bench {
         &self.kernel
     }
 
+    /// A program that only some tests need, by its name.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.programs.join(name)
+    }
+
     /// A file of those that `cargo xtask dist` makes, here of the programs under test.
     pub fn made(&self, name: &str) -> PathBuf {
         self.programs.join("dist").join(name)

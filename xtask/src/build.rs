@@ -100,12 +100,18 @@ pub(crate) fn programs(packages: &[&str], profile: &str) -> Result<Vec<(String, 
 
 /// Builds a benchmark statically and returns its path.
 pub(crate) fn static_bench(package: &str, bench: &str, profile: &str) -> Result<PathBuf> {
-    let built = build(&[package], &["--bench", bench], profile, Some((Arch::Amd64, &[])))?;
-    built
-        .into_iter()
-        .next()
-        .map(|(_, path)| path)
-        .with_context(|| format!("cargo has built no benchmark {bench}"))
+    static_one(Arch::Amd64, package, ["--bench", bench], profile)
+}
+
+/// Builds a test statically and returns its path.
+pub(crate) fn static_test(arch: Arch, package: &str, test: &str, profile: &str) -> Result<PathBuf> {
+    static_one(arch, package, ["--test", test], profile)
+}
+
+fn static_one(arch: Arch, package: &str, what: [&str; 2], profile: &str) -> Result<PathBuf> {
+    let built = build(&[package], &what, profile, Some((arch, &[])))?;
+    let path = built.into_iter().next().map(|(_, path)| path);
+    path.with_context(|| format!("cargo has built nothing for {}", what.join(" ")))
 }
 
 /// Builds `what` of the packages: statically where there are a processor and flags for that, be it none.

@@ -141,6 +141,9 @@ const PACKAGES: &str = "packages::";
 const CLUSTER: &str = "cluster::";
 /// Tests of what containerd can do from 2.2 on, which need its programs.
 const REQUIRED: &str = "containerd::required";
+/// Tests that run the probes' own test program, which is built for them, and its name for them.
+const HOST: &str = "host::";
+const HOST_PROGRAM: &str = "numaward-probes-host";
 /// Tests of what the guides say, with the software that they are about.
 const GUIDES: &str = "guides::";
 /// Tests that ordinary runs skip, by the beginning of their names, but for some kernels: they take minutes under
@@ -161,6 +164,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("faults::", &["6.12"]),
     (GUIDES, &[]),
     ("herd::", &["6.12"]),
+    (HOST, &[]),
     ("hotplug::", &["6.12"]),
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
@@ -179,8 +183,15 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 const ON_OLDEST: &[&str] = &["cgroup_v1::", "enforce::", "guarantee::", "kernels::"];
 
 /// What runs on Arm: what could be otherwise there, which is the probes, cgroups, system calls and containers.
-const ON_ARM64: &[&str] =
-    &["containerd::containerd_2", "enforce::", "guarantee::", "observe::", "probes::what_the_other_probes"];
+const ON_ARM64: &[&str] = &[
+    "containerd::containerd_2",
+    "daemon::",
+    "enforce::",
+    "guarantee::",
+    HOST,
+    "observe::",
+    "probes::what_the_other_probes",
+];
 
 /// Tests that no ordinary run includes, without those of a cluster.
 pub(crate) fn rest() -> Vec<String> {
@@ -247,6 +258,11 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
         "no test is called {}",
         names.join(" or ")
     );
+    if listed.lines().any(|line| line.starts_with(HOST)) {
+        let program = build::static_test(arch, "numaward-probes", "host", "vm")?;
+        fs::copy(&program, folder.join(HOST_PROGRAM))
+            .with_context(|| format!("cannot copy {}", program.display()))?;
+    }
     if listed.lines().any(|line| line.starts_with(GUIDES)) {
         setup::ensure(&[Part::Image(&Image::GUIDES)])?;
     }

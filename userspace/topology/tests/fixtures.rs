@@ -159,10 +159,10 @@ fn an_arm_machine_with_the_memory_of_a_gpu() {
         let sizes: Vec<String> = node.hugepages.keys().map(ToString::to_string).collect();
         assert_eq!(sizes, ["2Mi", "512Mi"], "a node without memory has empty pools");
     }
-    assert_eq!(blocks(&machine, 1), (Some(143_360), Some(143_551), 192));
+    assert_eq!(blocks(&machine, 1), (Some(65_280), Some(65_471), 192));
     let sections: Vec<(u64, NodeId)> = machine.memory_sections().collect();
     assert_eq!(sections.first(), Some(&(16, NodeId(0))));
-    assert_eq!(sections.last(), Some(&(143_551 * 4 + 3, NodeId(1))));
+    assert_eq!(sections.last(), Some(&(65_471 * 4 + 3, NodeId(1))));
     assert_eq!(sections.len(), (960 + 192) * 4);
 }
 

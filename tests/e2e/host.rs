@@ -1,0 +1,35 @@
+//! The probes' own test program, which `cargo xtask test host` runs on this host, on the machine's kernel and nodes.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::{Arch, Machine, Vm};
+
+/// What `cargo xtask vm test` puts beside the programs.
+const PROGRAM: &str = "numaward-probes-host";
+
+fn check(change: impl FnOnce(Vm) -> Vm) {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), Some("10,21;21,10")).unwrap();
+    let vm = bench.vm(machine).file(bench.program(PROGRAM), format!("/bin/{PROGRAM}"));
+    let script =
+        format!("section nodes\ncat /sys/devices/system/node/node*/distance\nsection said\n{PROGRAM}\n");
+    let report = boot(&change(vm.limit(Duration::from_mins(20))), &script);
+    assert_eq!(report.section("nodes"), "10 21\n21 10", "the kernel sees the nodes");
+    let said = report.section("said");
+    let passed = said.lines().filter(|line| line.starts_with("host: ") && line.ends_with(": ok")).count();
+    assert!(passed >= 25, "it skips nothing that matters:\n{said}");
+}
+
+#[test]
+fn the_probes_pass_their_own_test() {
+    check(|vm| vm);
+}
+
+#[test]
+fn nodes_of_a_device_tree_are_as_good() {
+    match Bench::open() {
+        Some(bench) if bench.kernel().arch() == Arch::Arm64 => check(Vm::device_tree),
+        _ => eprintln!("skipped: only Arm has device trees"),
+    }
+}
