@@ -16,14 +16,6 @@ observe:
 END
 systemctl daemon-reload
 
-# sampling_on: as hosts with several nodes have it. Sooner than usual: what takes them a minute takes an emulated machine ten.
-sampling_on() {
-    echo 1 >/proc/sys/kernel/numa_balancing
-    mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
-    echo 100 >/sys/kernel/debug/sched/numa_balancing/scan_delay_ms
-    echo 100 >/sys/kernel/debug/sched/numa_balancing/scan_period_min_ms
-}
-
 # start_numaward: and nothing else, until it answers.
 start_numaward() {
     systemctl start numaward || fail "numaward does not start"
