@@ -206,7 +206,7 @@ pub(crate) fn run(data: &[u8]) {
         let options = Options { when_pinned: WhenPinned::Override, ..Options::default() };
         let plugin = Plugin::new(options, Arc::new(Asks(Builders::of_the_runtime())));
         let shutdown = CancellationToken::new();
-        let mut status = plugin.handle().status();
+        let mut status = plugin.status();
         let stop = shutdown.clone();
         // After the first connection comes no other.
         tokio::spawn(async move {

@@ -23,9 +23,10 @@ const NOTHING: [&str; 5] = ["", "", "0", "0", "max"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_get_back_what_the_runtime_was_asked_for() {
+    type Runtime = fn(Online) -> fake::Config;
     // What is set by files of cgroup v2, the older one does not report.
-    let [older, newer]: [(fn(Online) -> fake::Config, _); 2] =
-        [(fake::Config::containerd_2_1, "0"), (fake::Config::containerd_2_3, "4096")];
+    let older: (Runtime, _) = (fake::Config::containerd_2_1, "0");
+    let newer: (Runtime, _) = (fake::Config::containerd_2_3, "4096");
     for (mode, (runtime, low)) in
         [(EnforcementMode::Off, older), (EnforcementMode::Off, newer), (EnforcementMode::DryRun, older)]
     {
