@@ -854,7 +854,7 @@ fn least(probes: &Probes) -> CapabilitySet {
 /// Whether this host's kernel is older than that.
 fn is_before(major: u32, minor: u32) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split('.').map(|number| number.parse::<u32>());
+    let mut numbers = release.split('.').map(str::parse::<u32>);
     (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap()) < (major, minor)
 }
 
