@@ -66,7 +66,7 @@ section "upgraded allocations"
 ask /api/v1/allocations
 section "downgraded"
 # The repository has the earlier version too.
-earlier=$(apt-cache madison numaward | sed -n 's/.*| \([^+ ]*\) |.*/\1/p')
+earlier=$(apt-cache madison numaward | sed -n 's/^ *numaward | *\([^+ ]*\) |.*/\1/p')
 quietly apt-get -qy --allow-downgrades install "numaward=$earlier"
 wait_for 60 _ready
 dpkg-query -W -f '${Version}\n' numaward

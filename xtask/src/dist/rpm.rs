@@ -76,7 +76,7 @@ pub(crate) fn build(contents: &Contents, program: &Program, epoch: u64, package:
     for Entry { path, bytes, mode } in entries(contents, program)? {
         let mut options = FileOptions::new(format!("/{path}")).permissions(u16::try_from(mode)?);
         if path == CONFIGURATION {
-            options = options.noreplace();
+            options = options.config().noreplace();
         } else if path.starts_with("usr/share/licenses") {
             options = options.license();
         } else if path.starts_with("usr/share/doc") || path.starts_with("usr/share/man") {
@@ -106,4 +106,51 @@ fn entries(contents: &Contents, program: &Program) -> Result<Vec<Entry>> {
     }
     entries.push(entry("usr/share/doc/numaward/README.md", checkout("README.md")?));
     Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rpm::{FileFlags, Package};
+
+    use super::*;
+    use crate::dist::arch::X86_64;
+
+    #[test]
+    fn rpm_knows_what_is_configuration_and_what_to_run() {
+        let contents = Contents {
+            version: "1.2.3".to_owned(),
+            program: Vec::new(),
+            manual: vec![entry("numaward.1", "manual")],
+            completions: ["bash", "fish", "zsh"].map(|shell| entry(shell, shell)).to_vec(),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name("1.2.3", &X86_64));
+        build(&contents, b"program", &X86_64, 1_700_000_000, &path).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        build(&contents, b"program", &X86_64, 1_700_000_000, &path).unwrap();
+        assert_eq!(bytes, fs::read(&path).unwrap(), "the same each time");
+
+        let package = Package::open(&path).unwrap().metadata;
+        assert_eq!((package.get_version().unwrap(), package.get_arch().unwrap()), ("1.2.3", "x86_64"));
+        let files = package.get_file_entries().unwrap();
+        let file = |path: &str| files.iter().find(|file| file.path() == Path::new(path)).unwrap();
+        let configuration = file("/etc/numaward/config.yaml").flags();
+        assert!(configuration.contains(FileFlags::CONFIG | FileFlags::NOREPLACE), "{configuration:?}");
+        assert_eq!(files.iter().filter(|file| file.flags().contains(FileFlags::CONFIG)).count(), 1);
+        assert_eq!(file("/usr/bin/numaward").mode().permissions(), 0o755);
+        for path in [
+            "/usr/lib/systemd/system/numaward.service",
+            "/usr/lib/systemd/system-preset/90-numaward.preset",
+            "/usr/share/bash-completion/completions/numaward",
+            "/usr/share/fish/vendor_completions.d/numaward.fish",
+            "/usr/share/zsh/site-functions/_numaward",
+            "/usr/share/man/man1/numaward.1.gz",
+        ] {
+            assert_eq!(file(path).mode().permissions(), 0o644, "{path}");
+        }
+        let removal = package.get_pre_uninstall_script().unwrap().script;
+        assert!(removal.contains("disable --now numaward.service"), "{removal}");
+    }
 }
