@@ -45,7 +45,7 @@ pub(crate) fn build(rootfs: &[(Arch, Tree)], layout: &Tree, image: &Path, create
             "Layers": [path(&of.layer)],
         })
     });
-    layout.file("manifest.json", &bytes(&json!(Vec::from_iter(docker))), PLAIN)?;
+    layout.file("manifest.json", &bytes(&docker.into_iter().collect()), PLAIN)?;
     layout.pack(image).map(drop)
 }
 
@@ -133,7 +133,7 @@ pub(crate) mod tests {
         assert_eq!(named.len(), 1);
         let manifests = read(&follow(&named[0]))["manifests"].as_array().unwrap().clone();
         let platforms: Vec<_> = manifests.iter().map(|of| of["platform"]["architecture"].clone()).collect();
-        assert_eq!(platforms, Vec::from_iter(archs.iter().map(|arch| arch.name())));
+        assert_eq!(platforms, archs.iter().map(|arch| arch.name()).collect::<Vec<_>>());
         let of_processor = |descriptor: &Value| {
             let manifest = read(&follow(descriptor));
             let config = read(&follow(&manifest["config"]));

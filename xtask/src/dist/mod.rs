@@ -86,14 +86,12 @@ pub(crate) fn make(paths: &[PathBuf], origin: &Origin<'_>, out: &Path) -> Result
         programs.push((arch, bytes));
     }
     let archs: Vec<_> = programs.iter().map(|(arch, _)| *arch).collect();
-    let contents = match archs.iter().position(|arch| Some(*arch) == Arch::of_host()) {
-        Some(own) => Contents::of(&paths[own], programs)?,
-        None => {
-            let own = build::programs(&["numaward"], "dev")?.into_iter().next();
-            let (_, own) =
-                own.context("cargo has built no program for this host, which prints the manual")?;
-            Contents::of(&own, programs)?
-        }
+    let contents = if let Some(own) = archs.iter().position(|arch| Some(*arch) == Arch::of_host()) {
+        Contents::of(&paths[own], programs)?
+    } else {
+        let own = build::programs(&["numaward"], "dev")?.into_iter().next();
+        let (_, own) = own.context("cargo has built no program for this host, which prints the manual")?;
+        Contents::of(&own, programs)?
     };
     let epoch = epoch()?;
     if out.exists() {

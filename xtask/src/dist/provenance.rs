@@ -178,12 +178,12 @@ mod tests {
             eprintln!("skipped: what builds the probes is missing");
             return;
         }
-        let archs = Vec::from_iter(Arch::of_host());
+        let archs: Vec<_> = Arch::of_host().into_iter().collect();
         let tools = tools(&archs).unwrap();
         let names: Vec<_> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
         let own = archs.iter().map(|arch| format!("rustc for {arch}"));
         let all = own.chain(["rustc of the probes", "bpf-linker"].map(str::to_owned));
-        assert_eq!(names, Vec::from_iter(all));
+        assert_eq!(names, all.collect::<Vec<_>>());
         for tool in tools {
             let uri = tool["uri"].as_str().unwrap();
             let version = uri.split_once('@').unwrap().1;
