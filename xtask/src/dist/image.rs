@@ -48,7 +48,7 @@ pub(crate) fn build(rootfs: &[(Arch, Tree)], layout: &Tree, image: &Path, create
             "Layers": [path(&of.layer)],
         })
     });
-    layout.file("manifest.json", &bytes(&json!(Vec::from_iter(docker))), PLAIN)?;
+    layout.file("manifest.json", &bytes(&docker.into_iter().collect()), PLAIN)?;
     layout.pack(image).map(drop)
 }
 

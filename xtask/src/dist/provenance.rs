@@ -178,7 +178,7 @@ mod tests {
             eprintln!("skipped: what builds the probes is missing");
             return;
         }
-        let archs = Vec::from_iter(Arch::of_host());
+        let archs: Vec<_> = Arch::of_host().into_iter().collect();
         let tools = tools(&archs).unwrap();
         let names: Vec<_> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
         let own = archs.iter().map(|arch| format!("rustc for {arch}"));
