@@ -6,7 +6,7 @@ mkdir -p $dir
 printf '%s\n' "stateDirectory: $dir/state" 'probes: {slots: 8}' >$dir/config.yaml
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 _ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
-_gone() { ! numaward list -o json | grep -q "\"$1\""; }
+_gone() { ! numaward get -o json | grep -q "\"$1\""; }
 printf '%s\n' '[Service]' 'ExecStart=/bin/sleep 1000000' >/run/systemd/system/chaos-unit.service
 numaward run --config $dir/config.yaml 2>>/tmp/daemon.log &
 daemon=$!

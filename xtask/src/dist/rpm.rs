@@ -115,21 +115,21 @@ mod tests {
     use rpm::{FileFlags, Package};
 
     use super::*;
-    use crate::dist::arch::X86_64;
 
     #[test]
     fn rpm_knows_what_is_configuration_and_what_to_run() {
         let contents = Contents {
             version: "1.2.3".to_owned(),
-            program: Vec::new(),
+            programs: Vec::new(),
             manual: vec![entry("numaward.1", "manual")],
             completions: ["bash", "fish", "zsh"].map(|shell| entry(shell, shell)).to_vec(),
         };
+        let program = Program { arch: Arch::Amd64, bytes: b"program".to_vec() };
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name("1.2.3", &X86_64));
-        build(&contents, b"program", &X86_64, 1_700_000_000, &path).unwrap();
+        let path = folder.path().join(name("1.2.3", Arch::Amd64));
+        build(&contents, &program, 1_700_000_000, &path).unwrap();
         let bytes = fs::read(&path).unwrap();
-        build(&contents, b"program", &X86_64, 1_700_000_000, &path).unwrap();
+        build(&contents, &program, 1_700_000_000, &path).unwrap();
         assert_eq!(bytes, fs::read(&path).unwrap(), "the same each time");
 
         let package = Package::open(&path).unwrap().metadata;
