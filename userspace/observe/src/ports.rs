@@ -118,6 +118,10 @@ impl Observer {
                 }
                 continue;
             }
+            // What was promised before and is no longer known is gone, and nobody would report so again.
+            if before.has(promise.id) && moving.state.table.name(promise.id).is_none() {
+                continue;
+            }
             let workload = classify(&promise.cgroup, |path| *path == promise.cgroup);
             let name = moving.state.name_of(&workload);
             let member = Member::new(promise.cgroup.clone(), workload.kind, workload.container);
@@ -244,6 +248,24 @@ mod tests {
                 observer.moving().take(Event::Removed(cgroup(id)));
             }
         }
+    }
+
+    #[test]
+    fn what_is_gone_does_not_come_back_with_a_promise_that_has_not_ended() {
+        let cgroup = |path: &str, id| Cgroup { id: CgroupId(id), path: path.parse().unwrap() };
+        let of = |path: &str, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, Bytes::mib(2))]));
+        let observer = Observer::new(&Config::default());
+        let (first, second) = (of("/a", 1), of("/b", 2));
+        let assign = |held: &[&Arc<Promise>]| {
+            observer.assigned(Promises::new(held.iter().copied().cloned().collect(), Ledger::default()));
+            observer.lock().table.members().map(|(id, _)| id.0).collect::<Vec<_>>()
+        };
+        // Maybe before it was seen to come.
+        assert_eq!(assign(&[&first]), [1]);
+        observer.moving().take(Event::Added(cgroup("/a", 1)));
+        observer.moving().take(Event::Removed(cgroup("/a", 1)));
+        assert_eq!(assign(&[&first, &second]), [2]);
+        assert_eq!(assign(&[&second]), [2]);
     }
 
     #[test]
