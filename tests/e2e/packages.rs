@@ -58,7 +58,10 @@ fn apt_installs_upgrades_and_removes_from_a_signed_repository() {
     assert!(signature.contains("Good signature from \"numaward dry run"), "{report}");
     assert_ends(&report, "verified", &[&format!("numaward-{VERSION}-1.x86_64.rpm: OK")]);
     assert_ends(&report, "changed download", &["refused"]);
-    for section in ["no key", "another key", "changed index"] {
+    for (section, why) in
+        [("no key", "No such file"), ("another key", "Missing key"), ("changed index", "Hash Sum mismatch")]
+    {
+        assert!(report.section(section).contains(why), "{section}:\n{report}");
         assert_ends(&report, section, &["refused"]);
     }
     assert_ends(&report, "found", &[VERSION]);
@@ -90,7 +93,7 @@ fn rpm_installs_upgrades_and_erases() {
     let Some(report) = report(include_str!("packages/rpm.sh")) else { return };
     let digests = report.section("digests");
     assert!(digests.contains("Payload SHA256 digest: OK") && !digests.contains("BAD"), "{report}");
-    assert_ends(&report, "requires", &["/bin/sh", "systemd"]);
+    assert_ends(&report, "requires", &["/bin/sh", &format!("config(numaward) = {VERSION}-1"), "systemd"]);
     assert_ends(
         &report,
         "installed",

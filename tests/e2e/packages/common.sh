@@ -1,13 +1,16 @@
 # What the tests of package managers share.
-# busybox has programs of these names, too, which do less.
 export PATH=/usr/sbin:/usr/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive
+# The shell is busybox's, which has programs of these names itself; they do less.
+dpkg() { /usr/bin/dpkg "$@"; }
+rpm() { /usr/bin/rpm "$@"; }
+sha256sum() { /usr/bin/sha256sum "$@"; }
 
 ask() { busybox wget -q -O - "http://127.0.0.1:9560$1"; }
 _ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _loaded() { [ -s /run/load.json ]; }
 load=$cgroups/system.slice/load.service
 # quietly COMMAND...: shows what it printed only if it fails.
-quietly() { "$@" >/run/log 2>&1 || { cat /run/log; fail "$*"; }; }
+quietly() { "$@" >/run/said 2>&1 || { cat /run/said; fail "$*"; }; }
 # there PATH...: which of these there are.
 there() {
     for _path in "$@"; do
