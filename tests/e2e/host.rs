@@ -5,16 +5,15 @@ use std::time::Duration;
 use numaward_tests::{Bench, boot};
 use numaward_vm::{Arch, Machine, Vm};
 
-/// What `cargo xtask vm test` puts beside the programs.
+/// What `cargo xtask vm test` puts beside the programs. Inside it has the name that it looks for in events.
 const PROGRAM: &str = "numaward-probes-host";
 
 fn check(change: impl FnOnce(Vm) -> Vm) {
     let Some(bench) = Bench::open() else { return };
     let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), Some("10,21;21,10")).unwrap();
-    let vm = bench.vm(machine).file(bench.program(PROGRAM), format!("/bin/{PROGRAM}"));
-    let script =
-        format!("section nodes\ncat /sys/devices/system/node/node*/distance\nsection said\n{PROGRAM}\n");
-    let report = boot(&change(vm.limit(Duration::from_mins(20))), &script);
+    let vm = bench.vm(machine).file(bench.program(PROGRAM), "/bin/host");
+    let script = "section nodes\ncat /sys/devices/system/node/node*/distance\nsection said\nhost";
+    let report = boot(&change(vm.limit(Duration::from_mins(20))), script);
     assert_eq!(report.section("nodes"), "10 21\n21 10", "the kernel sees the nodes");
     let said = report.section("said");
     let passed = said.lines().filter(|line| line.starts_with("host: ") && line.ends_with(": ok")).count();
