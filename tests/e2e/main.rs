@@ -10,7 +10,6 @@
 mod answers;
 mod book;
 mod budgets;
-mod cgroup_v1;
 mod chaos;
 mod cluster;
 mod containerd;
@@ -27,7 +26,6 @@ mod herd;
 mod host;
 mod hotplug;
 mod hugepages;
-mod kernels;
 mod load;
 mod machine;
 mod numactl;
