@@ -34,7 +34,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use numaward_vm::Arch;
 
@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
     /// Packs this static program, instead of building one; may be repeated, once for each processor
     #[arg(long = "program", value_name = "FILE", requires = "out", conflicts_with = "archs")]
     programs: Vec<PathBuf>,
-    /// Only for this processor; may be repeated [default: amd64 and arm64]
+    /// For this processor; may be repeated [default: that of this host]
     #[arg(long = "arch", value_name = "ARCH")]
     archs: Vec<Arch>,
     /// Folder with the Debian packages of earlier versions, which the apt repository keeps
@@ -120,7 +120,9 @@ impl Arguments {
 
     /// Makes everything, and returns the folder and what is for users.
     pub(crate) fn make(&self, signer: Option<&Signer>) -> Result<(PathBuf, Vec<PathBuf>)> {
-        let archs = if self.archs.is_empty() { &Arch::ALL[..] } else { &self.archs };
+        let own: Vec<_> = Arch::of_host().into_iter().collect();
+        let archs = if self.archs.is_empty() { &own } else { &self.archs };
+        ensure!(!archs.is_empty(), "for which processor? This host's is none of them: give --arch");
         let (programs, origin) = if self.has_programs() {
             (self.programs.clone(), Origin::Given(&self.programs))
         } else {
