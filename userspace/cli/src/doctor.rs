@@ -6,9 +6,13 @@ use numaward_api::doctor::{Check, Verdict};
 
 use crate::table::wrap;
 
+/// Names that are longer have a line of their own.
+const NAME: usize = 16;
+
 /// The checks for people.
 pub(crate) fn render(checks: &[Check]) -> String {
-    let name = checks.iter().map(|check| check.check.chars().count()).max().unwrap_or(0);
+    let lengths = checks.iter().map(|check| check.check.chars().count());
+    let name = lengths.filter(|&length| length <= NAME).max().unwrap_or(0);
     // Verdict, two blanks, name, two blanks.
     let indent = 4 + 2 + name + 2;
     let mut text = String::new();
@@ -18,8 +22,12 @@ pub(crate) fn render(checks: &[Check]) -> String {
             Verdict::Warn => "warn",
             Verdict::Fail => "FAIL",
         };
-        let _ =
-            writeln!(text, "{verdict:4}  {:name$}  {}", check.check, wrap(&check.finding, indent, indent));
+        let finding = wrap(&check.finding, indent, indent);
+        let _ = if check.check.chars().count() > name {
+            writeln!(text, "{verdict:4}  {}\n{:indent$}{finding}", check.check, "")
+        } else {
+            writeln!(text, "{verdict:4}  {:name$}  {finding}", check.check)
+        };
         if let Some(fix) = &check.fix {
             let _ = writeln!(text, "{:indent$}> {}", "", wrap(fix, indent + 2, indent + 2));
         }
