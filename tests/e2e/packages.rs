@@ -83,7 +83,7 @@ fn apt_installs_upgrades_and_removes_from_a_signed_repository() {
     let kept = ["inactive", "/etc/numaward/config.yaml", "/var/lib/numaward/ledger.json", "2-3"];
     assert_ends(&report, "removed", &kept);
     assert_ends(&report, "installed again", &["enabled", "inactive", "# changed"]);
-    assert_ends(&report, "restored", &["before: 2-3", "after:"]);
+    assert_ends(&report, "restored", &["before: 2-3", "after: ", "active"]);
     assert_ends(&report, "purged", &["nothing"]);
     assert!(!report.section("purged").contains("/numaward"), "{report}");
 }

@@ -31,7 +31,7 @@ pub(crate) struct Release {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    what: dist::Arguments,
+    what: dist::What,
     #[command(flatten)]
     key: dist::Key,
 }

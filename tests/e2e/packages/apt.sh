@@ -87,7 +87,8 @@ wait_for 60 _ready
 echo "before: $(cat $load/cpuset.cpus)"
 systemctl stop numaward
 quietly numaward uninstall --restore
-echo "after:$(cat $load/cpuset.cpus)"
+echo "after: $(systemctl show --value -p AllowedCPUs load)"
+systemctl is-active load
 section "purged"
 quietly apt-get -qy purge numaward
 # What a user gets is gone; a link of the service would be dangling.

@@ -58,14 +58,14 @@ const PLAIN: u32 = 0o644;
 #[derive(Args)]
 pub(crate) struct Alone {
     #[command(flatten)]
-    what: Arguments,
+    what: What,
     #[command(flatten)]
     key: Key,
 }
 
 /// What is made, and where.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct What {
     /// Folder for what is made; what is in it goes [default: packages in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -112,7 +112,7 @@ pub(crate) fn main(arguments: &Alone) -> Result<()> {
     Ok(())
 }
 
-impl Arguments {
+impl What {
     /// Whether the programs are not built here.
     pub(crate) fn has_programs(&self) -> bool {
         !self.programs.is_empty()
