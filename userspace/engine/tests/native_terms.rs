@@ -136,7 +136,7 @@ fn the_memory_of_a_gpu_is_the_last_to_be_given() {
         );
         assert_eq!(place(&native, &full, (8, 50), &dram), "refused");
         assert_eq!(place(&native, &full, (8, 50), &hbm), if gpu.is_some() { "1" } else { "refused" });
-        assert_eq!(place(&native, &full, (8, 100), &Terms::default()), "refused", "empty nodes serve nobody");
+        assert_eq!(place(&native, &full, (8, 110), &Terms::default()), "refused", "empty nodes serve nobody");
     }
 }
 
