@@ -26,7 +26,10 @@ fn the_package_runs_hardened_and_leaves_nothing() {
         .limit(Duration::from_mins(30))
         .file(bench.made(&format!("numaward_{VERSION}_amd64.deb")), "/numaward.deb")
         .file(layer.path(), "/layer.tar");
-    let report = boot(&vm, concat!(include_str!("calls.sh"), include_str!("package.sh")));
+    let report = boot(
+        &vm,
+        concat!(include_str!("calls.sh"), include_str!("packages/load.sh"), include_str!("package.sh")),
+    );
     eprintln!("{report}");
     let ends_with = |section: &str, lines: &[&str]| {
         let found: Vec<_> = report.section(section).lines().collect();

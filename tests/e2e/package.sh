@@ -1,20 +1,10 @@
 # The Debian package under systemd: installed, run, upgraded, removed, purged; then its program in an image's root.
 export PATH=/usr/sbin:/usr/bin:/bin
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
-_loaded() { [ -s /run/load.json ]; }
 _pinned() { [ "$(cat $load/cpuset.cpus)" = 2-3 ]; }
 _reported() { ask /metrics | grep -q '^numaward_drift_repaired_total{knob="cpuset.cpus"} [1-9]'; }
-load=$cgroups/system.slice/load.service
 # busybox has one too, which runs no scripts of packages.
 dpkg() { /usr/bin/dpkg "$@" >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail "dpkg $*"; }; }
-# there PATH...: which of these there are.
-there() {
-    for _path in "$@"; do
-        [ -e "$_path" ] && echo "$_path"
-    done
-}
 
 # The program under test is the package's. What dpkg keeps its books in is not part of this root.
 rm /usr/bin/numaward
@@ -31,12 +21,7 @@ systemd-analyze security --no-pager --threshold=32 numaward.service | tail -n 1
 # The machine has no manual.
 systemd-analyze verify --man=no numaward.service && echo verified
 
-cat >/run/systemd/system/load.service <<'END'
-[Service]
-ExecStart=/bin/numaward-load --size 32M --report json
-StandardOutput=file:/run/load.json
-END
-systemctl daemon-reload
+add_load
 count_calls
 systemctl -q enable --now numaward || fail "numaward does not start"
 first=$(systemctl show --value -p MainPID numaward)

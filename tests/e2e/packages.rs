@@ -9,6 +9,7 @@ use std::{path::PathBuf, process::Command, time::Duration};
 use numaward_tests::{Bench, Report, boot};
 use numaward_vm::{Cache, Machine, PACKAGE_MANAGERS, SOFTWARE_IMAGE, Vm};
 
+const SHARED: &str = concat!(include_str!("packages/load.sh"), include_str!("packages/common.sh"));
 /// As in the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -39,8 +40,7 @@ fn machine(bench: &Bench, archives: &tempfile::TempDir) -> Vm {
 fn report(script: &str) -> Option<Report> {
     let bench = Bench::open()?;
     let archives = tempfile::tempdir().unwrap();
-    let report =
-        boot(&machine(&bench, &archives), &format!("{}\n{script}", include_str!("packages/common.sh")));
+    let report = boot(&machine(&bench, &archives), &[SHARED, script].concat());
     eprintln!("{report}");
     Some(report)
 }

@@ -5,18 +5,8 @@ dpkg() { /usr/bin/dpkg "$@"; }
 rpm() { /usr/bin/rpm "$@"; }
 sha256sum() { /usr/bin/sha256sum "$@"; }
 
-ask() { busybox wget -q -O - "http://127.0.0.1:9560$1"; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
-_loaded() { [ -s /run/load.json ]; }
-load=$cgroups/system.slice/load.service
 # quietly COMMAND...: shows what it printed only if it fails.
 quietly() { "$@" >/run/said 2>&1 || { cat /run/said; fail "$*"; }; }
-# there PATH...: which of these there are.
-there() {
-    for _path in "$@"; do
-        [ -e "$_path" ] && echo "$_path"
-    done
-}
 # files: mode and owner of what counts.
 files() { stat -c '%a %U %n' /usr/bin/numaward /etc/numaward/config.yaml; }
 # state: whether it is enabled, and whether it runs.
@@ -30,12 +20,7 @@ restarted() { [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ] && echo "another process
 
 # begin: it runs and holds CPUs 2-3 for a unit; its configuration is the administrator's.
 begin() {
-    cat >/run/systemd/system/load.service <<'END'
-[Service]
-ExecStart=/bin/numaward-load --size 32M --report json
-StandardOutput=file:/run/load.json
-END
-    systemctl daemon-reload
+    add_load
     echo "# changed" >>/etc/numaward/config.yaml
     systemctl -q enable --now numaward || fail "numaward does not start"
     systemctl start load

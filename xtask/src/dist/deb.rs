@@ -70,18 +70,12 @@ const OVERRIDES: [(&str, &str); 2] = [
     ("unstripped-binary-or-object", "The names in a backtrace are all that a report of a panic has."),
 ];
 
-const COPYRIGHT_HEAD: &str = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
-Upstream-Name: numaward
+const COPYRIGHT_HEAD: &str =
+    "numaward is licensed under the Apache License, version 2.0, or the MIT license, at your choice.
 
-Files: *
-Copyright: The numaward authors
-License: Expat or Apache-2.0
+On Debian systems, the complete text of the Apache License, version 2.0, is in
+/usr/share/common-licenses/Apache-2.0. The MIT license:
 
-License: Apache-2.0
- On Debian systems, the complete text of the Apache License, version 2.0, is in
- /usr/share/common-licenses/Apache-2.0.
-
-License: Expat
 ";
 
 /// The name of the package.
@@ -132,15 +126,7 @@ fn entries(contents: &Contents, program: &Program, epoch: u64) -> Result<Vec<Ent
 }
 
 fn copyright() -> Result<String> {
-    let licence = String::from_utf8(checkout("LICENSE-MIT")?)?;
-    let mut text = COPYRIGHT_HEAD.to_owned();
-    for line in licence.trim().lines() {
-        // An empty line would end the paragraph.
-        text.push_str(if line.trim().is_empty() { " ." } else { " " });
-        text.push_str(line.trim());
-        text.push('\n');
-    }
-    Ok(text)
+    Ok(COPYRIGHT_HEAD.to_owned() + &String::from_utf8(checkout("LICENSE-MIT")?)?)
 }
 
 /// Bytes of all files below.

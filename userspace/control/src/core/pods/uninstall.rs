@@ -106,6 +106,7 @@ impl Core {
         if let Err(error) = change.store() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
+        taken_back.retain(|id| self.state.containers.contains_key(id));
         self.pods.taken_back = taken_back;
         updates
     }

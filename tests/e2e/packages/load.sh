@@ -1,0 +1,21 @@
+# What the tests of packages share: a daemon of the package, and a unit that holds memory.
+ask() { busybox wget -q -O - "http://127.0.0.1:9560$1"; }
+_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+_loaded() { [ -s /run/load.json ]; }
+load=$cgroups/system.slice/load.service
+# there PATH...: which of these there are.
+there() {
+    for _path in "$@"; do
+        [ -e "$_path" ] && echo "$_path"
+    done
+}
+# add_load: systemd knows the unit.
+add_load() {
+    cat >/run/systemd/system/load.service <<'END'
+[Service]
+ExecStart=/bin/numaward-load --size 32M --report json
+StandardOutput=file:/run/load.json
+END
+    systemctl daemon-reload
+}
+
