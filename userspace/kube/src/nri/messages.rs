@@ -126,8 +126,7 @@ pub(crate) struct UpdateContainerRequest {
     pub(crate) linux_resources: Option<LinuxResources>,
 }
 
-/// `UpdateContainerResponse`, `StopContainerResponse`, `UpdateContainersRequest`, and in `UpdateContainersResponse` those
-/// that failed.
+/// `UpdateContainerResponse` and `StopContainerResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Updates {
     #[prost(message, repeated, tag = "1")]
