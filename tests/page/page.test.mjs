@@ -11,6 +11,8 @@ import { EVIL, Host, large } from "./host.mjs";
 const AXE = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const API = JSON.parse(await readFile(new URL("../../userspace/daemon/openapi.json", import.meta.url), "utf8"));
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
+/** The page's own module; node takes a `.js` outside of any package for CommonJS. */
+const { Trend } = await import(`data:text/javascript,${encodeURIComponent((await readFile(new URL("../../userspace/http/page/chart.js", import.meta.url), "utf8")).replace(/^import .*$/m, ""))}`);
 /** Where screenshots go, if anywhere. */
 const SCREENSHOTS = process.env.SCREENSHOTS;
 
@@ -324,6 +326,18 @@ test("what is promised and not there is a broken promise", async (t) => {
   await page.click("#rows a");
   await page.waitForSelector("#detail[open]");
   assert.match(await text(page, "#detail-body"), /CPUs 5 and 2\.00 GiB of memory of what is promised is not there\./);
+});
+
+test("the past has no gap, wherever its steps begin", () => {
+  for (let offset = 0; offset < 10_000; offset += 125) {
+    const trend = new Trend();
+    const end = 1_000_000_000 + offset;
+    trend.before(end, 10, Array(60).fill(3), Array(60).fill(1));
+    for (const now of [end, Math.ceil(end / 10_000) * 10_000]) {
+      const points = trend.points(now);
+      assert.ok(points.every((point) => point && Math.abs(point.local - 3) < 1e-9 && Math.abs(point.remote - 1) < 1e-9), `offset ${offset}, drawn after ${now - end} ms`);
+    }
+  }
 });
 
 test("a page that was just opened shows the past", async (t) => {

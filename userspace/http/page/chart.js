@@ -26,8 +26,9 @@ export class Trend {
     const own = this.#buckets;
     this.#buckets = new Map();
     local.forEach((value, index) => {
-      const at = end - (local.length - index) * step * 1000;
-      if (value !== null) this.#add(at, value, remote[index] ?? 0, step);
+      if (value === null) return;
+      const from = end - (local.length - index) * step * 1000;
+      this.#spread(from, from + step * 1000, value, remote[index] ?? 0);
     });
     const last = Math.floor((end - 1) / Trend.STEP);
     for (const [bucket, sums] of own) if (bucket > last || !this.#buckets.has(bucket)) this.#buckets.set(bucket, sums);
@@ -38,6 +39,15 @@ export class Trend {
     if (seconds > 0) this.#add(at, local, remote, seconds);
     const oldest = Math.floor(at / Trend.STEP) - Trend.COUNT;
     for (const bucket of this.#buckets.keys()) if (bucket <= oldest) this.#buckets.delete(bucket);
+  }
+
+  /** A step of the past need not begin with a bucket: each gets its part. */
+  #spread(from, to, local, remote) {
+    for (let at = from; at < to;) {
+      const end = Math.min(to, (Math.floor(at / Trend.STEP) + 1) * Trend.STEP);
+      this.#add(at, local, remote, (end - at) / 1000);
+      at = end;
+    }
   }
 
   #add(at, local, remote, seconds) {
