@@ -67,8 +67,8 @@ const REMOVED: &[&str] = &[
     "var/cache/apt",
     "var/lib/apt/lists",
 ];
-/// What programs write while they run, in MiB.
-const ROOM: u64 = 512;
+/// What tests bring along and programs write while they run, in MiB; the file is sparse.
+const ROOM: u64 = 1024;
 
 /// Makes sure that the image is in the cache.
 pub(crate) fn ensure(steps: &Steps, image: &Image) -> Result<()> {
