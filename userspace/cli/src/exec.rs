@@ -204,6 +204,8 @@ pub(crate) fn enter_cgroup(directory: &Path) -> anyhow::Result<()> {
 
 /// Moves into a cgroup and becomes a command. Returns only if that fails.
 pub(crate) fn enter(directory: &Path, command: &[OsString]) -> anyhow::Result<ExitCode> {
+    // Started as /proc/self/exe, it would be called `exe` wherever tasks are named.
+    let _ = rustix::thread::set_name(c"numaward");
     enter_cgroup(directory)?;
     let (program, arguments) = command.split_first().context("no command was given")?;
     let error = Command::new(program).args(arguments).exec();

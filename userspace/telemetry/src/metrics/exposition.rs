@@ -33,25 +33,25 @@ impl Format {
 }
 
 /// Size of a piece, about: large against the cost of handing one on.
-const PIECE_BYTES: usize = 64 << 10;
+pub(super) const PIECE_BYTES: usize = 64 << 10;
 
 /// Writes all metrics to `sink`, piece by piece: those that are `registered`, then `others`. Ends early when the sink returns
 /// `false`: nobody listens any more.
-pub(super) fn encode(
+pub(super) fn encode<S: FnMut(Bytes) -> bool>(
     registered: &str,
-    others: impl FnOnce(&mut dyn Write) -> fmt::Result,
+    others: impl FnOnce(&mut Writer<S>) -> fmt::Result,
     format: Format,
-    sink: impl FnMut(Bytes) -> bool,
+    sink: S,
 ) -> fmt::Result {
-    let mut writer =
-        Writer { format, sink, text: String::with_capacity(PIECE_BYTES + 1024), metadata: None, help: None };
+    let mut writer = Writer::new(format, sink);
     registered.split_inclusive('\n').try_for_each(|line| writer.write_str(line))?;
     others(&mut writer)?;
     text::encode_eof(&mut writer)?;
     writer.hand_on()
 }
 
-struct Writer<S> {
+/// Text on its way. Metadata is written by [`Write`], and whole lines of samples may go to its text as they are.
+pub(super) struct Writer<S> {
     format: Format,
     sink: S,
     text: String,
@@ -75,16 +75,30 @@ impl<S: FnMut(Bytes) -> bool> Write for Writer<S> {
             if let Some(start) = self.metadata.take() {
                 self.rewrite(start)?;
             }
-            if self.text.len() >= PIECE_BYTES {
-                self.hand_on()?;
-            }
+            self.hand_on_what_is_long()?;
         }
         Ok(())
     }
 }
 
 impl<S: FnMut(Bytes) -> bool> Writer<S> {
-    fn hand_on(&mut self) -> fmt::Result {
+    pub(super) fn new(format: Format, sink: S) -> Self {
+        Self { format, sink, text: String::with_capacity(PIECE_BYTES + 1024), metadata: None, help: None }
+    }
+
+    /// To push lines of samples to.
+    pub(super) const fn text(&mut self) -> &mut String {
+        &mut self.text
+    }
+
+    /// Hands on what is long enough for a piece.
+    #[inline]
+    pub(super) fn hand_on_what_is_long(&mut self) -> fmt::Result {
+        if self.text.len() >= PIECE_BYTES { self.hand_on() } else { Ok(()) }
+    }
+
+    /// Hands on what is there. An error means that nobody listens any more.
+    pub(super) fn hand_on(&mut self) -> fmt::Result {
         let piece = std::mem::replace(&mut self.text, String::with_capacity(PIECE_BYTES + 1024));
         if piece.is_empty() || (self.sink)(piece.into()) { Ok(()) } else { Err(fmt::Error) }
     }

@@ -26,7 +26,7 @@ use prometheus_client::{
 };
 
 pub use self::exposition::Format;
-use self::{family::Sink, text::Lines};
+use self::{exposition::Writer, family::Sink, text::Lines};
 pub(crate) use self::{
     family::{Description, Kind, Number},
     samples::{Sample, Value},
@@ -99,12 +99,8 @@ impl Metrics {
         Ok(())
     }
 
-    fn write(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
-        let others = |out: &mut dyn fmt::Write| {
-            let mut lines = Lines::new(out);
-            self.collect(&mut lines, Some(&self.exported))?;
-            lines.hand_on()
-        };
+    fn write<S: FnMut(Bytes) -> bool>(&self, format: Format, sink: S) -> fmt::Result {
+        let others = |out: &mut Writer<S>| self.collect(&mut Lines::new(out), Some(&self.exported));
         exposition::encode(&self.registered(Some(&self.exported))?, others, format, sink)
     }
 
