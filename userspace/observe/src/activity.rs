@@ -29,7 +29,7 @@ impl Counted {
     /// The accesses of all since the start, with those that workloads of `table` that are gone had counted.
     pub(crate) fn accesses(&self, table: &Table<SlotId>) -> Vec<NodeAccesses> {
         let mut sum = Activity::default();
-        let bases = table.series().map(|(_, series)| &series.base_activity);
+        let bases = table.series().filter_map(|(_, series)| series.base_activity.as_deref());
         let all = bases.chain(self.slots.values()).chain([&self.other, &table.gone_activity]);
         // One at a time, as the rest of an activity is of no interest here.
         for activity in
@@ -71,7 +71,7 @@ impl Attached {
             |node: &NodeId| activity.accesses.iter().find(|of| of.node == *node).map_or(0, |of| of.remote.0);
         WorkloadActivity {
             remote: self.has(Probe::Hint).then(|| nodes.iter().map(remote).collect()),
-            migrated: self.has(Probe::Migrate).then(|| migrated(activity).into_iter().collect()),
+            migrated: self.has(Probe::Migrate).then(|| migrated(activity)),
             stalls: self.has(Probe::Stall).then(|| {
                 let Stalls { buckets, total } = activity.stalls;
                 StallFigures { buckets, total }
@@ -129,13 +129,16 @@ pub(crate) fn allocated(
 }
 
 /// Pages by reason: those of NUMA balancing are there from the start, the others from when they happen.
-fn migrated(activity: &Activity) -> BTreeMap<&'static str, u64> {
+fn migrated(activity: &Activity) -> Vec<(&'static str, u64)> {
     let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
     let happened = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED || pages.0 > 0);
-    let mut by_reason: BTreeMap<&'static str, u64> = BTreeMap::new();
+    let mut by_reason: Vec<(&'static str, u64)> = Vec::new();
     for (_, (reason, pages)) in happened {
-        let sum = by_reason.entry(reason).or_default();
-        *sum = sum.saturating_add(pages.0);
+        // Several numbers may be called the same.
+        match by_reason.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, sum)) => *sum = sum.saturating_add(pages.0),
+            None => by_reason.push((reason, pages.0)),
+        }
     }
     by_reason
 }

@@ -46,7 +46,7 @@ impl Observer {
                 node: memory.node.0,
                 cpus: machine.nodes.get(&memory.node).map_or(String::new(), |node| node.cpus.to_string()),
                 memory: kinds.collect(),
-                allocated: allocated.as_ref().map(|sum| self.allocated(sum.get(&memory.node))),
+                allocated: allocated.as_ref().map(|sum| self.allocated(sum.get(memory.node))),
             }
         });
         api::Nodes {
@@ -69,9 +69,9 @@ impl Observer {
             let missed = allocated.filter(|_| promised);
             let nodes = nodes.iter().enumerate().map(|(index, node)| api::WorkloadNode {
                 node: node.0,
-                allocated: allocated.map(|counters| self.allocated(counters.get(node))),
+                allocated: allocated.map(|counters| self.allocated(counters.get(*node))),
                 missed_bytes: missed.map(|counters| {
-                    self.bytes_of(counters.get(node).copied().unwrap_or_default().user_outside).0
+                    self.bytes_of(counters.get(*node).copied().unwrap_or_default().user_outside).0
                 }),
                 resident: lies.resident.and_then(|resident| resident.get(index)).map(|bytes| api::Resident {
                     anon_bytes: bytes.anon.0,
@@ -105,7 +105,7 @@ impl Observer {
             if series.members.is_empty() {
                 let allocated = slots.and_then(|slots| series.counters(slots));
                 let activity = series.activity(&done.slots);
-                let nodes = by_node(allocated.as_ref(), nowhere, Some(&activity), false);
+                let nodes = by_node(allocated.as_deref(), nowhere, Some(&activity), false);
                 let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
                 let activity = served(&activity);
                 workloads.push(api::Workload { activity, ..removed });

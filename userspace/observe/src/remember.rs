@@ -49,7 +49,7 @@ impl Observer {
         let counted = read.counted.as_ref();
         let sums = counted.map(|counted| read.table.sum(&counted.slots, &counted.other));
         let nodes = memory.iter().map(|(node, memory)| {
-            let of = sums.as_ref().map(|sums| self.in_bytes(sums.get(node)));
+            let of = sums.as_ref().map(|sums| self.in_bytes(sums.get(*node)));
             SeenNode {
                 node: *node,
                 counted: of.map(|of| [of.local.0, of.remote.0]),

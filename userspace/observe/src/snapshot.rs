@@ -17,7 +17,7 @@ use numaward_model::{
     },
 };
 use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
-use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind, sysfs};
+use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeId, NodeSet, ZoneKind, sysfs};
 use strum::VariantArray as _;
 
 use crate::{
@@ -43,7 +43,7 @@ impl SnapshotSource for Observer {
         let (sampled, counted) = (self.sampled.borrow().clone(), &read.counted);
         // Nodes may have come since.
         let as_before = read.machine.nodes.keys().eq(&nodes);
-        let mut activity = read.activity_figures(&sampled, &nodes);
+        let pools = pools(&read.machine);
         let mut workloads: Vec<_> = read
             .table
             .series()
@@ -57,7 +57,7 @@ impl SnapshotSource for Observer {
                     hugepages: if as_before { series.hugepages() } else { Arc::default() },
                     pressure: trouble.pressure,
                     oom_kills: trouble.oom_kills,
-                    activity: activity.remove(name),
+                    activity: Some(read.activity_figures(series, &sampled, &nodes, &pools)),
                 }
             })
             .collect();
@@ -69,7 +69,7 @@ impl SnapshotSource for Observer {
                 hugepages: Arc::default(),
                 pressure: None,
                 oom_kills: None,
-                activity: activity.remove(OTHER),
+                activity: Some(read.attached.figures(&read.done.other, &nodes, &pools)),
             });
         }
         let promises = self.promise_figures(&read, &memory);
@@ -175,7 +175,7 @@ impl Observer {
 
     /// Pages as bytes, in the order of `nodes`.
     fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<Allocated> {
-        nodes.iter().map(|node| self.in_bytes(counters.get(node))).collect()
+        nodes.iter().map(|&node| self.in_bytes(counters.get(node))).collect()
     }
 
     /// Those of one node.
@@ -355,10 +355,10 @@ impl Observer {
             if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
                 return None;
             }
-            let of = |node: &NodeId| bytes(counters.get(node).map_or(Pages(0), |of| of.user_outside));
+            let of = |node| bytes(counters.get(node).map_or(Pages(0), |of| of.user_outside));
             Some(Missed {
                 workload: name.clone(),
-                bytes: machine.nodes.keys().map(|node| (*node, of(node))).collect(),
+                bytes: machine.nodes.keys().map(|&node| (node, of(node))).collect(),
             })
         });
         let missed = missed.collect();
@@ -402,28 +402,22 @@ impl Observer {
 }
 
 impl Read {
-    /// What is served of what the workloads did apart from allocating, by name.
+    /// What is served of what the workloads of a name did apart from allocating.
     fn activity_figures(
         &self,
+        series: &table::Series<SlotId>,
         sampled: &Sampled,
         nodes: &[NodeId],
-    ) -> BTreeMap<Arc<str>, snapshot::WorkloadActivity> {
-        let pools = pools(&self.machine);
-        let of = |(name, series): (&Arc<str>, &table::Series<SlotId>)| {
-            let activity = series.activity(&self.done.slots);
-            let seen = || series.members.keys().filter_map(|id| sampled.seen.get(id));
-            let states: BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
-            let moved = seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add);
-            let figures = snapshot::WorkloadActivity {
-                moved,
-                sampling: states.into_iter().map(Into::into).collect(),
-                estimated_remote_permille: sampled.estimates.mean(series.members.keys()),
-                ..self.attached.figures(&activity, nodes, &pools)
-            };
-            (name.clone(), figures)
-        };
-        let other = (OTHER.into(), self.attached.figures(&self.done.other, nodes, &pools));
-        self.table.series().map(of).chain([other]).collect()
+        pools: &BTreeSet<HugepageSize>,
+    ) -> snapshot::WorkloadActivity {
+        let seen = || series.members.keys().filter_map(|id| sampled.seen.get(id));
+        let states: BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
+        snapshot::WorkloadActivity {
+            moved: seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add),
+            sampling: states.into_iter().map(Into::into).collect(),
+            estimated_remote_permille: sampled.estimates.mean(series.members.keys()),
+            ..self.attached.figures(&series.activity(&self.done.slots), nodes, pools)
+        }
     }
 }
 
@@ -448,7 +442,7 @@ mod tests {
 
     #[test]
     fn what_lies_off_the_promised_nodes_is_known() {
-        let size = numaward_topology::HugepageSize(Bytes::mib(2));
+        let size = HugepageSize(Bytes::mib(2));
         let machine = Machine::builder().nodes(2).cores_per_node(1).memory(Bytes::gib(4));
         let machine = machine.hugepages(size, 8).build().unwrap();
         let mut table = Table::default();

@@ -20,14 +20,16 @@
 //! No I/O and no clock here: the caller passes counts and times.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, VecDeque},
+    iter,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
 use numaward_model::snapshot::{Pressure, Resident, ResidentHugepages};
-use numaward_probes::{Activity, Counters, NodeCounters, Pages};
+use numaward_probes::{Activity, NodeCounters};
 use numaward_topology::Bytes;
 
 /// All workloads, with slots of type `S`.
@@ -51,8 +53,8 @@ pub(crate) struct Series<S> {
     /// The kind of the member that came last.
     pub(crate) kind: WorkloadKind,
     base: NodeCounters,
-    /// What its former members did apart from allocating.
-    pub(crate) base_activity: Activity,
+    /// What its former members did apart from allocating. Most have none.
+    pub(crate) base_activity: Option<Box<Activity>>,
     base_trouble: Trouble,
     /// Whether a member ever held a slot: if not, there are no counters to serve.
     counted: bool,
@@ -129,7 +131,7 @@ impl<S: Copy + Eq> Table<S> {
                 members: BTreeMap::new(),
                 kind,
                 base: NodeCounters::new(),
-                base_activity: Activity::default(),
+                base_activity: None,
                 base_trouble: Trouble::default(),
                 counted: false,
                 removed: None,
@@ -164,7 +166,7 @@ impl<S: Copy + Eq> Table<S> {
     /// A cgroup is about to give back its slot, for which this was counted apart from allocations.
     pub(crate) fn keep_activity(&mut self, id: CgroupId, last: &Activity) {
         if let Some(series) = self.series_mut(id) {
-            series.base_activity.add(last);
+            series.base_activity.get_or_insert_default().add(last);
         }
     }
 
@@ -173,7 +175,7 @@ impl<S: Copy + Eq> Table<S> {
         let Some(series) = self.series_mut(id) else { return };
         let Some(member) = series.members.get_mut(&id) else { return };
         if member.slot.take().is_some() {
-            add(&mut series.base, counted);
+            series.base.add(counted);
             self.waiting.push_back(id);
         }
     }
@@ -212,7 +214,7 @@ impl<S: Copy + Eq> Table<S> {
         let Some(name) = self.names.remove(&id) else { return };
         self.waiting.retain(|&waiting| waiting != id);
         let Some(series) = self.series.get_mut(&name).map(Arc::make_mut) else { return };
-        add(&mut series.base, counted);
+        series.base.add(counted);
         if let Some(member) = series.members.remove(&id) {
             series.base_trouble = series.base_trouble.plus(member.trouble);
         }
@@ -227,8 +229,8 @@ impl<S: Copy + Eq> Table<S> {
         self.series.retain(|_, series| {
             let expired = series.has_expired(now, keep);
             if expired {
-                add(gone, &series.base);
-                gone_activity.add(&series.base_activity);
+                gone.add(&series.base);
+                series.base_activity.iter().for_each(|base| gone_activity.add(base));
             }
             !expired
         });
@@ -275,8 +277,8 @@ impl<S: Copy + Eq> Table<S> {
         S: Ord,
     {
         let mut sum = unslotted.clone();
-        add(&mut sum, &self.gone);
-        self.series.values().for_each(|series| series.add_to(&mut sum, slots));
+        sum.add(&self.gone);
+        self.series.values().flat_map(|series| series.counted_parts(slots)).for_each(|part| sum.add(part));
         sum
     }
 
@@ -296,29 +298,43 @@ impl<S> Series<S> {
     }
 }
 
+/// The sum of parts, which is a part itself where the others are empty: as with nearly all workloads, which have one member.
+fn sum<'a, T: Clone + Default>(
+    parts: impl Iterator<Item = &'a T>,
+    is_empty: impl Fn(&T) -> bool,
+    add: impl Fn(&mut T, &T),
+) -> Cow<'a, T> {
+    let mut parts = parts.filter(|part| !is_empty(part));
+    let Some(first) = parts.next() else { return Cow::Owned(T::default()) };
+    parts.fold(Cow::Borrowed(first), |mut sum, part| {
+        add(sum.to_mut(), part);
+        sum
+    })
+}
+
 impl<S: Copy + Ord> Series<S> {
     /// What was allocated under this name; `None` if no member ever had a slot.
-    pub(crate) fn counters(&self, slots: &BTreeMap<S, NodeCounters>) -> Option<NodeCounters> {
-        self.counted.then(|| {
-            let mut sum = NodeCounters::new();
-            self.add_to(&mut sum, slots);
-            sum
-        })
+    pub(crate) fn counters<'a>(
+        &'a self,
+        slots: &'a BTreeMap<S, NodeCounters>,
+    ) -> Option<Cow<'a, NodeCounters>> {
+        self.counted.then(|| sum(self.counted_parts(slots), NodeCounters::is_empty, NodeCounters::add))
     }
 
-    /// Adds what was allocated under this name.
-    pub(crate) fn add_to(&self, sum: &mut NodeCounters, slots: &BTreeMap<S, NodeCounters>) {
-        add(sum, &self.base);
+    /// What was allocated under this name, in parts.
+    fn counted_parts<'a>(
+        &'a self,
+        slots: &'a BTreeMap<S, NodeCounters>,
+    ) -> impl Iterator<Item = &'a NodeCounters> {
         let held = self.members.values().filter_map(|member| slots.get(&member.slot?));
-        held.for_each(|counted| add(sum, counted));
+        iter::once(&self.base).chain(held)
     }
 
     /// What was done under this name apart from allocating.
-    pub(crate) fn activity(&self, slots: &BTreeMap<S, Activity>) -> Activity {
-        let mut sum = self.base_activity.clone();
+    pub(crate) fn activity<'a>(&'a self, slots: &'a BTreeMap<S, Activity>) -> Cow<'a, Activity> {
         let held = self.members.values().filter_map(|member| slots.get(&member.slot?));
-        held.for_each(|activity| sum.add(activity));
-        sum
+        let parts = self.base_activity.as_deref().into_iter().chain(held);
+        sum(parts, |_| false, Activity::add)
     }
 
     /// Where the memory lies, by node; `None` if no member could be read.
@@ -327,7 +343,7 @@ impl<S: Copy + Ord> Series<S> {
         let first = read.next()?;
         let Some(second) = read.next() else { return Some(first.clone()) };
         let mut sum = first.to_vec();
-        for other in std::iter::once(second).chain(read) {
+        for other in iter::once(second).chain(read) {
             for (sum, other) in sum.iter_mut().zip(other.iter()) {
                 *sum = sum.plus(*other);
             }
@@ -355,25 +371,12 @@ impl Trouble {
     }
 }
 
-fn add(sum: &mut NodeCounters, counted: &NodeCounters) {
-    for (&node, more) in counted {
-        let sum: &mut Counters = sum.entry(node).or_default();
-        let plus = |a: Pages, b: Pages| Pages(a.0.saturating_add(b.0));
-        *sum = Counters {
-            user_local: plus(sum.user_local, more.user_local),
-            user_remote: plus(sum.user_remote, more.user_remote),
-            user_outside: plus(sum.user_outside, more.user_outside),
-            kernel: plus(sum.kernel, more.kernel),
-        };
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use numaward_topology::NodeId;
+    use numaward_probes::{Counters, Pages};
+    use numaward_topology::{Bytes, HugepageSize, NodeId};
 
     use super::*;
-    use numaward_topology::{Bytes, HugepageSize};
 
     const HUGE: HugepageSize = HugepageSize(Bytes::mib(2));
 
@@ -390,11 +393,11 @@ mod tests {
     }
 
     fn pages(count: u64) -> NodeCounters {
-        NodeCounters::from([(NodeId(0), Counters { user_local: Pages(count), ..Counters::default() })])
+        NodeCounters::from_iter([(NodeId(0), Counters { user_local: Pages(count), ..Counters::default() })])
     }
 
     fn count(counters: &NodeCounters) -> u64 {
-        counters.get(&NodeId(0)).map_or(0, |counters| counters.user_local.0)
+        counters.get(NodeId(0)).map_or(0, |counters| counters.user_local.0)
     }
 
     impl Host {
@@ -417,7 +420,7 @@ mod tests {
         }
 
         fn allocate(&mut self, slot: u32, more: u64) {
-            add(self.slots.get_mut(&slot).unwrap(), &pages(more));
+            self.slots.get_mut(&slot).unwrap().add(&pages(more));
         }
 
         fn remove(&mut self, id: u64, after_seconds: u64) {
@@ -435,7 +438,7 @@ mod tests {
             let mut served: Vec<_> = self
                 .table
                 .series()
-                .map(|(name, series)| (name.to_string(), series.counters(&self.slots).as_ref().map(count)))
+                .map(|(name, series)| (name.to_string(), series.counters(&self.slots).as_deref().map(count)))
                 .collect();
             served.push(("other".to_owned(), Some(count(&self.unslotted))));
             let sum = count(&self.table.sum(&self.slots, &self.unslotted));

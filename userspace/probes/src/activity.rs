@@ -3,7 +3,7 @@
 //! Each count is a 64-bit number in an array of the kernel, shared by all CPUs. They are never reset: a slot's holder
 //! is given their growth since it took the slot, computed modulo 2^64, so that a counter that wraps does no harm.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, STALL_BUCKETS};
 use numaward_topology::{Bytes, HugepageSize, NodeId};
@@ -218,7 +218,10 @@ impl Columns {
 }
 
 /// What a slot's counters grew by. An empty `base` is all zero.
-pub(crate) fn growth(base: &[u64], now: &[u64]) -> Vec<u64> {
+pub(crate) fn growth<'a>(base: &[u64], now: &'a [u64]) -> Cow<'a, [u64]> {
+    if base.is_empty() {
+        return now.into();
+    }
     let base = base.iter().copied().chain(std::iter::repeat(0));
     now.iter().zip(base).map(|(now, base)| now.wrapping_sub(base)).collect()
 }
@@ -229,8 +232,8 @@ mod tests {
 
     #[test]
     fn counters_grow_also_past_the_largest_number() {
-        assert_eq!(growth(&[], &[3, u64::MAX]), [3, u64::MAX]);
-        assert_eq!(growth(&[1, u64::MAX - 1], &[3, 5]), [2, 7], "the second one wrapped");
+        assert_eq!(*growth(&[], &[3, u64::MAX]), [3, u64::MAX]);
+        assert_eq!(*growth(&[1, u64::MAX - 1], &[3, 5]), [2, 7], "the second one wrapped");
     }
 
     #[test]

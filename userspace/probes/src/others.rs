@@ -301,13 +301,16 @@ impl Others {
         slot: u32,
         allowed: Option<&NodeSet>,
     ) -> Result<(), MapAccessError> {
-        let base = self.read_tables(slot, 1)?;
+        let mut base = self.read_tables(slot, 1)?;
+        // A slot that nobody had before has counted nothing, and there may be thousands.
+        base.retain(|_, words| words.iter().any(|&word| word > 0));
         self.set_allowed(slot, allowed)?;
         let mut added = self.families_mut().try_for_each(|family| family.add_root(cgroup, slot));
         if let Some(gate) = &mut self.long_stalls {
             added = added.and_then(|()| gate.watch(slot));
         }
         match &added {
+            Ok(()) if base.is_empty() => {}
             Ok(()) => drop(self.bases.insert(slot, base)),
             Err(_) => self.families_mut().for_each(|family| {
                 // Those that come after the one that failed never had it.
@@ -403,7 +406,7 @@ impl Others {
             match of {
                 Of::Access => activity.accesses = self.columns.read(self.nodes.ids(), &grown),
                 Of::Scan => {
-                    if let &[sampled, excluded] = grown.as_slice() {
+                    if let &[sampled, excluded] = &*grown {
                         activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
                     }
                 }

@@ -127,7 +127,9 @@ impl Probes {
         self.others.add_root(cgroup, slot, allowed)?;
         if let Some(alloc) = &mut self.alloc {
             let added = alloc.rows.read(slot, 1).and_then(|read| {
-                base = read;
+                if read.iter().any(|&word| word > 0) {
+                    base = read;
+                }
                 alloc.add_root(cgroup, slot, allowed)
             });
             added.inspect_err(|_| {

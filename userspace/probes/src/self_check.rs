@@ -108,7 +108,7 @@ pub(crate) fn compare(
     };
     let mut passed = NodeSet::new();
     for (&node, touched) in nodes.iter().zip(touched) {
-        let counted = counted.get(&node).map_or(0, |of| of.user_local.0 + of.user_remote.0);
+        let counted = counted.get(node).map_or(0, |of| of.user_local.0 + of.user_remote.0);
         if counted < touched {
             return Err(Mismatch { node, touched, counted });
         }

@@ -27,8 +27,67 @@ pub struct Counters {
     pub kernel: Pages,
 }
 
-/// [`Counters`] by the node on which the pages are.
-pub type NodeCounters = BTreeMap<NodeId, Counters>;
+impl Counters {
+    fn plus(self, more: Self) -> Self {
+        let plus = |a: Pages, b: Pages| Pages(a.0.saturating_add(b.0));
+        Self {
+            user_local: plus(self.user_local, more.user_local),
+            user_remote: plus(self.user_remote, more.user_remote),
+            user_outside: plus(self.user_outside, more.user_outside),
+            kernel: plus(self.kernel, more.kernel),
+        }
+    }
+}
+
+/// [`Counters`] by the node on which the pages are, in the order of nodes. There are few nodes and thousands of these:
+/// they lie side by side.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounters(Vec<(NodeId, Counters)>);
+
+impl NodeCounters {
+    /// Of no node.
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Whether there are those of no node.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those of one node.
+    pub fn get(&self, node: NodeId) -> Option<&Counters> {
+        self.0.iter().find(|(of, _)| *of == node).map(|(_, counters)| counters)
+    }
+
+    /// Those of each node.
+    pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Counters)> {
+        self.0.iter().map(|(node, counters)| (*node, counters))
+    }
+
+    /// All counters.
+    pub fn values(&self) -> impl Iterator<Item = &Counters> {
+        self.0.iter().map(|(_, counters)| counters)
+    }
+
+    /// Adds others. What exceeds 64 bits stays at the largest number.
+    pub fn add(&mut self, more: &Self) {
+        for &(node, more) in &more.0 {
+            match self.0.binary_search_by_key(&node, |(of, _)| *of) {
+                Ok(place) => self.0[place].1 = self.0[place].1.plus(more),
+                Err(place) => self.0.insert(place, (node, more)),
+            }
+        }
+    }
+}
+
+impl FromIterator<(NodeId, Counters)> for NodeCounters {
+    fn from_iter<T: IntoIterator<Item = (NodeId, Counters)>>(counters: T) -> Self {
+        let mut counters: Vec<_> = counters.into_iter().collect();
+        counters.sort_by_key(|(node, _)| *node);
+        Self(counters)
+    }
+}
 
 /// All counters at (nearly) one time. None of them ever goes down while its slot stays registered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
