@@ -10,6 +10,7 @@
 mod answers;
 mod book;
 mod budgets;
+mod cgroup_v1;
 mod chaos;
 mod cluster;
 mod containerd;
@@ -26,6 +27,7 @@ mod herd;
 mod host;
 mod hotplug;
 mod hugepages;
+mod kernels;
 mod load;
 mod machine;
 mod numactl;

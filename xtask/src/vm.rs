@@ -150,6 +150,7 @@ const GUIDES: &str = "guides::";
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("answers::", &["6.12"]),
+    ("cgroup_v1::", &[kernels::OLDEST]),
     ("chaos::", &["6.12"]),
     (CLUSTER, &[]),
     ("containerd::containerd_1_7", &[]),
@@ -180,8 +181,9 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 /// What only Arm has.
 const OF_ARM64: &str = "host::nodes_of_a_device_tree";
 
-/// The tests on the oldest kernel, where none is named: others demand what it is without.
-const ON_OLDEST: &[&str] = &["enforce::"];
+/// The tests on the oldest kernel, where none is named: what it is without, what takes the place of that, and that guarantees
+/// and their enforcement hold.
+const ON_OLDEST: &[&str] = &["cgroup_v1::", "enforce::", "guarantee::", "kernels::"];
 
 /// What runs on Arm: what could be otherwise there, which is the probes, cgroups, system calls and containers.
 const ON_ARM64: &[&str] = &[

@@ -1,0 +1,50 @@
+# What systemd does with `systemd.unified_cgroup_hierarchy=0`, without systemd: the controllers go to hierarchies of v1.
+for controller in $(cat $cgroups/cgroup.subtree_control); do
+    echo "-$controller" >$cgroups/cgroup.subtree_control
+done
+cd /
+umount $cgroups || fail "the hierarchy is in use"
+mount -t tmpfs cgroup $cgroups
+for controller in memory cpuset; do
+    mkdir $cgroups/$controller
+    mount -t cgroup -o $controller cgroup $cgroups/$controller || fail "v1 does not take $controller"
+done
+
+# watched NAME: what doctor and a daemon say; then the daemon is stopped, after what stands before.
+start() {
+    section "$1 doctor"
+    numaward doctor -o json
+    numaward run >/tmp/daemon.log 2>&1 &
+    daemon=$!
+    wait_for 60 wget -q -O - http://127.0.0.1:9560/readyz
+}
+stop() {
+    section "$1 status"
+    numaward status -o json
+    section "$1 workloads"
+    wget -q -O - http://127.0.0.1:9560/api/v1/workloads
+    section "$1 guarantee"
+    numaward exec --cpus 1 --memory 1Mi -- true 2>&1
+    echo "code $?"
+    section "$1 end"
+    kill $daemon
+    wait $daemon
+    echo $?
+    section "$1 log"
+    cat /tmp/daemon.log
+}
+
+start "legacy"
+stop "legacy"
+
+# The hybrid of systemd: a hierarchy of v2 without controllers, in which the processes are as well.
+cgroups=$cgroups/unified
+mkdir $cgroups
+mount -t cgroup2 cgroup2 $cgroups
+mkdir $cgroups/system.slice
+start "hybrid"
+load system.slice/database.service --cpus 2 --size 64M --policy preferred:1
+sleep 2
+section "hybrid counted"
+wget -q -O - http://127.0.0.1:9560/metrics | grep '^numaward_memory_allocated_bytes_total.*database'
+stop "hybrid"

@@ -1,0 +1,133 @@
+//! What each kernel has of what is used where it is there: `numaward doctor` against what the kernel lets us do, against the
+//! release that each thing is said to have come with, and against the page of the book, which is made from this.
+//!
+//! `UPDATE=1 cargo xtask vm test kernels::` writes what was seen; `UPDATE=1 cargo test -p numaward-daemon --test kernels`
+//! makes the page of it.
+
+use std::{collections::BTreeMap, env, fs, path::PathBuf, time::Duration};
+
+use numaward_tests::{Bench, KERNEL, Report, assert_near, boot};
+use numaward_vm::Machine;
+use serde::{Deserialize, Serialize};
+
+const MIB: u64 = 1 << 20;
+/// `CAP_SYS_PTRACE` and `CAP_BPF` of linux/capability.h.
+const SYS_PTRACE: u64 = 1 << 19;
+const BPF: u64 = 1 << 39;
+
+/// What Debian's kernels have although it came later. 5.10.220 took over what fanotify had until then.
+const BACKPORTED: [((u32, u32), &str); 1] = [((5, 10), "evictable marks of fanotify")];
+
+/// What a kernel has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Seen {
+    /// Of what is used where it is there, by name.
+    needs: BTreeMap<String, bool>,
+    /// How each probe is attached.
+    probes: BTreeMap<String, String>,
+}
+
+/// By the name of the kernel.
+type All = BTreeMap<String, Seen>;
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels/seen.json")
+}
+
+fn all() -> All {
+    serde_json::from_str(&fs::read_to_string(path()).unwrap_or("{}".to_owned())).unwrap()
+}
+
+/// What doctor says of the kernel, with the release that each thing came with.
+fn seen(report: &Report) -> (Seen, BTreeMap<String, (u32, u32)>) {
+    let (mut seen, mut since) = (Seen::default(), BTreeMap::new());
+    for check in report.json("doctor").as_array().unwrap() {
+        let (name, finding) = (check["check"].as_str().unwrap(), check["finding"].as_str().unwrap());
+        if let Some(name) = name.strip_prefix("kernel: ") {
+            let is_here = finding.starts_with("here ");
+            assert!(is_here || finding.starts_with("missing"), "{name}: {finding}");
+            seen.needs.insert(name.to_owned(), is_here);
+            // Where something is lost, the release is in what to do about it.
+            let text = format!("{finding} {}", check["fix"].as_str().unwrap_or_default());
+            let (_, release) = text.split_once("Linux ").unwrap_or_else(|| panic!("{name}: {text}"));
+            let mut numbers =
+                release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+            since.insert(name.to_owned(), (numbers.next().unwrap(), numbers.next().unwrap()));
+        } else if let Some(probe) = name.strip_prefix("probe ") {
+            let mode = finding.strip_prefix("attaches by ").map_or("absent", |mode| {
+                mode.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap()
+            });
+            seen.probes.insert(probe.to_owned(), mode.to_owned());
+        }
+    }
+    (seen, since)
+}
+
+/// What the kernel let the script do.
+fn tried(report: &Report) -> BTreeMap<&str, bool> {
+    let lines = report.section("tried").lines();
+    lines.filter_map(|line| line.rsplit_once(": ")).map(|(name, answer)| (name, answer == "yes")).collect()
+}
+
+/// Pages follow a guarantee on every kernel, and the daemon keeps no privilege that its kernel does not demand.
+fn guarantee(report: &Report, seen: &Seen) {
+    let guarantee = report.json("guarantee");
+    assert_eq!(guarantee["nodes"], "0", "{guarantee}");
+    assert_eq!(report.section("held"), "0");
+    let stat = report.numa_stat("held numa_stat");
+    assert_near("anon of node 0", stat["anon"][&0], 32 * MIB, 32 * MIB, 3);
+    assert_near("anon of node 1", stat["anon"][&1], 0, 32 * MIB, 3);
+    let kept = report.section("kept").split_whitespace().last().unwrap();
+    let kept = u64::from_str_radix(kept, 16).unwrap();
+    // The strategy `native` holds budgets, which takes CAP_SYS_PTRACE everywhere.
+    assert_eq!(kept & SYS_PTRACE, SYS_PTRACE, "{kept:#x}");
+    assert_eq!(kept & BPF != 0, !seen.needs["maps are read without CAP_BPF"], "{kept:#x}");
+    for probe in report.json("status")["probes"].as_array().unwrap() {
+        if let Some(mode) = seen.probes.get(probe["probe"].as_str().unwrap()).filter(|mode| *mode != "absent")
+        {
+            assert_eq!(probe["mode"], mode.as_str(), "{probe}");
+        }
+    }
+    assert_eq!(report.section("end"), "0");
+}
+
+#[test]
+fn what_is_missing_is_what_the_page_says() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("kernels.sh"));
+    let (seen, since) = seen(&report);
+    assert!(seen.needs.len() >= 10, "{report}");
+
+    // The kernel itself says the same, where a script can ask it.
+    let tried = tried(&report);
+    for (name, answer) in &tried {
+        if let Some(said) = seen.needs.get(*name) {
+            assert_eq!(said, answer, "{name}: doctor says {said}\n{}", report.section("tried"));
+        }
+    }
+    let known = tried.keys().filter(|name| seen.needs.contains_key(**name));
+    assert_eq!(known.count(), 6, "{tried:?}");
+
+    // What came with which release is true of this one.
+    let release = report.section("release");
+    let mut numbers = release.split('.').map(|number| number.parse::<u32>());
+    let release = (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap());
+    for (name, since) in since {
+        let expected = release >= since || BACKPORTED.contains(&(release, name.as_str()));
+        assert_eq!(seen.needs[&name], expected, "{name}: since {since:?}, on {release:?}");
+    }
+    guarantee(&report, &seen);
+
+    let kernel = env::var(KERNEL).unwrap();
+    let mut all = all();
+    if env::var_os("UPDATE").is_some() {
+        all.insert(kernel, seen);
+        let text = serde_json::to_string_pretty(&all).unwrap() + "\n";
+        fs::create_dir_all(path().parent().unwrap()).unwrap();
+        fs::write(path(), text).unwrap();
+    } else {
+        let written = all.remove(&kernel).unwrap_or_default();
+        assert_eq!(written, seen, "kernels/seen.json is out of date (UPDATE=1 writes it)");
+    }
+}

@@ -1,0 +1,57 @@
+section release
+cat /proc/sys/kernel/osrelease
+
+# can NAME COMMAND...: whether the kernel lets us.
+can() {
+    _name=$1
+    shift
+    if "$@" 2>/tmp/refused; then echo "$_name: yes"; else echo "$_name: no"; fi
+}
+put() { echo "$2" >"$1"; }
+on_node_1() { awk '/^anon / {split($3, n, "="); print n[2]}' "$1/memory.numa_stat"; }
+
+# A cgroup below the root shows which files there are.
+mkdir $cgroups/seen
+section doctor
+numaward doctor -o json
+
+section tried
+mkdir $cgroups/isolated
+put $cgroups/isolated/cpuset.cpus 1
+can "cpuset.cpus.partition: isolated" put $cgroups/isolated/cpuset.cpus.partition isolated
+rmdir $cgroups/isolated
+can "hugetlb.SIZE.numa_stat" test -e $cgroups/seen/hugetlb.2MB.numa_stat
+can "memory.reclaim" test -e $cgroups/seen/memory.reclaim
+can "cpuset.cpus.exclusive" test -e $cgroups/seen/cpuset.cpus.exclusive
+can "cgroup.kill" test -e $cgroups/seen/cgroup.kill
+can "memory tiers" test -e /sys/devices/virtual/memory_tiering
+load moved --size 32M --cpus 2
+put $cgroups/moved/cpuset.mems 0
+before=$(on_node_1 $cgroups/moved)
+can "pages follow cpuset.mems" test "$before" -lt 4194304
+
+# The same with the daemon, on every kernel.
+section daemon
+numaward run >/tmp/daemon.log 2>&1 &
+daemon=$!
+_ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
+wait_for 60 _ready
+load held --size 32M --cpus 2
+numaward guarantee /held --memory 64Mi --cpus 1 -o json >/tmp/held
+# The pages are moved beside the answer if that takes long, as it does under emulation.
+_moved() { [ "$(on_node_1 $cgroups/held)" -lt 1048576 ]; }
+wait_for 60 _moved
+section guarantee
+cat /tmp/held
+section held
+cat $cgroups/held/cpuset.mems
+section "held numa_stat"
+cat $cgroups/held/memory.numa_stat
+section kept
+grep CapEff /proc/$daemon/status
+section status
+numaward status -o json
+section end
+kill $daemon
+wait $daemon
+echo $?
