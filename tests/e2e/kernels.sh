@@ -23,12 +23,11 @@ rmdir $cgroups/isolated
 can "hugetlb.SIZE.numa_stat" test -e $cgroups/seen/hugetlb.2MB.numa_stat
 can "memory.reclaim" test -e $cgroups/seen/memory.reclaim
 can "cpuset.cpus.exclusive" test -e $cgroups/seen/cpuset.cpus.exclusive
-can "cgroup.kill" test -e $cgroups/seen/cgroup.kill
 can "memory tiers" test -e /sys/devices/virtual/memory_tiering
 load moved --size 32M --cpus 2
 put $cgroups/moved/cpuset.mems 0
-before=$(on_node_1 $cgroups/moved)
-can "pages follow cpuset.mems" test "$before" -lt 4194304
+left=$(on_node_1 $cgroups/moved)
+can "pages follow cpuset.mems" test "$left" -lt 4194304
 
 # The same with the daemon, on every kernel.
 section daemon

@@ -4,23 +4,22 @@
 
 use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::Path};
 
-use numaward_topology::Need;
+use numaward_topology::{Need, Release};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
 struct Seen {
+    release: String,
     needs: BTreeMap<String, bool>,
     probes: BTreeMap<String, String>,
 }
 
-/// The kernels by name, oldest first.
-fn seen(root: &Path) -> Vec<(String, Seen)> {
+/// What each kernel has, oldest first.
+fn seen(root: &Path) -> Vec<Seen> {
     let text = fs::read_to_string(root.join("tests/kernels/seen.json")).unwrap();
     let seen: BTreeMap<String, Seen> = serde_json::from_str(&text).unwrap();
-    let mut seen: Vec<_> = seen.into_iter().collect();
-    let order = |name: &str| name.split('.').map(str::parse::<u32>).collect::<Result<Vec<_>, _>>().ok();
-    // The newest has no number.
-    seen.sort_by_key(|(name, _)| order(name).unwrap_or_else(|| vec![u32::MAX]));
+    let mut seen: Vec<_> = seen.into_values().collect();
+    seen.sort_by_key(|seen| Release::parse(&seen.release).unwrap());
     seen
 }
 
@@ -28,15 +27,14 @@ fn row(text: &mut String, cells: impl IntoIterator<Item = String>) {
     writeln!(text, "| {} |", cells.into_iter().collect::<Vec<_>>().join(" | ")).unwrap();
 }
 
-fn page(seen: &[(String, Seen)]) -> String {
+fn page(seen: &[Seen]) -> String {
     let mut needs: Vec<Need> = numaward_probes::needs::ALL.to_vec();
     needs.extend(numaward_cgroup::needs::ALL);
     needs.sort_by_key(|need| need.since);
-    let names: Vec<&str> = seen.iter().map(|(name, _)| name.as_str()).collect();
     let known: Vec<_> = needs.iter().map(|need| need.name).collect();
-    for (kernel, seen) in seen {
-        let stale: Vec<_> = seen.needs.keys().filter(|name| !known.contains(&name.as_str())).collect();
-        assert!(stale.is_empty(), "{kernel}: nobody needs {stale:?}");
+    for Seen { release, needs, .. } in seen {
+        let stale: Vec<_> = needs.keys().filter(|name| !known.contains(&name.as_str())).collect();
+        assert!(stale.is_empty(), "{release}: nobody needs {stale:?}");
     }
 
     let mut text = String::from(
@@ -52,18 +50,16 @@ fn page(seen: &[(String, Seen)]) -> String {
          ## What is used where it is there\n\n",
     );
     let heading = ["what", "since", "without it"].map(str::to_owned);
-    let kernels =
-        || names.iter().map(|name| if *name == "latest" { "newest".to_owned() } else { (*name).to_owned() });
+    let kernels = || seen.iter().map(|seen| seen.release.clone());
     row(&mut text, heading.into_iter().chain(kernels()));
-    row(&mut text, (0..3 + names.len()).map(|_| "---".to_owned()));
+    row(&mut text, (0..3 + seen.len()).map(|_| "---".to_owned()));
     for need in &needs {
         let lost = if need.loses { "" } else { "nothing is lost: " };
         let cells = [format!("`{}`", need.name), need.since.to_string(), format!("{lost}{}", need.instead)];
-        let here = seen.iter().map(|(kernel, seen)| {
-            let is_here = seen
-                .needs
+        let here = seen.iter().map(|Seen { release, needs, .. }| {
+            let is_here = needs
                 .get(need.name)
-                .unwrap_or_else(|| panic!("{kernel}: {} was not looked for", need.name));
+                .unwrap_or_else(|| panic!("{release}: {} was not looked for", need.name));
             if *is_here { "yes" } else { "no" }.to_owned()
         });
         row(&mut text, cells.into_iter().chain(here));
@@ -73,12 +69,12 @@ fn page(seen: &[(String, Seen)]) -> String {
          [Architecture](../architecture.md) has what each counts. Where a kernel has no BTF, see `numaward doctor`.\n\n",
     );
     row(&mut text, ["probe".to_owned()].into_iter().chain(kernels()));
-    row(&mut text, (0..=names.len()).map(|_| "---".to_owned()));
-    let probes = seen.iter().flat_map(|(_, seen)| seen.probes.keys());
+    row(&mut text, (0..=seen.len()).map(|_| "---".to_owned()));
+    let probes = seen.iter().flat_map(|seen| seen.probes.keys());
     for probe in probes.collect::<std::collections::BTreeSet<_>>() {
         let modes = seen
             .iter()
-            .map(|(_, seen)| seen.probes.get(probe).map_or("absent".to_owned(), |mode| format!("`{mode}`")));
+            .map(|seen| seen.probes.get(probe).map_or("absent".to_owned(), |mode| format!("`{mode}`")));
         row(&mut text, [format!("`{probe}`")].into_iter().chain(modes));
     }
     text.push_str(
