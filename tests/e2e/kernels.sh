@@ -25,18 +25,20 @@ can "memory.reclaim" test -e $cgroups/seen/memory.reclaim
 can "cpuset.cpus.exclusive" test -e $cgroups/seen/cpuset.cpus.exclusive
 can "memory tiers" test -e /sys/devices/virtual/memory_tiering
 load moved --size 32M --cpus 2
+# Where controllers were enabled together, the first write moves nothing.
+put $cgroups/moved/cpuset.mems 1
 put $cgroups/moved/cpuset.mems 0
 left=$(on_node_1 $cgroups/moved)
 can "pages follow cpuset.mems" test "$left" -lt 4194304
 
-# The same with the daemon, on every kernel.
+# The same with the daemon, on every kernel: from the node of these CPUs to the other.
 section daemon
 numaward run >/tmp/daemon.log 2>&1 &
 daemon=$!
 _ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
 wait_for 60 _ready
 load held --size 32M --cpus 2
-numaward guarantee /held --memory 64Mi --cpus 1 -o json >/tmp/held
+numaward guarantee /held --memory 64Mi --cpus 1 --node 0 -o json >/tmp/held
 # The pages are moved beside the answer if that takes long, as it does under emulation.
 _moved() { [ "$(on_node_1 $cgroups/held)" -lt 1048576 ]; }
 wait_for 60 _moved

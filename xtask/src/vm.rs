@@ -166,6 +166,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("herd::", &["6.12"]),
     (HOST, &[]),
     ("hotplug::", &["6.12"]),
+    ("kernels::", &[kernels::OLDEST, "6.12"]),
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
     (MADE[2], &[]),

@@ -181,17 +181,18 @@ impl KnobError {
 
     fn of(knob: Knob, dir: &Path, data: Option<&str>, source: io::Error) -> Self {
         let path = knob.path(dir);
+        let meaning = |errno| meaning(knob, data, errno);
         let data = data.map(str::to_owned);
         match Errno::from_io_error(&source) {
             Some(Errno::NOENT) if dir.is_dir() => Self::Missing { path, data },
             Some(Errno::NODEV | Errno::NOENT | Errno::NOTDIR) => Self::Gone { path, data },
-            errno => Self::Refused { path, data, meaning: meaning(knob, errno), source },
+            errno => Self::Refused { path, meaning: meaning(errno), data, source },
         }
     }
 }
 
-/// What an errno means when this knob is written, where that is known.
-fn meaning(knob: Knob, errno: Option<Errno>) -> &'static str {
+/// What an errno means when this is written to this knob, where that is known.
+fn meaning(knob: Knob, data: Option<&str>, errno: Option<Errno>) -> &'static str {
     use Knob::{
         CpuMax, CpusetCpus, CpusetCpusExclusive, CpusetMems, CpusetPartition, HugetlbMax, MemoryHigh,
         MemoryLow, MemoryMax, MemoryMin, Procs, SubtreeControl,
@@ -216,6 +217,10 @@ fn meaning(knob: Knob, errno: Option<Errno>) -> &'static str {
         }
         (Some(Errno::INVAL | Errno::RANGE), CpusetMems) => {
             "a node that this machine does not have or that has no memory"
+        }
+        // Every kernel knows that kind. Those from 6.1 on take the write, and say in the file why it is invalid.
+        (Some(Errno::INVAL), CpusetPartition) if data == Some("root") => {
+            "some of its CPUs are not to be had, or none would remain outside"
         }
         (Some(Errno::INVAL), CpusetPartition) => "not a kind of partition that this kernel knows",
         (Some(Errno::INVAL), MemoryMin | MemoryLow | MemoryHigh | MemoryMax | HugetlbMax(_)) => {

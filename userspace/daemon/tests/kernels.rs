@@ -81,7 +81,9 @@ fn page(seen: &[Seen]) -> String {
         "\n## What every supported kernel has\n\n\
          cgroup v2 with `cpuset`, `memory` with `memory.numa_stat` (5.10) and `memory.min`, `hugetlb` and pressure; BPF with \
          ring buffers, `CAP_BPF` and `CAP_PERFMON` (5.8), programs at functions and tracepoints with BTF. numaward neither \
-         kills nor freezes cgroups, so `cgroup.kill` (5.14) is of no use to it.\n\n\
+         kills nor freezes cgroups, so `cgroup.kill` (5.14) is of no use to it; it maps the memory of the probes' counters, and \
+         looks none up in batches.\n\n\
+         A host with cgroup v1: see [Limits](../limits.md).\n\n\
          On other architectures than x86-64 the probe of allocations takes Linux 5.12, because it uses fetching atomics there; no \
          such machine was tested with a kernel that old.\n",
     );

@@ -52,10 +52,11 @@ pub(crate) fn has(helper: BpfHelper) -> Option<bool> {
 /// Whether the running kernel has each of them, as far as its helpers say; the last one is not among them, see
 /// [`Probes::needs_cap_bpf`](crate::Probes::needs_cap_bpf).
 pub(crate) fn of_helpers() -> [(Need, Option<bool>); 3] {
+    // Came with the same release, and nothing else shows it. Since Linux 5.16 it is not for kinds that trace.
+    let coarse = is_helper_supported(ProgramType::SocketFilter, BpfHelper::BPF_FUNC_ktime_get_coarse_ns);
     [
         (TASK, has(BpfHelper::BPF_FUNC_get_current_task_btf)),
-        // Came with the same release, and nothing else shows it.
-        (BOOKED_MAPS, has(BpfHelper::BPF_FUNC_ktime_get_coarse_ns)),
+        (BOOKED_MAPS, coarse.ok()),
         (ANCESTORS, has(BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id)),
     ]
 }
