@@ -27,6 +27,7 @@ mod herd;
 mod host;
 mod hotplug;
 mod hugepages;
+mod interrupts;
 mod kernels;
 mod load;
 mod machine;

@@ -166,6 +166,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("herd::", &["6.12"]),
     (HOST, &[]),
     ("hotplug::", &["6.12"]),
+    ("interrupts::", &["6.12"]),
     ("kernels::", &[kernels::OLDEST, "6.12"]),
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
@@ -227,6 +228,7 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
     ];
     if arch == Arch::Amd64 {
         parts.extend([Part::Debian, Part::DebianTool(&DebianTool::KUSTOMIZE)]);
+        parts.push(Part::DebianTool(&DebianTool::IRQBALANCE));
         parts.push(Part::DebianTool(&DebianTool::NUMACTL));
     }
     setup::ensure(&parts)?;

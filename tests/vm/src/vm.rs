@@ -107,6 +107,8 @@ pub struct Vm {
     /// A file system with systemd.
     system: Option<PathBuf>,
     has_device_tree: bool,
+    /// The node of the network card.
+    network_node: Option<u32>,
 }
 
 impl Vm {
@@ -125,6 +127,7 @@ impl Vm {
             debian: None,
             system: None,
             has_device_tree: false,
+            network_node: None,
         }
     }
 
@@ -209,12 +212,20 @@ impl Vm {
         self
     }
 
+    /// Puts the network card on a PCI bus of this node, as the firmware says; a machine without a network gets one that leads
+    /// nowhere.
+    #[must_use]
+    pub fn network_on(mut self, node: u32) -> Self {
+        self.network_node = Some(node);
+        self
+    }
+
     fn has_systemd(&self) -> bool {
         self.debian.is_some() || self.system.is_some()
     }
 
     fn has_network(&self) -> bool {
-        !self.forwards.is_empty() || !self.reached.is_empty()
+        !self.forwards.is_empty() || !self.reached.is_empty() || self.network_node.is_some()
     }
 
     /// The time after which the guest is stopped, booting included.
@@ -409,7 +420,16 @@ impl Vm {
             let relay = format!("{} nc 127.0.0.1 {host}", busybox.display());
             let _ = write!(netdev, ",guestfwd=tcp:{address}:{guest}-cmd:{relay}");
         }
-        ["-netdev", &netdev, "-device", "virtio-net-pci,netdev=n0,romfile="].map(str::to_owned).to_vec()
+        let mut args = vec!["-netdev".to_owned(), netdev];
+        let mut device = |text: String| args.extend(["-device".to_owned(), text]);
+        let mut card = "virtio-net-pci,netdev=n0,romfile=".to_owned();
+        if let Some(node) = self.network_node {
+            device(format!("pxb-pcie,id=bus0,bus_nr=128,bus=pcie.0,numa_node={node}"));
+            device("pcie-root-port,id=port0,bus=bus0,chassis=1".to_owned());
+            card += ",bus=port0";
+        }
+        device(card);
+        args
     }
 }
 

@@ -68,6 +68,8 @@ pub enum EventKind {
     HeadroomLow,
     /// The guard keeps a workload off a node, no longer does, or cannot.
     Steered,
+    /// Interrupts, or other work that the kernel does by itself, were moved off exclusive CPUs or back, or cannot be.
+    InterruptsMoved,
     /// In a dry run: where a container would have been placed, or that it would have been refused.
     Decided,
 }
@@ -84,7 +86,11 @@ impl EventKind {
     /// How bad such events are, unless one is known to be otherwise.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::MachineChange | Self::HomeMoved | Self::Rebalance | Self::Decided => Severity::Info,
+            Self::MachineChange
+            | Self::HomeMoved
+            | Self::Rebalance
+            | Self::InterruptsMoved
+            | Self::Decided => Severity::Info,
             _ => Severity::Warning,
         }
     }
@@ -101,6 +107,7 @@ impl EventKind {
             | Self::NotHerded
             | Self::HomeMoved
             | Self::BudgetExceeded
+            | Self::InterruptsMoved
             | Self::Decided => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift | Self::HeadroomLow => 20,

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub struct Restored {
     /// Cgroups that got back what they had, in the order of their paths.
     pub cgroups: Vec<RestoredCgroup>,
-    /// Cgroups that did not, and are still there.
+    /// Cgroups that did not, and are still there; interrupts and the like that did not.
     pub left: Vec<String>,
 }
 

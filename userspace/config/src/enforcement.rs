@@ -22,6 +22,9 @@ pub struct Enforcement {
     pub mode: EnforcementMode,
     /// Whether workloads without exclusive CPUs are kept off those of others.
     pub herding: Herding,
+    /// Whether interrupts, and other work that the kernel does by itself, are kept off exclusive CPUs: `leave` or
+    /// `move-away`. Only where guarantees are enforced.
+    pub interrupts: Interrupts,
     /// How long most of the memory of a Burstable workload has to be on another node than its home until the promise
     /// follows it there.
     #[educe(Default(expression = Interval(Duration::from_mins(5))))]
@@ -33,6 +36,23 @@ impl Enforcement {
     pub fn herding_mode(&self) -> EnforcementMode {
         self.mode.min(self.herding.mode)
     }
+
+    /// Whether the kernel's own work is kept off exclusive CPUs.
+    pub fn moves_interrupts(&self) -> bool {
+        self.mode == EnforcementMode::On && self.interrupts == Interrupts::MoveAway
+    }
+}
+
+/// What is done about the interrupts on exclusive CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Interrupts {
+    /// They are left where they are.
+    #[default]
+    Leave,
+    /// They go to other CPUs, and back when the CPUs are no longer exclusive; so do the packets that the kernel distributes
+    /// to CPUs (RPS, XPS), and workqueues that are bound to none. Those that the kernel lets nobody move are reported.
+    MoveAway,
 }
 
 /// Keeps workloads without exclusive CPUs on the shared pool, as long as any CPU is exclusive.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use numaward_cgroup::knob::Knob;
 use numaward_enforce::{
     Failure, Report, Step,
+    interrupts::WriteError,
     pages::{Outcome, PagesMoved},
 };
 use numaward_engine::{
@@ -58,6 +59,8 @@ pub struct ControlMetrics {
     migrated: Counter,
     budget_moved: By<1>,
     steered: Gauge,
+    affinities: ByState,
+    affinity_writes: By<1>,
     stalls: Counter,
     raised: Counter,
     herd: ByState,
@@ -176,6 +179,8 @@ impl Default for ControlMetrics {
             migrated: Counter::default(),
             budget_moved: By::default(),
             steered: Gauge::default(),
+            affinities: ByState::default(),
+            affinity_writes: By::default(),
             stalls: Counter::default(),
             raised: Counter::default(),
             herd: ByState::default(),
@@ -188,6 +193,10 @@ impl Default for ControlMetrics {
         };
         figures.herd(0, 0, 0);
         figures.declared(0, 0);
+        figures.affinities(0, 0);
+        for result in ["ok", "fixed", "error"] {
+            drop(figures.affinity_writes.get_or_create(&[("result", result.to_owned())]));
+        }
         for outcome in ["done", "failed", "cancelled"] {
             drop(figures.rebalances.get_or_create(&[("outcome", outcome.to_owned())]));
         }
@@ -289,6 +298,18 @@ impl ControlMetrics {
             "guard_steered_cgroups",
             "Cgroups without a guarantee that are kept off a node that may soon not have what is promised on it",
             self.steered.clone(),
+        );
+        registry.register(
+            "interrupt_affinities",
+            "Interrupts, queues of network interfaces and workqueues that are kept off exclusive CPUs, and those that stay \
+             there",
+            self.affinities.clone(),
+        );
+        registry.register(
+            "interrupt_affinity_writes",
+            "Affinities of interrupts, network queues and workqueues written, and whether the kernel took it; fixed: it \
+             lets nobody move that one",
+            self.affinity_writes.clone(),
         );
         registry.register(
             "memory_high_stalls",
@@ -475,6 +496,21 @@ impl ControlMetrics {
         self.steered.set(i64::try_from(steered).unwrap_or(i64::MAX));
     }
 
+    /// So much is kept off exclusive CPUs now, and so much stays there.
+    pub(super) fn affinities(&self, moved: usize, stay: usize) {
+        set(&self.affinities, [("moved", moved), ("stays", stay)]);
+    }
+
+    /// An affinity was written.
+    pub(super) fn wrote_affinity(&self, written: &Result<(), WriteError>) {
+        let result = match written {
+            Ok(()) => "ok",
+            Err(WriteError::Fixed) => "fixed",
+            Err(_) => "error",
+        };
+        self.affinity_writes.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
     /// Pages were moved.
     pub(super) fn migrated(&self, bytes: Bytes) {
         self.migrated.inc_by(bytes.0);
@@ -593,6 +629,8 @@ mod tests {
             "numaward_memory_high_raised_total 0",
             "numaward_herd_cgroups{state=\"refused\"} 0",
             "numaward_declared_guarantees{state=\"held\"} 0",
+            "numaward_interrupt_affinities{state=\"stays\"} 0",
+            "numaward_interrupt_affinity_writes_total{result=\"fixed\"} 0",
             "numaward_rebalances_total{outcome=\"done\"} 0",
             "numaward_rebalance_moves_total{outcome=\"moved\"} 0",
             "numaward_rebalance_moved_bytes_total 0",

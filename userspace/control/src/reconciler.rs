@@ -9,6 +9,7 @@ mod declared;
 mod drift;
 mod guard;
 mod home;
+mod interrupts;
 mod liveness;
 mod notices;
 mod read_model;
@@ -40,6 +41,7 @@ use self::{
     drift::DriftController,
     guard::Guard,
     home::Homes,
+    interrupts::Interrupts,
     liveness::Liveness,
     read_model::ReadModel,
     rebalancing::{Over, Rebalancing, Shown},
@@ -223,6 +225,7 @@ struct ReconcilerLoop {
     homes: Homes,
     budgets: Budgets,
     guard: Guard,
+    interrupts: Interrupts,
     declarations: Declarations,
     rebalancing: Rebalancing,
     read_model: ReadModel,
@@ -241,6 +244,7 @@ impl ReconcilerLoop {
             homes: Homes::new(core.config.enforcement.home_dwell_time.0),
             budgets: Budgets::new(stop),
             guard: Guard::default(),
+            interrupts: Interrupts::new(core.config.host_root.clone()),
             declarations: Declarations::new(&core.config.guarantees),
             rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
@@ -425,6 +429,7 @@ impl ReconcilerLoop {
         self.homes.handle(&mut self.core, event);
         self.budgets.handle(&mut self.core, event);
         self.guard.handle(&mut self.core, event);
+        self.interrupts.handle(&mut self.core, event);
         self.declarations.handle(&mut self.core, event);
     }
 
@@ -454,6 +459,8 @@ impl ReconcilerLoop {
         self.core.herd(true);
         self.core.promises_changed();
         self.settle();
+        // What an earlier run moved is back before anybody is answered, if it is to be.
+        self.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
     }
 
     fn look_after(&mut self) {

@@ -90,7 +90,10 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
         RestoredCgroup { cgroup: path.to_string(), knobs: knobs.collect() }
     });
     let left = after.applied.iter().filter(|(path, record)| is_there(path, record.id));
-    Ok(Restored { cgroups: restored.collect(), left: left.map(|(path, _)| path.to_string()).collect() })
+    let left = left.map(|(path, _)| path.to_string());
+    let affinities = after.interrupts.affinities.into_values().map(|of| of.name);
+    let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
+    Ok(Restored { cgroups: restored.collect(), left: left.chain(affinities).chain(irqbalance).collect() })
 }
 
 /// What the ledger holds, as far as it can be read.

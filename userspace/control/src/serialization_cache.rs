@@ -12,7 +12,7 @@ use std::{
 };
 
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::Record;
+use numaward_enforce::{Record, interrupts::MovedAway};
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
 use numaward_model::Shared;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
@@ -51,6 +51,8 @@ struct Stored<'a> {
     herded: Option<&'a BTreeSet<CgroupPath>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interrupts: Option<&'a MovedAway>,
     #[serde(skip_serializing_if = "Option::is_none")]
     releasing: Option<&'a BTreeSet<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +117,7 @@ impl SerializationCache {
             applied,
             herded,
             steered,
+            interrupts,
             releasing,
             admitting,
             pods,
@@ -135,6 +138,7 @@ impl SerializationCache {
             applied: &self.records,
             herded: Some(herded).filter(|herded| !herded.is_empty()),
             steered: Some(steered).filter(|steered| !steered.is_empty()),
+            interrupts: Some(interrupts).filter(|interrupts| !interrupts.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
             admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
             pods: Some(pods).filter(|pods| !pods.is_empty()),
@@ -202,6 +206,7 @@ mod tests {
         let before = state.clone();
         state.herded.insert(path("other"));
         state.steered.insert(path("other"), "1".parse().unwrap());
+        state.interrupts.banned = Some("3".parse().unwrap());
         state.boot = Some("d1bfa0b5".to_owned());
         state.releasing.insert("a".to_owned());
         state.admitting.insert("b".to_owned());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
-use numaward_enforce::AppliedSettings;
+use numaward_enforce::{AppliedSettings, interrupts::MovedAway};
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
 use numaward_topology::NodeSet;
@@ -37,6 +37,9 @@ pub struct State {
     /// Cgroups that the headroom guard keeps off nodes, and off which.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub steered: BTreeMap<CgroupPath, NodeSet>,
+    /// What of the kernel's own work is kept off exclusive CPUs.
+    #[serde(default, skip_serializing_if = "MovedAway::is_empty")]
+    pub interrupts: MovedAway,
     /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
@@ -69,6 +72,8 @@ impl State {
             );
             self.guarantees.values_mut().for_each(|guarantee| guarantee.id = CgroupId::NONE);
             self.applied.forget_ids();
+            // The kernel has begun anew, and irqbalance with it.
+            self.interrupts = MovedAway::default();
         }
     }
 
@@ -141,6 +146,9 @@ impl State {
         self.applied.patch(&from.applied, &to.applied);
         if from.moving != to.moving {
             self.moving.clone_from(&to.moving);
+        }
+        if from.interrupts != to.interrupts {
+            self.interrupts.clone_from(&to.interrupts);
         }
         if from.ledger == to.ledger {
             return;
@@ -273,6 +281,17 @@ mod tests {
         assert_eq!(free, *before.ledger.shared_pool(), "what was open is in the pool again");
         after.give_back(&"answered".into(), &*strategy);
         assert_eq!(after.ledger.shared_pool(), before.ledger.shared_pool());
+    }
+
+    #[test]
+    fn in_another_boot_no_interrupt_is_moved() {
+        let moved = MovedAway { banned: Some("3".parse().unwrap()), ..MovedAway::default() };
+        let mut state = State { interrupts: moved.clone(), ..State::default() };
+        state.continue_in(Some("one".to_owned()));
+        state.continue_in(Some("one".to_owned()));
+        assert_eq!(state.interrupts, moved);
+        state.continue_in(Some("two".to_owned()));
+        assert!(state.interrupts.is_empty());
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub fn examine(
         check("kubelet", host.kubelet(&config)),
     ]);
     checks.extend(host.enforcement());
+    checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
     checks.extend(needs.iter().chain(&look(root)).map(need));
     checks
 }

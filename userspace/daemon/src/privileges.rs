@@ -19,6 +19,7 @@ const READS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 ///   schedule them anew, which nobody may do to a process that has more capabilities than himself.
 /// - [`CAP_SYS_PTRACE`](needs_ptrace), only where pages of single processes are moved: those of a process with more
 ///   capabilities, or of another user.
+/// - `CAP_NET_ADMIN`, only where interrupts are kept off exclusive CPUs: for the queues of network interfaces (RPS, XPS).
 const WRITES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::SYS_NICE);
 
 /// What this kernel demands beyond what newer ones do.
@@ -49,9 +50,11 @@ fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode, demands: Dema
     let when = |is_needed, capability| if is_needed { capability } else { CapabilitySet::empty() };
     let ptrace = when(needs_ptrace(config, mode, demands), CapabilitySet::SYS_PTRACE);
     let bpf = when(demands.bpf, CapabilitySet::BPF);
+    let is_network = mode == OperatingMode::Enforce && config.enforcement.moves_interrupts();
+    let network = when(is_network, CapabilitySet::NET_ADMIN);
     let reads = READS | CapabilitySet::DAC_OVERRIDE;
     let instead = if held.intersects(wanted & reads) { CapabilitySet::empty() } else { instead };
-    held & (wanted | ptrace | bpf | instead)
+    held & (wanted | ptrace | bpf | network | instead)
 }
 
 /// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`): the kernel lets only those do
@@ -81,7 +84,7 @@ pub(crate) fn drop_unneeded(
 #[cfg(test)]
 mod tests {
     use numaward_api::EnforcementMode;
-    use numaward_config::policy::StrategyKind;
+    use numaward_config::{enforcement::Interrupts, policy::StrategyKind};
 
     use super::*;
 
@@ -118,6 +121,10 @@ mod tests {
         let [enforces, observes] = of(&config, Set::all());
         assert_eq!(enforces, Set::DAC_OVERRIDE | Set::SYS_NICE | Set::SYS_PTRACE);
         assert_eq!(observes, Set::DAC_READ_SEARCH);
+        config.enforcement.interrupts = Interrupts::MoveAway;
+        let moving = of(&config, Set::all());
+        assert_eq!(moving, [enforces | Set::NET_ADMIN, observes]);
+        config.enforcement.interrupts = Interrupts::Leave;
         // A container that was given one of the two that let it read.
         for held in [Set::DAC_READ_SEARCH, Set::DAC_OVERRIDE] {
             assert_eq!(of(&config, held | Set::BPF), [held, held]);

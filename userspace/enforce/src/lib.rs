@@ -29,6 +29,8 @@ mod backend;
 mod drift;
 mod enforcer;
 mod error;
+pub mod interrupts;
+pub mod irqbalance;
 mod migration;
 pub mod order;
 pub mod pages;

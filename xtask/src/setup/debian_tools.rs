@@ -38,6 +38,54 @@ impl DebianTool {
         files: &[("usr/bin", &["etcd", "kubectl"]), ("usr/lib/cni", &["bridge", "host-local", "loopback"])],
     };
 
+    /// What moves interrupts in virtual machines.
+    pub(crate) const IRQBALANCE: Self = Self {
+        name: "irqbalance",
+        release: Some("bookworm"),
+        packages: &[
+            "irqbalance",
+            "libc6",
+            "libcap-ng0",
+            "libcap2",
+            "libgcrypt20",
+            "libglib2.0-0",
+            "libgpg-error0",
+            "liblz4-1",
+            "liblzma5",
+            "libnuma1",
+            "libpcre2-8-0",
+            "libsystemd0",
+            "libzstd1",
+        ],
+        files: &[
+            ("usr/sbin", &["irqbalance"]),
+            (
+                "lib/x86_64-linux-gnu",
+                &[
+                    LOADER,
+                    "libc.so.6",
+                    "libcap-ng.so.0",
+                    "libcap.so.2",
+                    "libgpg-error.so.0",
+                    "liblzma.so.5",
+                    "libm.so.6",
+                ],
+            ),
+            (
+                "usr/lib/x86_64-linux-gnu",
+                &[
+                    "libgcrypt.so.20",
+                    "libglib-2.0.so.0",
+                    "liblz4.so.1",
+                    "libnuma.so.1",
+                    "libpcre2-8.so.0",
+                    "libsystemd.so.0",
+                    "libzstd.so.1",
+                ],
+            ),
+        ],
+    };
+
     /// Renders the manifests.
     pub(crate) const KUSTOMIZE: Self = Self {
         name: "kustomize",

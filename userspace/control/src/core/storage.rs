@@ -3,8 +3,9 @@
 //! The state is stored before anything is done for it, while somebody waits. The file, which others read and which serves
 //! when the journal is damaged, is written when there is time.
 
-use std::path::Path;
+use std::{mem, path::Path};
 
+use numaward_enforce::interrupts::MovedAway;
 use numaward_store::{Store, StoreError};
 
 use super::Core;
@@ -75,5 +76,17 @@ impl Core {
     /// Stores the state.
     pub(super) fn save(&mut self) -> Result<(), StoreError> {
         self.storage.save(&self.state)
+    }
+    /// Stores what of the kernel's own work is kept off exclusive CPUs, if that changed.
+    pub(crate) fn save_interrupts(&mut self, interrupts: MovedAway) -> Result<(), StoreError> {
+        if self.state.interrupts == interrupts {
+            return Ok(());
+        }
+        let before = mem::replace(&mut self.state.interrupts, interrupts);
+        let saved = self.save();
+        if saved.is_err() {
+            self.state.interrupts = before;
+        }
+        saved
     }
 }

@@ -16,7 +16,7 @@ const OTHERS: &[(&str, &str, &str)] = &[
     (
         "irqbalance",
         "it moves interrupts to exclusive CPUs as well",
-        "list the CPUs that workloads may get in IRQBALANCE_BANNED_CPULIST, or stop it",
+        "set enforcement.interrupts to move-away, list the CPUs that workloads may get in IRQBALANCE_BANNED_CPULIST, or stop it",
     ),
     (
         "numad",
@@ -85,6 +85,19 @@ impl Host<'_> {
                 "mount -o remount,rw /sys/fs/cgroup; for a container, mount the host's hierarchy read-write into it",
             ),
             Some(_) => ok("the hierarchy is mounted read-write"),
+        }
+    }
+
+    /// Whether interrupts can be moved, where they are to be.
+    pub(super) fn interrupts(&self) -> Outcome {
+        let path = "proc/irq/default_smp_affinity";
+        match rustix::fs::access(self.root.join(path), rustix::fs::Access::WRITE_OK) {
+            Ok(()) => ok("can be moved off exclusive CPUs"),
+            Err(error) => warn(
+                format!("/{path} cannot be written ({error}): interrupts stay on exclusive CPUs"),
+                "let the daemon write /proc/irq and /sys/devices: ProtectKernelTunables=no in its unit; in a container it takes \
+                 a privileged one",
+            ),
         }
     }
 
@@ -220,6 +233,14 @@ mod tests {
         let dir = tree(&all);
         let checks = Host { root: dir.path() }.enforcement();
         checks.into_iter().find(|check| check.check == name)
+    }
+
+    #[test]
+    fn interrupts_can_be_moved_where_their_files_can_be_written() {
+        let dir = tree(&[("proc/irq/default_smp_affinity", "ff\n")]);
+        assert_eq!(Host { root: dir.path() }.interrupts().0, Verdict::Ok);
+        let (verdict, finding, _) = Host { root: tree(GOOD).path() }.interrupts();
+        assert!(verdict == Verdict::Warn && finding.contains("cannot be written (No such file"), "{finding}");
     }
 
     /// Files beside those of a good host (the last of a path counts); a check, its verdict and what is said.

@@ -1,0 +1,111 @@
+//! `enforcement.interrupts: move-away`: the kernel's own work leaves exclusive CPUs, and comes back. And near a device: a
+//! network card on the bus of a node, as the firmware says.
+
+use std::{fs::File, time::Duration};
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::{Cache, Machine};
+
+use crate::deploy::checkout;
+
+const MIB: u64 = 1 << 20;
+const LIBRARIES: [&str; 14] = [
+    "ld-linux-x86-64.so.2",
+    "libc.so.6",
+    "libcap-ng.so.0",
+    "libcap.so.2",
+    "libgcrypt.so.20",
+    "libglib-2.0.so.0",
+    "libgpg-error.so.0",
+    "liblz4.so.1",
+    "liblzma.so.5",
+    "libm.so.6",
+    "libnuma.so.1",
+    "libpcre2-8.so.0",
+    "libsystemd.so.0",
+    "libzstd.so.1",
+];
+
+/// What a section says of something.
+fn line<'a>(report: &'a Report, section: &str, key: &str) -> &'a str {
+    let lines = report.section(section).lines();
+    let found = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix(": ")).next();
+    found.unwrap_or_else(|| panic!("no {key} in section {section}:\n{report}"))
+}
+
+#[test]
+fn the_kernels_work_leaves_exclusive_cpus_and_comes_back() {
+    let Some(bench) = Bench::open() else { return };
+    // CPUs 3-5 are on node 1, with the network card; the disk has a queue, and so an interrupt, for each CPU.
+    let machine = Machine::parse(None, Some("3,3"), Some("512M,512M"), None).unwrap();
+    let folder = Cache::locate().unwrap().root().join("tools/irqbalance");
+    let disk = tempfile::NamedTempFile::new().unwrap();
+    File::set_len(disk.as_file(), 8 * MIB).unwrap();
+    let vm = bench.vm(machine).network_on(1).disk(disk.path()).limit(Duration::from_mins(10));
+    let vm = LIBRARIES
+        .iter()
+        .chain(&["irqbalance"])
+        .fold(vm, |vm, file| vm.file(folder.join(file), format!("/irqbalance/{file}")));
+    let report = boot(&vm, include_str!("interrupts.sh"));
+    eprintln!("{report}");
+
+    for section in ["near eth0", "near the PCI address"] {
+        let expected = "Cpus_allowed_list:\t3\nMems_allowed_list:\t1\ncode 0";
+        assert_eq!(report.section(section), expected, "the node of the card:\n{report}");
+    }
+
+    let at = |section: &str, key: &str| line(&report, section, key).to_owned();
+    let of = |section: &str| ["card", "new", "workqueues", "rps"].map(|key| at(section, key));
+    let before = ["0-5", "3f", "3f", "18"];
+    assert_eq!(of("before"), before);
+    for section in ["held", "held by nobody", "held again"] {
+        // CPUs 3 and 4 are exclusive; of the card's node, CPU 5 is left.
+        assert_eq!(of(section), ["5", "27", "27", "00"], "{section}:\n{report}");
+        assert_eq!(at(section, "card's effective"), "5", "{section}:\n{report}");
+    }
+    let events: Vec<_> = report.section("events").lines().collect();
+    let says = |what: &str| {
+        let found = events.iter().rfind(|event| event.contains(what));
+        *found.unwrap_or_else(|| panic!("no event says {what:?}:\n{report}"))
+    };
+    let moved = says("Moved off exclusive CPUs 3-4: ");
+    assert!(moved.contains("-input.0)") && moved.contains("RPS of eth0 rx-0"), "{moved}");
+    // The queues of the disk are placed by the kernel alone.
+    let stay = says("These stay on exclusive CPUs 3-4: ");
+    for cpu in ["to CPU 3", "to CPU 4"] {
+        assert!(stay.contains(&at("disk", cpu)), "{cpu}: {stay}\n{report}");
+    }
+    assert_eq!(report.section("disk while held"), report.section("disk"));
+    let figures = report.section("figures");
+    assert!(figures.contains("numaward_interrupt_affinities{state=\"stays\"} 2"), "{figures}");
+
+    assert_eq!(of("released"), before, "the daemon was killed twice in between");
+    assert_eq!(of("administrator"), ["1", "3f", "3f", "18"], "what others write stays");
+    assert_eq!(of("uninstalled"), before);
+
+    assert!(report.section("banned").ends_with("00000018"), "{report}");
+    let reached = "interrupts that can be moved go to CPUs 3-4 with irqbalance";
+    assert_eq!(report.section("reached with irqbalance"), "0", "{reached}:\n{report}");
+    assert!(report.section("unbanned").ends_with("00000000"), "{report}");
+}
+
+#[test]
+fn the_unit_moves_interrupts_with_the_drop_in_that_the_page_has() {
+    let Some(bench) = Bench::open() else { return };
+    let page = std::fs::read_to_string(checkout("docs/interrupts.md")).unwrap();
+    let (_, rest) = page.split_once("```ini\n").unwrap();
+    let drop_in = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&drop_in, rest.split_once("```").unwrap().0).unwrap();
+    let machine = Machine::parse(None, Some("3,3"), Some("1G,512M"), None).unwrap();
+    let vm = bench.vm_with_systemd(machine).network_on(1).limit(Duration::from_mins(15));
+    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
+    let report = boot(&vm.file(drop_in.path(), "/interrupts.conf"), include_str!("interrupts_unit.sh"));
+    eprintln!("{report}");
+
+    let of = |section: &str| ["workqueues", "new", "rps"].map(|key| line(&report, section, key));
+    assert_eq!(of("closed"), ["3f", "3f", "18"], "{report}");
+    assert!(report.section("closed events").contains("Read-only file system"), "{report}");
+    assert_eq!(of("open"), ["27", "27", "00"], "{report}");
+    assert!(!report.section("open events").contains("Read-only file system"), "{report}");
+    assert_eq!(report.section("outside of it").matches("ead-only file system").count(), 2, "{report}");
+}

@@ -1,0 +1,114 @@
+# Exclusive CPUs 3 and 4, and what the kernel does there by itself.
+socket=/run/numaward/control.sock
+config=/tmp/config.yaml
+echo 'enforcement: {interrupts: move-away}' >$config
+_ready() { [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
+start() {
+    numaward run --config $config 2>>/tmp/daemon.log &
+    daemon=$!
+    wait_for 60 _ready
+}
+# die: as it comes.
+die() {
+    kill -9 $daemon
+    wait $daemon
+}
+
+card=$(readlink -f /sys/class/net/eth0/device/..)
+irq=$(grep -l 'input' $(ls -d $card/msi_irqs/* | sed 's,.*/\(.*\),/sys/kernel/irq/\1/actions,') | cut -d/ -f5)
+workqueues=/sys/devices/virtual/workqueue/cpumask
+rps=/sys/class/net/eth0/queues/rx-0/rps_cpus
+echo 0-5 >/proc/irq/$irq/smp_affinity_list
+echo 18 >$rps
+state() {
+    section "$1"
+    echo "card: $(cat /proc/irq/$irq/smp_affinity_list)"
+    echo "card's effective: $(cat /proc/irq/$irq/effective_affinity_list)"
+    echo "new: $(cat /proc/irq/default_smp_affinity)"
+    echo "workqueues: $(cat $workqueues)"
+    echo "rps: $(cat $rps)"
+}
+# disk NAME: the interrupts of its queues, by the CPU that each goes to.
+disk() {
+    section "$1"
+    for actions in $(grep -l 'req' /sys/kernel/irq/*/actions); do
+        number=$(echo $actions | cut -d/ -f5)
+        echo "to CPU $(cat /proc/irq/$number/effective_affinity_list): interrupt $number ($(cat $actions))"
+    done
+}
+_away() { [ "$(cat $workqueues)" = 27 ]; }
+_back() { [ "$(cat $workqueues)" = 3f ]; }
+hold() {
+    numaward guarantee /held --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
+    wait_for 20 _away
+}
+release() {
+    numaward release held || fail "not released"
+    wait_for 20 _back
+}
+mkdir $cgroups/held
+sh -c "echo 0 >$cgroups/held/cgroup.procs; exec sleep 100000" &
+
+start
+for near in eth0 ${card##*/}; do
+    [ $near = eth0 ] && section "near eth0" || section "near the PCI address"
+    numaward exec --cpus 1 --memory 64Mi --near $near --name near -- \
+        grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status 2>&1
+    echo "code $?"
+    wait_for 20 _back
+done
+disk "disk"
+state "before"
+hold
+state "held"
+disk "disk while held"
+section "figures"
+wget -qO- http://127.0.0.1:9560/metrics | grep '^numaward_interrupt_'
+section "events"
+wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=interrupts_moved" | sed 's/},{/}\n{/g'
+die
+state "held by nobody"
+start
+state "held again"
+die
+start
+release
+state "released"
+
+hold
+echo 1 >/proc/irq/$irq/smp_affinity_list
+release
+state "administrator"
+echo 0-5 >/proc/irq/$irq/smp_affinity_list
+
+hold
+die
+numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
+state "uninstalled"
+
+mkdir -p /run/irqbalance
+/irqbalance/ld-linux-x86-64.so.2 --library-path /irqbalance /irqbalance/irqbalance --debug -t 1 >/tmp/irqbalance.log 2>&1 &
+wait_for 60 ls /run/irqbalance/*.sock
+start
+_banned() { tail -n 200 /tmp/irqbalance.log | grep 'Banned CPUs: ' | tail -n 1 | grep -q "$1"; }
+banned() { grep 'Banned CPUs: ' /tmp/irqbalance.log | tail -n 1; }
+hold
+wait_for 60 _banned '18$'
+sleep 5
+section "banned"
+banned
+section "reached with irqbalance"
+reached=0
+for actions in /sys/kernel/irq/*/actions; do
+    number=$(echo $actions | cut -d/ -f5)
+    case $(cat $actions) in '' | *req*) continue ;; esac
+    case $(cat /proc/irq/$number/effective_affinity_list) in 3 | 4) reached=$((reached + 1)) ;; esac
+done
+echo $reached
+release
+wait_for 60 _banned '0$'
+section "unbanned"
+banned
+section "log"
+cat /tmp/daemon.log
+exit 0
