@@ -28,8 +28,8 @@ const LIBRARIES: [&str; 14] = [
 
 /// What a section says of something.
 fn line<'a>(report: &'a Report, section: &str, key: &str) -> &'a str {
-    let lines = report.section(section).lines();
-    let found = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix(": ")).next();
+    let mut lines = report.section(section).lines();
+    let found = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
     found.unwrap_or_else(|| panic!("no {key} in section {section}:\n{report}"))
 }
 

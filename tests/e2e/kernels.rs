@@ -117,7 +117,7 @@ fn what_is_missing_is_what_the_page_says() {
 
     // What came with which release is true of this one.
     let release = report.section("release");
-    let mut numbers = release.split('.').map(|number| number.parse::<u32>());
+    let mut numbers = release.split('.').map(str::parse::<u32>);
     let release = (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap());
     for (name, since) in since {
         let expected = release >= since || BACKPORTED.contains(&(release, name.as_str()));

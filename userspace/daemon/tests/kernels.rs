@@ -57,9 +57,8 @@ fn page(seen: &[Seen]) -> String {
         let lost = if need.loses { "" } else { "nothing is lost: " };
         let cells = [format!("`{}`", need.name), need.since.to_string(), format!("{lost}{}", need.instead)];
         let here = seen.iter().map(|Seen { release, needs, .. }| {
-            let is_here = needs
-                .get(need.name)
-                .unwrap_or_else(|| panic!("{release}: {} was not looked for", need.name));
+            let is_here =
+                needs.get(need.name).unwrap_or_else(|| panic!("{release}: {} was not looked for", need.name));
             if *is_here { "yes" } else { "no" }.to_owned()
         });
         row(&mut text, cells.into_iter().chain(here));

@@ -5,7 +5,7 @@
 //!
 //! Terms: an *affinity* is a file with the CPUs on which the kernel does such work. It is *fixed* if the kernel lets nobody
 //! change it: interrupts of timers, and *managed* ones, which the kernel spreads over all CPUs by itself, as it does with
-//! the queues of NVMe and virtio-blk. [`Moved`] is what was found in one and what was written instead.
+//! the queues of `NVMe` and virtio-blk. [`Moved`] is what was found in one and what was written instead.
 //!
 //! Algorithm: [`Affinities::look`] reads them, [`plan`] decides, and [`Affinities::write`] writes. An affinity becomes what was
 //! found without the CPUs to be avoided; of that, as far as possible, the CPUs of the node that its device is on. If

@@ -273,7 +273,7 @@ mod tests {
             put("proc/irq/24/smp_affinity_list", "0-7");
             put("sys/kernel/irq/25/actions", "nvme0q2");
             put("proc/irq/25/smp_affinity_list", "1-2");
-            let fixed = fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o444));
+            let fixed: fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o444);
             fs::set_permissions(dir.path().join("proc/irq/25/smp_affinity_list"), fixed).unwrap();
             put("sys/devices/virtual/workqueue/cpumask", "ff");
             let mut config = Config {
