@@ -470,6 +470,9 @@ impl ReconcilerLoop {
             self.core.refresh();
         }
         self.dispatch(&Event::Turn(now));
+        if self.core.is_herd_outdated() {
+            self.core.herd(false);
+        }
         self.rebalancing.look(&self.core);
         if self.core.turn(now) {
             self.show();
@@ -511,7 +514,7 @@ impl ReconcilerLoop {
         // What was refused may have left CPUs to those who share.
         self.core.follow_pool();
         // Each may cause the other, but not without end: what is given is not given again.
-        while self.core.effects.is_due() {
+        while self.core.effects.is_due() || (self.core.is_herd_outdated() && !self.is_busy()) {
             self.show();
             let effects = &mut self.core.effects;
             let (gone, declared, isolate) = (
@@ -528,9 +531,14 @@ impl ReconcilerLoop {
                     self.rebalancing.start_automatic(&mut self.core, &request, None);
                 }
             }
-            if isolate {
-                self.core.herd(false);
+            if isolate || self.core.is_herd_outdated() {
+                self.core.herd_in_time(self.is_busy());
             }
         }
+    }
+
+    /// Whether anybody waits for an answer.
+    fn is_busy(&self) -> bool {
+        self.core.execution.inbox.as_ref().is_some_and(|inbox| !inbox.is_empty())
     }
 }

@@ -51,6 +51,8 @@ pub(crate) struct CpuIsolation {
     would: BTreeMap<CgroupPath, CpuSet>,
     refused: BTreeMap<CgroupPath, Refusal>,
     processes_in_root: Option<u64>,
+    /// Whether what would be written has to be found out anew.
+    is_outdated: bool,
 }
 
 /// Why a cgroup is not herded.
@@ -158,16 +160,38 @@ impl Core {
         self.herd_beside(None, retry);
     }
 
+    /// Herds as [`herd`](Self::herd) does. Where that is only a report, it waits until nobody waits for anything else.
+    pub(crate) fn herd_in_time(&mut self, is_busy: bool) {
+        self.isolation.is_outdated = is_busy && !self.writes_herd();
+        if !self.isolation.is_outdated {
+            self.herd(false);
+        }
+    }
+
+    /// Whether a report of who would be herded has waited.
+    pub(crate) fn is_herd_outdated(&self) -> bool {
+        self.isolation.is_outdated
+    }
+
     /// Herds others off the CPUs that this cgroup is about to be promised, and lets go of those above it.
     pub(super) fn make_room(&mut self, path: &CgroupPath) {
         self.let_go_around(path);
-        self.herd_beside(Some(path), false);
+        // A report comes when it is promised.
+        if self.writes_herd() {
+            self.herd_beside(Some(path), false);
+        }
+    }
+
+    /// Whether others get other CPUs, or theirs back, when they are herded as things stand.
+    fn writes_herd(&self) -> bool {
+        !self.state.herded.is_empty() || self.herding_with(&self.state.ledger).0 == EnforcementMode::On
     }
 
     /// Herds all but what is promised and this cgroup.
     fn herd_beside(&mut self, path: Option<&CgroupPath>, retry: bool) {
         let (effective, pool) = self.herding_with(&self.state.ledger);
         self.isolation.effective = effective;
+        self.isolation.is_outdated = false;
         if !self.isolation.is_on() || pool.is_none() {
             self.isolation.processes_in_root = None;
         } else if retry || self.isolation.processes_in_root.is_none() {
