@@ -115,7 +115,7 @@ fn push_label(text: &mut String, label: &impl Label) {
     let value = label.value();
     text.push_str(label.name());
     text.push_str("=\"");
-    if value.bytes().any(|byte| matches!(byte, b'\\' | b'"' | b'\n')) {
+    if memchr::memchr3(b'\\', b'"', b'\n', value.as_bytes()).is_some() {
         for c in value.chars() {
             match c {
                 '\\' => text.push_str("\\\\"),
