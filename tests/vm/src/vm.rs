@@ -322,8 +322,9 @@ impl Vm {
             .args(["-chardev", "stdio,id=output,signal=off"])
             .args(["-chardev", &chardev("status", &status)])
             .args(arch.port_args("console", "output", "status"))
-            .args(self.network_args(&busybox))
+            // Before the network: without a bus of their own, devices go to the bus that was named last.
             .args(self.disk_args())
+            .args(self.network_args(&busybox))
             .args(self.monitor_args(&monitor))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
