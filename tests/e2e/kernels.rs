@@ -57,6 +57,7 @@ fn seen(report: &Report) -> (Seen, BTreeMap<String, (u32, u32)>) {
             since.insert(name.to_owned(), (numbers.next().unwrap(), numbers.next().unwrap()));
         } else if let Some(probe) = name.strip_prefix("probe ") {
             let mode = finding.strip_prefix("attaches by ").map_or("absent", |mode| {
+                let mode = mode.trim_start_matches("the classic ");
                 mode.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap()
             });
             seen.probes.insert(probe.to_owned(), mode.to_owned());
