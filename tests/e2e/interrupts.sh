@@ -101,8 +101,8 @@ banned
 section "reached with irqbalance"
 for actions in /sys/kernel/irq/*/actions; do
     number=$(echo $actions | cut -d/ -f5)
-    case $(cat $actions) in '' | *req*) continue ;; esac
-    # Where it goes from the next one on: of a device that is idle, effective_affinity is older.
+    case $(cat $actions) in '' | *req* | timer) continue ;; esac
+    # The kernel keeps the timer. Where another goes from the next one on: of a device that is idle, effective_affinity is older.
     affinity=$(cat /proc/irq/$number/smp_affinity)
     [ $((0x$affinity & 0x18)) = 0 ] || echo "interrupt $number ($(cat $actions)): $affinity"
 done
