@@ -188,6 +188,38 @@ fn redis() {
 }
 
 #[test]
+fn jvm() {
+    let guide = Guide { page: "jvm.md", script: include_str!("guides/jvm.sh"), workload: "tomcat10.service" };
+    let Some(found) = guide.follow(|vm| vm) else { return };
+    let before = found.look("before");
+    assert!(before.estimate.unwrap() >= 20, "{before:?}");
+    // Its heap has moved; page cache of its libraries has not.
+    found.assert_kept("guaranteed", 75, 128 * MIB);
+    assert!(found.look("guaranteed").estimate.unwrap() <= 25, "{}", found.report);
+    let after = found.look("after");
+    assert!(after.estimate.unwrap() <= 5, "{after:?}");
+    found.assert_kept("after", 95, 128 * MIB);
+    assert!(found.report.section("cpus").contains("Cpus_allowed_list:\t2-3"), "{}", found.report);
+    // Of the collector, as many as it has CPUs.
+    let collectors =
+        |look: &str| found.report.section(&format!("threads {look}")).lines().next().map(str::to_owned);
+    assert_eq!(collectors("before").as_deref(), Some("4"), "{}", found.report);
+    assert_eq!(collectors("after").as_deref(), Some("2"), "{}", found.report);
+    // On one CPU of one node, half of what is promised is its heap.
+    let option = |section: &str, name: &str| {
+        let mut lines = found.report.section(section).lines();
+        let fields = lines.find_map(|line| line.split_once(&format!(" {name} "))).map(|(_, rest)| rest);
+        fields.and_then(|rest| rest.split_whitespace().nth(1)).unwrap().to_owned()
+    };
+    assert_eq!(option("options", "MaxHeapSize"), (128 * MIB).to_string());
+    for (section, collectors, numa) in [("options on all nodes", "4", "true"), ("options", "1", "false")] {
+        assert_eq!(option(section, "ParallelGCThreads"), collectors);
+        assert_eq!(option(section, "UseNUMA"), numa);
+    }
+    assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
+}
+
+#[test]
 fn dpdk() {
     let guide =
         Guide { page: "dpdk.md", script: include_str!("guides/dpdk.sh"), workload: "forwarder.service" };
