@@ -244,3 +244,21 @@ fn dpdk() {
     assert_eq!(taken("after", "remote"), 0);
     assert_eq!(taken("after", "local"), on);
 }
+
+#[test]
+fn qemu() {
+    let guide = Guide { page: "qemu.md", script: include_str!("guides/qemu.sh"), workload: "guest.service" };
+    let Some(found) = guide.follow(|vm| vm) else { return };
+    let (started, before) = (found.look("started"), found.look("before"));
+    assert!(started.on(0) >= 80, "{started:?}");
+    assert!(before.estimate.unwrap() >= 80, "{before:?}");
+    let after = found.look("after");
+    assert!(after.estimate.unwrap() <= 10 && after.on(1) >= 90, "{after:?}");
+    found.assert_kept("after", 90, 256 * MIB);
+    assert!(found.report.section("stopped").contains(" held"), "{}", found.report);
+    let bound = found.report.section("bound elsewhere");
+    assert!(bound.contains("cannot bind memory to host NUMA nodes") && !bound.ends_with("code 0"), "{bound}");
+    // What libvirt names so has the guarantee of a pattern.
+    let declared = found.report.section("declared");
+    assert!(declared.contains(r"machine-qemu\x2d1\x2dweb.scope") && declared.contains(" held"), "{declared}");
+}
