@@ -4,7 +4,7 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine, SOFTWARE, SOFTWARE_IMAGE, Vm};
+use numaward_vm::{Cache, Machine, NEW_SOFTWARE, SOFTWARE, SOFTWARE_IMAGE, Vm};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -26,6 +26,7 @@ impl Guide {
             .vm(machine)
             .systemd_on_disk(image(SOFTWARE))
             .file(repository("deploy/systemd/numaward.service"), "/usr/lib/systemd/system/numaward.service")
+            .append("systemd.default_timeout_start_sec=600")
             .limit(Duration::from_hours(1));
         let report = boot(&add(vm), &format!("{}\n{}", include_str!("guides/common.sh"), self.script));
         // To be copied into the page.
@@ -261,4 +262,29 @@ fn qemu() {
     // What libvirt names so has the guarantee of a pattern.
     let declared = found.report.section("declared");
     assert!(declared.contains(r"machine-qemu\x2d1\x2dweb.scope") && declared.contains(" held"), "{declared}");
+}
+
+#[test]
+fn llama() {
+    let guide =
+        Guide { page: "llama.md", script: include_str!("guides/llama.sh"), workload: "llama-server.service" };
+    let newer = |vm: Vm| {
+        vm.systemd_on_disk(image(NEW_SOFTWARE)).file(repository("tests/e2e/guides/model.py"), "/srv/model.py")
+    };
+    let Some(found) = guide.follow(newer) else { return };
+    let before = found.look("before");
+    assert!(before.estimate.unwrap() >= 20, "{before:?}");
+    let guaranteed = found.look("guaranteed");
+    assert!(guaranteed.estimate.unwrap() <= 10, "{guaranteed:?}");
+    found.assert_kept("guaranteed", 90, 60 * MIB);
+    // Its model is page cache that a process on the other node has made, until it is read again.
+    let pages = |section: &str, node: &str| {
+        let fields = found.report.section(section).split_whitespace();
+        fields.filter_map(|field| field.strip_prefix(node)?.parse::<u64>().ok()).sum::<u64>() * 4096
+    };
+    assert!(pages("mapped", "N0=") > 60 * MIB, "{}", found.report);
+    assert_eq!(found.report.json("words")["tokens_predicted"], 8);
+    assert!(pages("read again", "N1=") > 60 * MIB && pages("read again", "N0=") == 0, "{}", found.report);
+    found.assert_kept("after", 90, 60 * MIB);
+    assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
 }

@@ -3,7 +3,8 @@ export PATH=/usr/sbin:/usr/bin:/bin:/numaward-vm/bin
 # On a busy host, an emulated systemd takes its time.
 export SYSTEMD_BUS_TIMEOUT=600
 
-# This shell has an applet of this name, with fewer options than what a user has.
+# This shell has applets of these names, with fewer options than what a user has.
+dd() { /usr/bin/dd "$@"; }
 taskset() { /usr/bin/taskset "$@"; }
 
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
