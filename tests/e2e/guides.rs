@@ -4,7 +4,7 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine, SOFTWARE, SOFTWARE_IMAGE, Vm};
+use numaward_vm::{Cache, Machine, NEW_SOFTWARE, SOFTWARE, SOFTWARE_IMAGE, Vm};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -26,6 +26,7 @@ impl Guide {
             .vm(machine)
             .systemd_on_disk(image(SOFTWARE))
             .file(repository("deploy/systemd/numaward.service"), "/usr/lib/systemd/system/numaward.service")
+            .append("systemd.default_timeout_start_sec=600")
             .limit(Duration::from_hours(1));
         let report = boot(&add(vm), &format!("{}\n{}", include_str!("guides/common.sh"), self.script));
         // To be copied into the page.
@@ -188,6 +189,38 @@ fn redis() {
 }
 
 #[test]
+fn jvm() {
+    let guide = Guide { page: "jvm.md", script: include_str!("guides/jvm.sh"), workload: "tomcat10.service" };
+    let Some(found) = guide.follow(|vm| vm) else { return };
+    let before = found.look("before");
+    assert!(before.estimate.unwrap() >= 20, "{before:?}");
+    // Its heap has moved; page cache of its libraries has not.
+    found.assert_kept("guaranteed", 75, 128 * MIB);
+    assert!(found.look("guaranteed").estimate.unwrap() <= 25, "{}", found.report);
+    let after = found.look("after");
+    assert!(after.estimate.unwrap() <= 5, "{after:?}");
+    found.assert_kept("after", 95, 128 * MIB);
+    assert!(found.report.section("cpus").contains("Cpus_allowed_list:\t2-3"), "{}", found.report);
+    // Of the collector, as many as it has CPUs.
+    let collectors =
+        |look: &str| found.report.section(&format!("threads {look}")).lines().next().map(str::to_owned);
+    assert_eq!(collectors("before").as_deref(), Some("4"), "{}", found.report);
+    assert_eq!(collectors("after").as_deref(), Some("2"), "{}", found.report);
+    // On one CPU of one node, half of what is promised is its heap.
+    let option = |section: &str, name: &str| {
+        let mut lines = found.report.section(section).lines();
+        let fields = lines.find_map(|line| line.split_once(&format!(" {name} "))).map(|(_, rest)| rest);
+        fields.and_then(|rest| rest.split_whitespace().nth(1)).unwrap().to_owned()
+    };
+    assert_eq!(option("options", "MaxHeapSize"), (128 * MIB).to_string());
+    for (section, collectors, numa) in [("options on all nodes", "4", "true"), ("options", "1", "false")] {
+        assert_eq!(option(section, "ParallelGCThreads"), collectors);
+        assert_eq!(option(section, "UseNUMA"), numa);
+    }
+    assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
+}
+
+#[test]
 fn dpdk() {
     let guide =
         Guide { page: "dpdk.md", script: include_str!("guides/dpdk.sh"), workload: "forwarder.service" };
@@ -211,4 +244,47 @@ fn dpdk() {
     assert!(on > 16 * MIB && off == 0, "{on} bytes on, {off} off");
     assert_eq!(taken("after", "remote"), 0);
     assert_eq!(taken("after", "local"), on);
+}
+
+#[test]
+fn qemu() {
+    let guide = Guide { page: "qemu.md", script: include_str!("guides/qemu.sh"), workload: "guest.service" };
+    let Some(found) = guide.follow(|vm| vm) else { return };
+    let (started, before) = (found.look("started"), found.look("before"));
+    assert!(started.on(0) >= 80, "{started:?}");
+    assert!(before.estimate.unwrap() >= 80, "{before:?}");
+    let after = found.look("after");
+    assert!(after.estimate.unwrap() <= 10 && after.on(1) >= 90, "{after:?}");
+    found.assert_kept("after", 90, 256 * MIB);
+    assert!(found.report.section("stopped").contains(" held"), "{}", found.report);
+    let bound = found.report.section("bound elsewhere");
+    assert!(bound.contains("cannot bind memory to host NUMA nodes") && !bound.ends_with("code 0"), "{bound}");
+    // What libvirt names so has the guarantee of a pattern.
+    let declared = found.report.section("declared");
+    assert!(declared.contains(r"machine-qemu\x2d1\x2dweb.scope") && declared.contains(" held"), "{declared}");
+}
+
+#[test]
+fn llama() {
+    let guide =
+        Guide { page: "llama.md", script: include_str!("guides/llama.sh"), workload: "llama-server.service" };
+    let newer = |vm: Vm| {
+        vm.systemd_on_disk(image(NEW_SOFTWARE)).file(repository("tests/e2e/guides/model.py"), "/srv/model.py")
+    };
+    let Some(found) = guide.follow(newer) else { return };
+    let before = found.look("before");
+    assert!(before.estimate.unwrap() >= 20, "{before:?}");
+    let guaranteed = found.look("guaranteed");
+    assert!(guaranteed.estimate.unwrap() <= 10, "{guaranteed:?}");
+    found.assert_kept("guaranteed", 90, 60 * MIB);
+    // Its model is page cache that a process on the other node has made, until it is read again.
+    let pages = |section: &str, node: &str| {
+        let fields = found.report.section(section).split_whitespace();
+        fields.filter_map(|field| field.strip_prefix(node)?.parse::<u64>().ok()).sum::<u64>() * 4096
+    };
+    assert!(pages("mapped", "N0=") > 60 * MIB, "{}", found.report);
+    assert_eq!(found.report.json("words")["tokens_predicted"], 8);
+    assert!(pages("read again", "N1=") > 60 * MIB && pages("read again", "N0=") == 0, "{}", found.report);
+    found.assert_kept("after", 90, 60 * MIB);
+    assert_eq!(found.metric("after", "numaward_numa_miss_bytes_total", ""), 0);
 }

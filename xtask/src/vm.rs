@@ -273,7 +273,7 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
             .with_context(|| format!("cannot copy {}", program.display()))?;
     }
     if listed.lines().any(|line| line.starts_with(GUIDES)) {
-        setup::ensure(&[Part::Image(&Image::GUIDES)])?;
+        setup::ensure(&[Part::Image(&Image::GUIDES), Part::Image(&Image::NEW_GUIDES)])?;
     }
     if listed.lines().any(|line| line.starts_with(PACKAGES)) {
         setup::ensure(&[Part::Image(&Image::PACKAGES), Part::Packages])?;

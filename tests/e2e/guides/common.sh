@@ -1,5 +1,11 @@
 # Precedes the scripts of the guides: the daemon as its package installs it, and what numaward shows of a workload.
 export PATH=/usr/sbin:/usr/bin:/bin:/numaward-vm/bin
+# On a busy host, an emulated systemd takes its time.
+export SYSTEMD_BUS_TIMEOUT=600
+
+# This shell has applets of these names, with fewer options than what a user has.
+dd() { /usr/bin/dd "$@"; }
+taskset() { /usr/bin/taskset "$@"; }
 
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 _ready() { ask /readyz && [ -S /run/numaward/control.sock ]; }
@@ -29,6 +35,9 @@ look() {
     section "$1 metrics"
     ask /metrics | grep "workload=\"$unit\""
 }
+
+# _estimated PATTERN: the share of accesses to other nodes that numaward estimates for $unit by now.
+_estimated() { ask /metrics | grep -qE "^numaward_remote_access_estimated_ratio\\{workload=\"$unit\"\\} ($1)"; }
 
 # settle: until where memory lies was read twice.
 settle() { sleep 12; }

@@ -68,9 +68,11 @@ pub const DEBIAN_ARCHIVE: &str = "root.cpio";
 
 /// The folder of the image with the software of the guides, in the cache; its last part is the Debian release.
 pub const SOFTWARE: &str = "software/trixie";
+/// The same for what no released Debian has.
+pub const NEW_SOFTWARE: &str = "software/sid";
 /// The folder of the image with package managers, in the cache; its last part is the Debian release.
 pub const PACKAGE_MANAGERS: &str = "package-managers/trixie";
-/// The image in each of both, for [`Vm::systemd_on_disk`](crate::Vm::systemd_on_disk).
+/// The image in each of them, for [`Vm::systemd_on_disk`](crate::Vm::systemd_on_disk).
 pub const SOFTWARE_IMAGE: &str = "root.img";
 
 /// The shell and tools of a guest.

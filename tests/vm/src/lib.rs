@@ -32,8 +32,8 @@ mod write_log;
 
 pub use arch::Arch;
 pub use cache::{
-    Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, GUEST_BUSYBOX, GUEST_FIRMWARE, Kernel, PACKAGE_MANAGERS, SOFTWARE,
-    SOFTWARE_IMAGE,
+    Cache, DEBIAN, DEBIAN_ARCHIVE, Debian, GUEST_BUSYBOX, GUEST_FIRMWARE, Kernel, NEW_SOFTWARE,
+    PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE,
 };
 pub use error::Error;
 pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};

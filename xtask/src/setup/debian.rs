@@ -75,6 +75,12 @@ pub(super) fn bootstrap(
     tar: &Path,
 ) -> Result<()> {
     let mut mmdebstrap = Command::new("mmdebstrap");
+    // mmdebstrap reads no configuration of this system, which may say that an index has no date of expiry: the mirror may be
+    // a copy of an earlier day.
+    let dates = command::read(Command::new("apt-config").args(["dump", "Acquire::Check-Valid-Until"]))?;
+    for option in dates.lines() {
+        mmdebstrap.arg(format!("--aptopt={option}"));
+    }
     mmdebstrap
         .env("LC_ALL", "C")
         // No file is newer than this.

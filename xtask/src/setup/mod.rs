@@ -116,7 +116,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         parts.push(Part::Containerd(arch));
     }
     if arguments.all && arch == Arch::Amd64 {
-        parts.extend([Part::Image(&Image::GUIDES), Part::Image(&Image::PACKAGES)]);
+        parts.extend([&Image::GUIDES, &Image::NEW_GUIDES, &Image::PACKAGES].map(Part::Image));
     }
     install(&parts, arguments.update, true)
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use numaward_vm::{PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE};
+use numaward_vm::{NEW_SOFTWARE, PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE};
 
 use super::steps::{Steps, say};
 use super::{debian, packages, sources, store};
@@ -42,8 +42,27 @@ impl Image {
             // `dpdk-testpmd`.
             "dpdk-dev",
             "qemu-system-x86",
+            // A guest that begins at once, also under emulation within emulation, and goes through all of its memory.
+            "memtest86+",
         ],
-        megabytes: 300,
+        megabytes: 260,
+    };
+
+    /// What they are about and no released Debian has.
+    pub(crate) const NEW_GUIDES: Self = Self {
+        name: "new software of the guides",
+        folder: NEW_SOFTWARE,
+        packages: &[
+            "dbus",
+            // Which units of systemd run, and its package no longer brings.
+            "mount",
+            "systemd-sysv",
+            "llama.cpp-tools",
+            "llama.cpp-services",
+            // Writes a model.
+            "python3-gguf",
+        ],
+        megabytes: 80,
     };
 
     /// What installs packages.
