@@ -8,7 +8,7 @@ numaward run --config /run/config.yaml 2>/tmp/daemon.log &
 daemon=$!
 wait_for 60 _ready
 ready=/run/ready
-count() { find $cgroups -type d | wc -l; }
+count() { find $cgroups -type d 2>/dev/null | wc -l; }
 first=$(count)
 until=$(($(date +%s) + seconds))
 goes_on() { [ "$(date +%s)" -lt $until ]; }
