@@ -268,7 +268,7 @@ impl Cgroupfs {
     fn move_pages(&self, step: &Step) -> Result<Moving, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
         let (this, own) = (self.clone(), step.clone());
-        let moving = migrate(&dir, self.nodes(step), self.options.migration_wait, move || {
+        let moving = migrate(&dir, self.nodes(step), None, self.options.migration_wait, move || {
             let dir = own.cgroup.dir(&this.root);
             let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_everything(&found));
             let before = resident(&dir);
@@ -303,10 +303,11 @@ impl Cgroupfs {
             return Ok(Moving::Done(Migration { nodes, before, after, took: began.elapsed() }));
         }
         let (this, own, place) = (self.clone(), step.clone(), (dir.clone(), nodes.clone()));
-        let moving = migrate(&dir, nodes, self.options.migration_wait, move || {
+        let found = before.clone();
+        let moving = migrate(&dir, nodes, Some(before), self.options.migration_wait, move || {
             this.put_again(&own)?;
             let (dir, nodes) = place;
-            move_what_stayed(&dir, &before, &nodes);
+            move_what_stayed(&dir, &found, &nodes);
             Ok(())
         })?;
         self.check(step, &step.to)?;

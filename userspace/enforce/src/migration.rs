@@ -80,10 +80,12 @@ pub enum Moving {
 }
 
 /// Runs `write`, which makes `cpuset.mems` of the cgroup with this directory hold `nodes`, and waits at most
-/// `wait` for the pages to follow.
+/// `wait` for the pages to follow. What was moved is what was outside `before`, where an earlier write may have moved
+/// some, or else now.
 pub(super) fn migrate(
     dir: &Path,
     nodes: NodeSet,
+    before: Option<Resident>,
     wait: Duration,
     write: impl FnOnce() -> Result<(), KnobError> + Send + 'static,
 ) -> Result<Moving, EnforceError> {
@@ -93,7 +95,7 @@ pub(super) fn migrate(
         .name("migrate".to_owned())
         .spawn(move || {
             // A cgroup without the memory controller moves pages all the same, uncounted.
-            let before = resident(&dir);
+            let before = before.unwrap_or_else(|| resident(&dir));
             let started = Instant::now();
             let written = write();
             let took = started.elapsed();
@@ -135,6 +137,22 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_write_has_moved_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        // It followed before anybody looked.
+        std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=8192 N1=0\nfile N0=0 N1=4096\n")
+            .unwrap();
+        let before = Resident::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(12288))]);
+        let moved = |before| {
+            let moving = migrate(dir.path(), "0".parse().unwrap(), before, Duration::from_mins(1), || Ok(()));
+            let Moving::Done(migration) = moving.unwrap() else { panic!("it waits") };
+            (migration.moved(), migration.left())
+        };
+        assert_eq!(moved(Some(before)), (Bytes(8192), Bytes(4096)));
+        assert_eq!(moved(None), (Bytes(0), Bytes(4096)));
+    }
+
+    #[test]
     fn user_memory_is_anon_and_file() {
         let dir = tempfile::tempdir().unwrap();
         let text = "anon N0=4096 N1=8192\nfile N0=4096 N1=0\nkernel_stack N0=99 N1=99\nshmem N0=4096 N1=0\n";
@@ -158,7 +176,7 @@ mod tests {
     fn a_slow_write_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let (go, wait_for_go) = mpsc::channel::<()>();
-        let moving = migrate(dir.path(), "1".parse().unwrap(), Duration::from_millis(20), move || {
+        let moving = migrate(dir.path(), "1".parse().unwrap(), None, Duration::from_millis(20), move || {
             wait_for_go.recv().unwrap();
             Ok(())
         });
