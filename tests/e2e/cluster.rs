@@ -482,7 +482,8 @@ fn come_all_at_once(cluster: &Cluster) {
     let count: u32 = env::var("NUMAWARD_PODS").map_or(30, |count| count.parse().unwrap());
     let all: Vec<_> = (0..count).map(|number| format!("pod-{number}")).collect();
     let (alone, others) = all.split_at(5);
-    let little = json!({ "requests": { "cpu": "20m", "memory": "16Mi" } });
+    // A hundred have to fit beside the others.
+    let little = json!({ "requests": { "cpu": "5m", "memory": "16Mi" } });
     let alone_pods = alone.iter().map(|name| pod(name, &[container("main", &guaranteed(1, 32))]));
     let other_pods = others.iter().map(|name| pod(name, &[container("main", &little)]));
     let pods: Vec<_> = alone_pods.chain(other_pods).collect();
