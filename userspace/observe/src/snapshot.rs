@@ -44,34 +44,29 @@ impl SnapshotSource for Observer {
         // Nodes may have come since.
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let pools = pools(&read.machine);
-        let mut workloads: Vec<_> = read
-            .table
-            .series()
-            .map(|(name, series)| {
-                let allocated = counted.as_ref().and_then(|counted| series.counters(&counted.slots));
-                let trouble = series.trouble();
-                WorkloadFigures {
-                    name: name.clone(),
-                    allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
-                    resident: series.resident().filter(|_| as_before),
-                    hugepages: if as_before { series.hugepages() } else { Arc::default() },
-                    pressure: trouble.pressure,
-                    oom_kills: trouble.oom_kills,
-                    activity: Some(read.activity_figures(series, &sampled, &nodes, &pools)),
-                }
-            })
-            .collect();
-        if let Some(counted) = counted {
-            workloads.push(WorkloadFigures {
-                name: OTHER.into(),
-                allocated: Some(self.bytes(&nodes, &counted.other)),
-                resident: None,
-                hugepages: Arc::default(),
-                pressure: None,
-                oom_kills: None,
-                activity: Some(read.attached.figures(&read.done.other, &nodes, &pools)),
-            });
-        }
+        let workloads = read.table.series().map(|(name, series)| {
+            let allocated = counted.as_ref().and_then(|counted| series.counters(&counted.slots));
+            let trouble = series.trouble();
+            WorkloadFigures {
+                name: name.clone(),
+                allocated: allocated.map(|allocated| self.bytes(&nodes, &allocated)),
+                resident: series.resident().filter(|_| as_before),
+                hugepages: if as_before { series.hugepages() } else { Arc::default() },
+                pressure: trouble.pressure,
+                oom_kills: trouble.oom_kills,
+                activity: Some(read.activity_figures(series, &sampled, &nodes, &pools)),
+            }
+        });
+        let other = counted.as_ref().map(|counted| WorkloadFigures {
+            name: OTHER.into(),
+            allocated: Some(self.bytes(&nodes, &counted.other)),
+            resident: None,
+            hugepages: Arc::default(),
+            pressure: None,
+            oom_kills: None,
+            activity: Some(read.attached.figures(&read.done.other, &nodes, &pools)),
+        });
+        let workloads: Vec<_> = workloads.chain(other).collect();
         let promises = self.promise_figures(&read, &memory);
         let probing = self.probing();
         let costs = probing.stats();
