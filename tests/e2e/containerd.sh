@@ -78,7 +78,9 @@ meanwhile=$cgroup meanwhile_pod=$pod
 where $meanwhile
 numaward-cri remove-pod $small_pod
 start_daemon
-wait_for 60 grep -q . $meanwhile/cpuset.cpus
+# The runtime writes the knobs; the daemon then sees that the container has them.
+is_held() { allocations | grep -q '"name":"default/meanwhile/main"'; }
+wait_for 60 is_held
 section "back"
 where $meanwhile
 section "back undisturbed"
