@@ -33,6 +33,8 @@ pub(crate) enum Error {
     Touch { page: usize, source: io::Error, hint: &'static str },
     #[error("cannot ask for the nodes of the pages (move_pages): {0}")]
     MovePages(io::Error),
+    #[error("cannot start a thread: {0}")]
+    Spawn(io::Error),
     #[error("a thread panicked")]
     Thread,
     #[error("cannot print the report: {0}")]

@@ -42,6 +42,8 @@ use serde::Serialize;
 
 /// How often a holding process looks whether it should end.
 const POLL: Duration = Duration::from_millis(50);
+/// Bytes of a thread's stack. The default of 2 MiB is at times a whole transparent huge page, which would be counted.
+const STACK: usize = 128 << 10;
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -77,11 +79,12 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             .map(|index| {
                 let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
                 let memory = &memory;
-                scope.spawn(move || touch(arguments, memory, cpu, index, threads))
+                let work = move || touch(arguments, memory, cpu, index, threads);
+                thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work).map_err(Error::Spawn)
             })
             .collect();
         for worker in workers {
-            worker.join().map_err(|_| Error::Thread)??;
+            worker?.join().map_err(|_| Error::Thread)??;
         }
         report(arguments, &memory, threads, started.elapsed())
     })?;
