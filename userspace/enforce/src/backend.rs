@@ -3,11 +3,7 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{self, RecvTimeoutError},
-    },
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +19,7 @@ use super::{
     migration::{Migration, Moving, Resident, left_on, migrate, resident, stayed},
     pages,
     systemd::property,
+    writers::Writers,
 };
 
 /// systemd writes the knobs of a unit soon after it took the properties; not within this, it did not.
@@ -33,8 +30,6 @@ const SETTLE_PACE: Duration = Duration::from_millis(5);
 const TAKEN_PACE: Duration = Duration::from_micros(200);
 /// Writes to `cpuset.cpus` that may wait for pages at once; more are waited for themselves.
 const MAX_WRITERS: usize = 256;
-/// All that such a write takes.
-const WRITER_STACK: usize = 64 << 10;
 
 /// How the enforcer works.
 #[derive(Clone, Debug)]
@@ -91,13 +86,18 @@ pub struct Cgroupfs {
     root: PathBuf,
     options: Options,
     page_size: Bytes,
-    /// Threads that write `cpuset.cpus`.
-    writers: Arc<AtomicUsize>,
+    /// They write `cpuset.cpus` and `cpuset.mems`.
+    writers: Writers,
 }
 
 impl Cgroupfs {
     pub(super) fn new(root: PathBuf, options: Options) -> Self {
-        Self { root, options, page_size: Bytes(rustix::param::page_size() as u64), writers: Arc::default() }
+        Self {
+            root,
+            options,
+            page_size: Bytes(rustix::param::page_size() as u64),
+            writers: Writers::default(),
+        }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -164,7 +164,7 @@ impl Cgroupfs {
     /// moved, although what was written holds at once: a thread goes on waiting for that.
     fn write_knob(&self, dir: &Path, knob: Knob, value: &Value) -> Result<(), KnobError> {
         let text = value.to_string();
-        if knob != Knob::CpusetCpus || self.writers.load(Ordering::Relaxed) >= MAX_WRITERS {
+        if knob != Knob::CpusetCpus || self.writers.busy() >= MAX_WRITERS {
             return knob.write(dir, &text);
         }
         // Otherwise it would hold before the thread has written, which could then come after the next write.
@@ -172,16 +172,12 @@ impl Cgroupfs {
             return Ok(());
         }
         let (sender, receiver) = mpsc::channel();
-        let (own_dir, own_text, writers) = (dir.to_owned(), text.clone(), self.writers.clone());
-        writers.fetch_add(1, Ordering::Relaxed);
+        let (own_dir, own_text) = (dir.to_owned(), text.clone());
         let write = move || {
             // Nobody waits any more where it holds already.
             let _ = sender.send(knob.write(&own_dir, &own_text));
-            writers.fetch_sub(1, Ordering::Relaxed);
         };
-        let thread = thread::Builder::new().name("cpuset".to_owned()).stack_size(WRITER_STACK);
-        if thread.spawn(write).is_err() {
-            self.writers.fetch_sub(1, Ordering::Relaxed);
+        if self.writers.run(write).is_err() {
             return knob.write(dir, &text);
         }
         let mut pace = TAKEN_PACE;
@@ -268,18 +264,19 @@ impl Cgroupfs {
     fn move_pages(&self, step: &Step) -> Result<Moving, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
         let (this, own) = (self.clone(), step.clone());
-        let moving = migrate(&dir, self.nodes(step), None, self.options.migration_wait, move || {
-            let dir = own.cgroup.dir(&this.root);
-            let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_everything(&found));
-            let before = resident(&dir);
-            this.put(&own)?;
-            let nodes = this.nodes(&own);
-            if is_first && stayed(&before, &resident(&dir), &nodes) {
-                this.put_again(&own)?;
-            }
-            move_what_stayed(&dir, &before, &nodes);
-            Ok(())
-        })?;
+        let moving =
+            migrate(&self.writers, &dir, self.nodes(step), None, self.options.migration_wait, move || {
+                let dir = own.cgroup.dir(&this.root);
+                let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_everything(&found));
+                let before = resident(&dir);
+                this.put(&own)?;
+                let nodes = this.nodes(&own);
+                if is_first && stayed(&before, &resident(&dir), &nodes) {
+                    this.put_again(&own)?;
+                }
+                move_what_stayed(&dir, &before, &nodes);
+                Ok(())
+            })?;
         if !is_everything(&step.to) {
             self.check(step, &step.to)?;
         }
@@ -304,12 +301,13 @@ impl Cgroupfs {
         }
         let (this, own, place) = (self.clone(), step.clone(), (dir.clone(), nodes.clone()));
         let found = before.clone();
-        let moving = migrate(&dir, nodes, Some(before), self.options.migration_wait, move || {
-            this.put_again(&own)?;
-            let (dir, nodes) = place;
-            move_what_stayed(&dir, &found, &nodes);
-            Ok(())
-        })?;
+        let moving =
+            migrate(&self.writers, &dir, nodes, Some(before), self.options.migration_wait, move || {
+                this.put_again(&own)?;
+                let (dir, nodes) = place;
+                move_what_stayed(&dir, &found, &nodes);
+                Ok(())
+            })?;
         self.check(step, &step.to)?;
         Ok(moving)
     }

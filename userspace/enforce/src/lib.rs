@@ -37,6 +37,7 @@ pub mod pages;
 mod plan;
 mod planner;
 pub mod systemd;
+mod writers;
 
 #[cfg(test)]
 mod tests;

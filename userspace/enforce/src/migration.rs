@@ -17,14 +17,13 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
-    thread,
     time::{Duration, Instant},
 };
 
 use numaward_cgroup::{knob::KnobError, read};
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
-use super::EnforceError;
+use super::{EnforceError, writers::Writers};
 
 /// User memory by node.
 pub type Resident = BTreeMap<NodeId, Bytes>;
@@ -83,6 +82,7 @@ pub enum Moving {
 /// `wait` for the pages to follow. What was moved is what was outside `before`, where an earlier write may have moved
 /// some, or else now.
 pub(super) fn migrate(
+    writers: &Writers,
     dir: &Path,
     nodes: NodeSet,
     before: Option<Resident>,
@@ -91,9 +91,8 @@ pub(super) fn migrate(
 ) -> Result<Moving, EnforceError> {
     let (sender, receiver) = mpsc::channel();
     let dir: PathBuf = dir.to_owned();
-    thread::Builder::new()
-        .name("migrate".to_owned())
-        .spawn(move || {
+    writers
+        .run(move || {
             // A cgroup without the memory controller moves pages all the same, uncounted.
             let before = before.unwrap_or_else(|| resident(&dir));
             let started = Instant::now();
@@ -143,8 +142,16 @@ mod tests {
         std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=8192 N1=0\nfile N0=0 N1=4096\n")
             .unwrap();
         let before = Resident::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(12288))]);
+        let writers = Writers::default();
         let moved = |before| {
-            let moving = migrate(dir.path(), "0".parse().unwrap(), before, Duration::from_mins(1), || Ok(()));
+            let moving = migrate(
+                &writers,
+                dir.path(),
+                "0".parse().unwrap(),
+                before,
+                Duration::from_mins(1),
+                || Ok(()),
+            );
             let Moving::Done(migration) = moving.unwrap() else { panic!("it waits") };
             (migration.moved(), migration.left())
         };
@@ -176,7 +183,8 @@ mod tests {
     fn a_slow_write_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let (go, wait_for_go) = mpsc::channel::<()>();
-        let moving = migrate(dir.path(), "1".parse().unwrap(), None, Duration::from_millis(20), move || {
+        let (writers, nodes) = (Writers::default(), "1".parse().unwrap());
+        let moving = migrate(&writers, dir.path(), nodes, None, Duration::from_millis(20), move || {
             wait_for_go.recv().unwrap();
             Ok(())
         });
