@@ -61,11 +61,9 @@ use aya_log_ebpf::debug;
 use numaward_abi::{AllocCounters, AllocTotals, CgroupId, MAX_NODES, Miss, Slot, UNKNOWN_NODE};
 
 use crate::{
-    cache::{GENERATION, place},
-    cgroup_node::CgroupNode,
-    cgroup_path::CGROUP_PATH,
+    cache::{GENERATION, load_first, place},
     counters::add_shared,
-    current::current_slot,
+    current::{current_cgroup, current_slot},
     event_gate::current_cgroup_by_helper,
     nodes::{NODE_TABLE, NODES, home},
     page_node::node_of,
@@ -105,9 +103,6 @@ static SECTION_SHIFT: Global<u32> = Global::new(15);
 /// Where the flags are in the record of the classic tracepoint.
 #[unsafe(no_mangle)]
 static GFP_OFFSET: Global<u32> = Global::new(24);
-/// Whether programs may read the current task's structures directly.
-#[unsafe(no_mangle)]
-static READS_TASK: Global<u32> = Global::new(0);
 /// The offset of `task_struct.migration_disabled`, a `u16`; 0 where it is not known or means nothing.
 #[unsafe(no_mangle)]
 static MIGRATION_DISABLED: Global<u32> = Global::new(0);
@@ -234,16 +229,6 @@ fn report_miss(slot: u32, node: u32, pages: u64) {
     event_gate::report(&EVENTS, slot, |task| Miss { task, pages, node, padding: 0 });
 }
 
-/// The id of the current task's cgroup.
-#[inline(always)]
-fn current_cgroup() -> CgroupId {
-    if READS_TASK.load() == 0 {
-        return current_cgroup_by_helper();
-    }
-    // SAFETY: userspace sets the path where it sets the above, and the current task is one as the verifier knows it.
-    unsafe { CgroupNode::of_task(CGROUP_PATH.load(), bpf_get_current_task_btf().cast()) }.id()
-}
-
 /// Whether the kernel may preempt the task here. It then keeps it from migrating, which it need not do
 /// where preemption is disabled.
 #[inline(always)]
@@ -295,29 +280,5 @@ unsafe fn add(counter: *mut u64, pages: u64) {
     } else {
         // SAFETY: the caller's promise.
         unsafe { add_shared(counter, pages) };
-    }
-}
-
-/// Reads a value before what it vouches for.
-///
-/// x86-64 keeps loads in order. Elsewhere a plain load is not enough, but a fetching atomic is a full barrier. Kernels
-/// before Linux 5.12 refuse objects with one, whether or not it is reached.
-///
-/// # Safety
-///
-/// `word` points into a map's value.
-#[inline(always)]
-unsafe fn load_first(word: *mut u64) -> u64 {
-    #[cfg(bpf_target_arch = "x86_64")]
-    {
-        // SAFETY: the caller's promise.
-        unsafe { word.read_volatile() }
-    }
-    #[cfg(not(bpf_target_arch = "x86_64"))]
-    {
-        let mut value = 0_u64;
-        // SAFETY: the caller's promise. The target has no atomic intrinsics.
-        unsafe { asm!("{1} = atomic_fetch_add((u64 *)({0} + 0), {1})", in(reg) word, inout(reg) value) };
-        value
     }
 }

@@ -8,18 +8,37 @@ use core::ffi::c_void;
 
 use aya_ebpf::{
     Global,
-    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_task, bpf_probe_read_kernel},
+    helpers::{
+        bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_task,
+        bpf_get_current_task_btf, bpf_probe_read_kernel,
+    },
 };
 use numaward_abi::{CgroupId, OTHER_SLOT};
 
 use crate::{
+    cgroup_node::CgroupNode,
     cgroup_path::{CGROUP_PATH, KERNFS_PARENT},
     roots::{MAX_LEVELS, slot_of_root},
 };
 
 /// Whether there is a helper for the ancestors. The verifier does not look at the way that is not taken.
 #[unsafe(no_mangle)]
-static HAS_ANCESTORS: Global<u32> = Global::new(1);
+pub(crate) static HAS_ANCESTORS: Global<u32> = Global::new(1);
+
+/// Whether programs may read the current task's structures directly.
+#[unsafe(no_mangle)]
+static READS_TASK: Global<u32> = Global::new(0);
+
+/// The id of the current task's cgroup.
+#[inline(always)]
+pub(crate) fn current_cgroup() -> CgroupId {
+    if READS_TASK.load() == 0 {
+        // SAFETY: the helper takes nothing and always succeeds.
+        return CgroupId(unsafe { bpf_get_current_cgroup_id() });
+    }
+    // SAFETY: userspace sets the path where it sets the above, and the current task is one as the verifier knows it.
+    unsafe { CgroupNode::of_task(CGROUP_PATH.load(), bpf_get_current_task_btf().cast()) }.id()
+}
 
 /// The slot of the current task.
 #[inline(always)]

@@ -18,12 +18,16 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cache;
+mod cgroup_node;
 mod cgroup_path;
 mod common;
 mod counters;
 mod current;
+mod current_cached;
 mod nodes;
 mod roots;
+mod slot_cache;
 
 use core::arch::asm;
 
@@ -38,8 +42,9 @@ use numaward_abi::{MAX_NODE_IDS, MIGRATE_REASONS, ScanCounters, UNKNOWN_NODE};
 
 use crate::{
     counters::{add_at, add_shared},
-    current::current_slot,
+    current_cached::cached_current_slot,
     nodes::{NODE_TABLE, NODES, home},
+    slot_cache::{SlotCache, slot_cache},
 };
 
 /// `TNF_MIGRATED` and `TNF_FAULT_LOCAL` of linux/sched/numa_balancing.h.
@@ -72,6 +77,12 @@ static SCAN: Array<ScanCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 /// Pages, by slot * MIGRATE_REASONS + reason.
 #[map]
 static MIGRATED_PAGES: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+#[map]
+static HINT_CACHE: SlotCache = slot_cache();
+#[map]
+static SCAN_CACHE: SlotCache = slot_cache();
+#[map]
+static MIGRATE_CACHE: SlotCache = slot_cache();
 
 #[fentry(function = "task_numa_fault")]
 fn hint_fentry(ctx: FEntryContext) -> i32 {
@@ -112,7 +123,7 @@ fn hint(mem_node: i32, pages: i32, flags: i32) {
     } else {
         u32::from(memory)
     };
-    add_at(&ACCESS, (current_slot() * count + home) * columns + column, pages);
+    add_at(&ACCESS, (cached_current_slot(&HINT_CACHE) * count + home) * columns + column, pages);
 }
 
 #[fexit(function = "vma_policy_mof")]
@@ -129,7 +140,7 @@ fn scan_fexit(ctx: FExitContext) -> i32 {
     // SAFETY: as above.
     let end = unsafe { *vma.add(end as usize).cast::<u64>() };
     let pages = end.wrapping_sub(start) >> PAGE_SHIFT.load();
-    if let Some(counters) = SCAN.get_ptr_mut(current_slot()) {
+    if let Some(counters) = SCAN.get_ptr_mut(cached_current_slot(&SCAN_CACHE)) {
         // A C `bool`: the rest of the register is not defined.
         let sampled = returned & 0xff != 0;
         // SAFETY: the pointer is of the map's value.
@@ -187,5 +198,6 @@ fn migrate_tracepoint(ctx: TracePointContext) -> u32 {
 fn migrated(pages: u64, reason: u32) {
     let last = MIGRATE_REASONS as u32 - 1;
     let reason = if reason < last { reason } else { last };
-    add_at(&MIGRATED_PAGES, current_slot() * MIGRATE_REASONS as u32 + reason, pages);
+    let slot = cached_current_slot(&MIGRATE_CACHE);
+    add_at(&MIGRATED_PAGES, slot * MIGRATE_REASONS as u32 + reason, pages);
 }

@@ -6,7 +6,8 @@
 //!
 //! **Hook.** `sched:sched_switch` as `tp_btf`: what was counted since the last switch on this CPU is booked to the
 //! workload of the task that is switched out. So the counts of a task come in when
-//! it is switched out, be it by a kernel thread for a moment.
+//! it is switched out, be it by a kernel thread for a moment. To read the counters is most of the cost: between
+//! tasks of one workload they are not, for some switches.
 //!
 //! **No races.** The scheduler switches with interrupts off, so that LAST, per CPU, has one writer.
 
@@ -38,13 +39,17 @@ use aya_ebpf::{
 use numaward_abi::{DramCounters, DramSeen};
 
 use crate::{
+    ancestors::slot_of,
     cgroup_node::CgroupNode,
     cgroup_path::CGROUP_PATH,
     counters::add_shared,
     lost::count_lost,
     nodes::{NODE_TABLE, NODES, home},
-    slot_cache::slot_of,
+    slot_cache::{SlotCache, remembered, slot_cache},
 };
+
+/// So many switches between tasks of one workload go without a reading.
+const MOST_SKIPPED: u32 = 16;
 
 /// Whether there is a counter for local memory.
 #[unsafe(no_mangle)]
@@ -57,6 +62,8 @@ static LOCAL: PerfEventArray<u64> = PerfEventArray::new(0);
 #[map]
 static REMOTE: PerfEventArray<u64> = PerfEventArray::new(0);
 #[map]
+static CACHE: SlotCache = slot_cache();
+#[map]
 static LAST: PerCpuArray<DramSeen> = PerCpuArray::with_max_entries(1, 0);
 /// By slot * NODES + the home node of the CPU.
 #[map]
@@ -67,6 +74,19 @@ fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
     let Some(last) = LAST.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
     let last = unsafe { &mut *last };
+    let (previous, next): (*const u8, *const u8) = (ctx.arg(1), ctx.arg(2));
+    if previous.is_null() || next.is_null() {
+        return 0;
+    }
+    let path = CGROUP_PATH.load();
+    // SAFETY: both are a `struct task_struct`, not null; userspace sets the offsets.
+    let [previous, next] = unsafe { [CgroupNode::of_task(path, previous), CgroupNode::of_task(path, next)] };
+    let slot = slot_of_cgroup(previous);
+    if last.is_known != 0 && last.skipped < MOST_SKIPPED && slot == slot_of_cgroup(next) {
+        last.skipped += 1;
+        return 0;
+    }
+    last.skipped = 0;
     let local = if HAS_LOCAL.load() != 0 { read(&LOCAL) } else { Some(0) };
     let (Some(local), Some(remote)) = (local, read(&REMOTE)) else {
         count_lost();
@@ -87,13 +107,6 @@ fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
     if home >= count {
         return 0;
     }
-    let previous: *const u8 = ctx.arg(1);
-    if previous.is_null() {
-        return 0;
-    }
-    // SAFETY: it is a `struct task_struct`, not null; userspace sets the offsets.
-    let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), previous) };
-    let slot = slot_of(node);
     if let Some(counters) = DRAM.get_ptr_mut(slot * count + home) {
         // SAFETY: the pointer is of the map's value.
         unsafe {
@@ -102,6 +115,11 @@ fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
         }
     }
     0
+}
+
+#[inline(always)]
+fn slot_of_cgroup(node: CgroupNode) -> u32 {
+    remembered(&CACHE, node.id(), || (slot_of(node), true))
 }
 
 /// What this CPU's event has counted; `None` where it has none.

@@ -17,13 +17,17 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cache;
+mod cgroup_node;
 mod cgroup_path;
 mod common;
 mod counters;
 mod current;
+mod current_cached;
 mod nodes;
 mod page_node;
 mod roots;
+mod slot_cache;
 
 use aya_ebpf::{
     Global,
@@ -36,9 +40,10 @@ use numaward_abi::{HUGEPAGE_SIZES, HugepageCounters, MAX_NODES, Slot};
 
 use crate::{
     counters::add_shared,
-    current::current_slot,
+    current_cached::cached_current_slot,
     nodes::{NODE_TABLE, NODES, home},
     page_node::node_of,
+    slot_cache::{SlotCache, slot_cache},
 };
 
 /// Offsets of `vm_area_struct.vm_file`, `file.f_inode` and `inode.i_blkbits`.
@@ -51,6 +56,8 @@ static SIZE_BITS: Global<[u32; HUGEPAGE_SIZES]> = Global::new([0; HUGEPAGE_SIZES
 #[unsafe(no_mangle)]
 static SIZES: Global<u32> = Global::new(1);
 
+#[map]
+static CACHE: SlotCache = slot_cache();
 /// By slot.
 #[map]
 static SLOTS: Array<Slot> = Array::with_max_entries(1, 0);
@@ -85,7 +92,7 @@ fn hugepages_fexit(ctx: FExitContext) -> i32 {
     }
     let Some(nodes) = NODE_TABLE.get(0) else { return 0 };
     let is_local = node == u32::from(home(nodes));
-    let slot = current_slot();
+    let slot = cached_current_slot(&CACHE);
     let Some(promise) = SLOTS.get(slot) else { return 0 };
     let is_outside = promise.allowed[(node / 64) as usize % (MAX_NODES / 64)] >> (node % 64) & 1 == 0;
     let row = (slot * count + node) * SIZES.load() + size;

@@ -24,6 +24,7 @@ mod cgroup_path;
 mod common;
 mod counters;
 mod current;
+mod current_cached;
 mod lost;
 mod roots;
 mod slot_cache;
@@ -38,8 +39,13 @@ use aya_ebpf::{
 use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 
 use crate::{
-    cgroup_node::CgroupNode, cgroup_path::CGROUP_PATH, counters::add_shared, current::current_slot,
-    lost::count_lost, slot_cache::slot_of,
+    ancestors::slot_of,
+    cgroup_node::CgroupNode,
+    cgroup_path::CGROUP_PATH,
+    counters::add_shared,
+    current_cached::cached_current_slot,
+    lost::count_lost,
+    slot_cache::{SlotCache, remembered, slot_cache},
 };
 
 /// `PF_KTHREAD` of linux/sched.h.
@@ -52,6 +58,8 @@ static TASK: Global<[u32; 2]> = Global::new([0; 2]);
 /// The slot of the workload to which each CPU is exclusive; 0 for none.
 #[map]
 static OWNER: Array<u32> = Array::with_max_entries(1, 0);
+#[map]
+static CACHE: SlotCache = slot_cache();
 #[map]
 static TIMES: PerCpuArray<CpuTimes> = PerCpuArray::with_max_entries(1, 0);
 /// The intruders by name. Names are as many as somebody wants: where there is no room, those go that ran least recently.
@@ -80,7 +88,8 @@ fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
     times.class = RunClass::Idle as u32;
     if pid != 0 {
         // SAFETY: as above.
-        times.slot = slot_of(unsafe { CgroupNode::of_task(CGROUP_PATH.load(), next) });
+        let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), next) };
+        times.slot = remembered(&CACHE, node.id(), || (slot_of(node), true));
         times.class = class(times.slot, owner, flags & KERNEL_THREAD != 0);
     }
     0
@@ -91,7 +100,7 @@ fn switch_tracepoint(_ctx: TracePointContext) -> u32 {
     let Some((times, owner, now)) = begin() else { return 0 };
     // The task that is switched out is still the current one; 0 is the idle task.
     if times.since != 0 && times.owner == owner && bpf_get_current_pid_tgid() as u32 != 0 {
-        times.slot = current_slot();
+        times.slot = cached_current_slot(&CACHE);
         times.class = class(times.slot, owner, false);
         charge(times, now.saturating_sub(times.since));
     }

@@ -15,14 +15,17 @@
 #![feature(asm_experimental_arch)]
 
 mod ancestors;
+mod cache;
 mod cgroup_node;
 mod cgroup_path;
 mod common;
 mod counters;
 mod current;
+mod current_cached;
 mod event_gate;
 mod lost;
 mod roots;
+mod slot_cache;
 
 use core::arch::asm;
 
@@ -31,7 +34,7 @@ use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::{btf_tracepoint, fentry, map, tracepoint},
-    maps::{Array, HashMap, RingBuf},
+    maps::{Array, RingBuf},
     programs::{BtfTracePointContext, FEntryContext, TracePointContext},
 };
 use numaward_abi::{LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters, Task};
@@ -41,8 +44,9 @@ use crate::{
     cgroup_node::CgroupNode,
     cgroup_path::CGROUP_PATH,
     counters::{add_at, add_shared},
-    current::current_slot,
+    current_cached::cached_current_slot,
     lost::count_lost,
+    slot_cache::{SlotCache, slot_cache},
 };
 
 /// From how many nanoseconds on a stall is reported. Userspace sets it.
@@ -53,9 +57,20 @@ static LONG_STALL: Global<u64> = Global::new(u64::MAX);
 #[unsafe(no_mangle)]
 static OOM_LAYOUT: Global<[u32; 4]> = Global::new([0; 4]);
 
-/// Since when a thread reclaims, by its id.
+/// Threads that can reclaim at the same time, as a power of two, if their ids follow each other.
+const STALLED_BITS: u32 = 14;
+/// The bits of a time in [`STALLED_SINCE`]: 417 days, which no stall takes.
+const TIME_BITS: u32 = 55;
+
+/// Since when a thread reclaims, by the lower bits of its id. Above the time are the other bits of the id, plus
+/// one: ids have 22 bits at most (`PID_MAX_LIMIT`). 0 where nobody reclaims. One word, so that two threads
+/// with the same place never mix.
 #[map]
-static STALLED_SINCE: HashMap<u32, u64> = HashMap::with_max_entries(16_384, 0);
+static STALLED_SINCE: Array<u64> = Array::with_max_entries(1 << STALLED_BITS, 0);
+#[map]
+static DIRECT_CACHE: SlotCache = slot_cache();
+#[map]
+static MEMCG_CACHE: SlotCache = slot_cache();
 /// By slot.
 #[map]
 static STALLS: Array<StallCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
@@ -77,7 +92,7 @@ fn stall_direct_begin(_ctx: BtfTracePointContext) -> i32 {
 
 #[btf_tracepoint(function = "mm_vmscan_direct_reclaim_end")]
 fn stall_direct_end(_ctx: BtfTracePointContext) -> i32 {
-    end();
+    end(&DIRECT_CACHE);
     0
 }
 
@@ -89,7 +104,7 @@ fn stall_memcg_begin(_ctx: BtfTracePointContext) -> i32 {
 
 #[btf_tracepoint(function = "mm_vmscan_memcg_reclaim_end")]
 fn stall_memcg_end(_ctx: BtfTracePointContext) -> i32 {
-    end();
+    end(&MEMCG_CACHE);
     0
 }
 
@@ -101,37 +116,58 @@ fn stall_tracepoint_begin(_ctx: TracePointContext) -> u32 {
 
 #[tracepoint]
 fn stall_tracepoint_end(_ctx: TracePointContext) -> u32 {
-    end();
+    end(&DIRECT_CACHE);
     0
+}
+
+const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
+
+/// The place of the current thread in [`STALLED_SINCE`], and what of its id is above the time there.
+#[inline(always)]
+fn place() -> (u32, u64) {
+    let thread = bpf_get_current_pid_tgid() as u32;
+    let above = u64::from(thread >> STALLED_BITS) + 1;
+    (thread & ((1 << STALLED_BITS) - 1), above << TIME_BITS)
 }
 
 #[inline(always)]
 fn begin() {
+    let (place, owner) = place();
     // SAFETY: the helper takes nothing and always succeeds.
-    let now = unsafe { bpf_ktime_get_ns() };
-    let thread = bpf_get_current_pid_tgid() as u32;
-    if STALLED_SINCE.insert(thread, now, 0).is_err() {
-        count_lost();
+    let now = unsafe { bpf_ktime_get_ns() } & TIME_MASK;
+    let Some(since) = STALLED_SINCE.get_ptr_mut(place) else { return };
+    // SAFETY: the pointer is of the map's value; other threads may have the same place.
+    unsafe {
+        // What another one had begun cannot be measured any more.
+        if since.read_volatile() != 0 {
+            count_lost();
+        }
+        since.write_volatile(owner | now);
     }
 }
 
 #[inline(always)]
-fn end() {
-    let thread = bpf_get_current_pid_tgid() as u32;
-    // SAFETY: only this thread writes its entry.
-    let Some(since) = (unsafe { STALLED_SINCE.get(thread) }).copied() else { return };
-    let _gone_anyway = STALLED_SINCE.remove(thread);
+fn end(cache: &SlotCache) {
+    let (place, owner) = place();
+    let Some(entry) = STALLED_SINCE.get_ptr_mut(place) else { return };
+    // SAFETY: as in `begin`.
+    let since = unsafe { entry.read_volatile() };
+    if since & !TIME_MASK != owner {
+        return;
+    }
+    // SAFETY: as above.
+    unsafe { entry.write_volatile(0) };
     // SAFETY: the helper takes nothing and always succeeds.
-    let nanoseconds = unsafe { bpf_ktime_get_ns() }.saturating_sub(since);
+    let nanoseconds = unsafe { bpf_ktime_get_ns() }.wrapping_sub(since) & TIME_MASK;
     let mut bucket = u64::from(64 - (nanoseconds / 1000).leading_zeros());
-    // Nothing is done: so that the compiler forgets what it knows of the value and the bound below is to be seen by
-    // the verifier, which does not know it.
-    // SAFETY: there is no instruction.
-    unsafe { asm!("/* {0} */", inout(reg) bucket) };
+    // Nothing is added: so that the compiler forgets what it knows of the value and the bound below is to be seen by
+    // the verifier, which does not know it. An instruction has to be there: the kernel takes no two lines for one.
+    // SAFETY: the value stays as it is.
+    unsafe { asm!("{0} += 0", inout(reg) bucket) };
     if bucket >= STALL_BUCKETS as u64 {
         bucket = STALL_BUCKETS as u64 - 1;
     }
-    let slot = current_slot();
+    let slot = cached_current_slot(cache);
     if let Some(counters) = STALLS.get_ptr_mut(slot) {
         // SAFETY: the pointer is of the map's value, and the bucket is inside.
         unsafe {

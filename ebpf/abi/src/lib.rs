@@ -139,7 +139,7 @@ pub struct DramCounters {
     pub remote: u64,
 }
 
-/// What a CPU's counters had when tasks were switched last.
+/// What a CPU's counters had when they were read last.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DramSeen {
@@ -148,7 +148,9 @@ pub struct DramSeen {
     /// Accesses to remote memory.
     pub remote: u64,
     /// 0 where these are not yet known, else 1.
-    pub is_known: u64,
+    pub is_known: u32,
+    /// Switches since then, between tasks of one workload.
+    pub skipped: u32,
 }
 
 /// Buckets of the histogram of stalls.

@@ -126,13 +126,12 @@ impl Alloc {
         let shards = if rows.per_cpu { 0 } else { rows.shards };
         let log_level = if options.debug_log { Level::Debug as u8 } else { 0 };
         let log_size = if options.debug_log { 1 << 17 } else { to_u32(page_size()) };
-        let to_slot = kernel.to_slot()?;
+        let to_slot = kernel.to_slot()?.reading_task(layout.reads_task);
         let mut loader = EbpfLoader::new();
         to_slot.show(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODE_SHIFT", &layout.node_shift, true)
-            .override_global("READS_TASK", &layout.reads_task, true)
             .override_global("GFP_OFFSET", &gfp_offset, true)
             .override_global("MIGRATION_DISABLED", &layout.migration_disabled, true)
             .override_global("NODES", &node_count, true)

@@ -23,15 +23,23 @@ pub(crate) struct ToSlot {
     has_ancestors: u32,
     pub(crate) path: [u32; 4],
     parent: u32,
+    /// Whether the current task's structures may be read directly.
+    reads_task: u32,
 }
 
 impl ToSlot {
+    /// The same, but the current task's structures are read directly, or not.
+    pub(crate) fn reading_task(self, reads_task: u32) -> Self {
+        Self { reads_task, ..self }
+    }
+
     /// Lets the programs of an object go that way.
     pub(crate) fn show<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         loader
             .override_global("HAS_ANCESTORS", &self.has_ancestors, true)
             .override_global("CGROUP_PATH", &self.path, true)
-            .override_global("KERNFS_PARENT", &self.parent, true);
+            .override_global("KERNFS_PARENT", &self.parent, true)
+            .override_global("READS_TASK", &self.reads_task, true);
     }
 }
 
@@ -75,15 +83,16 @@ impl Kernel {
     /// The way from the current task to its slot: by a helper (Linux 5.14), else by the kernel's structures.
     pub(crate) fn to_slot(&self) -> Result<ToSlot, Refusal> {
         if *self.has_ancestors {
+            let reads_task = u32::from(self.gives_task() && self.ancestors().is_ok());
             let (path, parent) = self.ancestors().unwrap_or_default();
-            return Ok(ToSlot { has_ancestors: 1, path, parent });
+            return Ok(ToSlot { has_ancestors: 1, path, parent, reads_task });
         }
         // Reading would yield nothing but zeros there, without an error.
         if is_confidential(Path::new("/")) {
             return Err(Refusal::NoAncestors("lockdown=confidentiality".to_owned()));
         }
         let (path, parent) = self.ancestors().map_err(|refusal| Refusal::NoAncestors(refusal.to_string()))?;
-        Ok(ToSlot { has_ancestors: 0, path, parent })
+        Ok(ToSlot { has_ancestors: 0, path, parent, reads_task: 0 })
     }
 }
 
