@@ -23,6 +23,8 @@ enum Name {
     Enforce,
     /// What the daemon takes of a CPU and of memory while nothing happens
     Idle,
+    /// Containers that are created while 50 clients read all there is to read of 1,000 workloads
+    Answers,
     /// 1,000 admissions a second, 50 scrapers and 1,000 clients that read a byte a second, for a minute
     Load,
     /// 10,000 pods that come and go, with a container runtime that is a fake: what the daemon holds meanwhile
@@ -52,6 +54,7 @@ pub(crate) fn bench(arguments: &Bench) -> Result<ExitCode> {
         Name::Scrape => ("numaward-daemon", "scrape"),
         Name::Enforce if arguments.vm => return in_vm("numaward-daemon", "enforce", "enforce --real"),
         Name::Enforce => ("numaward-daemon", "enforce"),
+        Name::Answers => ("numaward-daemon", "answers"),
         Name::Load => ("numaward-daemon", "load"),
         Name::Soak => ("numaward-daemon", "soak"),
         Name::Idle => return idle::measure(Duration::from_secs(arguments.seconds)),

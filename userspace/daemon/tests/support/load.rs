@@ -122,7 +122,7 @@ impl Load {
 }
 
 /// An address of a group of clients.
-fn from(group: u8, number: usize) -> Ipv4Addr {
+pub(crate) fn from(group: u8, number: usize) -> Ipv4Addr {
     let [.., high, low] = u32::try_from(number + 1).unwrap_or_default().to_be_bytes();
     Ipv4Addr::new(127, group, high, low)
 }
@@ -199,7 +199,7 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-async fn connect(from: Ipv4Addr, to: SocketAddr, window: Option<u32>) -> io::Result<TcpStream> {
+pub(crate) async fn connect(from: Ipv4Addr, to: SocketAddr, window: Option<u32>) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((from, 0).into())?;
     if let Some(bytes) = window {
