@@ -18,6 +18,7 @@ mod exec;
 mod explain;
 mod export;
 mod get;
+mod heap;
 mod import;
 mod numactl;
 mod rebalance;
@@ -187,6 +188,7 @@ fn run(daemon: &Daemon, args: Run) -> anyhow::Result<ExitCode> {
     for warning in &loaded.warnings {
         eprintln!("numaward: {warning}");
     }
+    heap::share();
     (daemon.run)(&loaded.config)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -195,6 +195,8 @@ impl Observer {
             let mut moving = self.moving();
             for event in events {
                 moving.take(event);
+                // There may be tens of thousands.
+                health::beat();
             }
         }
         self.note(Part::Cgroups, Ok(()));
