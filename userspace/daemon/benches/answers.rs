@@ -1,8 +1,9 @@
 //! How long a container waits for its CPUs while many clients read all there is to read.
 //!
 //! `cargo bench -p numaward-daemon --bench answers [-- NAME=NUMBER...]`, or `cargo xtask bench answers`. Names and
-//! defaults: `workloads=1000`, `clients=50` that read `/api/v1/workloads` and `/metrics` in turn without a pause,
-//! `containers=50` that are created meanwhile.
+//! defaults: `workloads=1000`, of which `pods=250` have a container without a CPU of its own and the rest are cgroups of
+//! others, `clients=50` that read `/api/v1/workloads` and `/metrics` in turn without a pause, `containers=50` that are
+//! created meanwhile. Each takes a CPU from all containers that have none of their own.
 //!
 //! The daemon is a process of its own, with all its parts but the probe of allocations, on a host of plain files in memory. The container
 //! runtime is a fake: it speaks NRI over a socket as containerd does, and runs nothing. Exits with 1 if a creation took 100 ms
@@ -105,11 +106,15 @@ fn print(what: &str, times: &mut [Duration], without: usize) {
 }
 
 async fn measure(node: Node, daemon: &Process) -> Result<bool, String> {
-    let (workloads, clients, containers) =
-        (option("workloads", 1000), option("clients", 50), option("containers", 50));
+    let (workloads, pods) = (option("workloads", 1000), option("pods", 250));
+    let (clients, containers) = (option("clients", 50), option("containers", 50));
     assert!(node.runtime.has_plugins(&[PLUGIN]).await, "{:?}", node.runtime.log());
     for number in 0..workloads {
-        node.create(number, false).await?;
+        if number < pods {
+            node.create(number, false).await?;
+        } else {
+            node.place.cgroup(&format!("/workload-{number}")).map_err(|error| error.to_string())?;
+        }
     }
     let (mut idle, without) = node.create_all(workloads, containers).await?;
     print(&format!("{workloads} workloads, no clients"), &mut idle, without);
