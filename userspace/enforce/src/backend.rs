@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
-    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -16,6 +15,7 @@ use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
     EnforceError, Owner, Step, Systemd,
+    batch::{self, Write},
     migration::{Migration, Moving, Resident, left_on, migrate, resident, stayed},
     pages,
     systemd::property,
@@ -26,10 +26,6 @@ use super::{
 const SYSTEMD_SETTLES: Duration = Duration::from_secs(3);
 /// How often to look meanwhile.
 const SETTLE_PACE: Duration = Duration::from_millis(5);
-/// The same for the kernel, at first.
-const TAKEN_PACE: Duration = Duration::from_micros(200);
-/// Writes to `cpuset.cpus` that may wait for pages at once; more are waited for themselves.
-const MAX_WRITERS: usize = 256;
 
 /// How the enforcer works.
 #[derive(Clone, Debug)]
@@ -159,46 +155,53 @@ impl Cgroupfs {
     }
 
     /// Writes a knob, and returns when the kernel has taken it.
-    ///
-    /// While pages of any cgroup are being moved, the kernel ends no write to a `cpuset.cpus` either before all have
-    /// moved, although what was written holds at once: a thread goes on waiting for that.
     fn write_knob(&self, dir: &Path, knob: Knob, value: &Value) -> Result<(), KnobError> {
-        let text = value.to_string();
-        if knob != Knob::CpusetCpus || self.writers.busy() >= MAX_WRITERS {
-            return knob.write(dir, &text);
+        if knob != Knob::CpusetCpus {
+            return knob.write(dir, &value.to_string());
         }
-        // Otherwise it would hold before the thread has written, which could then come after the next write.
         if knob.read(dir).is_ok_and(|found| self.holds(knob, value, &found)) {
             return Ok(());
         }
-        let (sender, receiver) = mpsc::channel();
-        let (own_dir, own_text) = (dir.to_owned(), text.clone());
-        let write = move || {
-            // Nobody waits any more where it holds already.
-            let _ = sender.send(knob.write(&own_dir, &own_text));
+        let write = Write { dir: dir.to_owned(), knob, value: value.clone() };
+        self.write_knobs(vec![write]).pop().unwrap_or(Ok(()))
+    }
+
+    /// Likewise, several that do not hold what is to be written.
+    fn write_knobs(&self, writes: Vec<Write>) -> Vec<Result<(), KnobError>> {
+        let holds = |write: &Write| {
+            let found = write.knob.read(&write.dir);
+            found.is_ok_and(|found| self.holds(write.knob, &write.value, &found))
         };
-        if self.writers.run(write).is_err() {
-            return knob.write(dir, &text);
-        }
-        let mut pace = TAKEN_PACE;
-        loop {
-            match receiver.recv_timeout(pace) {
-                Ok(written) => return written,
-                Err(RecvTimeoutError::Disconnected) => return knob.write(dir, &text),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if knob.read(dir).is_ok_and(|found| self.holds(knob, value, &found)) {
-                return Ok(());
-            }
-            pace = (pace * 2).min(SETTLE_PACE);
-        }
+        batch::write(&self.writers, writes, holds)
+    }
+
+    /// Writes steps of `cpuset.cpus` that each name CPUs, of different cgroups, one beside the other: what came of each.
+    pub(super) fn put_cpus(&self, steps: &[Step]) -> Vec<Result<(), EnforceError>> {
+        let value = |step: &Step| match &step.to {
+            Value::Cpus(cpus) => self.without_partitions(&step.cgroup, cpus.clone()).map(Value::Cpus),
+            other => Ok(other.clone()),
+        };
+        let values: Vec<_> = steps.iter().map(value).collect();
+        let write = |(step, value): (&Step, &Result<Value, KnobError>)| {
+            let dir = step.cgroup.dir(&self.root);
+            value.as_ref().ok().map(|value| Write { dir, knob: step.knob, value: value.clone() })
+        };
+        let mut written = self.write_knobs(steps.iter().zip(&values).filter_map(write).collect()).into_iter();
+        let done = |(step, value): (&Step, Result<Value, KnobError>)| {
+            let value = value?;
+            written.next().transpose()?;
+            self.check(step, &value)
+        };
+        steps.iter().zip(values).map(done).collect()
     }
 
     /// These CPUs without those of the siblings' partitions; what the parent has if none are left.
     fn without_partitions(&self, cgroup: &CgroupPath, cpus: CpuSet) -> Result<CpuSet, KnobError> {
         let Some(parent) = cgroup.parent() else { return Ok(cpus) };
         let available = self.cpus(&parent, Knob::CpusetCpusEffective)?;
-        if cpus.is_subset(&(&available | &self.cpus(cgroup, Knob::CpusetCpusEffective)?)) {
+        if cpus.is_subset(&available)
+            || cpus.is_subset(&(&available | &self.cpus(cgroup, Knob::CpusetCpusEffective)?))
+        {
             return Ok(cpus);
         }
         let parent_dir = parent.dir(&self.root);

@@ -11,6 +11,7 @@ use numaward_cgroup::{
     knob::{Knob, KnobError, Limit, Value, enable_controllers},
 };
 use numaward_model::{Settings, Values, health};
+use numaward_topology::CpuSet;
 
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
@@ -226,11 +227,29 @@ impl Enforcer {
         Ok(report)
     }
 
-    /// Makes a knob of a cgroup hold a value at once, without taking note of what it held: nothing will be given back,
-    /// and systemd is not informed. Reports no write where it holds it already.
-    pub fn set(&self, cgroup: &CgroupPath, knob: Knob, to: &Value) -> Result<Report, EnforceError> {
+    /// Has cgroups run on these CPUs at once, of which each has some, without taking note of those that they had: nothing
+    /// will be given back, and systemd is not informed. Reports no write where they have them already.
+    pub fn set_cpus(&self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<Report, EnforceError>> {
+        let steps: Vec<_> = wanted.iter().map(|(cgroup, cpus)| self.cpus_step(cgroup, cpus)).collect();
+        let given: Vec<_> = steps.iter().flatten().flatten().cloned().collect();
+        let mut written = self.cgroupfs.put_cpus(&given).into_iter();
+        let done = |step| {
+            let mut report = Report::default();
+            if let Some(step) = step? {
+                written.next().transpose()?;
+                report.written.push(step);
+            }
+            Ok(report)
+        };
+        steps.into_iter().map(done).collect()
+    }
+
+    /// What has a cgroup run on these CPUs; none if it does.
+    fn cpus_step(&self, cgroup: &CgroupPath, cpus: &CpuSet) -> Result<Option<Step>, EnforceError> {
+        health::beat();
+        let (knob, to) = (Knob::CpusetCpus, Value::Cpus(cpus.clone()));
         let from = match self.cgroupfs.read(cgroup, knob) {
-            Ok(held) if self.cgroupfs.holds(knob, to, &held) => return Ok(Report::default()),
+            Ok(held) if self.cgroupfs.holds(knob, &to, &held) => return Ok(None),
             Ok(held) => held,
             Err(KnobError::Missing { .. }) if id_of(&cgroup.dir(self.root())).is_some() => {
                 self.enable_above(cgroup, knob)?;
@@ -238,11 +257,7 @@ impl Enforcer {
             }
             Err(error) => return Err(error.into()),
         };
-        let step = Step { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to: to.clone() };
-        let mut report = Report::default();
-        self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
-        report.written.push(step);
-        Ok(report)
+        Ok(Some(Step { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to }))
     }
 
     /// The knobs of one cgroup that do not hold what was written. An error that

@@ -26,6 +26,7 @@
 
 mod applied;
 mod backend;
+mod batch;
 mod drift;
 mod enforcer;
 mod error;

@@ -33,6 +33,7 @@ mod waiting;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    iter,
     sync::Arc,
     time::Instant,
 };
@@ -40,10 +41,10 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Limit, Quota, Value},
+    knob::{Knob, Limit, Quota},
 };
 use numaward_config::kubernetes::CpuQuota;
-use numaward_enforce::{Change, EnforceError};
+use numaward_enforce::{Change, EnforceError, Report};
 use numaward_engine::{self as engine, Allocation, OwnerId, Terms};
 use numaward_model::{
     Settings,
@@ -356,7 +357,7 @@ impl Core {
         }
         let settings = change.settings_of(placed);
         if !change.is_promised(placed) {
-            change.keep_to_pool(placed)?;
+            change.keep_to_pool(iter::once(placed)).pop().transpose()?;
             if change.is_change() {
                 change.store()?;
                 self.promises_changed();
@@ -398,13 +399,26 @@ impl Core {
         Ok(())
     }
 
-    /// Writes the shared pool into a container that holds no CPUs.
-    fn keep_to_pool(&self, placed: &Placed) -> Result<bool, EnforceError> {
-        let pool = self.shared().cpus.filter(|_| self.mode() == EnforcementMode::On);
-        let Some(pool) = pool else { return Ok(false) };
-        let written = self.execution.enforcer.set(&placed.cgroup, Knob::CpusetCpus, &Value::Cpus(pool))?;
-        self.metrics.enforced(&written);
-        Ok(!written.written.is_empty())
+    /// Writes the shared pool into containers that hold no CPUs: of each, whether that was to be done.
+    fn keep_to_pool<'a>(
+        &self,
+        containers: impl Iterator<Item = &'a Placed>,
+    ) -> Vec<Result<bool, EnforceError>> {
+        let Some(pool) = self.shared().cpus else { return containers.map(|_| Ok(false)).collect() };
+        let wanted: Vec<_> = containers.map(|placed| (placed.cgroup.clone(), pool.clone())).collect();
+        self.set_cpus(&wanted)
+    }
+
+    /// Has cgroups run on these CPUs at once: of each, whether it did not.
+    fn set_cpus(&self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<bool, EnforceError>> {
+        if self.mode() != EnforcementMode::On {
+            return wanted.iter().map(|_| Ok(false)).collect();
+        }
+        let note = |written: Report| {
+            self.metrics.enforced(&written);
+            !written.written.is_empty()
+        };
+        self.execution.enforcer.set_cpus(wanted).into_iter().map(|written| written.map(note)).collect()
     }
 
     /// Containers whose CPUs are those of the shared pool, and whose cgroups exist.
@@ -428,8 +442,10 @@ impl Core {
         }
         (self.pods.pool, self.pods.is_behind) = (pool, false);
         let (mut updates, mut changes) = (Vec::new(), Vec::new());
-        for placed in self.sharing().cloned().collect::<Vec<_>>() {
-            match self.keep_to_pool(&placed) {
+        let sharing: Vec<_> = self.sharing().cloned().collect();
+        let kept = self.keep_to_pool(sharing.iter().map(Arc::as_ref));
+        for (placed, kept) in sharing.into_iter().zip(kept) {
+            match kept {
                 Ok(_) => {}
                 Err(error) if error.is_gone() => continue,
                 Err(error) => {
@@ -444,8 +460,9 @@ impl Core {
             }
             updates.push(Update { id: placed.of.id.clone(), settings });
         }
-        for (path, settings) in self.guarantees_off_pool() {
-            self.leave_cpus(&path, &settings);
+        let off_pool = self.guarantees_off_pool();
+        self.leave_cpus(&off_pool);
+        for (path, settings) in off_pool {
             self.note_settings(&path, &settings);
             changes.push((path, Some(settings)));
         }
@@ -489,14 +506,15 @@ impl Core {
         self.state.guarantees.iter().filter_map(wanted).collect()
     }
 
-    /// Has a cgroup run on the CPUs of these settings at once: others may be waiting for those that it leaves.
-    fn leave_cpus(&self, path: &CgroupPath, settings: &Settings) {
-        let Some(cpus) = settings.cpus.clone().filter(|_| self.mode() == EnforcementMode::On) else { return };
-        match self.execution.enforcer.set(path, Knob::CpusetCpus, &Value::Cpus(cpus)) {
-            Ok(written) => self.metrics.enforced(&written),
-            Err(error) if error.is_gone() => {}
-            Err(error) => {
-                tracing::error!(cgroup = %path, %error, "a workload does not follow the shared pool");
+    /// Has cgroups run on the CPUs of these settings at once: others may be waiting for those that they leave.
+    fn leave_cpus(&self, given: &[(CgroupPath, Settings)]) {
+        let cpus = |(path, settings): &(CgroupPath, Settings)| Some((path.clone(), settings.cpus.clone()?));
+        let wanted: Vec<_> = given.iter().filter_map(cpus).collect();
+        for ((cgroup, _), left) in wanted.iter().zip(self.set_cpus(&wanted)) {
+            if let Err(error) = left
+                && !error.is_gone()
+            {
+                tracing::error!(%cgroup, %error, "a workload does not follow the shared pool");
             }
         }
     }
@@ -523,8 +541,9 @@ impl Core {
             .collect();
         next.retain(|placed| !self.state.guarantees.values().any(|held| held.cgroup == placed.cgroup));
         self.pods.looked_at = next.last().map(|placed| placed.of.id.clone());
-        for placed in next {
-            match self.keep_to_pool(&placed) {
+        let kept = self.keep_to_pool(next.iter().map(Arc::as_ref));
+        for (placed, kept) in next.into_iter().zip(kept) {
+            match kept {
                 Ok(false) => {}
                 Ok(true) => {
                     tracing::warn!(cgroup = %placed.cgroup, "cpuset.cpus was not the shared pool; written again");
