@@ -162,8 +162,10 @@ impl Observer {
         }
         let all = probing.intruders();
         let reports = found.iter().filter_map(|(&owner, intrusion)| {
-            let report = intrusion.report(elapsed, &probing.intrusions.names(owner, &all));
-            Some(report.workload(table.name_of_slot(owner)?.clone()))
+            let name = table.name_of_slot(owner)?;
+            let name_of = |slot| table.name_of_slot(slot).map(ToString::to_string);
+            let seen = probing.intrusions.seen(owner, &all, intrusion.is_by_tasks(elapsed), name_of);
+            Some(intrusion.report(elapsed, name, &seen).workload(name.clone()))
         });
         let reports = reports.collect();
         probing.intrusions.by_name = all.iter().map(|intruder| (name(intruder), intruder.time)).collect();

@@ -6,7 +6,7 @@
 //! one a minute.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -34,6 +34,25 @@ pub(crate) struct Intrusions {
 
 pub(crate) type Name = (SlotId, IntruderClass, Option<SlotId>, String);
 
+/// One of those who ran on CPUs of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    command: String,
+    class: IntruderClass,
+    /// The name of its workload, where it has one.
+    workload: Option<String>,
+}
+
+impl Seen {
+    /// Its name in a sentence. Names are what somebody else chose.
+    fn who(&self) -> String {
+        match &self.workload {
+            Some(workload) => workload.escape_debug().to_string(),
+            None => format!("{:?}", self.command),
+        }
+    }
+}
+
 /// Others ran on CPUs of one workload.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intrusion {
@@ -45,26 +64,43 @@ pub(crate) struct Intrusion {
 
 impl Intrusion {
     fn is_worth_an_event(&self, elapsed: Duration) -> bool {
-        self.tasks * TASKS >= elapsed || self.kernel_threads * KERNEL_THREADS >= elapsed
+        self.is_by_tasks(elapsed) || self.kernel_threads * KERNEL_THREADS >= elapsed
     }
 
-    /// The event. `names` are of the intruders, the longest first, as far as they are known.
-    pub(crate) fn report(&self, elapsed: Duration, names: &[(String, IntruderClass)]) -> Report {
-        let who = names.iter().map(|(command, class)| format!("{command:?} ({})", class.as_str()));
-        let who = match who.collect::<Vec<_>>() {
-            who if who.is_empty() => String::new(),
-            who => format!(": {}", who.join(", ")),
+    /// Whether it is tasks that are worth an event. Kernel threads, which every CPU has, come second.
+    pub(crate) fn is_by_tasks(&self, elapsed: Duration) -> bool {
+        self.tasks * TASKS >= elapsed
+    }
+
+    /// The event of `owner`. It begins with who ran there: what is read of a long line is its beginning.
+    pub(crate) fn report(&self, elapsed: Duration, owner: &str, seen: &[Seen]) -> Report {
+        let is_by_tasks = self.is_by_tasks(elapsed);
+        let time = if is_by_tasks { self.tasks } else { self.kernel_threads };
+        let tasks = seen.iter().filter(|one| one.class != IntruderClass::KernelThread).map(Seen::who);
+        let tasks: Vec<String> = tasks.collect::<BTreeSet<_>>().into_iter().collect();
+        let who = match (is_by_tasks, &*tasks) {
+            (false, _) => "Kernel threads".to_owned(),
+            (true, []) => "Others".to_owned(),
+            (true, [one]) => one.clone(),
+            (true, _) => format!("{} and others", seen[0].who()),
         };
-        let time = self.tasks + self.kernel_threads;
+        let listed =
+            seen.iter().map(|Seen { command, class, .. }| format!("{command:?} ({})", class.as_str()));
+        let listed = match listed.collect::<Vec<_>>() {
+            none if none.is_empty() => String::new(),
+            some => format!(": {}", some.join(", ")),
+        };
+        let cpus = if self.cpus.len() == 1 { "CPU" } else { "CPUs" };
         let message = format!(
-            "Others ran for {time:.1?} of the last {elapsed:.0?} on CPUs {}, which are exclusive to it{who}.",
-            self.cpus
+            "{who} ran for {time:.1?} of the last {elapsed:.0?} on {cpus} {}, exclusive to {}{listed}.",
+            self.cpus,
+            owner.escape_debug(),
         );
         let mut report = Report::new(EventKind::Intruder, message)
             .detail("cpus", &self.cpus)
             .detail("taskMicros", self.tasks.as_micros())
             .detail("kernelThreadMicros", self.kernel_threads.as_micros());
-        if let Some((command, class)) = names.first() {
+        if let Some(Seen { command, class, .. }) = seen.first() {
             report = report.detail("command", command).detail("class", class.as_str());
         }
         report
@@ -99,19 +135,33 @@ impl Intrusions {
         (intrusions, elapsed)
     }
 
-    /// The names of those who intruded upon `owner` since names were last asked for, the longest first.
-    pub(crate) fn names(&self, owner: SlotId, all: &[Intruder]) -> Vec<(String, IntruderClass)> {
+    /// Who intruded upon `owner` since this was last asked for, the longest first: tasks before kernel threads where
+    /// tasks are worth an event. `name_of` says what a workload is called.
+    pub(crate) fn seen(
+        &self,
+        owner: SlotId,
+        all: &[Intruder],
+        is_by_tasks: bool,
+        name_of: impl Fn(SlotId) -> Option<String>,
+    ) -> Vec<Seen> {
         let grown = |intruder: &Intruder| {
             intruder.time.saturating_sub(self.by_name.get(&name(intruder)).copied().unwrap_or_default())
         };
-        let mut grown: Vec<(Duration, &Intruder)> = all
+        let mut grown: Vec<(bool, Duration, &Intruder)> = all
             .iter()
             .filter(|intruder| intruder.owner == owner)
-            .map(|intruder| (grown(intruder), intruder))
-            .filter(|(time, _)| !time.is_zero())
+            .map(|of| (is_by_tasks && of.class != IntruderClass::KernelThread, grown(of), of))
+            .filter(|(_, time, _)| !time.is_zero())
             .collect();
-        grown.sort_by(|(a, of_a), (b, of_b)| b.cmp(a).then_with(|| of_a.command.cmp(&of_b.command)));
-        grown.into_iter().take(NAMES).map(|(_, of)| (of.command.clone(), of.class)).collect()
+        grown.sort_by(|(first, time, of), (other_first, other_time, other)| {
+            (other_first, other_time).cmp(&(first, time)).then_with(|| of.command.cmp(&other.command))
+        });
+        let seen = grown.into_iter().take(NAMES).map(|(_, _, of)| Seen {
+            command: of.command.clone(),
+            class: of.class,
+            workload: of.workload.and_then(&name_of),
+        });
+        seen.collect()
     }
 }
 
@@ -152,38 +202,67 @@ mod tests {
         assert_eq!(look(6, 0, 0), None, "a counter that went back");
     }
 
-    #[test]
-    fn the_names_are_those_of_the_tasks_that_ran_since() {
-        let intruder = |command: &str, millis| Intruder {
+    fn intruder(command: &str, class: IntruderClass, millis: u64) -> Intruder {
+        Intruder {
             owner: slot(),
-            class: IntruderClass::Host,
-            workload: None,
+            class,
+            workload: (class == IntruderClass::Workload).then(slot),
             command: command.to_owned(),
             time: Duration::from_millis(millis),
             runs: 1,
-        };
-        let before = [intruder("old", 900), intruder("sh", 10)];
+        }
+    }
+
+    fn intrusion(cpus: &str, tasks: u64, kernel_threads: u64) -> Intrusion {
+        let [tasks, kernel_threads] = [tasks, kernel_threads].map(Duration::from_millis);
+        Intrusion { cpus: cpus.parse().unwrap(), tasks, kernel_threads }
+    }
+
+    /// The event as it is served, where `now` has been seen and `before` at the look before.
+    fn event(of: &Intrusion, before: &[Intruder], now: &[Intruder]) -> numaward_api::Event {
         let by_name = before.iter().map(|intruder| (name(intruder), intruder.time)).collect();
         let intrusions = Intrusions { by_name, ..Intrusions::default() };
-        let now = [intruder("old", 900), intruder("sh", 15), intruder("load", 7)];
-        let names = intrusions.names(slot(), &now);
-        assert_eq!(names, [("load".to_owned(), IntruderClass::Host), ("sh".to_owned(), IntruderClass::Host)]);
-
-        let intrusion = Intrusion {
-            cpus: "2-3".parse().unwrap(),
-            tasks: Duration::from_millis(1200),
-            kernel_threads: Duration::ZERO,
-        };
+        let seen = intrusions.seen(slot(), now, of.is_by_tasks(LOOK), |_| Some("data\nbase".to_owned()));
         let events = crate::events::Events::default();
-        events.report(intrusion.report(LOOK, &names));
-        let reported = events.page(&numaward_api::EventFilter { limit: 1, ..Default::default() }).events;
+        events.report(of.report(LOOK, "guarded", &seen));
+        let filter = numaward_api::EventFilter { limit: 1, ..Default::default() };
+        events.page(&filter).events.remove(0)
+    }
+
+    #[test]
+    fn the_event_begins_with_who_ran_there_since() {
+        use IntruderClass::{Host, KernelThread, Workload};
+        let before = [intruder("old", Host, 900), intruder("sh", Host, 10)];
+        let now = [intruder("old", Host, 900), intruder("sh", Host, 15), intruder("load", Host, 7)];
+        let reported = event(&intrusion("2-3", 1200, 0), &before, &now);
         assert_eq!(
-            reported[0].message,
-            "Others ran for 1.2s of the last 5s on CPUs 2-3, which are exclusive to it: \"load\" (host), \"sh\" (host)."
+            reported.message,
+            "\"load\" and others ran for 1.2s of the last 5s on CPUs 2-3, exclusive to guarded: \
+             \"load\" (host), \"sh\" (host)."
         );
         assert_eq!(
-            (reported[0].details["command"].as_str(), reported[0].details["taskMicros"].as_str()),
+            (reported.details["command"].as_str(), reported.details["taskMicros"].as_str()),
             ("load", "1200000")
         );
+
+        let now =
+            [intruder("rcu", KernelThread, 2000), intruder("a", Workload, 9), intruder("b", Workload, 9)];
+        let reported = event(&intrusion("2", 1000, 2000), &[], &now);
+        assert_eq!(
+            reported.message,
+            "data\\nbase ran for 1.0s of the last 5s on CPU 2, exclusive to guarded: \
+             \"a\" (workload), \"b\" (workload), \"rcu\" (kernel_thread)."
+        );
+        assert_eq!(reported.details["class"], "workload");
+
+        let reported = event(&intrusion("2", 1, 400), &[], &now);
+        assert!(
+            reported.message.starts_with("Kernel threads ran for 400.0ms of the last 5s on CPU 2, "),
+            "{reported:?}"
+        );
+        assert_eq!(reported.details["command"], "rcu");
+
+        let reported = event(&intrusion("2", 1000, 0), &[], &[]);
+        assert_eq!(reported.message, "Others ran for 1.0s of the last 5s on CPU 2, exclusive to guarded.");
     }
 }
