@@ -6,7 +6,7 @@ import { readFile } from "node:fs/promises";
 
 const FILES = new URL("../../userspace/http/page/", import.meta.url);
 const TYPES = { html: "text/html; charset=utf-8", js: "text/javascript; charset=utf-8", css: "text/css; charset=utf-8", svg: "image/svg+xml" };
-const GIB = 2 ** 30;
+export const GIB = 2 ** 30;
 /** The policy that the daemon sends; what it forbids must not be needed. */
 export const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -58,6 +58,14 @@ function topology() {
 
 const NOTHING = { localBytesPerSecond: [null], remoteBytesPerSecond: [null], missedBytesPerSecond: [null], residentBytes: [null] };
 
+/** The numbers of a list of the kernel, such as "0-3,8". */
+function numbers(list) {
+  return list.split(",").flatMap((part) => {
+    const [first, last = first] = part.split("-").map(Number);
+    return Array.from({ length: last - first + 1 }, (_, index) => first + index);
+  });
+}
+
 /** Rates that go up and down. */
 function wave(count, most) {
   return Array.from({ length: count }, (_, index) => Math.round((most * (1 + Math.sin(index / 4))) / 2));
@@ -89,12 +97,22 @@ const ALLOCATION = {
 
 export class Host {
   #streams = new Set();
-  #turn = 0;
+  turn = 0;
   requests = [];
   events = [];
-  /** Whether tasks of others run on CPU 3, which is exclusive. */
+  version = "0.0.0";
+  probes = [
+    { probe: "alloc", mode: "tp_btf" },
+    { probe: "hint", mode: "absent", reason: `no BTF: ${EVIL.slice(0, 40)}` },
+    { probe: "hardware", mode: "absent", reason: "switched off by probes.hardware.enabled" },
+  ];
+  sharedCpus = "0-1,6-23";
+  /** Whether tasks of others run on this exclusive CPU. */
   intruded = false;
+  intrudedCpu = 3;
   #intrusion = 0;
+  /** Who they are. */
+  intruders = [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }];
   /** Pages of the database on a node that is not promised to it, in bytes: what is missed and lies there. */
   missed = 0;
   /** Whether its knobs hold what was written. */
@@ -105,7 +123,10 @@ export class Host {
   observes = false;
   /** Whether it does not answer what is promised. */
   silent = false;
-  #now = () => UPTIME + this.#turn * 1000;
+
+  now() {
+    return UPTIME + this.turn * 1000;
+  }
 
   constructor(count, change = () => {}) {
     this.count = count;
@@ -129,7 +150,7 @@ export class Host {
 
   /** Everybody who watches gets the next sample; `changed` workloads differ from the one before. */
   tick(changed = this.count) {
-    this.#turn += 1;
+    this.turn += 1;
     if (this.intruded) this.#intrusion += 20_000;
     const sample = this.#sample(false, this.workloads().slice(0, changed));
     for (const stream of this.#streams) stream.write(`event: sample\ndata: ${JSON.stringify(sample)}\n\n`);
@@ -152,7 +173,7 @@ export class Host {
 
   /** Begins anew, and has missed nothing. */
   restart() {
-    this.#turn = 0;
+    this.turn = 0;
     this.missed = 0;
     this.cut();
   }
@@ -175,8 +196,8 @@ export class Host {
       nodes: row.home === null ? this.nodes.map((node) => ({ node })) : this.nodes.map((node) => ({
         node,
         allocated: {
-          localBytes: node === row.home ? this.#turn * 4096 * (index + 1) : 0,
-          remoteBytes: node === row.home ? 0 : this.#turn * 1024 * (index % 7),
+          localBytes: node === row.home ? this.turn * 4096 * (index + 1) : 0,
+          remoteBytes: node === row.home ? 0 : this.turn * 1024 * (index % 7),
           kernelBytes: 4096,
         },
         ...(index === 0 ? { missedBytes: node === 1 ? this.missed : 0 } : {}),
@@ -191,46 +212,72 @@ export class Host {
 
   #sample(full, workloads) {
     return {
-      atMillis: this.#now(),
+      atMillis: this.now(),
       full,
       promises: 1,
-      nodes: this.topology.nodes.map(({ node, cpus }) => ({
-        node,
-        cpus,
-        memory: [
-          { kind: "hugepages-2Mi", totalBytes: GIB, freeBytes: node === 0 ? GIB / 4 : GIB },
-          { kind: "memory", totalBytes: 64 * GIB, freeBytes: 32 * GIB },
-        ],
-        allocated: { localBytes: this.#turn * 30_000_000 * (node + 1), remoteBytes: this.#turn * 9_000_000 * (node % 3), kernelBytes: 0 },
-      })),
-      accesses: this.nodes.filter((node) => node !== 3).map((node) => ({
-        node,
-        localPages: this.#turn * 100,
-        remotePages: this.#turn * 10,
-        remote: node === 0 ? [{ memoryNode: 2, pages: 1000 + this.#turn * 10 }, ...(this.moved ? [{ pages: this.moved }] : [])] : [],
-      })),
-      exclusiveCpus: [2, 3, 4, 5].map((cpu) => ({
+      nodes: this.topology.nodes.map(({ node, cpus }) => ({ node, cpus, ...this.memoryOf(node) })),
+      accesses: this.nodes.filter((node) => node !== 3 || this.nodes.length > 4).map((node) => this.accessesOf(node)),
+      exclusiveCpus: this.allocated().flatMap(({ name, cpus }) => numbers(cpus).map((cpu) => ({
         cpu,
-        workload: "database",
-        ownMicros: this.#turn * 900_000,
-        kernelThreadMicros: this.#turn,
-        hostMicros: cpu === 3 ? this.#intrusion : 0,
+        workload: name,
+        ownMicros: this.turn * 900_000,
+        kernelThreadMicros: this.turn,
+        hostMicros: cpu === this.intrudedCpu ? this.#intrusion : 0,
         workloadMicros: 0,
         hardInterrupts: 250,
-      })),
+      }))),
       workloads,
       removed: [],
     };
   }
 
+  /** The memory of a node. */
+  memoryOf(node) {
+    return {
+      memory: [
+        { kind: "hugepages-2Mi", totalBytes: GIB, freeBytes: node === 0 ? GIB / 4 : GIB },
+        { kind: "memory", totalBytes: 64 * GIB, freeBytes: 32 * GIB },
+      ],
+      allocated: { localBytes: this.turn * 30_000_000 * (node + 1), remoteBytes: this.turn * 9_000_000 * (node % 3), kernelBytes: 0 },
+    };
+  }
+
+  /** Which memory the CPUs of a node were seen to use. */
+  accessesOf(node) {
+    return {
+      node,
+      localPages: this.turn * 100,
+      remotePages: this.turn * 10,
+      remote: node === 0 ? [{ memoryNode: 2, pages: 1000 + this.turn * 10 }, ...(this.moved ? [{ pages: this.moved }] : [])] : [],
+    };
+  }
+
+  /** What is promised. */
+  allocated() {
+    return [{ ...ALLOCATION, drift: this.drifts ? ALLOCATION.drift : [], missing: this.missing }];
+  }
+
+  /** Rates of a node that were, in steps of so many seconds. */
+  pastOf(node, count) {
+    return { localBytesPerSecond: wave(count, 30_000_000 * (node + 1)), remoteBytesPerSecond: wave(count, 9_000_000 * (node % 3)) };
+  }
+
+  /** Those of workloads, in steps of ten seconds. */
+  trends() {
+    return this.workloads().slice(0, 40).map((row, index) => ({
+      key: row.cgroup,
+      localBytesPerSecond: wave(60, (index + 1) * 400_000),
+      remoteBytesPerSecond: wave(60, (index % 4) * 300_000),
+    }));
+  }
+
   #history() {
     const series = (stepSeconds, count) => ({
       stepSeconds,
-      endMillis: this.#now(),
+      endMillis: this.now(),
       nodes: this.nodes.map((node) => ({
         node,
-        localBytesPerSecond: wave(count, 30_000_000 * (node + 1)),
-        remoteBytesPerSecond: wave(count, 9_000_000 * (node % 3)),
+        ...this.pastOf(node, count, stepSeconds),
         freeBytes: Array(count).fill(32 * GIB),
       })),
       missedBytesPerSecond: Array(count).fill(0),
@@ -250,38 +297,26 @@ export class Host {
       case "/api/v1/topology":
         return json(this.topology);
       case "/api/v1/version":
-        return json({ version: "0.0.0", kernel: "6.12", architecture: "x86_64" });
+        return json({ version: this.version, kernel: "6.12", architecture: "x86_64" });
       case "/api/v1/status":
         return json({
           host: "rack7-node12",
-          version: "0.0.0",
-          probes: [
-            { probe: "alloc", mode: "tp_btf" },
-            { probe: "hint", mode: "absent", reason: `no BTF: ${EVIL.slice(0, 40)}` },
-            { probe: "hardware", mode: "absent", reason: "switched off by probes.hardware.enabled" },
-          ],
+          version: this.version,
+          probes: this.probes,
           headroom: [],
           degraded: [],
         });
       case "/api/v1/history":
         return json(this.#history());
       case "/api/v1/history/workloads":
-        return json({
-          stepSeconds: 10,
-          endMillis: this.#now(),
-          workloads: this.workloads().slice(0, 40).map((row, index) => ({
-            key: row.cgroup,
-            localBytesPerSecond: wave(60, (index + 1) * 400_000),
-            remoteBytesPerSecond: wave(60, (index % 4) * 300_000),
-          })),
-        });
+        return json({ stepSeconds: 10, endMillis: this.now(), workloads: this.trends() });
       case "/api/v1/workloads//evil/history":
       case "/api/v1/workloads//unknown/history":
-        return json({ recent: { stepSeconds: 5, endMillis: this.#now(), ...NOTHING }, hour: { stepSeconds: 60, endMillis: this.#now(), ...NOTHING } });
+        return json({ recent: { stepSeconds: 5, endMillis: this.now(), ...NOTHING }, hour: { stepSeconds: 60, endMillis: this.now(), ...NOTHING } });
       case "/api/v1/workloads//system.slice/database.service/history": {
         const series = (stepSeconds, count) => ({
           stepSeconds,
-          endMillis: this.#now(),
+          endMillis: this.now(),
           localBytesPerSecond: wave(count, 60_000_000),
           remoteBytesPerSecond: wave(count, 7_000_000).map((value, index) => (index > 40 && index < 50 ? null : value)),
           missedBytesPerSecond: Array(count).fill(0),
@@ -289,21 +324,27 @@ export class Host {
         });
         return json({ recent: series(5, 120), hour: series(60, 20) });
       }
-      case "/api/v1/allocations":
+      case "/api/v1/allocations": {
         if (this.silent) return undefined;
         if (this.observes) {
           response.writeHead(503, { "content-type": "application/problem+json" });
           return response.end(JSON.stringify({ detail: "nothing can be promised here: mode is observe" }));
         }
+        const allocations = this.allocated();
+        const promised = (node) => allocations.flatMap(({ memory }) => memory).filter(({ kind, nodes }) => kind === "memory" && numbers(nodes).includes(node))
+          .reduce((sum, { nodes, bytes }) => sum + bytes / numbers(nodes).length, 0);
         return json({
-          allocations: [{ ...ALLOCATION, drift: this.drifts ? ALLOCATION.drift : [], missing: this.missing }],
-          sharedCpus: "0-1,6-23",
-          nodes: this.nodes.map((node) => ({ node, freeCpus: "", memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: node === 0 ? 8 * GIB : 0, freeBytes: 55 * GIB }] })),
+          allocations,
+          sharedCpus: this.sharedCpus,
+          nodes: this.nodes.map((node) => ({
+            node,
+            freeCpus: "",
+            memory: [{ kind: "memory", totalBytes: 64 * GIB, reservedBytes: GIB, allocatableBytes: 63 * GIB, promisedBytes: promised(node), freeBytes: 63 * GIB - promised(node) }],
+          })),
         });
+      }
       case "/api/v1/events":
         return json({ events: this.events.filter((event) => !url.searchParams.has("workload") || event.workload === url.searchParams.get("workload")) });
-      case "/api/v1/workloads/database/intruders":
-        return json({ watching: true, cpus: [], intruders: [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }] });
       case "/api/v1/stream": {
         response.writeHead(200, { "content-type": "text/event-stream" });
         response.write(`event: sample\ndata: ${JSON.stringify(this.sample())}\n\n`);
@@ -312,6 +353,7 @@ export class Host {
         return undefined;
       }
       default:
+        if (/^\/api\/v1\/workloads\/.*\/intruders$/.test(path)) return json({ watching: true, cpus: [], intruders: this.intruders });
         return this.#file(url.pathname, response);
     }
   }

@@ -204,6 +204,53 @@ test("it shows who uses memory of other nodes and who runs where they should not
   assert.deepEqual(said, []);
 });
 
+test("a broken promise says who broke it", async (t) => {
+  const { host, page, said } = await open(t, 40, () => {}, (host) => {
+    host.drifts = false;
+    host.intruders = [
+      { class: "kernel_thread", command: "rcu_preempt", micros: 90_000_000, runs: 3 },
+      { class: "workload", workload: "analytics", command: "load", micros: 1_000_000, runs: 3 },
+    ];
+  });
+  await page.setViewport({ width: 1280, height: 960 });
+  host.intruded = true;
+  host.tick();
+  const chip = (text) => page.waitForFunction((text) => document.querySelector("#rows [data-level=bad]")?.textContent === text, { timeout: 20_000 }, text);
+  await chip("broken: analytics on CPU 3");
+  assert.equal(await text(page, "#verdict a"), "1 promise broken: analytics ran on CPU 3 of database");
+  assert.equal(await page.$eval("#rows [data-level=bad]", (chip) => chip.title), "analytics ran on its exclusive CPU 3 within the last minute.");
+  const cut = await page.$$eval("#rows [data-level=bad], #rows .much, #rows .where, .verdict a", (parts) => parts.filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent));
+  assert.deepEqual(cut, [], "nothing is cut off");
+  // Then another, who ran less in all, but since; its name is not ours.
+  host.intruders = [...host.intruders, { class: "host", command: EVIL.slice(0, 15), micros: 700_000, runs: 1 }];
+  for (let second = 0; second < 6; second += 1) host.tick();
+  await chip(`broken: ${EVIL.slice(0, 15)} on CPU 3`);
+  // Nobody ran since: it is those who did last.
+  const asked = () => host.requests.filter((path) => path.endsWith("/intruders")).length;
+  const before = asked();
+  for (let second = 0; second < 6; second += 1) host.tick();
+  while (asked() === before) await new Promise((resolve) => setTimeout(resolve, 20));
+  await chip(`broken: ${EVIL.slice(0, 15)} on CPU 3`);
+  host.intruded = false;
+  for (let second = 0; second < 61; second += 1) host.tick();
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise kept"));
+  assert.deepEqual(said, []);
+});
+
+test("where several may have broken it, nobody is accused until it is known", async (t) => {
+  const { host, page } = await open(t, 40, () => {}, (host) => {
+    host.drifts = false;
+    host.intruders = ["analytics", "backup"].map((workload) => ({ class: "workload", workload, command: "load", micros: 1_000_000, runs: 3 }));
+  });
+  host.intruded = true;
+  host.tick();
+  const chip = (text) => page.waitForFunction((text) => document.querySelector("#rows [data-level=bad]")?.textContent === text, { timeout: 20_000 }, text);
+  await chip("broken: others on CPU 3");
+  host.intruders[1].micros += 1000;
+  for (let second = 0; second < 6; second += 1) host.tick();
+  await chip("broken: backup on CPU 3");
+});
+
 test("rows are sorted and filtered", async (t) => {
   const { page } = await open(t, 40);
   const names = () => page.$$eval("#rows tr[data-key] th", (cells) => cells.slice(0, 3).map((cell) => cell.textContent.slice(0, 12)));
@@ -365,14 +412,19 @@ test("an event is a line that leads to its workload, and all of it is shown on d
   const message = `Others ran there: ${"numaward-load (host), ".repeat(20)}`;
   host.report({ id: 9, time: "2026-01-01T00:00:00Z", kind: "intruder", severity: "warning", workload: "database", message, suppressed: 11 });
   await page.waitForSelector("#events .chip");
-  assert.ok(await page.$eval("#events li", (item) => item.getBoundingClientRect().height < 60), "short");
+  assert.ok(await page.$eval("#events li", (item) => item.getBoundingClientRect().height < 70), "short");
   const full = () => page.$eval("#events li > p", (text) => text.getClientRects().length > 0);
   assert.equal(await full(), false);
   await page.focus("#events .line");
   await page.keyboard.press("Enter");
   assert.equal(await full(), true);
   assert.match(await text(page, "#events li > p"), /11 more like it were not reported/);
-  await page.click("#events li a");
+  await page.setViewport({ width: 1280, height: 960 });
+  const who = "analytics ran for 1.0s of the last 5s on CPU 1, exclusive to numaward/guarded.";
+  host.report({ id: 10, time: "2026-01-01T00:00:00Z", kind: "intruder", severity: "warning", workload: "numaward/guarded", message: who, suppressed: 0 });
+  await page.waitForFunction((who) => document.querySelector("#events .line").textContent === who, {}, who);
+  assert.ok(await page.$eval("#events .line span", (line) => line.scrollHeight <= line.clientHeight), "who did what where is not cut off");
+  await page.click("#events li:last-child a");
   await page.waitForFunction(() => document.querySelector("#detail[open]") && document.querySelector("#detail-title").textContent === "database");
   assert.deepEqual(said, []);
 });
@@ -390,6 +442,8 @@ for (const [width, height] of [[1280, 800], [1920, 1080]]) {
     assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "nothing sticks out");
     const cut = await page.$$eval(".node p, .node .gauge, .node h4, .verdict a", (parts) => parts.filter((part) => part.scrollWidth > part.clientWidth + 1 && part.clientWidth > 0).map((part) => part.textContent));
     assert.deepEqual(cut, [], "no number is cut off");
+    const many = await page.$$eval("#matrix th", (cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent));
+    assert.deepEqual(many, [], "nor a node's name");
     await shot(page, `large-${width}`);
     const small = await open(t, 40);
     await small.page.setViewport({ width, height });
@@ -397,7 +451,7 @@ for (const [width, height] of [[1280, 800], [1920, 1080]]) {
     await small.page.waitForSelector(".node .spark path");
     const fills = await small.page.evaluate(() => [document.documentElement.scrollHeight, document.querySelector("#table").getBoundingClientRect().bottom].map(Math.round));
     assert.ok(fills[0] <= height && fills[1] > height - 40, `${fills}`);
-    const numbers = await small.page.$$eval("#rows td.c-memory, #rows td.c-local, #rows td.c-remote", (cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent));
+    const numbers = await small.page.$$eval("#rows td.c-memory, #rows td.c-local, #rows td.c-remote, #rows td.c-guarantee, #rows td.c-guarantee span", (cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent));
     assert.deepEqual(numbers, [], "no number is cut off");
     assert.deepEqual([...said, ...small.said], []);
   });

@@ -9,7 +9,7 @@ export function eventItem(event) {
   const more = event.suppressed > 0 ? ` (${event.suppressed} more like it were not reported)` : "";
   const text = `${event.message}${more}`;
   const full = element("p", { hidden: true }, text);
-  const line = element("button", { type: "button", class: "line", "aria-expanded": "false", title: "Show all of it" }, text);
+  const line = element("button", { type: "button", class: "line", "aria-expanded": "false", title: "Show all of it" }, element("span", {}, text));
   line.addEventListener("click", () => {
     full.hidden = !full.hidden;
     line.setAttribute("aria-expanded", String(!full.hidden));

@@ -74,8 +74,19 @@ export function nodes(text) {
   return `${/[,-]/.test(text) ? "nodes" : "node"} ${text}`;
 }
 
+/** A name within a sentence: on one line, and not longer than a line. */
+export function brief(name) {
+  const line = name.replace(/\s+/g, " ");
+  return line.length > 40 ? `${line.slice(0, 39)}…` : line;
+}
+
 /** What is promised, in short: "1 CPU, 160 MiB on node 0". */
-export function guarantee({ cpus, memory, nodes: all }) {
+export function guarantee(allocation) {
+  return [promised(allocation), promisedOn(allocation)].filter(Boolean).join(" on ");
+}
+
+/** How much is promised: "1 CPU, 160 MiB". */
+export function promised({ cpus, memory }) {
   const count = list(cpus).length;
   const sizes = new Map();
   for (const { kind, bytes: size } of memory) sizes.set(kind, (sizes.get(kind) ?? 0) + size);
@@ -83,7 +94,12 @@ export function guarantee({ cpus, memory, nodes: all }) {
   // What is promised is mostly a round number.
   const round = (size) => bytes(size).replace(/\.0+ /, " ");
   for (const [kind, size] of sizes) parts.push(kind === "memory" ? round(size) : `${round(size)} of ${kind}`);
-  return `${parts.join(", ") || "shared CPUs"}${all ? ` on ${nodes(all)}` : ""}`;
+  return parts.join(", ") || "shared CPUs";
+}
+
+/** Where it is promised: "node 0"; nothing where any node will do. */
+export function promisedOn({ nodes: all }) {
+  return all ? nodes(all) : "";
 }
 
 /** What a knob holds, with its unit. */

@@ -113,6 +113,19 @@ async function loadStatus() {
   paint();
 }
 
+let asking = false;
+/** Asks who runs on exclusive CPUs of others, one workload after the other. */
+async function askWho() {
+  if (asking) return;
+  asking = true;
+  for (const row of state.toAsk()) {
+    const answer = await fetchJson(`api/v1/workloads/${encodeURIComponent(row.workload.workload)}/intruders`).catch(() => null);
+    state.ran(row, answer?.intruders);
+    paint();
+  }
+  asking = false;
+}
+
 /** What was before the page was opened. */
 async function loadPast() {
   const [history, trends] = await Promise.all([fetchJson("api/v1/history"), fetchJson("api/v1/history/workloads")]);
@@ -217,6 +230,7 @@ follow({
     const first = state.at === null || sample.full;
     if (state.sample(sample)) attempt("allocations", loadAllocations);
     if (first) attempt("past", loadPast);
+    askWho();
     openWanted();
     paint();
   },

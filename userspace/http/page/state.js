@@ -5,6 +5,7 @@
 // Accesses between nodes and intruders are those of the last minute.
 
 import { Trend } from "./chart.js";
+import { list } from "./format.js";
 import { verdictOf } from "./verdict.js";
 
 /** Samples of a workload that are kept: five minutes. */
@@ -15,6 +16,8 @@ const RECENT = 60_000;
 const SOON = 10;
 /** Longer names are no part of an address where there is another way. */
 const LONGEST = 200;
+/** How often it is asked who runs on exclusive CPUs, in milliseconds. */
+const ASK = 5_000;
 /** The share of the time from which on others on an exclusive CPU are shown. */
 const INTRUDED = 0.001;
 
@@ -148,7 +151,7 @@ export class State {
 
   #take(key, fresh, seconds) {
     const before = this.workloads.get(key);
-    const row = before ?? { key, history: [], allocation: null, trend: new Trend(), missedAt: null };
+    const row = before ?? { key, history: [], allocation: null, trend: new Trend(), missedAt: null, who: null };
     const totals = totalsOf(fresh);
     const since = (name) => {
       if (!before || !(seconds > 0) || totals[name] < before.totals[name]) return 0;
@@ -182,6 +185,33 @@ export class State {
   /** Whether the kubelet promised it, and not we: that is so where we can promise nothing. */
   isForeign(row) {
     return this.#isAnswered && !this.isPromiseKnown && Boolean(row.totals.promised);
+  }
+
+  /** The workloads on whose exclusive CPUs others ran since it was last asked who. */
+  toAsk() {
+    const ran = ({ allocation, who }) => list(allocation?.cpus).some((cpu) => this.#others.get(cpu)?.seen > (who?.at ?? -Infinity));
+    return [...this.workloads.values()].filter((row) => ran(row) && !(this.at - row.who?.at < ASK));
+  }
+
+  /**
+   * Takes in how long each task ran on the exclusive CPUs of a workload since they are counted, or null where that is not known. At
+   * fault are those who ran since it was last asked, the longest first; at first only one who is alone.
+   */
+  ran(row, intruders) {
+    const { micros: before, names: known } = row.who ?? { micros: null, names: [] };
+    if (!intruders) {
+      row.who = { at: this.at, micros: before, names: known };
+      return;
+    }
+    const micros = new Map();
+    for (const of of intruders.filter((of) => of.class !== "kernel_thread")) {
+      const name = of.workload ?? of.command;
+      micros.set(name, (micros.get(name) ?? 0) + of.micros);
+    }
+    const since = [...micros].map(([name, all]) => ({ name, grown: all - (before?.get(name) ?? 0) })).filter(({ grown }) => grown > 0);
+    const names = since.sort((a, b) => b.grown - a.grown).map(({ name }) => name);
+    row.who = { at: this.at, micros, names: names.length === 1 || (before && names.length > 0) ? names : known };
+    row.verdict = verdictOf(row, this);
   }
 
   /** Notes that what is promised was answered. */

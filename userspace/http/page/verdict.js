@@ -1,7 +1,7 @@
 // Whether what is promised holds. Green: it does. Amber: not quite, or it is not known. Red: a promise is broken. Who has
 // no guarantee has no colour: nothing was promised that could be broken.
 
-import { bytes, counted, list, nodes, percent, rate } from "./format.js";
+import { brief, bytes, counted, list, nodes, percent, rate } from "./format.js";
 
 /** From this share of memory on promised nodes on, a promise is kept; from the lower one on nearly. */
 const KEPT = 0.999;
@@ -10,7 +10,7 @@ const MISSED = "It got memory off the promised nodes within the last minute.";
 /** For how long a miss counts as recent, in milliseconds. */
 const RECENT = 60_000;
 
-/** A workload's verdict: a level ("good", "warn", "bad" or null), a word, and what it rests on. */
+/** A workload's verdict: a level ("good", "warn", "bad" or null), a word, what it rests on, and who is at fault, where that is another. */
 export function verdictOf(row, state) {
   const { allocation } = row;
   const missedOfLate = row.missedAt !== null && state.at - row.missedAt < RECENT;
@@ -25,6 +25,7 @@ export function verdictOf(row, state) {
     return { level: null, word: Number.isNaN(share) ? "–" : `${percent(share)} local`, reasons: [] };
   }
   const found = [];
+  let culprit = null;
   const bad = (text) => found.push({ level: "bad", text });
   const warn = (text) => found.push({ level: "warn", text });
   const { share } = row.locality;
@@ -36,7 +37,11 @@ export function verdictOf(row, state) {
   if (isBound && missedOfLate) bad(MISSED);
   const intruded = list(allocation.cpus).filter((cpu) => state.intruded.has(cpu));
   if (intruded.length > 0) {
-    bad(`Others ran on its exclusive ${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")} within the last minute.`);
+    const cpus = `${intruded.length === 1 ? "CPU" : "CPUs"} ${intruded.join(", ")}`;
+    const [most, ...others] = row.who?.names ?? [];
+    const who = most === undefined ? null : brief(most);
+    bad(`${who ?? "Others"}${who && others.length > 0 ? " and others" : ""} ran on its exclusive ${cpus} within the last minute.`);
+    culprit = { who: who ?? "others", where: intruded.length > 2 ? counted(intruded.length, "CPU") : cpus };
   }
   if (allocation.missing) {
     const gone = [allocation.missing.cpus ? `CPUs ${allocation.missing.cpus}` : null, ...allocation.missing.memory.map((of) => `${bytes(of.bytes)} of ${of.kind}`)];
@@ -52,7 +57,7 @@ export function verdictOf(row, state) {
   }
   const level = found.some((one) => one.level === "bad") ? "bad" : found.length > 0 ? "warn" : "good";
   const word = { bad: "broken", warn: "nearly kept", good: "kept" }[level];
-  return { level, word, reasons: found.map((one) => one.text) };
+  return { level, word, reasons: found.map((one) => one.text), culprit };
 }
 
 /** The host's verdict: parts with a level, a text, and where each is explained. */
@@ -62,7 +67,7 @@ export function hostVerdict(state) {
   const promised = rows.filter((row) => row.allocation || row.verdict?.isForeign);
   const count = (level) => promised.filter((row) => row.verdict?.level === level).length;
   const [broken, nearly] = [count("bad"), count("warn")];
-  if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "promise")} broken`, go: { filter: "is:broken" } });
+  if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "promise")} broken${broken === 1 ? fault(promised) : ""}`, go: { filter: "is:broken" } });
   if (nearly > 0) parts.push({ level: "warn", text: `${counted(nearly, "promise")} not quite kept`, go: { filter: "is:nearly" } });
   if (promised.length === 0 && !state.isPromiseKnown) {
     parts.push({ level: null, text: "promises not known", go: {} });
@@ -90,6 +95,12 @@ export function hostVerdict(state) {
   }
   const level = ["bad", "warn", "good"].find((one) => parts.some((part) => part.level === one)) ?? null;
   return { level, parts };
+}
+
+/** Who broke the one promise that is broken, if that is known. */
+function fault(promised) {
+  const { workload, verdict } = promised.find((row) => row.verdict?.level === "bad");
+  return verdict.culprit ? `: ${verdict.culprit.who} ran on ${verdict.culprit.where} of ${brief(workload.workload)}` : "";
 }
 
 /** Whether a probe is not attached because it is not to be. */

@@ -2,7 +2,7 @@
 // that thousands cost no more than thirty.
 
 import { Sparkline } from "./chart.js";
-import { bytes, element, guarantee, percent, rate } from "./format.js";
+import { bytes, element, guarantee, percent, promised, promisedOn, rate } from "./format.js";
 import { address } from "./route.js";
 import { isSo } from "./verdict.js";
 
@@ -144,7 +144,9 @@ export class WorkloadsView {
     });
     const strip = element("span", { class: "strip", role: "img" });
     const spark = new Sparkline(100, 20);
-    const inner = { nodes: strip, past: spark.element, verdict: element("span", { class: "chip" }) };
+    // Where it is cut, it is not the node that is cut off.
+    const promise = element("span", { class: "promise" }, element("span", { class: "much" }), element("span", { class: "where" }));
+    const inner = { guarantee: promise, nodes: strip, past: spark.element, verdict: element("span", { class: "chip" }) };
     const cells = COLUMNS.slice(1).map((column) => element("td", { class: `c-${column.id}` }, inner[column.id] ?? ""));
     const tr = element("tr", { "data-key": key }, element("th", { scope: "row" }, link), cells);
     this.#sparks.set(tr, spark);
@@ -157,9 +159,14 @@ export class WorkloadsView {
     name.firstChild.title = row.workload.cgroup ?? row.workload.kind;
     const href = address({ ...this.place, workload: this.state.nameOf(row) });
     if (name.firstChild.getAttribute("href") !== href) name.firstChild.setAttribute("href", href);
-    const short = row.allocation ? guarantee(row.allocation) : row.verdict.isForeign ? "by the kubelet" : "–";
-    set(promise, short);
-    if (promise.title !== short) promise.title = short;
+    const { allocation } = row;
+    const other = row.verdict.isForeign ? "by the kubelet" : "–";
+    const where = allocation ? promisedOn(allocation) : "";
+    const [much, on] = promise.firstChild.children;
+    set(much, allocation ? promised(allocation) : other);
+    set(on, where && ` · ${where}`);
+    const all = allocation ? guarantee(allocation) : other;
+    if (promise.title !== all) promise.title = all;
     verdictChip(verdict.firstChild, row);
     set(size, bytes(row.totals.resident ?? NaN));
     residency(nodes.firstChild, row);
@@ -186,6 +193,8 @@ export function verdictChip(chip, row) {
 }
 
 function lapse(row, word) {
+  const { culprit } = row.verdict;
+  if (culprit) return `${word}: ${culprit.who} on ${culprit.where}`;
   const off = 1 - row.locality.share;
   return row.locality.of === "promised" && off > 0.001 ? `${word}, ${percent(off)} off` : word;
 }
@@ -193,16 +202,16 @@ function lapse(row, word) {
 /** Where memory lies: a column for each node, as high as its share; those that are promised have a frame. */
 function residency(strip, row) {
   const { totals } = row;
-  const promised = new Set(row.allocation?.nodeNumbers);
+  const frames = new Set(row.allocation?.nodeNumbers);
   const shares = totals.byNode.filter(({ bytes }) => bytes > 0);
   const said = shares.map(({ node, bytes: size }) => `node ${node}: ${bytes(size)}`).join(", ") || "nothing";
-  const label = promised.size > 0 ? `${said}; promised on ${[...promised].join(", ")}` : said;
+  const label = frames.size > 0 ? `${said}; promised on ${[...frames].join(", ")}` : said;
   if (strip.getAttribute("aria-label") === label) return;
   strip.setAttribute("aria-label", label);
   strip.title = label;
   strip.replaceChildren(...totals.byNode.map(({ node, bytes }) => element(
     "span",
-    { class: promised.has(node) ? "place promised" : "place" },
+    { class: frames.has(node) ? "place promised" : "place" },
     element("span", { style: `height: ${totals.resident > 0 ? (bytes / totals.resident) * 100 : 0}%` }),
   )));
 }
