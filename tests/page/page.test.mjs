@@ -7,6 +7,7 @@ import { mkdir, readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import puppeteer from "puppeteer-core";
 import { EVIL, Host, large } from "./host.mjs";
+import { scene } from "./scene.mjs";
 
 const AXE = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const API = JSON.parse(await readFile(new URL("../../userspace/daemon/openapi.json", import.meta.url), "utf8"));
@@ -81,7 +82,14 @@ test("the host that is made up speaks as the API does", async (t) => {
     const answer = await (await fetch(new URL(path, host.url))).json();
     assert.deepEqual(unknownFields(answer, schema, documented), []);
   }
+  const pictured = await scene().start();
+  t.after(() => pictured.stop());
+  for (const path of ["topology", "version", "status", "allocations", "events", "history", "history/workloads"]) {
+    const { schema } = API.paths[`/api/v1/${path}`].get.responses[200].content["application/json"];
+    assert.deepEqual(unknownFields(await (await fetch(new URL(`/api/v1/${path}`, pictured.url))).json(), schema, path), [], "that of the picture too");
+  }
   const sample = { $ref: "#/components/schemas/Sample" };
+  assert.deepEqual(unknownFields(pictured.sample(), sample, "Sample"), []);
   assert.deepEqual(unknownFields(host.sample(), sample, "Sample"), []);
   assert.deepEqual(unknownFields({ workloads: [{ missing: 1 }] }, sample, "Sample"), ["Sample.workloads[0].missing"]);
 });
