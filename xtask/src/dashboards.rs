@@ -97,7 +97,12 @@ struct Panel {
     targets: Vec<Target>,
 }
 
-/// Where a row of a table leads.
+/// A dashboard that a name leads to.
+const OPEN: &str = "Open";
+/// The daemon's own page. That `instance` is an address is not known here: it is what Prometheus scrapes, unless relabelled.
+const PAGE: &str = "The host's page";
+
+/// Where a row of a table leads: to a dashboard, and to the daemon's page.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Link {
@@ -177,36 +182,51 @@ fn selected(expr: &str) -> String {
 }
 
 impl Link {
-    /// The columns that have a link, each with its address. Only one that every table with the column can fill in.
-    const fn targets(self) -> &'static [(&'static str, &'static str)] {
+    /// The columns that have links: the address of the dashboard, and that of the page. Only what every table with the
+    /// column can fill in.
+    const fn targets(self) -> &'static [(&'static str, [&'static str; 2])] {
         match self {
             Self::Host => &[(
                 "instance",
-                "/d/numaward-host?${datasource:queryparam}&var-cluster=${__data.fields.cluster}\
-                 &var-instance=${__data.fields.instance}&${__url_time_range}",
+                [
+                    "/d/numaward-host?${datasource:queryparam}&var-cluster=${__data.fields.cluster}\
+                     &var-instance=${__data.fields.instance}&${__url_time_range}",
+                    "http://${__value.raw}/",
+                ],
             )],
             Self::Workload => &[
                 (
                     "pod",
-                    "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
+                    [
+                        "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
                      &var-namespace=${__data.fields.namespace}&var-pod=${__data.fields.pod}\
                      &var-container=${__data.fields.container}&var-workload=All&${__url_time_range}",
+                        "http://${instance}/#/workloads/${__data.fields.namespace}%2F${__data.fields.pod}\
+                     %2F${__data.fields.container}",
+                    ],
                 ),
                 (
                     "workload",
-                    "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
+                    [
+                        "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
                      &var-namespace=All&var-pod=All&var-container=All&var-workload=${__data.fields.workload}\
                      &${__url_time_range}",
+                        "http://${instance}/#/workloads/${__value.raw}",
+                    ],
                 ),
             ],
         }
     }
 
     fn render(self) -> Vec<Value> {
-        let one = |(column, url): &(&str, &str)| {
+        let one = |(column, [dashboard, page]): &(&str, [&str; 2])| {
+            let links = json!([
+                { "title": OPEN, "url": dashboard, "targetBlank": false },
+                { "title": PAGE, "url": page, "targetBlank": true },
+            ]);
             json!({
                 "matcher": { "id": "byName", "options": column },
-                "properties": [{ "id": "links", "value": [{ "title": "Open", "url": url, "targetBlank": false }] }],
+                "properties": [{ "id": "links", "value": links }],
             })
         };
         self.targets().iter().map(one).collect()
@@ -506,7 +526,25 @@ mod tests {
             for panel in dashboard["panels"].as_array().unwrap() {
                 let overrides = panel["fieldConfig"]["overrides"].as_array().into_iter().flatten();
                 for of in overrides.filter(|of| of["properties"][0]["id"] == "links") {
-                    let url = of["properties"][0]["value"][0]["url"].as_str().unwrap();
+                    let [open, page] = &of["properties"][0]["value"].as_array().unwrap()[..] else {
+                        panic!("{}: a dashboard and the page", panel["title"]);
+                    };
+                    let page = page["url"].as_str().unwrap();
+                    assert!(
+                        page.starts_with("http://${__value.raw}/")
+                            || page.starts_with("http://${instance}/#/workloads/"),
+                        "{page}"
+                    );
+                    if page.contains("${instance}") {
+                        let variables = dashboard["templating"]["list"].as_array().unwrap();
+                        let of = variables.iter().find(|of| of["name"] == "instance").expect(page);
+                        assert_eq!(of["multi"], false, "{page}: one host");
+                    }
+                    assert!(
+                        panel["description"].as_str().unwrap().contains("where `instance` is an address"),
+                        "{panel}"
+                    );
+                    let url = open["url"].as_str().unwrap();
                     let (uid, parameters) = url.strip_prefix("/d/").unwrap().split_once('?').unwrap();
                     let target = all.iter().find(|of| of["uid"] == uid).expect(url);
                     let variables = target["templating"]["list"].as_array().unwrap();
