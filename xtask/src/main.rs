@@ -67,7 +67,7 @@ enum Task {
     /// Checks, makes, signs and tags a release; publishes nothing
     Release(release::Release),
     /// Makes the pictures of the book, of the demo's machine
-    Screenshots,
+    Screenshots(screenshots::Arguments),
     /// Virtual machines with several NUMA nodes
     #[command(subcommand)]
     Vm(vm::Task),
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
             .map(|()| ExitCode::SUCCESS),
         Task::Dist(arguments) => dist::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Release(arguments) => release::main(&arguments).map(|()| ExitCode::SUCCESS),
-        Task::Screenshots => screenshots::main().map(|()| ExitCode::SUCCESS),
+        Task::Screenshots(arguments) => screenshots::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Vm(task) => vm::main(&task),
     };
     result.unwrap_or_else(|error| {

@@ -1,19 +1,22 @@
 //! `cargo xtask screenshots`: the pictures of the book, of the demo's machine: the page in a browser, `numaward top` in
 //! a terminal. On the way, what the page shows is held against `/metrics`, and the demo is gone through as
 //! its user does: the page is red, one command is run, the page is green. How long that takes is printed.
+//!
+//! With `--newcomer`, this is done in a fresh clone and ends with the green page. All of it must be over within
+//! [`LIMIT`]. Nothing is built in a clone; what cargo and the virtual machines have fetched is there already.
 
 use std::{
-    fs,
+    env, fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::Parser as _;
+use clap::{Args, Parser as _};
 use numaward_terminal::{Screen, Terminal};
 
 use crate::setup::{self, Part};
@@ -26,14 +29,34 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// The machine ends by itself if we do not end it.
 const LONGEST: u64 = 1200;
 
+/// What a newcomer's way to the green page may take.
+const LIMIT: Duration = Duration::from_mins(10);
+/// What a line begins with that says that a step is over.
+const STEP: &str = "step: ";
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Makes no pictures: clones this checkout, as somebody new does, goes through the demo there, and fails if that takes
+    /// ten minutes or more. What is not committed is not part of it
+    #[arg(long)]
+    newcomer: bool,
+    /// Only goes through the demo; its pictures go to this folder
+    #[arg(long, value_name = "FOLDER", hide = true, conflicts_with = "newcomer")]
+    only_demo: Option<PathBuf>,
+}
+
 #[derive(clap::Parser)]
 struct Demo {
     #[command(flatten)]
     arguments: demo::Arguments,
 }
 
-pub(crate) fn main() -> Result<()> {
+pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    if arguments.newcomer {
+        return newcomer();
+    }
     let begun = Instant::now();
+    let over = |step: &str| println!("{STEP}{step} ({} s)", begun.elapsed().as_secs());
     setup::ensure(&[Part::Browser])?;
     // A port that is free now, and most likely still is when the machine has booted.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port().min(u16::MAX - 1);
@@ -41,6 +64,7 @@ pub(crate) fn main() -> Result<()> {
     let words = ["demo".to_owned(), format!("--port={port}"), format!("--for={LONGEST}")];
     let programs = build::programs(&["numaward"], "dev")?;
     let (_, program) = programs.first().context("cargo has built no program `numaward`")?;
+    over("the commands are built");
     let mut machine = demo::boot(&Demo::try_parse_from(words)?.arguments, address)?;
     let start = Instant::now();
     while !demo::is_ready(address) {
@@ -49,9 +73,9 @@ pub(crate) fn main() -> Result<()> {
         }
         sleep(Duration::from_millis(500));
     }
-    let folder = command::root().join(FOLDER);
+    let folder = arguments.only_demo.clone().unwrap_or_else(|| command::root().join(FOLDER));
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    println!("{} s from the start to a daemon that answers", begun.elapsed().as_secs());
+    over("a daemon answers");
     let tests = test::page_tests()?;
     let shoot = |what: &str| {
         let mut shots = Command::new("node");
@@ -65,16 +89,62 @@ pub(crate) fn main() -> Result<()> {
     let said = BufReader::new(open.stdout.take().context("node says nothing")?);
     let is_red = said.lines().map_while(Result::ok).any(|line| line == "red");
     ensure!(is_red, "the page does not turn red: see above");
-    println!("{} s to a page that is red", begun.elapsed().as_secs());
-    let top = lists(program, address, &folder)?;
+    over("the page is red");
+    let top = match arguments.only_demo {
+        Some(_) => None,
+        None => Some(lists(program, address, &folder)?),
+    };
     let mut fix = Command::new(program);
     command::run(fix.args(demo::FIX).args(demo::changing(address)).current_dir(command::root()))?;
-    println!("{} s to the fix", begun.elapsed().as_secs());
+    over("the fix is made");
     open.stdin.take().context("node takes no input")?.write_all(b"fixed\n")?;
     ensure!(open.wait()?.success(), "the page does not turn green: see above");
-    println!("{} s to the same page, green", begun.elapsed().as_secs());
+    over("the same page is green");
+    let Some(top) = top else { return Ok(()) };
     workload(top, &folder)?;
     command::run(&mut shoot("book"))
+}
+
+/// The way of somebody new, from the clone to the green page.
+pub(crate) fn newcomer() -> Result<()> {
+    let begun = Instant::now();
+    let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let (clone, pictures) = (temporary.path().join("numaward"), temporary.path().join("pictures"));
+    command::run(Command::new("git").args(["clone", "--quiet"]).arg(command::root()).arg(&clone))?;
+    let mut steps = vec![("the checkout is cloned".to_owned(), begun.elapsed())];
+    let mut demo = Command::new(command::cargo().get_program());
+    demo.args(["xtask", "screenshots", "--only-demo"]).arg(&pictures).current_dir(&clone);
+    // Neither what was built here nor what cargo says of here is there for somebody new.
+    for (name, _) in env::vars_os() {
+        let is_of_cargo =
+            name.to_str().is_some_and(|name| name.starts_with("CARGO_") && name != "CARGO_HOME");
+        if is_of_cargo {
+            demo.env_remove(name);
+        }
+    }
+    let mut demo = demo.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
+    let said = BufReader::new(demo.stdout.take().context("cargo says nothing")?);
+    for line in said.lines().map_while(Result::ok) {
+        println!("{line}");
+        if let Some(step) = line.strip_prefix(STEP) {
+            let step = step.rsplit_once(" (").map_or(step, |(step, _)| step);
+            steps.push((step.to_owned(), begun.elapsed()));
+        }
+    }
+    ensure!(demo.wait()?.success(), "a newcomer does not get to the green page: see above");
+    judge(&steps)
+}
+
+/// Prints how long each step took, and fails where all of them took too long.
+fn judge(steps: &[(String, Duration)]) -> Result<()> {
+    let mut before = Duration::ZERO;
+    println!("{:<26} {:>7} {:>8}", "step", "took", "since");
+    for (step, since) in steps {
+        println!("{step:<26} {:>5} s {:>6} s", since.saturating_sub(before).as_secs(), since.as_secs());
+        before = *since;
+    }
+    ensure!(before < LIMIT, "a newcomer needs {} s, of {} s at most", before.as_secs(), LIMIT.as_secs());
+    Ok(())
 }
 
 /// The lists of `numaward top`, while one is wrong.
@@ -117,4 +187,20 @@ fn picture(terminal: &Terminal, path: &Path, title: &str, is_so: impl Fn(&str) -
         bail!("{title}: that does not come; the last was:\n{last}");
     }
     fs::write(path, terminal.svg(title)).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_of_ten_minutes_is_too_long() {
+        let way = |seconds: &[u64]| {
+            let steps = seconds.iter().map(|&since| ("a step".to_owned(), Duration::from_secs(since)));
+            judge(&steps.collect::<Vec<_>>())
+        };
+        way(&[1, 500, 599]).unwrap();
+        let error = way(&[1, 600]).unwrap_err().to_string();
+        assert_eq!(error, "a newcomer needs 600 s, of 600 s at most");
+    }
 }

@@ -12,7 +12,8 @@ use numaward_vm::{Arch, Cache};
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
 use crate::{
-    api, architecture, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm, words,
+    api, architecture, book, build, command, dashboards, dependencies, fuzz, manifests, modules, screenshots,
+    vm, words,
 };
 
 #[derive(Args)]
@@ -60,6 +61,8 @@ enum Stage {
     Api,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
     Dashboards,
+    /// The way of somebody new: clone, demo, red page, fix, green page, in less than ten minutes (with --all)
+    Newcomer,
     /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster or with containerd 2.2:
     /// with --all, where `NUMAWARD_KUBERNETES` and `NUMAWARD_CONTAINERD` name their programs; see `vm test --help`)
     Vm,
@@ -80,7 +83,7 @@ const DEFAULT: &[Stage] = &[
     Stage::Vm,
 ];
 /// What `--all` adds.
-const SLOW: &[Stage] = &[Stage::Dashboards];
+const SLOW: &[Stage] = &[Stage::Dashboards, Stage::Newcomer];
 /// Names a copy of the database of advisories, a git repository.
 const ADVISORIES: &str = "NUMAWARD_ADVISORIES";
 /// Where cargo-deny has it from.
@@ -141,6 +144,10 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
                 parts.extend([&DebianTool::PROMETHEUS, &DebianTool::VICTORIA_METRICS].map(Part::DebianTool));
                 parts.push(kernel(kernels::DEFAULT)?);
             }
+            Stage::Newcomer => {
+                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64), Part::Browser]);
+                parts.push(kernel(kernels::DEFAULT)?);
+            }
             Stage::Vm => {
                 parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64), Part::Debian]);
                 for name in kernels {
@@ -177,6 +184,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Page => return page(),
         Stage::Api => return api::test(thorough),
         Stage::Dashboards => return dashboards::test(command::root()),
+        Stage::Newcomer => return screenshots::newcomer(),
         Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
     };
     command::run(&mut cargo)
