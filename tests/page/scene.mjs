@@ -132,10 +132,10 @@ class Scene extends Host {
   }
 
   accessesOf(node) {
-    const to = { 0: [1, 61], 2: [3, 210], 3: [2, 184], 4: [5, 330], 5: [4, 297], 6: [7, 44], 7: [6, 520] }[node];
+    const to = { 0: [1, 31], 2: [3, 96], 3: [2, 84], 4: [5, 130], 5: [4, 117], 6: [7, 24], 7: [6, 220] }[node];
     const remote = to ? [{ memoryNode: to[0], pages: this.turn * to[1] }] : [];
-    if (node === 7) remote.push({ memoryNode: 3, pages: this.turn * 160 });
-    return { node, localPages: this.turn * (700 + 90 * node), remotePages: remote.reduce((sum, { pages }) => sum + pages, 0), remote };
+    if (node === 7) remote.push({ memoryNode: 3, pages: this.turn * 70 });
+    return { node, localPages: this.turn * (410 + 60 * node), remotePages: remote.reduce((sum, { pages }) => sum + pages, 0), remote };
   }
 
   allocated() {
