@@ -12,6 +12,7 @@ mod decisions;
 mod kubectl;
 mod life;
 mod node;
+mod pages;
 mod readers;
 mod whole;
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use numaward_vm::{Arch, Cache};
+use regex::Regex;
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
 use crate::{
@@ -48,7 +49,7 @@ enum Stage {
     Deps,
     /// Licences, sources, duplicates and advisories of all dependencies
     Deny,
-    /// Alerts and recording rules: firing and quiet cases
+    /// Alerts and recording rules: firing and quiet cases; and the book's settings for Alertmanager
     Rules,
     /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator, and the Helm chart
     /// against the manifests; the list of system calls, and the exposure of the unit
@@ -131,7 +132,9 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
             Stage::Clippy | Stage::Host => parts.push(Part::Ebpf),
             Stage::Fuzz => parts.push(Part::Cpp),
             Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
-            Stage::Rules => parts.push(Part::DebianTool(&DebianTool::PROMETHEUS)),
+            Stage::Rules => {
+                parts.extend([&DebianTool::PROMETHEUS, &DebianTool::ALERTMANAGER].map(Part::DebianTool));
+            }
             Stage::Manifests => {
                 parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node, Part::Systemd]);
                 parts.extend([&PythonTool::HELM, &PythonTool::KUBERNETES_VALIDATE].map(Part::PythonTool));
@@ -222,7 +225,25 @@ fn rules() -> Result<()> {
         let mut promtool = DebianTool::PROMETHEUS.command(&cache, "promtool");
         command::run(promtool.args([action, "rules", file]).current_dir(&rules))?;
     }
-    Ok(())
+    alertmanager(&cache, &fs::read_to_string(rules.join("rules.yaml"))?)
+}
+
+/// The settings for Alertmanager in the book are ones that it takes, and name alerts that there are.
+fn alertmanager(cache: &Cache, rules: &str) -> Result<()> {
+    let page = fs::read_to_string(command::root().join("docs/alerts.md"))?;
+    let mut blocks = page.split("```yaml\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0));
+    let settings = blocks.find(|block| block.starts_with("route:"));
+    let settings = settings.context("docs/alerts.md has no settings for Alertmanager")?;
+    for alert in Regex::new(r"Numaward[A-Za-z]+")?.find_iter(settings).map(|found| found.as_str()) {
+        if !rules.contains(&format!("alert: {alert}\n")) {
+            bail!("docs/alerts.md: no rule has the alert {alert}");
+        }
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("alertmanager.yaml");
+    // Whom it sends to is the reader's.
+    fs::write(&file, format!("{settings}receivers: [{{name: default}}, {{name: pager}}]\n"))?;
+    command::run(DebianTool::ALERTMANAGER.command(cache, "amtool").arg("check-config").arg(&file))
 }
 
 fn page() -> Result<()> {

@@ -236,6 +236,74 @@ mod tests {
         assert_eq!(exit_code(wait(child, &mut signals).await.unwrap()), 7);
     }
 
+    fn allocation(enforced: bool) -> api::Allocation {
+        serde_json::from_value(serde_json::json!({
+            "name": "a",
+            "target": "exec",
+            "cgroup": "/numaward/a",
+            "directory": "/sys/fs/cgroup/numaward/a",
+            "cpus": "2-3",
+            "nodes": "1",
+            "memory": [],
+            "enforced": enforced,
+            "settings": {},
+            "drift": [],
+        }))
+        .unwrap()
+    }
+
+    /// Enforcement in which others are kept off exclusive CPUs in this mode, but for so many cgroups and processes.
+    fn keeps_off(
+        mode: api::EnforcementMode,
+        refused: usize,
+        processes_in_root: Option<u64>,
+    ) -> api::Enforcement {
+        let cgroup = |state| api::Herded {
+            cgroup: "/a".to_owned(),
+            cpus: String::new(),
+            state,
+            reason: None,
+            drift: Vec::new(),
+        };
+        let mut cgroups = vec![cgroup(api::HerdState::Herded)];
+        cgroups.extend((0..refused).map(|_| cgroup(api::HerdState::Refused)));
+        let herding = api::Herding { mode, cgroups, processes_in_root };
+        api::Enforcement { mode: api::EnforcementMode::On, herding }
+    }
+
+    #[test]
+    fn whether_others_are_kept_off_is_said() {
+        use api::EnforcementMode::{DryRun, Off, On};
+        let said = |mode, refused, in_root| others(&allocation(true), &keeps_off(mode, refused, in_root));
+        for (mode, name) in [(Off, "off"), (DryRun, "dry-run")] {
+            let line = said(mode, 0, None).unwrap();
+            let expected = format!(
+                "other processes on CPUs 2-3 are reported, not moved off: enforcement.herding.mode of the configuration is {name} \
+                 (--isolate moves them off for this workload)"
+            );
+            assert_eq!(line, expected);
+        }
+        // All others are kept off: there is nothing to say.
+        assert_eq!(said(On, 0, None), None);
+        assert_eq!(said(On, 0, Some(0)), None);
+        let expected = |cgroups, processes| {
+            Some(format!(
+                "{cgroups} cgroups and {processes} processes of the root cgroup may still run on CPUs 2-3: they cannot be moved \
+                 off (numaward status has the reasons)"
+            ))
+        };
+        assert_eq!(said(On, 2, Some(1)), expected(2, 1));
+        assert_eq!(said(On, 1, None), expected(1, 0));
+        assert_eq!(said(On, 0, Some(3)), expected(0, 3));
+        // What is not written at all is said first, whatever others are.
+        for mode in [Off, DryRun, On] {
+            assert_eq!(
+                others(&allocation(false), &keeps_off(mode, 1, None)).unwrap(),
+                "CPUs 2-3 are not written to the kernel: enforcement.mode of the configuration is not on"
+            );
+        }
+    }
+
     #[test]
     fn a_cgroup_that_is_gone_is_not_made() {
         let dir = tempfile::tempdir().unwrap();

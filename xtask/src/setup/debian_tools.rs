@@ -124,6 +124,14 @@ impl DebianTool {
         files: &[("usr/bin", &["prometheus", "promtool"])],
     };
 
+    /// amtool of Alertmanager, which reads its configuration.
+    pub(crate) const ALERTMANAGER: Self = Self {
+        name: "alertmanager",
+        release: None,
+        packages: &["prometheus-alertmanager"],
+        files: &[("usr/bin", &["amtool"])],
+    };
+
     /// Takes OTLP and answers as Prometheus does, which Debian builds without OTLP.
     pub(crate) const VICTORIA_METRICS: Self = Self {
         name: "victoria-metrics",

@@ -1,0 +1,160 @@
+//! The commands of the pages on Kubernetes: each is one that the tests of the cluster run, or is named here with why it is not.
+//! This needs no cluster.
+
+/// What the tests of the cluster run.
+const TESTS: [&str; 6] = [
+    include_str!("../cluster.rs"),
+    include_str!("decisions.rs"),
+    include_str!("life.rs"),
+    include_str!("node.rs"),
+    include_str!("node.sh"),
+    include_str!("readers.rs"),
+];
+
+#[derive(Debug)]
+enum How {
+    /// By these words of a test, with the names of its own cluster.
+    Run(&'static str),
+    Not(&'static str),
+}
+use How::{Not, Run};
+
+const APPLY: How = Run(r#"kubectl.must(&["apply", "--kustomize", &"#);
+const ROLLOUT: How =
+    Run(r#"["rollout", "status", "daemonset/numaward", "--namespace=numaward", "--timeout=10m"]"#);
+const CORDON: How = Run(r#"kubectl.must(&["cordon", node::NAME]);"#);
+const UNCORDON: How = Run(r#"kubectl.must(&["uncordon", node::NAME]);"#);
+const REGISTRY: How = Not("the tests have no registry, and import the image");
+const HELM: How = Not(
+    "Debian has no helm; the stage `manifests` compares what the chart makes with the overlays that run here",
+);
+const READS: How = Not("only reads; the tests ask the daemon of the same by its API");
+const EXPORT: How =
+    Not("the tests of the daemon ask for these files, and the engine's tests start from such files");
+
+/// Each line of the pages, without its comment.
+const KUBERNETES: &[(&str, How)] = &[
+    (
+        "cargo xtask dist --out dist",
+        Not("the tests take the image of `dist` made of the programs under test"),
+    ),
+    (
+        "skopeo copy --all oci-archive:dist/numaward-0.1.0-oci.tar docker://registry.example/numaward:0.1.0",
+        REGISTRY,
+    ),
+    (
+        "ctr -n k8s.io images import dist/numaward-0.1.0-oci.tar",
+        Run("ctr -n k8s.io images import $IMPORT /numaward.tar"),
+    ),
+    ("kubectl create namespace numaward", HELM),
+    ("kubectl label namespace numaward pod-security.kubernetes.io/enforce=privileged", HELM),
+    (
+        "helm install numaward deploy/helm/numaward --namespace numaward --set mode=try --set image.repository=registry.example/numaward",
+        HELM,
+    ),
+    ("kubectl -n numaward rollout status daemonset/numaward", ROLLOUT),
+    ("cd deploy/overlays/try", Not("the tests name the folder")),
+    ("kustomize edit set image numaward=registry.example/numaward:0.1.0", REGISTRY),
+    ("kubectl kustomize . | less", Not("shows what is applied next")),
+    ("kubectl apply -k .", APPLY),
+    ("kubectl -n numaward exec daemonset/numaward -- numaward status", READS),
+    ("kubectl -n numaward exec daemonset/numaward -- numaward topology", READS),
+    ("kubectl -n numaward exec daemonset/numaward -- numaward explain --cpus 4 --memory 8Gi", READS),
+    (
+        "install -D -m 0644 deploy/seccomp/numaward.json /var/lib/kubelet/seccomp/numaward.json",
+        Not("the test `deploy` puts this file there"),
+    ),
+    (
+        "helm -n numaward upgrade numaward deploy/helm/numaward --reuse-values --set config.enforcement.mode=off",
+        HELM,
+    ),
+    ("helm -n numaward uninstall numaward", HELM),
+    ("kubectl delete namespace numaward", HELM),
+    ("rm -r /var/lib/numaward /run/numaward", Run("rm -r /var/lib/numaward /run/numaward ")),
+];
+const MIGRATION: &[(&str, How)] = &[
+    ("kubectl cordon HOST", CORDON),
+    ("systemctl stop kubelet", Run("\n        stop-kubelet\n        mkdir kubelet-before")),
+    ("mkdir kubelet-before", Run("\n        mkdir kubelet-before\n")),
+    (
+        "cp /var/lib/kubelet/{config.yaml,cpu_manager_state,memory_manager_state} kubelet-before/",
+        Run("cp /var/lib/kubelet/config.yaml {state} kubelet-before/"),
+    ),
+    (
+        "numaward import-kubelet-state kubelet-before --config config.yaml --dry-run",
+        Run("\n        {import} --dry-run\n"),
+    ),
+    (
+        "numaward import-kubelet-state kubelet-before --config config.yaml",
+        Run(r#""numaward import-kubelet-state kubelet-before --config config.yaml";"#),
+    ),
+    (
+        "rm /var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state",
+        Run(r"rm {state}\nstart-kubelet"),
+    ),
+    ("systemctl start kubelet", Run(r"\nstart-kubelet")),
+    (
+        "kubectl apply -k deploy/overlays/migrate",
+        Run(r#"kubectl.must(&["apply", "--kustomize", &migrate]);"#),
+    ),
+    (
+        "kubectl -n numaward delete pod --field-selector spec.nodeName=HOST",
+        Run(r#"kubectl.must(&["--namespace=numaward", "delete", "pod", &of_host]);"#),
+    ),
+    ("kubectl uncordon HOST", UNCORDON),
+    ("kill $(pidof numaward)", Run("\n        kill $(pidof numaward)\n")),
+    ("while pidof numaward; do sleep 1; done", Run("\n        while pidof numaward; do sleep 1; done\n")),
+    (
+        "NUMAWARD_ENFORCEMENT_MODE=off timeout 60 numaward run --config config.yaml",
+        Run("\n        NUMAWARD_ENFORCEMENT_MODE=off timeout 60 numaward run --config config.yaml\n"),
+    ),
+    ("cp kubelet-before/* /var/lib/kubelet/", Run("\n        cp kubelet-before/* /var/lib/kubelet/\n")),
+    ("kubectl delete -k deploy/overlays/migrate", Run(r#"kubectl.must(&["delete", "--kustomize", &migrate"#)),
+    ("rm -r /var/lib/numaward /run/numaward", Run("rm -r /var/lib/numaward /run/numaward ")),
+    (
+        "kubectl -n numaward exec POD -- numaward export-kubelet-state --into /var/lib/numaward/kubelet-now",
+        EXPORT,
+    ),
+    ("cp /var/lib/numaward/kubelet-now/* /var/lib/kubelet/", EXPORT),
+];
+
+/// The lines of the blocks for a shell, without comments.
+fn commands(page: &str) -> Vec<&str> {
+    let (mut kind, mut found) = (None, Vec::new());
+    for line in page.lines() {
+        match (line.strip_prefix("```"), kind) {
+            (Some(begins), None) => kind = Some(begins),
+            (Some(_), Some(_)) => kind = None,
+            // A block without a language may be a part of a file, which has brackets or ` = `.
+            (None, Some("")) if !line.starts_with('[') && !line.contains(" = ") => {
+                found.extend(line.split("  #").next().map(str::trim).filter(|line| !line.is_empty()));
+            }
+            (None, _) => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn each_command_of_the_pages_is_run_or_named() {
+    let tests = TESTS.concat();
+    for (name, page, known) in [
+        ("kubernetes", include_str!("../../../docs/kubernetes.md"), KUBERNETES),
+        ("migration", include_str!("../../../docs/migration.md"), MIGRATION),
+    ] {
+        let commands = commands(page);
+        for command in &commands {
+            let how = known.iter().find(|(line, _)| line == command);
+            assert!(how.is_some(), "docs/{name}.md: no test runs this, and no reason is given: {command}");
+        }
+        for (command, how) in known {
+            assert!(commands.contains(command), "docs/{name}.md does not have: {command}");
+            match how {
+                Run(words) => {
+                    assert!(tests.contains(words), "no test of the cluster has {words:?}: {command}")
+                }
+                Not(why) => assert!(!why.is_empty(), "{command}"),
+            }
+        }
+    }
+}
