@@ -11,6 +11,7 @@ mod control_plane;
 mod decisions;
 mod kubectl;
 mod life;
+mod load;
 mod node;
 mod readers;
 mod whole;
