@@ -11,6 +11,7 @@ mod control_plane;
 mod decisions;
 mod kubectl;
 mod life;
+mod load;
 mod node;
 mod pages;
 mod readers;
@@ -35,6 +36,7 @@ use self::{
     authority::Authority,
     control_plane::{ControlPlane, KUBELET},
     kubectl::Kubectl,
+    load::Load,
     node::Node,
 };
 use crate::{containerd::numbers, deploy::checkout};
@@ -340,6 +342,7 @@ fn overlay(cluster: &Cluster, name: &str, change: impl FnOnce(String) -> String)
 fn pods_get_what_they_are_promised() {
     let Some(mut cluster) = Cluster::start(MACHINE) else { return };
     cluster.come_up();
+    is_tried(&cluster);
     is_installed(&cluster);
     are_placed(&cluster);
     are_refused(&cluster);
@@ -350,6 +353,29 @@ fn pods_get_what_they_are_promised() {
     are_drained(&cluster);
     is_removed(&cluster);
     cluster.step("done");
+}
+
+/// With `deploy/overlays/try`, a pod has an event of where it would be, and nothing is written.
+fn is_tried(cluster: &Cluster) {
+    let kubectl = &cluster.kubectl;
+    let overlay = checkout("deploy/overlays/try").display().to_string();
+    kubectl.must(&["apply", "--kustomize", &overlay]);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    kubectl.must(&ROLLOUT);
+    let before = cluster.knobs().unwrap();
+    cluster.run(&[pod("tried", &[container("main", &guaranteed(2, 64))])]);
+    let message = cluster.wait_for("a pod has an event of a dry run", || {
+        cluster.events("tried", "NumaPlacementDryRun")?.pop().ok_or_else(|| "there is none".to_owned())
+    });
+    let words = "Dry run: container main of pod default/tried would have had CPUs ";
+    assert!(message.starts_with(words) && message.contains("64Mi of memory on node "), "{message}");
+    assert_eq!(cluster.knobs().unwrap(), before);
+    let place = cluster.place("tried", "main").unwrap();
+    assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{place:?}");
+    cluster.node.run("! [ -e /var/lib/numaward ] && ! [ -e /run/numaward ]").unwrap();
+    cluster.delete(&["tried"]);
+    kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=10m"]);
+    cluster.step("numaward was tried");
 }
 
 fn is_installed(cluster: &Cluster) {
@@ -376,6 +402,7 @@ fn run_two_and_three(cluster: &Cluster) {
 /// Guaranteed pods have CPUs to themselves, and keep them when numaward is replaced.
 fn are_placed(cluster: &Cluster) {
     cluster.run(&[pod(SHARED, &[container("main", &burstable())])]);
+    is_protected_on_request(cluster);
     run_two_and_three(cluster);
     let expected = [("two", "main", 2), ("three", "main", 3)];
     let places = cluster.wait_until_placed(&expected);
@@ -393,6 +420,34 @@ fn are_placed(cluster: &Cluster) {
     assert_eq!(cluster.wait_until_placed(&expected), places, "nobody was to move");
     cluster.delete(&["two", "three"]);
     cluster.step("numaward was replaced");
+}
+
+/// The memory of a Burstable pod that asks for it is promised on a node, and protected up to the root of all pods.
+fn is_protected_on_request(cluster: &Cluster) {
+    let amounts = |mebibytes| json!({ "cpu": "50m", "memory": format!("{mebibytes}Mi") });
+    let resources = json!({ "requests": amounts(64), "limits": amounts(128) });
+    let mut asks = pod("asks", &[container("main", &resources)]);
+    asks["metadata"]["annotations"] = json!({ "numaward.io/guarantee": "memory" });
+    cluster.run(&[asks]);
+    let protected = || -> Result<Vec<String>, String> {
+        let knobs = cluster.knobs()?;
+        Ok(knobs.into_iter().filter(|line| line.contains("/memory.")).collect())
+    };
+    cluster.wait_for("what is promised to a Burstable pod is protected", || {
+        let all = protected()?;
+        // Of the root, the class, the pod and the container; of nothing else, and no `memory.min`.
+        let are_low = all.iter().all(|line| line.ends_with("/memory.low:67108864"));
+        let are_of_class = all.iter().filter(|line| line.starts_with("/burstable/")).count();
+        if are_low && all.len() == 4 && are_of_class == 3 { Ok(()) } else { Err(format!("{all:#?}")) }
+    });
+    let place = cluster.place("asks", "main").unwrap();
+    assert_eq!(place.nodes.len(), 1, "{place:?}");
+    cluster.delete(&["asks"]);
+    cluster.wait_for("nothing is protected any more", || match protected()? {
+        none if none.is_empty() => Ok(()),
+        some => Err(format!("{some:#?}")),
+    });
+    cluster.step("a Burstable pod had its memory protected");
 }
 
 /// A pod wants two CPUs of one node, and no node has so many. It starts when they are there.
@@ -532,24 +587,35 @@ fn are_drained(cluster: &Cluster) {
     cluster.step("the node was drained");
 }
 
-/// numaward is removed as docs/kubernetes.md has it: it gives back what it wrote, and no longer places any.
+/// numaward is removed as docs/kubernetes.md has it, while pods come and go: it gives back what it wrote, and no longer places
+/// any.
 fn is_removed(cluster: &Cluster) {
     let wants = |name| pod(name, &[container("main", &guaranteed(2, 64))]);
     cluster.run(&[wants("two"), pod(SHARED, &[container("main", &burstable())])]);
     cluster.wait_until_placed(&[("two", "main", 2)]);
     let overlay = overlay(cluster, "enforce", |config| config + "\nenforcement: {mode: off}\n");
+    let mut load = Load::new(cluster);
+    load.keep_on("pods come and go", |_| true);
+    load.expect_no_cpus();
     cluster.kubectl.must(&["apply", "--kustomize", &overlay]);
-    cluster.kubectl.must(&ROLLOUT);
-    cluster.wait_for("all is given back", || {
-        let mut left = cluster.knobs()?;
-        // All of the machine: the kubelet's own, and of containers, from which no set can be taken back.
-        left.retain(|line| !line.ends_with("/cpuset.cpus:0-5") && !line.ends_with("/cpuset.mems:0-1"));
-        if left.is_empty() { Ok(()) } else { Err(format!("{left:#?}")) }
+    load.keep_on("numaward has given all back", |cluster| {
+        cluster.knobs().is_ok_and(|mut left| {
+            // All of the machine: the kubelet's own, and of containers, from which no set can be taken back.
+            left.retain(|line| !line.ends_with("/cpuset.cpus:0-5") && !line.ends_with("/cpuset.mems:0-1"));
+            left.is_empty()
+        })
     });
-    cluster.kubectl.must(&["delete", "--kustomize", &overlay, "--timeout=10m"]);
-    cluster.step("numaward was removed");
+    cluster.kubectl.must(&ROLLOUT);
+    cluster.kubectl.must(&["delete", "--kustomize", &overlay, "--wait=false"]);
+    load.keep_on("numaward was removed", |cluster| {
+        let found = cluster.kubectl.run(&["get", "namespace", "numaward", "--ignore-not-found"]);
+        found.is_ok_and(|found| found.is_empty())
+    });
+    load.end();
     cluster.run(&[wants("new")]);
-    let place = cluster.place("new", "main").unwrap();
-    assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{place:?}");
+    for name in ["two", "new"] {
+        let place = cluster.place(name, "main").unwrap();
+        assert_eq!((place.cpus.len(), place.nodes.len()), (6, 2), "{name}: {place:?}");
+    }
     cluster.step("pods are placed no longer");
 }

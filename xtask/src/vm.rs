@@ -40,6 +40,10 @@ const HELPERS: &[&str] = &[
 ];
 /// Makes the tests run what is slow as well.
 const SLOW: &str = "NUMAWARD_VM_SLOW";
+/// The programs of Kubernetes, where no folder is given: seen from the checkout.
+const BESIDE: &str = "../shared/kubernetes";
+/// One of them, as it is or packed.
+const KUBELET: [&str; 2] = ["kubelet", "kubelet.xz"];
 /// Name the folders of [`Folders`], for the tests too.
 pub(crate) const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
 const CONTAINERD: &str = "NUMAWARD_CONTAINERD";
@@ -84,7 +88,8 @@ pub(crate) struct Test {
 #[derive(Args, Default)]
 pub(crate) struct Folders {
     /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler and kubelet, each as it is or as .xz, for the
-    /// tests `cluster::`
+    /// tests `cluster::`. Where such a test is named, it is by default the folder `kubernetes` in `shared` beside the checkout,
+    /// if that is there
     #[arg(long, value_name = "DIR", env = KUBERNETES)]
     kubernetes: Option<PathBuf>,
     /// Folder with containerd, containerd-shim-runc-v2 and ctr of containerd 2.2 or newer, instead of Debian's
@@ -97,6 +102,16 @@ impl Folders {
     pub(crate) fn from_environment() -> Self {
         let folder = |name: &str| env::var_os(name).map(PathBuf::from);
         Self { kubernetes: folder(KUBERNETES), containerd: folder(CONTAINERD) }
+    }
+
+    /// The same, with the default of what is not given, if one of the tests that are named needs it.
+    fn or_default(&self, names: &[String], checkout: &Path) -> Self {
+        let beside = || {
+            let folder = checkout.join(BESIDE);
+            let is_there = KUBELET.iter().any(|name| folder.join(name).is_file());
+            (is_there && names.iter().any(|name| name.starts_with(CLUSTER))).then_some(folder)
+        };
+        Self { kubernetes: self.kubernetes.clone().or_else(beside), containerd: self.containerd.clone() }
     }
 
     /// The variables by which the tests find them.
@@ -120,10 +135,11 @@ impl Test {
         if kernels.is_empty() {
             kernels = kernels::names(self.arch);
         }
+        let folders = self.folders.or_default(&self.names, command::root());
         let mut failed = Vec::new();
         for kernel in kernels {
             println!("kernel {kernel}");
-            if let Err(error) = test(self.arch, kernel, &self.names, self.all, &self.folders) {
+            if let Err(error) = test(self.arch, kernel, &self.names, self.all, &folders) {
                 eprintln!("error: kernel {kernel}: {error:#}");
                 failed.push(kernel);
             }
@@ -495,6 +511,28 @@ mod tests {
         let script = format!("printf '%s\\n' {}", words.map(quote).join(" "));
         let output = command::read(std::process::Command::new("sh").args(["-c", &script])).unwrap();
         assert_eq!(output.lines().collect::<Vec<_>>(), words);
+    }
+
+    #[test]
+    fn programs_of_kubernetes_may_be_beside_the_checkout() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkout = folder.path().join("checkout");
+        fs::create_dir(&checkout).unwrap();
+        let beside = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            Folders::default().or_default(&names, &checkout).kubernetes
+        };
+        assert_eq!(beside(&["cluster::life"]), None);
+        let programs = checkout.join(BESIDE);
+        fs::create_dir_all(&programs).unwrap();
+        assert_eq!(beside(&["cluster::life"]), None, "there is none");
+        fs::write(programs.join(KUBELET[1]), "").unwrap();
+        assert_eq!(beside(&["soak::", "cluster::life"]), Some(programs));
+        assert_eq!(beside(&["soak::"]), None);
+        assert_eq!(beside(&[]), None);
+        let given = Folders { kubernetes: Some("given".into()), ..Folders::default() };
+        let found = given.or_default(&["cluster::".to_owned()], &checkout).kubernetes;
+        assert_eq!(found, Some("given".into()));
     }
 
     #[test]

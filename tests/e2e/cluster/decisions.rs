@@ -12,6 +12,7 @@ use crate::deploy::checkout;
 
 /// Nodes of unlike size, the first with what the machine itself needs.
 const MACHINE: (&str, &str) = ("2,2,2,2", "1536M,512M,512M,640M");
+const NODES: usize = 4;
 /// What the vectors of a cluster say of themselves.
 pub(super) const NOTE: &str =
     "a real cluster; state is recorded after admissions only: a timer of the kubelet removes what is stale";
@@ -195,6 +196,29 @@ fn are_observed(cluster: &Cluster) {
         });
     }
     cluster.step("numaward shows what the kubelet promised");
+    is_seen_where_it_is_broken(cluster, &promised);
+}
+
+/// A pod's container is moved to a node that the kubelet did not promise it, and touches memory there: numaward counts that
+/// as missed, and writes nothing.
+fn is_seen_where_it_is_broken(cluster: &Cluster, promised: &Value) {
+    let nodes = promised["memory"]["entries"]["seen"]["c0"][0][1].as_array().unwrap();
+    let other = (0..NODES).find(|node| !nodes.contains(&json!(node))).unwrap();
+    cluster.in_cgroup("seen", "c0", &format!("echo {other} >cpuset.mems")).unwrap();
+    let before = cluster.knobs().unwrap();
+    cluster.in_cgroup("seen", "c0", "numaward-load --size 16M --hold 0 --cgroup $cgroup").unwrap();
+    let (_, url) = cluster.daemon().unwrap();
+    let url = url.replace("/api/v1", "/metrics");
+    let name = "numaward_numa_miss_bytes_total";
+    let labels = format!("namespace=\"default\",pod=\"seen\",container=\"c0\",numa_node=\"{other}\"");
+    let series = format!("{name}{{{labels}}} ");
+    cluster.wait_for("a broken promise is counted", || {
+        let all = cluster.node.run(&format!("wget -q -O - {url} | grep ^{name}"))?;
+        let missed = all.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
+        if missed.is_some_and(|bytes| bytes >= 16 << 20) { Ok(()) } else { Err(all) }
+    });
+    assert_eq!(cluster.knobs().unwrap(), before, "numaward was to write nothing");
+    cluster.step("numaward shows a promise that is broken");
 }
 
 /// `cargo xtask conformance DIR` decides the same.

@@ -13,8 +13,9 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, MACHINE, PATIENCE, Places, ROLLOUT, SHARED, burstable, condition, container, decisions,
-    guaranteed, node, overlay, pod,
+    Cluster, MACHINE, Places, ROLLOUT, SHARED, burstable, condition, container, decisions, guaranteed,
+    load::{Load, exclusive},
+    node, overlay, pod,
 };
 use crate::{containerd::numbers, deploy::checkout};
 
@@ -30,12 +31,8 @@ const KUBE_RESERVED: &str = "192Mi";
 const EVICTION: &str = "64Mi";
 /// Where the files of the migration are, in the machine.
 const FOLDER: &str = "/var/lib";
-/// Whose pods come and go while numaward is replaced.
-const LABEL: &str = "load";
-/// How many of them there are at a time. Each has a CPU to itself.
-const AT_ONCE: usize = 2;
-/// How many at least are placed in each part of the upgrade.
-const REPLACED: usize = 2;
+/// Where numaward writes the kubelet's state files, in its container as in the machine.
+const EXPORTED: &str = "/var/lib/numaward/kubelet-now";
 /// For how long the API server is away.
 const AWAY: Duration = Duration::from_mins(5);
 
@@ -199,90 +196,6 @@ fn assert_promised(cluster: &Cluster, url: &str, places: &Places) {
     });
 }
 
-/// CPUs that Guaranteed pods have to themselves now, by the UID of the pod. No two have the same at the same time.
-fn exclusive(cluster: &Cluster) -> BTreeMap<String, BTreeSet<u64>> {
-    // Three times, so that what one pod had before and after another was looked at, it had meanwhile. A cgroup without a
-    // process has nothing.
-    let look = "cd /sys/fs/cgroup/kubepods
-        for turn in 1 2 3; do
-            for cgroup in pod*/*/; do
-                { read -r cpus <${cgroup}cpuset.cpus; } 2>/dev/null
-                { read -r process <${cgroup}cgroup.procs; } 2>/dev/null || continue
-                [ -z \"$cpus\" ] || echo $turn ${cgroup%%/*} $cpus
-            done
-        done";
-    let seen = cluster.node.run(look).unwrap();
-    let mut turns = [(); 3].map(|()| BTreeMap::new());
-    for line in seen.lines() {
-        let words: Vec<_> = line.split(' ').collect();
-        let [turn, pod, cpus] = words[..] else { panic!("{seen}") };
-        let cpus: BTreeSet<u64> = numbers(cpus).into_iter().collect();
-        // Who has CPU 0 shares it.
-        if !cpus.contains(&0) {
-            let turn: usize = turn.parse().unwrap();
-            turns[turn - 1].insert(pod.trim_start_matches("pod").to_owned(), cpus);
-        }
-    }
-    for (pod, cpus) in &turns[0] {
-        if turns[2].get(pod) == Some(cpus) {
-            let both = turns[1].iter().find(|(other, theirs)| *other != pod && !theirs.is_disjoint(cpus));
-            assert_eq!(both, None, "{pod} has {cpus:?} too: {seen}");
-        }
-    }
-    turns[2].clone()
-}
-
-/// Pods that come and go: each is deleted as soon as it has a CPU to itself.
-struct Load<'a> {
-    cluster: &'a Cluster,
-    made: usize,
-    placed: usize,
-}
-
-impl Load<'_> {
-    /// Looks once, and keeps up the number.
-    fn turn(&mut self) {
-        let held = exclusive(self.cluster);
-        let selector = format!("--selector={LABEL}");
-        let pods = self.cluster.kubectl.json(&["get", "pods", &selector]).unwrap();
-        let mut alive = 0;
-        for pod in pods["items"].as_array().into_iter().flatten() {
-            let meta = &pod["metadata"];
-            if !meta["deletionTimestamp"].is_null() {
-                continue;
-            }
-            assert_ne!(pod["status"]["phase"], "Failed", "{pod}");
-            let (name, uid) = (meta["name"].as_str().unwrap(), meta["uid"].as_str().unwrap());
-            if held.get(uid).is_some_and(|cpus| cpus.len() == 1) {
-                self.cluster.kubectl.must(&["delete", "pod", name, "--wait=false"]);
-                self.placed += 1;
-            } else {
-                alive += 1;
-            }
-        }
-        for _ in alive..AT_ONCE {
-            let mut one = wants((&format!("load-{}", self.made), "main", 1));
-            one["metadata"]["labels"] = json!({ LABEL: "" });
-            self.cluster.kubectl.apply(&one);
-            self.made += 1;
-        }
-    }
-
-    /// Goes on until it is so, and some more were placed since.
-    fn keep_on(&mut self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
-        let (started, before) = (Instant::now(), self.placed);
-        let mut was_so = None;
-        while was_so.is_none_or(|placed| self.placed < placed + REPLACED) {
-            self.turn();
-            if was_so.is_none() && is_so(self.cluster) {
-                was_so = Some(self.placed);
-            }
-            assert!(started.elapsed() < PATIENCE, "{what}: {} placed, before {before}", self.placed);
-        }
-        self.cluster.step(&format!("{what}; {} pods were placed meanwhile", self.placed - before));
-    }
-}
-
 /// Whether this image of numaward runs, and no other.
 fn is_rolled_out(cluster: &Cluster, image: &str) -> bool {
     let set = cluster.kubectl.json(&["get", "daemonset", "numaward", "--namespace=numaward"]).unwrap();
@@ -304,15 +217,14 @@ fn outlive_an_upgrade(cluster: &Cluster) {
     let next = "numaward:next";
     let tag = format!("ctr -n k8s.io images tag docker.io/library/{image} docker.io/library/{next}");
     cluster.node.run(&tag).unwrap();
-    let mut load = Load { cluster, made: 0, placed: 0 };
+    let mut load = Load::new(cluster);
     load.keep_on("pods come and go", |_| true);
     let change = format!("numaward={next}");
     kubectl.must(&["--namespace=numaward", "set", "image", "daemonset/numaward", &change]);
     load.keep_on("numaward was upgraded", |cluster| is_rolled_out(cluster, next));
     kubectl.must(&["--namespace=numaward", "rollout", "undo", "daemonset/numaward"]);
     load.keep_on("numaward was rolled back", |cluster| is_rolled_out(cluster, image));
-    let selector = format!("--selector={LABEL}");
-    kubectl.must(&["delete", "pod", &selector, "--timeout=10m"]);
+    load.end();
     let places = cluster.wait_until_placed(&[KEPT]);
     let (_, url) = cluster.daemon().unwrap();
     assert_promised(cluster, &url, &places);
@@ -423,10 +335,51 @@ fn outlive_the_api_server(cluster: &mut Cluster) {
     cluster.step("the API server was away");
 }
 
-/// Back to the kubelet's static policies as docs/migration.md has it, and then without numaward.
+fn full_name((name, main, _): (&str, &str, usize)) -> String {
+    format!("{name}/{main}")
+}
+
+/// Has numaward write what it promises into [`EXPORTED`], from within its own container; what it says besides.
+fn export(cluster: &Cluster) -> String {
+    let (daemon, _) = cluster.daemon().unwrap();
+    let pod = cluster.kubectl.json(&["get", "pod", &daemon, "--namespace=numaward"]).unwrap();
+    let id = pod["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
+    let id = id.strip_prefix("containerd://").unwrap();
+    let run = format!("ctr -n k8s.io tasks exec --exec-id export {id}");
+    cluster.node.run(&format!("{run} numaward export-kubelet-state --into {EXPORTED}")).unwrap()
+}
+
+/// What the kubelet has promised is what these pods have, and nothing else.
+fn assert_in_state_files(cluster: &Cluster, pods: &[(&str, &str, usize)], places: &Places) {
+    let uids: Vec<_> = pods.iter().map(|of| uid(cluster, of.0)).collect();
+    // A timer of the kubelet's removes what is stale.
+    cluster.wait_for("the kubelet has promised what pods have", || {
+        let (cpus, memory) = decisions::state(cluster)?;
+        let has_others =
+            |state: &Value| state["entries"].as_object().map(serde_json::Map::len) != Some(pods.len());
+        let is_so = |(of, uid): (&(&str, &str, usize), &String)| {
+            let place = &places[&full_name(*of)];
+            let held = cpus["entries"][uid][of.1].as_str().map(numbers);
+            let nodes = &memory["entries"][uid][of.1][0]["numaAffinity"];
+            held.is_some_and(|held| place.cpus.iter().eq(&held)) && *nodes == json!(place.nodes)
+        };
+        if has_others(&cpus) || has_others(&memory) || !pods.iter().zip(&uids).all(is_so) {
+            return Err(format!("{cpus}\n{memory}\nthey have {places:?}"));
+        }
+        Ok(())
+    });
+}
+
+/// Back to the kubelet's static policies as docs/migration.md has it, with a pod that came later, and then without numaward.
 fn are_given_back(cluster: &Cluster) {
     let kubectl = &cluster.kubectl;
+    cluster.run(&[wants(LATE)]);
+    let before = cluster.wait_until_placed(&[KEPT, LATE]);
+    let process = || cluster.in_cgroup(LATE.0, LATE.1, "head -n 1 cgroup.procs").unwrap();
+    let late = process();
     kubectl.must(&["cordon", node::NAME]);
+    let said = export(cluster);
+    assert_eq!(said, "", "a kubelet takes it all over");
     let script = format!(
         "cd {FOLDER}
         stop-kubelet
@@ -434,6 +387,7 @@ fn are_given_back(cluster: &Cluster) {
         while pidof numaward; do sleep 1; done
         NUMAWARD_ENFORCEMENT_MODE=off timeout 60 numaward run --config config.yaml
         cp kubelet-before/* /var/lib/kubelet/
+        cp {EXPORTED}/* /var/lib/kubelet/
         start-kubelet"
     );
     let said = cluster.node.run(&script).unwrap();
@@ -441,16 +395,24 @@ fn are_given_back(cluster: &Cluster) {
     left.retain(|line| line.contains("/memory."));
     assert!(left.is_empty(), "protection is left: {left:#?}\n{said}");
     kubectl.must(&["uncordon", node::NAME]);
+    cluster.wait_for("the kubelet gives a pod the CPUs that numaward gave it", || {
+        // The nodes of its memory it writes only when a container starts.
+        match cluster.place(LATE.0, LATE.1)? {
+            place if place.cpus == before[&full_name(LATE)].cpus => Ok(()),
+            place => Err(format!("{place:?}, before: {before:?}")),
+        }
+    });
+    assert_eq!(process(), late, "{} was started again", LATE.0);
+    assert_undisturbed(cluster);
+    assert_in_state_files(cluster, &[KEPT, LATE], &before);
+    cluster.step("the kubelet has taken over what numaward promised");
+
+    cluster.delete(&[LATE.0]);
     cluster.run(&[wants(ONE)]);
     kubectl.must(&ROLLOUT);
     let places = cluster.wait_until_placed(&[KEPT, ONE]);
     assert_undisturbed(cluster);
-    let (cpus, _) = decisions::state(cluster).unwrap();
-    for (name, main, _) in [KEPT, ONE] {
-        let held = cpus["entries"][uid(cluster, name)][main].as_str().unwrap_or_default();
-        let held: BTreeSet<u64> = numbers(held).into_iter().collect();
-        assert_eq!(held, places[&format!("{name}/{main}")].cpus, "{name}: {cpus}");
-    }
+    assert_in_state_files(cluster, &[KEPT, ONE], &places);
     cluster.step("the kubelet places again");
 
     let migrate = overlay(cluster, "migrate", |text| text);

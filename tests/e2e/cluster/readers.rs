@@ -368,15 +368,23 @@ fn wait_until_refused(cluster: &Cluster, name: &str) {
 }
 
 /// Counters that numaward and the kubelet have.
-const COUNTERS: [&str; 5] = [
+const COUNTERS: [&str; 10] = [
     "kubelet_cpu_manager_pinning_requests_total",
     "kubelet_cpu_manager_pinning_errors_total",
     "kubelet_memory_manager_pinning_requests_total",
     "kubelet_memory_manager_pinning_errors_total",
     "kubelet_topology_manager_admission_errors_total",
+    "kubelet_container_aligned_compute_resources_count{boundary=\"physical_cpu\",scope=\"container\"}",
+    "kubelet_container_aligned_compute_resources_count{boundary=\"uncore_cache\",scope=\"container\"}",
+    "kubelet_container_aligned_compute_resources_failure_count{boundary=\"numa_node\",scope=\"container\"}",
+    "kubelet_container_aligned_compute_resources_failure_count{boundary=\"numa_node\",scope=\"pod\"}",
+    "kubelet_container_aligned_compute_resources_failure_count{boundary=\"physical_cpu\",scope=\"container\"}",
 ];
-/// This counts pods.
-const REQUESTS: &str = "kubelet_topology_manager_admission_requests_total";
+/// These count pods, and containers, also those that ask for nothing.
+const REQUESTS: [&str; 2] = [
+    "kubelet_topology_manager_admission_requests_total",
+    "kubelet_container_aligned_compute_resources_count{boundary=\"numa_node\",scope=\"container\"}",
+];
 const GAUGES: [&str; 2] =
     ["kubelet_cpu_manager_shared_pool_size_millicores", "kubelet_cpu_manager_exclusive_cpu_allocation_count"];
 /// CPUs by node.
@@ -409,7 +417,7 @@ fn count(cluster: &Cluster, url: &str) -> Map<String, Value> {
     let loose = pod("loose", &[container("main", &burstable())]);
     cluster.run(&[pod("whole", &[main(2)]), several, pod("part", &[part("main")]), loose]);
     let after = read();
-    let grown = COUNTERS.into_iter().chain([REQUESTS]).map(|name| {
+    let grown = COUNTERS.into_iter().chain(REQUESTS).map(|name| {
         let of =
             |all: &BTreeMap<String, f64>| all.get(name).copied().unwrap_or_else(|| panic!("{name}: {all:?}"));
         (name.to_owned(), json!(of(&after) - of(&before)))
@@ -434,8 +442,9 @@ fn are_counted_as_the_kubelet_counts(cluster: &Cluster) {
     install(cluster, "observe", str::to_owned);
     let mut theirs = count(cluster, KUBELETS_METRICS);
     // numaward does not decide on who asks for nothing; the pod `loose` does.
-    let [of_us, of_them] = [&mut ours, &mut theirs].map(|of| of.remove(REQUESTS).unwrap().as_f64().unwrap());
-    assert_eq!((of_us, of_them), (4.0, 5.0));
+    let [of_us, of_them] =
+        [&mut ours, &mut theirs].map(|of| REQUESTS.map(|name| of.remove(name).unwrap().as_f64().unwrap()));
+    assert_eq!((of_us, of_them), ([4.0, 5.0], [5.0, 6.0]));
     assert_eq!(ours, theirs);
     cluster.step("the kubelet has counted the same");
 

@@ -140,13 +140,13 @@ pub struct Config {
     #[educe(Default(expression = essential()))]
     pub guard_exempt: Vec<CgroupPattern>,
     /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must
-    /// be that of `reservedMemory`.
+    /// be that of `reservedMemory`; with `strategy: kubelet` also where none of them is.
     pub kube_reserved: Option<Reservation>,
     /// What the system is kept.
     pub system_reserved: Option<Reservation>,
     /// When Kubernetes evicts, by signal: an amount, or a share of what there is. `memory.available` counts; the others
-    /// are ignored. Default, as in Kubernetes: 100Mi of memory where `kubeReserved` or `systemReserved` is given, and
-    /// none where other signals are given.
+    /// are ignored. Default, as in Kubernetes: 100Mi of memory where `kubeReserved` or `systemReserved` is given, or, with
+    /// `strategy: kubelet`, `reservedMemory`; and none where other signals are given.
     pub eviction_hard: Option<Thresholds>,
     /// Kubernetes: placing and watching the pods of this host.
     pub kubernetes: Kubernetes,
@@ -171,7 +171,9 @@ impl Config {
 
     /// When Kubernetes evicts. None where nothing is said of what it is kept.
     pub fn thresholds(&self) -> Option<Thresholds> {
-        let is_reserved = self.kube_reserved.is_some() || self.system_reserved.is_some();
+        // A kubelet holds `reservedMemory` to the sum always; a host without one may have no other reservation.
+        let is_kubelets = self.reserved_memory.is_some() && self.strategy == StrategyKind::Kubelet;
+        let is_reserved = self.kube_reserved.is_some() || self.system_reserved.is_some() || is_kubelets;
         let default = || [(MEMORY_AVAILABLE.to_owned(), DEFAULT_THRESHOLD)].into();
         self.eviction_hard.clone().or_else(|| is_reserved.then(default))
     }

@@ -9,10 +9,12 @@ use numaward_enforce::{
     pages::{Outcome, PagesMoved},
 };
 use numaward_engine::{
-    Cause, ContainerRequest, Decision, QosClass, Quantity, Request, hint::Provider,
-    policy::TopologyManagerPolicy,
+    Cause, ContainerRequest, Decision, QosClass, Quantity, Request,
+    hint::Provider,
+    kubelet::{are_of_one_cache, as_reported_to_kubelet},
+    policy::{TopologyManagerPolicy, TopologyManagerScope},
 };
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, Machine};
 use prometheus_client::{
     metrics::{
         counter::Counter,
@@ -84,6 +86,36 @@ struct KubeletForms {
     cpu_errors: Counter,
     memory_requests: Counter,
     memory_errors: Counter,
+    aligned: Aligned,
+    misaligned: Aligned,
+}
+
+/// Containers, or pods, by the boundary within which they have what they have, and by the scope. Counters by all but the
+/// name, which is the kubelet's: that of a counter would end with `_total`.
+type Aligned = Family<[(&'static str, &'static str); 2], Gauge>;
+
+/// Within one node; the cores, which are whole; one last-level cache.
+const NUMA_NODE: &str = "numa_node";
+const PHYSICAL_CPU: &str = "physical_cpu";
+const UNCORE_CACHE: &str = "uncore_cache";
+
+fn add_aligned(of: &Aligned, boundary: &'static str, scope: TopologyManagerScope, count: u64) {
+    let scope = match scope {
+        TopologyManagerScope::Container => "container",
+        TopologyManagerScope::Pod => "pod",
+    };
+    let labels = [("boundary", boundary), ("scope", scope)];
+    of.get_or_create(&labels).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+/// By which rules the kubelet would have decided on a pod.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    pub(super) policy: TopologyManagerPolicy,
+    pub(super) scope: TopologyManagerScope,
+    /// Whether CPUs are given by whole cores only.
+    pub(super) has_whole_cores: bool,
+    pub(super) machine: &'a Machine,
 }
 
 impl Default for KubeletForms {
@@ -96,7 +128,42 @@ impl Default for KubeletForms {
             cpu_errors: Counter::default(),
             memory_requests: Counter::default(),
             memory_errors: Counter::default(),
+            aligned: Aligned::default(),
+            misaligned: Aligned::default(),
         }
+    }
+}
+
+impl KubeletForms {
+    /// Counts what a decision kept together, or could not, as the kubelet does: only one node is a boundary that a policy
+    /// guarantees, and whole cores are one where they are demanded.
+    fn count_aligned(&self, request: &Request, decision: &Decision, rules: &Rules<'_>, cpus: &Asked) {
+        let (aligned, misaligned, container) =
+            (&self.aligned, &self.misaligned, TopologyManagerScope::Container);
+        let rejection = decision.outcome.as_ref().err();
+        if rules.policy == TopologyManagerPolicy::SingleNumaNode {
+            let before = |name| request.all_containers().take_while(|of| Some(&of.name) != name).count();
+            let agreed = match (rules.scope, rejection) {
+                (TopologyManagerScope::Pod, _) => u64::from(rejection.is_none()),
+                (TopologyManagerScope::Container, None) => before(None) as u64,
+                (TopologyManagerScope::Container, Some(rejection)) => {
+                    rejection.container.as_ref().map_or(0, |name| before(Some(name)) as u64)
+                }
+            };
+            add_aligned(aligned, NUMA_NODE, rules.scope, agreed);
+            let is_refused =
+                rejection.is_some_and(|it| matches!(it.cause, Cause::Topology | Cause::NoRoom(_)));
+            add_aligned(misaligned, NUMA_NODE, rules.scope, u64::from(is_refused));
+        }
+        if rules.has_whole_cores {
+            let errors = u64::from(cpus.error.is_some());
+            add_aligned(aligned, PHYSICAL_CPU, container, cpus.containers.saturating_sub(errors));
+            add_aligned(misaligned, PHYSICAL_CPU, container, errors);
+        }
+        let given = decision.outcome.iter().flatten().filter_map(|of| of.allocation.cpus.as_ref());
+        let machine = as_reported_to_kubelet(rules.machine);
+        let of_one_cache = given.filter(|cpus| are_of_one_cache(&machine, cpus)).count();
+        add_aligned(aligned, UNCORE_CACHE, container, of_one_cache as u64);
     }
 }
 
@@ -191,6 +258,18 @@ impl Default for ControlMetrics {
             rebalancing: Gauge::default(),
             kubelet: KubeletForms::default(),
         };
+        let KubeletForms { aligned, misaligned, .. } = &figures.kubelet;
+        for (of, boundary, scope) in [
+            (aligned, NUMA_NODE, TopologyManagerScope::Pod),
+            (aligned, NUMA_NODE, TopologyManagerScope::Container),
+            (aligned, PHYSICAL_CPU, TopologyManagerScope::Container),
+            (aligned, UNCORE_CACHE, TopologyManagerScope::Container),
+            (misaligned, NUMA_NODE, TopologyManagerScope::Pod),
+            (misaligned, NUMA_NODE, TopologyManagerScope::Container),
+            (misaligned, PHYSICAL_CPU, TopologyManagerScope::Container),
+        ] {
+            add_aligned(of, boundary, scope, 0);
+        }
         figures.herd(0, 0, 0);
         figures.declared(0, 0);
         figures.affinities(0, 0);
@@ -371,6 +450,12 @@ impl ControlMetrics {
         ] {
             registry.register(name, "As the kubelet counts it, of numaward's decisions", counter.clone());
         }
+        for (name, family) in [
+            ("kubelet_container_aligned_compute_resources_count", &self.kubelet.aligned),
+            ("kubelet_container_aligned_compute_resources_failure_count", &self.kubelet.misaligned),
+        ] {
+            registry.register(name, "As the kubelet counts it, of numaward's decisions", family.clone());
+        }
         registry.register(
             "kubelet_topology_manager_admission_duration_ms",
             "As the kubelet measures it, of numaward's decisions, in milliseconds",
@@ -402,19 +487,20 @@ impl ControlMetrics {
         &self,
         request: &Request,
         decision: &Decision,
-        policy: TopologyManagerPolicy,
+        rules: &Rules<'_>,
         took: Duration,
     ) {
         let kubelet = &self.kubelet;
         kubelet.topology_requests.inc();
         kubelet.topology_duration.observe(took.as_secs_f64() * 1e3);
         // Without a policy, there is nothing that could go wrong but with the managers.
-        if decision.outcome.is_err() && policy != TopologyManagerPolicy::None {
+        if decision.outcome.is_err() && rules.policy != TopologyManagerPolicy::None {
             kubelet.topology_errors.inc();
         }
         let [cpus, memory] = asked(request, decision);
         cpus.count_as_kubelet(&kubelet.cpu_requests, &kubelet.cpu_errors);
         memory.count_as_kubelet(&kubelet.memory_requests, &kubelet.memory_errors);
+        kubelet.count_aligned(request, decision, rules, &cpus);
     }
 
     fn wrote(&self, step: &Step, result: &str) {
@@ -540,18 +626,82 @@ mod tests {
         values.map(|value| value.parse::<u64>().unwrap()).sum()
     }
 
+    fn rules(policy: TopologyManagerPolicy, machine: &Machine) -> Rules<'_> {
+        Rules { policy, scope: TopologyManagerScope::Container, has_whole_cores: false, machine }
+    }
+
+    fn guaranteed(name: &str, cpu: &str, gibibytes: u64) -> ContainerRequest {
+        let resources = Resources::none().with_cpu(cpu.parse().unwrap());
+        ContainerRequest::guaranteed(name, resources.with_memory(Quantity::whole(Bytes::gib(gibibytes).0)))
+    }
+
+    /// As the kubelet, it is counted what is within a boundary that is guaranteed, up to the container that cannot be.
+    #[test]
+    fn what_is_aligned_is_counted_as_the_kubelet_counts_it() {
+        use TopologyManagerScope::{Container, Pod};
+        let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).caches_per_node(2);
+        let machine = machine.memory(Bytes::gib(4)).build().unwrap();
+        let request = |containers: &[&str]| Request {
+            owner: "pod".into(),
+            init_containers: vec![guaranteed("i", "2", 1)],
+            containers: containers.iter().map(|cpu| guaranteed(&format!("c{cpu}"), cpu, 1)).collect(),
+            resources: None,
+        };
+        let single = TopologyManagerPolicy::SingleNumaNode;
+        for (policy, scope, has_whole_cores, containers, expected) in [
+            // Aligned: to a node, by container and by pod; to cores; to a cache. Then what could not be, without caches.
+            (single, Container, false, &["2", "500m"][..], [3, 0, 0, 2, 0, 0, 0]),
+            (single, Pod, false, &["2", "500m"], [0, 1, 0, 2, 0, 0, 0]),
+            (single, Container, true, &["2", "500m"], [3, 0, 2, 2, 0, 0, 0]),
+            // Six threads of a node are those of two caches.
+            (single, Container, false, &["6"], [2, 0, 0, 1, 0, 0, 0]),
+            // A node has eight CPUs.
+            (single, Container, false, &["2", "12"], [2, 0, 0, 0, 1, 0, 0]),
+            (single, Pod, false, &["2", "12"], [0, 0, 0, 0, 0, 1, 0]),
+            (single, Container, true, &["3"], [1, 0, 1, 0, 0, 0, 1]),
+            (TopologyManagerPolicy::Restricted, Container, false, &["2"], [0, 0, 0, 2, 0, 0, 0]),
+            (TopologyManagerPolicy::Restricted, Container, false, &["100"], [0; 7]),
+        ] {
+            let options = has_whole_cores.then(|| ("full-pcpus-only".to_owned(), "true".to_owned()));
+            let config = numaward_config::Config {
+                strategy: numaward_config::policy::StrategyKind::Kubelet,
+                topology_manager_policy: Some(policy),
+                topology_manager_scope: Some(scope),
+                cpu_manager_policy_options: options.into_iter().collect(),
+                ..numaward_config::Config::default()
+            };
+            let strategy = crate::policy::strategy(&config, &machine).unwrap();
+            let figures = ControlMetrics::default();
+            let asked = request(containers);
+            let decision = strategy.admit(&strategy.idle(), &asked);
+            let rules = Rules { policy, scope, has_whole_cores, machine: &machine };
+            figures.decided_on_pod(&asked, &decision, &rules, Duration::ZERO);
+            let text = written(&figures);
+            let found = [
+                ("count", NUMA_NODE, "container"),
+                ("count", NUMA_NODE, "pod"),
+                ("count", PHYSICAL_CPU, "container"),
+                ("count", UNCORE_CACHE, "container"),
+                ("failure_count", NUMA_NODE, "container"),
+                ("failure_count", NUMA_NODE, "pod"),
+                ("failure_count", PHYSICAL_CPU, "container"),
+            ]
+            .map(|(name, boundary, scope)| {
+                let name = format!("kubelet_container_aligned_compute_resources_{name}");
+                let series = format!("{name}{{boundary=\"{boundary}\",scope=\"{scope}\"}} ");
+                let value = text.lines().find_map(|line| line.strip_prefix(&series));
+                value.unwrap_or_else(|| panic!("{series}:\n{text}")).parse::<u64>().unwrap()
+            });
+            assert_eq!(found, expected, "{policy:?} {scope:?} {containers:?} {:?}", decision.outcome);
+        }
+    }
+
     /// As the kubelet, each container is counted that is to have something for itself, up to the one that cannot.
     #[test]
     fn containers_are_counted_that_a_manager_was_asked_for() {
-        let machine = numaward_topology::Machine::builder().nodes(2).sockets(2).cores_per_node(4);
+        let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4);
         let machine = machine.memory(Bytes::gib(4)).build().unwrap();
-        let container = |name: &str, cpu: &str, gibibytes: u64| {
-            let resources = Resources::none().with_cpu(cpu.parse().unwrap());
-            ContainerRequest::guaranteed(
-                name,
-                resources.with_memory(Quantity::whole(Bytes::gib(gibibytes).0)),
-            )
-        };
+        let container = guaranteed;
         let request = |init_containers: Vec<_>, containers: Vec<_>| Request {
             owner: "pod".into(),
             init_containers,
@@ -595,7 +745,7 @@ mod tests {
             let decision = strategy.admit(&strategy.idle(), &asked);
             let took = Duration::from_millis(3);
             figures.decided(&asked, &decision, took);
-            figures.decided_on_pod(&asked, &decision, policy, took);
+            figures.decided_on_pod(&asked, &decision, &rules(policy, &machine), took);
             let text = written(&figures);
             let found = |prefix: &str| {
                 [

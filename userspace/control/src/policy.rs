@@ -9,7 +9,7 @@
 //!
 //! Each key that is set replaces just its own default. Reservations by `kubeReserved`, `systemReserved` and
 //! `evictionHard` follow the kubelet's rules: where any is given, they must add up to `reservedMemory`, and where the
-//! last is not, it is the kubelet's default.
+//! last is not, it is the kubelet's default. With the strategy `kubelet`, they must also where none is given.
 
 use std::collections::BTreeMap;
 
@@ -488,6 +488,14 @@ mod tests {
             &eight,
         );
         assert!(found[0].contains("1Gi") && found[0].contains("1124Mi"), "{found:?}");
+        // With nothing but `reservedMemory`, a kubelet does not start unless it is 100Mi. A host may have none.
+        let alone = |strategy: &str, reserved: &str| {
+            let memory = format!(r#"[{{"numaNode": 0, "limits": {{"memory": "{reserved}"}}}}]"#);
+            problems(&format!(r#"{{"strategy": "{strategy}", "reservedMemory": {memory}}}"#), &eight)
+        };
+        let [problem] = &alone("kubelet", "1Gi")[..] else { panic!("{:?}", alone("kubelet", "1Gi")) };
+        assert!(problem.contains("1Gi") && problem.contains("100Mi"), "{problem}");
+        assert_eq!([alone("kubelet", "100Mi"), alone("native", "1Gi")], [[""; 0]; 2]);
     }
 
     #[test]

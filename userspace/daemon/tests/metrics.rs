@@ -506,6 +506,8 @@ fn the_kubelets_names_are_served_where_they_are_asked_for() {
         "kubelet_cpu_manager_allocation_per_numa{numa_node=\"2\"} 4",
         "kubelet_memory_manager_pinning_requests_total 0",
         "kubelet_memory_manager_pinning_errors_total 0",
+        "kubelet_container_aligned_compute_resources_count{boundary=\"numa_node\",scope=\"pod\"} 0",
+        "kubelet_container_aligned_compute_resources_failure_count{boundary=\"physical_cpu\",scope=\"container\"} 0",
     ] {
         assert!(kubelets.contains(&line), "{line}: {kubelets:#?}");
     }

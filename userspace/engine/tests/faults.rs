@@ -10,7 +10,7 @@ use numaward_engine::{
     checkpoint::CheckpointError,
     explain::Verdict,
     hint::Resource,
-    kubelet::{Checkpoints, MAX_NODES, as_reported_to_kubelet},
+    kubelet::{Checkpoints, MAX_NODES, are_of_one_cache, as_reported_to_kubelet},
     policy::{
         Component, CpuManagerPolicy, KubeletVersion, MachineProblem, MemoryManagerPolicy, MemoryReservation,
         Phase, RestoreProblem, StartProblem, TopologyManagerPolicy,
@@ -322,6 +322,29 @@ fn a_cache_of_a_whole_node_is_not_reported_to_the_kubelet() {
     assert_eq!(as_reported_to_kubelet(&machine(1)), machine(0));
     assert_eq!(as_reported_to_kubelet(&machine(2)), machine(2));
     assert_eq!(as_reported_to_kubelet(&machine(0)), machine(0));
+}
+
+#[test]
+fn cpus_are_of_one_cache_as_the_kubelet_counts() {
+    let of_one = |caches, cpus: &str| {
+        let machine = Machine::builder().nodes(2).sockets(1).cores_per_node(4).caches_per_node(caches);
+        let machine = as_reported_to_kubelet(&machine.build().unwrap());
+        are_of_one_cache(&machine, &cpus.parse().unwrap())
+    };
+    for (caches, cpus, expected) in [
+        (2, "0-1", true),
+        (2, "1-2", false),
+        (2, "1,5", false),
+        // The socket stands in for the cache.
+        (1, "1,5", true),
+        (0, "1,5", true),
+        // No such CPU.
+        (2, "0,99", false),
+        (2, "99", true),
+        (2, "", true),
+    ] {
+        assert_eq!(of_one(caches, cpus), expected, "{caches} {cpus}");
+    }
 }
 
 #[test]

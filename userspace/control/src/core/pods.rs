@@ -45,7 +45,10 @@ use numaward_cgroup::{
 };
 use numaward_config::kubernetes::CpuQuota;
 use numaward_enforce::{Change, EnforceError, Report};
-use numaward_engine::{self as engine, Allocation, OwnerId, Terms};
+use numaward_engine::{
+    self as engine, Allocation, OwnerId, Terms,
+    policy::{FULL_PCPUS_ONLY, go_bool},
+};
 use numaward_model::{
     Settings,
     pod::{PodContainer, Slice},
@@ -60,6 +63,7 @@ use crate::{
     Guarantee, Target,
     error::AdmissionError,
     explain,
+    metrics::Rules,
     pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
     spans,
 };
@@ -174,8 +178,17 @@ impl Core {
                 refused.insert(owner.to_owned());
             }
             if !(is_refused && was_refused) {
-                let policy = terms.policy.unwrap_or_else(|| self.config.topology_policy());
-                self.metrics.decided_on_pod(request, &decision, policy, took);
+                let options = &self.config.cpu_manager_policy_options;
+                let rules = Rules {
+                    policy: terms.policy.unwrap_or_else(|| self.config.topology_policy()),
+                    scope: terms.scope.unwrap_or_else(|| self.config.topology_scope()),
+                    has_whole_cores: options
+                        .get(FULL_PCPUS_ONLY)
+                        .and_then(|value| go_bool(value))
+                        .unwrap_or_default(),
+                    machine: &self.policy.machine,
+                };
+                self.metrics.decided_on_pod(request, &decision, &rules, took);
             }
         }
         let mut explanation = explain::explanation(&decision.explanation);

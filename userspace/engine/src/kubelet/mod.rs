@@ -30,7 +30,7 @@ mod whole;
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
-use numaward_topology::{Bytes, Machine, NodeId, ZoneKind, set::MAX_ID};
+use numaward_topology::{Bytes, CpuId, CpuSet, Machine, NodeId, ZoneKind, set::MAX_ID};
 
 pub use self::restore::{Checkpoints, Restored};
 use self::{
@@ -68,6 +68,16 @@ pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
         }
     }
     reported
+}
+
+/// Whether the kubelet counts CPUs as aligned to one last-level cache (its boundary `uncore_cache`). `machine` is as it is
+/// reported to it.
+pub fn are_of_one_cache(machine: &Machine, cpus: &CpuSet) -> bool {
+    let cache = |id: CpuId| machine.cpus.get(&id).map(cpu::cache);
+    let mut caches = cpus.iter().map(cache);
+    let first = caches.next();
+    // One alone is aligned, whatever is known of it.
+    caches.all(|cache| cache.is_some() && Some(cache) == first)
 }
 
 /// The most NUMA nodes of a machine, unless nothing is managed. Every set of them is looked at, a million for

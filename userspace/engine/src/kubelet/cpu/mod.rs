@@ -20,6 +20,7 @@ mod whole;
 
 use numaward_topology::{CpuSet, Machine, NodeId};
 
+pub(crate) use self::topology::cache;
 use self::{
     take::{Order, Packing},
     topology::CpuTopology,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use numaward_topology::{CpuId, CpuSet, Machine};
+use numaward_topology::{Cpu, CpuId, CpuSet, Machine};
 
 use crate::hint::{Mask, NodeIndex};
 
@@ -50,6 +50,11 @@ fn meet(a: &CpuSet, b: &CpuSet, c: &CpuSet) -> bool {
     a.words().iter().zip(b.words()).zip(c.words()).any(|((a, b), c)| a & b & c != 0)
 }
 
+/// The id of the last-level cache of a CPU, or of what stands in for it.
+pub(crate) fn cache(cpu: &Cpu) -> u32 {
+    cpu.last_level_cache.map_or(cpu.socket.0, |cache| cache.0)
+}
+
 fn domains<K: Ord>(members: BTreeMap<K, CpuSet>) -> Vec<Domain> {
     members.into_values().map(|cpus| Domain { size: cpus.len(), cpus }).collect()
 }
@@ -67,10 +72,7 @@ impl CpuTopology {
             by_node.entry(position).or_default().insert(id);
             by_socket.entry(cpu.socket).or_default().insert(id);
             by_core.entry(cpu.core).or_default().insert(id);
-            by_cache
-                .entry(cpu.last_level_cache.map_or(cpu.socket.0, |cache| cache.0))
-                .or_default()
-                .insert(id);
+            by_cache.entry(cache(cpu)).or_default().insert(id);
             cores_by_node.insert((position, cpu.core));
         }
         let positions: Vec<usize> = by_node.keys().copied().collect();

@@ -1,0 +1,120 @@
+//! Pods that come and go while something is done to a node.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use serde_json::json;
+
+use super::{Cluster, PATIENCE, condition, container, guaranteed, pod};
+use crate::containerd::numbers;
+
+/// The label of these pods.
+const LABEL: &str = "load";
+/// How many of them there are at a time. Each wants a CPU to itself.
+const AT_ONCE: usize = 2;
+/// How many at least are replaced in each part of what is done.
+const REPLACED: usize = 2;
+
+/// CPUs that Guaranteed pods have to themselves now, by the UID of the pod. No two have the same at the same time.
+pub(super) fn exclusive(cluster: &Cluster) -> BTreeMap<String, BTreeSet<u64>> {
+    // Three times, so that what one pod had before and after another was looked at, it had meanwhile. A cgroup without a
+    // process has nothing.
+    let look = "cd /sys/fs/cgroup/kubepods
+        for turn in 1 2 3; do
+            for cgroup in pod*/*/; do
+                { read -r cpus <${cgroup}cpuset.cpus; } 2>/dev/null
+                { read -r process <${cgroup}cgroup.procs; } 2>/dev/null || continue
+                [ -z \"$cpus\" ] || echo $turn ${cgroup%%/*} $cpus
+            done
+        done";
+    let seen = cluster.node.run(look).unwrap();
+    let mut turns = [(); 3].map(|()| BTreeMap::new());
+    for line in seen.lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        let [turn, pod, cpus] = words[..] else { panic!("{seen}") };
+        let cpus: BTreeSet<u64> = numbers(cpus).into_iter().collect();
+        // Who has CPU 0 shares it.
+        if !cpus.contains(&0) {
+            let turn: usize = turn.parse().unwrap();
+            turns[turn - 1].insert(pod.trim_start_matches("pod").to_owned(), cpus);
+        }
+    }
+    for (pod, cpus) in &turns[0] {
+        if turns[2].get(pod) == Some(cpus) {
+            let both = turns[1].iter().find(|(other, theirs)| *other != pod && !theirs.is_disjoint(cpus));
+            assert_eq!(both, None, "{pod} has {cpus:?} too: {seen}");
+        }
+    }
+    turns[2].clone()
+}
+
+/// Pods that come and go: each is deleted as soon as it has a CPU to itself, or runs where nobody gives it one.
+pub(super) struct Load<'a> {
+    cluster: &'a Cluster,
+    made: usize,
+    replaced: usize,
+    is_placed: bool,
+}
+
+impl<'a> Load<'a> {
+    pub(super) fn new(cluster: &'a Cluster) -> Self {
+        Self { cluster, made: 0, replaced: 0, is_placed: true }
+    }
+
+    /// From now on, nobody gives these pods CPUs.
+    pub(super) fn expect_no_cpus(&mut self) {
+        self.is_placed = false;
+    }
+
+    /// Looks once, and keeps up the number.
+    fn turn(&mut self) {
+        let held = exclusive(self.cluster);
+        let selector = format!("--selector={LABEL}");
+        let pods = self.cluster.kubectl.json(&["get", "pods", &selector]).unwrap();
+        let mut alive = 0;
+        for pod in pods["items"].as_array().into_iter().flatten() {
+            let meta = &pod["metadata"];
+            if !meta["deletionTimestamp"].is_null() {
+                continue;
+            }
+            assert_ne!(pod["status"]["phase"], "Failed", "{pod}");
+            let (name, uid) = (meta["name"].as_str().unwrap(), meta["uid"].as_str().unwrap());
+            let is_placed = held.get(uid).is_some_and(|cpus| cpus.len() == 1);
+            if is_placed || !self.is_placed && condition(pod, "Ready") {
+                self.cluster.kubectl.must(&["delete", "pod", name, "--wait=false"]);
+                self.replaced += 1;
+            } else {
+                alive += 1;
+            }
+        }
+        for _ in alive..AT_ONCE {
+            let name = format!("load-{}", self.made);
+            let mut one = pod(&name, &[container("main", &guaranteed(1, 64))]);
+            one["metadata"]["labels"] = json!({ LABEL: "" });
+            self.cluster.kubectl.apply(&one);
+            self.made += 1;
+        }
+    }
+
+    /// Goes on until it is so, and some more were replaced since.
+    pub(super) fn keep_on(&mut self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
+        let (started, before) = (Instant::now(), self.replaced);
+        let mut was_so = None;
+        while was_so.is_none_or(|replaced| self.replaced < replaced + REPLACED) {
+            self.turn();
+            if was_so.is_none() && is_so(self.cluster) {
+                was_so = Some(self.replaced);
+            }
+            assert!(started.elapsed() < PATIENCE, "{what}: {} replaced, before {before}", self.replaced);
+        }
+        self.cluster.step(&format!("{what}; {} pods were replaced meanwhile", self.replaced - before));
+    }
+
+    /// Ends them all.
+    pub(super) fn end(self) {
+        let selector = format!("--selector={LABEL}");
+        self.cluster.kubectl.must(&["delete", "pod", &selector, "--timeout=10m"]);
+    }
+}
