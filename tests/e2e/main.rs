@@ -31,6 +31,7 @@ mod interrupts;
 mod kernels;
 mod load;
 mod machine;
+mod memory_policy;
 mod numactl;
 mod observe;
 mod package;

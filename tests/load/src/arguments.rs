@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     /// Threads, each with an equal share of the memory [default: one per CPU, else 1]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024).map(usize::from))]
     pub(crate) threads: Option<usize>,
-    /// default, bind:NODES, preferred:NODE or interleave:NODES
+    /// default (that of the process), bind:NODES, preferred:NODE or interleave:NODES
     #[arg(long, default_value = "default")]
     pub(crate) policy: Policy,
     /// Bytes to touch, such as 64M

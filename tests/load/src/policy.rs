@@ -1,6 +1,6 @@
 //! Memory policies of a thread: `set_mempolicy(2)`.
 
-use std::{fmt, io, ptr, str::FromStr};
+use std::{fmt, io, str::FromStr};
 
 use numaward_topology::{NodeId, NodeSet};
 
@@ -28,10 +28,10 @@ impl Policy {
         }
     }
 
-    /// Makes it the policy of the calling thread.
+    /// Makes it the policy of the calling thread, which keeps its own by default.
     pub(crate) fn apply(&self) -> Result<(), Error> {
         let mode = match self {
-            Self::Default => libc::MPOL_DEFAULT,
+            Self::Default => return Ok(()),
             Self::Bind(_) => libc::MPOL_BIND,
             Self::Preferred(_) => libc::MPOL_PREFERRED,
             Self::Interleave(_) => libc::MPOL_INTERLEAVE,
@@ -44,11 +44,10 @@ impl Policy {
                 *word |= 1 << (node % 64);
             }
         }
-        let mask = if *self == Self::Default { ptr::null() } else { mask.as_ptr() };
         // The kernel reads one bit less than it is given.
         let bits = MAX_NODES + 1;
-        // SAFETY: `mask` is null or has the `bits - 1` bits that the kernel reads; it keeps no pointer to it.
-        let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) };
+        // SAFETY: `mask` has the `bits - 1` bits that the kernel reads; it keeps no pointer to it.
+        let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.as_ptr(), bits) };
         if result == 0 {
             return Ok(());
         }

@@ -29,9 +29,9 @@ pub use self::{
     activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
     allocation::{
         Allocation, AllocationRequest, Allocations, Block, Candidate, DryRun, Explanation, Hint,
-        KindPromises, MemoryTier, Merge, MissingCapacity, Moved, NodePromises, PartitionKind, PodContainer,
-        Refusal, Rejection, Resized, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy,
-        UnknownName, Waiting,
+        KindPromises, MemoryPolicy, MemoryTier, Merge, MissingCapacity, Moved, NodePromises, PartitionKind,
+        PodContainer, Refusal, Rejection, Resized, ResourceHints, Shortfall, Target, Tiers,
+        TopologyManagerPolicy, UnknownName, Waiting,
     },
     enforcement::{
         Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,

@@ -9,7 +9,7 @@ use std::{
 
 use numaward_engine::{
     Quantity, Terms,
-    policy::{MemoryTier, Tiers},
+    policy::{MemoryPolicy, MemoryTier, Tiers},
     quantity::QuantityError,
 };
 use numaward_topology::NodeSet;
@@ -25,7 +25,7 @@ use utoipa::{
 };
 
 /// Wishes and conditions of a workload beside its amounts and its policy. Only the strategy `native` knows all but
-/// `preferredNodes` and `isolate`.
+/// `preferredNodes`, `isolate` and `memoryPolicy`.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -66,6 +66,8 @@ pub struct Placement {
     /// Others are kept off its exclusive CPUs, also where `enforcement.herding.mode` is not `on`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub isolate: bool,
+    /// How the kernel chooses among its nodes for each new page; absent: as for any process. Only for a command.
+    pub memory_policy: Option<MemoryPolicy>,
     /// It must stay where it is placed first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub immovable: bool,
@@ -93,6 +95,7 @@ impl Placement {
             apart: terms.apart.clone(),
             same_cache: terms.same_cache,
             isolate: terms.isolate,
+            memory_policy: terms.memory_policy,
             immovable: terms.immovable,
             burstable: terms.burstable,
         }
@@ -224,7 +227,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_written() {
         assert_eq!(serde_json::to_string(&Placement::default()).unwrap(), "{}");
-        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"immovable":true,"burstable":true}"#;
+        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","immovable":true,"burstable":true}"#;
         let placement: Placement = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&placement).unwrap(), text);
         assert!(serde_json::from_str::<Placement>(r#"{"tier":"strict"}"#).is_err());

@@ -9,12 +9,14 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser},
 };
 use clap_complete::Shell;
-use numaward_api::{Cpus, EventKind, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName};
+use numaward_api::{
+    Cpus, EventKind, MemoryPolicy, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName,
+};
 use numaward_config::Interval;
 use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
-use crate::{column::Column, recording::When};
+use crate::{column::Column, exec::Spread, recording::When};
 
 /// Headings of the help.
 const RESOURCES: &str = "CPUs and memory";
@@ -165,6 +167,9 @@ pub(crate) enum Command {
     Enter {
         /// Its directory
         directory: PathBuf,
+        /// The memory policy of the command, as POLICY:NODES
+        #[arg(long)]
+        spread: Option<Spread>,
         /// The command
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
@@ -534,6 +539,12 @@ pub(crate) struct Placement {
     /// Move other processes off its exclusive CPUs, whatever enforcement.herding.mode of the configuration is
     #[arg(long, help_heading = HELD)]
     pub(crate) isolate: bool,
+    /// How the kernel chooses among its nodes for each new page; only for a command that is started
+    #[arg(
+        long, help_heading = HELD, value_name = "POLICY",
+        value_parser = named(MemoryPolicy::ALL, MemoryPolicy::as_str, memory_policy_help)
+    )]
+    pub(crate) memory_policy: Option<MemoryPolicy>,
     /// Never move it to other nodes (native)
     #[arg(long, help_heading = HELD)]
     pub(crate) immovable: bool,
@@ -571,6 +582,17 @@ fn memory_tier_help(tier: MemoryTier) -> &'static str {
         MemoryTier::Dram => "Ordinary memory",
         MemoryTier::Hbm => "High-bandwidth memory",
         MemoryTier::Cxl => "Memory behind a CXL link, and whatever is slower than ordinary memory",
+    }
+}
+
+fn memory_policy_help(policy: MemoryPolicy) -> &'static str {
+    match policy {
+        MemoryPolicy::Bind => "The nearest with a free page",
+        MemoryPolicy::PreferredMany => "The same, and any other node before memory is reclaimed",
+        MemoryPolicy::Interleave => "One after the other",
+        MemoryPolicy::WeightedInterleave => {
+            "One after the other, each as many pages as its weight in /sys/kernel/mm/mempolicy/weighted_interleave"
+        }
     }
 }
 

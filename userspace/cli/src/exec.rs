@@ -7,15 +7,17 @@
 
 use std::{
     ffi::OsString,
-    fs, io,
+    fmt, fs, io,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
     process::{Command, ExitCode, ExitStatus},
+    str::FromStr,
     time::Duration,
 };
 
 use anyhow::Context;
 use numaward_api as api;
+use numaward_topology::NodeSet;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     process::{self, Child},
@@ -26,7 +28,7 @@ use tokio::{
 
 use crate::{
     client::{ClientError, Server},
-    text,
+    numactl, text,
 };
 
 /// As env(1), chroot(1) and container engines have it: this program failed itself; the command was found and cannot be
@@ -62,7 +64,11 @@ pub(crate) async fn run(
     };
     report_others(control, &allocation).await;
     let mut enter = process::Command::new("/proc/self/exe");
-    let status = match enter.arg("enter").arg(&allocation.directory).arg("--").args(command).spawn() {
+    enter.arg("enter").arg(&allocation.directory);
+    if let Some(policy) = asked.placement.memory_policy {
+        enter.arg("--spread").arg(Spread::over(policy, &allocation.memory).to_string());
+    }
+    let status = match enter.arg("--").args(command).spawn() {
         Ok(child) => wait(child, &mut signals).await,
         Err(error) => Err(error),
     };
@@ -202,11 +208,51 @@ pub(crate) fn enter_cgroup(directory: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{}: cannot enter this cgroup", procs.display()))
 }
 
-/// Moves into a cgroup and becomes a command. Returns only if that fails.
-pub(crate) fn enter(directory: &Path, command: &[OsString]) -> anyhow::Result<ExitCode> {
+/// A memory policy, and the nodes that it chooses from: `interleave:0-1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spread {
+    policy: api::MemoryPolicy,
+    nodes: NodeSet,
+}
+
+impl Spread {
+    /// Over the nodes on which memory is promised. Huge pages of pools may be on others.
+    fn over(policy: api::MemoryPolicy, memory: &[api::Block]) -> Self {
+        let blocks = memory.iter().filter(|block| block.kind == "memory");
+        let nodes = blocks.filter_map(|block| block.nodes.parse::<NodeSet>().ok());
+        Self { policy, nodes: nodes.fold(NodeSet::new(), |all, nodes| &all | &nodes) }
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.policy, self.nodes)
+    }
+}
+
+impl FromStr for Spread {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (policy, nodes) = text.split_once(':').ok_or("it has no nodes, such as interleave:0-1")?;
+        let policy = policy.parse().map_err(|error: api::UnknownName| error.to_string())?;
+        let nodes = nodes.parse().map_err(|error| format!("{nodes:?}: {error}"))?;
+        Ok(Self { policy, nodes })
+    }
+}
+
+/// Moves into a cgroup, takes a memory policy, and becomes a command. Returns only if that fails.
+pub(crate) fn enter(
+    directory: &Path,
+    spread: Option<&Spread>,
+    command: &[OsString],
+) -> anyhow::Result<ExitCode> {
     // Started as /proc/self/exe, it would be called `exe` wherever tasks are named.
     let _ = rustix::thread::set_name(c"numaward");
     enter_cgroup(directory)?;
+    if let Some(Spread { policy, nodes }) = spread {
+        numactl::set_policy(*policy, nodes)?;
+    }
     let (program, arguments) = command.split_first().context("no command was given")?;
     let error = Command::new(program).args(arguments).exec();
     eprintln!("numaward: {}: {error}", program.to_string_lossy());
@@ -305,9 +351,23 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_is_over_the_nodes_of_the_memory() {
+        let block = |kind: &str, nodes: &str| api::Block { kind: kind.into(), nodes: nodes.into(), bytes: 1 };
+        let memory = [block("memory", "0,2"), block("memory", "3"), block("hugepages-2Mi", "1")];
+        let spread = Spread::over(api::MemoryPolicy::Interleave, &memory);
+        assert_eq!(spread.to_string(), "interleave:0,2-3");
+        let spread: Spread = "weighted-interleave:0-1".parse().unwrap();
+        assert_eq!(spread.to_string(), "weighted-interleave:0-1");
+        for (wrong, words) in [("interleave", "no nodes"), ("spread:0", "memory policy"), ("bind:x", "x")] {
+            let error = wrong.parse::<Spread>().unwrap_err();
+            assert!(error.contains(words), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
     fn a_cgroup_that_is_gone_is_not_made() {
         let dir = tempfile::tempdir().unwrap();
-        let error = enter(dir.path(), &["true".into()]).unwrap_err();
+        let error = enter(dir.path(), None, &["true".into()]).unwrap_err();
         assert!(error.to_string().contains("cannot enter this cgroup"), "{error:#}");
         assert!(!dir.path().join("cgroup.procs").exists());
     }

@@ -62,6 +62,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
         apart,
         same_cache,
         isolate,
+        memory_policy,
         immovable,
         burstable,
     } = &allocation.placement;
@@ -75,6 +76,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
     terms.extend(labels.iter().map(|(key, value)| format!("label {key}={value}")));
     terms.extend(with.iter().map(|name| text("with", name)));
     terms.extend(apart.iter().map(|name| text("apart from", name)));
+    terms.extend(memory_policy.map(|policy| text("memory policy", &policy)));
     let flags = [
         (same_cache, "same cache"),
         (isolate, "isolated"),

@@ -116,6 +116,20 @@ impl Request {
             let problem = "others are kept off exclusive CPUs, and none are asked for";
             return Err(FieldError::new("placement.isolate", problem, "false, or whole CPUs in cpus"));
         }
+        if terms.memory_policy.is_some() {
+            let wrong = |problem| {
+                FieldError::new("placement.memoryPolicy", problem, "nothing, or a command to start")
+            };
+            if target != Target::Exec {
+                return Err(wrong("a process takes its memory policy itself, and this one runs already"));
+            }
+            if asked.memory.is_none() {
+                return Err(wrong("it is over the nodes of the memory, and none is asked for"));
+            }
+            if terms.burstable {
+                return Err(wrong("the policy would not follow the home node of a Burstable workload"));
+            }
+        }
         let memory = asked.memory.as_ref().map(|memory| bytes("memory", memory)).transpose()?;
         let is_named_only = target == Target::Exec
             && cpus.is_none()
@@ -301,6 +315,7 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
     let mut terms = Terms {
         policy: asked.policy,
         isolate: placement.isolate,
+        memory_policy: placement.memory_policy,
         nodes: placement.nodes.clone().unwrap_or_default(),
         without_memory: asked.memory.is_none() && asked.cpus.is_some(),
         tiers: placement.tiers,
@@ -476,6 +491,30 @@ mod tests {
                 |asked| (asked.memory, asked.cpus) = (None, "1500m".parse().ok()),
                 "memory",
                 "nothing would be promised",
+            ),
+            (
+                |asked| {
+                    asked.target = api::Target::Cgroup("/a".to_owned());
+                    asked.placement.memory_policy = Some(api::MemoryPolicy::Interleave);
+                },
+                "placement.memoryPolicy",
+                "runs already",
+            ),
+            (
+                |asked| {
+                    (asked.target, asked.memory) = (api::Target::Exec, None);
+                    asked.placement.memory_policy = Some(api::MemoryPolicy::Bind);
+                },
+                "placement.memoryPolicy",
+                "none is asked for",
+            ),
+            (
+                |asked| {
+                    (asked.target, asked.cpus, asked.placement.burstable) = (api::Target::Exec, None, true);
+                    asked.placement.memory_policy = Some(api::MemoryPolicy::Bind);
+                },
+                "placement.memoryPolicy",
+                "home node",
             ),
             (
                 |asked| (asked.placement.isolate, asked.cpus) = (true, None),

@@ -175,6 +175,23 @@ named!(
     }
 );
 
+named!(
+    /// How the kernel chooses among the nodes of a workload for each new page: a policy of
+    /// `Documentation/admin-guide/mm/numa_memory_policy.rst`.
+    #[serde(rename_all = "kebab-case")]
+    "memory policy" MemoryPolicy {
+        /// `MPOL_BIND`: the nearest of them that has a free page.
+        #[default]
+        Bind = "bind",
+        /// `MPOL_PREFERRED_MANY`: the same, and any other node before memory is reclaimed.
+        PreferredMany = "preferred-many",
+        /// `MPOL_INTERLEAVE`: one after the other.
+        Interleave = "interleave",
+        /// `MPOL_WEIGHTED_INTERLEAVE`: one after the other, each as many pages as its weight says.
+        WeightedInterleave = "weighted-interleave",
+    }
+);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,6 +216,7 @@ mod tests {
         check(TopologyManagerScope::ALL, &["container", "pod"]);
         check(KubeletVersion::ALL, &["1.32", "1.36"]);
         check(ThrottlingFormula::ALL, &["1.22", "1.27"]);
+        check(MemoryPolicy::ALL, &["bind", "preferred-many", "interleave", "weighted-interleave"]);
     }
 
     #[test]

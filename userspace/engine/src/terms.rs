@@ -9,7 +9,7 @@ use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    policy_names::{MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope},
+    policy_names::{MemoryPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope},
     preferences::PlacementPreferences,
 };
 
@@ -32,6 +32,9 @@ pub struct Terms {
     /// Others are kept off its exclusive CPUs. That is for who carries the decision out; no strategy heeds it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub isolate: bool,
+    /// How the kernel is to choose among its nodes for each new page. Like `isolate`, no strategy heeds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_policy: Option<MemoryPolicy>,
     /// The only nodes on which it may be. Empty: any. Only `native` heeds this and all that follows.
     #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
     pub nodes: NodeSet,

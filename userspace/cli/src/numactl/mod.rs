@@ -261,17 +261,30 @@ impl Binding {
                 .with_context(|| format!("this process cannot be bound to the CPUs {cpus}"))?;
         }
         let Some((mode, nodes)) = &self.policy else { return Ok(()) };
-        sys::set_mempolicy(*mode, self.balancing && *mode == Mode::Bind, nodes).with_context(|| match mode {
-            Mode::WeightedInterleave => {
-                "the kernel refuses --weighted-interleave: it takes Linux 6.9 or newer".to_owned()
-            }
-            Mode::PreferredMany => {
-                "the kernel refuses --preferred-many: it takes Linux 5.15 or newer".to_owned()
-            }
-            _ if self.balancing => "the kernel refuses --balancing: it takes Linux 5.12 or newer".to_owned(),
-            _ => format!("the kernel refuses this memory policy on the nodes {nodes}"),
-        })
+        set(*mode, self.balancing && *mode == Mode::Bind, nodes)
     }
+}
+
+/// Gives a memory policy to this process.
+pub(crate) fn set_policy(policy: api::MemoryPolicy, nodes: &NodeSet) -> anyhow::Result<()> {
+    let mode = match policy {
+        api::MemoryPolicy::Bind => Mode::Bind,
+        api::MemoryPolicy::PreferredMany => Mode::PreferredMany,
+        api::MemoryPolicy::Interleave => Mode::Interleave,
+        api::MemoryPolicy::WeightedInterleave => Mode::WeightedInterleave,
+    };
+    set(mode, false, nodes)
+}
+
+fn set(mode: Mode, balancing: bool, nodes: &NodeSet) -> anyhow::Result<()> {
+    sys::set_mempolicy(mode, balancing, nodes).with_context(|| match mode {
+        Mode::WeightedInterleave => {
+            "the kernel refuses weighted-interleave: it takes Linux 6.9 or newer".to_owned()
+        }
+        Mode::PreferredMany => "the kernel refuses preferred-many: it takes Linux 5.15 or newer".to_owned(),
+        _ if balancing => "the kernel refuses --balancing: it takes Linux 5.12 or newer".to_owned(),
+        _ => format!("the kernel refuses this memory policy on the nodes {nodes}"),
+    })
 }
 
 /// The policy and the nodes that numactl makes of what was given.

@@ -21,8 +21,8 @@ pub use self::problem::{
     StaticCpuProblem,
 };
 pub use crate::policy_names::{
-    CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy,
-    TopologyManagerScope, UnknownName,
+    CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryPolicy, MemoryTier, Tiers,
+    TopologyManagerPolicy, TopologyManagerScope, UnknownName,
 };
 use crate::quantity::Quantity;
 

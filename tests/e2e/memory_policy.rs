@@ -1,0 +1,58 @@
+//! `numaward exec --memory-policy`: a command that is promised memory on two nodes has the policy over these nodes, and its
+//! pages are where the policy puts them.
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+use serde_json::Value;
+
+/// Pages of 128 MiB that the load has on each node.
+fn pages(report: &str) -> [u64; 2] {
+    let report: Value = serde_json::from_str(report).unwrap_or_else(|error| panic!("{error}: {report}"));
+    let pages = ["0", "1"].map(|node| report["pages_by_node"][node].as_u64().unwrap_or(0));
+    assert_eq!(pages[0] + pages[1], 128 << 8, "{report}");
+    pages
+}
+
+#[test]
+fn pages_are_where_the_policy_puts_them() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
+    let report = boot(&bench.vm(machine), include_str!("memory_policy.sh"));
+
+    assert_eq!(report.section("policy of none"), "default");
+    assert_eq!(report.section("policy of bind"), "bind:0-1");
+    assert_eq!(report.section("policy of interleave"), "interleave:0-1");
+    if bench.kernel().version().starts_with("5.10.") {
+        assert!(
+            report.section("policy of preferred-many").contains("it takes Linux 5.15 or newer"),
+            "{report}"
+        );
+    } else {
+        assert_eq!(report.section("policy of preferred-many"), "prefer (many):0-1");
+    }
+    let weighted = report.section("policy of weighted-interleave");
+    let is_old = ["5.10.", "6.1."].iter().any(|old| bench.kernel().version().starts_with(old));
+    if is_old {
+        assert!(
+            weighted.contains("it takes Linux 6.9 or newer") && weighted.ends_with("code 125"),
+            "{weighted}"
+        );
+    } else {
+        assert_eq!(weighted, "weighted interleave:0-1");
+    }
+
+    let [first, second] = pages(report.section("load of none"));
+    assert!(first.min(second) == 0, "{first} and {second} pages: without a policy, they are near the CPU");
+    let [first, second] = pages(report.section("load of interleave"));
+    assert!(first.abs_diff(second) < 256, "{first} and {second} pages");
+    if !is_old {
+        let [first, second] = pages(report.section("load of weighted-interleave"));
+        assert!(first.abs_diff(3 * second) < 1024, "{first} and {second} pages");
+    }
+    assert!(report.section("described").contains("memory policy interleave"), "{report}");
+    assert!(report.section("refused").contains("runs already"), "{report}");
+    assert!(
+        report.section("refused").ends_with("code 3") || report.section("refused").ends_with("code 1"),
+        "{report}"
+    );
+}

@@ -1,0 +1,48 @@
+# Commands with a memory policy, promised memory on both nodes, as one has less than what is asked for.
+mkdir -p /etc/numaward
+echo 'topologyManagerPolicy: best-effort' >/etc/numaward/config.yaml
+_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
+_none() { [ "$(numaward get)" = "nothing is promised" ]; }
+numaward run 2>/tmp/daemon.log &
+wait_for 30 _ready
+# Weights are the administrator's.
+weights=/sys/kernel/mm/mempolicy/weighted_interleave
+[ -d $weights ] && echo 3 >$weights/node0 && echo 1 >$weights/node1
+
+# The policy of the command's stack as the kernel has it.
+for policy in none bind preferred-many interleave weighted-interleave; do
+    option=
+    [ $policy = none ] || option="--memory-policy $policy"
+    section "policy of $policy"
+    numaward exec --cpus 1 --memory 500Mi $option --name policy -- \
+        awk '/ \[?stack/ { sub(/^[0-9a-f]* /, ""); sub(/ .*=.*/, ""); sub(/ stack.*/, ""); print; exit }' /proc/self/numa_maps 2>/tmp/stderr
+    code=$?
+    [ $code = 0 ] || { grep -v "other processes on CPUs" /tmp/stderr; echo "code $code"; }
+    wait_for 20 _none
+done
+
+for policy in none interleave weighted-interleave; do
+    option=
+    [ $policy = none ] || option="--memory-policy $policy"
+    rm -f /tmp/load
+    numaward exec --cpus 1 --memory 500Mi $option --name load -- numaward-load --size 128M --report json >/tmp/load 2>/dev/null &
+    command=$!
+    _loaded() { [ -s /tmp/load ] || ! kill -0 $command; }
+    wait_for 60 _loaded
+    section "load of $policy"
+    cat /tmp/load
+    [ $policy = interleave ] && numaward describe load >/tmp/described
+    kill $command
+    wait $command
+    wait_for 20 _none
+done
+section "described"
+cat /tmp/described
+
+mkdir $cgroups/runs
+section "refused"
+numaward guarantee /runs --cpus 1 --memory 16Mi --memory-policy bind 2>&1
+echo "code $?"
+section "log"
+cat /tmp/daemon.log
+exit 0
