@@ -6,7 +6,7 @@
 //! [`LIMIT`]. Nothing is built in a clone; what cargo and the virtual machines have fetched is there already.
 
 use std::{
-    env, fs,
+    fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
@@ -114,14 +114,8 @@ pub(crate) fn newcomer() -> Result<()> {
     let mut steps = vec![("the checkout is cloned".to_owned(), begun.elapsed())];
     let mut demo = Command::new(command::cargo().get_program());
     demo.args(["xtask", "screenshots", "--only-demo"]).arg(&pictures).current_dir(&clone);
-    // Neither what was built here nor what cargo says of here is there for somebody new.
-    for (name, _) in env::vars_os() {
-        let is_of_cargo =
-            name.to_str().is_some_and(|name| name.starts_with("CARGO_") && name != "CARGO_HOME");
-        if is_of_cargo {
-            demo.env_remove(name);
-        }
-    }
+    // What was built here is not there for somebody new.
+    demo.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_BUILD_TARGET_DIR");
     let mut demo = demo.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
     let said = BufReader::new(demo.stdout.take().context("cargo says nothing")?);
     for line in said.lines().map_while(Result::ok) {
