@@ -106,7 +106,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
 }
 
 /// The way of somebody new, from the clone to the green page.
-pub(crate) fn newcomer() -> Result<()> {
+fn newcomer() -> Result<()> {
     let begun = Instant::now();
     let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
     let (clone, pictures) = (temporary.path().join("numaward"), temporary.path().join("pictures"));

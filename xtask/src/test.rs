@@ -13,8 +13,7 @@ use regex::Regex;
 
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
 use crate::{
-    api, architecture, book, build, command, dashboards, dependencies, fuzz, manifests, modules, screenshots,
-    vm, words,
+    api, architecture, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm, words,
 };
 
 #[derive(Args)]
@@ -187,7 +186,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Page => return page(),
         Stage::Api => return api::test(thorough),
         Stage::Dashboards => return dashboards::test(command::root()),
-        Stage::Newcomer => return screenshots::newcomer(),
+        Stage::Newcomer => cargo.args(["xtask", "screenshots", "--newcomer"]),
         Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
     };
     command::run(&mut cargo)
