@@ -1,4 +1,4 @@
-//! What the daemon says of machines and workloads whose truth is known, held against the kernel's own book: with all
+//! What the daemon says about machines and workloads whose truth is known, held against the kernel's own book: with all
 //! privileges, with few, without BTF, under lockdown; and what it says where it can count nothing.
 
 use std::{collections::BTreeMap, time::Duration};

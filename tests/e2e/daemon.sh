@@ -24,7 +24,7 @@ has_pages() {
         "$cgroups/$1/memory.numa_stat"
 }
 
-# measure NAME ARGUMENTS...: a load in the cgroup NAME, and what the kernel says of NAME's uppermost cgroup.
+# measure NAME ARGUMENTS...: a load in the cgroup NAME, and what the kernel says about NAME's uppermost cgroup.
 measure() {
     _name=${1%%/*}
     _inner=$1
@@ -117,7 +117,7 @@ machine() {
     ask /api/v1/nodes
 }
 
-# said: what a daemon with something missing says of itself.
+# said: what a daemon with something missing says about itself.
 said() {
     section "$round status"
     ask /api/v1/status

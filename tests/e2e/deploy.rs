@@ -1,4 +1,4 @@
-//! What `deploy/` says of a container is enough, and no more than is needed: a real containerd runs the image as the
+//! What `deploy/` says about a container is enough, and no more than is needed: a real containerd runs the image as the
 //! rendered manifests demand, with the runtime's seccomp profile and with that of the component `seccomp`.
 
 use std::{

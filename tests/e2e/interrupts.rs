@@ -26,7 +26,7 @@ const LIBRARIES: [&str; 14] = [
     "libzstd.so.1",
 ];
 
-/// What a section says of something.
+/// What a section says about something.
 fn line<'a>(report: &'a Report, section: &str, key: &str) -> &'a str {
     let mut lines = report.section(section).lines();
     let found = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));

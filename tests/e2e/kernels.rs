@@ -40,7 +40,7 @@ fn all() -> All {
     serde_json::from_str(&fs::read_to_string(path()).unwrap_or("{}".to_owned())).unwrap()
 }
 
-/// What doctor says of the kernel, with the release that each thing came with.
+/// What doctor says about the kernel, with the release that each thing came with.
 fn seen(report: &Report) -> (Seen, BTreeMap<String, (u32, u32)>) {
     let (mut seen, mut since) = (Seen::default(), BTreeMap::new());
     for check in report.json("doctor").as_array().unwrap() {

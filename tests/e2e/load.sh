@@ -3,7 +3,7 @@ mount -t ramfs ramfs /ramfs
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 echo 20 >/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages
 
-# place NAME ARGUMENTS...: what the load says, and what the kernel says of its cgroup.
+# place NAME ARGUMENTS...: what the load says, and what the kernel says about its cgroup.
 place() {
     _name=$1
     shift

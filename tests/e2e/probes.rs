@@ -1,4 +1,4 @@
-//! Accesses, stalls, kills, intruders, misses; and who is counted where slots are few: what the daemon says, held against what the kernel says of each.
+//! Accesses, stalls, kills, intruders, misses; and who is counted where slots are few: what the daemon says, held against what the kernel says about each.
 
 use std::time::Duration;
 

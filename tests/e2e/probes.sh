@@ -1,4 +1,4 @@
-# Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says of it. $pages_of_load is set
+# Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says about it. $pages_of_load is set
 # before: the pages that a load touches.
 
 socket=/run/numaward/control.sock

@@ -199,7 +199,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
 /// What only Arm has.
 const OF_ARM64: &str = "host::nodes_of_a_device_tree";
 
-/// The tests on the oldest kernel, where none is named: what it is without, what takes the place of that, and that guarantees
+/// The tests on the oldest kernel, where none is named: what it does not have, what takes the place of that, and that guarantees
 /// and their enforcement hold.
 const ON_OLDEST: &[&str] = &["cgroup_v1::", "enforce::", "guarantee::", "kernels::"];
 

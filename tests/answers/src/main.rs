@@ -227,7 +227,7 @@ async fn hanging_call(runtime: &mut Runtime, bus: &Bus, name: &str, unit: &str) 
     daemon::release("other")
 }
 
-/// Many clients read what the daemon says of many workloads.
+/// Many clients read what the daemon says about many workloads.
 async fn scraped(runtime: &mut Runtime) -> Result<()> {
     for number in 0..WORKLOADS {
         fs::create_dir(format!("{CGROUPS}/load{number}"))?;

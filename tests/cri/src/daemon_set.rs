@@ -1,6 +1,6 @@
 //! A pod of a `DaemonSet`, from its manifest to what the kubelet asks the runtime for.
 //!
-//! Only what the project's own manifests say is understood; what else a container says is an error, so that nothing is
+//! Only what the project's own manifests say is understood; anything else that a container says is an error, so that nothing is
 //! tested with less than the manifest has.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};

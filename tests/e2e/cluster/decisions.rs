@@ -13,7 +13,7 @@ use crate::deploy::checkout;
 /// Nodes of unlike size, the first with what the machine itself needs.
 const MACHINE: (&str, &str) = ("2,2,2,2", "1536M,512M,512M,640M");
 const NODES: usize = 4;
-/// What the vectors of a cluster say of themselves.
+/// What the vectors of a cluster say about themselves.
 pub(super) const NOTE: &str =
     "a real cluster; state is recorded after admissions only: a timer of the kubelet removes what is stale";
 /// What is recorded of each answer.

@@ -226,7 +226,7 @@ pub struct Allocation {
     pub settings: BTreeMap<String, String>,
     /// Knobs of its cgroup and the ancestors that did not hold what was written, since the daemon started.
     pub drift: Vec<Drift>,
-    /// Whether it is slowed down at `memory.high` and does not get on.
+    /// Whether it is slowed down at `memory.high` and makes no progress.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalled: bool,
     /// Whether its release was begun and not everything could be given back yet: that is tried again, and until then
@@ -361,7 +361,7 @@ pub struct Explanation {
     // They can be many, and are cloned with what they explain.
     #[schema(value_type = Vec<Merge>)]
     pub merges: Arc<[Merge]>,
-    /// What else bears on the decision, such as what was not known.
+    /// Other things that matter for the decision, such as what was not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -287,7 +287,7 @@ pub struct Workload {
     pub counters: Counters,
     /// Its memory by node.
     pub nodes: Vec<WorkloadNode>,
-    /// Time its tasks lost for want of memory; absent where it cannot be read, or where other workloads are
+    /// Time its tasks lost waiting for memory; absent where it cannot be read, or where other workloads are
     /// below this one.
     pub pressure: Option<Pressure>,
     /// Processes that the OOM killer took; absent like `pressure`.
@@ -316,7 +316,7 @@ pub struct Container {
 pub enum Counters {
     /// In counters of its own.
     Own,
-    /// Together with others, for want of a slot.
+    /// Together with others, because no slot is free.
     Other,
     /// Nowhere: no probe counts.
     None,
@@ -382,7 +382,7 @@ pub struct Resident {
     pub kernel_bytes: u64,
 }
 
-/// Time lost for want of memory (`memory.pressure`), in microseconds.
+/// Time lost waiting for memory (`memory.pressure`), in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Pressure {

@@ -1,4 +1,4 @@
-//! What the kernel says of a cgroup that has vanished.
+//! What the kernel says about a cgroup that has vanished.
 
 use std::io;
 

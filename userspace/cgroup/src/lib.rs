@@ -4,7 +4,7 @@
 //!   readers ([`read`]) give what a cgroup uses.
 //! - [`Watcher`] reports which cgroups came and went; [`Notifier`] what changes in chosen ones.
 //! - [`classify`] says to which workload a cgroup belongs.
-//! - [`knob`] reads and writes settings; [`needs`] says which of them older kernels are without.
+//! - [`knob`] reads and writes settings; [`needs`] says which of them older kernels do not have.
 //!
 //! Everything is synchronous. A cgroup may vanish at any moment: that is never a failure of a walk or a
 //! watch, and a variant of its own in the readers' errors ([`ReadError::is_gone`]).

@@ -78,7 +78,7 @@ pub struct Container {
     pub runtime: Option<String>,
 }
 
-/// The workload of the cgroup at `path`. `has_allocation` says of a cgroup whether the ledger has one
+/// The workload of the cgroup at `path`. `has_allocation` says whether the ledger has a cgroup
 /// for it.
 pub fn classify(path: &CgroupPath, has_allocation: impl Fn(&CgroupPath) -> bool) -> Workload {
     let natural = by_path(path);

@@ -101,7 +101,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Print what happened: misses, OOM kills, drift, intruders and what else is worth a line
+    /// Print what happened: misses, OOM kills, drift, intruders and other notable things
     Events {
         /// Go on with what happens, until Ctrl-C
         #[arg(short, long)]

@@ -34,7 +34,7 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
         );
     }
     if allocation.stalled {
-        text.push_str("  is slowed down at memory.high and does not get on\n");
+        text.push_str("  is slowed down at memory.high and makes no progress\n");
     }
     if let Some(moved) = &allocation.moved {
         let (done, left) = (size(moved.moved_bytes), size(moved.left_bytes));
@@ -246,7 +246,7 @@ mod tests {
 redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
   memory 8.0 GiB on node 0
   not enforced: enforcement.mode is not on in the daemon's configuration
-  is slowed down at memory.high and does not get on
+  is slowed down at memory.high and makes no progress
   1.0 MiB moved to its nodes, 0 B could not be, and more is being moved
   missing of this: CPUs: none, memory: 1.0 GiB
   cpuset.cpus of /redis was empty, holds again 2-3 (drifted once, last by sh (process 7, cgroup /user.slice))

@@ -176,7 +176,7 @@ fn word(value: impl Serialize) -> String {
     fmt::from_fn(|f| value.serialize(f)).to_string()
 }
 
-/// What is said of a part of the daemon.
+/// What is said about a part of the daemon.
 fn noted(part: &str, note: &str) -> String {
     let head = format!("{part}: ");
     format!("{head}{}\n", wrap(note, head.len(), 2))

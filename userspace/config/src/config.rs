@@ -61,8 +61,8 @@ pub struct Config {
     /// How this host is observed.
     pub observe: Observe,
     /// Also serves the kubelet's own series of its CPU, memory and topology managers, under their names, with
-    /// numaward's figures. As the kubelet's, they count containers, admissions count pods; pods that ask for nothing are
-    /// not counted. With `mode: observe` there are the gauges only: the kubelet's decisions are its own to count. Only
+    /// numaward's figures. As the kubelet's, they count containers; those of admissions count pods. numaward counts no pod
+    /// that asks for nothing, while the kubelet counts the admission of every pod. With `mode: observe` there are the gauges only: the kubelet's decisions are its own to count. Only
     /// where the kubelet's own are not scraped with the same labels.
     pub export_kubelet_names: bool,
     /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
@@ -169,7 +169,7 @@ impl Config {
         self.cpu_manager_policy.unwrap_or(CpuManagerPolicy::Static)
     }
 
-    /// When Kubernetes evicts. None where nothing is said of what it is kept.
+    /// When Kubernetes evicts. None where nothing says what is kept for it.
     pub fn thresholds(&self) -> Option<Thresholds> {
         // A kubelet holds `reservedMemory` to the sum always; a host without one may have no other reservation.
         let is_kubelets = self.reserved_memory.is_some() && self.strategy == StrategyKind::Kubelet;

@@ -66,8 +66,8 @@ pub struct Herding {
     pub mode: EnforcementMode,
     /// Cgroups that keep all CPUs, as patterns: `*` stands for any text without a slash, `**` for any number
     /// of levels. All else is herded, by the highest cgroup possible; if one further down is exempt here, those
-    /// beside it are herded one by one. Default: the init process, `/init.scope`. Kernel threads and what else
-    /// runs in the root cgroup cannot be herded.
+    /// beside it are herded one by one. Default: the init process, `/init.scope`. Kernel threads, and
+    /// anything that runs in the root cgroup, cannot be herded.
     #[educe(Default(expression = CgroupPattern::new("/init.scope").into_iter().collect()))]
     pub system_slices: Vec<CgroupPattern>,
 }

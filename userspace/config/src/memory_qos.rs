@@ -36,7 +36,7 @@ inline_schema!(Factor, { "type": ["number", "string"], "examples": [0.9] });
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MemoryQos {
-    /// Whether `memory.high` of a workload is raised that is slowed down there and does not get on: half the way to its
+    /// Whether `memory.high` of a workload is raised that is slowed down there and makes no progress: half the way to its
     /// limit each time, and at last taken away. It is reported in any case.
     pub raise_high_on_stall: bool,
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{enforcement::Size, types::Interval};
 
-/// Whether workloads that run are moved where a request is refused for want of room on the right nodes.
+/// Whether workloads that run are moved where a request is refused because the right nodes have no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RebalanceMode {

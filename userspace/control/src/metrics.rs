@@ -544,7 +544,7 @@ impl ControlMetrics {
         self.repaired.get_or_create(&[("knob", knob.to_string())]).inc();
     }
 
-    /// A workload does not get on at `memory.high`.
+    /// A workload makes no progress at `memory.high`.
     pub(super) fn stalled(&self) {
         self.stalls.inc();
     }

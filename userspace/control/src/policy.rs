@@ -164,7 +164,7 @@ fn throttling(config: &Config) -> Option<ThrottlingFactor> {
 
 /// What protects a workload with this request from reclaim, and where it is slowed down.
 pub fn memory_settings(config: &Config, request: &Request) -> MemorySettings {
-    // A client that asks for a guarantee wants it protected, unlike the kubelet's pods. Nobody is without a limit here.
+    // A client that asks for a guarantee wants it protected, unlike the kubelet's pods. Everybody has a limit here.
     let qos = memory_qos(config, MemoryReservationPolicy::TieredReservation, Bytes(0));
     let settings = request.containers.first().map(|container| qos.container(request, container));
     settings.unwrap_or_default()

@@ -353,7 +353,7 @@ impl Host<'_> {
             return ok("measured");
         }
         warn(
-            "not measured: time lost for want of memory is unknown",
+            "not measured: time lost waiting for memory is unknown",
             "boot with psi=1, on a kernel with CONFIG_PSI=y",
         )
     }

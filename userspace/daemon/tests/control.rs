@@ -121,7 +121,7 @@ async fn what_cannot_be_is_a_problem_with_its_field_and_changes_nothing() {
     let socket = on_socket(&host, &daemon);
     let held = ask_on(&socket, "POST", ALLOCATIONS, &request("a", "/a", 1, "1Gi")).await;
     assert_eq!(held.status, 201, "{held:?}");
-    // What plain files say of the effective sets follows nobody's writes, and is drift sooner or later.
+    // What plain files say about the effective sets follows nobody's writes, and is drift sooner or later.
     let allocations = || {
         let mut all = (*daemon.reconciler.allocations()).clone();
         all.allocations.iter_mut().for_each(|allocation| Arc::make_mut(allocation).drift.clear());

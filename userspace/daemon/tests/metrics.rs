@@ -26,7 +26,7 @@ use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 const PARTS: &[(&str, &str, &[&str])] = &[
     (
         "Observed",
-        "What the probes and the kernel's books say of workloads and nodes.",
+        "What the probes and the kernel's books say about workloads and nodes.",
         &[
             "memory_allocated_",
             "memory_resident_",
@@ -353,7 +353,8 @@ fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described
     let _ = write!(
         page,
         "\n## Under the kubelet's names\n\nWith `exportKubeletNames: true`, for dashboards and alerts that were made \
-         for the kubelet.\n\n{HEAD}"
+         for the kubelet. numaward decides about no pod that asks for nothing, so `kubelet_topology_manager_admission_requests_total` \
+         counts fewer pods than the kubelet, which counts every pod.\n\n{HEAD}"
     );
     page.extend(kubelets.iter().map(|(name, described)| row(name, described)));
     page

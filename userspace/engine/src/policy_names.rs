@@ -100,7 +100,7 @@ impl KubeletVersion {
         each[self as usize]
     }
 
-    /// The version that stands for what a Kubernetes node says of its kubelet, such as `v1.34.2+k3s1`.
+    /// The version that stands for what a Kubernetes node says about its kubelet, such as `v1.34.2+k3s1`.
     pub fn of_node(reported: &str) -> Option<Self> {
         let mut numbers = reported.strip_prefix('v').unwrap_or(reported).split('.');
         let mut number = || numbers.next()?.parse::<u32>().ok();

@@ -73,7 +73,7 @@ export class MatrixView {
       element("th", { scope: "row" }, `node ${ids[index]}`),
       draw(values, index),
     ));
-    // A machine with many nodes scrolls its table, not what is said of it.
+    // A machine with many nodes scrolls its table, not what is said about it.
     const table = element("table", { "aria-describedby": "matrix-says", class: columns.length > 5 ? "many" : null, style: `--columns: ${columns.length + 1}` }, element("thead", {}, head), element("tbody", {}, body));
     this.root.replaceChildren(
       element("div", { class: "scroll", tabindex: "0", role: "group", "aria-labelledby": "matrix-title" }, table),

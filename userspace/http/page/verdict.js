@@ -50,7 +50,7 @@ export function verdictOf(row, state) {
   for (const drift of allocation.drift.filter((of) => of.state !== "repaired" && of.cgroup === allocation.cgroup)) {
     (drift.state === "waiting" ? warn : bad)(`${drift.knob} is ${drift.found ?? "gone"} instead of ${drift.wanted}.`);
   }
-  if (allocation.stalled) warn("It is slowed down at memory.high and does not get on.");
+  if (allocation.stalled) warn("It is slowed down at memory.high and makes no progress.");
   if (found.length === 0 && allocation.enforced === false) return { level: null, word: "dry run", reasons: ["Nothing is written: this is a dry run."] };
   if (found.length === 0 && Number.isNaN(share) && allocation.nodes) {
     return { level: "warn", word: "not known", reasons: ["Where its memory lies is not known."] };

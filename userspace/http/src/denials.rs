@@ -1,4 +1,4 @@
-//! What the log says of clients that are turned away: some lines a minute, however many come.
+//! What the log says about clients that are turned away: some lines a minute, however many come.
 
 use std::{
     fmt,

@@ -39,7 +39,7 @@ pub struct Snapshot {
     pub map_memory: Vec<(&'static str, u64)>,
     /// Workloads with counters of their own.
     pub workloads_with_slot: u64,
-    /// Workloads that are counted as `other` for want of a slot.
+    /// Workloads that are counted as `other` because no slot is free.
     pub workloads_without_slot: u64,
     /// The parts of the daemon, and whether they work less well than they should.
     pub degraded: Vec<(&'static str, bool)>,
@@ -214,7 +214,7 @@ impl Resident {
     }
 }
 
-/// Time lost for want of memory (`memory.pressure`).
+/// Time lost waiting for memory (`memory.pressure`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
     /// At least one task waited.

@@ -644,6 +644,47 @@ fn a_fleet_is_replayed_with_its_schedulers() {
     assert!(code == 0 && printed.contains("6 hosts in") && printed.contains("no NUMA"), "{printed}");
 }
 
+/// Each `numaward simulate` of the book is run, with fewer hosts, and prints what its comment promises.
+#[test]
+fn the_simulations_of_the_book_run() {
+    let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/");
+    let dir = tempfile::tempdir().unwrap();
+    let traces = dir.path().join("traces");
+    fs::create_dir(&traces).unwrap();
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/cxl.json.gz");
+    fs::copy(trace, traces.join("cxl.json.gz")).unwrap();
+    let config = dir.path().join("config.yaml");
+    fs::write(&config, "topologyManagerPolicy: restricted\n").unwrap();
+    for (page, count) in [("strategies.md", 3), ("fleet.md", 4)] {
+        let text = fs::read_to_string(Path::new(book).join(page)).unwrap();
+        let lines: Vec<_> = text.lines().filter(|line| line.starts_with("numaward simulate ")).collect();
+        assert_eq!(lines.len(), count, "{page}: {lines:#?}");
+        for line in lines {
+            let command = line.split(" #").next().unwrap().trim();
+            let args = command.split(' ').skip(1).map(|word| match word {
+                "traces/" => traces.to_str().unwrap(),
+                "1000" => "6",
+                "/etc/numaward/config.yaml" => config.to_str().unwrap(),
+                word => word,
+            });
+            let args: Vec<_> = args.collect();
+            let (printed, code) = ran(&args);
+            assert_eq!(code, 0, "{page}: {command}: {printed}");
+            // A word of what is only there with these options.
+            let words: &[&str] = match (args.contains(&"json"), args.contains(&"--hosts")) {
+                (true, true) => &["\"groups\"", "\"lostToNumaMibTicks\""],
+                (true, false) => &["\"strategies\"", "\"admitted\""],
+                (false, true) => &["6 hosts", "kubelet", "native"],
+                (false, false) => &["kubelet", "native"],
+            };
+            assert!(words.iter().all(|word| printed.contains(word)), "{page}: {command}: {printed}");
+            if args.contains(&"--moves") {
+                assert!(printed.contains(", 3 moves"), "{page}: {command}: {printed}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_simulation_that_cannot_be_says_why() {
     let (error, code) = failed(&["simulate", "/nowhere.json"]);

@@ -1,4 +1,4 @@
-//! Reads where each workload's memory lies, and what it lost for want of it.
+//! Reads where each workload's memory lies, and what it lost because memory was short.
 //!
 //! The kernel adds the figures up on each reading (some 50 µs a cgroup), so they are read in turns, apart
 //! from scrapes, and only while somebody asks: a daemon that nobody scrapes reads nothing.

@@ -125,7 +125,7 @@ impl Moving<'_> {
         }
     }
 
-    /// Takes a workload's slot from the probes. Returns what it allocated; what else it did is kept.
+    /// Takes a workload's slot from the probes. Returns what it allocated; its other counts are kept.
     fn release(&mut self, id: CgroupId, failure: &'static str) -> Option<NodeCounters> {
         let (slot, name) = (self.state.table.slot(id)?, self.state.table.name(id)?.clone());
         match self.probing.probes.activity_of(slot) {

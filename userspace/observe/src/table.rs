@@ -81,7 +81,7 @@ pub(crate) struct Readings {
     pub(crate) trouble: Trouble,
 }
 
-/// What went wrong in a cgroup for want of memory; parts that cannot be read are absent.
+/// What went wrong in a cgroup because memory was short; parts that cannot be read are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trouble {
     pub(crate) pressure: Option<Pressure>,
@@ -351,7 +351,7 @@ impl<S: Copy + Ord> Series<S> {
         Some(sum.into())
     }
 
-    /// What went wrong for want of memory since the name was seen first.
+    /// What went wrong because memory was short since the name was seen first.
     pub(crate) fn trouble(&self) -> Trouble {
         self.members.values().fold(self.base_trouble, |sum, member| sum.plus(member.trouble))
     }

@@ -245,7 +245,7 @@ mod tests {
         host_with(cpuinfo, &[])
     }
 
-    /// A host whose kernel has these PMUs, with what each says of `remote_access`.
+    /// A host whose kernel has these PMUs, with what each says about `remote_access`.
     fn host_with(cpuinfo: Option<&str>, pmus: &[(&str, Option<&str>)]) -> Result<Events, String> {
         let root = tempfile::tempdir().unwrap();
         for (pmu, event) in pmus {

@@ -903,7 +903,7 @@ fn without_btf() {
     const TP_BTF: &str = "tp_btf: the kernel has no BTF (/sys/kernel/btf/vmlinux: ";
     let report = report_without(&["/sys/kernel/btf"]);
     if is_before(5, 14) {
-        // Without BTF such a kernel does not say of which workload a task is.
+        // Without BTF such a kernel does not say to which workload a task belongs.
         for line in report.lines() {
             assert!(line.contains(" absent: ") && line.contains("the kernel has no BTF"), "{line}");
         }

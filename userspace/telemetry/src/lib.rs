@@ -1,4 +1,4 @@
-//! What numaward says of itself to those who collect numbers: one snapshot, several sinks.
+//! What numaward says about itself to those who collect numbers: one snapshot, several sinks.
 //!
 //! [`metrics`] serves it in the text formats of Prometheus and OpenMetrics; [`otlp`] sends it, and traces, by OTLP;
 //! [`alerts`] holds it against conditions, and posts those that fire to a webhook.

@@ -54,7 +54,7 @@ numaward-load --cgroup $cgroups/pages --kind hugetlb --size 8M --cpus 0 --policy
 # Requests that are refused.
 again sh -c 'numaward exec --cpus 99 --memory 1Gi -- true; sleep 2' &
 
-# Held back at memory.high, and killed for want of memory on the nodes that it is bound to.
+# Held back at memory.high, and killed because memory ran out on the nodes that it is bound to.
 mkdir $cgroups/held $cgroups/killed
 echo 24M >$cgroups/held/memory.high
 again numaward-load --cgroup $cgroups/held --size 48M --hold 5 &

@@ -1,4 +1,4 @@
-//! A package for Debian and its like, by dpkg-deb.
+//! A package for Debian and its derivatives, by dpkg-deb.
 //!
 //! Installed, the service neither runs nor is enabled: to watch a host is for its administrator to decide. An upgrade
 //! restarts it if it runs. What is promised meanwhile is held by the kernel. Removed, it stops, and the package's

@@ -3,8 +3,8 @@
 //! All of it holds one program, static, that runs on any Linux with its processor, x86-64 or 64-bit Arm:
 //!
 //! - `numaward-VERSION-x86_64-linux.tar.gz` and `…-aarch64-…`: the program with its manual, completions and unit;
-//! - `numaward_VERSION_amd64.deb` and `…_arm64.deb`: the same for Debian and its like, and `apt`, a repository with them;
-//! - `numaward-VERSION-1.x86_64.rpm` and `….aarch64.rpm`: the same for Fedora and its like;
+//! - `numaward_VERSION_amd64.deb` and `…_arm64.deb`: the same for Debian and its derivatives, and `apt`, a repository with them;
+//! - `numaward-VERSION-1.x86_64.rpm` and `….aarch64.rpm`: the same for Fedora, RHEL and openSUSE;
 //! - `numaward-VERSION-oci.tar`: a container image for all processors as an archive in the OCI layout, and `rootfs-amd64` and
 //!   `rootfs-arm64`, what is in it;
 //! - `numaward-VERSION-deploy.tar.gz`: the manifests for Kubernetes;

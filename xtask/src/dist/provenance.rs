@@ -100,7 +100,7 @@ fn tools(archs: &[Arch]) -> Result<Vec<Value>> {
     Ok(tools)
 }
 
-/// A compiler, by what it says of itself with `-vV`.
+/// A compiler, by what it prints with `-vV`.
 fn compiler(name: &str, text: &str) -> Result<Value> {
     let field = |field: &str| text.lines().find_map(|line| line.strip_prefix(field)).map(str::trim);
     let release = field("release:").with_context(|| format!("{name} -vV has no release:\n{text}"))?;

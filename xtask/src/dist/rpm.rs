@@ -1,4 +1,4 @@
-//! A package for Fedora, its like, and others that use rpm.
+//! A package for Fedora and other distributions that use rpm.
 //!
 //! As with Debian's: installed, the service neither runs nor is enabled, unless a preset of the administrator's says so,
 //! which is asked before ours. An upgrade restarts it if it runs. Erased, it stops and is disabled. rpm keeps a

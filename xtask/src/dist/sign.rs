@@ -22,7 +22,7 @@ pub(crate) struct Signer {
 }
 
 impl Signer {
-    /// The key of this name in the user's keyring: a fingerprint, or what else gpg takes for one.
+    /// The key of this name in the user's keyring: a fingerprint, or anything else that gpg accepts.
     pub(crate) fn of_keyring(key: &str) -> Result<Self> {
         let fingerprint =
             fingerprint(gpg(None).arg("--list-secret-keys").arg("--").arg(key)).with_context(|| {

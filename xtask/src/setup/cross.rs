@@ -52,7 +52,7 @@ impl Compiler {
         cargo
     }
 
-    /// What the compiler says of itself.
+    /// The compiler's version.
     pub(crate) fn says(&self) -> Result<String> {
         let usual = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let rustc = self.sysroot.as_ref().map_or(usual, |_| Path::new(DEBIAN_BIN).join("rustc").into());

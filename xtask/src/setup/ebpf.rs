@@ -21,7 +21,7 @@ const DEBIAN_TOOLCHAIN: [&str; 3] = ["rustc-web", "rust-web-src", "cargo-web"];
 
 struct Toolchain {
     name: String,
-    /// What the compiler says of itself.
+    /// The compiler's version.
     verbose: String,
     /// Major version of the LLVM inside.
     llvm: u32,
@@ -45,7 +45,7 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
     linker(steps, &toolchain)
 }
 
-/// What the compiler says of itself, and the linker's version; none where one is missing.
+/// The compiler's version, and the linker's version; none where one is missing.
 pub(crate) fn tools() -> Option<(String, String)> {
     let linker = command::read(Command::new(linker_path()?).arg("--version")).ok()?;
     Some((detect()?.verbose, linker.split_whitespace().nth(1)?.to_owned()))

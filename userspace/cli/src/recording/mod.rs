@@ -107,7 +107,7 @@ pub(crate) struct Host {
     pub(crate) past: Option<Trends>,
 }
 
-/// What a frame says of its moment before it is read.
+/// What a frame says about its moment before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     /// In milliseconds since 1970.

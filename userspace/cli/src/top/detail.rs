@@ -69,7 +69,7 @@ fn facts(model: &Model, found: &Row) -> String {
     let container = workload.container.as_ref();
     let counters = match workload.counters {
         Counters::Own => "its own",
-        Counters::Other => "shared with others, for want of a slot: its allocations are not known",
+        Counters::Other => "shared with others, because no slot is free: its allocations are not known",
         Counters::None => "none: no probe counts",
         Counters::Removed => "last values: its cgroup was removed",
     };

@@ -76,7 +76,7 @@ fn sort_value(sort: Column, row: &Row) -> Option<f64> {
 }
 
 impl Column {
-    /// What it says of a workload.
+    /// What it says about a workload.
     pub(crate) fn cell(self, row: &Row) -> String {
         match self {
             Self::Name => clean(&row.workload.workload).into_owned(),
@@ -104,7 +104,7 @@ impl Column {
     }
 }
 
-/// What the column of nodes with this title says of a node.
+/// What the column of nodes with this title says about a node.
 pub(crate) fn node_cell(model: &Model, node: &Node, title: &str) -> String {
     let base = node.memory.iter().find(|memory| memory.kind == "memory");
     let rates = model.node_rates.get(&node.node);

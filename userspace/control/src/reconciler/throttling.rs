@@ -220,7 +220,7 @@ impl Throttling {
             Some(Err(error)) => format!("memory.high cannot be raised: {error}"),
         };
         let message =
-            format!("{name} is slowed down at memory.high ({high}) and does not get on; {outcome}.");
+            format!("{name} is slowed down at memory.high ({high}) and makes no progress; {outcome}.");
         let report = Report::new(EventKind::Stall, message).detail("memoryHigh", high.0);
         let report = match raised {
             None | Some(Err(_)) => report.severity(Severity::Critical),
@@ -272,7 +272,7 @@ mod tests {
     use numaward_api as api;
     use numaward_config::Config;
 
-    /// A workload that may use four times what it is promised, from which it is kept at half of that, does not get on
+    /// A workload that may use four times what it is promised, from which it is kept at half of that, makes no progress
     /// there: what it is kept at in the end, whether it is shown as stalled, and what was reported.
     fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, Report)>) {
         let dir = tempfile::tempdir().unwrap();
@@ -330,7 +330,7 @@ mod tests {
             let [(cgroup, report)] = &happened[..] else { panic!("{happened:?}") };
             assert_eq!(cgroup.as_ref().map(CgroupPath::as_str), Some("/a"));
             let told = format!("{report:?}");
-            assert!(told.contains("a is slowed down at memory.high (640Mi) and does not get on"), "{told}");
+            assert!(told.contains("a is slowed down at memory.high (640Mi) and makes no progress"), "{told}");
             assert!(told.contains(outcome) && told.contains(&format!("{severity:?}")), "{told}");
         }
     }

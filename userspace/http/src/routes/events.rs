@@ -109,7 +109,7 @@ fn percent_decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What happened: misses, kills, drift, and what else is worth a line. The last events, or those since an id.
+/// What happened: misses, kills, drift, and other notable things. The last events, or those since an id.
 #[utoipa::path(
     get,
     path = "/api/v1/events",

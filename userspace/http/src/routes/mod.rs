@@ -242,7 +242,7 @@ async fn livez(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Res
 }
 
 /// Whether the daemon is ready: every part has done what it could. A part that works less well than it
-/// could, for want of a privilege for one, does not make the daemon unready: see `/api/v1/status`.
+/// could, for example because a privilege is missing, does not make the daemon unready: see `/api/v1/status`.
 #[utoipa::path(
     get,
     path = "/readyz",
@@ -288,7 +288,7 @@ async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::No
     app.ask(Observer::nodes).await.map(Json)
 }
 
-/// The workloads: what they allocated, where their memory lies, what they lost for want of it.
+/// The workloads: what they allocated, where their memory lies, what they lost because memory was short.
 #[utoipa::path(
     get,
     path = "/api/v1/workloads",

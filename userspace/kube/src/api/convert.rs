@@ -1,4 +1,4 @@
-//! From the API server's pod to ours. What is not needed is not looked at, so what newer servers say of it cannot
+//! From the API server's pod to ours. What is not needed is not looked at, so what newer servers say about it cannot
 //! be misread; what is needed and cannot be read is an error that says where.
 
 use std::{collections::BTreeMap, sync::Arc};

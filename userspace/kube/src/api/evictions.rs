@@ -1,7 +1,7 @@
 //! Evictions of pods that run without what they ask for, so that their controllers make them anew.
 //!
 //! Problem: a container that was started without us, and whose CPUs or memory are not there, shares what is nobody's until
-//! something comes free. Where that is worse than a restart, its pod is to go.
+//! something becomes free. Where that is worse than a restart, its pod is to go.
 //!
 //! Algorithm: what runs so is looked at again and again. A pod that stays so for a while gets an event, and the API server
 //! is asked for its eviction, which a `PodDisruptionBudget` can put off. The next one waits until it is gone, and for a

@@ -41,7 +41,7 @@ pub struct Zone {
     pub distances: Vec<(NodeId, u32)>,
     /// Its resources.
     pub resources: Vec<Resource>,
-    /// What else is said of it, by name. The scheduler plugin does not read it.
+    /// Its other attributes, by name. The scheduler plugin does not read it.
     pub attributes: Vec<(&'static str, String)>,
 }
 

@@ -1,7 +1,7 @@
 //! The protobuf messages of ttrpc and of NRI's `nri.pkg.api.v1alpha1`, as far as they are used here.
 //!
 //! Only the field numbers and types are given by the protocol. Fields that are not listed are skipped by
-//! the decoder, so newer runtimes may send more. `OptionalUInt64` and its like are an `Option` here, and `Empty` is `()`:
+//! the decoder, so newer runtimes may send more. `OptionalUInt64` and similar types are an `Option` here, and `Empty` is `()`:
 //! prost encodes a number alone as a message that has it as field 1.
 
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use crate::common::numaward;
 
-/// What a command says of itself: its CPUs, its nodes, and its policy as `get_mempolicy` and `numa_maps` have it. The
+/// What a command says about itself: its CPUs, its nodes, and its policy as `get_mempolicy` and `numa_maps` have it. The
 /// outer program stays the same for both.
 const PROBE: &str = "\
     grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status
@@ -80,6 +80,15 @@ fn a_command_has_what_numactl_gives_it() {
         &["-aN", "0", "-m", "0"],
         &["-N", "0", "-C", "0", "-i", "0"],
         &["-b", "-m", "0"],
+        &["--balancing", "--membind=0"],
+        &["-b", "-N", "0"],
+        &["-b", "-i", "0"],
+        &["-b", "-P", "0"],
+        &["-b", "-p", "0"],
+        &["-b", "-l"],
+        &["-N", "0", "-m", "same"],
+        &["--preferred-many", "0"],
+        &["--physcpubind=+0"],
     ];
     for options in table {
         let [theirs, ours] = both(&[options, &["sh", "-c", PROBE][..]].concat());
@@ -126,6 +135,14 @@ fn what_numactl_refuses_is_refused() {
         &["-m", "netdev:lo", "true"],
         &["-m", "netdev:none", "true"],
         &["-m", "file:/nonexistent", "true"],
+        &["-p", "netdev:lo", "true"],
+        &["-N", "netdev:none", "true"],
+        &["-m", "block:none", "true"],
+        &["-m", "pci:none", "true"],
+        &["-m", "ip:127.0.0.1", "true"],
+        &["-m", "same", "true"],
+        &["-C", "same", "true"],
+        &["-w", "x", "true"],
         &["-m", "0", "no-such-command"],
         &["-m", "0", "/etc/passwd"],
     ];
@@ -170,6 +187,8 @@ fn the_policy_and_the_hardware_are_shown_alike() {
         &["-m", "0", "-s"],
         &["-p", "0", "-C", "0", "--show"],
         &["-i", "0", "--show"],
+        &["-P", "0", "-s"],
+        &["-N", "0", "--show"],
         &["-H"],
         &["--hardware"],
     ] {
@@ -185,24 +204,18 @@ fn the_policy_and_the_hardware_are_shown_alike() {
 /// A kernel without a policy refuses it with the version that has it; with it, the policy is what was asked for.
 #[test]
 fn weighted_interleave_is_given_or_refused_with_the_reason() {
-    let output = numaward(&[
-        "numactl",
-        "-w",
-        "0",
-        "grep",
-        "-m1",
-        "-o",
-        " weighted interleave:0 ",
-        "/proc/self/numa_maps",
-    ])
-    .env("NUMAWARD_SERVER", "/nonexistent/control.sock")
-    .output()
-    .unwrap();
-    match output.status.code() {
-        Some(0) => assert_eq!(text(&output.stdout), " weighted interleave:0 \n"),
-        code => {
-            assert_eq!(code, Some(1), "{output:?}");
-            assert!(text(&output.stderr).contains("it takes Linux 6.9 or newer"), "{output:?}");
+    for options in [&["-w", "0"][..], &["--weighted-interleave=0"], &["--weighted-interleave", "0"]] {
+        let look = ["grep", "-m1", "-o", " weighted interleave:0 ", "/proc/self/numa_maps"];
+        let output = numaward(&[&["numactl"], options, &look].concat())
+            .env("NUMAWARD_SERVER", "/nonexistent/control.sock")
+            .output()
+            .unwrap();
+        match output.status.code() {
+            Some(0) => assert_eq!(text(&output.stdout), " weighted interleave:0 \n", "{options:?}"),
+            code => {
+                assert_eq!(code, Some(1), "{output:?}");
+                assert!(text(&output.stderr).contains("it takes Linux 6.9 or newer"), "{output:?}");
+            }
         }
     }
 }

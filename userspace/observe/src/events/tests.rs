@@ -37,7 +37,7 @@ fn too_many_of_a_kind_and_workload_are_suppressed_and_counted_by_the_next() {
 #[test]
 fn a_long_stall_does_not_hide_what_is_done_about_it() {
     let events = Events::default();
-    for message in ["had to reclaim memory", "does not get on"] {
+    for message in ["had to reclaim memory", "makes no progress"] {
         events.report_at(
             Report::new(EventKind::Stall, message).workload("a"),
             Instant::now(),

@@ -255,7 +255,7 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
         if matches!(variant, Variant::Empty(_)) {
             empty = (seen.event.clone(), run_time);
         }
-        // Round by round: what else runs on the host changes in the meantime.
+        // Round by round: other things that run on the host change in the meantime.
         let mut ratios: Vec<f64> =
             seen.event.iter().zip(&empty.0).map(|(ours, empty)| ours / empty).collect();
         let (event, ratio, fault) =

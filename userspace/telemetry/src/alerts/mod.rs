@@ -142,7 +142,7 @@ fn runbooks(config: &Alerts, (host, scheme, address): (&str, &str, SocketAddr)) 
 /// Watches the conditions until `stop`, if that is asked for. `here` is the name of this host, and by which scheme and where
 /// the daemon serves.
 ///
-/// Fails where the webhook can never be reached, for want of certificate authorities.
+/// Fails where the webhook can never be reached, because there are no certificate authorities.
 pub fn start(
     config: &Alerts,
     here: (&str, &str, SocketAddr),

@@ -265,7 +265,7 @@ impl<S: Sink> Families<'_, S> {
         Ok(())
     }
 
-    /// What numaward says of itself.
+    /// What numaward says about itself.
     fn own(&mut self) -> fmt::Result {
         let snapshot = self.snapshot;
         let help = "Workloads that are observed, by whether they have counters of their own";

@@ -50,7 +50,7 @@ const NODE: &str = "numa_node";
 const PREFIX: &str = "numaward";
 
 impl Metrics {
-    /// Registers what the source gives and what numaward says of itself.
+    /// Registers what the source gives and what numaward says about itself.
     pub fn new(source: Arc<dyn SnapshotSource>) -> Self {
         let mut root = Registry::default();
         let registry = root.sub_registry_with_prefix(PREFIX);

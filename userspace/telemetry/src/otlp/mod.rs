@@ -79,7 +79,7 @@ fn poster(config: &Otlp, endpoint: &Uri, signal: Signal) -> io::Result<Poster> {
 
 /// Sends until `stop` what is configured to be sent. `traces` is where the spans come from.
 ///
-/// Fails where the receiver can never be reached, for want of certificate authorities.
+/// Fails where the receiver can never be reached, because there are no certificate authorities.
 pub fn start(
     config: &Config,
     host: &str,

@@ -46,7 +46,7 @@ impl Signal {
         self.into()
     }
 
-    /// How many items the receiver did not want of what it took.
+    /// How many of the items that the receiver took it then rejected.
     pub(super) fn rejected(self, answer: &[u8]) -> u64 {
         // No answer at all, or one that is none, says nothing against what was sent.
         let rejected = match self {

@@ -27,7 +27,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// What the API server says, and what else follows from what the kubelet assigned.
+    /// What the API server says, and what follows from what the kubelet assigned.
     pub fn new<'a>(
         stored: impl IntoIterator<Item = &'a StoredPod>,
         assigned: &[PodResources],

@@ -359,7 +359,7 @@ impl Handler for NriHandler {
         match self.reconciler.resize(id, to, memory, has).await {
             // Whatever is decided, the container stays where the runtime has it.
             Ok(_) if self.is_dry_run => Ok(Vec::new()),
-            // What else is asked for is made so, but where the container runs is ours to say.
+            // Everything else is done as requested, but this decides where the container runs.
             Ok(Some(held)) => Ok(vec![Update { ignore_failure: false, ..update(container.id, &held) }]),
             Ok(None) => Ok(Vec::new()),
             Err(refused) => {

@@ -78,7 +78,7 @@ impl RequestBuilder {
         }
     }
 
-    /// What the API server says of a pod.
+    /// What the API server says about a pod.
     pub(super) fn known(&self, pod: &nri::Pod) -> Option<Arc<pod::Pod>> {
         self.pods.pod(&id_of(pod))
     }

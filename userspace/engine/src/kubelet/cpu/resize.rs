@@ -38,7 +38,7 @@ impl StaticCpus {
         for core in whole.iter().chain(&parts) {
             take(*core & held);
         }
-        // Then the rest of its cores, whole free cores of its nodes, and what else these have.
+        // Then the rest of its cores, whole free cores of its nodes, and what these have left.
         let free = &(pool & &self.allocatable()) - held;
         let on_nodes = self.of_nodes(nodes);
         let free = &free & &on_nodes;

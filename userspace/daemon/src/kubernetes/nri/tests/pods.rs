@@ -342,7 +342,7 @@ async fn who_was_started_without_what_it_asks_for_gets_it_when_it_is_there() {
     bench.remove(freed).await;
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     until("it is pinned", || bench.cpus(late).len() == 4).await;
-    until("none is without", || unplaced().is_empty()).await;
+    until("none is unplaced", || unplaced().is_empty()).await;
     assert!(bench.cpus(late).is_subset(&freed_cpus));
     bench.learns(late).await;
     assert_eq!(names(), 4);
