@@ -14,6 +14,17 @@ fn what_is_said_agrees_with_the_kernel_again() {
     let report = boot(&vm, include_str!("chaos.sh"));
     let refused = report.section("without descriptors");
     assert!(refused.contains("numaward"), "{refused}");
+    let memory = report.section("memory that went");
+    let blocks: u32 = memory.trim().parse().unwrap();
+    assert!(blocks > 0, "no block of memory could be emptied");
+    let slots = report.section("slots");
+    let slot_figure = |name: &str| {
+        let line = slots.lines().find(|line| line.starts_with(&format!("numaward_probe_map_{name}{{")));
+        let value = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        value.unwrap_or_else(|| panic!("no {name} in {slots:?}"))
+    };
+    let (entries, capacity) = (slot_figure("entries"), slot_figure("capacity"));
+    assert!(capacity > 0.0 && entries >= capacity, "{entries} of {capacity} slots were taken");
     let bus = report.section("without an answer of the bus");
     assert!(bus.contains("systemd"), "{bus}");
 }

@@ -14,12 +14,28 @@ fn tree(report: &Report, name: &str) -> BTreeMap<String, String> {
 #[test]
 fn every_knob_is_as_it_was() {
     let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
+    let machine = Machine::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("uninstall.sh"));
     let (before, held) = (tree(&report, "before"), tree(&report, "held"));
-    let changed = |knob: &str| before[knob] != held[knob];
-    for knob in ["slice/a/cpuset.cpus", "slice/a/memory.min", "other/memory.min", "plain/cpuset.cpus"] {
-        assert!(changed(&format!("./{knob}")), "{knob}: {held:#?}");
+    for knob in [
+        "./cgroup.subtree_control",
+        "./bare/cgroup.subtree_control",
+        "./bare/inner/cpuset.cpus",
+        "./bare/inner/memory.min",
+        "./batch/one/cpuset.cpus",
+        "./loose/memory.low",
+        "./loose/memory.high",
+        "./loose/memory.max",
+        "./other/memory.min",
+        "./part/cpuset.cpus.partition",
+        "./plain/cpuset.cpus",
+        "./slice/cgroup.subtree_control",
+        "./slice/a/cpuset.cpus",
+        "./slice/a/cpuset.mems",
+        "./slice/a/hugetlb.2MB.max",
+        "./slice/a/memory.min",
+    ] {
+        assert!(held.contains_key(knob) && before.get(knob) != held.get(knob), "{knob}: {held:#?}");
     }
     assert!(before.len() > 50, "{before:#?}");
     let refused = report.section("while the daemon runs");
@@ -28,7 +44,7 @@ fn every_knob_is_as_it_was() {
     let mut after = tree(&report, "after");
     // The kernel does not take an empty set back while tasks run there: all CPUs and all nodes stand for it.
     for (knob, value) in &mut after {
-        let all = [("/cpuset.cpus", "0-3"), ("/cpuset.mems", "0-1")];
+        let all = [("/cpuset.cpus", "0-7"), ("/cpuset.mems", "0-1")];
         let is_all = all.iter().any(|(name, all)| knob.ends_with(name) && value == all);
         if is_all && before.get(knob).is_some_and(String::is_empty) {
             value.clear();
@@ -44,5 +60,17 @@ fn every_knob_is_as_it_was() {
     };
     assert_eq!(of("/slice/a")["memory.min"], "0");
     assert_eq!(of("/plain")["cpuset.cpus"], "");
+    assert_eq!(of("/bare")["cgroup.subtree_control"], "");
     assert_eq!(report.section("again"), "0 cgroups have what they had before.");
+
+    let in_use = report.json("in use");
+    let left = serde_json::json!([{
+        "name": "/bare",
+        "reason": format!("the controller memory stays enabled: /bare/theirs has memory.high {}", 40 << 20),
+    }]);
+    assert_eq!(in_use["left"], left);
+    assert_eq!(report.section("in use: controllers"), "memory");
+    let text = report.section("no longer in use");
+    assert!(text.ends_with("1 cgroups have what they had before."), "{text}");
+    assert_eq!(report.section("no longer in use: controllers"), "");
 }

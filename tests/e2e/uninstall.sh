@@ -13,13 +13,13 @@ live() {
     sh -c "echo 0 >$cgroups/$1/cgroup.procs; exec sleep 10000" &
     wait_for 10 grep -q . $cgroups/$1/cgroup.procs
 }
-# tree NAME: every knob of every cgroup.
+# tree NAME: every knob of every cgroup, and which controllers the root enables.
 tree() {
     section "$1"
     (
         cd $cgroups
-        find . -mindepth 1 -type d | sort | while read -r _cgroup; do
-            for _knob in cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition memory.min memory.low \
+        find . -type d | sort | while read -r _cgroup; do
+            for _knob in cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition memory.min memory.low \
                 memory.high memory.max memory.swap.max cpu.max cpu.weight hugetlb.2MB.max; do
                 [ -f $_cgroup/$_knob ] && echo "$_cgroup/$_knob=$(cat $_cgroup/$_knob)"
             done
@@ -28,7 +28,12 @@ tree() {
 }
 _counts() { [ "$(wget -qO- http://127.0.0.1:9560/api/v1/allocations | grep -o '"directory"' | wc -l)" = $1 ]; }
 
-for cgroup in other pinned plain slice/a slice/b batch/one; do live $cgroup; done
+# Of these, numaward enables controllers itself: of bare for all, of the root and slice for huge pages.
+for cgroup in other pinned plain slice/a slice/b batch/one bare/inner loose part; do live $cgroup; done
+echo -hugetlb >$cgroups/cgroup.subtree_control || fail "the controller hugetlb stays enabled"
+for node in 0 1; do
+    echo 8 >/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
+done
 echo +cpuset +memory +cpu >$cgroups/slice/cgroup.subtree_control
 echo +cpuset +memory +cpu >$cgroups/batch/cgroup.subtree_control
 echo 0-1 >$cgroups/pinned/cpuset.cpus
@@ -41,9 +46,12 @@ tree "before"
 numaward run --config $config 2>>/tmp/daemon.log &
 daemon=$!
 wait_for 60 _ready
-numaward guarantee /slice/a --cpus 1 --memory 64Mi >/dev/null || fail "no guarantee for /slice/a"
+numaward guarantee /slice/a --cpus 1 --memory 64Mi --hugepages-2Mi 4Mi >/dev/null || fail "no guarantee for /slice/a"
 numaward guarantee /other --memory 32Mi >/dev/null || fail "no guarantee for /other"
-wait_for 60 _counts 3
+numaward guarantee /bare/inner --cpus 1 --memory 32Mi >/dev/null || fail "no guarantee for /bare/inner"
+numaward guarantee /loose --memory 32Mi --memory-limit 64Mi >/dev/null || fail "no guarantee for /loose"
+numaward guarantee /part --cpus 1 --memory 32Mi --partition root >/dev/null || fail "no guarantee for /part"
+wait_for 60 _counts 6
 tree "held"
 section "while the daemon runs"
 numaward uninstall --restore --config $config 2>&1 && echo "it was not refused"
@@ -54,3 +62,22 @@ numaward uninstall --restore --config $config -o json 2>/tmp/uninstall.log || { 
 tree "after"
 section "again"
 numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
+
+# A controller that others use by now stays, and is named.
+numaward run --config $config 2>>/tmp/daemon.log &
+daemon=$!
+wait_for 60 _ready
+numaward guarantee /bare/inner --cpus 1 --memory 32Mi >/dev/null || fail "no guarantee for /bare/inner"
+kill -9 $daemon
+wait $daemon
+mkdir $cgroups/bare/theirs
+echo 40M >$cgroups/bare/theirs/memory.high
+section "in use"
+numaward uninstall --restore --config $config -o json 2>/tmp/uninstall.log && echo "it did not fail"
+section "in use: controllers"
+cat $cgroups/bare/cgroup.subtree_control
+echo max >$cgroups/bare/theirs/memory.high
+section "no longer in use"
+numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
+section "no longer in use: controllers"
+cat $cgroups/bare/cgroup.subtree_control

@@ -131,7 +131,7 @@ fn run(program: &Path, target: &str, scratch: &Path) -> Command {
 fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
     let kept = build::target_directory()?.join("fuzz");
     fs::create_dir_all(&kept)?;
-    let mut failed = Vec::new();
+    let (mut failed, mut executions) = (Vec::new(), 0_u64);
     for target in targets {
         let scratch = scratch()?;
         let log = kept.join(format!("{target}.log"));
@@ -151,6 +151,9 @@ fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
         };
         if status.success() {
             let (runs, rate) = (stat("number_of_executed_units"), stat("average_exec_per_sec"));
+            let count: u64 =
+                runs.parse().with_context(|| format!("{} has no count of runs", log.display()))?;
+            executions += count;
             println!("{target:<12} {runs:>10} runs, {rate:>6} a second, {} MiB at most", stat("peak_rss_mb"));
         } else {
             let lines: Vec<_> = text.lines().collect();
@@ -158,6 +161,7 @@ fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
             failed.push(target.as_str());
         }
     }
+    println!("{executions} executions in all");
     if failed.is_empty() {
         return Ok(());
     }

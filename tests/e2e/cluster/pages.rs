@@ -151,7 +151,7 @@ fn each_command_of_the_pages_is_run_or_named() {
             assert!(commands.contains(command), "docs/{name}.md does not have: {command}");
             match how {
                 Run(words) => {
-                    assert!(tests.contains(words), "no test of the cluster has {words:?}: {command}")
+                    assert!(tests.contains(words), "no test of the cluster has {words:?}: {command}");
                 }
                 Not(why) => assert!(!why.is_empty(), "{command}"),
             }

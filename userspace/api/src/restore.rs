@@ -10,8 +10,19 @@ use serde::Serialize;
 pub struct Restored {
     /// Cgroups that got back what they had, in the order of their paths.
     pub cgroups: Vec<RestoredCgroup>,
-    /// Cgroups that did not, and are still there; interrupts and the like that did not.
-    pub left: Vec<String>,
+    /// What did not.
+    pub left: Vec<Left>,
+}
+
+/// Something that did not get back what it had.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Left {
+    /// A cgroup that is still there, an interrupt or the like.
+    pub name: String,
+    /// Why; without it, the log says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// A cgroup that got back what it had.
@@ -20,6 +31,7 @@ pub struct Restored {
 pub struct RestoredCgroup {
     /// Its path below the root of the hierarchy.
     pub cgroup: String,
-    /// What it had before numaward wrote there, by the knob: a file such as `cpuset.cpus`.
+    /// What it had before numaward wrote there, by the knob: a file such as `cpuset.cpus`. For `cgroup.subtree_control`, what
+    /// it has now: others enable controllers there too.
     pub knobs: BTreeMap<String, String>,
 }

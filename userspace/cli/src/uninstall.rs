@@ -19,15 +19,16 @@ pub(crate) fn render(restored: &Restored) -> String {
         text = table(["CGROUP", "KNOB", "AGAIN"], rows) + "\n";
     }
     let _ = writeln!(text, "{} cgroups have what they had before.", restored.cgroups.len());
-    for cgroup in &restored.left {
-        let _ = writeln!(text, "{cgroup} could not be given back what it had: standard error says why.");
+    for left in &restored.left {
+        let reason = left.reason.as_deref().unwrap_or("standard error says why");
+        let _ = writeln!(text, "{} could not be given back what it had: {reason}.", left.name);
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use numaward_api::restore::RestoredCgroup;
+    use numaward_api::restore::{Left, RestoredCgroup};
 
     use super::*;
 
@@ -43,8 +44,14 @@ CGROUP                    KNOB         AGAIN
 
 1 cgroups have what they had before.
 /a could not be given back what it had: standard error says why.
+/b could not be given back what it had: the controller cpuset stays enabled, as it is in use.
 ";
-        assert_eq!(render(&Restored { cgroups: vec![of], left: vec!["/a".to_owned()] }), expected);
+        let reason = "the controller cpuset stays enabled, as it is in use".to_owned();
+        let left = vec![
+            Left { name: "/a".to_owned(), reason: None },
+            Left { name: "/b".to_owned(), reason: Some(reason) },
+        ];
+        assert_eq!(render(&Restored { cgroups: vec![of], left }), expected);
         assert_eq!(render(&Restored::default()), "0 cgroups have what they had before.\n");
     }
 }

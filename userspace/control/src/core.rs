@@ -167,6 +167,8 @@ impl Core {
 
     /// Writes what does not hold; returns how much that was.
     pub(crate) fn uphold(&mut self) -> Option<usize> {
+        // Also what was about to be enabled when the daemon died.
+        self.forget_disabled();
         self.catch_up_with_pool();
         match self.plan(Change::Upkeep) {
             Ok(plan) => {
@@ -183,9 +185,14 @@ impl Core {
         }
     }
 
-    /// Reads others' claims anew.
+    /// Reads others' claims and the enabled controllers anew.
     pub(crate) fn refresh(&mut self) {
         self.execution.enforcer.refresh();
+        if self.forget_disabled()
+            && let Err(error) = self.save()
+        {
+            tracing::error!(%error, "the ledger cannot be stored");
+        }
         self.remove_strays();
         self.herd(true);
         self.effects.declared = true;

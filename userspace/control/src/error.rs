@@ -75,6 +75,12 @@ pub enum AdmissionError {
         "a kubelet cannot be configured like this, or cannot promise this, so there are no state files of one: {0}"
     )]
     NoKubelet(String),
+    /// Too much was asked that is not answered yet.
+    #[error(
+        "too many requests wait for an answer, so this one was not taken, and nothing was changed: ask again in a few \
+         seconds, and fewer at a time"
+    )]
+    Busy,
     /// The daemon is ending.
     #[error("the daemon is stopping")]
     Stopping,

@@ -33,6 +33,8 @@ pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierar
         take_over(&mut state, mark);
     }
     if let Some(previous) = previous {
+        // What is not enabled any more is forgotten as always.
+        state.enabled = previous.enabled.clone();
         let holds = |path: &CgroupPath| hierarchy.id_of(path).ok().flatten().is_some();
         for (name, guarantee) in &previous.guarantees {
             // A cgroup that is there and has no mark was released since.

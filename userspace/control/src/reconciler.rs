@@ -32,7 +32,7 @@ use numaward_config::Config;
 use numaward_enforce::Enforcer;
 use numaward_engine::Limits;
 use numaward_model::{Promises, health, pod::PodName};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -65,6 +65,9 @@ const REFRESH: Duration = Duration::from_secs(30);
 /// How much later than that, while the container runtime keeps asking.
 const LATEST: Duration = Duration::from_secs(1);
 
+/// What clients ask may wait in this many commands.
+const MAX_WAITING: usize = 1024;
+
 /// How long a turn may take before it counts as hung. A wait for pages or systemd is no turn.
 const LIMIT: Duration = Duration::from_mins(1);
 
@@ -92,8 +95,9 @@ enum Event<'a> {
 /// Asks the thread. Clones ask the same one.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
-    /// As long as there are connections: few.
+    /// What clients ask waits in it only as far as there are `places`, and the container runtime waits for each answer.
     commands: mpsc::Sender<Message>,
+    places: Arc<Semaphore>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     rebalance: Shown,
     unplaced: Arc<RwLock<Vec<PodName>>>,
@@ -139,56 +143,43 @@ impl Reconciler {
         }
         let ended = stop.clone();
         let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
-        Ok((Self { commands, view, rebalance, unplaced }, thread))
+        let places = Arc::new(Semaphore::new(MAX_WAITING));
+        Ok((Self { commands, places, view, rebalance, unplaced }, thread))
     }
 
     /// Asks for an allocation; a dry run only shows what would happen.
     pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, AdmissionError> {
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Admit { request: Box::new(request), dry_run, answer }))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        self.ask(|answer| Command::Admit { request: Box::new(request), dry_run, answer }).await
     }
 
     /// Changes an allocation; a dry run only shows what would happen.
     pub async fn resize_allocation(&self, resize: Resize, dry_run: bool) -> Result<Answer, AdmissionError> {
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Resize { resize: Box::new(resize), dry_run, answer }))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        self.ask(|answer| Command::Resize { resize: Box::new(resize), dry_run, answer }).await
     }
 
     /// Ends an allocation.
     pub async fn release(&self, name: String) -> Result<(), AdmissionError> {
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Release { name, answer }))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        self.ask(|answer| Command::Release { name, answer }).await
     }
 
     /// Plans moves that make a request fit. Nothing is moved.
     pub async fn plan(&self, request: Request, limits: Limits) -> Result<api::MovePlan, AdmissionError> {
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Plan { request: Box::new(request), limits, answer }))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        self.ask(|answer| Command::Plan { request: Box::new(request), limits, answer }).await
     }
 
     /// Begins to carry moves out that make a request fit; [`Reconciler::rebalance`] says how far it is.
     pub async fn start_rebalance(&self, asked: Asked) -> Result<api::Rebalance, AdmissionError> {
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Rebalance { asked: Box::new(asked), answer }))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        self.ask(|answer| Command::Rebalance { asked: Box::new(asked), answer }).await
     }
 
     /// Cancels the rebalance that goes on: what was moved is moved back.
     pub async fn cancel_rebalance(&self) -> Result<api::Rebalance, AdmissionError> {
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::Cancel { answer }))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        self.ask(|answer| Command::Cancel { answer }).await
     }
 
     /// What is promised, as the kubelet's state files.
     pub async fn kubelet_state(&self) -> Result<api::KubeletState, AdmissionError> {
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Other(Command::KubeletState { answer }))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
+        self.ask(|answer| Command::KubeletState { answer }).await
     }
 
     /// The latest rebalance since the daemon started, if there was one.
@@ -210,6 +201,17 @@ impl Reconciler {
     pub fn view(&self) -> View {
         let reconciler = self.clone();
         Arc::new(move || reconciler.allocations())
+    }
+
+    /// Asks on behalf of a client, and waits for the answer.
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<T, AdmissionError>>) -> Command,
+    ) -> Result<T, AdmissionError> {
+        let place = self.places.clone().try_acquire_owned().map_err(|_| AdmissionError::Busy)?;
+        let (answer, result) = oneshot::channel();
+        self.send(Message::Client(command(answer), place))?;
+        result.await.map_err(|_| AdmissionError::Stopping)?
     }
 
     fn send(&self, message: Message) -> Result<(), AdmissionError> {

@@ -447,6 +447,32 @@ mod tests {
     }
 
     #[test]
+    fn a_memory_policy_is_for_commands_with_memory_on_nodes() {
+        type Change = fn(&mut api::AllocationRequest);
+        let table: &[(Change, Option<&str>)] = &[
+            (|_| {}, None),
+            (|asked| asked.target = api::Target::Cgroup("/a".to_owned()), Some("runs already")),
+            (|asked| asked.memory = None, Some("none is asked for")),
+            (|asked| (asked.cpus, asked.placement.burstable) = (None, true), Some("home node")),
+        ];
+        for (change, problem) in table {
+            let mut asked = asked();
+            asked.target = api::Target::Exec;
+            asked.placement.memory_policy = Some(api::MemoryPolicy::Interleave);
+            change(&mut asked);
+            let found = Request::new(&asked).map(|request| request.terms.memory_policy);
+            match (found, problem) {
+                (Ok(policy), None) => assert_eq!(policy, asked.placement.memory_policy),
+                (Err(error), Some(problem)) => {
+                    let text = error.to_string();
+                    assert!(text.contains("placement.memoryPolicy") && text.contains(problem), "{text}");
+                }
+                (found, problem) => panic!("{found:?} instead of {problem:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_what_is_allowed() {
         type Change = fn(&mut api::AllocationRequest);
         let table: &[(Change, &str, &str)] = &[
@@ -491,30 +517,6 @@ mod tests {
                 |asked| (asked.memory, asked.cpus) = (None, "1500m".parse().ok()),
                 "memory",
                 "nothing would be promised",
-            ),
-            (
-                |asked| {
-                    asked.target = api::Target::Cgroup("/a".to_owned());
-                    asked.placement.memory_policy = Some(api::MemoryPolicy::Interleave);
-                },
-                "placement.memoryPolicy",
-                "runs already",
-            ),
-            (
-                |asked| {
-                    (asked.target, asked.memory) = (api::Target::Exec, None);
-                    asked.placement.memory_policy = Some(api::MemoryPolicy::Bind);
-                },
-                "placement.memoryPolicy",
-                "none is asked for",
-            ),
-            (
-                |asked| {
-                    (asked.target, asked.cpus, asked.placement.burstable) = (api::Target::Exec, None, true);
-                    asked.placement.memory_policy = Some(api::MemoryPolicy::Bind);
-                },
-                "placement.memoryPolicy",
-                "home node",
             ),
             (
                 |asked| (asked.placement.isolate, asked.cpus) = (true, None),

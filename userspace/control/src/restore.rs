@@ -4,12 +4,13 @@
 //! themselves.
 //!
 //! Algorithm: take the ledger over as a daemon does whose enforcement is switched off, wait until nothing is held any
-//! more, and look into the ledger again.
+//! more, disable the controllers that were enabled for it, and look into the ledger again.
 //!
 //! Invariants: no daemon runs meanwhile (the ledger is locked); what cannot be given back stays in the ledger, and is
 //! reported.
 
 use std::{
+    collections::BTreeMap,
     fs,
     sync::Arc,
     thread,
@@ -18,10 +19,11 @@ use std::{
 
 use numaward_api::{
     EnforcementMode,
-    restore::{Restored, RestoredCgroup},
+    restore::{Left, Restored, RestoredCgroup},
 };
-use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, OpenError};
+use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, OpenError, knob::Knob};
 use numaward_config::Config;
+use numaward_enforce::controllers::{self, StillEnabled};
 use numaward_model::{
     Promises, Report,
     headroom::Headroom,
@@ -80,20 +82,53 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     stop.cancel();
     thread.join().map_err(|_| RestoreError::Ended)?;
     remove_parent(&hierarchy);
-    let after = stored(&config)?;
+    let (after, kept) = disable_controllers(&config, &hierarchy)?;
     let is_there = |path: &CgroupPath, id: CgroupId| hierarchy.id_of(path).ok().flatten() == Some(id);
     let restored = before.applied.iter().filter(|(path, record)| {
         after.applied.get(path).is_none() && !record.found.0.is_empty() && is_there(path, record.id)
     });
     let restored = restored.map(|(path, record)| {
         let knobs = record.found.0.iter().map(|(knob, value)| (knob.to_string(), value.to_string()));
-        RestoredCgroup { cgroup: path.to_string(), knobs: knobs.collect() }
+        (path, knobs.collect())
     });
+    let mut restored: BTreeMap<&CgroupPath, BTreeMap<String, String>> = restored.collect();
+    for (path, enabled) in before.enabled.iter() {
+        let is_left = after.enabled.iter().any(|(left, _)| left == path);
+        if !is_left
+            && is_there(path, enabled.id)
+            && let Ok(now) = Knob::SubtreeControl.read(&hierarchy.dir(path))
+        {
+            restored.entry(path).or_default().insert(Knob::SubtreeControl.to_string(), now.to_string());
+        }
+    }
     let left = after.applied.iter().filter(|(path, record)| is_there(path, record.id));
     let left = left.map(|(path, _)| path.to_string());
     let affinities = after.interrupts.affinities.into_values().map(|of| of.name);
     let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
-    Ok(Restored { cgroups: restored.collect(), left: left.chain(affinities).chain(irqbalance).collect() })
+    let left = left.chain(affinities).chain(irqbalance).map(|name| Left { name, reason: None });
+    let kept = kept.into_iter().map(|kept| Left {
+        name: kept.cgroup.to_string(),
+        reason: Some(format!("the controller {} stays enabled: {}", kept.controller, kept.reason)),
+    });
+    let cgroups =
+        restored.into_iter().map(|(path, knobs)| RestoredCgroup { cgroup: path.to_string(), knobs });
+    Ok(Restored { cgroups: cgroups.collect(), left: left.chain(kept).collect() })
+}
+
+/// Disables the controllers that were enabled, and gives what the ledger holds in the end, with those that are left.
+pub(crate) fn disable_controllers(
+    config: &Config,
+    hierarchy: &Hierarchy,
+) -> Result<(State, Vec<StillEnabled>), StoreError> {
+    let (mut store, loaded) = Store::<State>::open(&config.state_directory)?;
+    let mut state = loaded.ledger().unwrap_or_default();
+    let before = state.enabled.clone();
+    let left = controllers::disable(hierarchy.root(), &mut state.enabled);
+    if state.enabled != before {
+        store.save(&state)?;
+        store.write_out()?;
+    }
+    Ok((state, left))
 }
 
 /// What the ledger holds, as far as it can be read.

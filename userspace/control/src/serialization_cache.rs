@@ -12,7 +12,7 @@ use std::{
 };
 
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{Record, interrupts::MovedAway};
+use numaward_enforce::{EnabledControllers, Record, interrupts::MovedAway};
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
 use numaward_model::Shared;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
@@ -47,6 +47,8 @@ struct Stored<'a> {
     guarantees: &'a Kept<String, Guarantee>,
     #[serde(rename = "book")]
     applied: &'a Kept<CgroupPath, Record>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enabled: Option<&'a EnabledControllers>,
     #[serde(skip_serializing_if = "Option::is_none")]
     herded: Option<&'a BTreeSet<CgroupPath>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +117,7 @@ impl SerializationCache {
             ledger,
             guarantees,
             applied,
+            enabled,
             herded,
             steered,
             interrupts,
@@ -136,6 +139,7 @@ impl SerializationCache {
             },
             guarantees: &self.guarantees,
             applied: &self.records,
+            enabled: Some(enabled).filter(|enabled| !enabled.is_empty()),
             herded: Some(herded).filter(|herded| !herded.is_empty()),
             steered: Some(steered).filter(|steered| !steered.is_empty()),
             interrupts: Some(interrupts).filter(|interrupts| !interrupts.is_empty()),
@@ -204,6 +208,8 @@ mod tests {
             is_whole(&mut texts, &state);
         }
         let before = state.clone();
+        let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset", "memory"]}});
+        state.enabled = serde_json::from_value(enabled).unwrap();
         state.herded.insert(path("other"));
         state.steered.insert(path("other"), "1".parse().unwrap());
         state.interrupts.banned = Some("3".parse().unwrap());

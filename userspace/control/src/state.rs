@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
-use numaward_enforce::{AppliedSettings, interrupts::MovedAway};
+use numaward_enforce::{AppliedSettings, EnabledControllers, interrupts::MovedAway};
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
 use numaward_topology::NodeSet;
@@ -31,6 +31,9 @@ pub struct State {
     /// What was written where for it.
     #[serde(rename = "book")]
     pub applied: AppliedSettings,
+    /// Controllers that were enabled for it.
+    #[serde(default, skip_serializing_if = "EnabledControllers::is_empty")]
+    pub enabled: EnabledControllers,
     /// Cgroups that hold settings because they are herded.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub herded: BTreeSet<CgroupPath>,
@@ -74,6 +77,7 @@ impl State {
             self.applied.forget_ids();
             // The kernel has begun anew, and irqbalance with it.
             self.interrupts = MovedAway::default();
+            self.enabled = EnabledControllers::default();
         }
     }
 
@@ -120,7 +124,8 @@ impl State {
         }
     }
 
-    /// Applies the difference between two states to this one, which may differ elsewhere.
+    /// Applies the difference between two states to this one, which may differ elsewhere. Not that of `enabled`, of which
+    /// every copy takes note at once.
     pub(crate) fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
         fn set<T: Ord + Clone>(set: &mut BTreeSet<T>, from: &BTreeSet<T>, to: &BTreeSet<T>) {
             set.extend(to.difference(from).cloned());
@@ -284,14 +289,16 @@ mod tests {
     }
 
     #[test]
-    fn in_another_boot_no_interrupt_is_moved() {
+    fn in_another_boot_no_interrupt_is_moved_and_no_controller_is_ours() {
         let moved = MovedAway { banned: Some("3".parse().unwrap()), ..MovedAway::default() };
-        let mut state = State { interrupts: moved.clone(), ..State::default() };
+        let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
+        let enabled: EnabledControllers = serde_json::from_value(enabled).unwrap();
+        let mut state = State { interrupts: moved.clone(), enabled: enabled.clone(), ..State::default() };
         state.continue_in(Some("one".to_owned()));
         state.continue_in(Some("one".to_owned()));
-        assert_eq!(state.interrupts, moved);
+        assert_eq!((&state.interrupts, &state.enabled), (&moved, &enabled));
         state.continue_in(Some("two".to_owned()));
-        assert!(state.interrupts.is_empty());
+        assert!(state.interrupts.is_empty() && state.enabled.is_empty());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The reconciler on a tree of plain files.
 
+mod controllers;
 mod cpu_isolation;
 mod liveness;
 mod resize;

@@ -8,7 +8,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Limit, Value, enable_controllers},
+    knob::{Knob, KnobError, Limit, Value},
 };
 use numaward_model::{Settings, Values, health};
 use numaward_topology::CpuSet;
@@ -114,7 +114,7 @@ impl Enforcer {
         steps.iter().any(|step| step.knob == Knob::CpusetMems || self.is_systemds(&step.owner, step.knob))
     }
 
-    /// Writes a plan's knobs. The plan's `intent` must be stored before.
+    /// Writes a plan's knobs. The plan's `intent` and what it enables must be stored before.
     pub fn execute(&self, plan: &Plan) -> Result<Report, Box<Failure>> {
         let mut report = Report { kept: plan.kept.clone(), ..Report::default() };
         let prepared = self.prepare(plan);
@@ -169,11 +169,7 @@ impl Enforcer {
         if let Some((path, settings)) = &plan.hold {
             self.check_available(path, settings)?;
         }
-        for (cgroup, controllers) in &plan.enable {
-            numaward_store::fault::point("enforce.enable");
-            enable_controllers(&cgroup.dir(self.root()), controllers)?;
-        }
-        Ok(())
+        self.enable(&plan.enable)
     }
 
     /// Takes note of a cgroup that was made with our values: what these knobs would hold without us, as nobody can read
@@ -215,12 +211,9 @@ impl Enforcer {
         Step { cgroup: drift.cgroup.clone(), owner, knob: drift.knob, from, to: drift.wanted.clone() }
     }
 
-    /// Writes one knob again that drifted.
+    /// Writes one knob again that drifted. One that is not there must be [enabled](Enforcer::enable) before.
     pub fn repair(&self, applied: &AppliedSettings, drift: &Drift) -> Result<Report, EnforceError> {
         let step = self.repair_step(applied, drift);
-        if drift.found.is_none() {
-            self.enable_above(&step.cgroup, step.knob)?;
-        }
         let mut report = Report::default();
         self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
         report.written.push(step);
@@ -228,7 +221,8 @@ impl Enforcer {
     }
 
     /// Has cgroups run on these CPUs at once, of which each has some, without taking note of those that they had: nothing
-    /// will be given back, and systemd is not informed. Reports no write where they have them already.
+    /// will be given back, and systemd is not informed. Reports no write where they have them already. Fails where the
+    /// knob is not there: its controller must be [enabled](Enforcer::enable) before.
     pub fn set_cpus(&self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<Report, EnforceError>> {
         let steps: Vec<_> = wanted.iter().map(|(cgroup, cpus)| self.cpus_step(cgroup, cpus)).collect();
         let given: Vec<_> = steps.iter().flatten().flatten().cloned().collect();
@@ -250,12 +244,7 @@ impl Enforcer {
         let (knob, to) = (Knob::CpusetCpus, Value::Cpus(cpus.clone()));
         let from = match self.cgroupfs.read(cgroup, knob) {
             Ok(held) if self.cgroupfs.holds(knob, &to, &held) => return Ok(None),
-            Ok(held) => held,
-            Err(KnobError::Missing { .. }) if id_of(&cgroup.dir(self.root())).is_some() => {
-                self.enable_above(cgroup, knob)?;
-                unset(knob)
-            }
-            Err(error) => return Err(error.into()),
+            held => held?,
         };
         Ok(Some(Step { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to }))
     }
@@ -308,17 +297,6 @@ impl Enforcer {
             drifts.push(drift(knob, wanted, Some(found), kind));
         }
         Ok(drifts)
-    }
-
-    /// Enables the controller of a knob for a cgroup whose knob is not there.
-    fn enable_above(&self, path: &CgroupPath, knob: Knob) -> Result<(), EnforceError> {
-        let Some(controller) = knob.controller() else { return Ok(()) };
-        let mut above: Vec<_> = path.ancestors().skip(1).collect();
-        above.reverse();
-        for ancestor in above {
-            enable_controllers(&ancestor.dir(self.root()), &[controller].into())?;
-        }
-        Ok(())
     }
 
     /// Refuses CPUs and nodes that the ancestors do not have.

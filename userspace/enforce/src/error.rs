@@ -120,4 +120,9 @@ impl EnforceError {
             _ => false,
         }
     }
+
+    /// Whether the knob is not there, as its controller is not enabled.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Knob(KnobError::Missing { .. }))
+    }
 }

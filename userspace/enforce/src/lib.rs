@@ -18,6 +18,8 @@
 //! scales claims down when they sum up to more than the parent has, and never below what was found. An ancestor
 //! that holds more than needed is no drift.
 //!
+//! Controllers that the knobs need are enabled above, and noted as well: see [`controllers`].
+//!
 //! Everything here blocks: file I/O, page migration, the bus. It runs on a thread that may block, one plan at a
 //! time.
 
@@ -27,6 +29,7 @@
 mod applied;
 mod backend;
 mod batch;
+pub mod controllers;
 mod drift;
 mod enforcer;
 mod error;
@@ -45,6 +48,7 @@ mod tests;
 
 pub use applied::{AppliedSettings, Owner, Record};
 pub use backend::{Backend, Cgroupfs, Options, StepError};
+pub use controllers::EnabledControllers;
 pub use drift::{ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
 pub use enforcer::{Enforcer, Failure, Report};
 pub use error::EnforceError;

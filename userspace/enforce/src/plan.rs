@@ -1,11 +1,11 @@
 //! What is to change, and the writes that make it so.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use numaward_cgroup::CgroupPath;
 use numaward_model::Settings;
 
-use super::{applied::AppliedSettings, drift::Drift, order::Step};
+use super::{applied::AppliedSettings, controllers::EnabledControllers, drift::Drift, order::Step};
 
 /// What is to change.
 #[derive(Clone, Debug)]
@@ -41,8 +41,8 @@ pub struct Plan {
     pub intent: AppliedSettings,
     /// What is true afterwards.
     pub outcome: AppliedSettings,
-    /// Controllers to enable for the children of these cgroups, from the root down.
-    pub(super) enable: BTreeMap<CgroupPath, BTreeSet<&'static str>>,
+    /// Controllers to enable. To be stored before, as `intent` is.
+    pub enable: EnabledControllers,
     /// The writes, in their order.
     pub(super) steps: Vec<Step>,
     /// What somebody else has changed and is left as it is.

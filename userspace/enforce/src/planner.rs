@@ -16,6 +16,7 @@ use numaward_topology::{Bytes, CpuSet, NodeSet};
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
     backend::{covers, unset},
+    controllers::EnabledControllers,
     drift::{Drift, DriftKind},
     enforcer::Enforcer,
     error::EnforceError,
@@ -67,7 +68,7 @@ impl Enforcer {
             base: applied.clone(),
             intent: next.clone(),
             outcome: next,
-            enable: BTreeMap::new(),
+            enable: EnabledControllers::default(),
             steps: Vec::new(),
             kept: Vec::new(),
             hold: match change {
@@ -404,21 +405,8 @@ impl Enforcer {
         record: &Record,
     ) -> Result<(), EnforceError> {
         let direct = record.written.0.keys().filter(|knob| !self.is_systemds(&record.owner, **knob));
-        let needed: BTreeSet<_> = direct.filter_map(|knob| knob.controller()).collect();
-        if needed.is_empty() {
-            return Ok(());
-        }
-        for ancestor in path.ancestors().skip(1) {
-            let Value::Controllers(enabled) = self.cgroupfs.read(&ancestor, Knob::SubtreeControl)? else {
-                continue;
-            };
-            let missing: BTreeSet<_> =
-                needed.iter().copied().filter(|name| !enabled.contains(*name)).collect();
-            if !missing.is_empty() {
-                plan.enable.entry(ancestor).or_default().extend(missing);
-            }
-        }
-        Ok(())
+        let needed = direct.filter_map(|knob| knob.controller()).collect();
+        self.add_missing_above(&mut plan.enable, path, &needed)
     }
 
     /// Whether a partition of this cgroup needs `cpuset.cpus.exclusive` in it and its ancestors.

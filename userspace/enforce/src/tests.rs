@@ -448,6 +448,88 @@ fn controllers_are_enabled_from_the_root_down() {
     assert!(failure.to_string().contains("the cgroup holds processes itself"), "{failure}");
 }
 
+/// What is enabled where, in words.
+fn enabled(controllers: &EnabledControllers) -> Vec<String> {
+    let words = controllers.iter().flat_map(|(path, enabled)| {
+        enabled.controllers.iter().map(move |controller| format!("{path} {controller}"))
+    });
+    words.collect()
+}
+
+#[test]
+fn controllers_that_a_plan_enables_are_disabled_from_the_leaves_up() {
+    let tree = Tree::new(&["/a", "/a/b", "/a/b/c"]);
+    for (cgroup, before) in [("/", "memory"), ("/a", ""), ("/a/b", "cpuset memory"), ("/a/b/c", "")] {
+        tree.put(cgroup, "cgroup.subtree_control", before);
+    }
+    let hold = Change::Hold(path("/a/b/c"), pinned("1", "1"));
+    let mut ours = tree.enforcer.plan(&AppliedSettings::default(), &hold).unwrap().enable;
+    assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
+    tree.put("/", "cgroup.subtree_control", "memory cpuset");
+    tree.put("/a", "cgroup.subtree_control", "cpuset");
+    assert_eq!(tree.enforcer.still_enabled(&ours), ours);
+
+    // What /a/b had enabled before us stays, and needs /a, which needs the root.
+    let left = controllers::disable(tree.root.path(), &mut ours);
+    let words: Vec<_> =
+        left.iter().map(|left| format!("{} {}: {}", left.cgroup, left.controller, left.reason)).collect();
+    let expected = [
+        "/a cpuset: /a/b has it enabled for its own children",
+        "/ cpuset: /a has it enabled for its own children",
+    ];
+    assert_eq!(words, expected);
+    assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
+    assert_eq!(tree.get("/a", "cgroup.subtree_control"), "cpuset", "it is not written");
+
+    tree.put("/a/b", "cgroup.subtree_control", "");
+    assert_eq!(controllers::disable(tree.root.path(), &mut ours), []);
+    assert!(ours.is_empty());
+    assert_eq!(tree.get("/a", "cgroup.subtree_control"), "-cpuset");
+    assert_eq!(tree.get("/", "cgroup.subtree_control"), "-cpuset");
+}
+
+#[test]
+fn a_controller_stays_where_a_child_uses_it_and_what_is_not_ours_is_forgotten() {
+    let tree = Tree::new(&["/a", "/a/b"]);
+    tree.put("/", "cgroup.subtree_control", "");
+    tree.put("/a", "cgroup.subtree_control", "");
+    tree.put("/a/b", "cgroup.subtree_control", "");
+    let hold = Change::Hold(path("/a/b"), pinned("1", "1"));
+    let ours = tree.enforcer.plan(&AppliedSettings::default(), &hold).unwrap().enable;
+    assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
+    let reasons = |ours: &EnabledControllers| -> Vec<_> {
+        let left = controllers::disable(tree.root.path(), &mut ours.clone());
+        left.into_iter().map(|left| left.reason).collect()
+    };
+    // Somebody disabled that of the root, whether or not it was enabled again.
+    tree.put("/a", "cgroup.subtree_control", "cpuset");
+    let ours = tree.enforcer.still_enabled(&ours);
+    assert_eq!(enabled(&ours), ["/a cpuset"]);
+
+    for (knob, value) in [("cpuset.cpus", "0-3"), ("cpuset.mems", "1"), ("cpuset.cpus.partition", "root")] {
+        let before = tree.get("/a/b", knob);
+        tree.put("/a/b", knob, value);
+        assert_eq!(reasons(&ours), [format!("/a/b has {knob} {value}")]);
+        assert_eq!(tree.get("/a", "cgroup.subtree_control"), "cpuset", "it is not written");
+        tree.put("/a/b", knob, &before);
+    }
+    // Another controller's is no use of this one.
+    tree.put("/a/b", "memory.low", "4096");
+    // All that there is stands for the empty set.
+    tree.put("/a/b", "cpuset.cpus", "0-7");
+    tree.put("/a/b", "cpuset.mems", "0-1");
+    assert_eq!(reasons(&ours), [""; 0]);
+    assert_eq!(tree.get("/a", "cgroup.subtree_control"), "-cpuset");
+
+    // Another cgroup of this name.
+    tree.put("/a", "cgroup.subtree_control", "cpuset");
+    fs::rename(tree.root.path().join("a"), tree.root.path().join("old")).unwrap();
+    tree.make("/a");
+    assert!(tree.enforcer.still_enabled(&ours).is_empty());
+    assert_eq!(reasons(&ours), [""; 0]);
+    assert_eq!(tree.get("/a", "cgroup.subtree_control"), "cpuset memory hugetlb", "it is not written");
+}
+
 #[test]
 fn drift_is_told_by_meaning_and_repaired() {
     let tree = Tree::new(&["/a"]);

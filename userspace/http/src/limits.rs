@@ -18,6 +18,8 @@ pub(crate) struct Limits {
     pub(crate) unread: usize,
     /// Those of one peer.
     pub(crate) unread_of_a_peer: usize,
+    /// A connection is open for requests, and the head of a request is there, within this time each.
+    pub(crate) head: Duration,
     /// A client that does not take a response as fast as it comes has to take [`MIN_TAKEN`] bytes in this time.
     pub(crate) stall: Duration,
 }
@@ -33,6 +35,7 @@ impl Limits {
         connections_of_a_peer: 32,
         unread: 64 << 20,
         unread_of_a_peer: 16 << 20,
+        head: Duration::from_secs(10),
         stall: TIME_LIMIT,
     };
 }

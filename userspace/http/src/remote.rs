@@ -260,3 +260,188 @@ pub(crate) async fn authorize_reading(
     }
     authorize(State(gate), request, next).await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, net::Ipv4Addr, os::unix::fs::PermissionsExt as _, time::Duration};
+
+    use axum::{Router, middleware, routing::get};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpSocket,
+        time::{Instant, sleep, timeout},
+    };
+    use tokio_rustls::{
+        TlsConnector, client,
+        rustls::{ClientConfig, RootCertStore, crypto::ring},
+    };
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::{
+        limits::Limits,
+        router::layered,
+        server::{
+            serve_within,
+            tests::{PATIENCE, Peers, head},
+        },
+    };
+
+    const TOKEN: &str = "correct-horse-battery-staple";
+    /// Far more than the kernel keeps of a connection, in both directions.
+    const UNREAD: usize = 64 << 20;
+
+    /// What somebody sends who proves nothing.
+    #[derive(Clone, Copy, Debug)]
+    enum Stranger {
+        /// Not even a handshake.
+        Nothing,
+        HalfAHead,
+        /// Requests without end, whose answers it does not read.
+        Requests,
+    }
+
+    /// An address with TLS and a token, on which each address of the loopback is a peer.
+    struct Address {
+        at: SocketAddr,
+        client: Arc<ClientConfig>,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Address {
+        fn serve(limits: Limits) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let key = rcgen::KeyPair::generate().unwrap();
+            let cert =
+                rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+            let file = |name: &str, text: &str| {
+                let path = dir.path().join(name);
+                fs::write(&path, text).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+                Some(path)
+            };
+            let mut control =
+                numaward_config::Control { token_file: file("token", TOKEN), ..Default::default() };
+            control.tls.cert_file = file("cert", &cert.pem());
+            control.tls.key_file = file("key", &key.serialize_pem());
+            let gate = Gate::open(&control).unwrap();
+            let listener = crate::listen("127.0.0.1:0".parse().unwrap(), "control.listen").unwrap();
+            let listener = RemoteListener::new(listener, gate.clone()).unwrap();
+            let at = listener.local_addr().unwrap();
+            let router = Router::new().route("/secret", get(|| async { "for clients with the token\n" }));
+            let router = layered(router.layer(middleware::from_fn_with_state(gate, authorize)));
+            tokio::spawn(serve_within(limits, Peers(listener), router, CancellationToken::new()));
+            let mut roots = RootCertStore::empty();
+            roots.add(cert.der().clone()).unwrap();
+            let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            Self { at, client: Arc::new(client), _dir: dir }
+        }
+
+        async fn connect(&self, peer: u8) -> io::Result<TcpStream> {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind((Ipv4Addr::new(127, 0, 1, peer), 0).into())?;
+            socket.connect(self.at).await
+        }
+
+        async fn shake_hands(&self, stream: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
+            let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
+            TlsConnector::from(self.client.clone()).connect(name, stream).await
+        }
+
+        /// The first bytes of the answer to a client with the token, if it has one.
+        async fn ask(&self, peer: u8) -> Option<String> {
+            let asked = async {
+                let mut stream = self.shake_hands(self.connect(peer).await?).await?;
+                let request = format!(
+                    "GET /secret HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n\r\n"
+                );
+                stream.write_all(request.as_bytes()).await?;
+                io::Result::Ok(head(&mut stream).await)
+            };
+            timeout(PATIENCE, asked).await.ok()?.ok()?
+        }
+
+        /// Connects and stays until it is closed; gives how many bytes it could send.
+        async fn stay(&self, peer: u8, stranger: Stranger) -> io::Result<usize> {
+            let mut stream = self.connect(peer).await?;
+            if matches!(stranger, Stranger::Nothing) {
+                stream.read_to_end(&mut Vec::new()).await?;
+                return Ok(0);
+            }
+            let mut stream = self.shake_hands(stream).await?;
+            let request = "GET /secret HTTP/1.1\r\nhost: localhost\r\n\r\n";
+            if matches!(stranger, Stranger::HalfAHead) {
+                stream.write_all(&request.as_bytes()[..request.len() / 2]).await?;
+                stream.read_to_end(&mut Vec::new()).await?;
+                return Ok(request.len() / 2);
+            }
+            let (requests, mut sent) = (request.repeat(100), 0);
+            while sent < UNREAD && stream.write_all(requests.as_bytes()).await.is_ok() {
+                sent += requests.len();
+            }
+            Ok(sent)
+        }
+    }
+
+    const STRANGERS: [Stranger; 3] = [Stranger::Nothing, Stranger::HalfAHead, Stranger::Requests];
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_proves_nothing_keeps_out_nobody_who_can() {
+        // They could stay as long as they like.
+        let limits = Limits {
+            connections: 12,
+            connections_of_a_peer: 6,
+            head: 10 * PATIENCE,
+            stall: 10 * PATIENCE,
+            ..Limits::USUAL
+        };
+        for stranger in STRANGERS {
+            let address = Arc::new(Address::serve(limits));
+            let mut staying = tokio::task::JoinSet::new();
+            for number in 0..limits.connections * 3 {
+                let (address, peer) = (address.clone(), if number % 2 == 0 { 1 } else { 2 });
+                staying.spawn(async move { address.stay(peer, stranger).await });
+            }
+            // Those who are more than a peer may have are closed.
+            for _ in 0..limits.connections * 2 {
+                timeout(PATIENCE, staying.join_next()).await.expect("all have a place");
+            }
+            for peer in 3..8 {
+                let answer = address.ask(peer).await;
+                assert!(
+                    answer.as_ref().is_some_and(|answer| answer.starts_with("HTTP/1.1 200")),
+                    "{stranger:?}: {answer:?}"
+                );
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_proves_nothing_is_closed_in_time() {
+        let short = Duration::from_millis(500);
+        let limits =
+            Limits { connections: 6, connections_of_a_peer: 6, head: short, stall: short, ..Limits::USUAL };
+        for stranger in STRANGERS {
+            let address = Arc::new(Address::serve(limits));
+            let mut staying = tokio::task::JoinSet::new();
+            for _ in 0..limits.connections {
+                let address = address.clone();
+                staying.spawn(async move { address.stay(1, stranger).await });
+            }
+            // Each is of the same peer, and has as many connections as it may.
+            let start = Instant::now();
+            while !address.ask(1).await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+                assert!(start.elapsed() < PATIENCE, "{stranger:?}: nobody else is served");
+                sleep(short / 10).await;
+            }
+            while let Some(ended) = timeout(PATIENCE, staying.join_next()).await.expect("it may stay") {
+                let sent = ended.unwrap().unwrap_or_default();
+                assert!(sent < UNREAD, "{stranger:?}: {sent} bytes were taken of who does not read");
+            }
+        }
+    }
+}

@@ -28,8 +28,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{limits::Limits, paced::Paced, peer::Peer, peers::Peers};
 
-/// A client must have sent its request's head within this time.
-const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Requests under way when the daemon stops may take this long to end.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
 
@@ -95,9 +93,14 @@ pub async fn serve<A: Accept>(listener: A, router: Router, stop: CancellationTok
     serve_within(Limits::USUAL, listener, router, stop).await;
 }
 
-async fn serve_within<A: Accept>(limits: Limits, listener: A, router: Router, stop: CancellationToken) {
+pub(crate) async fn serve_within<A: Accept>(
+    limits: Limits,
+    listener: A,
+    router: Router,
+    stop: CancellationToken,
+) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_LIMIT).max_buf_size(64 << 10);
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(64 << 10);
     let service = TowerToHyperService::new(router);
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(limits.connections));
@@ -135,7 +138,7 @@ async fn serve_within<A: Accept>(limits: Limits, listener: A, router: Router, st
             let permit = match permit {
                 None => tokio::select! {
                     () = stop.cancelled() => return,
-                    permit = timeout(HEAD_TIME_LIMIT, permits.acquire_owned()) => permit.ok().and_then(Result::ok),
+                    permit = timeout(limits.head, permits.acquire_owned()) => permit.ok().and_then(Result::ok),
                 },
                 permit => permit,
             };
@@ -145,7 +148,7 @@ async fn serve_within<A: Accept>(limits: Limits, listener: A, router: Router, st
             held.serve(permit);
             let opened = tokio::select! {
                 () = stop.cancelled() => return,
-                opened = timeout(HEAD_TIME_LIMIT, A::open(accepted)) => opened,
+                opened = timeout(limits.head, A::open(accepted)) => opened,
             };
             let (stream, peer) = match opened.map_err(io::Error::from).flatten() {
                 Ok(opened) => opened,
@@ -175,7 +178,7 @@ async fn serve_within<A: Accept>(limits: Limits, listener: A, router: Router, st
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use axum::{extract::Request, routing::get};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -189,7 +192,7 @@ mod tests {
     const LARGE: usize = 8 << 20;
     const STALL: Duration = Duration::from_millis(300);
     /// Long enough for any machine.
-    const PATIENCE: Duration = Duration::from_mins(1);
+    pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
     /// Serves what is large and what is small, on 127.0.0.1; clients from it are one peer.
     async fn serving(limits: Limits) -> SocketAddr {
@@ -210,7 +213,7 @@ mod tests {
     }
 
     /// The first bytes of an answer; none where the connection was closed.
-    async fn head(stream: &mut TcpStream) -> Option<String> {
+    pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
         let mut buffer = vec![0; 4096];
         let read =
             timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().ok().filter(|read| *read > 0)?;
@@ -272,14 +275,14 @@ mod tests {
     }
 
     /// Connections over the loopback, of which each address is a peer.
-    struct Peers(TcpListener);
+    pub(crate) struct Peers<A>(pub(crate) A);
 
-    impl Accept for Peers {
-        type Accepted = (TcpStream, SocketAddr);
-        type Stream = TcpStream;
+    impl<A: Accept + Sync> Accept for Peers<A> {
+        type Accepted = A::Accepted;
+        type Stream = A::Stream;
 
-        fn source((_, address): &Self::Accepted) -> Option<IpAddr> {
-            let IpAddr::V4(ip) = address.ip() else { return None };
+        fn source(accepted: &Self::Accepted) -> Option<IpAddr> {
+            let IpAddr::V4(ip) = A::source(accepted)? else { return None };
             Some(std::net::Ipv4Addr::from_bits(ip.to_bits() & 0x00ff_ffff | 10 << 24).into())
         }
 
@@ -287,8 +290,8 @@ mod tests {
             self.0.accept().await
         }
 
-        async fn open(accepted: Self::Accepted) -> io::Result<(TcpStream, Peer)> {
-            <TcpListener as Accept>::open(accepted).await
+        async fn open(accepted: Self::Accepted) -> io::Result<(Self::Stream, Peer)> {
+            A::open(accepted).await
         }
     }
 
@@ -320,7 +323,7 @@ mod tests {
             let mut stream = from([127, 0, 2, peer]).await;
             assert!(head(&mut stream).await.unwrap().starts_with("HTTP/1.1 200"), "{peer}");
         }
-        assert!(start.elapsed() < HEAD_TIME_LIMIT, "those who were there had gone by themselves");
+        assert!(start.elapsed() < limits.head, "those who were there had gone by themselves");
     }
 
     #[tokio::test(flavor = "multi_thread")]

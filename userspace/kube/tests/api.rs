@@ -219,10 +219,12 @@ async fn no_pod_takes_the_place_of_another() {
     server.put_pod(mirror("forged", "3", "2"));
     server.put_pod(pod("victim", "2", "n1"));
     server.put_pod(mirror("static", "4", "hash"));
+    server.put_pod(mirror("in-doubt", "5", "claimed twice"));
+    server.put_pod(mirror("forged-too", "6", "claimed twice"));
     let run = run_with(server).await;
     run.synced().await;
     let name = |id: &PodId| run.pods.pod(id).map(|pod| pod.id.name.clone());
-    for id in [id("a", "1"), id("victim", "2"), id("static", "hash")] {
+    for id in [id("a", "1"), id("victim", "2"), id("static", "hash"), id("in-doubt", "claimed twice")] {
         assert_eq!(name(&id), Some(id.name.clone()));
     }
     // The runtime says which name goes with the UID.
@@ -230,7 +232,8 @@ async fn no_pod_takes_the_place_of_another() {
         assert_eq!(name(&id), None, "{id:?}");
     }
     assert_eq!(run.by_uid("2").unwrap().pod.id.name, "victim");
-    assert_eq!(run.pods.all().len(), 3, "the forged mirror is none of them");
+    assert!(run.by_uid("claimed twice").is_none(), "whose name it is, nobody knows");
+    assert_eq!(run.pods.all().len(), 3, "the forged mirrors are none of them");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,8 +24,10 @@ use std::{
 };
 
 use numaward_api::EnforcementMode;
-use numaward_cgroup::CgroupPath;
-use numaward_enforce::{AppliedSettings, Change, Drift, EnforceError, Enforcer, Failure, Plan, Report};
+use numaward_cgroup::{CgroupPath, knob::Knob};
+use numaward_enforce::{
+    AppliedSettings, Change, Drift, EnabledControllers, EnforceError, Enforcer, Failure, Plan, Report,
+};
 use numaward_model::{
     Values,
     health::{self, Heartbeats},
@@ -287,8 +289,10 @@ impl Core {
     pub(super) fn carry_out(&mut self, plan: Plan) -> Result<(), AdmissionError> {
         let _span = spans::reconcile();
         self.state.applied.patch(&plan.base, &plan.intent);
+        self.note_enabled(&plan.enable);
         if let Err(error) = self.save() {
             self.state.applied.patch(&plan.intent, &plan.base);
+            self.forget_disabled();
             return Err(error.into());
         }
         let span = spans::knobs(plan.steps().len());
@@ -330,6 +334,7 @@ impl Core {
             Err(failure) => {
                 self.metrics.failed(&failure);
                 self.execution.enforcer.refresh();
+                self.forget_disabled();
                 if !plan.is_undone() {
                     // What was given back has not drifted.
                     let outcome = plan.outcome_of(&failure.report.written);
@@ -355,11 +360,49 @@ impl Core {
     /// Writes one knob again that drifted.
     pub(crate) fn repair(&mut self, drift: &Drift) -> Result<Report, EnforceError> {
         let step = self.execution.enforcer.repair_step(&self.state.applied, drift);
+        if drift.found.is_none() {
+            self.enable_above(&step.cgroup, step.knob)?;
+        }
         if !self.execution.enforcer.may_wait(std::slice::from_ref(&step)) {
             return self.execution.enforcer.repair(&self.state.applied, drift);
         }
         let (applied, drift) = (self.state.applied.clone(), drift.clone());
         self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&applied, &drift))?
+    }
+
+    /// Enables the controllers of a knob that is not there. Where that cannot be stored before, the knob stays missing.
+    pub(super) fn enable_above(&mut self, cgroup: &CgroupPath, knob: Knob) -> Result<(), EnforceError> {
+        let missing = self.execution.enforcer.missing_above(cgroup, knob)?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        self.note_enabled(&missing);
+        if let Err(error) = self.save() {
+            tracing::error!(%error, "the ledger cannot be stored");
+            self.forget_disabled();
+            return Ok(());
+        }
+        self.execution.enforcer.enable(&missing)
+    }
+
+    /// Takes note of controllers that are about to be enabled: they stay so, also where a change goes back.
+    fn note_enabled(&mut self, controllers: &EnabledControllers) {
+        for state in self.open.iter_mut().chain([&mut self.state]) {
+            state.enabled.note(controllers);
+        }
+    }
+
+    /// Forgets controllers that are not enabled, as a change has failed or somebody else disabled them: if they are enabled
+    /// again, that is not by us. Says whether there were any.
+    pub(super) fn forget_disabled(&mut self) -> bool {
+        let still = self.execution.enforcer.still_enabled(&self.state.enabled);
+        let is_change = still != self.state.enabled;
+        if is_change {
+            for state in self.open.iter_mut().chain([&mut self.state]) {
+                state.enabled = still.clone();
+            }
+        }
+        is_change
     }
 
     /// Does what may wait; meanwhile answers what the container runtime waits for and does not touch these cgroups.

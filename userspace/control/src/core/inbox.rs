@@ -17,7 +17,7 @@ use std::{
 use numaward_api as api;
 use numaward_cgroup::Event;
 use numaward_engine::Limits;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::pods;
 use crate::{
@@ -38,7 +38,9 @@ pub enum Answer {
 pub(crate) enum Message {
     /// The container runtime asks something, or reports something.
     Runtime(Box<pods::Command>),
-    /// Others do.
+    /// A client asks something: it keeps a place while it waits.
+    Client(Command, OwnedSemaphorePermit),
+    /// Others report something.
     Other(Command),
     /// What was waited for is done.
     Done,
@@ -83,6 +85,20 @@ pub(crate) enum Command {
     Cgroups(Vec<Event>),
     /// Somebody else wrote knobs.
     Written,
+}
+
+impl Command {
+    /// Whether nobody waits any more for what would be given, changed or shown. What gives something back is done all the
+    /// same.
+    fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Admit { answer, .. } | Self::Resize { answer, .. } => answer.is_closed(),
+            Self::Plan { answer, .. } => answer.is_closed(),
+            Self::Rebalance { answer, .. } => answer.is_closed(),
+            Self::KubeletState { answer } => answer.is_closed(),
+            Self::Release { .. } | Self::Cancel { .. } | Self::Cgroups(_) | Self::Written => false,
+        }
+    }
 }
 
 /// News of cgroups that wait to be handled: not without end, however many cgroups somebody makes meanwhile.
@@ -135,7 +151,7 @@ pub(crate) struct Inbox {
     queue: Receiver<Message>,
     /// In the order of their numbers, which is that in which they came.
     runtime: VecDeque<Numbered>,
-    others: VecDeque<Command>,
+    others: VecDeque<(Command, Option<OwnedSemaphorePermit>)>,
     received: u64,
     /// Lets others run before something is received, instead of a wait.
     #[cfg(test)]
@@ -175,7 +191,8 @@ impl Inbox {
                     self.received += 1;
                     self.runtime.push_back(Numbered { number: self.received, command: *command });
                 }
-                Message::Other(command) => self.others.push_back(command),
+                Message::Client(command, place) => self.others.push_back((command, Some(place))),
+                Message::Other(command) => self.others.push_back((command, None)),
                 // It only wakes.
                 Message::Done => {}
             }
@@ -213,9 +230,10 @@ impl Inbox {
         self.runtime.make_contiguous().sort_by_key(|numbered| numbered.number);
     }
 
-    /// What anybody else asked first.
+    /// What anybody else asked first, and still waits for.
     pub(crate) fn next(&mut self) -> Option<Command> {
-        self.others.pop_front()
+        let others = std::iter::from_fn(|| self.others.pop_front());
+        others.map(|(command, _)| command).find(|command| !command.is_abandoned())
     }
 }
 

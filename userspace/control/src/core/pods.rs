@@ -33,7 +33,7 @@ mod waiting;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    iter,
+    slice,
     sync::Arc,
     time::Instant,
 };
@@ -370,7 +370,7 @@ impl Core {
         }
         let settings = change.settings_of(placed);
         if !change.is_promised(placed) {
-            change.keep_to_pool(iter::once(placed)).pop().transpose()?;
+            change.keep_to_pool([&placed.cgroup]).pop().transpose()?;
             if change.is_change() {
                 change.store()?;
                 self.promises_changed();
@@ -412,26 +412,37 @@ impl Core {
         Ok(())
     }
 
-    /// Writes the shared pool into containers that hold no CPUs: of each, whether that was to be done.
+    /// Writes the shared pool into the cgroups of containers that hold no CPUs: of each, whether that was to be done.
     fn keep_to_pool<'a>(
-        &self,
-        containers: impl Iterator<Item = &'a Placed>,
+        &mut self,
+        cgroups: impl IntoIterator<Item = &'a CgroupPath>,
     ) -> Vec<Result<bool, EnforceError>> {
-        let Some(pool) = self.shared().cpus else { return containers.map(|_| Ok(false)).collect() };
-        let wanted: Vec<_> = containers.map(|placed| (placed.cgroup.clone(), pool.clone())).collect();
+        let cgroups = cgroups.into_iter();
+        let Some(pool) = self.shared().cpus else { return cgroups.map(|_| Ok(false)).collect() };
+        let wanted: Vec<_> = cgroups.map(|cgroup| (cgroup.clone(), pool.clone())).collect();
         self.set_cpus(&wanted)
     }
 
     /// Has cgroups run on these CPUs at once: of each, whether it did not.
-    fn set_cpus(&self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<bool, EnforceError>> {
+    fn set_cpus(&mut self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<bool, EnforceError>> {
         if self.mode() != EnforcementMode::On {
             return wanted.iter().map(|_| Ok(false)).collect();
+        }
+        let mut written = self.execution.enforcer.set_cpus(wanted);
+        for (one, written) in wanted.iter().zip(&mut written) {
+            if written.as_ref().is_err_and(EnforceError::is_missing) {
+                let enabled = self.enable_above(&one.0, Knob::CpusetCpus);
+                *written = enabled.and_then(|()| {
+                    let again = self.execution.enforcer.set_cpus(slice::from_ref(one)).pop();
+                    again.unwrap_or_else(|| Ok(Report::default()))
+                });
+            }
         }
         let note = |written: Report| {
             self.metrics.enforced(&written);
             !written.written.is_empty()
         };
-        self.execution.enforcer.set_cpus(wanted).into_iter().map(|written| written.map(note)).collect()
+        written.into_iter().map(|written| written.map(note)).collect()
     }
 
     /// Containers whose CPUs are those of the shared pool, and whose cgroups exist.
@@ -456,7 +467,7 @@ impl Core {
         (self.pods.pool, self.pods.is_behind) = (pool, false);
         let (mut updates, mut changes) = (Vec::new(), Vec::new());
         let sharing: Vec<_> = self.sharing().cloned().collect();
-        let kept = self.keep_to_pool(sharing.iter().map(Arc::as_ref));
+        let kept = self.keep_to_pool(sharing.iter().map(|placed| &placed.cgroup));
         for (placed, kept) in sharing.into_iter().zip(kept) {
             match kept {
                 Ok(_) => {}
@@ -520,7 +531,7 @@ impl Core {
     }
 
     /// Has cgroups run on the CPUs of these settings at once: others may be waiting for those that they leave.
-    fn leave_cpus(&self, given: &[(CgroupPath, Settings)]) {
+    fn leave_cpus(&mut self, given: &[(CgroupPath, Settings)]) {
         let cpus = |(path, settings): &(CgroupPath, Settings)| Some((path.clone(), settings.cpus.clone()?));
         let wanted: Vec<_> = given.iter().filter_map(cpus).collect();
         for ((cgroup, _), left) in wanted.iter().zip(self.set_cpus(&wanted)) {
@@ -554,7 +565,7 @@ impl Core {
             .collect();
         next.retain(|placed| !self.state.guarantees.values().any(|held| held.cgroup == placed.cgroup));
         self.pods.looked_at = next.last().map(|placed| placed.of.id.clone());
-        let kept = self.keep_to_pool(next.iter().map(Arc::as_ref));
+        let kept = self.keep_to_pool(next.iter().map(|placed| &placed.cgroup));
         for (placed, kept) in next.into_iter().zip(kept) {
             match kept {
                 Ok(false) => {}

@@ -3,14 +3,15 @@
 //! The state is stored before anything is done for it, while somebody waits. The file, which others read and which serves
 //! when the journal is damaged, is written when there is time.
 
-use std::{mem, path::Path};
+use std::path::Path;
 
 use numaward_enforce::interrupts::MovedAway;
 use numaward_store::{Store, StoreError};
 
 use super::Core;
 use crate::{
-    State, decisions::Decisions, serialization_cache::SerializationCache, spans, xattr_backup::XattrBackup,
+    State, decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, spans,
+    xattr_backup::XattrBackup,
 };
 
 /// After how many looks the file is written although the state keeps being stored, or tried again after it failed.
@@ -77,16 +78,14 @@ impl Core {
     pub(super) fn save(&mut self) -> Result<(), StoreError> {
         self.storage.save(&self.state)
     }
+
     /// Stores what of the kernel's own work is kept off exclusive CPUs, if that changed.
-    pub(crate) fn save_interrupts(&mut self, interrupts: MovedAway) -> Result<(), StoreError> {
+    pub(crate) fn save_interrupts(&mut self, interrupts: MovedAway) -> Result<(), AdmissionError> {
         if self.state.interrupts == interrupts {
             return Ok(());
         }
-        let before = mem::replace(&mut self.state.interrupts, interrupts);
-        let saved = self.save();
-        if saved.is_err() {
-            self.state.interrupts = before;
-        }
-        saved
+        let mut change = self.begin();
+        change.state.interrupts = interrupts;
+        change.store()
     }
 }

@@ -20,11 +20,10 @@ use numaward_enforce::{
 };
 use numaward_engine::Ledger;
 use numaward_model::Report;
-use numaward_store::StoreError;
 use numaward_topology::CpuSet;
 
 use super::Event;
-use crate::core::Core;
+use crate::{core::Core, error::AdmissionError};
 
 /// How often it is looked what came or was written by others.
 const LOOK: Duration = Duration::from_secs(10);
@@ -90,7 +89,7 @@ impl Interrupts {
         }
     }
 
-    fn follow(&mut self, core: &mut Core) -> Result<(), StoreError> {
+    fn follow(&mut self, core: &mut Core) -> Result<(), AdmissionError> {
         let mut left = BTreeSet::new();
         if !self.avoid.is_empty() {
             left.extend(self.ban(core)?);
@@ -151,7 +150,7 @@ impl Interrupts {
     }
 
     /// Asks irqbalance to keep off the CPUs too; why it does not.
-    fn ban(&mut self, core: &mut Core) -> Result<Option<String>, StoreError> {
+    fn ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
         let all = Irqbalance::all(&self.root);
         self.asked.retain(|(one, _)| all.contains(one));
         for one in all {
@@ -175,7 +174,7 @@ impl Interrupts {
     }
 
     /// Lets irqbalance use all CPUs again that its configuration lets it use; why it does not.
-    fn lift_ban(&mut self, core: &mut Core) -> Result<Option<String>, StoreError> {
+    fn lift_ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
         let Some(found) = core.state.interrupts.banned.clone() else { return Ok(None) };
         self.asked.clear();
         for one in Irqbalance::all(&self.root) {

@@ -32,7 +32,7 @@ impl Reconciler {
 
     /// A pod is to run: what it asks for as a whole is admitted, or refused.
     pub async fn run_pod(&self, ask: PodAsk) -> Result<(), AdmissionError> {
-        self.runtime(|answer| Command::RunPod { ask, answer }).await?
+        self.runtime(|answer| Command::RunPod { ask: Box::new(ask), answer }).await?
     }
 
     /// A container is to be created: what the runtime shall set, and why it goes without a guarantee if it does.
@@ -79,7 +79,7 @@ impl Reconciler {
         memory: Option<MemoryAsk>,
         has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
-        self.runtime(|answer| Command::Resize { id, to, memory, has, answer }).await?
+        self.runtime(|answer| Command::Resize { id, to, memory, has: Box::new(has), answer }).await?
     }
 
     /// What the containers of a pod share that have nothing of their own is to change.

@@ -1,5 +1,6 @@
 //! What traces show of the reconciler: each admission and repair is a tree of spans.
 
+mod clients;
 mod conditions;
 mod interleaving;
 

@@ -109,7 +109,7 @@ async fn allocations(
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn admit(
@@ -185,7 +185,7 @@ fn read<T: DeserializeOwned>(
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong, or less than is in use", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn resize(
@@ -220,7 +220,7 @@ async fn resize(
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The ledger cannot be stored; or the release was begun, not everything could be given back yet, and that is tried again", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn release(
@@ -245,7 +245,7 @@ async fn release(
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 404, description = "This is the read-only address", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 409, description = "No kubelet can have this configuration, or promise this", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn kubelet_state(
@@ -306,7 +306,9 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
         | AdmissionError::Releasing(_)
         | AdmissionError::Make { .. }
         | AdmissionError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        AdmissionError::Unfit(_) | AdmissionError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        AdmissionError::Unfit(_) | AdmissionError::Busy | AdmissionError::Stopping => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
     };
     let mut refusal = refusal(status, error.to_string(), path);
     (refusal.field, refusal.allowed) = match error {

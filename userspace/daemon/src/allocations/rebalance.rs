@@ -59,7 +59,7 @@ fn sound(
         (status = 409, description = "No moves within the limits make it fit, or the strategy moves nobody", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn plan(
@@ -91,7 +91,7 @@ async fn plan(
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn start(
@@ -143,7 +143,7 @@ async fn progress(
         (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 409, description = "None is going on", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn cancel(

@@ -262,3 +262,24 @@ pub(crate) fn resident(process: u32) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
+
+/// CPU time that a process, or its thread of this name, has taken, if there is one.
+pub(crate) fn cpu_time(process: u32, thread: Option<&str>) -> Option<Duration> {
+    let own = std::path::PathBuf::from(format!("/proc/{process}"));
+    let dirs = match thread {
+        None => vec![own],
+        Some(_) => {
+            std::fs::read_dir(own.join("task")).ok()?.filter_map(|task| Some(task.ok()?.path())).collect()
+        }
+    };
+    dirs.into_iter().find_map(|dir| {
+        let stat = std::fs::read_to_string(dir.join("stat")).ok()?;
+        let (head, fields) = stat.rsplit_once(')')?;
+        let (_, name) = head.split_once('(')?;
+        // The state is the third field of all, the times in userspace and in the kernel are 14 and 15.
+        let mut times = fields.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
+        let ticks = times.next()? + times.next()?;
+        let of_second = rustix::param::clock_ticks_per_second();
+        thread.is_none_or(|thread| thread == name).then(|| Duration::from_millis(ticks * 1000 / of_second))
+    })
+}

@@ -6,7 +6,13 @@
 //!
 //! The pods *are synced* while a watch is open and everything up to it is known.
 
-use std::{borrow::Cow, collections::HashSet, pin::pin, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::StreamExt as _;
 use kube::{
@@ -98,14 +104,20 @@ impl Pods {
         (stored.pod.id.uid == id.uid).then_some(stored)
     }
 
-    /// All pods, in no order, but for mirror pods that claim the UID of another pod: the API server gives UIDs, and the
-    /// hash of a mirror pod is what its author says.
+    /// All pods, in no order, but for mirror pods that claim the UID of another pod, or one that several claim: the API
+    /// server gives UIDs, and the hash of a mirror pod is what its author says. Which of several is the static pod, only
+    /// the container runtime knows; the kubelet deletes the others.
     pub fn all(&self) -> Vec<Arc<StoredPod>> {
         let mut pods = self.store.state();
+        let is_mirror = |pod: &Pod| pod.id.uid != pod.api_uid;
         let given: HashSet<String> = pods.iter().map(|stored| stored.pod.api_uid.clone()).collect();
+        let mut claims: HashMap<String, usize> = HashMap::new();
+        for stored in pods.iter().filter(|stored| is_mirror(&stored.pod)) {
+            *claims.entry(stored.pod.id.uid.clone()).or_default() += 1;
+        }
         pods.retain(|stored| {
-            let Pod { id, api_uid, .. } = &*stored.pod;
-            id.uid == *api_uid || !given.contains(&id.uid)
+            let uid = &stored.pod.id.uid;
+            !is_mirror(&stored.pod) || !given.contains(uid) && claims.get(uid) == Some(&1)
         });
         pods
     }

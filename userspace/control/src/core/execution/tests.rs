@@ -281,9 +281,31 @@ fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
     let Asked::Container(request) = &new.pod.asked else { panic!("{new:?}") };
     let request = Request { owner: "uid-new".into(), ..request.clone() };
     let pod = PodAsk { asked: Asked::Pod(request), ..new.pod.clone() };
-    let mut admitted = bench.ask(|answer| pods::Command::RunPod { ask: pod, answer });
+    let mut admitted = bench.ask(|answer| pods::Command::RunPod { ask: Box::new(pod), answer });
     bench.core.synchronize(&[], &BTreeMap::new(), true);
     assert!(admitted.try_recv().unwrap().is_ok());
     assert!(!bench.core.state.pods.contains_key("uid-gone/c"));
     assert!(bench.core.state.pods.contains_key("uid-new"), "the list is older");
+}
+
+#[test]
+fn a_controller_that_was_enabled_stays_known_where_a_change_goes_back() {
+    let mut bench = Bench::new();
+    let root = bench.dir.path().join("cgroup");
+    let inner = root.join("other/inner");
+    fixture::cgroup(&inner, &bench.core.policy.machine);
+    std::fs::remove_file(inner.join("cpuset.cpus")).unwrap();
+    std::fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
+    let mut change = bench.core.begin();
+    change.enable_above(&"/other/inner".parse().unwrap(), Knob::CpusetCpus).unwrap();
+    drop(change);
+    let enabled: Vec<_> = bench.core.state.enabled.iter().collect();
+    assert_eq!(enabled.len(), 1);
+    assert!(enabled[0].0.as_str() == "/other" && enabled[0].1.controllers.contains("cpuset"));
+    assert_eq!(fixture::line(&root.join("other/cgroup.subtree_control")), "+cpuset");
+
+    // Somebody else has disabled it, in the words of the kernel.
+    std::fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
+    bench.core.refresh();
+    assert!(bench.core.state.enabled.is_empty());
 }

@@ -21,7 +21,7 @@ pub(super) type Reply = Box<dyn FnOnce() + Send>;
 /// What the runtime asks of us, or reports.
 pub(crate) enum Command {
     RunPod {
-        ask: PodAsk,
+        ask: Box<PodAsk>,
         answer: oneshot::Sender<Result<(), AdmissionError>>,
     },
     Create {
@@ -54,7 +54,7 @@ pub(crate) enum Command {
         id: String,
         to: engine::Resources,
         memory: Option<MemoryAsk>,
-        has: Settings,
+        has: Box<Settings>,
         answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
     },
     /// What the containers of a pod share that have nothing of their own.
@@ -156,7 +156,7 @@ impl Core {
             }
             Command::ResizePod { uid, to, answer } => reply(answer, self.resize_pod(&uid, &to)),
             Command::Resize { id, to, memory, has, answer } => {
-                let resized = self.resize(&id, &to, memory, has);
+                let resized = self.resize(&id, &to, memory, *has);
                 reply(answer, resized.map(|held| held.map(|settings| self.for_runtime(&id, settings))))
             }
         })

@@ -472,7 +472,7 @@ impl World {
         let (call, command, poll): (_, _, Poll) = match stage {
             Stage::Asked if matches!(ask.pod.asked, Asked::Pod(_)) => {
                 let (answer, result) = oneshot::channel();
-                let command = pods::Command::RunPod { ask: ask.pod.clone(), answer };
+                let command = pods::Command::RunPod { ask: Box::new(ask.pod.clone()), answer };
                 let done = |it: Result<(), _>| it.map(|()| Answer::Done).or_else(refused);
                 (Call::RunPod(Box::new(ask)), command, poll(result, done))
             }

@@ -1,0 +1,73 @@
+//! What clients ask while the thread is busy.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{self, Poll, Waker},
+};
+
+use super::*;
+
+type Asking<'a> = Pin<Box<dyn Future<Output = Result<Answer, AdmissionError>> + 'a>>;
+
+fn poll(asking: &mut Asking) -> Poll<Result<Answer, AdmissionError>> {
+    asking.as_mut().poll(&mut task::Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
+    for cgroup in ["", "a", "b", "c"] {
+        fixture::cgroup(&root.join(cgroup), &host.machine());
+    }
+    let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+    let mut held = reconciler_loop(&config, &root, &host);
+    let (commands, queue) = mpsc::channel();
+    held.core.execution.inbox = Some(Inbox::new(queue));
+    let client = Reconciler {
+        commands,
+        places: Arc::new(Semaphore::new(MAX_WAITING)),
+        view: Arc::clone(&held.view),
+        rebalance: held.rebalancing.shown(),
+        unplaced: Arc::clone(&held.unplaced),
+    };
+    // Nothing is handled until then.
+    let mut next = Instant::now() + Duration::from_hours(1);
+    let written =
+        |cgroup: &str| fs::metadata(root.join(cgroup).join("cpuset.cpus")).unwrap().modified().unwrap();
+    let before = written("a");
+    let ask = |name: &str, cpus| -> Asking<'_> { Box::pin(client.admit(request(name, cpus), false)) };
+
+    let mut kept = ask("b", 1);
+    assert!(poll(&mut kept).is_pending());
+    let mut waiting: Vec<_> = (1..MAX_WAITING).map(|_| ask("a", 1)).collect();
+    assert!(waiting.iter_mut().all(|asking| poll(asking).is_pending()));
+    let Poll::Ready(Err(refused @ AdmissionError::Busy)) = poll(&mut ask("c", 1)) else {
+        panic!("there was a place")
+    };
+    assert!(refused.to_string().contains("ask again in a few seconds"), "{refused}");
+    // Received is not handled.
+    held.core.execution.inbox.as_mut().unwrap().receive(Duration::ZERO);
+    assert!(matches!(poll(&mut ask("c", 1)), Poll::Ready(Err(AdmissionError::Busy))));
+
+    drop(waiting);
+    held.step(&mut next);
+    assert!(matches!(poll(&mut kept), Poll::Ready(Ok(Answer::Admitted(_)))));
+    held.step(&mut next);
+    let cpus = |cgroup: &str| fixture::line(&root.join(cgroup).join("cpuset.cpus"));
+    assert_eq!((cpus("a").as_str(), cpus("b").as_str()), ("", "1"));
+    assert_eq!(client.places.available_permits(), MAX_WAITING);
+    assert_eq!(written("a"), before, "it was not even tried");
+
+    // What gives something back is done although nobody waits for it.
+    let mut release: Pin<Box<dyn Future<Output = _>>> = Box::pin(client.release("b".to_owned()));
+    assert!(release.as_mut().poll(&mut task::Context::from_waker(Waker::noop())).is_pending());
+    drop(release);
+    held.step(&mut next);
+    assert_eq!(cpus("b"), "");
+    let mut again = ask("c", 1);
+    assert!(poll(&mut again).is_pending());
+    held.step(&mut next);
+    assert!(matches!(poll(&mut again), Poll::Ready(Ok(Answer::Admitted(_)))));
+}

@@ -1,0 +1,265 @@
+//! Controllers that we enabled for the children of a cgroup, and how they are disabled again.
+//!
+//! Problem: a knob exists where its controller is enabled in `cgroup.subtree_control` of the parent. Where it is not, we
+//! enable it, and a host from which we go is to be as it was. The kernel disables a controller whatever the children
+//! have set by it, and their settings are gone then.
+//!
+//! Algorithm: which controllers are to be enabled is stored before they are. In the end each is disabled, from the
+//! leaves up, unless a child uses it: enables it for its own children, or holds something else than a new cgroup does.
+//!
+//! Invariants: what somebody else enabled is left alone. That includes what was disabled since and enabled again, as far
+//! as it was looked at in between ([`Enforcer::still_enabled`]).
+
+use std::{collections::BTreeSet, fs, io, path::Path};
+
+use numaward_cgroup::{
+    CgroupId, CgroupPath,
+    knob::{Knob, KnobError, Value, enable_controllers},
+};
+use numaward_model::Shared;
+use serde::{Deserialize, Serialize};
+
+use super::{applied::id_of, enforcer::Enforcer, error::EnforceError};
+
+/// What was enabled in one cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enabled {
+    /// Which cgroup had the path.
+    pub id: CgroupId,
+    /// The controllers.
+    pub controllers: BTreeSet<String>,
+}
+
+/// Controllers that we enabled, by the cgroup for whose children. Cheap to copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EnabledControllers {
+    cgroups: Shared<CgroupPath, Enabled>,
+}
+
+impl EnabledControllers {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.cgroups.is_empty()
+    }
+
+    /// What was enabled where, parents before children.
+    pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &Enabled)> {
+        self.cgroups.iter().map(|(path, enabled)| (path, &**enabled))
+    }
+
+    /// Adds what others hold.
+    pub fn note(&mut self, others: &Self) {
+        for (path, new) in others.iter() {
+            match self.cgroups.get_mut(path) {
+                Some(known) if known.id == new.id => {
+                    known.controllers.extend(new.controllers.iter().cloned());
+                }
+                _ => self.cgroups.insert(path.clone(), new.clone()),
+            }
+        }
+    }
+
+    /// Enters what of these controllers is not enabled for the children of a cgroup.
+    fn add_missing(
+        &mut self,
+        root: &Path,
+        cgroup: &CgroupPath,
+        needed: &BTreeSet<&str>,
+    ) -> Result<(), EnforceError> {
+        let dir = cgroup.dir(root);
+        let Value::Controllers(enabled) = Knob::SubtreeControl.read(&dir)? else { return Ok(()) };
+        let missing = needed.iter().filter(|name| !enabled.contains(**name)).map(|name| (*name).to_owned());
+        let controllers: BTreeSet<_> = missing.collect();
+        if !controllers.is_empty() {
+            let id = id_of(&dir).ok_or_else(|| EnforceError::Gone { cgroup: cgroup.clone() })?;
+            self.note(&Self {
+                cgroups: [(cgroup.clone(), Enabled { id, controllers })].into_iter().collect(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Forgets those for which this does not hold.
+    fn retain(&mut self, mut is_kept: impl FnMut(&CgroupPath, CgroupId, &str) -> bool) {
+        let kept = |(path, enabled): (&CgroupPath, &Enabled)| {
+            let mut enabled = enabled.clone();
+            enabled.controllers.retain(|controller| is_kept(path, enabled.id, controller));
+            (!enabled.controllers.is_empty()).then(|| (path.clone(), enabled))
+        };
+        self.cgroups = self.iter().filter_map(kept).collect();
+    }
+}
+
+/// A controller that stays enabled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StillEnabled {
+    /// For the children of this cgroup.
+    pub cgroup: CgroupPath,
+    /// Its name.
+    pub controller: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl Enforcer {
+    /// Adds the controllers that a cgroup with knobs of these lacks in those above it.
+    pub(super) fn add_missing_above(
+        &self,
+        missing: &mut EnabledControllers,
+        path: &CgroupPath,
+        needed: &BTreeSet<&str>,
+    ) -> Result<(), EnforceError> {
+        if needed.is_empty() {
+            return Ok(());
+        }
+        path.ancestors().skip(1).try_for_each(|above| missing.add_missing(self.root(), &above, needed))
+    }
+
+    /// What is to be enabled so that a cgroup has this knob. Store it, and [`Enforcer::enable`] it then.
+    pub fn missing_above(&self, path: &CgroupPath, knob: Knob) -> Result<EnabledControllers, EnforceError> {
+        let mut missing = EnabledControllers::default();
+        self.add_missing_above(&mut missing, path, &knob.controller().into_iter().collect())?;
+        Ok(missing)
+    }
+
+    /// Enables controllers, from the root down.
+    pub fn enable(&self, controllers: &EnabledControllers) -> Result<(), EnforceError> {
+        for (cgroup, enabled) in controllers.iter() {
+            numaward_store::fault::point("enforce.enable");
+            let wanted = enabled.controllers.iter().map(String::as_str).collect();
+            enable_controllers(&cgroup.dir(self.root()), &wanted)?;
+        }
+        Ok(())
+    }
+
+    /// What of this is still enabled, in cgroups that are still there: the rest is not ours any more.
+    pub fn still_enabled(&self, controllers: &EnabledControllers) -> EnabledControllers {
+        let mut still = controllers.clone();
+        still.retain(|path, id, controller| {
+            is_enabled(&path.dir(self.root()), id, controller).unwrap_or(true)
+        });
+        still
+    }
+}
+
+/// Whether the cgroup that has this directory is this one, and has a controller enabled for its children.
+fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<bool, KnobError> {
+    if id_of(dir) != Some(id) {
+        return Ok(false);
+    }
+    match Knob::SubtreeControl.read(dir) {
+        Ok(Value::Controllers(enabled)) => Ok(enabled.contains(controller)),
+        Ok(_) => Ok(false),
+        Err(error) if error.is_gone() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Disables controllers in the hierarchy mounted at `root`, and forgets those that are disabled. What is left, a child
+/// uses, or the kernel does not disable it.
+pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEnabled> {
+    let mut left = Vec::new();
+    let deepest_first: Vec<_> = {
+        let mut all: Vec<_> =
+            controllers.iter().map(|(path, enabled)| (path.clone(), enabled.clone())).collect();
+        all.sort_by_key(|(path, _)| std::cmp::Reverse(path.components().count()));
+        all
+    };
+    for (cgroup, Enabled { id, controllers }) in deepest_first {
+        for controller in controllers {
+            if let Err(reason) = disable_one(root, &cgroup, id, &controller) {
+                left.push(StillEnabled { cgroup: cgroup.clone(), controller, reason });
+            }
+        }
+    }
+    controllers.retain(|path, _, controller| {
+        left.iter().any(|left| left.cgroup == *path && left.controller == controller)
+    });
+    left
+}
+
+/// Disables one controller, or says why not.
+fn disable_one(root: &Path, cgroup: &CgroupPath, id: CgroupId, controller: &str) -> Result<(), String> {
+    let dir = cgroup.dir(root);
+    if !is_enabled(&dir, id, controller).map_err(|error| error.to_string())? {
+        return Ok(());
+    }
+    if let Some(used) = used_below(&dir, cgroup, controller).map_err(|error| error.to_string())? {
+        return Err(used);
+    }
+    match Knob::SubtreeControl.write(&dir, &format!("-{controller}")) {
+        Err(error) if !error.is_gone() => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// Which child of a cgroup uses a controller, in words, if one does.
+fn used_below(dir: &Path, cgroup: &CgroupPath, controller: &str) -> io::Result<Option<String>> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let child = entry.path();
+        let name = cgroup.child(&entry.file_name().to_string_lossy()).map_err(io::Error::other)?;
+        if is_enabled(&child, id_of(&child).unwrap_or(CgroupId::NONE), controller)
+            .map_err(io::Error::other)?
+        {
+            return Ok(Some(format!("{name} has it enabled for its own children")));
+        }
+        for file in fs::read_dir(&child).into_iter().flatten().flatten() {
+            let file_name = file.file_name();
+            let Some(knob) = file_name.to_str().filter(|knob| knob.split('.').next() == Some(controller))
+            else {
+                continue;
+            };
+            let Some(is_unset) = unset(knob) else { continue };
+            // One that cannot be read is not there any more.
+            let Ok(text) = fs::read_to_string(file.path()) else { continue };
+            let value = text.lines().next().unwrap_or_default().trim();
+            if !is_unset(value) && !has_all(dir, knob, value) {
+                return Ok(Some(format!("{name} has {knob} {value}")));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// What says whether a knob holds what a new cgroup does; none for those that cannot be set, or mean nothing by themselves.
+///
+/// Source: `Documentation/admin-guide/cgroup-v2.rst`.
+fn unset(knob: &str) -> Option<fn(&str) -> bool> {
+    Some(match knob {
+        "cpuset.cpus" | "cpuset.mems" | "cpuset.cpus.exclusive" => str::is_empty,
+        "cpuset.cpus.partition" => |value| value == "member",
+        "memory.min" | "memory.low" | "memory.oom.group" | "cpu.idle" | "cpu.max.burst" => {
+            |value| value == "0"
+        }
+        "memory.high" | "memory.max" | "memory.swap.high" | "memory.swap.max" | "memory.zswap.max"
+        | "cpu.uclamp.max" => |value| value == "max",
+        "cpu.max" => |value| value == "max" || value.starts_with("max "),
+        "cpu.weight" => |value| value == "100",
+        "cpu.uclamp.min" => |value| value == "0.00",
+        _ if knob.strip_prefix("hugetlb.").and_then(|size| size.strip_suffix(".max")).is_some() => {
+            |value| value == "max"
+        }
+        _ => return None,
+    })
+}
+
+/// Whether the set of a child does not limit it: that is how the kernel lets us give back the empty one while tasks run.
+fn has_all(dir: &Path, knob: &str, value: &str) -> bool {
+    let read = |knob: Knob| knob.read(dir).ok();
+    match knob {
+        "cpuset.cpus" => match (Knob::CpusetCpus.parse(value), read(Knob::CpusetCpusEffective)) {
+            (Ok(Value::Cpus(cpus)), Some(Value::Cpus(all))) => all.is_subset(&cpus),
+            _ => false,
+        },
+        "cpuset.mems" => match (Knob::CpusetMems.parse(value), read(Knob::CpusetMemsEffective)) {
+            (Ok(Value::Nodes(nodes)), Some(Value::Nodes(all))) => all.is_subset(&nodes),
+            _ => false,
+        },
+        _ => false,
+    }
+}
