@@ -16,7 +16,7 @@ use numaward_config::Interval;
 use numaward_engine::Quantity;
 use numaward_topology::NodeSet;
 
-use crate::{column::Column, exec::Spread, recording::When};
+use crate::{column::Column, mempolicy::Spread, recording::When};
 
 /// Headings of the help.
 const RESOURCES: &str = "CPUs and memory";

@@ -7,17 +7,15 @@
 
 use std::{
     ffi::OsString,
-    fmt, fs, io,
+    fs, io,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
     process::{Command, ExitCode, ExitStatus},
-    str::FromStr,
     time::Duration,
 };
 
 use anyhow::Context;
 use numaward_api as api;
-use numaward_topology::NodeSet;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     process::{self, Child},
@@ -28,7 +26,8 @@ use tokio::{
 
 use crate::{
     client::{ClientError, Server},
-    numactl, text,
+    mempolicy::Spread,
+    text,
 };
 
 /// As env(1), chroot(1) and container engines have it: this program failed itself; the command was found and cannot be
@@ -208,39 +207,6 @@ pub(crate) fn enter_cgroup(directory: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{}: cannot enter this cgroup", procs.display()))
 }
 
-/// A memory policy, and the nodes that it chooses from: `interleave:0-1`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
-    policy: api::MemoryPolicy,
-    nodes: NodeSet,
-}
-
-impl Spread {
-    /// Over the nodes on which memory is promised. Huge pages of pools may be on others.
-    fn over(policy: api::MemoryPolicy, memory: &[api::Block]) -> Self {
-        let blocks = memory.iter().filter(|block| block.kind == "memory");
-        let nodes = blocks.filter_map(|block| block.nodes.parse::<NodeSet>().ok());
-        Self { policy, nodes: nodes.fold(NodeSet::new(), |all, nodes| &all | &nodes) }
-    }
-}
-
-impl fmt::Display for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.policy, self.nodes)
-    }
-}
-
-impl FromStr for Spread {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (policy, nodes) = text.split_once(':').ok_or("it has no nodes, such as interleave:0-1")?;
-        let policy = policy.parse().map_err(|error: api::UnknownName| error.to_string())?;
-        let nodes = nodes.parse().map_err(|error| format!("{nodes:?}: {error}"))?;
-        Ok(Self { policy, nodes })
-    }
-}
-
 /// Moves into a cgroup, takes a memory policy, and becomes a command. Returns only if that fails.
 pub(crate) fn enter(
     directory: &Path,
@@ -250,8 +216,8 @@ pub(crate) fn enter(
     // Started as /proc/self/exe, it would be called `exe` wherever tasks are named.
     let _ = rustix::thread::set_name(c"numaward");
     enter_cgroup(directory)?;
-    if let Some(Spread { policy, nodes }) = spread {
-        numactl::set_policy(*policy, nodes)?;
+    if let Some(spread) = spread {
+        spread.set()?;
     }
     let (program, arguments) = command.split_first().context("no command was given")?;
     let error = Command::new(program).args(arguments).exec();
@@ -347,20 +313,6 @@ mod tests {
                 others(&allocation(false), &keeps_off(mode, 1, None)).unwrap(),
                 "CPUs 2-3 are not written to the kernel: enforcement.mode of the configuration is not on"
             );
-        }
-    }
-
-    #[test]
-    fn a_policy_is_over_the_nodes_of_the_memory() {
-        let block = |kind: &str, nodes: &str| api::Block { kind: kind.into(), nodes: nodes.into(), bytes: 1 };
-        let memory = [block("memory", "0,2"), block("memory", "3"), block("hugepages-2Mi", "1")];
-        let spread = Spread::over(api::MemoryPolicy::Interleave, &memory);
-        assert_eq!(spread.to_string(), "interleave:0,2-3");
-        let spread: Spread = "weighted-interleave:0-1".parse().unwrap();
-        assert_eq!(spread.to_string(), "weighted-interleave:0-1");
-        for (wrong, words) in [("interleave", "no nodes"), ("spread:0", "memory policy"), ("bind:x", "x")] {
-            let error = wrong.parse::<Spread>().unwrap_err();
-            assert!(error.contains(words), "{wrong}: {error}");
         }
     }
 

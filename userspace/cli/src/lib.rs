@@ -20,6 +20,7 @@ mod export;
 mod get;
 mod heap;
 mod import;
+mod mempolicy;
 mod numactl;
 mod rebalance;
 mod record;

@@ -8,18 +8,18 @@
 //! leaves up, unless a child uses it: enables it for its own children, or holds something else than a new cgroup does.
 //!
 //! Invariants: what somebody else enabled is left alone. That includes what was disabled since and enabled again, as far
-//! as it was looked at in between ([`Enforcer::still_enabled`]).
+//! as it was looked at in between ([`Enforcer::still_enabled`](crate::Enforcer::still_enabled)).
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
 use numaward_cgroup::{
     CgroupId, CgroupPath,
-    knob::{Knob, KnobError, Value, enable_controllers},
+    knob::{Knob, KnobError, Value},
 };
 use numaward_model::Shared;
 use serde::{Deserialize, Serialize};
 
-use super::{applied::id_of, enforcer::Enforcer, error::EnforceError};
+use super::{applied::id_of, error::EnforceError};
 
 /// What was enabled in one cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ impl EnabledControllers {
     }
 
     /// Enters what of these controllers is not enabled for the children of a cgroup.
-    fn add_missing(
+    pub(super) fn add_missing(
         &mut self,
         root: &Path,
         cgroup: &CgroupPath,
@@ -81,7 +81,7 @@ impl EnabledControllers {
     }
 
     /// Forgets those for which this does not hold.
-    fn retain(&mut self, mut is_kept: impl FnMut(&CgroupPath, CgroupId, &str) -> bool) {
+    pub(super) fn retain(&mut self, mut is_kept: impl FnMut(&CgroupPath, CgroupId, &str) -> bool) {
         let kept = |(path, enabled): (&CgroupPath, &Enabled)| {
             let mut enabled = enabled.clone();
             enabled.controllers.retain(|controller| is_kept(path, enabled.id, controller));
@@ -102,49 +102,8 @@ pub struct StillEnabled {
     pub reason: String,
 }
 
-impl Enforcer {
-    /// Adds the controllers that a cgroup with knobs of these lacks in those above it.
-    pub(super) fn add_missing_above(
-        &self,
-        missing: &mut EnabledControllers,
-        path: &CgroupPath,
-        needed: &BTreeSet<&str>,
-    ) -> Result<(), EnforceError> {
-        if needed.is_empty() {
-            return Ok(());
-        }
-        path.ancestors().skip(1).try_for_each(|above| missing.add_missing(self.root(), &above, needed))
-    }
-
-    /// What is to be enabled so that a cgroup has this knob. Store it, and [`Enforcer::enable`] it then.
-    pub fn missing_above(&self, path: &CgroupPath, knob: Knob) -> Result<EnabledControllers, EnforceError> {
-        let mut missing = EnabledControllers::default();
-        self.add_missing_above(&mut missing, path, &knob.controller().into_iter().collect())?;
-        Ok(missing)
-    }
-
-    /// Enables controllers, from the root down.
-    pub fn enable(&self, controllers: &EnabledControllers) -> Result<(), EnforceError> {
-        for (cgroup, enabled) in controllers.iter() {
-            numaward_store::fault::point("enforce.enable");
-            let wanted = enabled.controllers.iter().map(String::as_str).collect();
-            enable_controllers(&cgroup.dir(self.root()), &wanted)?;
-        }
-        Ok(())
-    }
-
-    /// What of this is still enabled, in cgroups that are still there: the rest is not ours any more.
-    pub fn still_enabled(&self, controllers: &EnabledControllers) -> EnabledControllers {
-        let mut still = controllers.clone();
-        still.retain(|path, id, controller| {
-            is_enabled(&path.dir(self.root()), id, controller).unwrap_or(true)
-        });
-        still
-    }
-}
-
 /// Whether the cgroup that has this directory is this one, and has a controller enabled for its children.
-fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<bool, KnobError> {
+pub(super) fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<bool, KnobError> {
     if id_of(dir) != Some(id) {
         return Ok(false);
     }

@@ -8,7 +8,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Limit, Value},
+    knob::{Knob, KnobError, Limit, Value, enable_controllers},
 };
 use numaward_model::{Settings, Values, health};
 use numaward_topology::CpuSet;
@@ -16,6 +16,7 @@ use numaward_topology::CpuSet;
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
     backend::{Backend, Cgroupfs, Options, StepError, covers, unset},
+    controllers::{EnabledControllers, is_enabled},
     drift::{Drift, DriftKind},
     error::EnforceError,
     migration::Moving,
@@ -350,5 +351,44 @@ impl Enforcer {
         let moved = self.backend(&first.owner, first.knob).write(&self.cgroupfs, steps)?;
         moving.extend(moved.map(|moving| (first.cgroup.clone(), moving)));
         Ok(())
+    }
+
+    /// Adds the controllers that a cgroup with knobs of these lacks in those above it.
+    pub(super) fn add_missing_above(
+        &self,
+        missing: &mut EnabledControllers,
+        path: &CgroupPath,
+        needed: &BTreeSet<&str>,
+    ) -> Result<(), EnforceError> {
+        if needed.is_empty() {
+            return Ok(());
+        }
+        path.ancestors().skip(1).try_for_each(|above| missing.add_missing(self.root(), &above, needed))
+    }
+
+    /// What is to be enabled so that a cgroup has this knob. Store it, and [`Enforcer::enable`] it then.
+    pub fn missing_above(&self, path: &CgroupPath, knob: Knob) -> Result<EnabledControllers, EnforceError> {
+        let mut missing = EnabledControllers::default();
+        self.add_missing_above(&mut missing, path, &knob.controller().into_iter().collect())?;
+        Ok(missing)
+    }
+
+    /// Enables controllers, from the root down.
+    pub fn enable(&self, controllers: &EnabledControllers) -> Result<(), EnforceError> {
+        for (cgroup, enabled) in controllers.iter() {
+            numaward_store::fault::point("enforce.enable");
+            let wanted = enabled.controllers.iter().map(String::as_str).collect();
+            enable_controllers(&cgroup.dir(self.root()), &wanted)?;
+        }
+        Ok(())
+    }
+
+    /// What of this is still enabled, in cgroups that are still there: the rest is not ours any more.
+    pub fn still_enabled(&self, controllers: &EnabledControllers) -> EnabledControllers {
+        let mut still = controllers.clone();
+        still.retain(|path, id, controller| {
+            is_enabled(&path.dir(self.root()), id, controller).unwrap_or(true)
+        });
+        still
     }
 }

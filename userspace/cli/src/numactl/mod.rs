@@ -10,7 +10,6 @@
 
 mod lists;
 mod show;
-mod sys;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -24,12 +23,14 @@ use anyhow::{Context as _, bail};
 use numaward_api as api;
 use numaward_topology::{CpuSet, Machine, NodeSet};
 
+use self::lists::{list, named_node};
 pub(crate) use self::show::hardware;
-use self::{
-    lists::{list, named_node},
-    sys::Mode,
+use crate::{
+    client::Server,
+    exec,
+    mempolicy::{self, sys, sys::Mode},
+    text, topology,
 };
-use crate::{client::Server, exec, text, topology};
 
 const USAGE: &str =
     "usage: numaward numactl [OPTION]... COMMAND [ARGUMENT]...; `numaward numactl --help` lists the options";
@@ -261,30 +262,8 @@ impl Binding {
                 .with_context(|| format!("this process cannot be bound to the CPUs {cpus}"))?;
         }
         let Some((mode, nodes)) = &self.policy else { return Ok(()) };
-        set(*mode, self.balancing && *mode == Mode::Bind, nodes)
+        mempolicy::set(*mode, self.balancing && *mode == Mode::Bind, nodes)
     }
-}
-
-/// Gives a memory policy to this process.
-pub(crate) fn set_policy(policy: api::MemoryPolicy, nodes: &NodeSet) -> anyhow::Result<()> {
-    let mode = match policy {
-        api::MemoryPolicy::Bind => Mode::Bind,
-        api::MemoryPolicy::PreferredMany => Mode::PreferredMany,
-        api::MemoryPolicy::Interleave => Mode::Interleave,
-        api::MemoryPolicy::WeightedInterleave => Mode::WeightedInterleave,
-    };
-    set(mode, false, nodes)
-}
-
-fn set(mode: Mode, balancing: bool, nodes: &NodeSet) -> anyhow::Result<()> {
-    sys::set_mempolicy(mode, balancing, nodes).with_context(|| match mode {
-        Mode::WeightedInterleave => {
-            "the kernel refuses weighted-interleave: it takes Linux 6.9 or newer".to_owned()
-        }
-        Mode::PreferredMany => "the kernel refuses preferred-many: it takes Linux 5.15 or newer".to_owned(),
-        _ if balancing => "the kernel refuses --balancing: it takes Linux 5.12 or newer".to_owned(),
-        _ => format!("the kernel refuses this memory policy on the nodes {nodes}"),
-    })
 }
 
 /// The policy and the nodes that numactl makes of what was given.

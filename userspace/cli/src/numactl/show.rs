@@ -7,7 +7,8 @@ use numaward_topology::{
     set::{Id, IdSet},
 };
 
-use super::{Host, sys};
+use super::Host;
+use crate::mempolicy::sys;
 
 fn each<T: Id>(ids: &IdSet<T>) -> String {
     ids.iter().fold(String::new(), |text, id| format!("{text}{} ", id.as_u32()))

@@ -9,7 +9,7 @@ use numaward_topology::{CpuSet, NodeId, NodeSet};
 /// A policy of linux/mempolicy.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(i32)]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     Default = 0,
     Preferred = 1,
     Bind = 2,
@@ -27,7 +27,7 @@ const FLAGS: i32 = 0b111 << 13;
 const MAX_NODES: usize = 1024;
 
 /// Sets the memory policy of this thread, which a command that it becomes goes on with.
-pub(super) fn set_mempolicy(mode: Mode, balancing: bool, nodes: &NodeSet) -> io::Result<()> {
+pub(crate) fn set_mempolicy(mode: Mode, balancing: bool, nodes: &NodeSet) -> io::Result<()> {
     let words = nodes.words();
     let flags = if balancing { BALANCING } else { 0 };
     let (mask, bits) = match words.len() {
@@ -41,7 +41,7 @@ pub(super) fn set_mempolicy(mode: Mode, balancing: bool, nodes: &NodeSet) -> io:
 }
 
 /// The memory policy of this thread and its nodes; `None` for a mode that is not known here.
-pub(super) fn mempolicy() -> io::Result<(Option<Mode>, NodeSet)> {
+pub(crate) fn mempolicy() -> io::Result<(Option<Mode>, NodeSet)> {
     let mut mode = 0_i32;
     let mut words = [0_u64; MAX_NODES / 64];
     // SAFETY: the kernel writes one number, and at most so many bits into the array, which has them.
@@ -62,7 +62,7 @@ pub(super) fn mempolicy() -> io::Result<(Option<Mode>, NodeSet)> {
 }
 
 /// The node on which this thread would get its next page by interleaving.
-pub(super) fn next_interleaved() -> Option<NodeId> {
+pub(crate) fn next_interleaved() -> Option<NodeId> {
     /// `MPOL_F_NODE`.
     const NODE: i32 = 1;
     let mut node = 0_i32;
@@ -81,7 +81,7 @@ pub(super) fn next_interleaved() -> Option<NodeId> {
 }
 
 /// Binds this thread to CPUs.
-pub(super) fn set_affinity(cpus: &CpuSet) -> io::Result<()> {
+pub(crate) fn set_affinity(cpus: &CpuSet) -> io::Result<()> {
     let words = cpus.words();
     // SAFETY: the kernel reads as many bytes as the mask has.
     let result = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(words), words.as_ptr()) };
