@@ -353,7 +353,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Adds the controllers that a cgroup with knobs of these lacks in those above it.
+    /// Adds the controllers that are missing above a cgroup whose knobs need them.
     pub(super) fn add_missing_above(
         &self,
         missing: &mut EnabledControllers,
