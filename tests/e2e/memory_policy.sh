@@ -15,7 +15,7 @@ for policy in none bind preferred-many interleave weighted-interleave; do
     [ $policy = none ] || option="--memory-policy $policy"
     section "policy of $policy"
     numaward exec --cpus 1 --memory 500Mi $option --name policy -- \
-        awk '/ \[?stack/ { sub(/^[0-9a-f]* /, ""); sub(/ .*=.*/, ""); sub(/ stack.*/, ""); print; exit }' /proc/self/numa_maps 2>/tmp/stderr
+        awk '/ \[?stack/ { sub(/^[0-9a-f]* /, ""); sub(/ \[?stack.*/, ""); print; exit }' /proc/self/numa_maps 2>/tmp/stderr
     code=$?
     [ $code = 0 ] || { grep -v "other processes on CPUs" /tmp/stderr; echo "code $code"; }
     wait_for 20 _none
