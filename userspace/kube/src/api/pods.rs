@@ -105,8 +105,8 @@ impl Pods {
     }
 
     /// All pods, in no order, but for mirror pods that claim the UID of another pod, or one that several claim: the API
-    /// server gives UIDs, and the hash of a mirror pod is what its author says. Which of several is the static pod, only
-    /// the container runtime knows; the kubelet deletes the others.
+    /// server gives UIDs, and the hash of a mirror pod is what its author says. Nothing here
+    /// says which of several is the static pod.
     pub fn all(&self) -> Vec<Arc<StoredPod>> {
         let mut pods = self.store.state();
         let is_mirror = |pod: &Pod| pod.id.uid != pod.api_uid;
