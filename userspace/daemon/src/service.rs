@@ -10,6 +10,7 @@ use std::{
 };
 
 use axum::Router;
+use futures_util::FutureExt as _;
 use numaward_config::{Config, OperatingMode};
 use numaward_control::{self as control, ControlMetrics};
 use numaward_http::{
@@ -148,16 +149,16 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         let _stop_all = stop.clone().drop_guard();
         let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
-        tokio::spawn(close_events(observer.events().clone(), stop.clone()));
-        tokio::spawn(beat(heartbeats.heart("tokio-rt-worker", RUNTIME_LIMIT), stop.clone()));
-        tokio::spawn(notify_service_manager(readiness, heartbeats.clone(), stop.clone()));
+        tokio::spawn(close_events(observer.events().clone(), stop.clone()).boxed());
+        tokio::spawn(beat(heartbeats.heart("tokio-rt-worker", RUNTIME_LIMIT), stop.clone()).boxed());
+        tokio::spawn(notify_service_manager(readiness, heartbeats.clone(), stop.clone()).boxed());
         tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         if let (Some(reconciler), Some(control)) = (&reconciler, control) {
             let control = ControlListener::new(control)?;
             let router = allocations::control_router(app.clone(), reconciler.clone());
             let serve = http::serve(control, router, stop.clone());
-            tokio::spawn(heartbeats.watch("http (control socket)", &stop, serve));
+            tokio::spawn(heartbeats.watch("http (control socket)", &stop, serve).boxed());
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
@@ -317,7 +318,7 @@ fn start_placing(
     cluster.evict(&reconciler);
     let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
     let plugin = nri::plugin(config, reconciler, observer.clone(), pods, metrics, stop);
-    tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())));
+    tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())).boxed());
     let socket = config.kubernetes.nri.socket.display();
     tracing::info!(%socket, "containers are placed when they are created");
 }
@@ -330,7 +331,7 @@ fn follow_kubelet(
     stop: &CancellationToken,
 ) -> (control::View, export::Source) {
     let last = kubelet::view::LastRead::default();
-    tokio::spawn(kubelet::follow(config.clone(), observer.clone(), pods, last.clone(), stop.clone()));
+    tokio::spawn(kubelet::follow(config.clone(), observer.clone(), pods, last.clone(), stop.clone()).boxed());
     (last.clone().view(observer.clone()), last.source(observer.clone()))
 }
 
@@ -367,7 +368,7 @@ fn serve_remote(
     let address = listener.local_addr()?;
     let router = allocations::remote_router(app.clone(), reconciler.clone(), gate);
     let serve = http::serve(listener, router, stop.clone());
-    tokio::spawn(heartbeats.watch("http (control address)", stop, serve));
+    tokio::spawn(heartbeats.watch("http (control address)", stop, serve).boxed());
     tracing::info!(%address, "guarantees can be asked for over TCP");
     Ok(())
 }

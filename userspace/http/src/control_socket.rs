@@ -3,9 +3,18 @@
 //! The socket belongs to its owner alone (0600). Who it is on the other side is asked of the kernel all the
 //! same: the mode of a file is easily changed.
 
-use std::{io, net::IpAddr, os::unix::net::UnixListener};
+use std::{io, os::unix::net::UnixListener};
 
-use crate::{denials::Denials, peer::Peer, server::Accept};
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, ready},
+};
+
+use crate::{
+    denials::Denials,
+    peer::Peer,
+    server::{Accept, Accepted, Opened},
+};
 
 /// Accepts connections on the control socket from those who may change allocations.
 #[derive(Debug)]
@@ -24,21 +33,9 @@ impl ControlListener {
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         Ok(Self(tokio::net::UnixListener::from_std(listener)?, Denials::default()))
     }
-}
 
-impl Accept for ControlListener {
-    type Accepted = tokio::net::UnixStream;
-    type Stream = tokio::net::UnixStream;
-
-    fn source(_: &Self::Accepted) -> Option<IpAddr> {
-        None
-    }
-
-    async fn open(stream: Self::Accepted) -> io::Result<(Self::Stream, Peer)> {
-        Ok((stream, Peer::default()))
-    }
-
-    async fn accept(&self) -> io::Result<Self::Accepted> {
+    /// The next connection of one who may change allocations.
+    async fn next(&self) -> io::Result<tokio::net::UnixStream> {
         loop {
             let (stream, _) = self.0.accept().await?;
             match stream.peer_cred() {
@@ -51,6 +48,17 @@ impl Accept for ControlListener {
                 Err(error) => tracing::warn!(%error, "it is not known who came to the control socket"),
             }
         }
+    }
+}
+
+impl Accept for ControlListener {
+    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+        async {
+            let stream = self.next().await?;
+            let opened: Opened = (Box::new(stream), Peer::default());
+            Ok(Accepted { source: None, open: ready(Ok(opened)).boxed() })
+        }
+        .boxed()
     }
 }
 

@@ -38,5 +38,5 @@ pub use self::{
     remote::{Gate, RemoteListener},
     router::{control_router, remote_router, router},
     routes::{App, open_api},
-    server::{Accept, ListenError, listen, serve},
+    server::{Accept, Accepted, ListenError, Opened, Stream, listen, serve},
 };

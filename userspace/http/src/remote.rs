@@ -15,7 +15,7 @@
 use std::{
     borrow::Cow,
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -25,21 +25,20 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_config::Access;
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{
     TlsAcceptor,
     rustls::pki_types::{CertificateDer, ServerName},
-    server::TlsStream,
 };
-use tokio_util::either::Either;
 
 use crate::{
     credentials::{CredentialError, Credentials, Stamp, Token, stamps},
     denials::Denials,
     peer::{Certificate, Peer},
-    server::Accept,
+    server::{Accept, Accepted, Opened},
 };
 
 /// What the kubelet's probes ask for, which have neither token nor certificate.
@@ -110,30 +109,27 @@ impl RemoteListener {
 }
 
 impl Accept for RemoteListener {
-    type Accepted = (TcpStream, SocketAddr, Arc<Gate>);
-    type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
-
-    fn source((_, address, _): &Self::Accepted) -> Option<IpAddr> {
-        Some(address.ip())
-    }
-
-    async fn accept(&self) -> io::Result<Self::Accepted> {
-        let (stream, address) = self.listener.accept().await?;
-        Ok((stream, address, self.gate.clone()))
-    }
-
-    async fn open((stream, address, gate): Self::Accepted) -> io::Result<(Self::Stream, Peer)> {
-        let mut peer = Peer { address: Some(address), ..Peer::default() };
-        let credentials = gate.credentials().await?;
-        peer.judged_by = Some(credentials.clone());
-        let Some(tls) = &credentials.tls else { return Ok((Either::Left(stream), peer)) };
-        let stream = TlsAcceptor::from(tls.clone()).accept(stream).await?;
-        let sent = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        if let Some(certificate) = sent {
-            peer.certificate = judge(certificate, credentials.names.as_deref());
+    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+        async {
+            let (stream, address) = self.listener.accept().await?;
+            let open = open(stream, address, self.gate.clone()).boxed();
+            Ok(Accepted { source: Some(address.ip()), open })
         }
-        Ok((Either::Right(Box::new(stream)), peer))
+        .boxed()
     }
+}
+
+async fn open(stream: TcpStream, address: SocketAddr, gate: Arc<Gate>) -> io::Result<Opened> {
+    let mut peer = Peer { address: Some(address), ..Peer::default() };
+    let credentials = gate.credentials().await?;
+    peer.judged_by = Some(credentials.clone());
+    let Some(tls) = &credentials.tls else { return Ok((Box::new(stream), peer)) };
+    let stream = TlsAcceptor::from(tls.clone()).accept(stream).await?;
+    let sent = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    if let Some(certificate) = sent {
+        peer.certificate = judge(certificate, credentials.names.as_deref());
+    }
+    Ok((Box::new(stream), peer))
 }
 
 /// A certificate that the handshake has verified.
@@ -330,7 +326,7 @@ mod tests {
             let at = listener.local_addr().unwrap();
             let router = Router::new().route("/secret", get(|| async { "for clients with the token\n" }));
             let router = layered(router.layer(middleware::from_fn_with_state(gate, authorize)));
-            tokio::spawn(serve_within(limits, Peers(listener), router, CancellationToken::new()));
+            tokio::spawn(serve_within(limits, Box::new(Peers(listener)), router, CancellationToken::new()));
             let mut roots = RootCertStore::empty();
             roots.add(cert.der().clone()).unwrap();
             let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))

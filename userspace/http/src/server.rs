@@ -8,6 +8,10 @@ use std::{
 };
 
 use axum::Router;
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, ready},
+};
 use hyper::{
     body::Incoming,
     server::conn::http1,
@@ -55,50 +59,61 @@ pub fn listen(address: SocketAddr, key: &'static str) -> Result<std::net::TcpLis
 }
 
 /// Where connections come from.
-pub trait Accept: Send + 'static {
-    /// A connection as it came.
-    type Accepted: Send + 'static;
-    /// A connection on which requests can be read.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-
-    /// From where it came; none, where that is no address.
-    fn source(accepted: &Self::Accepted) -> Option<IpAddr>;
-
+pub trait Accept: Send + Sync + 'static {
     /// Waits for one.
-    fn accept(&self) -> impl Future<Output = io::Result<Self::Accepted>> + Send;
-
-    /// Does what must be done before requests can be read. Others are accepted meanwhile.
-    fn open(accepted: Self::Accepted) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
+    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>>;
 }
 
+/// A connection as it came.
+pub struct Accepted {
+    /// From where; none, where that is no address.
+    pub source: Option<IpAddr>,
+    /// Does what must be done before requests can be read. Others are accepted meanwhile.
+    pub open: BoxFuture<'static, io::Result<Opened>>,
+}
+
+impl Accepted {
+    /// A connection over TCP on which requests can be read at once.
+    pub fn plain(stream: TcpStream, address: SocketAddr) -> Self {
+        let opened: Opened = (Box::new(stream), Peer { address: Some(address), ..Peer::default() });
+        Self { source: Some(address.ip()), open: ready(Ok(opened)).boxed() }
+    }
+}
+
+/// A connection on which requests can be read, and who is at its other end.
+pub type Opened = (Box<dyn Stream>, Peer);
+
+/// What requests are read from and answers written to.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
 impl Accept for TcpListener {
-    type Accepted = (TcpStream, SocketAddr);
-    type Stream = TcpStream;
-
-    fn source((_, address): &Self::Accepted) -> Option<IpAddr> {
-        Some(address.ip())
-    }
-
-    async fn accept(&self) -> io::Result<Self::Accepted> {
-        self.accept().await
-    }
-
-    async fn open((stream, address): Self::Accepted) -> io::Result<(TcpStream, Peer)> {
-        Ok((stream, Peer { address: Some(address), ..Peer::default() }))
+    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+        async {
+            let (stream, address) = Self::accept(self).await?;
+            Ok(Accepted::plain(stream, address))
+        }
+        .boxed()
     }
 }
 
 /// Serves until the token is cancelled, then lets requests under way end. Requests carry their [`Peer`].
-pub async fn serve<A: Accept>(listener: A, router: Router, stop: CancellationToken) {
-    serve_within(Limits::USUAL, listener, router, stop).await;
+pub fn serve(listener: impl Accept, router: Router, stop: CancellationToken) -> BoxFuture<'static, ()> {
+    serve_within(Limits::USUAL, Box::new(listener), router, stop)
 }
 
-pub(crate) async fn serve_within<A: Accept>(
+/// The type of the listener is forgotten, so that all this is compiled once.
+pub(crate) fn serve_within(
     limits: Limits,
-    listener: A,
+    listener: Box<dyn Accept>,
     router: Router,
     stop: CancellationToken,
-) {
+) -> BoxFuture<'static, ()> {
+    accept_all(limits, listener, router, stop).boxed()
+}
+
+async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, stop: CancellationToken) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(64 << 10);
     let service = TowerToHyperService::new(router);
@@ -118,13 +133,14 @@ pub(crate) async fn serve_within<A: Accept>(
                 }
             },
         };
-        let Some(held) = peers.enter(A::source(&accepted)) else {
-            tracing::debug!(peer = ?A::source(&accepted), "closed: this peer has as many connections as it may");
+        let Accepted { source, open } = accepted;
+        let Some(held) = peers.enter(source) else {
+            tracing::debug!(peer = ?source, "closed: this peer has as many connections as it may");
             continue;
         };
         // One that is displaced is closed soon.
         let mut permit = permits.clone().try_acquire_owned().ok().or_else(|| held.displace());
-        if permit.is_none() && A::source(&accepted).is_none() {
+        if permit.is_none() && source.is_none() {
             // Who comes after it waits in the kernel.
             permit = tokio::select! {
                 () = stop.cancelled() => break,
@@ -134,7 +150,7 @@ pub(crate) async fn serve_within<A: Accept>(
         let (http, service, watcher, stop) =
             (http.clone(), service.clone(), graceful.watcher(), stop.clone());
         let permits = permits.clone();
-        tokio::spawn(async move {
+        let serving = async move {
             let permit = match permit {
                 None => tokio::select! {
                     () = stop.cancelled() => return,
@@ -148,7 +164,7 @@ pub(crate) async fn serve_within<A: Accept>(
             held.serve(permit);
             let opened = tokio::select! {
                 () = stop.cancelled() => return,
-                opened = timeout(limits.head, A::open(accepted)) => opened,
+                opened = timeout(limits.head, open) => opened,
             };
             let (stream, peer) = match opened.map_err(io::Error::from).flatten() {
                 Ok(opened) => opened,
@@ -169,7 +185,8 @@ pub(crate) async fn serve_within<A: Accept>(
             if let Err(error) = served {
                 tracing::debug!(%error, "connection");
             }
-        });
+        };
+        tokio::spawn(serving.boxed());
     }
     drop(listener);
     if timeout(STOP_TIME_LIMIT, graceful.shutdown()).await.is_err() {
@@ -200,7 +217,7 @@ pub(crate) mod tests {
         let address = listener.local_addr().unwrap();
         let large = |_: Request| async { vec![b'x'; LARGE] };
         let router = Router::new().route("/large", get(large)).route("/livez", get(|| async { "ok\n" }));
-        tokio::spawn(serve_within(limits, listener, layered(router), CancellationToken::new()));
+        tokio::spawn(serve_within(limits, Box::new(listener), layered(router), CancellationToken::new()));
         address
     }
 
@@ -277,21 +294,17 @@ pub(crate) mod tests {
     /// Connections over the loopback, of which each address is a peer.
     pub(crate) struct Peers<A>(pub(crate) A);
 
-    impl<A: Accept + Sync> Accept for Peers<A> {
-        type Accepted = A::Accepted;
-        type Stream = A::Stream;
-
-        fn source(accepted: &Self::Accepted) -> Option<IpAddr> {
-            let IpAddr::V4(ip) = A::source(accepted)? else { return None };
-            Some(std::net::Ipv4Addr::from_bits(ip.to_bits() & 0x00ff_ffff | 10 << 24).into())
-        }
-
-        async fn accept(&self) -> io::Result<Self::Accepted> {
-            self.0.accept().await
-        }
-
-        async fn open(accepted: Self::Accepted) -> io::Result<(Self::Stream, Peer)> {
-            A::open(accepted).await
+    impl<A: Accept> Accept for Peers<A> {
+        fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+            async {
+                let accepted = self.0.accept().await?;
+                let source = accepted.source.and_then(|source| {
+                    let IpAddr::V4(ip) = source else { return None };
+                    Some(std::net::Ipv4Addr::from_bits(ip.to_bits() & 0x00ff_ffff | 10 << 24).into())
+                });
+                Ok(Accepted { source, ..accepted })
+            }
+            .boxed()
         }
     }
 
@@ -301,7 +314,12 @@ pub(crate) mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/livez", get(|| async { "ok\n" }));
-        tokio::spawn(serve_within(limits, Peers(listener), layered(router), CancellationToken::new()));
+        tokio::spawn(serve_within(
+            limits,
+            Box::new(Peers(listener)),
+            layered(router),
+            CancellationToken::new(),
+        ));
         let from = |peer: [u8; 4]| async move {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
             socket.bind(SocketAddr::from((peer, 0))).unwrap();

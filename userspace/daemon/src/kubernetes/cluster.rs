@@ -5,6 +5,7 @@
 
 use std::{os::unix::net::UnixListener, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use numaward_config::{Config, OperatingMode, kubernetes::WhenUnpinned, policy::TopologyManagerScope};
 use numaward_control::Reconciler;
 use numaward_engine::policy::TopologyManagerPolicy;
@@ -113,12 +114,12 @@ impl Cluster {
         let pods = self.pods();
         if source.is_some() && (self.socket.is_some() || is_published) {
             let asking = devices.follow(pod_resources_socket(&self.config), pods.as_ref());
-            tokio::spawn(stop.clone().run_until_cancelled_owned(asking));
+            tokio::spawn(stop.clone().run_until_cancelled_owned(asking).boxed());
         }
         if let (Some(socket), Some(source)) = (self.socket.take(), &source) {
             let reporter =
                 PodReporter::new(source.clone(), pods, devices.clone(), self.metrics.calls.clone());
-            tokio::spawn(serve_pod_resources(socket, reporter, stop.clone()));
+            tokio::spawn(serve_pod_resources(socket, reporter, stop.clone()).boxed());
         }
         let source = source.filter(|_| is_published).map(|source| (source, devices));
         let Some((pods, queue, node)) = self.pods.take() else {
@@ -136,10 +137,10 @@ impl Cluster {
         if self.mode == OperatingMode::Enforce && !kubernetes.nri.enabled {
             // With it, the runtime names them, and sooner.
             let naming = name_containers(pods.clone(), self.observer.clone());
-            tokio::spawn(stop.clone().run_until_cancelled_owned(naming));
+            tokio::spawn(stop.clone().run_until_cancelled_owned(naming).boxed());
         }
         let following = self.follow(pods, queue, node, source, stop.clone());
-        tokio::spawn(stop.clone().run_until_cancelled_owned(following));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(following).boxed());
     }
 
     /// Connects to the API server, and starts what needs it.
@@ -190,7 +191,7 @@ impl Cluster {
             tokio::spawn(publisher.run(latest.subscribe(), stop.clone()));
             let policy = policy(&self.config, self.mode, &self.policies);
             let looking = look_at_free(self.observer.clone(), source, pods.clone(), policy, latest);
-            tokio::spawn(stop.clone().run_until_cancelled_owned(looking));
+            tokio::spawn(stop.clone().run_until_cancelled_owned(looking).boxed());
         }
         pods.follow(client, node, metrics, report(Part::KubernetesApi), stop).await;
     }

@@ -12,17 +12,18 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_cgroup::{Hierarchy, KnobWatch};
 use numaward_config::{Config, Interval, policy::CpuList};
 use numaward_control::{ControlMetrics, Ports, Reconciler, testing};
 use numaward_daemon::{allocations, kubernetes::nri, socket};
-use numaward_http::{Accept, App, ControlListener, Names, Peer, serve};
+use numaward_http::{Accept, Accepted, App, ControlListener, Names, serve};
 use numaward_kube::pod::NoPods;
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
 use numaward_telemetry::metrics::Metrics;
 use numaward_topology::Machine;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 const NODES: u32 = 8;
@@ -42,19 +43,12 @@ fn elsewhere(address: SocketAddr) -> SocketAddr {
 }
 
 impl Accept for FromAnywhere {
-    type Accepted = (TcpStream, SocketAddr);
-    type Stream = TcpStream;
-
-    fn source((_, address): &Self::Accepted) -> Option<IpAddr> {
-        Some(elsewhere(*address).ip())
-    }
-
-    async fn accept(&self) -> io::Result<Self::Accepted> {
-        self.0.accept().await
-    }
-
-    async fn open((stream, address): Self::Accepted) -> io::Result<(TcpStream, Peer)> {
-        <TcpListener as Accept>::open((stream, elsewhere(address))).await
+    fn accept(&self) -> BoxFuture<'_, io::Result<Accepted>> {
+        async {
+            let (stream, address) = self.0.accept().await?;
+            Ok(Accepted::plain(stream, elsewhere(address)))
+        }
+        .boxed()
     }
 }
 

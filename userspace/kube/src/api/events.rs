@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client,
@@ -61,14 +62,23 @@ impl EventWriter {
 
 impl EventQueue {
     /// Makes events of what is queued until the token is cancelled. `node` is the name of this Kubernetes node.
-    pub async fn run(mut self, client: Client, node: String, metrics: ApiMetrics, stop: CancellationToken) {
-        let recorder = EventRecorder::new(client, &node, metrics);
-        let record = async {
-            while let Some((notice, api_uid)) = self.0.recv().await {
-                recorder.publish(&notice, api_uid).await;
-            }
-        };
-        stop.run_until_cancelled(record).await;
+    pub fn run(
+        mut self,
+        client: Client,
+        node: String,
+        metrics: ApiMetrics,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, ()> {
+        async move {
+            let recorder = EventRecorder::new(client, &node, metrics);
+            let record = async {
+                while let Some((notice, api_uid)) = self.0.recv().await {
+                    recorder.publish(&notice, api_uid).await;
+                }
+            };
+            stop.run_until_cancelled(record).await;
+        }
+        .boxed()
     }
 }
 

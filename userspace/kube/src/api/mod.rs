@@ -28,6 +28,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -88,52 +89,62 @@ pub enum ConfigError {
 
 /// Makes a client from a kubeconfig, or else from the service account of the pod that this runs in. Connects only
 /// when it is used. Must be called in a runtime.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<kube::Client, ConfigError> {
-    let mut config = match kubeconfig {
-        Some(path) => {
-            let fail = |source| ConfigError::Kubeconfig(path.to_owned(), Box::new(source));
-            let file = Kubeconfig::read_from(path).map_err(fail)?;
-            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(fail)?
-        }
-        None => kube::Config::incluster().map_err(|error| ConfigError::InCluster(Box::new(error)))?,
-    };
-    config.connect_timeout = Some(CONNECT_LIMIT);
-    config.read_timeout = Some(SILENCE_LIMIT);
-    config.reset_reader_on_write = true;
-    // What fails is tried again here, where it is also reported.
-    config.default_retry = false;
-    // A token file wins over `exec`; any other credential wins over the token file.
-    let auth = &mut config.auth_info;
-    let has_other = auth.auth_provider.is_some()
-        || auth.token.is_some()
-        || (auth.username.is_some() && auth.password.is_some());
-    let token_file = auth.token_file.take_if(|_| !has_other).map(PathBuf::from);
-    if token_file.is_some() {
-        auth.exec = None;
-    }
-    let client = ClientBuilder::try_from(config).map_err(|error| ConfigError::Client(Box::new(error)))?;
-    let mut last = None;
-    let with_token = FilterLayer::new(move |mut request: Request<Body>| -> kube::Result<_> {
-        if let Some(path) = &token_file {
-            match bearer(path) {
-                Ok(header) => last = Some(header),
-                Err(error) if last.is_none() => return Err(kube::Error::Auth(error)),
-                Err(error) => tracing::warn!(%error, "the token that was read last is used"),
+pub fn connect(kubeconfig: Option<&Path>) -> BoxFuture<'_, Result<kube::Client, ConfigError>> {
+    async move {
+        let mut config = match kubeconfig {
+            Some(path) => {
+                let fail = |source| ConfigError::Kubeconfig(path.to_owned(), Box::new(source));
+                let file = Kubeconfig::read_from(path).map_err(fail)?;
+                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                    .await
+                    .map_err(fail)?
             }
-            request.headers_mut().extend(last.clone().map(|header| (AUTHORIZATION, header)));
+            None => kube::Config::incluster().map_err(|error| ConfigError::InCluster(Box::new(error)))?,
+        };
+        config.connect_timeout = Some(CONNECT_LIMIT);
+        config.read_timeout = Some(SILENCE_LIMIT);
+        config.reset_reader_on_write = true;
+        // What fails is tried again here, where it is also reported.
+        config.default_retry = false;
+        // A token file wins over `exec`; any other credential wins over the token file.
+        let auth = &mut config.auth_info;
+        let has_other = auth.auth_provider.is_some()
+            || auth.token.is_some()
+            || (auth.username.is_some() && auth.password.is_some());
+        let token_file = auth.token_file.take_if(|_| !has_other).map(PathBuf::from);
+        if token_file.is_some() {
+            auth.exec = None;
         }
-        Ok(request)
-    });
-    let client = client.with_layer(&with_token).build();
-    Ok(kube::Client::new(tower::service_fn(move |request| answer(client.clone(), request)), "default"))
+        let client = ClientBuilder::try_from(config).map_err(|error| ConfigError::Client(Box::new(error)))?;
+        let mut last = None;
+        let with_token = FilterLayer::new(move |mut request: Request<Body>| -> kube::Result<_> {
+            if let Some(path) = &token_file {
+                match bearer(path) {
+                    Ok(header) => last = Some(header),
+                    Err(error) if last.is_none() => return Err(kube::Error::Auth(error)),
+                    Err(error) => tracing::warn!(%error, "the token that was read last is used"),
+                }
+                request.headers_mut().extend(last.clone().map(|header| (AUTHORIZATION, header)));
+            }
+            Ok(request)
+        });
+        let client = client.with_layer(&with_token).build();
+        Ok(kube::Client::new(tower::service_fn(move |request| answer(client.clone(), request)), "default"))
+    }
+    .boxed()
 }
 
 /// The version of its kubelet that a Kubernetes node reports: `v1.34.2`. The error says why it is not known.
-pub async fn kubelet_version(client: kube::Client, node: &str) -> Result<String, String> {
-    let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Node>(&()));
-    let node = api.get(node).await.map_err(|error| RequestError::from(error).to_string())?;
-    let version = node.data["status"]["nodeInfo"]["kubeletVersion"].as_str();
-    version.map(str::to_owned).ok_or_else(|| "the node reports no status.nodeInfo.kubeletVersion".to_owned())
+pub fn kubelet_version(client: kube::Client, node: &str) -> BoxFuture<'_, Result<String, String>> {
+    async move {
+        let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Node>(&()));
+        let node = api.get(node).await.map_err(|error| RequestError::from(error).to_string())?;
+        let version = node.data["status"]["nodeInfo"]["kubeletVersion"].as_str();
+        version
+            .map(str::to_owned)
+            .ok_or_else(|| "the node reports no status.nodeInfo.kubeletVersion".to_owned())
+    }
+    .boxed()
 }
 
 /// The token of a service account, or of a kubeconfig's `tokenFile`, as a header. The kubelet replaces it before it

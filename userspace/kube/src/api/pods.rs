@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject},
@@ -128,16 +128,19 @@ impl Pods {
     }
 
     /// Follows the pods of `node` until the token is cancelled.
-    pub async fn follow(
+    pub fn follow(
         &self,
         client: Client,
         node: String,
         metrics: ApiMetrics,
         report: Report,
         stop: CancellationToken,
-    ) {
-        let follower = Follower { pods: self.clone(), node, metrics, report, listed: 0 };
-        stop.run_until_cancelled(follower.run(client)).await;
+    ) -> BoxFuture<'_, ()> {
+        async move {
+            let follower = Follower { pods: self.clone(), node, metrics, report, listed: 0 };
+            stop.run_until_cancelled(follower.run(client)).await;
+        }
+        .boxed()
     }
 }
 

@@ -9,6 +9,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, Patch, PatchParams},
@@ -43,11 +44,18 @@ pub struct Publisher {
 impl Publisher {
     /// Publishes what `latest` holds, from the first there is, until the token is cancelled or nobody will give
     /// anything more.
-    pub async fn run(self, latest: watch::Receiver<Option<Arc<NodeTopology>>>, stop: CancellationToken) {
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = self.publish(latest) => {}
+    pub fn run(
+        self,
+        latest: watch::Receiver<Option<Arc<NodeTopology>>>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, ()> {
+        async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.publish(latest) => {}
+            }
         }
+        .boxed()
     }
 
     async fn publish(self, mut latest: watch::Receiver<Option<Arc<NodeTopology>>>) {

@@ -38,6 +38,7 @@ use std::{io, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use educe::Educe;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_topology::serde_as_text;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
@@ -339,9 +340,12 @@ impl<H: Handler> Plugin<H> {
 
     /// Connects to the runtime's socket, and again whenever the connection is lost, until `shutdown`. Calls
     /// that are being answered then are still answered.
-    pub async fn run(self, shutdown: CancellationToken) {
-        let socket = self.shared.options.socket.clone();
-        self.run_with(move || UnixStream::connect(socket.clone()), shutdown).await;
+    pub fn run(self, shutdown: CancellationToken) -> BoxFuture<'static, ()> {
+        async move {
+            let socket = self.shared.options.socket.clone();
+            self.run_with(move || UnixStream::connect(socket.clone()), shutdown).await;
+        }
+        .boxed()
     }
 
     /// Like [`run`](Self::run), over any stream.

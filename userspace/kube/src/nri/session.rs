@@ -9,6 +9,7 @@
 
 use std::{collections::HashSet, mem, pin::pin, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
@@ -61,7 +62,7 @@ where
     shared.status.send_modify(|status| status.phase = Phase::Registering);
     let (reader, writer) = tokio::io::split(stream);
     let (link, writing) = Link::new(Connection::Runtime, wire::encode, writer);
-    let mut writing = AbortOnDropHandle::new(tokio::spawn(writing));
+    let mut writing = AbortOnDropHandle::new(tokio::spawn(writing.boxed()));
     let session = Arc::new(Session {
         link: Arc::new(link),
         shared,
@@ -226,10 +227,11 @@ impl<H: Handler> Session<H> {
                         let Ok(permit) = Arc::clone(&self.calls).acquire_owned().await else { continue };
                         let session = Arc::clone(self);
                         let received = Instant::now();
-                        tasks.spawn(async move {
+                        let serving = async move {
                             session.serve(message, received).await;
                             drop(permit);
-                        });
+                        };
+                        tasks.spawn(serving.boxed());
                     }
                     Ok(Some((Connection::Plugin, message))) => {
                         tracing::debug!(kind = message.kind, "a message that is no call is ignored");
@@ -310,7 +312,7 @@ impl<H: Handler> Session<H> {
         answer: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, NoAnswerReason> {
         let asked = Instant::now();
-        let mut task = AbortOnDropHandle::new(tokio::spawn(answer));
+        let mut task = AbortOnDropHandle::new(tokio::spawn(answer.boxed()));
         tokio::select! {
             biased;
             answer = &mut task => answer.map_err(|_| NoAnswerReason::HandlerPanicked),

@@ -2,6 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::timeout};
@@ -45,42 +46,55 @@ pub struct Client {
 
 impl Client {
     /// Connects to a socket.
-    pub async fn connect(socket: &Path) -> Result<Self, CallError> {
-        let name = socket.display().to_string();
-        let path = socket.to_owned();
-        let connector = tower::service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        });
-        // The address is not used: the connector knows better.
-        let endpoint = Endpoint::from_static("http://localhost").connect_timeout(TIME_LIMIT);
-        let connected = timeout(TIME_LIMIT, endpoint.connect_with_connector(connector)).await;
-        match connected {
-            Err(_) => Err(CallError::TimedOut(name)),
-            Ok(Err(source)) => Err(CallError::Connect(name, source)),
-            Ok(Ok(channel)) => Ok(Self { socket: name, channel }),
+    pub fn connect(socket: &Path) -> BoxFuture<'_, Result<Self, CallError>> {
+        async move {
+            let name = socket.display().to_string();
+            let path = socket.to_owned();
+            let connector = tower::service_fn(move |_| {
+                let path = path.clone();
+                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            });
+            // The address is not used: the connector knows better.
+            let endpoint = Endpoint::from_static("http://localhost").connect_timeout(TIME_LIMIT);
+            let connected = timeout(TIME_LIMIT, endpoint.connect_with_connector(connector)).await;
+            match connected {
+                Err(_) => Err(CallError::TimedOut(name)),
+                Ok(Err(source)) => Err(CallError::Connect(name, source)),
+                Ok(Ok(channel)) => Ok(Self { socket: name, channel }),
+            }
         }
+        .boxed()
     }
 
     /// All pods.
-    pub async fn list(&self) -> Result<Vec<PodResources>, CallError> {
-        let response: ListResponse = self.call(LIST, ()).await?;
-        Ok(response.pod_resources)
+    pub fn list(&self) -> BoxFuture<'_, Result<Vec<PodResources>, CallError>> {
+        async move {
+            let response: ListResponse = self.call(LIST, ()).await?;
+            Ok(response.pod_resources)
+        }
+        .boxed()
     }
 
     /// One pod.
-    pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<PodResources>, CallError> {
-        let request = GetRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
-        match self.call::<_, GetResponse>(GET, request).await {
-            Ok(response) => Ok(response.pod_resources),
-            Err(CallError::Refused(_, status)) if status.code() == Code::NotFound => Ok(None),
-            Err(error) => Err(error),
+    pub fn get<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<PodResources>, CallError>> {
+        async move {
+            let request = GetRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
+            match self.call::<_, GetResponse>(GET, request).await {
+                Ok(response) => Ok(response.pod_resources),
+                Err(CallError::Refused(_, status)) if status.code() == Code::NotFound => Ok(None),
+                Err(error) => Err(error),
+            }
         }
+        .boxed()
     }
 
     /// What can be assigned at all.
-    pub async fn allocatable(&self) -> Result<AllocatableResponse, CallError> {
-        self.call(ALLOCATABLE, ()).await
+    pub fn allocatable(&self) -> BoxFuture<'_, Result<AllocatableResponse, CallError>> {
+        async move { self.call(ALLOCATABLE, ()).await }.boxed()
     }
 
     async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, CallError>

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -52,17 +53,20 @@ pub trait Assigned: Send + Sync + 'static {
 /// # Errors
 ///
 /// What tonic says if it cannot serve at all.
-pub async fn serve(
+pub fn serve(
     listener: UnixListener,
     assigned: Arc<dyn Assigned>,
     stop: CancellationToken,
-) -> Result<(), tonic::transport::Error> {
-    Server::builder()
-        .timeout(TIME_LIMIT)
-        .concurrency_limit_per_connection(MAX_CALLS)
-        .add_service(Lister(assigned))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
-        .await
+) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
+    async move {
+        Server::builder()
+            .timeout(TIME_LIMIT)
+            .concurrency_limit_per_connection(MAX_CALLS)
+            .add_service(Lister(assigned))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
+            .await
+    }
+    .boxed()
 }
 
 #[derive(Clone)]

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
 use numaward_cgroup::{CgroupPath, knob};
 use numaward_control::{AdmissionError, Reconciler, pod::Asked};
@@ -282,7 +283,7 @@ impl Handler for NriHandler {
     async fn synchronize(&self, snapshot: Snapshot) -> Vec<Update> {
         let handler = self.clone();
         // Goes on when the runtime waits no longer: what is adopted is counted and reported in any case.
-        let compared = tokio::spawn(async move { handler.compare(snapshot).await });
+        let compared = tokio::spawn(async move { handler.compare(snapshot).await }.boxed());
         compared.await.unwrap_or_else(|error| {
             tracing::error!(%error, "what runs was not compared with what is promised");
             Vec::new()

@@ -24,6 +24,7 @@ mod whole;
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::Config;
 use numaward_control::Reconciler;
@@ -58,10 +59,10 @@ pub fn plugin(
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
     let (counted, warned) = (figures.clone(), Arc::default());
     let pending = PendingUpdates::default();
-    tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
     let handler = NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned, pending };
     let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
-    tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.status(), figures)));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.status(), figures)).boxed());
     plugin
 }
 
