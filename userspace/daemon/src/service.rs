@@ -235,20 +235,21 @@ async fn beat(heartbeat: Heartbeat, stop: CancellationToken) {
     stop.run_until_cancelled(beating).await;
 }
 
-/// What counts; in a line, what was configured.
+/// What counts, as `numaward config view` shows it, and what of it was configured: a line each.
 fn log_configuration(config: &Config) {
-    match config.differences() {
-        Ok(differences) if differences.is_empty() => tracing::info!("the configuration is the default one"),
-        Ok(differences) => {
-            tracing::info!(
-                differences = differences.join(", "),
-                "the configuration differs from the defaults"
-            );
+    match config.view().and_then(|view| Ok((view, config.differences()?))) {
+        Ok((view, differences)) => {
+            tracing::info!(configuration = %view, "the configuration that counts");
+            if differences.is_empty() {
+                tracing::info!("the configuration is the default one");
+            } else {
+                tracing::info!(
+                    differences = differences.join(", "),
+                    "the configuration differs from the defaults"
+                );
+            }
         }
         Err(error) => tracing::warn!(%error, "the configuration cannot be shown"),
-    }
-    if let (true, Ok(view)) = (tracing::enabled!(tracing::Level::DEBUG), config.view()) {
-        tracing::debug!(%view, "configuration");
     }
 }
 
