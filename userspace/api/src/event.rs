@@ -66,7 +66,7 @@ pub enum EventKind {
     BudgetExceeded,
     /// A node may soon not have what is promised on it, or has it again.
     HeadroomLow,
-    /// The guard keeps a workload off a node, no longer does, or cannot.
+    /// The guard keeps a workload off a node, no longer does, or cannot; or pods may be evicted, as nobody else can be kept off.
     Steered,
     /// Interrupts, or other work that the kernel does by itself, were moved off exclusive CPUs or back, or cannot be.
     InterruptsMoved,

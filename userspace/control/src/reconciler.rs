@@ -58,6 +58,7 @@ use crate::{
 
 pub use crate::core::{Answer, Asked};
 
+pub use self::guard::CrowdedNode;
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);
 /// How often others' claims on memory are read anew.
@@ -103,6 +104,7 @@ pub struct Reconciler {
     unplaced: Arc<RwLock<Vec<PodName>>>,
 }
 
+    crowded: guard::Shown,
 impl Reconciler {
     /// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
     /// promised stays so.
@@ -122,7 +124,7 @@ impl Reconciler {
         let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
         let view = Arc::clone(&reconciler.view);
         let rebalance = reconciler.rebalancing.shown();
-        let unplaced = Arc::clone(&reconciler.unplaced);
+        let (unplaced, crowded) = (Arc::clone(&reconciler.unplaced), reconciler.guard.crowded());
         if reconciler.wants_cgroups() {
             // Before it looks what there is, so that nothing is missed in between.
             let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
@@ -144,7 +146,7 @@ impl Reconciler {
         let ended = stop.clone();
         let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
         let places = Arc::new(Semaphore::new(MAX_WAITING));
-        Ok((Self { commands, places, view, rebalance, unplaced }, thread))
+        Ok((Self { commands, places, view, rebalance, unplaced, crowded }, thread))
     }
 
     /// Asks for an allocation; a dry run only shows what would happen.
@@ -461,7 +463,7 @@ impl ReconcilerLoop {
         self.core.herd(true);
         self.core.promises_changed();
         self.settle();
-        // What an earlier run moved is back before anybody is answered, if it is to be.
+        // What an earlier run moved or set is back before anybody is answered, if it is to be.
         self.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
     }
 

@@ -42,6 +42,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             json!({
                 "kubeletDirectory": "/var/lib/k0s/kubelet/",
                 "evictUnpinned": on,
+                "guardEvict": on,
                 "networkPolicy": on,
                 "nodeResourceTopology": on,
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },
