@@ -12,6 +12,7 @@ mod home;
 mod interrupts;
 mod liveness;
 mod notices;
+mod power;
 mod read_model;
 mod rebalancing;
 mod runtime;
@@ -43,6 +44,7 @@ use self::{
     home::Homes,
     interrupts::Interrupts,
     liveness::Liveness,
+    power::PowerSettings,
     read_model::ReadModel,
     rebalancing::{Over, Rebalancing, Shown},
     throttling::Throttling,
@@ -56,9 +58,9 @@ use crate::{
     write_monitor::WriteMonitor,
 };
 
+pub use self::guard::CrowdedNode;
 pub use crate::core::{Answer, Asked};
 
-pub use self::guard::CrowdedNode;
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);
 /// How often others' claims on memory are read anew.
@@ -102,9 +104,9 @@ pub struct Reconciler {
     view: Arc<RwLock<Arc<api::Allocations>>>,
     rebalance: Shown,
     unplaced: Arc<RwLock<Vec<PodName>>>,
+    crowded: guard::Shown,
 }
 
-    crowded: guard::Shown,
 impl Reconciler {
     /// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
     /// promised stays so.
@@ -230,6 +232,7 @@ struct ReconcilerLoop {
     budgets: Budgets,
     guard: Guard,
     interrupts: Interrupts,
+    power: PowerSettings,
     declarations: Declarations,
     rebalancing: Rebalancing,
     read_model: ReadModel,
@@ -249,6 +252,7 @@ impl ReconcilerLoop {
             budgets: Budgets::new(stop),
             guard: Guard::default(),
             interrupts: Interrupts::new(core.config.host_root.clone()),
+            power: PowerSettings::new(&core.config.host_root),
             declarations: Declarations::new(&core.config.guarantees),
             rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
@@ -434,6 +438,7 @@ impl ReconcilerLoop {
         self.budgets.handle(&mut self.core, event);
         self.guard.handle(&mut self.core, event);
         self.interrupts.handle(&mut self.core, event);
+        self.power.handle(&mut self.core, event);
         self.declarations.handle(&mut self.core, event);
     }
 
@@ -465,6 +470,7 @@ impl ReconcilerLoop {
         self.settle();
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
         self.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
+        self.power.handle(&mut self.core, &Event::Turn(Instant::now()));
     }
 
     fn look_after(&mut self) {

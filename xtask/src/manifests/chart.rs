@@ -43,6 +43,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
                 "kubeletDirectory": "/var/lib/k0s/kubelet/",
                 "evictUnpinned": on,
                 "guardEvict": on,
+                "cpuPower": on,
                 "networkPolicy": on,
                 "nodeResourceTopology": on,
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },
