@@ -174,6 +174,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("containerd::containerd_with_systemd", &[]),
     ("containerd::forty_at_once", &[]),
     (REQUIRED, &[]),
+    ("cpu_power::", &["6.12"]),
     ("crash::", &["6.12"]),
     (MADE[1], &[]),
     ("doors::", &["6.12"]),

@@ -66,10 +66,12 @@ pub enum EventKind {
     BudgetExceeded,
     /// A node may soon not have what is promised on it, or has it again.
     HeadroomLow,
-    /// The guard keeps a workload off a node, no longer does, or cannot.
+    /// The guard keeps a workload off a node, no longer does, or cannot; or pods may be evicted, as nobody else can be kept off.
     Steered,
     /// Interrupts, or other work that the kernel does by itself, were moved off exclusive CPUs or back, or cannot be.
     InterruptsMoved,
+    /// Power settings of exclusive CPUs were made or given back, are somebody else's now, or cannot be made.
+    CpuPower,
     /// In a dry run: where a container would have been placed, or that it would have been refused.
     Decided,
 }
@@ -90,6 +92,7 @@ impl EventKind {
             | Self::HomeMoved
             | Self::Rebalance
             | Self::InterruptsMoved
+            | Self::CpuPower
             | Self::Decided => Severity::Info,
             _ => Severity::Warning,
         }
@@ -108,6 +111,7 @@ impl EventKind {
             | Self::HomeMoved
             | Self::BudgetExceeded
             | Self::InterruptsMoved
+            | Self::CpuPower
             | Self::Decided => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift | Self::HeadroomLow => 20,

@@ -131,8 +131,9 @@ pub struct Config {
     pub memory_qos: MemoryQos,
     /// Shares of the nodes of workloads with memory on several.
     pub budgets: Budgets,
-    /// The headroom guard: whether each node can still give what is promised on it and not yet used. `off`, `report`, or
-    /// `act`, which also keeps workloads without a guarantee off a node that is about to run short.
+    /// The headroom guard: whether each node can still give what is promised on it and not yet used. `off`, `report`,
+    /// `act`, which also keeps workloads without a guarantee off a node that is about to run short, or `evict`, which
+    /// also evicts pods without one where that does not help.
     pub guard: GuardMode,
     /// Cgroups that the guard leaves alone, as patterns: `*` stands for any text without a slash, `**` for any number of
     /// levels. Workloads with a guarantee, and what is above or below one, are left alone always. Default: what a host

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::{inline_schema::inline_schema, policy::Amount, types::Interval};
+use super::{cpu_power::CpuPower, inline_schema::inline_schema, policy::Amount, types::Interval};
 
 /// What is written to the kernel.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -25,6 +25,8 @@ pub struct Enforcement {
     /// Whether interrupts, and other work that the kernel does by itself, are kept off exclusive CPUs: `leave` or
     /// `move-away`. Only where guarantees are enforced.
     pub interrupts: Interrupts,
+    /// Power settings of CPUs that are exclusive. Default: they stay as they are.
+    pub cpu_power: CpuPower,
     /// How long most of the memory of a Burstable workload has to be on another node than its home until the promise
     /// follows it there.
     #[educe(Default(expression = Interval(Duration::from_mins(5))))]
@@ -40,6 +42,11 @@ impl Enforcement {
     /// Whether the kernel's own work is kept off exclusive CPUs.
     pub fn moves_interrupts(&self) -> bool {
         self.mode == EnforcementMode::On && self.interrupts == Interrupts::MoveAway
+    }
+
+    /// The power settings of exclusive CPUs, if there are any to be made.
+    pub fn power_settings(&self) -> Option<&CpuPower> {
+        Some(&self.cpu_power).filter(|power| self.mode == EnforcementMode::On && power.is_any())
     }
 }
 

@@ -33,6 +33,19 @@ pub enum GuardMode {
     /// Workloads without a guarantee are kept off the node as well, until there is room again. Only where guarantees are
     /// enforced: else this is the same as `report`.
     Act,
+    /// The same as `act`. Where a node has been short for 30 seconds although nobody else can be kept off it, pods without
+    /// a guarantee are evicted: `BestEffort` before `Burstable`, and of these the one first that has most there. One at a time,
+    /// with 30 seconds in between, and as each `PodDisruptionBudget` allows. Pods of a `DaemonSet`, static pods, pods without
+    /// a controller, those with the priority of what the cluster needs (`system-cluster-critical`, `system-node-critical`),
+    /// and those in `kubernetes.placementOffNamespaces` stay. Needs `kubernetes.nodeName`, and the right to create `pods/eviction`.
+    Evict,
+}
+
+impl GuardMode {
+    /// Whether workloads without a guarantee are kept off nodes.
+    pub fn acts(self) -> bool {
+        matches!(self, Self::Act | Self::Evict)
+    }
 }
 
 /// Cgroups that the guard leaves alone, unless the configuration says otherwise: without them a host cannot be reached or
@@ -60,6 +73,12 @@ pub(super) fn essential() -> Vec<CgroupPattern> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_evicts_acts_as_well() {
+        let acts = |text: &str| serde_json::from_str::<GuardMode>(text).unwrap().acts();
+        assert_eq!(["\"off\"", "\"report\"", "\"act\"", "\"evict\""].map(acts), [false, false, true, true]);
+    }
 
     #[test]
     fn what_is_essential_is_a_list_of_patterns() {

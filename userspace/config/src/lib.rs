@@ -10,6 +10,7 @@
 pub mod cluster;
 mod config;
 mod control;
+pub mod cpu_power;
 pub mod enforcement;
 pub mod exported;
 mod flag_forms;

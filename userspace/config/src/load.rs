@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     config::Config,
-    control, enforcement, exported,
+    control, cpu_power, enforcement, exported,
     flag_forms::{self, Form},
     outgoing, pasted,
     problem::{Origin, Problem, Problems},
@@ -112,7 +112,11 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         let between = control::problems(&config.control, config.listen)
             .into_iter()
             .chain(control::reading_problems(config.listen, &config.reading()))
-            .chain(outgoing.map(|(key, message)| (key.to_owned(), message)));
+            .chain(outgoing.map(|(key, message)| (key.to_owned(), message)))
+            .chain(
+                cpu_power::problems(&config.enforcement.cpu_power)
+                    .map(|(key, message)| (key.to_owned(), message)),
+            );
         problems.extend(between.map(|(key, message)| {
             let path: Vec<String> = key.split('.').map(str::to_owned).collect();
             problem(&path, message)

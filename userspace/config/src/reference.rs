@@ -16,8 +16,10 @@ const HEAD: &str = "\
 A YAML file, `/etc/numaward/config.yaml` unless another is named with `--config` or `NUMAWARD_CONFIG`. It may be absent,
 and every key is optional. What is in it can also be given by a variable, which wins over the file. An unknown key, a
 value that does not fit and keys that contradict each other are errors that are all reported at once, with their lines:
-`numaward config check FILE`. `numaward config view` prints what counts: file, variables and defaults together. For
-editors, `numaward config schema` prints the JSON schema that this page is made of.
+`numaward config check FILE`. `numaward config view` prints what counts: file, variables and defaults together. The daemon
+logs the same when it starts, in one line at `info`, and in another what of it differs from the defaults. Tokens and keys are
+in files of their own, of which only the paths are shown. For editors, `numaward config schema` prints the JSON schema that
+this page is made of.
 
 Where the kubelet has a name for something, it is the same here, so that a block of a `KubeletConfiguration` can be pasted
 in, and means what it means there. Variables of maps and lists have the form of the kubelet's flags:

@@ -1,11 +1,12 @@
 //! What was decided and done, counted: the promise and the enforced families.
 
+mod host;
+
 use std::time::Duration;
 
 use numaward_cgroup::knob::Knob;
 use numaward_enforce::{
     Failure, Report, Step,
-    interrupts::WriteError,
     pages::{Outcome, PagesMoved},
 };
 use numaward_engine::{
@@ -24,6 +25,8 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
+
+use self::host::HostMetrics;
 
 /// Counters by labels.
 type By<const N: usize> = Family<[(&'static str, String); N], Counter>;
@@ -61,8 +64,7 @@ pub struct ControlMetrics {
     migrated: Counter,
     budget_moved: By<1>,
     steered: Gauge,
-    affinities: ByState,
-    affinity_writes: By<1>,
+    host: HostMetrics,
     stalls: Counter,
     raised: Counter,
     herd: ByState,
@@ -246,8 +248,7 @@ impl Default for ControlMetrics {
             migrated: Counter::default(),
             budget_moved: By::default(),
             steered: Gauge::default(),
-            affinities: ByState::default(),
-            affinity_writes: By::default(),
+            host: HostMetrics::default(),
             stalls: Counter::default(),
             raised: Counter::default(),
             herd: ByState::default(),
@@ -272,10 +273,6 @@ impl Default for ControlMetrics {
         }
         figures.herd(0, 0, 0);
         figures.declared(0, 0);
-        figures.affinities(0, 0);
-        for result in ["ok", "fixed", "error"] {
-            drop(figures.affinity_writes.get_or_create(&[("result", result.to_owned())]));
-        }
         for outcome in ["done", "failed", "cancelled"] {
             drop(figures.rebalances.get_or_create(&[("outcome", outcome.to_owned())]));
         }
@@ -378,18 +375,7 @@ impl ControlMetrics {
             "Cgroups without a guarantee that are kept off a node that may soon not have what is promised on it",
             self.steered.clone(),
         );
-        registry.register(
-            "interrupt_affinities",
-            "Interrupts, queues of network interfaces and workqueues that are kept off exclusive CPUs, and those that stay \
-             there",
-            self.affinities.clone(),
-        );
-        registry.register(
-            "interrupt_affinity_writes",
-            "Affinities of interrupts, network queues and workqueues written, and whether the kernel took it; fixed: it \
-             lets nobody move that one",
-            self.affinity_writes.clone(),
-        );
+        self.host.register(registry);
         registry.register(
             "memory_high_stalls",
             "Workloads found to be slowed down at memory.high without getting on",
@@ -580,21 +566,6 @@ impl ControlMetrics {
     /// So many cgroups are steered now.
     pub(super) fn steered(&self, steered: usize) {
         self.steered.set(i64::try_from(steered).unwrap_or(i64::MAX));
-    }
-
-    /// So much is kept off exclusive CPUs now, and so much stays there.
-    pub(super) fn affinities(&self, moved: usize, stay: usize) {
-        set(&self.affinities, [("moved", moved), ("stays", stay)]);
-    }
-
-    /// An affinity was written.
-    pub(super) fn wrote_affinity(&self, written: &Result<(), WriteError>) {
-        let result = match written {
-            Ok(()) => "ok",
-            Err(WriteError::Fixed) => "fixed",
-            Err(_) => "error",
-        };
-        self.affinity_writes.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
     /// Pages were moved.

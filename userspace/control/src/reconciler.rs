@@ -12,6 +12,7 @@ mod home;
 mod interrupts;
 mod liveness;
 mod notices;
+mod power;
 mod read_model;
 mod rebalancing;
 mod runtime;
@@ -43,6 +44,7 @@ use self::{
     home::Homes,
     interrupts::Interrupts,
     liveness::Liveness,
+    power::PowerSettings,
     read_model::ReadModel,
     rebalancing::{Over, Rebalancing, Shown},
     throttling::Throttling,
@@ -56,6 +58,7 @@ use crate::{
     write_monitor::WriteMonitor,
 };
 
+pub use self::guard::CrowdedNode;
 pub use crate::core::{Answer, Asked};
 
 /// How often what is held is looked after.
@@ -101,6 +104,7 @@ pub struct Reconciler {
     view: Arc<RwLock<Arc<api::Allocations>>>,
     rebalance: Shown,
     unplaced: Arc<RwLock<Vec<PodName>>>,
+    crowded: guard::Shown,
 }
 
 impl Reconciler {
@@ -122,7 +126,7 @@ impl Reconciler {
         let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
         let view = Arc::clone(&reconciler.view);
         let rebalance = reconciler.rebalancing.shown();
-        let unplaced = Arc::clone(&reconciler.unplaced);
+        let (unplaced, crowded) = (Arc::clone(&reconciler.unplaced), reconciler.guard.crowded());
         if reconciler.wants_cgroups() {
             // Before it looks what there is, so that nothing is missed in between.
             let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
@@ -144,7 +148,7 @@ impl Reconciler {
         let ended = stop.clone();
         let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
         let places = Arc::new(Semaphore::new(MAX_WAITING));
-        Ok((Self { commands, places, view, rebalance, unplaced }, thread))
+        Ok((Self { commands, places, view, rebalance, unplaced, crowded }, thread))
     }
 
     /// Asks for an allocation; a dry run only shows what would happen.
@@ -228,6 +232,7 @@ struct ReconcilerLoop {
     budgets: Budgets,
     guard: Guard,
     interrupts: Interrupts,
+    power: PowerSettings,
     declarations: Declarations,
     rebalancing: Rebalancing,
     read_model: ReadModel,
@@ -247,6 +252,7 @@ impl ReconcilerLoop {
             budgets: Budgets::new(stop),
             guard: Guard::default(),
             interrupts: Interrupts::new(core.config.host_root.clone()),
+            power: PowerSettings::new(&core.config.host_root),
             declarations: Declarations::new(&core.config.guarantees),
             rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
@@ -432,6 +438,7 @@ impl ReconcilerLoop {
         self.budgets.handle(&mut self.core, event);
         self.guard.handle(&mut self.core, event);
         self.interrupts.handle(&mut self.core, event);
+        self.power.handle(&mut self.core, event);
         self.declarations.handle(&mut self.core, event);
     }
 
@@ -461,8 +468,9 @@ impl ReconcilerLoop {
         self.core.herd(true);
         self.core.promises_changed();
         self.settle();
-        // What an earlier run moved is back before anybody is answered, if it is to be.
+        // What an earlier run moved or set is back before anybody is answered, if it is to be.
         self.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
+        self.power.handle(&mut self.core, &Event::Turn(Instant::now()));
     }
 
     fn look_after(&mut self) {

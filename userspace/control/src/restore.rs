@@ -105,7 +105,9 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let left = left.map(|(path, _)| path.to_string());
     let affinities = after.interrupts.affinities.into_values().map(|of| of.name);
     let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
-    let left = left.chain(affinities).chain(irqbalance).map(|name| Left { name, reason: None });
+    let power =
+        after.power.into_iter().map(|(path, of)| format!("{} of CPUs {} (/{path})", of.knob.name(), of.cpus));
+    let left = left.chain(affinities).chain(irqbalance).chain(power).map(|name| Left { name, reason: None });
     let kept = kept.into_iter().map(|kept| Left {
         name: kept.cgroup.to_string(),
         reason: Some(format!("the controller {} stays enabled: {}", kept.controller, kept.reason)),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{EnabledControllers, Record, interrupts::MovedAway};
+use numaward_enforce::{EnabledControllers, Record, interrupts::MovedAway, power::AllHeld};
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
 use numaward_model::Shared;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
@@ -55,6 +55,8 @@ struct Stored<'a> {
     steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     interrupts: Option<&'a MovedAway>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    power: Option<&'a AllHeld>,
     #[serde(skip_serializing_if = "Option::is_none")]
     releasing: Option<&'a BTreeSet<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,6 +123,7 @@ impl SerializationCache {
             herded,
             steered,
             interrupts,
+            power,
             releasing,
             admitting,
             pods,
@@ -143,6 +146,7 @@ impl SerializationCache {
             herded: Some(herded).filter(|herded| !herded.is_empty()),
             steered: Some(steered).filter(|steered| !steered.is_empty()),
             interrupts: Some(interrupts).filter(|interrupts| !interrupts.is_empty()),
+            power: Some(power).filter(|power| !power.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
             admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
             pods: Some(pods).filter(|pods| !pods.is_empty()),
@@ -213,6 +217,9 @@ mod tests {
         state.herded.insert(path("other"));
         state.steered.insert(path("other"), "1".parse().unwrap());
         state.interrupts.banned = Some("3".parse().unwrap());
+        let power =
+            serde_json::json!({"/f": {"knob": "governor", "cpus": "1", "found": "a", "written": "b"}});
+        state.power = serde_json::from_value(power).unwrap();
         state.boot = Some("d1bfa0b5".to_owned());
         state.releasing.insert("a".to_owned());
         state.admitting.insert("b".to_owned());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
-use numaward_enforce::{AppliedSettings, EnabledControllers, interrupts::MovedAway};
+use numaward_enforce::{AppliedSettings, EnabledControllers, interrupts::MovedAway, power::AllHeld};
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
 use numaward_topology::NodeSet;
@@ -43,6 +43,9 @@ pub struct State {
     /// What of the kernel's own work is kept off exclusive CPUs.
     #[serde(default, skip_serializing_if = "MovedAway::is_empty")]
     pub interrupts: MovedAway,
+    /// Power settings of exclusive CPUs: what was found and what was written.
+    #[serde(default, skip_serializing_if = "AllHeld::is_empty")]
+    pub power: AllHeld,
     /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
@@ -77,6 +80,7 @@ impl State {
             self.applied.forget_ids();
             // The kernel has begun anew, and irqbalance with it.
             self.interrupts = MovedAway::default();
+            self.power = AllHeld::default();
             self.enabled = EnabledControllers::default();
         }
     }
@@ -154,6 +158,9 @@ impl State {
         }
         if from.interrupts != to.interrupts {
             self.interrupts.clone_from(&to.interrupts);
+        }
+        if from.power != to.power {
+            self.power.clone_from(&to.power);
         }
         if from.ledger == to.ledger {
             return;
@@ -271,6 +278,9 @@ mod tests {
         let mut answered = with(&*strategy, &open, "answered", 2);
         answered.herded.insert("/herded".parse().unwrap());
         answered.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
+        let power =
+            serde_json::json!({"/f": {"knob": "wakeUpLatency", "cpus": "1", "found": "0", "written": "20"}});
+        answered.power = serde_json::from_value(power).unwrap();
         let expected = answered.ledger.allocation(&"answered".into(), &"answered".into()).unwrap();
 
         let mut after = before.clone();
@@ -278,6 +288,7 @@ mod tests {
         assert_eq!(after.ledger.allocation(&"answered".into(), &"answered".into()), Some(expected));
         assert!(after.ledger.owner(&"open".into()).is_none() && after.admitting.is_empty());
         assert_eq!((after.herded.clone(), after.steered.clone()), (answered.herded, answered.steered));
+        assert_eq!(after.power, answered.power);
         let (with, without) = (after.clone(), State { steered: BTreeMap::new(), ..after.clone() });
         after.patch(&with, &without, &*strategy);
         assert!(after.steered.is_empty(), "what went in between is gone");
@@ -289,16 +300,24 @@ mod tests {
     }
 
     #[test]
-    fn in_another_boot_no_interrupt_is_moved_and_no_controller_is_ours() {
+    fn in_another_boot_no_interrupt_is_moved_nothing_is_set_and_no_controller_is_ours() {
         let moved = MovedAway { banned: Some("3".parse().unwrap()), ..MovedAway::default() };
         let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
         let enabled: EnabledControllers = serde_json::from_value(enabled).unwrap();
-        let mut state = State { interrupts: moved.clone(), enabled: enabled.clone(), ..State::default() };
+        let power =
+            serde_json::json!({"/f": {"knob": "governor", "cpus": "1", "found": "a", "written": "b"}});
+        let power: AllHeld = serde_json::from_value(power).unwrap();
+        let mut state = State {
+            interrupts: moved.clone(),
+            power: power.clone(),
+            enabled: enabled.clone(),
+            ..State::default()
+        };
         state.continue_in(Some("one".to_owned()));
         state.continue_in(Some("one".to_owned()));
-        assert_eq!((&state.interrupts, &state.enabled), (&moved, &enabled));
+        assert_eq!((&state.interrupts, &state.power, &state.enabled), (&moved, &power, &enabled));
         state.continue_in(Some("two".to_owned()));
-        assert!(state.interrupts.is_empty() && state.enabled.is_empty());
+        assert!(state.interrupts.is_empty() && state.power.is_empty() && state.enabled.is_empty());
     }
 
     #[test]

@@ -72,6 +72,7 @@ pub fn examine(
     ]);
     checks.extend(host.enforcement());
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
+    checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
     checks.extend(needs.iter().chain(&look(root)).map(need));
     checks
 }

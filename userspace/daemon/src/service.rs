@@ -161,11 +161,14 @@ pub fn run(config: &Config) -> Result<(), RunError> {
             tokio::spawn(heartbeats.watch("http (control socket)", &stop, serve).boxed());
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
+        if let Some(reconciler) = &reconciler {
+            cluster.evict(reconciler);
+        }
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
             tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
         } else if config.kubernetes.nri.enabled {
             let watched = (&heartbeats, &stop);
-            start_placing(config, reconciler.clone(), &observer, &mut cluster, placing, watched);
+            start_placing(config, reconciler.clone(), &observer, &cluster, placing, watched);
         }
         if let Some((listener, gate)) = remote {
             serve_remote(&app, reconciler.as_ref(), listener, gate, (&heartbeats, &stop))?;
@@ -236,20 +239,21 @@ async fn beat(heartbeat: Heartbeat, stop: CancellationToken) {
     stop.run_until_cancelled(beating).await;
 }
 
-/// What counts; in a line, what was configured.
+/// What counts, as `numaward config view` shows it, and what of it was configured: a line each.
 fn log_configuration(config: &Config) {
-    match config.differences() {
-        Ok(differences) if differences.is_empty() => tracing::info!("the configuration is the default one"),
-        Ok(differences) => {
-            tracing::info!(
-                differences = differences.join(", "),
-                "the configuration differs from the defaults"
-            );
+    match config.view().and_then(|view| Ok((view, config.differences()?))) {
+        Ok((view, differences)) => {
+            tracing::info!(configuration = %view, "the configuration that counts");
+            if differences.is_empty() {
+                tracing::info!("the configuration is the default one");
+            } else {
+                tracing::info!(
+                    differences = differences.join(", "),
+                    "the configuration differs from the defaults"
+                );
+            }
         }
         Err(error) => tracing::warn!(%error, "the configuration cannot be shown"),
-    }
-    if let (true, Ok(view)) = (tracing::enabled!(tracing::Level::DEBUG), config.view()) {
-        tracing::debug!(%view, "configuration");
     }
 }
 
@@ -308,14 +312,13 @@ fn start_placing(
     config: &Config,
     reconciler: Option<control::Reconciler>,
     observer: &Arc<Observer>,
-    cluster: &mut Cluster,
+    cluster: &Cluster,
     metrics: nri::NriMetrics,
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) {
     let Some(reconciler) = reconciler else {
         return tracing::error!("no container is placed: guarantees cannot be given");
     };
-    cluster.evict(&reconciler);
     let pods = cluster.pods().map_or_else(|| Arc::new(NoPods) as Arc<dyn PodSource>, |pods| Arc::new(pods));
     let plugin = nri::plugin(config, reconciler, observer.clone(), pods, metrics, stop);
     tokio::spawn(heartbeats.watch("nri", stop, plugin.run(stop.clone())).boxed());

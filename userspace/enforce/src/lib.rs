@@ -40,6 +40,7 @@ pub mod order;
 pub mod pages;
 mod plan;
 mod planner;
+pub mod power;
 pub mod systemd;
 mod writers;
 

@@ -299,6 +299,11 @@ impl Ledger {
         })
     }
 
+    /// The CPUs that are exclusive to any container.
+    pub fn all_exclusive_cpus(&self) -> CpuSet {
+        self.allocations().filter_map(|(_, _, held)| held.cpus.as_ref()).flat_map(CpuSet::iter).collect()
+    }
+
     /// The accounts of memory by node and kind, for those who report them: what is promised on a node is the sum of
     /// what is placed there.
     ///

@@ -9,9 +9,10 @@ use std::{
 
 use axum::http::StatusCode;
 use numaward_kube::{
-    api::{self, ApiMetrics, EventWriter, Evictor, Pace, Pods, fake::FakeApiServer},
+    api::{self, ApiMetrics, EventWriter, Evictor, Pace, Pods, Why, fake::FakeApiServer},
     pod::{PodId, PodSource as _},
 };
+use numaward_topology::{Bytes, NodeId};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -26,7 +27,7 @@ const FAST: Pace = Pace {
 
 struct Run {
     server: FakeApiServer,
-    unplaced: Arc<Mutex<Vec<PodId>>>,
+    listed: Arc<Mutex<Vec<(PodId, Why)>>>,
     metrics: ApiMetrics,
     reports: Arc<Mutex<Vec<Result<(), String>>>>,
     _stop: DropGuard,
@@ -34,10 +35,10 @@ struct Run {
 
 /// A run on a node with these pods, which all run without what they ask for.
 async fn run(pods: &[Value]) -> Run {
-    run_at(FAST, pods).await
+    run_at(FAST, Why::Unplaced, pods).await
 }
 
-async fn run_at(pace: Pace, pods: &[Value]) -> Run {
+async fn run_at(pace: Pace, why: Why, pods: &[Value]) -> Run {
     let server = FakeApiServer::start().await.unwrap();
     for pod in pods {
         server.put_pod(pod.clone());
@@ -63,13 +64,13 @@ async fn run_at(pace: Pace, pods: &[Value]) -> Run {
             uid: uid.map_or_else(|| text("uid"), str::to_owned),
         }
     });
-    let unplaced = Arc::new(Mutex::new(ids.collect::<Vec<_>>()));
+    let listed = Arc::new(Mutex::new(ids.map(|id| (id, why)).collect::<Vec<_>>()));
     let reports = Arc::new(Mutex::new(Vec::new()));
     let evictor = Evictor {
         pods: known,
-        unplaced: {
-            let unplaced = unplaced.clone();
-            Arc::new(move || unplaced.lock().unwrap().clone())
+        to_evict: {
+            let listed = listed.clone();
+            Arc::new(move || listed.lock().unwrap().clone())
         },
         spared: ["kube-system".to_owned()].into(),
         own_pod: "numaward-x".to_owned(),
@@ -81,7 +82,7 @@ async fn run_at(pace: Pace, pods: &[Value]) -> Run {
         },
     };
     tokio::spawn(evictor.run(client, "n1".to_owned(), stop.clone()));
-    Run { server, unplaced, metrics, reports, _stop: stop.drop_guard() }
+    Run { server, listed, metrics, reports, _stop: stop.drop_guard() }
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -112,17 +113,21 @@ impl Run {
     }
 
     fn count(&self, result: &str) -> u64 {
+        self.count_of("unplaced", result)
+    }
+
+    fn count_of(&self, reason: &str, result: &str) -> u64 {
         let mut registry = Registry::default();
         self.metrics.register(&mut registry);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        let line = format!("kubernetes_evictions_total{{result=\"{result}\"}} ");
+        let line = format!("kubernetes_evictions_total{{reason=\"{reason}\",result=\"{result}\"}} ");
         text.lines().find_map(|found| found.strip_prefix(&line)).unwrap().parse().unwrap()
     }
 
     /// Its containers have ended, then it is gone.
     fn end(&self, name: &str) {
-        self.unplaced.lock().unwrap().retain(|id| id.name != name);
+        self.listed.lock().unwrap().retain(|(id, _)| id.name != name);
         self.server.delete_pod("ns", name);
     }
 }
@@ -162,9 +167,9 @@ async fn one_pod_goes_after_the_other_each_with_an_event_before() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_gets_what_it_asks_for_in_time_stays() {
-    let run =
-        run_at(Pace { patience: Duration::from_secs(3), ..FAST }, &[pod("a", Some("ReplicaSet"))]).await;
-    run.unplaced.lock().unwrap().clear();
+    let pace = Pace { patience: Duration::from_secs(3), ..FAST };
+    let run = run_at(pace, Why::Unplaced, &[pod("a", Some("ReplicaSet"))]).await;
+    run.listed.lock().unwrap().clear();
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(run.evictions(), [""; 0]);
     assert_eq!(run.server.events(), [Value::Null; 0]);
@@ -229,4 +234,66 @@ async fn a_missing_right_is_said_and_a_pod_that_is_gone_is_done_with() {
     let tries = run.evictions().len();
     tokio::time::sleep(FAST.longest_retry * 3).await;
     assert_eq!(run.evictions().len(), tries);
+}
+
+const SHORT: Why = Why::NodeShort { node: NodeId(1), has: Bytes::mib(300) };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_in_the_way_go_in_their_order_and_where_one_may_not_the_next_one_does() {
+    // Who names them has waited: it takes no patience here.
+    let pace = Pace { patience: Duration::from_mins(5), ..FAST };
+    let mut critical = pod("critical", Some("ReplicaSet"));
+    critical["spec"]["priority"] = json!(2_000_000_000);
+    let pods = [
+        critical,
+        pod("daemon", Some("DaemonSet")),
+        pod("bare", None),
+        pod("budget", Some("ReplicaSet")),
+        pod("a", Some("ReplicaSet")),
+    ];
+    let run = run_at(pace, SHORT, &pods).await;
+    run.server.refuse(Some(("/pods/budget/eviction", StatusCode::TOO_MANY_REQUESTS)));
+    until("the pod that may go goes", || run.count_of("node_short", "evicted") == 1).await;
+    let evictions = run.evictions();
+    let last = evictions.last().map(String::as_str);
+    assert_eq!(last, Some("POST /api/v1/namespaces/ns/pods/a/eviction"), "{evictions:?}");
+    assert!(evictions[0].contains("/pods/budget/"), "{evictions:?}");
+    assert!(evictions.iter().all(|asked| ["/a/", "/budget/"].iter().any(|pod| asked.contains(pod))));
+    let (reason, note) = run.events("a").remove(0);
+    assert_eq!(reason, "NumaNodeShortEviction");
+    let words = "Node 1 may soon not have what is promised on it, and nobody else can be kept off it. This pod has no \
+        guarantee, and 300Mi there. It is evicted, so that the ReplicaSet n1 makes it anew.";
+    assert_eq!(note, words);
+    for name in ["critical", "daemon", "bare"] {
+        assert_eq!(run.events(name), [], "{name}");
+    }
+    assert_eq!(run.count("evicted"), 0);
+
+    // It is waited for, and then as long as it is said; the other one is tried again.
+    let asked = run.evictions().len();
+    tokio::time::sleep(FAST.pause * 2).await;
+    assert_eq!(run.evictions().len(), asked, "one at a time");
+    run.server.refuse(None);
+    let ended = Instant::now();
+    run.end("a");
+    until("the other one goes", || run.count_of("node_short", "evicted") == 2).await;
+    assert!(ended.elapsed() + 2 * FAST.look >= FAST.pause, "{:?}", ended.elapsed());
+    assert!(run.evictions().last().unwrap().contains("/pods/budget/"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_without_its_claim_is_evicted_also_if_it_is_critical() {
+    let mut critical = pod("critical", Some("ReplicaSet"));
+    critical["spec"]["priority"] = json!(2_000_000_000);
+    let run = run(&[critical]).await;
+    until("it goes", || run.count("evicted") == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_right_names_the_component_that_gives_it() {
+    let run = run_at(FAST, SHORT, &[pod("a", Some("ReplicaSet"))]).await;
+    run.server.refuse(Some(("/eviction", StatusCode::FORBIDDEN)));
+    until("it is said", || !run.reports.lock().unwrap().is_empty()).await;
+    let problem = run.reports.lock().unwrap()[0].clone().unwrap_err();
+    assert!(problem.contains("guard-evict") && problem.contains("guardEvict.enabled"), "{problem}");
 }

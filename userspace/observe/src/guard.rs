@@ -26,7 +26,7 @@ use numaward_cgroup::{
     CgroupId, CgroupPath, Hierarchy, ReadError,
     read::{self, hugetlb_numa_stat, memory_numa_stat},
 };
-use numaward_config::{guard::GuardMode, policy::StrategyKind};
+use numaward_config::policy::StrategyKind;
 use numaward_engine::Conditions;
 use numaward_model::{
     Promise, Promises, Report,
@@ -130,7 +130,7 @@ impl Observer {
         let news = guard.lows.judge(&mut nodes, now);
         self.report_headroom(&news);
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
-        let acts = self.config.guard == GuardMode::Act && !low.is_empty() && may_read;
+        let acts = self.config.guard.acts() && !low.is_empty() && may_read;
         let others = if acts { others(&hierarchy, &table, &promises, &low) } else { Vec::new() };
         guard.not_before =
             Some(now + now.elapsed() * COST).filter(|_| may_read || is_new).or(guard.not_before);
@@ -339,7 +339,7 @@ mod tests {
 
     use numaward_api::PodContainer;
     use numaward_cgroup::WorkloadKind;
-    use numaward_config::Config;
+    use numaward_config::{Config, guard::GuardMode};
     use numaward_engine::{
         Ledger, Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
         policy::{MemoryManagerPolicy, MemoryReservation},

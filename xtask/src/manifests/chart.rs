@@ -42,6 +42,8 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
             json!({
                 "kubeletDirectory": "/var/lib/k0s/kubelet/",
                 "evictUnpinned": on,
+                "guardEvict": on,
+                "cpuPower": on,
                 "networkPolicy": on,
                 "nodeResourceTopology": on,
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use numaward_enforce::interrupts::MovedAway;
+use numaward_enforce::{interrupts::MovedAway, power::AllHeld};
 use numaward_store::{Store, StoreError};
 
 use super::Core;
@@ -86,6 +86,16 @@ impl Core {
         }
         let mut change = self.begin();
         change.state.interrupts = interrupts;
+        change.store()
+    }
+
+    /// Stores what was found and written of power settings, if that changed.
+    pub(crate) fn save_power(&mut self, power: AllHeld) -> Result<(), AdmissionError> {
+        if self.state.power == power {
+            return Ok(());
+        }
+        let mut change = self.begin();
+        change.state.power = power;
         change.store()
     }
 }

@@ -1,4 +1,4 @@
-//! The headroom guard's hand (`guard: act`): where a node may soon not have what is promised on it, workloads without a
+//! The headroom guard's hand (`guard: act` or `evict`): where a node may soon not have what is promised on it, workloads without a
 //! guarantee are kept off it.
 //!
 //! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Clean page cache counts as what can
@@ -9,8 +9,12 @@
 //! it, unless the configuration exempts it or its other nodes have no room for what it has. When the node is no longer low,
 //! which takes a while, all are given back what they had.
 //!
+//! With `evict`, pods are named where that does not help ([`crowded`]).
+//!
 //! Invariants: nobody with a guarantee is touched, nor what is above or below one. This thread reads no figures: it takes
 //! those that the guard saw last.
+
+mod crowded;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,6 +31,9 @@ use numaward_model::{
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
+pub use self::crowded::CrowdedNode;
+use self::crowded::Crowding;
+pub(super) use self::crowded::Shown;
 use super::Event;
 use crate::{core::Core, page_worker::LEAST};
 
@@ -46,9 +53,15 @@ pub(super) struct Guard {
     were_low: NodeSet,
     /// Since when the other nodes that workloads are kept off have had enough. An earlier run found them low.
     enough_since: BTreeMap<NodeId, Instant>,
+    crowding: Crowding,
 }
 
 impl Guard {
+    /// What is shown of nodes where pods may be evicted.
+    pub(super) fn crowded(&self) -> Shown {
+        self.crowding.shown.clone()
+    }
+
     pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
         match event {
             Event::Turn(now) => self.turn(core, *now),
@@ -63,7 +76,7 @@ impl Guard {
     }
 
     fn turn(&mut self, core: &mut Core, now: Instant) {
-        if core.config.guard != GuardMode::Act || core.mode() != EnforcementMode::On {
+        if !core.config.guard.acts() || core.mode() != EnforcementMode::On {
             // What an earlier run did.
             give_back(core, |_| NodeSet::new());
             return;
@@ -92,11 +105,17 @@ impl Guard {
             .collect();
         give_back(core, |off| off & &keep);
         forget_gone(core);
+        let mut stuck = NodeSet::new();
         for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
             let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
             if is_due && self.relieve(core, &seen, of) {
                 self.acted.insert(of.node, now);
+            } else if is_due {
+                stuck.extend([of.node]);
             }
+        }
+        if core.config.guard == GuardMode::Evict {
+            self.crowding.follow(core, &seen, &stuck, now);
         }
         core.metrics.steered(core.state.steered.len());
     }
@@ -256,7 +275,7 @@ mod tests {
     };
 
     /// A host with these cgroups, of which `/kept` is promised memory on a node.
-    struct Bench {
+    pub(super) struct Bench {
         dir: tempfile::TempDir,
         host: Arc<Host>,
         config: Config,
@@ -266,7 +285,15 @@ mod tests {
     }
 
     impl Bench {
-        fn new(cgroups: &[&str]) -> Self {
+        pub(super) fn new(cgroups: &[&str]) -> Self {
+            Self::with(cgroups, GuardMode::Act, "/exempt")
+        }
+
+        pub(super) fn evicting(cgroups: &[&str], exempt: &str) -> Self {
+            Self::with(cgroups, GuardMode::Evict, exempt)
+        }
+
+        fn with(cgroups: &[&str], guard: GuardMode, exempt: &str) -> Self {
             let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
             let root = dir.path().join("cgroup");
             for cgroup in [&["", "kept"], cgroups].concat() {
@@ -274,8 +301,8 @@ mod tests {
             }
             let config = Config {
                 state_directory: dir.path().join("state"),
-                guard: GuardMode::Act,
-                guard_exempt: vec![CgroupPattern::new("/exempt").unwrap()],
+                guard,
+                guard_exempt: vec![CgroupPattern::new(exempt).unwrap()],
                 ..Config::default()
             };
             let mut reconciler = reconciler_loop(&config, &root, &host);
@@ -302,12 +329,12 @@ mod tests {
             self.dir.path().join("cgroup")
         }
 
-        fn mems(&self, cgroup: &str) -> String {
+        pub(super) fn mems(&self, cgroup: &str) -> String {
             fixture::line(&self.root().join(cgroup).join("cpuset.mems"))
         }
 
         /// Node 1 has this room above its margin, in MiB, and so has node 0; these others have so much on node 1.
-        fn see(&mut self, low: bool, [room, elsewhere]: [i64; 2], others: &[(&str, u64)]) {
+        pub(super) fn see(&mut self, low: bool, [room, elsewhere]: [i64; 2], others: &[(&str, u64)]) {
             let node = |node: u32, is_low: bool, room: i64| NodeHeadroom {
                 node: NodeId(node),
                 obtainable: Bytes(((1 << 30) + (room << 20)).cast_unsigned()),
@@ -347,11 +374,15 @@ mod tests {
             self.turn();
         }
 
+        pub(super) fn guard(&self) -> &Guard {
+            &self.reconciler.as_ref().unwrap().guard
+        }
+
         fn state(&self) -> &crate::State {
             &self.reconciler.as_ref().unwrap().core.state
         }
 
-        fn told(&self) -> String {
+        pub(super) fn told(&self) -> String {
             let happened = self.host.happened.lock().unwrap();
             happened.iter().map(|(_, report)| report.message.clone() + "\n").collect()
         }
@@ -360,6 +391,14 @@ mod tests {
     fn id_of(dir: &Path) -> numaward_cgroup::CgroupId {
         use std::os::unix::fs::MetadataExt as _;
         numaward_cgroup::CgroupId(fs::metadata(dir).unwrap().ino())
+    }
+
+    pub(super) fn guarantee(bench: &mut Bench, name: &str, path: &str) {
+        let request = Request::new(&api::AllocationRequest {
+            cpus: Some(api::Cpus::whole(1)),
+            ..api::AllocationRequest::new(name, api::Target::Cgroup(path.to_owned()), "64Mi")
+        });
+        assert!(bench.reconciler.as_mut().unwrap().admit(&request.unwrap(), false).is_ok(), "{name}");
     }
 
     #[test]
@@ -451,18 +490,7 @@ mod tests {
             assert_eq!(bench.mems(hog), "0");
         }
         for (name, path) in [("hog", "/hog"), ("below", "/above/below")] {
-            let request = Request::new(&api::AllocationRequest {
-                name: name.to_owned(),
-                target: api::Target::Cgroup(path.to_owned()),
-                cpus: Some(api::Cpus::whole(1)),
-                memory: Some("64Mi".to_owned()),
-                memory_limit: None,
-                hugepages: BTreeMap::new(),
-                policy: None,
-                partition: None,
-                placement: api::Placement::default(),
-            });
-            assert!(bench.reconciler.as_mut().unwrap().admit(&request.unwrap(), false).is_ok(), "{name}");
+            guarantee(&mut bench, name, path);
         }
         assert_eq!(bench.mems("above"), "");
         assert!(bench.state().steered.is_empty());

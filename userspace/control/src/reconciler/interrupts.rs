@@ -18,7 +18,6 @@ use numaward_enforce::{
     interrupts::{Affinities, MovedAway, Way, Write, WriteError, plan},
     irqbalance::Irqbalance,
 };
-use numaward_engine::Ledger;
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
@@ -74,7 +73,7 @@ impl Interrupts {
 
     fn turn(&mut self, core: &mut Core, now: Instant) {
         let is_on = core.config.enforcement.moves_interrupts();
-        let avoid = if is_on { exclusive(&core.state.ledger) } else { CpuSet::new() };
+        let avoid = if is_on { core.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
         let is_idle = avoid.is_empty() && core.state.interrupts.is_empty();
         let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
         if avoid == self.avoid && (is_idle || !is_due) {
@@ -222,11 +221,6 @@ impl Interrupts {
     }
 }
 
-fn exclusive(ledger: &Ledger) -> CpuSet {
-    let cpus = ledger.allocations().filter_map(|(_, _, held)| held.cpus.as_ref());
-    cpus.flat_map(CpuSet::iter).collect()
-}
-
 /// The first of many, and how many there are.
 fn in_words(names: &[String]) -> String {
     let shown = names[..names.len().min(NAMES)].join(", ");
@@ -329,7 +323,7 @@ mod tests {
         assert!(bench.happened().is_empty(), "nothing is exclusive");
         admit(&mut reconciler);
         turn(&mut reconciler);
-        let exclusive = exclusive(&reconciler.core.state.ledger);
+        let exclusive = reconciler.core.state.ledger.all_exclusive_cpus();
         assert_eq!(exclusive, "1-3".parse().unwrap());
         assert_eq!((bench.of(24).as_str(), bench.of(25).as_str()), ("0,4-7", "1-2"));
         assert_eq!(bench.read("sys/devices/virtual/workqueue/cpumask"), "000000f1");

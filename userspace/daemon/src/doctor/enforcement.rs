@@ -2,6 +2,10 @@
 
 use std::{collections::BTreeSet, fs};
 
+use numaward_config::cpu_power::CpuPower;
+use numaward_enforce::power::PowerKnob;
+use numaward_topology::CpuId;
+
 use super::{Check, Host, Outcome, check, ok, warn};
 
 /// `AllowedCPUs=` and `AllowedMemoryNodes=` came with this version of systemd.
@@ -99,6 +103,38 @@ impl Host<'_> {
                  a privileged one",
             ),
         }
+    }
+
+    /// Whether power settings of exclusive CPUs can be made, where they are to be: those of the first CPU.
+    pub(super) fn power(&self, power: &CpuPower) -> Outcome {
+        let CpuPower { governor, energy_preference, wake_up_latency } = power;
+        let governors = ("scaling_available_governors", governor.as_ref().map(ToString::to_string));
+        let preference = energy_preference.as_ref().map(ToString::to_string);
+        let preferences = ("energy_performance_available_preferences", preference);
+        let wanted = [
+            governor.is_some().then_some((PowerKnob::Governor, Some(governors))),
+            energy_preference.is_some().then_some((PowerKnob::EnergyPreference, Some(preferences))),
+            wake_up_latency.map(|_| (PowerKnob::WakeUpLatency, None)),
+        ];
+        let problems = wanted.into_iter().flatten().filter_map(|(knob, choices)| {
+            let path = knob.path(CpuId(0));
+            if let Err(error) = rustix::fs::access(self.root.join(&path), rustix::fs::Access::WRITE_OK) {
+                return Some(format!("/{path} cannot be written ({error})"));
+            }
+            let (file, Some(value)) = choices? else { return None };
+            let known = self.read(&format!("{}/{file}", path.rsplit_once('/')?.0)).ok()?;
+            let is_known = known.split_whitespace().any(|known| known == value);
+            (!is_known).then(|| format!("/{path} takes no {value:?}, but {}", known.trim()))
+        });
+        let problems: Vec<String> = problems.collect();
+        if problems.is_empty() {
+            return ok("settings of exclusive CPUs can be written");
+        }
+        warn(
+            format!("{}: these stay as they are", problems.join("; ")),
+            "configure what this host has; let the daemon write /sys/devices/system/cpu: ProtectKernelTunables=no in its unit, \
+             the component cpu-power on Kubernetes",
+        )
     }
 
     fn systemd(&self) -> Outcome {
@@ -241,6 +277,37 @@ mod tests {
         assert_eq!(Host { root: dir.path() }.interrupts().0, Verdict::Ok);
         let (verdict, finding, _) = Host { root: tree(GOOD).path() }.interrupts();
         assert!(verdict == Verdict::Warn && finding.contains("cannot be written (No such file"), "{finding}");
+    }
+
+    #[test]
+    fn power_settings_can_be_made_where_their_files_are_and_take_the_value() {
+        let power = |text: &str| serde_json::from_str::<CpuPower>(text).unwrap();
+        let all = r#"{"governor": "performance", "energyPreference": "power", "wakeUpLatency": 0}"#;
+        let of = |file: &str| format!("sys/devices/system/cpu/cpu0/{file}");
+        let [governor, governors, latency] = [
+            "cpufreq/scaling_governor",
+            "cpufreq/scaling_available_governors",
+            "power/pm_qos_resume_latency_us",
+        ]
+        .map(of);
+        let preference = of("cpufreq/energy_performance_preference");
+        let dir = tree(&[
+            (&governor, "schedutil\n"),
+            (&governors, "performance schedutil \n"),
+            (&preference, "power\n"),
+            (&latency, "0\n"),
+        ]);
+        let host = Host { root: dir.path() };
+        assert_eq!(host.power(&power(all)).0, Verdict::Ok, "{:?}", host.power(&power(all)));
+        let (verdict, finding, _) = host.power(&power(r#"{"governor": "turbo"}"#));
+        let problem = format!("/{governor} takes no \"turbo\", but performance schedutil: ");
+        assert!(verdict == Verdict::Warn && finding.starts_with(&problem), "{finding}");
+        let empty = tree(GOOD);
+        let (verdict, finding, _) = Host { root: empty.path() }.power(&power(all));
+        assert!(verdict == Verdict::Warn, "{finding}");
+        for file in [governor, preference, latency] {
+            assert!(finding.contains(&format!("/{file} cannot be written (No such file")), "{finding}");
+        }
     }
 
     /// Files beside those of a good host (the last of a path counts); a check, its verdict and what is said.

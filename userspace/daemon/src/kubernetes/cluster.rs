@@ -3,14 +3,17 @@
 //! The API server may come late and go at any time; whatever needs it starts when it is there, and says meanwhile what
 //! is missing.
 
-use std::{os::unix::net::UnixListener, sync::Arc, time::Duration};
+use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use numaward_config::{Config, OperatingMode, kubernetes::WhenUnpinned, policy::TopologyManagerScope};
-use numaward_control::Reconciler;
-use numaward_engine::policy::TopologyManagerPolicy;
+use numaward_api::EnforcementMode;
+use numaward_config::{
+    Config, OperatingMode, guard::GuardMode, kubernetes::WhenUnpinned, policy::TopologyManagerScope,
+};
+use numaward_control::{CrowdedNode, Reconciler};
+use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
 use numaward_kube::{
-    api::{self, EventQueue, EventWriter, Evictor, Pace, Pods, Unplaced},
+    api::{self, EventQueue, EventWriter, Evictor, Pace, Pods, StoredPod, ToEvict, Why},
     node_topology::{NodeTopology, Publisher, fingerprint},
     pod::{PodId, PodSource as _},
     pod_resources,
@@ -70,7 +73,7 @@ pub struct Cluster {
     policies: Policies,
     socket: Option<UnixListener>,
     pods: Option<(Pods, EventQueue, String)>,
-    unplaced: Option<Unplaced>,
+    to_evict: Option<ToEvict>,
 }
 
 impl Cluster {
@@ -89,7 +92,7 @@ impl Cluster {
             (Pods::new(writer), queue, node)
         });
         let (config, observer) = (config.clone(), observer.clone());
-        Ok(Self { config, observer, metrics, mode, policies, socket, pods, unplaced: None })
+        Ok(Self { config, observer, metrics, mode, policies, socket, pods, to_evict: None })
     }
 
     /// The pods, where the API server is to be asked for them.
@@ -97,13 +100,24 @@ impl Cluster {
         self.pods.as_ref().map(|(pods, ..)| pods.clone())
     }
 
-    /// Evicts these pods, if that is configured.
+    /// Evicts pods that run without what they ask for, and those that the guard names, if that is configured.
     pub fn evict(&mut self, reconciler: &Reconciler) {
-        if self.config.kubernetes.unpinned == WhenUnpinned::Evict {
-            let reconciler = reconciler.clone();
-            let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
-            self.unplaced = Some(Arc::new(move || reconciler.unplaced().into_iter().map(id).collect()));
+        let Config { kubernetes, guard, enforcement, .. } = &self.config;
+        let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == WhenUnpinned::Evict;
+        let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
+        if !of_unplaced && !of_crowded {
+            return;
         }
+        let (reconciler, pods) = (reconciler.clone(), self.pods());
+        let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
+        self.to_evict = Some(Arc::new(move || {
+            let unplaced = if of_unplaced { reconciler.unplaced() } else { Vec::new() };
+            let unplaced = unplaced.into_iter().map(|name| (id(name), Why::Unplaced));
+            // Only `guard: evict` names any.
+            let crowded = reconciler.crowded();
+            let known = pods.iter().filter(|_| !crowded.is_empty()).flat_map(Pods::all).collect::<Vec<_>>();
+            unplaced.chain(in_the_way(&crowded, &known)).collect()
+        }));
     }
 
     /// Starts what is configured. `source` gives what is assigned, where anything can be. To be called within a
@@ -123,7 +137,7 @@ impl Cluster {
         }
         let source = source.filter(|_| is_published).map(|source| (source, devices));
         let Some((pods, queue, node)) = self.pods.take() else {
-            if self.unplaced.is_some() {
+            if self.to_evict.is_some() {
                 let reason =
                     "kubernetes.nodeName is not set: pods cannot be read, and none is evicted".to_owned();
                 self.observer.note(Part::Evictions, Err(reason));
@@ -166,10 +180,10 @@ impl Cluster {
             Arc::new(move |result| observer.note(part, result))
         };
         tokio::spawn(queue.run(client.clone(), node.clone(), metrics.clone(), stop.clone()));
-        if let Some(unplaced) = self.unplaced {
+        if let Some(to_evict) = self.to_evict {
             let evictor = Evictor {
                 pods: pods.clone(),
-                unplaced,
+                to_evict,
                 spared: kubernetes.placement_off_namespaces.clone(),
                 // A pod has its name as its host name.
                 own_pod: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -195,6 +209,24 @@ impl Cluster {
         }
         pods.follow(client, node, metrics, report(Part::KubernetesApi), stop).await;
     }
+}
+
+/// The pods that the guard names, in the order in which they are to go: those of the class `BestEffort` first, and of a
+/// class those with the most. Guaranteed pods do not go.
+fn in_the_way(crowded: &[CrowdedNode], pods: &[Arc<StoredPod>]) -> Vec<(PodId, Why)> {
+    let named = crowded.iter().flat_map(|of| of.pods.iter().map(|(uid, has)| (of.node, uid, *has)));
+    let known = named.filter_map(|(node, uid, has)| {
+        let of = pods.iter().find(|stored| stored.pod.id.uid == *uid)?;
+        let rank = match of.pod.request().qos() {
+            QosClass::BestEffort => 0,
+            QosClass::Burstable => 1,
+            QosClass::Guaranteed => return None,
+        };
+        Some((rank, Reverse(has), of.pod.id.clone(), Why::NodeShort { node, has }))
+    });
+    let mut known: Vec<_> = known.collect();
+    known.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
+    known.into_iter().map(|(_, _, id, why)| (id, why)).collect()
 }
 
 /// Keeps the names of containers up to date.
@@ -279,4 +311,46 @@ fn fingerprint_of(pods: &Pods, assigned: &Assigned) -> String {
         .filter(|stored| !stored.pod.is_terminal && (stored.is_running || holds(&stored.pod.id.uid)))
         .map(|stored| (stored.pod.id.namespace.as_str(), stored.pod.id.name.as_str()));
     fingerprint::of(accounted)
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::{Bytes, NodeId};
+
+    use super::*;
+
+    fn pod(name: &str, requests: &str, limits: &str) -> Arc<StoredPod> {
+        let text = format!(
+            r#"{{"metadata": {{"name": "{name}", "namespace": "ns", "uid": "uid-{name}"}}, "spec": {{"containers":
+            [{{"name": "main", "resources": {{"requests": {requests}, "limits": {limits}}}}}]}}}}"#
+        );
+        api::read_pod(text.as_bytes()).unwrap().into()
+    }
+
+    #[test]
+    fn best_effort_pods_go_before_burstable_ones_and_of_these_the_largest_first() {
+        let (some, all) = (r#"{"memory": "1Gi"}"#, r#"{"cpu": "1", "memory": "1Gi"}"#);
+        let pods = [
+            pod("burstable", some, "{}"),
+            pod("small", "{}", "{}"),
+            pod("large", "{}", "{}"),
+            pod("guaranteed", all, all),
+            pod("elsewhere", "{}", "{}"),
+        ];
+        let of = |name: &str, mib| (format!("uid-{name}"), Bytes::mib(mib));
+        let crowded = [CrowdedNode {
+            node: NodeId(1),
+            pods: vec![
+                of("guaranteed", 900),
+                of("burstable", 800),
+                of("large", 30),
+                of("small", 20),
+                of("unknown", 10),
+            ],
+        }];
+        let named = in_the_way(&crowded, &pods);
+        let names: Vec<&str> = named.iter().map(|(id, _)| id.name.as_str()).collect();
+        assert_eq!(names, ["large", "small", "burstable"]);
+        assert_eq!(named[0].1, Why::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
+    }
 }

@@ -25,7 +25,13 @@ pub struct StoredPod {
     pub controller: Option<Controller>,
     /// Whether it is being deleted.
     pub is_leaving: bool,
+    /// Whether it has the priority of what the cluster or its node needs.
+    pub is_critical: bool,
 }
+
+/// The least priority of pods that the kubelet evicts for nobody: `SystemCriticalPriority` in `pkg/apis/scheduling`. The
+/// classes `system-cluster-critical` and `system-node-critical` have it or more, and users' own classes less.
+const CRITICAL: i64 = 2_000_000_000;
 
 type Amounts = Option<BTreeMap<String, Value>>;
 
@@ -43,6 +49,7 @@ struct Spec {
     containers: Vec<Container>,
     resources: Option<Requirements>,
     overhead: Amounts,
+    priority: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -158,6 +165,7 @@ pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String
         is_terminal: matches!(phase, "Succeeded" | "Failed"),
     };
     let is_running = phase == "Running";
+    let is_critical = spec.priority.is_some_and(|priority| priority >= CRITICAL);
     let statuses =
         [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
     let container_ids = statuses
@@ -170,7 +178,7 @@ pub(super) fn pod(object: DynamicObject, node: &str) -> Result<StoredPod, String
             Some((id, status.name))
         })
         .collect();
-    Ok(StoredPod { pod: Arc::new(pod), is_running, container_ids, controller, is_leaving })
+    Ok(StoredPod { pod: Arc::new(pod), is_running, container_ids, controller, is_leaving, is_critical })
 }
 
 #[cfg(test)]
@@ -253,6 +261,20 @@ mod tests {
             let mut object = object.clone();
             edit(&mut object["metadata"]);
             assert_eq!(read(object).unwrap().pod.id.uid, "u1");
+        }
+    }
+
+    #[test]
+    fn the_priority_of_what_the_cluster_needs_is_known() {
+        for (priority, is_critical) in [
+            (json!(null), false),
+            (json!(1_000_000_000), false),
+            (json!(2_000_000_000), true),
+            (json!(2_000_001_000), true),
+        ] {
+            let mut object = full();
+            object["spec"]["priority"] = priority.clone();
+            assert_eq!(read(object).unwrap().is_critical, is_critical, "{priority}");
         }
     }
 

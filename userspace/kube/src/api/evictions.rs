@@ -1,11 +1,13 @@
-//! Evictions of pods that run without what they ask for, so that their controllers make them anew.
+//! Evictions of pods that are in the wrong place, so that their controllers make them anew.
 //!
 //! Problem: a container that was started without us, and whose CPUs or memory are not there, shares what is nobody's until
-//! something becomes free. Where that is worse than a restart, its pod is to go.
+//! something becomes free. Where that is worse than a restart, its pod is to go. So is one without a guarantee whose memory
+//! is in the way of what is promised on a node ([`Why`]).
 //!
-//! Algorithm: what runs so is looked at again and again. A pod that stays so for a while gets an event, and the API server
-//! is asked for its eviction, which a `PodDisruptionBudget` can put off. The next one waits until it is gone, and for a
-//! pause after it. A pod that may not be evicted gets an event that says why.
+//! Algorithm: which pods these are is looked at again and again. A pod that stays among them for a while gets an event, and
+//! the API server is asked for its eviction, which a `PodDisruptionBudget` can put off: then the next one is tried. After an
+//! eviction, the next one waits until that pod is gone, and for a pause after it. A pod that may not be evicted although it
+//! runs without what it asks for gets an event that says why.
 //!
 //! Invariants: one pod at a time; only the pod that was looked at, by its UID; only one that its controller makes again,
 //! and may make elsewhere.
@@ -17,7 +19,9 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use kube::{Client, core::Status};
+use numaward_topology::{Bytes, NodeId};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -28,17 +32,61 @@ use super::{
 };
 use crate::pod::{Notice, PodId, PodSource as _};
 
-const EVICTED: &str = "NumaPlacementEviction";
 const STAYS: &str = "NumaPlacementMissing";
-/// What is the matter with such a pod.
-const WHY: &str = "It runs without the CPUs or memory that it asks for: it was started without numaward, and they are not free here";
+
+/// Why a pod is to be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+pub enum Why {
+    /// It was started without numaward, and what it asks for is not there.
+    #[display(
+        "It runs without the CPUs or memory that it asks for: it was started without numaward, and they are not free here"
+    )]
+    Unplaced,
+    /// It has no guarantee, and is in the way of what is promised on a node.
+    #[display(
+        "Node {node} may soon not have what is promised on it, and nobody else can be kept off it. This pod has no \
+         guarantee, and {has} there"
+    )]
+    NodeShort {
+        /// The node.
+        node: NodeId,
+        /// What it has there that cannot be dropped.
+        has: Bytes,
+    },
+}
+
+impl Why {
+    /// The reason of the event of a pod that is evicted.
+    fn event(self) -> &'static str {
+        match self {
+            Self::Unplaced => "NumaPlacementEviction",
+            Self::NodeShort { .. } => "NumaNodeShortEviction",
+        }
+    }
+
+    /// The word for labels.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Unplaced => "unplaced",
+            Self::NodeShort { .. } => "node_short",
+        }
+    }
+
+    /// What gives the right to evict.
+    fn component(self) -> &'static str {
+        match self {
+            Self::Unplaced => "the component evict-unpinned, or evictUnpinned.enabled of the chart",
+            Self::NodeShort { .. } => "the component guard-evict, or guardEvict.enabled of the chart",
+        }
+    }
+}
 
 /// How fast pods are evicted.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// How often pods are looked for.
     pub look: Duration,
-    /// How long a pod may run without what it asks for.
+    /// How long a pod may run without what it asks for. The guard has waited before it names one that is in the way.
     pub patience: Duration,
     /// After a pod is gone.
     pub pause: Duration,
@@ -60,15 +108,15 @@ impl Default for Pace {
     }
 }
 
-/// Gives the pods that run without what they ask for.
-pub type Unplaced = Arc<dyn Fn() -> Vec<PodId> + Send + Sync>;
+/// Gives the pods that are to be evicted now, those first that are to go first.
+pub type ToEvict = Arc<dyn Fn() -> Vec<(PodId, Why)> + Send + Sync>;
 
 /// Evicts pods.
 pub struct Evictor {
     /// The pods of this Kubernetes node.
     pub pods: Pods,
-    /// Those that run without what they ask for, now.
-    pub unplaced: Unplaced,
+    /// Those that are to be evicted.
+    pub to_evict: ToEvict,
     /// Namespaces whose pods stay.
     pub spared: BTreeSet<String>,
     /// The name of the pod that this runs in.
@@ -94,9 +142,11 @@ enum Stays {
     Own,
     #[display("its namespace {_0} is one of kubernetes.placementOffNamespaces")]
     Spared(String),
+    #[display("its priority is that of what the cluster needs")]
+    Critical,
 }
 
-/// A pod that runs without what it asks for.
+/// A pod that is to be evicted.
 struct Candidate {
     /// When to ask for its eviction.
     due: Instant,
@@ -110,23 +160,30 @@ struct Candidate {
 
 impl Evictor {
     /// Evicts pods until the token is cancelled. `node` is the name of this Kubernetes node.
-    pub async fn run(self, client: Client, node: String, stop: CancellationToken) {
-        let recorder = EventRecorder::new(client.clone(), &node, self.metrics.clone());
-        let evicting = Evicting {
-            evictor: self,
-            client,
-            recorder,
-            candidates: BTreeMap::new(),
-            leaving: None,
-            next: Instant::now(),
-            is_failing: false,
-        };
-        stop.run_until_cancelled(evicting.run()).await;
+    pub fn run(self, client: Client, node: String, stop: CancellationToken) -> BoxFuture<'static, ()> {
+        async move {
+            let recorder = EventRecorder::new(client.clone(), &node, self.metrics.clone());
+            let evicting = Evicting {
+                evictor: self,
+                client,
+                recorder,
+                candidates: BTreeMap::new(),
+                leaving: None,
+                next: Instant::now(),
+                is_failing: false,
+            };
+            stop.run_until_cancelled(evicting.run()).await;
+        }
+        .boxed()
     }
 
     /// Why a pod stays, if it does.
-    fn stays(&self, stored: &StoredPod) -> Option<Stays> {
+    fn stays(&self, stored: &StoredPod, why: Why) -> Option<Stays> {
         let pod = &stored.pod;
+        // Made anew, it would have what it asks for; in the way of others, it is worth more than they are.
+        if stored.is_critical && why != Why::Unplaced {
+            return Some(Stays::Critical);
+        }
         if pod.id.name == self.own_pod {
             return Some(Stays::Own);
         }
@@ -163,16 +220,17 @@ impl Evicting {
     async fn run(mut self) {
         loop {
             sleep(self.evictor.pace.look).await;
-            let unplaced = (self.evictor.unplaced)();
-            self.candidates.retain(|uid, _| unplaced.iter().any(|id| id.uid == *uid));
+            let listed = (self.evictor.to_evict)();
+            self.candidates.retain(|uid, _| listed.iter().any(|(id, _)| id.uid == *uid));
             let Evictor { pods, pace, report, .. } = &self.evictor;
             // A pod that could not be evicted may have gone by itself.
             if self.candidates.is_empty() && std::mem::take(&mut self.is_failing) {
                 report(Ok(()));
             }
             let now = Instant::now();
-            for id in &unplaced {
-                let due = now + pace.patience;
+            for (id, why) in &listed {
+                let patience = if *why == Why::Unplaced { pace.patience } else { Duration::ZERO };
+                let due = now + patience;
                 self.candidates.entry(id.uid.clone()).or_insert(Candidate {
                     due,
                     retry: pace.retry,
@@ -183,7 +241,7 @@ impl Evicting {
             // A pod that is leaving makes room, whatever the reason why it goes.
             let is_leaving = |id: &PodId| pods.get(id).is_some_and(|stored| stored.is_leaving);
             if self.leaving.as_ref().is_some_and(|id| pods.get(id).is_some())
-                || unplaced.iter().any(is_leaving)
+                || listed.iter().any(|(id, _)| is_leaving(id))
             {
                 self.next = now + pace.pause;
                 continue;
@@ -193,8 +251,8 @@ impl Evicting {
             if now < self.next || !pods.is_synced() {
                 continue;
             }
-            for id in &unplaced {
-                if self.look_at(id).await {
+            for (id, why) in &listed {
+                if self.look_at(id, *why).await {
                     break;
                 }
             }
@@ -202,7 +260,7 @@ impl Evicting {
     }
 
     /// Evicts a pod, if it is to be evicted and its time has come; whether that was tried.
-    async fn look_at(&mut self, id: &PodId) -> bool {
+    async fn look_at(&mut self, id: &PodId, why: Why) -> bool {
         let Some(stored) = self.evictor.pods.get(id).filter(|stored| !stored.pod.is_terminal) else {
             return false;
         };
@@ -210,24 +268,28 @@ impl Evicting {
         if candidate.is_done || Instant::now() < candidate.due {
             return false;
         }
-        if let Some(why) = self.evictor.stays(&stored) {
+        if let Some(stays) = self.evictor.stays(&stored, why) {
             candidate.is_done = true;
-            self.announce(&stored, STAYS, format!("{WHY}. It is not evicted: {why}.")).await;
+            if why == Why::Unplaced {
+                self.announce(&stored, STAYS, format!("{why}. It is not evicted: {stays}.")).await;
+            } else {
+                tracing::info!(pod = %id, %why, reason = %stays, "it is not evicted");
+            }
             return false;
         }
         if !std::mem::replace(&mut candidate.is_announced, true) {
             let controller = stored.controller.as_ref().map(ToString::to_string).unwrap_or_default();
-            let message = format!("{WHY}. It is evicted, so that {controller} makes it anew.");
-            self.announce(&stored, EVICTED, message).await;
+            let message = format!("{why}. It is evicted, so that {controller} makes it anew.");
+            self.announce(&stored, why.event(), message).await;
         }
         let answer = self.evict(&stored).await;
-        self.note(id, answer);
+        self.note(id, why, answer);
         true
     }
 
     async fn announce(&self, stored: &StoredPod, reason: &str, message: String) {
         let id = stored.pod.id.clone();
-        tracing::warn!(pod = %id, reason, note = message, "a pod runs without what it asks for");
+        tracing::warn!(pod = %id, reason, note = message, "a pod is in the wrong place");
         let notice = Notice { pod: id, reason: reason.to_owned(), message, is_warning: true };
         self.recorder.publish(&notice, Some(stored.pod.api_uid.clone())).await;
     }
@@ -249,7 +311,7 @@ impl Evicting {
     }
 
     /// Takes note of what came of it.
-    fn note(&mut self, id: &PodId, answer: Result<(), RequestError>) {
+    fn note(&mut self, id: &PodId, why: Why, answer: Result<(), RequestError>) {
         let Evictor { metrics, report, pace, .. } = &self.evictor;
         let Some(candidate) = self.candidates.get_mut(&id.uid) else { return };
         let now = Instant::now();
@@ -266,7 +328,7 @@ impl Evicting {
                 _ => Eviction::Failed,
             },
         };
-        metrics.evicted(result);
+        metrics.evicted(why, result);
         self.is_failing = matches!(result, Eviction::Forbidden | Eviction::Failed);
         if let Err(error) = &answer
             && self.is_failing
@@ -290,11 +352,10 @@ impl Evicting {
             Eviction::Forbidden => {
                 // Nor will another pod's be allowed.
                 self.next = now + pace.longest_retry;
-                report(Err(
-                    "pods cannot be evicted: the service account needs the verb create of the resource pods/eviction \
-                     (the component evict-unpinned, or evictUnpinned.enabled of the chart)"
-                        .to_owned(),
-                ));
+                report(Err(format!(
+                    "pods cannot be evicted: the service account needs the verb create of the resource pods/eviction ({})",
+                    why.component()
+                )));
             }
             Eviction::Failed => {
                 let problem = answer.err().map(|error| error.to_string()).unwrap_or_default();

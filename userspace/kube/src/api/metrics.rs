@@ -1,13 +1,14 @@
 //! What the talk with the API server comes to, counted.
 
 use educe::Educe;
+use numaward_topology::{Bytes, NodeId};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 use strum::VariantArray as _;
 
-use super::{Cause, RequestError};
+use super::{Cause, RequestError, Why};
 
 /// What is done with the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
@@ -52,7 +53,7 @@ pub struct ApiMetrics {
     pub(crate) events: Counter,
     pub(crate) events_dropped: Counter,
     #[educe(Default(expression = no_evictions()))]
-    evictions: Family<[(&'static str, &'static str); 1], Counter>,
+    evictions: Family<Labels, Counter>,
     pub(crate) topology_updates: Counter,
 }
 
@@ -66,12 +67,18 @@ fn all_at_zero() -> Family<Labels, Counter> {
     errors
 }
 
-fn no_evictions() -> Family<[(&'static str, &'static str); 1], Counter> {
+fn no_evictions() -> Family<Labels, Counter> {
     let evictions = Family::default();
-    for &result in Eviction::VARIANTS {
-        drop(evictions.get_or_create(&[("result", result.into())]));
+    for why in [Why::Unplaced, Why::NodeShort { node: NodeId(0), has: Bytes(0) }] {
+        for &result in Eviction::VARIANTS {
+            drop(evictions.get_or_create(&of_eviction(why, result)));
+        }
     }
     evictions
+}
+
+fn of_eviction(why: Why, result: Eviction) -> Labels {
+    [("reason", why.label()), ("result", result.into())]
 }
 
 fn labels(operation: Operation, cause: Cause) -> Labels {
@@ -113,7 +120,8 @@ impl ApiMetrics {
         );
         registry.register(
             "kubernetes_evictions",
-            "Requests for the eviction of a pod that runs without what it asks for, by result",
+            "Requests for the eviction of a pod, by result and reason: it runs without what it asks for, or it has no \
+             guarantee and is in the way of what is promised on a node",
             self.evictions.clone(),
         );
         registry.register(
@@ -123,8 +131,8 @@ impl ApiMetrics {
         );
     }
 
-    pub(crate) fn evicted(&self, result: Eviction) {
-        self.evictions.get_or_create(&[("result", result.into())]).inc();
+    pub(crate) fn evicted(&self, why: Why, result: Eviction) {
+        self.evictions.get_or_create(&of_eviction(why, result)).inc();
     }
 
     pub(crate) fn failed(&self, operation: Operation, error: &RequestError) {

@@ -6,7 +6,7 @@
 //!
 //! - [`Pods`]: the pods of this Kubernetes node, by list and watch.
 //! - [`EventWriter`]: Kubernetes Events on pods.
-//! - [`Evictor`]: evictions of pods that run without what they ask for.
+//! - [`Evictor`]: evictions of pods that run without what they ask for, or are in the way of what is promised.
 //! - [`kubelet_version`]: what the Kubernetes node reports of its kubelet.
 //! - [`connect`]: the client that all of them share.
 //!
@@ -49,7 +49,7 @@ pub(crate) use self::metrics::Operation;
 pub use self::{
     convert::StoredPod,
     events::{EventQueue, EventWriter},
-    evictions::{Controller, Evictor, Pace, Unplaced},
+    evictions::{Controller, Evictor, Pace, ToEvict, Why},
     metrics::ApiMetrics,
     pods::Pods,
 };

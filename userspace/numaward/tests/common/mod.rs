@@ -64,24 +64,33 @@ impl Drop for Daemon {
 pub(crate) fn daemon() -> Daemon {
     let host = host();
     let socket = host.path().join("control.sock");
-    let mut child = numaward(&["run", "--listen", "127.0.0.1:0", "--log-format", "json"])
-        .env("NUMAWARD_HOST_ROOT", host.path())
-        .env("NUMAWARD_STATE_DIRECTORY", host.path().join("state"))
-        .env("NUMAWARD_CONTROL_SOCKET", &socket)
-        .env("NUMAWARD_PROBES_ALLOCATION_ENABLED", "false")
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let here = |args: &[&str]| {
+        let mut command = numaward(args);
+        command
+            .env("NUMAWARD_HOST_ROOT", host.path())
+            .env("NUMAWARD_STATE_DIRECTORY", host.path().join("state"))
+            .env("NUMAWARD_CONTROL_SOCKET", &socket)
+            .env("NUMAWARD_PROBES_ALLOCATION_ENABLED", "false")
+            .env("NUMAWARD_LISTEN", "127.0.0.1:0");
+        command
+    };
+    let mut child = here(&["run", "--log-format", "json"]).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut differences = String::new();
+    let (mut differences, mut configuration) = (String::new(), Value::Null);
     let address = lines.by_ref().find_map(|line| {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
         differences += event["differences"].as_str().unwrap_or_default();
+        if let Some(text) = event["configuration"].as_str() {
+            assert_eq!(event["level"], "INFO");
+            configuration = serde_json::from_str(text).unwrap();
+        }
         (event["message"] == "serving").then(|| event["address"].as_str().unwrap().parse().unwrap())
     });
     for key in ["listen: 127.0.0.1:0, log.format: json", "probes.allocation.enabled: false"] {
         assert!(differences.contains(key), "{key}: {differences}");
     }
+    let view = here(&["config", "view", "-o", "json"]).env("NUMAWARD_LOG_FORMAT", "json").output().unwrap();
+    assert_eq!(configuration, serde_json::from_slice::<Value>(&view.stdout).unwrap());
     // The daemon would block on a full pipe.
     std::thread::spawn(move || lines.for_each(drop));
     Daemon { child, address: address.unwrap(), socket, _host: host }

@@ -31,6 +31,7 @@ fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
         view: Arc::clone(&held.view),
         rebalance: held.rebalancing.shown(),
         unplaced: Arc::clone(&held.unplaced),
+        crowded: held.guard.crowded(),
     };
     // Nothing is handled until then.
     let mut next = Instant::now() + Duration::from_hours(1);

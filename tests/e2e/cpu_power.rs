@@ -1,0 +1,72 @@
+//! `enforcement.cpuPower`: the wake-up latency of exclusive CPUs. Virtual machines have no frequencies, so of governors it is
+//! shown that nothing fails without them.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+
+use crate::deploy::checkout;
+
+#[test]
+fn exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back() {
+    let Some(bench) = Bench::open() else { return };
+    // CPUs 2 and 3 are on node 1.
+    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
+    let vm = bench.vm(machine).limit(Duration::from_mins(10));
+    let report = boot(&vm, include_str!("cpu_power.sh"));
+    eprintln!("{report}");
+
+    assert!(
+        !report.section("frequencies").contains("cpufreq\n"),
+        "frequencies could be tested here:\n{report}"
+    );
+    let doctor = report.section("doctor");
+    assert!(doctor.contains("scaling_governor"), "{report}");
+    let found = "0 0 150 0";
+    assert_eq!(report.section("before"), found);
+    for section in ["held", "held by nobody", "held again"] {
+        assert_eq!(report.section(section), "0 0 n/a n/a", "{section}:\n{report}");
+    }
+    let events = report.section("events");
+    for says in [
+        "Set on exclusive CPUs 2-3: wake-up latency n/a (CPUs 2-3).",
+        "Not as configured on exclusive CPUs 2-3: governor: there is no cpufreq/scaling_governor for them (CPUs 2-3).",
+    ] {
+        assert!(events.contains(says), "{says}\n{report}");
+    }
+    let figures = report.section("figures");
+    for line in [
+        "numaward_cpu_power_settings{state=\"set\"} 2",
+        "numaward_cpu_power_settings{state=\"refused\"} 2",
+        "numaward_cpu_power_writes_total{result=\"ok\"} 2",
+        "numaward_cpu_power_writes_total{result=\"error\"} 0",
+    ] {
+        assert!(figures.contains(line), "{line}\n{report}");
+    }
+    assert_eq!(report.section("released"), found, "the daemon was killed twice in between");
+    assert_eq!(report.section("of somebody else"), "0 0 150 70", "what others write stays");
+    assert_eq!(report.section("another value"), "0 0 20 20");
+    assert_eq!(report.section("not configured"), found);
+    assert_eq!(report.section("uninstalled"), found);
+}
+
+#[test]
+fn the_unit_sets_it_with_the_drop_in_that_the_page_has() {
+    let Some(bench) = Bench::open() else { return };
+    let page = std::fs::read_to_string(checkout("docs/power.md")).unwrap();
+    let (_, rest) = page.split_once("```ini\n").unwrap();
+    let drop_in = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&drop_in, rest.split_once("```").unwrap().0).unwrap();
+    let machine = Machine::parse(None, Some("2,2"), Some("1G,512M"), None).unwrap();
+    let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
+    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
+    let report = boot(&vm.file(drop_in.path(), "/power.conf"), include_str!("cpu_power_unit.sh"));
+    eprintln!("{report}");
+
+    assert_eq!(report.section("closed"), "latency: 0", "{report}");
+    assert!(report.section("closed events").contains("Read-only file system"), "{report}");
+    assert_eq!(report.section("open"), "latency: n/a", "{report}");
+    assert!(!report.section("open events").contains("Read-only file system"), "{report}");
+    assert_eq!(report.section("outside of it").matches("ead-only file system").count(), 3, "{report}");
+}

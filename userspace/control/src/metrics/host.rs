@@ -1,0 +1,92 @@
+//! What is done beside cgroups for exclusive CPUs: affinities of interrupts and the like, power settings.
+
+use numaward_enforce::interrupts::WriteError;
+use prometheus_client::registry::Registry;
+
+use super::{By, ByState, ControlMetrics, set};
+
+/// Counts since the daemon started. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct HostMetrics {
+    affinities: ByState,
+    affinity_writes: By<1>,
+    power_settings: ByState,
+    power_writes: By<1>,
+}
+
+impl Default for HostMetrics {
+    /// All at zero.
+    fn default() -> Self {
+        let figures = Self {
+            affinities: ByState::default(),
+            affinity_writes: By::default(),
+            power_settings: ByState::default(),
+            power_writes: By::default(),
+        };
+        set(&figures.affinities, [("moved", 0), ("stays", 0)]);
+        set(&figures.power_settings, [("set", 0), ("given_up", 0), ("refused", 0)]);
+        for result in ["ok", "fixed", "error"] {
+            drop(figures.affinity_writes.get_or_create(&[("result", result.to_owned())]));
+        }
+        for result in ["ok", "error"] {
+            drop(figures.power_writes.get_or_create(&[("result", result.to_owned())]));
+        }
+        figures
+    }
+}
+
+impl HostMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "interrupt_affinities",
+            "Interrupts, queues of network interfaces and workqueues that are kept off exclusive CPUs, and those that stay \
+             there",
+            self.affinities.clone(),
+        );
+        registry.register(
+            "interrupt_affinity_writes",
+            "Affinities of interrupts, network queues and workqueues written, and whether the kernel took it; fixed: it \
+             lets nobody move that one",
+            self.affinity_writes.clone(),
+        );
+        registry.register(
+            "cpu_power_settings",
+            "Power settings of exclusive CPUs that hold what is configured, that somebody else wrote since, and that cannot \
+             be made",
+            self.power_settings.clone(),
+        );
+        registry.register(
+            "cpu_power_writes",
+            "Power settings written, also to give them back, and whether the kernel took it",
+            self.power_writes.clone(),
+        );
+    }
+}
+
+impl ControlMetrics {
+    /// So much is kept off exclusive CPUs now, and so much stays there.
+    pub(crate) fn affinities(&self, moved: usize, stay: usize) {
+        set(&self.host.affinities, [("moved", moved), ("stays", stay)]);
+    }
+
+    /// An affinity was written.
+    pub(crate) fn wrote_affinity(&self, written: &Result<(), WriteError>) {
+        let result = match written {
+            Ok(()) => "ok",
+            Err(WriteError::Fixed) => "fixed",
+            Err(_) => "error",
+        };
+        self.host.affinity_writes.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
+    /// So many power settings hold what is configured, are somebody else's, and cannot be made.
+    pub(crate) fn power_settings(&self, set_now: usize, given_up: usize, refused: usize) {
+        set(&self.host.power_settings, [("set", set_now), ("given_up", given_up), ("refused", refused)]);
+    }
+
+    /// A power setting was written.
+    pub(crate) fn wrote_power(&self, is_ok: bool) {
+        let result = if is_ok { "ok" } else { "error" };
+        self.host.power_writes.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+}

@@ -1,0 +1,468 @@
+//! Power settings of exclusive CPUs: `enforcement.cpuPower`.
+//!
+//! Algorithm: when other CPUs are exclusive than before, and every few seconds while anything is set, the files are read and
+//! those that do not hold what they are to hold are written, see [`numaward_enforce::power`].
+//!
+//! Invariants: what was found is stored before anything is written. What somebody else wrote since is given up. What cannot
+//! be written is reported once, and not tried again until other CPUs are exclusive; what is to be given back is tried again and
+//! again.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use numaward_api::{EventKind, Severity};
+use numaward_config::cpu_power::CpuPower;
+use numaward_enforce::power::{AllHeld, Held, Plan, Power, PowerKnob, Wanted, Write, plan};
+use numaward_model::Report;
+use numaward_topology::CpuSet;
+
+use super::Event;
+use crate::{core::Core, error::AdmissionError};
+
+/// How often it is looked what others wrote.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What is said about settings, and for which CPUs it is true.
+type Said = BTreeMap<String, CpuSet>;
+
+/// Sets and gives back.
+#[derive(Debug)]
+pub(super) struct PowerSettings {
+    power: Power,
+    /// The CPUs that are exclusive.
+    cpus: CpuSet,
+    looked: Option<Instant>,
+    /// What could not be written, by file: the value, and why.
+    failed: BTreeMap<String, (String, String)>,
+    /// What is not as configured, as reported last.
+    problems: Said,
+}
+
+/// What was done in one go.
+#[derive(Debug, Default)]
+struct Done {
+    set: Said,
+    back: Said,
+    foreign: Said,
+    problems: Said,
+}
+
+impl PowerSettings {
+    pub(super) fn new(root: &Path) -> Self {
+        Self {
+            power: Power::new(root),
+            cpus: CpuSet::new(),
+            looked: None,
+            failed: BTreeMap::new(),
+            problems: Said::new(),
+        }
+    }
+
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Turn(now) => self.turn(core, *now),
+            Event::Held(_)
+            | Event::Cgroups(_)
+            | Event::Written(_)
+            | Event::Machine(_)
+            | Event::Changed
+            | Event::Gone(_)
+            | Event::Free => {}
+        }
+    }
+
+    fn turn(&mut self, core: &mut Core, now: Instant) {
+        let wanted = core.config.enforcement.power_settings().map(wanted).unwrap_or_default();
+        let cpus = if wanted.is_empty() { CpuSet::new() } else { core.state.ledger.all_exclusive_cpus() };
+        let is_idle = cpus.is_empty() && core.state.power.is_empty();
+        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
+        if cpus == self.cpus && (is_idle || !is_due) {
+            return;
+        }
+        if cpus != self.cpus {
+            self.failed.clear();
+        }
+        (self.cpus, self.looked) = (cpus, Some(now));
+        if let Err(error) = self.follow(core, &wanted) {
+            tracing::error!(%error, "power settings stay as they are, as what was found cannot be stored");
+        }
+    }
+
+    fn follow(&mut self, core: &mut Core, wanted: &Wanted) -> Result<(), AdmissionError> {
+        let before = core.state.power.clone();
+        let (seen, refused) = self.power.look(wanted, &self.cpus);
+        let Plan { mut writes, mut held, foreign } =
+            plan(&seen, wanted, &before, |path| self.power.read(path));
+        let mut done = Done::default();
+        for of in &foreign {
+            note(&mut done.foreign, format!("{} {}", of.knob.name(), of.value), &of.cpus);
+        }
+        for of in &refused {
+            note(&mut done.problems, format!("{}: {}", of.knob.name(), of.reason), &of.cpus);
+        }
+        writes.retain(|write| {
+            let failed =
+                self.failed.get(&write.path).filter(|(value, _)| *value == write.value && !write.is_back);
+            if let Some((_, reason)) = failed {
+                note(&mut done.problems, format!("{}: {reason}", write.knob.name()), &write.cpus);
+                as_before(&mut held, &before, &write.path);
+            }
+            failed.is_none()
+        });
+        core.save_power(held.clone())?;
+        // What one setting stands in the way of can be written after it.
+        let mut again = Vec::new();
+        for write in writes {
+            self.write(core, write, &before, &mut held, &mut done, Some(&mut again));
+        }
+        for write in again {
+            self.write(core, write, &before, &mut held, &mut done, None);
+        }
+        let given_up = held.values().filter(|of| of.is_given_up).count();
+        let is_refused = done.problems.values().map(CpuSet::len).sum();
+        core.metrics.power_settings(held.len() - given_up, given_up, is_refused);
+        core.save_power(held)?;
+        self.report(core, done);
+        Ok(())
+    }
+
+    /// Writes a setting. What is in the way of it goes to `again`, if there is such a thing.
+    fn write(
+        &mut self,
+        core: &Core,
+        write: Write,
+        before: &AllHeld,
+        held: &mut AllHeld,
+        done: &mut Done,
+        again: Option<&mut Vec<Write>>,
+    ) {
+        let result = self.power.write(&write);
+        if let (Err(error), Some(again)) = (&result, again)
+            && error.is_busy()
+        {
+            again.push(write);
+            return;
+        }
+        core.metrics.wrote_power(result.is_ok());
+        let Write { path, knob, cpus, value, is_back } = write;
+        match result {
+            Ok(()) if is_back => {
+                held.remove(&path);
+                note(&mut done.back, format!("{} {value}", knob.name()), &cpus);
+            }
+            Ok(()) => {
+                if let Some(of) = held.get_mut(&path) {
+                    of.before = None;
+                }
+                note(&mut done.set, format!("{} {value}", knob.name()), &cpus);
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                note(&mut done.problems, format!("{}: {reason}", knob.name()), &cpus);
+                if !is_back {
+                    // Where it took something else, that is to be given back.
+                    let now = self.power.read(&path).ok().flatten();
+                    let is_changed =
+                        |of: &Held| now.as_ref().is_some_and(|now| of.before.as_ref() != Some(now));
+                    match held.get_mut(&path).filter(|of| is_changed(of)) {
+                        Some(of) => of.written = now.unwrap_or_default(),
+                        None => as_before(held, before, &path),
+                    }
+                    self.failed.insert(path, (value, reason));
+                }
+            }
+        }
+    }
+
+    fn report(&mut self, core: &Core, done: Done) {
+        let Done { set, back, foreign, problems } = done;
+        let cpus = &self.cpus;
+        let report = |severity, what: String, said: &Said| {
+            let list = |(said, cpus): (&String, &CpuSet)| format!("{said} (CPUs {cpus})");
+            let list: Vec<String> = said.iter().map(list).collect();
+            let message = format!("{what}: {}.", list.join("; "));
+            core.report(
+                None,
+                Report::new(EventKind::CpuPower, message).severity(severity).detail("cpus", cpus),
+            );
+        };
+        if !set.is_empty() {
+            report(Severity::Info, format!("Set on exclusive CPUs {cpus}"), &set);
+        }
+        if !back.is_empty() {
+            report(Severity::Info, "Given back what was found".to_owned(), &back);
+        }
+        if !foreign.is_empty() {
+            report(Severity::Warning, "Somebody else wrote these, and they stay so".to_owned(), &foreign);
+        }
+        if !problems.is_empty() && problems != self.problems {
+            report(Severity::Warning, format!("Not as configured on exclusive CPUs {cpus}"), &problems);
+        }
+        self.problems = problems;
+    }
+}
+
+fn note(said: &mut Said, what: String, cpus: &CpuSet) {
+    said.entry(what).or_default().extend(cpus.iter());
+}
+
+/// Nothing was written: what was known before is true.
+fn as_before(held: &mut AllHeld, before: &AllHeld, path: &str) {
+    match before.get(path) {
+        Some(of) => drop(held.insert(path.to_owned(), of.clone())),
+        None => drop(held.remove(path)),
+    }
+}
+
+/// What is configured, as the kernel shows it.
+fn wanted(power: &CpuPower) -> Wanted {
+    let CpuPower { governor, energy_preference, wake_up_latency } = power;
+    let latency =
+        wake_up_latency.map(|micros| if micros == 0 { "n/a".to_owned() } else { micros.to_string() });
+    let settings = [
+        (PowerKnob::EnergyPreference, energy_preference.as_ref().map(ToString::to_string)),
+        (PowerKnob::Governor, governor.as_ref().map(ToString::to_string)),
+        (PowerKnob::WakeUpLatency, latency),
+    ];
+    settings.into_iter().filter_map(|(knob, value)| Some((knob, value?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::Arc};
+
+    use numaward_api as api;
+    use numaward_config::Config;
+
+    use super::*;
+    use crate::{
+        Request,
+        reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
+        testing::{self as fixture, Host},
+    };
+
+    const CPU: &str = "sys/devices/system/cpu";
+
+    /// A host with one cgroup, and power settings of eight CPUs.
+    struct Bench {
+        dir: tempfile::TempDir,
+        host: Arc<Host>,
+        config: Config,
+    }
+
+    impl Bench {
+        fn new(power: &str) -> Self {
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            for cgroup in ["", "a"] {
+                fixture::cgroup(&dir.path().join("cgroup").join(cgroup), &host.machine.lock().unwrap());
+            }
+            let mut config = Config {
+                state_directory: dir.path().join("state"),
+                host_root: dir.path().to_owned(),
+                ..Config::default()
+            };
+            config.enforcement.cpu_power = serde_json::from_str(power).unwrap();
+            let bench = Self { dir, host, config };
+            for cpu in 0..8 {
+                bench.put(&format!("cpu{cpu}/cpufreq/scaling_governor"), "schedutil");
+                bench.put(&format!("cpu{cpu}/power/pm_qos_resume_latency_us"), "0");
+            }
+            bench
+        }
+
+        fn put(&self, path: &str, text: &str) {
+            let path = self.dir.path().join(CPU).join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+
+        fn start(&self) -> ReconcilerLoop {
+            reconciler_loop(&self.config, &self.dir.path().join("cgroup"), &self.host)
+        }
+
+        /// Of all CPUs.
+        fn governors(&self) -> [String; 8] {
+            self.of("cpufreq/scaling_governor")
+        }
+
+        fn latencies(&self) -> [String; 8] {
+            self.of("power/pm_qos_resume_latency_us")
+        }
+
+        fn of(&self, file: &str) -> [String; 8] {
+            std::array::from_fn(|cpu| {
+                fixture::line(&self.dir.path().join(CPU).join(format!("cpu{cpu}/{file}")))
+            })
+        }
+
+        fn happened(&self) -> Vec<String> {
+            let happened = std::mem::take(&mut *self.host.happened.lock().unwrap());
+            let of = happened.into_iter().filter(|(_, report)| report.kind == EventKind::CpuPower);
+            of.map(|(_, report)| report.message).collect()
+        }
+    }
+
+    /// CPUs 1-3.
+    fn admit(reconciler: &mut ReconcilerLoop) {
+        let request = Request::new(&api::AllocationRequest {
+            cpus: Some(api::Cpus::whole(3)),
+            ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "256Mi")
+        });
+        assert!(matches!(reconciler.admit(&request.unwrap(), false), Ok(Answer::Admitted(_))));
+    }
+
+    /// Later than the last look.
+    fn turn(reconciler: &mut ReconcilerLoop) {
+        let ReconcilerLoop { power, core, .. } = reconciler;
+        let later = power.looked.map_or_else(Instant::now, |looked| looked + LOOK);
+        power.handle(core, &Event::Turn(later));
+    }
+
+    fn on_1_to_3(here: &str, elsewhere: &str) -> [String; 8] {
+        std::array::from_fn(|cpu| if (1..=3).contains(&cpu) { here } else { elsewhere }.to_owned())
+    }
+
+    const BOTH: &str = r#"{"governor": "performance", "wakeUpLatency": 0}"#;
+
+    #[test]
+    fn settings_come_with_the_guarantee_and_go_with_its_release_also_over_a_crash() {
+        let bench = Bench::new(BOTH);
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        assert!(bench.happened().is_empty(), "nothing is exclusive");
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        assert_eq!(bench.governors(), on_1_to_3("performance", "schedutil"));
+        assert_eq!(bench.latencies(), on_1_to_3("n/a", "0"));
+        let set =
+            "Set on exclusive CPUs 1-3: governor performance (CPUs 1-3); wake-up latency n/a (CPUs 1-3).";
+        assert_eq!(bench.happened(), [set]);
+        turn(&mut reconciler);
+        assert!(bench.happened().is_empty(), "it is said once");
+        // The daemon dies, and another one releases.
+        drop(reconciler);
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        assert_eq!(bench.latencies(), on_1_to_3("n/a", "0"));
+        reconciler.core.release("a").unwrap();
+        turn(&mut reconciler);
+        assert_eq!(
+            (bench.governors(), bench.latencies()),
+            (on_1_to_3("schedutil", "schedutil"), on_1_to_3("0", "0"))
+        );
+        let back = "Given back what was found: governor schedutil (CPUs 1-3); wake-up latency 0 (CPUs 1-3).";
+        assert_eq!(bench.happened(), [back]);
+        assert!(reconciler.core.state.power.is_empty());
+    }
+
+    #[test]
+    fn a_start_with_another_configuration_gives_back_what_is_not_in_it() {
+        let mut bench = Bench::new(BOTH);
+        let mut reconciler = bench.start();
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        drop(reconciler);
+        bench.config.enforcement.cpu_power = serde_json::from_str(r#"{"wakeUpLatency": 20}"#).unwrap();
+        drop(bench.start());
+        assert_eq!(bench.governors(), on_1_to_3("schedutil", "schedutil"));
+        assert_eq!(bench.latencies(), on_1_to_3("20", "0"));
+        bench.config.enforcement.mode = api::EnforcementMode::Off;
+        drop(bench.start());
+        assert_eq!(bench.latencies(), on_1_to_3("0", "0"));
+    }
+
+    #[test]
+    fn what_somebody_else_writes_is_given_up_and_said_once() {
+        let bench = Bench::new(BOTH);
+        let mut reconciler = bench.start();
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        bench.happened();
+        bench.put("cpu2/cpufreq/scaling_governor", "powersave");
+        turn(&mut reconciler);
+        assert_eq!(
+            bench.happened(),
+            ["Somebody else wrote these, and they stay so: governor powersave (CPUs 2)."]
+        );
+        turn(&mut reconciler);
+        drop(reconciler);
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        assert!(bench.happened().is_empty(), "also over a restart");
+        reconciler.core.release("a").unwrap();
+        turn(&mut reconciler);
+        let mut expected = on_1_to_3("schedutil", "schedutil");
+        "powersave".clone_into(&mut expected[2]);
+        assert_eq!(bench.governors(), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_set_is_said_once_and_refuses_nothing() {
+        let bench = Bench::new(BOTH);
+        for cpu in 1..=3 {
+            fs::remove_file(bench.dir.path().join(CPU).join(format!("cpu{cpu}/cpufreq/scaling_governor")))
+                .unwrap();
+        }
+        // It keeps what it holds, whatever is written.
+        let latency = bench.dir.path().join(CPU).join("cpu3/power/pm_qos_resume_latency_us");
+        fs::remove_file(&latency).unwrap();
+        std::os::unix::fs::symlink(bench.dir.path().join("null"), &latency).unwrap();
+        fs::create_dir(bench.dir.path().join("null")).unwrap();
+        let mut reconciler = bench.start();
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        let happened = bench.happened();
+        assert_eq!(happened.len(), 2, "{happened:?}");
+        assert!(happened[0].ends_with("wake-up latency n/a (CPUs 1-2)."), "{happened:?}");
+        let problem = "Not as configured on exclusive CPUs 1-3: governor: there is no cpufreq/scaling_governor for them \
+            (CPUs 1-3); wake-up latency: power/pm_qos_resume_latency_us cannot be read: ";
+        assert!(happened[1].starts_with(problem), "{happened:?}");
+        turn(&mut reconciler);
+        assert!(bench.happened().is_empty());
+        reconciler.core.release("a").unwrap();
+        turn(&mut reconciler);
+        assert!(reconciler.core.state.power.is_empty());
+    }
+
+    #[test]
+    fn a_value_that_is_not_taken_is_tried_once_for_the_same_cpus() {
+        let bench = Bench::new(r#"{"governor": "performance"}"#);
+        // It takes everything, and holds nothing.
+        let governor = bench.dir.path().join(CPU).join("cpu1/cpufreq/scaling_governor");
+        fs::remove_file(&governor).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &governor).unwrap();
+        let mut reconciler = bench.start();
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        let happened = bench.happened();
+        assert!(happened[0].ends_with("governor performance (CPUs 2-3)."), "{happened:?}");
+        let problem = "it holds \"\" after \"performance\" was written (CPUs 1).";
+        assert!(happened[1].ends_with(problem), "{happened:?}");
+        assert_eq!(reconciler.core.state.power.len(), 2, "nothing is to be given back there");
+        fs::remove_file(&governor).unwrap();
+        fs::write(&governor, "schedutil\n").unwrap();
+        turn(&mut reconciler);
+        assert_eq!(bench.governors()[1], "schedutil");
+        assert!(bench.happened().is_empty(), "it is said once");
+        reconciler.core.release("a").unwrap();
+        turn(&mut reconciler);
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        assert_eq!(bench.governors()[1], "performance");
+    }
+
+    #[test]
+    fn nothing_is_read_or_written_by_default() {
+        let bench = Bench::new("{}");
+        let mut reconciler = bench.start();
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        assert_eq!((bench.latencies(), reconciler.power.looked), (on_1_to_3("0", "0"), None));
+        assert!(bench.happened().is_empty());
+        let ledger = bench.dir.path().join("state/ledger.json");
+        assert!(!ledger.exists() || !fs::read_to_string(ledger).unwrap().contains("power"));
+    }
+}
