@@ -1,5 +1,6 @@
 // What a page of somebody else can do with a daemon that the browser reaches: read nothing and change nothing. Each of its
-// requests is also made by those who may, and then does what it says.
+// requests is also made by those who may, and then does what it says. Against most of them the daemon has two checks, of which
+// one is enough; each alone is tested in `userspace/daemon/tests/control.rs`.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
