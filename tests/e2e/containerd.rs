@@ -409,6 +409,96 @@ fn required() {
     report.section("end");
 }
 
+/// What each of several commands said, by a heading before it.
+fn tried<'a>(report: &'a Report, section: &str, heading: &str) -> Vec<&'a str> {
+    let heading = format!("== {heading}");
+    let lines = report.section(section).lines().skip_while(move |line| *line != heading).skip(1);
+    lines.take_while(|line| !line.starts_with("== ")).collect()
+}
+
+/// A tenant who may make pods takes nothing from others: SECURITY.md, "From a tenant with pods".
+#[test]
+fn a_tenant_takes_nothing_from_others() {
+    let script = include_str!("containerd/tenant.sh");
+    let Some(report) = report("3,3", &V2, Driver::Cgroupfs, script) else { return };
+    eprintln!("{report}");
+    let victim = pinned("1", "0");
+    // What has an allocation, with its CPUs, and what was noted of its decision.
+    let held = |section: &str| -> Vec<(String, String, String)> {
+        let all = report.json(section);
+        let of = |of: &Value| {
+            let notes = of["explanation"]["notes"].as_array().into_iter().flatten();
+            let notes: Vec<_> = notes.map(|note| note.as_str().unwrap()).collect();
+            let [name, cpus] = ["name", "cpus"].map(|key| of[key].as_str().unwrap().to_owned());
+            (name, cpus, notes.join("; "))
+        };
+        all["allocations"].as_array().unwrap().iter().map(of).collect()
+    };
+    let cpus_of = |held: &[(String, String, String)], name: &str| {
+        let found = held.iter().find(|(of, ..)| of == name).unwrap_or_else(|| panic!("{name}: {report}"));
+        found.1.clone()
+    };
+    const VICTIM: &str = "default/victim/main";
+    let before = held("victim before");
+    assert_eq!(lines(&report, "victim"), victim);
+    assert_eq!((before.len(), cpus_of(&before, VICTIM).as_str()), (1, "1"), "{report}");
+    let is_from_the_api_server = |held: &[(String, String, String)], name: &str| {
+        !held.iter().find(|(of, ..)| of == name).unwrap().2.contains("one container at a time")
+    };
+    assert!(is_from_the_api_server(&before, VICTIM), "{before:?}");
+
+    // `off` runs on all CPUs, and has the effect in listed namespaces alone.
+    assert_eq!(lines(&report, "off, where it is allowed")[2], ["Cpus_allowed_list:", "0-5"]);
+    assert_eq!(lines(&report, "off")[2], ["Cpus_allowed_list:", "0,2-5"]);
+    let event = report.json("off: event");
+    let regarding = &event["regarding"];
+    assert_eq!((&regarding["namespace"], &regarding["name"]), (&"tenant".into(), &"off".into()), "{event}");
+    assert_eq!(event["type"], "Warning", "{event}");
+    assert_eq!(report.section("off: log").lines().count(), 1, "{report}");
+
+    let tried = |heading: &str| tried(&report, "tried", heading);
+    assert_eq!(tried("who"), ["0", "code 0"], "root, and the host's");
+    for (heading, times, words) in
+        [("files", 4, "No such file or directory"), ("signals", 1, "No such process"), ("knobs", 5, "")]
+    {
+        let said = tried(heading);
+        let codes: Vec<_> = said.iter().filter(|line| line.starts_with("code ")).collect();
+        assert!(codes.len() == times && !codes.contains(&&"code 0"), "{heading}: {said:?}");
+        assert_eq!(said.iter().filter(|line| line.contains(words) && !line.starts_with("code ")).count(), times, "{said:?}");
+    }
+    assert_eq!(report.section("off: knobs"), "0,2-5");
+    let cpus = tried("CPUs");
+    assert!(cpus.iter().any(|line| line.ends_with("\t0,2-5")), "those that it was given: {cpus:?}");
+    assert_eq!(tried("figures"), ["code 0"]);
+    let changes = tried("changes").concat();
+    assert!(changes.contains(" 405 ") && changes.contains("HTTP/1.0 404"), "{changes}");
+
+    // What is known of the victim is still known, and of who claims its UID nothing is believed.
+    assert_eq!(lines(&report, "forged"), pinned("2", "0"));
+    let forged = held("forged: allocations");
+    assert_eq!((forged.len(), cpus_of(&forged, VICTIM)), (2, "1".to_owned()), "{forged:?}");
+    assert_eq!(cpus_of(&forged, "tenant/forged/main"), "2", "{forged:?}");
+    assert!(is_from_the_api_server(&forged, VICTIM), "{forged:?}");
+    assert!(!is_from_the_api_server(&forged, "tenant/forged/main"), "the API server says nothing about it");
+    assert_assigned(&report.json("forged: assigned"), &report.json("forged: allocations"));
+    assert_eq!(held("forged: removed"), before, "who goes takes nothing along");
+
+    // What cannot be understood counts as not given, is said, and is short.
+    let sections = std::iter::once("long".to_owned()).chain((1..=7).map(|number| format!("broken {number}")));
+    for section in sections {
+        let (name, now) = (section.replace(' ', ""), held(&format!("{section}: allocations")));
+        let (_, cpus, notes) = now.iter().find(|(of, ..)| *of == format!("tenant/{name}/main")).unwrap();
+        assert_eq!((cpus.as_str(), now.len()), ("2", 2), "{section}: {now:?}");
+        assert_eq!(lines(&report, &section), pinned("2", "0"), "{section}");
+        assert!(notes.contains("is ignored (expected"), "{section}: {notes}");
+        assert!(notes.len() < 600 && !notes.contains(['\u{1b}', '\n']), "{section}: {notes}");
+        assert_eq!(cpus_of(&now, VICTIM), "1", "{section}");
+    }
+    assert_eq!(lines(&report, "victim at the end"), victim);
+    assert_eq!(held("allocations at the end"), before);
+    report.section("end");
+}
+
 /// Where systemd makes the cgroups, units carry what is promised.
 #[test]
 fn containerd_with_systemd() {

@@ -11,8 +11,8 @@ early=$cgroup
 section "before"
 where $early
 start_daemon
-wait_for 60 grep -q . $early/cpuset.cpus
-wait_for 60 grep -q . $web/cpuset.cpus
+wait_until_at 0 $early
+wait_for 60 grep -qx 0,2-5 $web/cpuset.cpus
 section "adopted"
 where $early
 section "adopted shared"
@@ -81,6 +81,7 @@ start_daemon
 # The runtime writes the knobs; the daemon then sees that the container has them.
 is_held() { allocations | grep -q '"name":"default/meanwhile/main"'; }
 wait_for 60 is_held
+wait_until_at 0 $meanwhile
 section "back"
 where $meanwhile
 section "back undisturbed"

@@ -52,6 +52,19 @@ fn nobody_and_a_container_get_at_nothing() {
     for section in ["opened socket", "opened socket in a container"] {
         assert_refused(&report, section, 1, "numaward: ");
     }
+    assert_eq!(report.section("host's network"), "0\nok\ncode 0", "root there, who may read");
+    assert_refused(&report, "host's network: files", 3, "No such file or directory");
+    assert_refused(&report, "host's network: control", 1, "No such file or directory");
+    let change = report.section("host's network: change");
+    let answers: Vec<_> = change.lines().filter_map(|line| line.strip_prefix("HTTP/1.0 ")).collect();
+    let status: Vec<_> = answers.iter().filter_map(|answer| answer.split(' ').next()).collect();
+    assert_eq!(status, ["405", "401", "404", "401"], "{report}");
+    assert_refused(&report, "host's network: process", 2, "No such ");
+    let knobs = report.section("host's network: knobs");
+    assert!(knobs.contains("Read-only file system") && knobs.matches("code 0").count() == 0, "{report}");
+    assert_eq!(knobs.matches("\ncode ").count(), 3, "{report}");
+    assert_eq!(report.section("the daemon's sockets"), "/run/numaward/control.sock", "none has a name alone");
+    assert_eq!(report.section("with the token"), "code 0", "the address is served");
     assert_eq!(names(&report, "still held"), ["victim.service"]);
 
     let workloads = report.json("forged");

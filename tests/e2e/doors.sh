@@ -30,7 +30,9 @@ id=0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
 pod=kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice
 
 mkdir -p /etc/numaward
-: >/etc/numaward/config.yaml
+printf 'an-%s-token' address >/etc/numaward/token
+chmod 600 /etc/numaward/token
+echo 'control: {listen: "127.0.0.1:9561", tokenFile: /etc/numaward/token}' >/etc/numaward/config.yaml
 cp /numaward.service /run/systemd/system/numaward.service
 printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/victim.service
 # Its cgroups, as the owner of the subtree makes them, with a load in one; then a flood of them, when it is asked for.
@@ -106,6 +108,60 @@ section "opened socket in a container"
 as_nobody unshare -U -r -m -p -f -n sh -c 'numaward release victim.service'
 chmod 600 /run/numaward/control.sock
 chmod 700 /run/numaward
+
+# Root of a container with the host's network, such as a pod with hostNetwork: the host's users, a file system, process ids and
+# cgroups of its own, and the capabilities that runtimes leave. What reaches the daemon is its ports, and the names of its sockets.
+mkdir -p /run/container/bin /run/container/proc /run/container/sys
+cp $(command -v busybox) $(command -v numaward) $(command -v numaward-capabilities) /run/container/bin
+cat >/run/container/enter.sh <<'END'
+set -e
+mount --make-rprivate /
+mount --bind /run/container /run/container
+mount -t proc proc /run/container/proc
+mount -t sysfs -o ro sysfs /run/container/sys
+mount -t cgroup2 -o ro cgroup2 /run/container/sys/fs/cgroup
+cd /run/container
+# The root of an initramfs cannot be pivoted away from.
+/usr/bin/mount --move /run/container /
+exec chroot . /bin/busybox sh -c '
+    export PATH=/bin
+    exec numaward-capabilities CHOWN,DAC_OVERRIDE,FSETID,FOWNER,MKNOD,NET_RAW,SETGID,SETUID,SETFCAP,SETPCAP,NET_BIND_SERVICE,SYS_CHROOT,KILL,AUDIT_WRITE \
+        busybox sh -c "$1"' sh "$1"
+END
+# in_container COMMANDS: what they print and their exit code.
+in_container() {
+    /usr/bin/unshare -m -p -f -i -u -C sh /run/container/enter.sh "$1" 2>&1
+    echo "code $?"
+}
+section "host's network"
+in_container 'busybox id -u; busybox wget -q -O - http://127.0.0.1:9560/livez; busybox wget -q -O /dev/null http://127.0.0.1:9560/metrics'
+section "host's network: files"
+for file in /run/numaward /var/lib/numaward/ledger.json /etc/numaward/token; do in_container "busybox ls $file"; done
+section "host's network: control"
+in_container 'numaward release victim.service'
+section "host's network: change"
+for path in "POST /api/v1/allocations" "DELETE /api/v1/allocations/victim.service"; do
+    for port in 9560 9561; do
+        in_container "{ printf '$path HTTP/1.0\r\nContent-Type: application/json\r\n\r\n'; busybox sleep 3; } | busybox nc 127.0.0.1 $port | busybox head -n 1"
+    done
+done
+section "host's network: process"
+in_container "busybox kill -KILL $daemon"
+in_container "busybox cat /proc/$daemon/environ"
+section "host's network: knobs"
+in_container 'echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control'
+in_container 'busybox mount -o remount,rw /sys/fs/cgroup'
+in_container 'busybox mount -t cgroup2 none /proc'
+# Sockets without a file are reached by their names alone, by all who share the network.
+section "the daemon's sockets"
+for file in /proc/$daemon/fd/*; do
+    inode=$(readlink $file | sed -n 's/^socket:\[\(.*\)\]$/\1/p')
+    [ -n "$inode" ] && awk -v inode=$inode '$7 == inode && NF > 7 { print $8 }' /proc/net/unix
+done | sort -u
+section "with the token"
+authorized="Authorization: Bearer $(cat /etc/numaward/token)"
+wget -q -O /dev/null --header "$authorized" http://127.0.0.1:9561/api/v1/allocations
+echo "code $?"
 
 section "still held"
 allocations

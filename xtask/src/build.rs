@@ -93,6 +93,14 @@ pub(crate) fn tested_program() -> Result<PathBuf> {
     program.map(|(_, path)| path).context("cargo has built no program `numaward`")
 }
 
+/// Builds a test of the daemon, likewise.
+pub(crate) fn tested_test(test: &str) -> Result<PathBuf> {
+    let selection = WORKSPACE.iter().chain(&["--test", test]).copied().collect::<Vec<_>>();
+    let start = format!("{test}-");
+    let program = build(&[], &selection, "dev", None)?.into_iter().find(|(name, _)| name.starts_with(&start));
+    program.map(|(_, path)| path).with_context(|| format!("cargo has built no test {test}"))
+}
+
 /// Builds the packages' programs for this host.
 pub(crate) fn programs(packages: &[&str], profile: &str) -> Result<Vec<(String, PathBuf)>> {
     build(packages, &["--bins"], profile, None)

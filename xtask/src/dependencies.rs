@@ -161,8 +161,8 @@ const TABLE: &[Rule] = &[
     rule("numaward-vm", &[]),
     rule("numaward-tests-daemon", &[]),
     rule("numaward-capabilities", &[]),
-    // What the kubelet would do: it knows nothing of the project.
-    rule("numaward-cri", &[]),
+    // What the kubelet would do: of the project it knows the API server of kube's tests.
+    rule("numaward-cri", &["numaward-kube"]),
     // Part of what they test: they run inside the machine, against the kernel.
     // The container runtime that it plays is that of kube's tests.
     rule("numaward-answers-check", &["numaward-kube", "numaward-tests-daemon", "numaward-topology"]),

@@ -247,8 +247,10 @@ fn alertmanager(cache: &Cache, rules: &str) -> Result<()> {
 
 fn page() -> Result<()> {
     let tests = page_tests()?;
-    let daemon = build::tested_program()?;
-    command::run(Command::new("node").arg("--test").env("NUMAWARD", daemon).current_dir(tests))
+    let (daemon, controlled) = (build::tested_program()?, build::tested_test("control")?);
+    let mut node = Command::new("node");
+    node.arg("--test").env("NUMAWARD", daemon).env("CONTROLLED_NUMAWARD", controlled);
+    command::run(node.current_dir(tests))
 }
 
 /// The folder of what drives the page, with what it needs.

@@ -30,7 +30,8 @@ const DAEMON: &str = "numaward";
 const LOAD: &str = "numaward-load";
 /// Programs that only the tests need inside a machine. They are built together with `numaward`, which so has two
 /// features more than what users get: the crash check's `fault-points`, at which a variable makes the daemon die, and
-/// kube's `testing`, with the fakes that the answers check plays the container runtime with. Only these two use them.
+/// kube's `testing`, with the fakes by which the answers check plays the container runtime and `numaward-cri` the API server.
+/// Only these three use them.
 const HELPERS: &[&str] = &[
     "numaward-answers-check",
     "numaward-capabilities",
@@ -169,6 +170,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("cgroup_v1::", &[kernels::OLDEST]),
     ("chaos::", &["6.12"]),
     (CLUSTER, &[]),
+    ("containerd::a_tenant", &["6.12"]),
     ("containerd::containerd_1_7", &[]),
     ("containerd::containerd_2", &["6.12"]),
     ("containerd::containerd_with_systemd", &[]),

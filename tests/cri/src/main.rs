@@ -4,10 +4,11 @@
 //! This speaks the little of it that the end-to-end tests need: it runs, changes, stops and removes pods and
 //! containers with the resources that the kubelet would make of their requests and limits. What it made it prints:
 //! ids. What the runtime says to a request that it refuses goes to standard error. It also reads the PodResources API, gives
-//! the kubelet devices, and lets clients outside the machine reach unix sockets in it.
+//! the kubelet devices, plays the API server, and lets clients outside the machine reach unix sockets in it.
 
 #![forbid(unsafe_code)]
 
+mod api_server;
 mod daemon_set;
 mod device_plugin;
 mod grpc;
@@ -73,6 +74,8 @@ enum Task {
     },
     /// Lists, as JSON, what containers are assigned: asks the PodResources API at the socket
     Assigned,
+    /// Plays the API server
+    ApiServer(api_server::Server),
     /// Gives the kubelet devices
     DevicePlugin(device_plugin::Plugin),
     /// Leads a TCP port to a unix socket
@@ -105,6 +108,9 @@ enum Driver {
 struct Pod {
     /// Its name, which is its UID too
     name: String,
+    /// Its namespace
+    #[arg(long, default_value = "default")]
+    namespace: String,
     /// Its class of service
     #[arg(long, value_enum, default_value = "guaranteed")]
     class: Class,
@@ -173,7 +179,7 @@ impl Pod {
             metadata: Some(SandboxMetadata {
                 name: self.name.clone(),
                 uid: self.name.clone(),
-                namespace: "default".to_owned(),
+                namespace: self.namespace.clone(),
                 attempt: 0,
             }),
             log_directory: format!("/var/log/pods/{}", self.name),
@@ -229,14 +235,15 @@ impl Create {
 
 async fn run(arguments: Arguments) -> Result<(), CallError> {
     match &arguments.task {
+        Task::ApiServer(server) => return api_server::run(server).await,
         Task::DevicePlugin(plugin) => return device_plugin::run(plugin).await,
         Task::Relay(relay) => return relay::run(relay).await,
         _ => {}
     }
     let mut client = Client::connect(&arguments.socket).await?;
     match arguments.task {
-        // Neither asks the runtime.
-        Task::DevicePlugin(_) | Task::Relay(_) => {}
+        // None of them asks the runtime.
+        Task::ApiServer(_) | Task::DevicePlugin(_) | Task::Relay(_) => {}
         Task::Pod(pod) => {
             let request = Sandbox { config: Some(pod.config()) };
             let made: SandboxId = client.call("RunPodSandbox", request).await?;

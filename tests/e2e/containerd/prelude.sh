@@ -41,13 +41,14 @@ connected() { metrics | grep -q '^numaward_nri_connected 1'; }
 allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
 
 # run POD CLASS RESOURCES... -- COMMAND...: a pod with a container that runs; ids in $pod and $container. The pod has
-# the annotation $annotation, if any.
+# the annotation $annotation, if any, and is in the namespace $namespace, if any.
 run() {
     _name=$1 _class=$2
     shift 2
-    pod=$(numaward-cri pod "$_name" --class "$_class" --driver $DRIVER ${annotation:+--annotation "$annotation"}) ||
+    _namespace=${namespace:+--namespace $namespace}
+    pod=$(numaward-cri pod "$_name" $_namespace --class "$_class" --driver $DRIVER ${annotation:+--annotation "$annotation"}) ||
         fail "pod $_name"
-    container=$(numaward-cri create "$pod" "$_name" --class "$_class" --driver $DRIVER "$@") || return 1
+    container=$(numaward-cri create "$pod" "$_name" $_namespace --class "$_class" --driver $DRIVER "$@") || return 1
     numaward-cri start "$container" || fail "start $_name"
     case $_class in guaranteed) _class= ;; esac
     case $DRIVER in
@@ -73,6 +74,12 @@ where() {
     echo "cpus $(cat "$1/cpuset.cpus")"
     echo "mems $(cat "$1/cpuset.mems")"
     grep -E '^(Cpus|Mems)_allowed_list' /proc/$(head -n1 "$1/cgroup.procs")/status
+}
+
+# wait_until_at NODE CGROUP: until the daemon has written all that it writes there, CPUs and memory nodes one after the other.
+wait_until_at() {
+    wait_for 60 grep -q . "$2/cpuset.cpus"
+    wait_for 60 grep -qx "$1" "$2/cpuset.mems"
 }
 
 start_containerd

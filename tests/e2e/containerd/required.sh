@@ -65,6 +65,7 @@ section "after silent"
 another second
 kill -CONT $daemon
 wait_for 120 grep -q . $late/cpuset.cpus
+wait_for 60 grep -q . $late/cpuset.mems
 section "adopted"
 where $late
 section "metrics"

@@ -51,8 +51,9 @@ pub struct Config {
     /// File with a bearer token that the read-only address asks for; nobody but its owner may read it. Where client
     /// certificates are asked for too, either will do. `/livez` and `/readyz` are open to all.
     pub listen_token_file: Option<PathBuf>,
-    /// Names by which the read-only address is reached from this host, such as that of a reverse proxy here, besides
-    /// addresses, `localhost` and what this host calls itself (`/etc/hosts`). Others are refused: a page from elsewhere could read it by one.
+    /// Names by which the read-only address and the control address are reached from this host, such as that of a reverse
+    /// proxy here, besides addresses, `localhost` and what this host calls itself (`/etc/hosts`). Others are refused: a page
+    /// from elsewhere could get at them by one.
     pub listen_names: Vec<String>,
     /// What is logged, and how.
     pub log: Log,

@@ -154,6 +154,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         tokio::spawn(notify_service_manager(readiness, heartbeats.clone(), stop.clone()).boxed());
         tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
+        let names = Names::new(&config.listen_names);
         if let (Some(reconciler), Some(control)) = (&reconciler, control) {
             let control = ControlListener::new(control)?;
             let router = allocations::control_router(app.clone(), reconciler.clone());
@@ -171,7 +172,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
             start_placing(config, reconciler.clone(), &observer, &cluster, placing, watched);
         }
         if let Some((listener, gate)) = remote {
-            serve_remote(&app, reconciler.as_ref(), listener, gate, (&heartbeats, &stop))?;
+            let served = (listener, gate, names.clone());
+            serve_remote(&app, reconciler.as_ref(), served, (&heartbeats, &stop))?;
         }
         let assigned = match mode {
             OperatingMode::Enforce => {
@@ -181,7 +183,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         };
         let (view, source) = assigned.unzip();
         cluster.start(source, &stop);
-        let router = allocations::router(app, view, reading.clone(), Names::new(&config.listen_names));
+        let router = allocations::router(app, view, reading.clone(), names);
         serve_reading(listener, reading, router, (&heartbeats, &stop)).await
     });
     end(threads, &heartbeats);
@@ -359,8 +361,7 @@ fn control_address(
 fn serve_remote(
     app: &Arc<App>,
     reconciler: Option<&control::Reconciler>,
-    listener: std::net::TcpListener,
-    gate: Arc<Gate>,
+    (listener, gate, names): (std::net::TcpListener, Arc<Gate>, Names),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {
     let Some(reconciler) = reconciler else {
@@ -369,7 +370,7 @@ fn serve_remote(
     };
     let listener = RemoteListener::new(listener, gate.clone())?;
     let address = listener.local_addr()?;
-    let router = allocations::remote_router(app.clone(), reconciler.clone(), gate);
+    let router = allocations::remote_router(app.clone(), reconciler.clone(), gate, names);
     let serve = http::serve(listener, router, stop.clone());
     tokio::spawn(heartbeats.watch("http (control address)", stop, serve).boxed());
     tracing::info!(%address, "guarantees can be asked for over TCP");

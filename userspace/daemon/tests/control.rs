@@ -443,12 +443,15 @@ fn on_address(daemon: &Daemon, control: &Control) -> SocketAddr {
     let listener = listen("127.0.0.1:0".parse().unwrap(), "control.listen").unwrap();
     let listener = RemoteListener::new(listener, gate.clone()).unwrap();
     let address = listener.local_addr().unwrap();
-    let router = remote_router(daemon.app.clone(), daemon.reconciler.clone(), gate);
+    let names = Names::new(&[KNOWN.to_owned()]);
+    let router = remote_router(daemon.app.clone(), daemon.reconciler.clone(), gate, names);
     tokio::spawn(serve(listener, router, daemon.stop.clone()));
     address
 }
 
 const TOKEN: &str = "correct-horse-battery-staple";
+/// A name that the configuration has.
+const KNOWN: &str = "numaward.example";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_token_opens_the_control_address() {
@@ -758,13 +761,15 @@ async fn no_page_of_others_changes_anything() {
 async fn over_the_loopback_only_this_hosts_names_are_answered() {
     let host = host();
     let daemon = host.start();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let names = Names::new(&["numaward.example".to_owned()]);
-    tokio::spawn(serve(listener, router(daemon.app.clone(), None, None, names), daemon.stop.clone()));
-    let get = async |name: &str| {
+    let reading = for_reading(&daemon).await;
+    write(&host.dir.path().join("token"), TOKEN);
+    let control = Control { token_file: Some(host.dir.path().join("token")), ..Control::default() };
+    let changing = on_address(&daemon, &control);
+    let bearer = format!("Bearer {TOKEN}");
+    let get = async |address: SocketAddr, name: &str| {
         let stream = TcpStream::connect(address).await.unwrap();
-        ask(stream, "GET", "/api/v1/version", &[("host", name)], "").await.unwrap().status
+        let headers = [("host", name), ("authorization", &*bearer)];
+        ask(stream, "GET", "/api/v1/version", &headers, "").await.unwrap().status
     };
     for (name, status) in [
         ("evil.example", 421),
@@ -773,10 +778,44 @@ async fn over_the_loopback_only_this_hosts_names_are_answered() {
         ("what is this", 400),
         ("localhost:9560", 200),
         ("127.0.0.1:1234", 200),
-        ("numaward.example", 200),
+        (KNOWN, 200),
     ] {
-        assert_eq!(get(name).await, status, "{name}");
+        assert_eq!(get(reading, name).await, status, "{name}");
+        assert_eq!(get(changing, name).await, status, "{name}, to change something");
     }
+}
+
+/// Serves on a read-only address.
+async fn for_reading(daemon: &Daemon) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router =
+        router(daemon.app.clone(), Some(daemon.reconciler.view()), None, Names::new(&[KNOWN.to_owned()]));
+    tokio::spawn(serve(listener, router, daemon.stop.clone()));
+    address
+}
+
+/// The daemon that the pages of `tests/page/doors.test.mjs` are after, until its input ends. It has two cgroups: `/held`
+/// with a guarantee, and `/free`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "cargo xtask test page starts it"]
+async fn serves_until_its_input_ends() {
+    let host = host();
+    host.cgroup("held");
+    host.cgroup("free");
+    let daemon = host.start();
+    let held = on_socket(&host, &daemon);
+    let held = ask_on(&held, "POST", ALLOCATIONS, &request("held", "/held", 1, "1Gi")).await;
+    assert_eq!(held.status, 201, "{held:?}");
+    write(&host.dir.path().join("token"), TOKEN);
+    let control = Control { token_file: Some(host.dir.path().join("token")), ..Control::default() };
+    let (reading, changing) = (for_reading(&daemon).await, on_address(&daemon, &control));
+    let addresses =
+        serde_json::json!({"reading": reading, "changing": changing, "token": TOKEN, "known": KNOWN});
+    // The harness has begun a line.
+    println!("\n{addresses}");
+    let input = || std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    tokio::task::spawn_blocking(input).await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

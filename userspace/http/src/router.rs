@@ -39,9 +39,10 @@ pub fn control_router(app: Arc<App>, added: Router) -> Router {
 }
 
 /// The routes of the control address: the same, for whom the gate lets through.
-pub fn remote_router(app: Arc<App>, added: Router, gate: Arc<Gate>) -> Router {
+pub fn remote_router(app: Arc<App>, added: Router, gate: Arc<Gate>, names: Names) -> Router {
     let guarded = routes::router(app).merge(added);
-    layered(guarded.layer(middleware::from_fn_with_state(gate, remote::authorize)))
+    let guarded = guarded.layer(middleware::from_fn_with_state(gate, remote::authorize));
+    layered(guarded.layer(middleware::from_fn_with_state(names, browser::check_host)))
 }
 
 pub(crate) fn layered(router: Router) -> Router {

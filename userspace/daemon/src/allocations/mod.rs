@@ -49,8 +49,8 @@ pub fn control_router(app: Arc<App>, reconciler: Reconciler) -> Router {
 }
 
 /// All routes of the control address.
-pub fn remote_router(app: Arc<App>, reconciler: Reconciler, gate: Arc<Gate>) -> Router {
-    numaward_http::remote_router(app, controlling(reconciler), gate)
+pub fn remote_router(app: Arc<App>, reconciler: Reconciler, gate: Arc<Gate>, names: Names) -> Router {
+    numaward_http::remote_router(app, controlling(reconciler), gate, names)
 }
 
 fn reading(view: Option<View>) -> Router {

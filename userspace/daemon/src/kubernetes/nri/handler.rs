@@ -180,6 +180,8 @@ impl NriHandler {
     fn warn_of_off(&self, pod: &Pod) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         if self.builder.annotations(pod).wants_off && warned.insert(pod.uid.clone()) {
+            // For hosts without an API server, too.
+            tracing::warn!(namespace = pod.namespace, pod = pod.name, "{OFF_IGNORED}");
             self.notify(pod, "NumaPlacementOffIgnored", OFF_IGNORED.to_owned(), true);
         }
     }

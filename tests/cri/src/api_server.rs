@@ -1,0 +1,42 @@
+//! Plays the API server, with the pods of a file.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use clap::Args;
+use numaward_kube::api::fake::FakeApiServer;
+use serde_json::Value;
+
+use crate::grpc::CallError;
+
+/// Between two looks for new events.
+const PACE: Duration = Duration::from_millis(100);
+
+#[derive(Args)]
+pub(crate) struct Server {
+    /// File with a list of pods as JSON
+    pods: PathBuf,
+    /// Where to write a kubeconfig that leads to it
+    #[arg(long)]
+    kubeconfig: PathBuf,
+}
+
+/// Serves until it is killed, and prints the events that it is given, a line of JSON each.
+pub(crate) async fn run(Server { pods, kubeconfig }: &Server) -> Result<(), CallError> {
+    let unread = |error: &dyn std::fmt::Display| CallError::Manifest(format!("{}: {error}", pods.display()));
+    let text = fs::read_to_string(pods).map_err(|error| unread(&error))?;
+    let pods: Vec<Value> = serde_json::from_str(&text).map_err(|error| unread(&error))?;
+    let failed = |source| CallError::Socket { socket: kubeconfig.clone(), source };
+    let server = FakeApiServer::start().await.map_err(failed)?;
+    for pod in pods {
+        server.put_pod(pod);
+    }
+    fs::write(kubeconfig, server.kubeconfig()).map_err(failed)?;
+    let mut shown = 0;
+    loop {
+        for event in server.events().iter().skip(shown) {
+            println!("{event}");
+            shown += 1;
+        }
+        tokio::time::sleep(PACE).await;
+    }
+}
