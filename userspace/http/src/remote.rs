@@ -26,6 +26,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use numaward_config::Access;
+use numaward_model::FileStamp;
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{
@@ -36,7 +37,7 @@ use tokio_rustls::{
 use tokio_util::either::Either;
 
 use crate::{
-    credentials::{CredentialError, Credentials, Stamp, Token, stamps},
+    credentials::{CredentialError, Credentials, Token, stamps},
     denials::Denials,
     peer::{Certificate, Peer},
     server::Accept,
@@ -50,7 +51,7 @@ const HEALTH: [&str; 2] = ["/livez", "/readyz"];
 pub struct Gate {
     access: Access,
     /// What the files hold, and which versions of them.
-    current: Mutex<(Vec<Stamp>, Arc<Credentials>)>,
+    current: Mutex<(Vec<Option<FileStamp>>, Arc<Credentials>)>,
     denials: Denials,
 }
 
