@@ -464,7 +464,11 @@ fn a_tenant_takes_nothing_from_others() {
         let said = tried(heading);
         let codes: Vec<_> = said.iter().filter(|line| line.starts_with("code ")).collect();
         assert!(codes.len() == times && !codes.contains(&&"code 0"), "{heading}: {said:?}");
-        assert_eq!(said.iter().filter(|line| line.contains(words) && !line.starts_with("code ")).count(), times, "{said:?}");
+        assert_eq!(
+            said.iter().filter(|line| line.contains(words) && !line.starts_with("code ")).count(),
+            times,
+            "{said:?}"
+        );
     }
     assert_eq!(report.section("off: knobs"), "0,2-5");
     let cpus = tried("CPUs");

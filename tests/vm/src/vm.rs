@@ -95,6 +95,12 @@ impl Disk {
 pub struct Vm {
     kernel: Kernel,
     machine: Machine,
+    options: Options,
+}
+
+/// What a guest has beside its kernel and its machine.
+#[derive(Debug, Clone)]
+struct Options {
     append: Vec<String>,
     files: Vec<(PathBuf, String)>,
     forwards: Vec<Forward>,
@@ -111,12 +117,9 @@ pub struct Vm {
     network_node: Option<u32>,
 }
 
-impl Vm {
-    /// Such a machine with this kernel; it may run for three minutes.
-    pub fn new(kernel: Kernel, machine: Machine) -> Self {
+impl Default for Options {
+    fn default() -> Self {
         Self {
-            kernel,
-            machine,
             append: Vec::new(),
             files: Vec::new(),
             forwards: Vec::new(),
@@ -130,11 +133,18 @@ impl Vm {
             network_node: None,
         }
     }
+}
+
+impl Vm {
+    /// Such a machine with this kernel; it may run for three minutes.
+    pub fn new(kernel: Kernel, machine: Machine) -> Self {
+        Self { kernel, machine, options: Options::default() }
+    }
 
     /// Describes the machine by a device tree, without firmware and ACPI. Only Arm has that.
     #[must_use]
     pub fn device_tree(mut self) -> Self {
-        self.has_device_tree = true;
+        self.options.has_device_tree = true;
         self
     }
 
@@ -142,7 +152,7 @@ impl Vm {
     /// PATH. The root file system takes some 100 MiB of memory.
     #[must_use]
     pub fn systemd(mut self, debian: Debian) -> Self {
-        self.debian = Some(debian);
+        self.options.debian = Some(debian);
         self
     }
 
@@ -150,28 +160,28 @@ impl Vm {
     /// disk. What the guest writes to it is lost with the guest.
     #[must_use]
     pub fn systemd_on_disk(mut self, image: impl Into<PathBuf>) -> Self {
-        self.system = Some(image.into());
+        self.options.system = Some(image.into());
         self
     }
 
     /// More arguments for the kernel.
     #[must_use]
     pub fn append(mut self, arguments: impl Into<String>) -> Self {
-        self.append.push(arguments.into());
+        self.options.append.push(arguments.into());
         self
     }
 
     /// Copies a file of the host into the guest, mode included.
     #[must_use]
     pub fn file(mut self, host: impl Into<PathBuf>, guest: impl Into<String>) -> Self {
-        self.files.push((host.into(), guest.into()));
+        self.options.files.push((host.into(), guest.into()));
         self
     }
 
     /// Lets the host's loopback interface reach a port of the guest. Nothing else gets in.
     #[must_use]
     pub fn forward(mut self, forward: Forward) -> Self {
-        self.forwards.push(forward);
+        self.options.forwards.push(forward);
         self
     }
 
@@ -185,7 +195,7 @@ impl Vm {
     /// As [`Vm::reach`], at another address of 10.0.2.0/24. Not at those that QEMU itself answers: 10.0.2.2 and 10.0.2.3.
     #[must_use]
     pub fn reach_at(mut self, address: impl Into<String>, forward: Forward) -> Self {
-        self.reached.push((address.into(), forward));
+        self.options.reached.push((address.into(), forward));
         self
     }
 
@@ -193,7 +203,7 @@ impl Vm {
     /// kernel has built in, or setup has not kept, is passed over.
     #[must_use]
     pub fn module(mut self, name: impl Into<String>) -> Self {
-        self.modules.push(name.into());
+        self.options.modules.push(name.into());
         self
     }
 
@@ -201,14 +211,14 @@ impl Vm {
     /// the guest.
     #[must_use]
     pub fn disk(mut self, file: impl Into<PathBuf>) -> Self {
-        self.disks.push(Disk { file: file.into(), log: None });
+        self.options.disks.push(Disk { file: file.into(), log: None });
         self
     }
 
     /// As [`Vm::disk`], and every write and flush is noted in the file `log`, which must exist: a [`WriteLog`](crate::WriteLog).
     #[must_use]
     pub fn disk_with_log(mut self, file: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
-        self.disks.push(Disk { file: file.into(), log: Some(log.into()) });
+        self.options.disks.push(Disk { file: file.into(), log: Some(log.into()) });
         self
     }
 
@@ -216,22 +226,24 @@ impl Vm {
     /// nowhere.
     #[must_use]
     pub fn network_on(mut self, node: u32) -> Self {
-        self.network_node = Some(node);
+        self.options.network_node = Some(node);
         self
     }
 
     fn has_systemd(&self) -> bool {
-        self.debian.is_some() || self.system.is_some()
+        self.options.debian.is_some() || self.options.system.is_some()
     }
 
     fn has_network(&self) -> bool {
-        !self.forwards.is_empty() || !self.reached.is_empty() || self.network_node.is_some()
+        !self.options.forwards.is_empty()
+            || !self.options.reached.is_empty()
+            || self.options.network_node.is_some()
     }
 
     /// The time after which the guest is stopped, booting included.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
+        self.options.limit = limit;
         self
     }
 
@@ -298,13 +310,13 @@ impl Vm {
             "panic=-1 oops=panic quiet",
             arch.kernel_arguments(),
             of_systemd,
-            &self.append.join(" "),
+            &self.options.append.join(" "),
         ]
         .join(" ");
         let child = Command::new("setpriv")
             // When this process dies, however it dies, so does the guest.
             .args(["--pdeathsig", "TERM", "timeout", "--foreground", "--kill-after=5"])
-            .arg(self.limit.as_secs().max(1).to_string())
+            .arg(self.options.limit.as_secs().max(1).to_string())
             .args([emulator.0, "-nodefaults", "-no-user-config"])
             .args(arch.board_args())
             // One thread emulates all CPUs: with several, a CPU runs stale code now and then while the kernel
@@ -331,17 +343,20 @@ impl Vm {
             .stderr(errors)
             .spawn()
             .map_err(Error::io("starting", "setpriv"))?;
-        Ok(Running { child, _folder: folder, console, status, stderr, monitor, limit: self.limit })
+        Ok(Running { child, _folder: folder, console, status, stderr, monitor, limit: self.options.limit })
     }
 
     fn stage(&self, folder: PathBuf, busybox: &Path, script: &str) -> Result<Initramfs, Error> {
-        let tree = Initramfs::new(folder, self.debian.as_ref().map(Debian::archive))?;
+        let tree = Initramfs::new(folder, self.options.debian.as_ref().map(Debian::archive))?;
         let systemd = include_str!("systemd.sh");
-        if self.system.is_some() {
+        if self.options.system.is_some() {
             tree.text(include_str!("disk.sh"), "/init")?;
             tree.text(systemd, "/numaward-vm/init")?;
         } else {
-            tree.text(if self.debian.is_some() { systemd } else { include_str!("init.sh") }, "/init")?;
+            tree.text(
+                if self.options.debian.is_some() { systemd } else { include_str!("init.sh") },
+                "/init",
+            )?;
         }
         let Ports { output, status, .. } = self.kernel.arch().ports();
         tree.text(&format!("{output} {status}\n"), "/numaward-vm/ports")?;
@@ -349,11 +364,11 @@ impl Vm {
         tree.text(script, "/numaward-vm/script")?;
         tree.file(busybox, "/bin/busybox")?;
         let network = self.has_network().then_some(NETWORK_MODULES);
-        let has_disk = !self.disks.is_empty() || self.system.is_some();
+        let has_disk = !self.options.disks.is_empty() || self.options.system.is_some();
         let disk = has_disk.then_some(DISK_MODULES);
         let virtio = (network.is_some() || disk.is_some()).then_some(VIRTIO_MODULES);
         let devices = [virtio, network, disk].into_iter().flatten().flatten().copied();
-        let names = devices.chain(self.modules.iter().map(String::as_str));
+        let names = devices.chain(self.options.modules.iter().map(String::as_str));
         let modules: Vec<_> = names.filter_map(|name| Some((name, self.kernel.module(name)?))).collect();
         for (name, path) in &modules {
             tree.file(path, &format!("/numaward-vm/{name}.ko"))?;
@@ -363,8 +378,8 @@ impl Vm {
         if self.has_network() {
             tree.text("", "/numaward-vm/network")?;
         }
-        for (host, guest) in &self.files {
-            if self.system.is_none() {
+        for (host, guest) in &self.options.files {
+            if self.options.system.is_none() {
                 tree.file(host, guest)?;
             } else if let Some(program) = guest.strip_prefix("/bin/") {
                 // A link on the disk.
@@ -380,7 +395,7 @@ impl Vm {
     fn firmware_args(&self) -> Result<Vec<String>, Error> {
         Ok(match self.kernel.arch() {
             Arch::Amd64 => Vec::new(),
-            Arch::Arm64 if self.has_device_tree => Vec::new(),
+            Arch::Arm64 if self.options.has_device_tree => Vec::new(),
             Arch::Arm64 => {
                 let firmware = self.kernel.guest_file(GUEST_FIRMWARE)?;
                 vec!["-bios".to_owned(), firmware.display().to_string()]
@@ -398,8 +413,8 @@ impl Vm {
 
     fn disk_args(&self) -> Vec<String> {
         let mut args: Vec<_> =
-            self.disks.iter().enumerate().flat_map(|(number, disk)| disk.args(number)).collect();
-        if let Some(image) = &self.system {
+            self.options.disks.iter().enumerate().flat_map(|(number, disk)| disk.args(number)).collect();
+        if let Some(image) = &self.options.system {
             let drive = format!("file={},id=system,if=none,format=raw,snapshot=on", image.display());
             let device = "virtio-blk-pci,drive=system,serial=system".to_owned();
             args.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
@@ -413,10 +428,10 @@ impl Vm {
         }
         let mut netdev = "user,id=n0,restrict=on".to_owned();
         // Writing to a String cannot fail.
-        for Forward { host, guest } in &self.forwards {
+        for Forward { host, guest } in &self.options.forwards {
             let _ = write!(netdev, ",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
         }
-        for (address, Forward { host, guest }) in &self.reached {
+        for (address, Forward { host, guest }) in &self.options.reached {
             // QEMU itself would pass on one connection and no more; of a command it starts one for each.
             let relay = format!("{} nc 127.0.0.1 {host}", busybox.display());
             let _ = write!(netdev, ",guestfwd=tcp:{address}:{guest}-cmd:{relay}");
@@ -424,7 +439,7 @@ impl Vm {
         let mut args = vec!["-netdev".to_owned(), netdev];
         let mut device = |text: String| args.extend(["-device".to_owned(), text]);
         let mut card = "virtio-net-pci,netdev=n0,romfile=".to_owned();
-        if let Some(node) = self.network_node {
+        if let Some(node) = self.options.network_node {
             device(format!("pxb-pcie,id=bus0,bus_nr=128,bus=pcie.0,numa_node={node}"));
             device("pcie-root-port,id=port0,bus=bus0,chassis=1".to_owned());
             card += ",bus=port0";

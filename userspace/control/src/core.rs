@@ -25,6 +25,7 @@ mod rebalance;
 mod resize;
 mod steering;
 mod storage;
+mod together;
 
 use std::{fs, path::Path, sync::Arc, time::Instant};
 
@@ -43,15 +44,19 @@ pub(crate) use self::{
     effects::{Effects, HeldChange},
     execution::Worker,
     home::most,
-    inbox::{CgroupNews, Command, Inbox, Message},
+    inbox::{CgroupNews, Command, Inbox, Kind, Message, Waiting},
     machine::MissingCapacity,
     rebalance::{Begun, id as plan_id},
 };
 use self::{
-    cpu_isolation::CpuIsolation, execution::Execution, machine::Policy, pods::Pods, storage::Storage,
+    cpu_isolation::CpuIsolation,
+    execution::Execution,
+    machine::Policy,
+    pods::Pods,
+    storage::{KeptState, Storage},
 };
 use crate::{
-    ControlMetrics, State, error::StartError, ports::Ports, rebuild, xattr_backup, xattr_backup::XattrBackup,
+    ControlMetrics, error::StartError, ports::Ports, rebuild, xattr_backup, xattr_backup::XattrBackup,
 };
 
 /// Whether something is asked for the first time, or tried again. What is refused again is not counted.
@@ -59,6 +64,8 @@ use crate::{
 pub(crate) enum Attempt {
     First,
     Again,
+    /// It was decided on already, and counted.
+    Counted,
 }
 
 /// What changes together.
@@ -68,12 +75,7 @@ pub(crate) struct Core {
     pub(crate) ports: Ports,
     pub(crate) metrics: ControlMetrics,
     pub(crate) policy: Policy,
-    pub(crate) state: State,
-    /// What the open transactions go back to.
-    open: Vec<State>,
-    pub(crate) storage: Storage,
-    /// Whether the ledger could not be read, so that what is not in it may be ours all the same.
-    pub(crate) is_rebuilt: bool,
+    pub(crate) kept: KeptState,
     pub(crate) execution: Execution,
     pods: Pods,
     pub(crate) isolation: CpuIsolation,
@@ -128,10 +130,7 @@ impl Core {
             ports,
             metrics,
             policy,
-            state,
-            open: Vec::new(),
-            storage,
-            is_rebuilt: !is_complete && !is_fresh,
+            kept: KeptState::new(state, storage, !is_complete && !is_fresh),
             execution: Execution::new(enforcer),
             pods: Pods::default(),
             isolation,
@@ -148,13 +147,14 @@ impl Core {
 
     /// Whether the guarantee of this cgroup is being released.
     pub(crate) fn is_releasing(&self, cgroup: &CgroupPath) -> bool {
-        let mut releasing = self.state.releasing.iter().filter_map(|name| self.state.guarantees.get(name));
+        let mut releasing =
+            self.kept.state.releasing.iter().filter_map(|name| self.kept.state.guarantees.get(name));
         releasing.any(|held| held.cgroup == *cgroup)
     }
 
     /// CPUs that can still become exclusive.
     pub(crate) fn free_cpus(&self) -> CpuSet {
-        &self.policy.strategy.allocatable().cpus & self.state.ledger.shared_pool()
+        &self.policy.strategy.allocatable().cpus & self.kept.state.ledger.shared_pool()
     }
 
     /// What is promised changed: containers that share what is left follow at once, and the others afterwards.
@@ -202,7 +202,7 @@ impl Core {
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         self.note_moved();
         self.heed_conditions();
-        self.storage.write_out(false);
+        self.kept.storage.write_out(false);
         let is_changed = self.follow_machine();
         self.look_after_pods(now);
         is_changed

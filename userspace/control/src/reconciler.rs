@@ -5,6 +5,7 @@
 //! as [`crate::core::Effects`], and the loop sees to it.
 
 mod budgets;
+mod controllers;
 mod declared;
 mod drift;
 mod guard;
@@ -19,6 +20,7 @@ mod runtime;
 #[cfg(test)]
 mod tests;
 mod throttling;
+mod together;
 
 use std::{
     mem,
@@ -37,17 +39,9 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    budgets::Budgets,
-    declared::Declarations,
-    drift::DriftController,
-    guard::Guard,
-    home::Homes,
-    interrupts::Interrupts,
-    liveness::Liveness,
-    power::PowerSettings,
+    controllers::Controllers,
     read_model::ReadModel,
     rebalancing::{Over, Rebalancing, Shown},
-    throttling::Throttling,
 };
 use crate::{
     ControlMetrics, Request, Resize,
@@ -126,7 +120,7 @@ impl Reconciler {
         let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
         let view = Arc::clone(&reconciler.view);
         let rebalance = reconciler.rebalancing.shown();
-        let (unplaced, crowded) = (Arc::clone(&reconciler.unplaced), reconciler.guard.crowded());
+        let (unplaced, crowded) = (Arc::clone(&reconciler.unplaced), reconciler.controllers.guard.crowded());
         if reconciler.wants_cgroups() {
             // Before it looks what there is, so that nothing is missed in between.
             let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
@@ -225,15 +219,7 @@ impl Reconciler {
 
 struct ReconcilerLoop {
     core: Core,
-    liveness: Liveness,
-    drift: DriftController,
-    throttling: Throttling,
-    homes: Homes,
-    budgets: Budgets,
-    guard: Guard,
-    interrupts: Interrupts,
-    power: PowerSettings,
-    declarations: Declarations,
+    controllers: Controllers,
     rebalancing: Rebalancing,
     read_model: ReadModel,
     view: Arc<RwLock<Arc<api::Allocations>>>,
@@ -245,15 +231,7 @@ struct ReconcilerLoop {
 impl ReconcilerLoop {
     fn new(core: Core, write_monitor: Option<Arc<WriteMonitor>>, stop: CancellationToken) -> Self {
         Self {
-            liveness: Liveness::new(core.hierarchy.clone()),
-            drift: DriftController::new(write_monitor),
-            throttling: Throttling::new(core.hierarchy.clone()),
-            homes: Homes::new(core.config.enforcement.home_dwell_time.0),
-            budgets: Budgets::new(stop),
-            guard: Guard::default(),
-            interrupts: Interrupts::new(core.config.host_root.clone()),
-            power: PowerSettings::new(&core.config.host_root),
-            declarations: Declarations::new(&core.config.guarantees),
+            controllers: Controllers::new(&core, write_monitor, stop),
             rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
             view: Arc::default(),
@@ -273,7 +251,7 @@ impl ReconcilerLoop {
             }
         }
         self.show();
-        self.core.storage.write_out(true);
+        self.core.kept.storage.write_out(true);
     }
 
     /// Does what was asked for first, and looks after what is held when it is time for that; `false` if nobody can ask.
@@ -292,12 +270,15 @@ impl ReconcilerLoop {
                 self.show();
                 reply();
             }
-        } else if let Some(command) = inbox.next() {
-            self.command(command);
-        } else if self.core.has_to_bind() {
-            self.core.bind_next();
         } else {
-            self.rebalance();
+            let waiting = inbox.next();
+            if !waiting.is_empty() {
+                self.together(waiting);
+            } else if self.core.has_to_bind() {
+                self.core.bind_next();
+            } else {
+                self.rebalance();
+            }
         }
         let now = Instant::now();
         let is_awaited = self.core.execution.inbox.as_ref().is_some_and(Inbox::has_runtime);
@@ -315,27 +296,8 @@ impl ReconcilerLoop {
     fn command(&mut self, command: Command) {
         match command {
             Command::Admit { request, dry_run, answer } => {
-                let result = self.admit(&request, dry_run);
-                let (result, answer) = match result {
-                    Err(refused @ AdmissionError::Rejected(..)) if !dry_run => {
-                        let waiter = Some((answer, refused));
-                        let Some((answer, refused)) =
-                            self.rebalancing.start_automatic(&mut self.core, &request, waiter)
-                        else {
-                            return;
-                        };
-                        (Err(refused), answer)
-                    }
-                    result => (result, answer),
-                };
-                let admitted = matches!(result, Ok(Answer::Admitted(_)));
-                // Nobody is there who would use or release it.
-                if answer.send(result).is_err() && admitted {
-                    tracing::info!(name = request.name, "nobody waits for this allocation any more");
-                    let _ = self.core.release(&request.name);
-                    // Also where the container runtime waits for something.
-                    self.settle();
-                }
+                let result = self.core.admit(&request, dry_run);
+                self.answer_admission(&request, dry_run, answer, result);
             }
             Command::Resize { resize, dry_run, answer } => {
                 let resized = self.core.resize_asked(&resize, dry_run);
@@ -344,9 +306,9 @@ impl ReconcilerLoop {
                 let _ = answer.send(resized);
             }
             Command::Release { name, answer } => {
-                let result = self.core.release_asked(&name);
+                let result = self.core.release_together(&[&name]).pop();
                 self.settle();
-                let _ = answer.send(result);
+                let _ = answer.send(result.unwrap_or(Err(AdmissionError::Unknown(name))));
             }
             Command::Plan { request, limits, answer } => {
                 let _ = answer.send(self.plan(&request, &limits));
@@ -358,21 +320,22 @@ impl ReconcilerLoop {
                 let _ = answer.send(self.rebalancing.cancel(&self.core));
             }
             Command::KubeletState { answer } => {
-                let Core { config, policy, state, .. } = &self.core;
-                let _ = answer.send(export::export(config, &policy.machine, state));
+                let Core { config, policy, kept, .. } = &self.core;
+                let _ = answer.send(export::export(config, &policy.machine, &kept.state));
             }
             Command::Cgroups(events) => {
                 self.dispatch(&Event::Cgroups(&events));
                 if self.cgroup_news.take(events.len()) {
                     tracing::warn!("too many cgroups came and went at once: all are looked at");
                     self.core.effects.isolate = true;
-                    self.declarations.reconcile(&mut self.core);
+                    self.controllers.declarations.reconcile(&mut self.core);
                 }
             }
             Command::Written => self.dispatch(&Event::Written(Instant::now())),
         }
     }
 
+    #[cfg(test)]
     fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Answer, AdmissionError> {
         let result = self.core.admit(request, dry_run);
         self.answer(result, &request.name)
@@ -431,46 +394,38 @@ impl ReconcilerLoop {
 
     /// Lets all handle an event.
     fn dispatch(&mut self, event: &Event) {
-        self.liveness.handle(&mut self.core, event);
-        self.drift.handle(&mut self.core, event);
-        self.throttling.handle(&mut self.core, event);
-        self.homes.handle(&mut self.core, event);
-        self.budgets.handle(&mut self.core, event);
-        self.guard.handle(&mut self.core, event);
-        self.interrupts.handle(&mut self.core, event);
-        self.power.handle(&mut self.core, event);
-        self.declarations.handle(&mut self.core, event);
+        self.controllers.handle(&mut self.core, event);
     }
 
     /// Whether it matters that cgroups come and go.
     fn wants_cgroups(&self) -> bool {
         self.core.mode() != EnforcementMode::Off
-            && (self.core.isolation.is_on() || !self.declarations.is_empty())
+            && (self.core.isolation.is_on() || !self.controllers.declarations.is_empty())
     }
 
     /// Takes over what runs: what is gone is released, what holds is left as it is, what does not is written.
     fn adopt(&mut self) {
-        let names: Vec<String> = self.core.state.guarantees.keys().cloned().collect();
+        let names: Vec<String> = self.core.kept.state.guarantees.keys().cloned().collect();
         for name in names {
             self.dispatch(&Event::Held(&HeldChange::Given(name)));
         }
         self.dispatch(&Event::Gone(Instant::now()));
         self.core.remove_strays();
         if let Some(rewritten) = self.core.uphold() {
-            let allocations = self.core.state.guarantees.len();
+            let allocations = self.core.kept.state.guarantees.len();
             tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");
         }
         self.core.follow_mode();
         self.rebalancing.adopt(&mut self.core);
         if self.core.mode() != EnforcementMode::Off {
-            self.declarations.reconcile(&mut self.core);
+            self.controllers.declarations.reconcile(&mut self.core);
         }
         self.core.herd(true);
         self.core.promises_changed();
         self.settle();
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
-        self.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
-        self.power.handle(&mut self.core, &Event::Turn(Instant::now()));
+        self.controllers.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
+        self.controllers.power.handle(&mut self.core, &Event::Turn(Instant::now()));
     }
 
     fn look_after(&mut self) {
@@ -501,15 +456,15 @@ impl ReconcilerLoop {
             self.core.effects.view = false;
             let is_promise = mem::take(&mut self.core.effects.promises);
             self.dispatch(&Event::Changed);
-            self.read_model.follow(&self.core, &self.drift, &self.throttling);
+            self.read_model.follow(&self.core, &self.controllers.drift, &self.controllers.throttling);
             if is_promise {
-                let ledger = self.core.state.ledger.clone();
+                let ledger = self.core.kept.state.ledger.clone();
                 let mut promises = Promises::new(self.read_model.promises(), ledger);
                 promises.free_cpus = self.core.free_cpus();
                 self.core.ports.assignments.assigned(promises);
             }
-            let allocations =
-                self.read_model.allocations(&self.core, &self.drift, self.declarations.waiting());
+            let Controllers { drift, declarations, .. } = &self.controllers;
+            let allocations = self.read_model.allocations(&self.core, drift, declarations.waiting());
             *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(allocations);
             for change in held {
                 if let HeldChange::Released { cgroup, remove: Some(dir), .. } = change {

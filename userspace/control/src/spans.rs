@@ -1,8 +1,9 @@
 //! Spans: where the time of a decision goes.
 //!
 //! An admission is a tree: `admit` over `decide` (over `hints`, `merge`, `allocate`), `ledger` and `knobs`. What is
-//! written without being asked for (drift, herding, upkeep) is a tree of its own, `reconcile`, and so is what a `release` gives back. A look that finds
-//! nothing to do is no span.
+//! written without being asked for (drift, herding, upkeep) is a tree of its own, `reconcile`, and so is what a `release` gives back.
+//! Of admissions that wait together, each `admit` is over `decide` alone, and `ledger` and `knobs` are of one tree,
+//! `together`; likewise of releases. A look that finds nothing to do is no span.
 //!
 //! Without a receiver no span is ever made: nobody is interested in them, which `tracing` finds out once.
 
@@ -21,6 +22,11 @@ macro_rules! span {
 /// An admission. What is done while it is held is part of it.
 pub(crate) fn admit(name: &str, dry_run: bool) -> EnteredSpan {
     span!("admit", numaward.workload = name, numaward.dry_run = dry_run).entered()
+}
+
+/// So many admissions or releases are stored and carried out as one.
+pub(crate) fn together(what: &str, requests: usize) -> EnteredSpan {
+    span!("together", numaward.requests = requests, numaward.what = what).entered()
 }
 
 /// Something is about to be written: part of an admission, or a tree of its own.

@@ -116,6 +116,20 @@ pub fn cgroup(dir: &Path, machine: &Machine) {
     }
 }
 
+/// Makes a knob refuse what is written, for as long as this is kept. It goes on holding what it holds.
+#[cfg(test)]
+pub(crate) fn refuse(knob: &Path) -> std::os::fd::OwnedFd {
+    use std::os::fd::AsRawFd as _;
+
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    let sealed = memfd_create("knob", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::io::write(&sealed, &fs::read(knob).unwrap()).unwrap();
+    fcntl_add_seals(&sealed, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    fs::remove_file(knob).unwrap();
+    std::os::unix::fs::symlink(format!("/proc/self/fd/{}", sealed.as_raw_fd()), knob).unwrap();
+    sealed
+}
+
 /// The first line of a file.
 pub fn line(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();

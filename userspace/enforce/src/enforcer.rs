@@ -43,25 +43,56 @@ pub struct Report {
     pub moving: Vec<(CgroupPath, Moving)>,
     /// Knobs that somebody else changed since we wrote them: a release leaves them as they are.
     pub kept: Vec<Drift>,
+    /// Writes that were not needed, as their cgroups are gone.
+    pub gone: Vec<Step>,
 }
 
 /// A plan could not be carried out in full.
 #[derive(Debug, thiserror::Error)]
-#[error("{error}{}", not_undone(.undo))]
+#[error("{error}{}", further(.others, .undo))]
 pub struct Failure {
     /// The first error.
     #[source]
     pub error: EnforceError,
     /// The write that failed; `None` if it did not come to that.
     pub step: Option<Step>,
-    /// Further errors: of undoing what was written before, or of the other writes of a release.
+    /// The other writes that failed.
+    pub others: Vec<StepError>,
+    /// What failed of undoing what was written before.
     pub undo: Vec<EnforceError>,
     /// What was done before (and undone, if settings were to be given).
     pub report: Report,
 }
 
-fn not_undone(errors: &[EnforceError]) -> String {
-    errors.iter().fold(String::new(), |text, error| text + "; then " + &error.to_string())
+fn further(others: &[StepError], undo: &[EnforceError]) -> String {
+    let errors = others.iter().map(|failed| &failed.error).chain(undo);
+    errors.fold(String::new(), |text, error| text + "; then " + &error.to_string())
+}
+
+impl Failure {
+    /// A failure before the first write.
+    pub fn before_writes(error: EnforceError) -> Box<Self> {
+        let (others, undo, report) = (Vec::new(), Vec::new(), Report::default());
+        Box::new(Self { error, step: None, others, undo, report })
+    }
+
+    /// The part of it that each of these cgroups has: what failed first there, or in a cgroup above it. What failed before
+    /// the first write is everybody's.
+    pub fn split(self, cgroups: &[&CgroupPath]) -> Vec<Option<Box<Self>>> {
+        let mut parts: Vec<Option<Box<Self>>> = cgroups.iter().map(|_| None).collect();
+        let others = self.others.into_iter().map(|failed| (failed.error, Some(failed.step)));
+        for (error, step) in [(self.error, self.step)].into_iter().chain(others) {
+            let message = error.to_string();
+            let mut first = Some(error);
+            let is_hit = |cgroup: &CgroupPath| step.as_ref().is_none_or(|step| step.cgroup.contains(cgroup));
+            for (part, _) in parts.iter_mut().zip(cgroups).filter(|(part, of)| part.is_none() && is_hit(of)) {
+                let error = first.take();
+                let error = error.unwrap_or_else(|| EnforceError::Shared { message: message.clone() });
+                *part = Some(Box::new(Self { step: step.clone(), ..*Self::before_writes(error) }));
+            }
+        }
+        parts
+    }
 }
 
 impl Enforcer {
@@ -118,26 +149,32 @@ impl Enforcer {
     /// Writes a plan's knobs. The plan's `intent` and what it enables must be stored before.
     pub fn execute(&self, plan: &Plan) -> Result<Report, Box<Failure>> {
         let mut report = Report { kept: plan.kept.clone(), ..Report::default() };
-        let prepared = self.prepare(plan);
-        if let Err(error) = prepared {
-            return Err(Box::new(Failure { error, step: None, undo: Vec::new(), report }));
-        }
-        let mut failures = Vec::new();
+        let mut failures = match self.prepare(plan) {
+            Ok(excluded) => excluded,
+            Err(error) => return Err(Box::new(Failure { report, ..*Failure::before_writes(error) })),
+        };
         let mut half_written: &[Step] = &[];
         // Consecutive writes to one unit go out together.
         let go_together = |a: &Step, b: &Step| {
             a.cgroup == b.cgroup && self.is_systemds(&a.owner, a.knob) && self.is_systemds(&b.owner, b.knob)
         };
         for batch in plan.steps.chunk_by(go_together) {
+            let is_held = |step: &Step| plan.holds.iter().any(|(path, _)| *path == step.cgroup);
+            let has_failed = |step: &Step| failures.iter().any(|failed| failed.step.cgroup == step.cgroup);
+            if batch.first().is_some_and(|step| is_held(step) && has_failed(step)) {
+                continue;
+            }
             health::beat();
             numaward_store::fault::point("enforce.write");
             match self.write(batch, &mut report.moving) {
                 Ok(()) => report.written.extend_from_slice(batch),
                 // What is gone needs nothing brought back.
-                Err(failed) if failed.error.is_gone() && plan.hold.is_none() => {}
+                Err(failed) if failed.error.is_gone() && !plan.is_undone && !is_held(&failed.step) => {
+                    report.gone.extend_from_slice(batch);
+                }
                 Err(failed) => {
                     failures.push(*failed);
-                    if plan.hold.is_some() {
+                    if plan.is_undone {
                         half_written = batch;
                         break;
                     }
@@ -147,8 +184,8 @@ impl Enforcer {
         numaward_store::fault::point("enforce.written");
         let mut failures = failures.into_iter();
         let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
-        let mut undo: Vec<_> = failures.map(|failed| failed.error).collect();
-        if plan.hold.is_some() {
+        let mut undo = Vec::new();
+        if plan.is_undone {
             let back: Vec<_> = report.written.iter().chain(half_written).rev().map(Step::reversed).collect();
             undo.extend(back.iter().filter_map(|step| {
                 let found = self.cgroupfs.read(&step.cgroup, step.knob);
@@ -161,16 +198,24 @@ impl Enforcer {
             }));
         }
         undo.retain(|error| !error.is_gone());
-        Err(Box::new(Failure { error, step: Some(step), undo, report }))
+        // Of several that are to hold something, who is gone is to know.
+        let others = failures.filter(|failed| !failed.error.is_gone() || plan.is_for_many()).collect();
+        Err(Box::new(Failure { error, step: Some(step), others, undo, report }))
     }
 
-    /// What comes before the first write.
-    fn prepare(&self, plan: &Plan) -> Result<(), EnforceError> {
+    /// What comes before the first write. Of several cgroups that are to hold something, says which cannot any more.
+    fn prepare(&self, plan: &Plan) -> Result<Vec<StepError>, EnforceError> {
+        let mut excluded = Vec::new();
         // Others may have taken CPUs since the plan was made, and a partition of theirs must not suffer.
-        if let Some((path, settings)) = &plan.hold {
-            self.check_available(path, settings)?;
+        for (path, settings) in &plan.holds {
+            let Err(error) = self.check_available(path, settings) else { continue };
+            match plan.steps.iter().find(|step| step.cgroup == *path) {
+                Some(step) if !plan.is_undone => excluded.push(StepError { error, step: step.clone() }),
+                _ => return Err(error),
+            }
         }
-        self.enable(&plan.enable)
+        self.enable(&plan.enable)?;
+        Ok(excluded)
     }
 
     /// Takes note of a cgroup that was made with our values: what these knobs would hold without us, as nobody can read

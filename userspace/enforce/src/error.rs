@@ -106,6 +106,12 @@ pub enum EnforceError {
         /// systemd's words, with the name of the error.
         message: String,
     },
+    /// It failed for several cgroups at once.
+    #[error("{message}")]
+    Shared {
+        /// Why, in words.
+        message: String,
+    },
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),

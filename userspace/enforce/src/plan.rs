@@ -5,13 +5,18 @@ use std::collections::BTreeSet;
 use numaward_cgroup::CgroupPath;
 use numaward_model::Settings;
 
-use super::{applied::AppliedSettings, controllers::EnabledControllers, drift::Drift, order::Step};
+use super::{
+    applied::AppliedSettings, controllers::EnabledControllers, drift::Drift, enforcer::Report, order::Step,
+};
 
 /// What is to change.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// The cgroup is to hold these settings, instead of those it held.
     Hold(CgroupPath, Settings),
+    /// Each of these cgroups is to hold these settings, instead of those it held. What fails in one ends the writes to it,
+    /// and undoes nothing.
+    HoldAll(Vec<(CgroupPath, Settings)>),
     /// The cgroup gets back what was found.
     Release(CgroupPath),
     /// Each of these cgroups is to hold these settings, or gets back what was found. What fails does not undo the
@@ -26,6 +31,7 @@ impl Change {
     pub fn cgroups(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
         match self {
             Self::Hold(path, _) | Self::Release(path) => [path.clone()].into(),
+            Self::HoldAll(holds) => holds.iter().map(|(path, _)| path.clone()).collect(),
             Self::Each(changes) => changes.iter().map(|(path, _)| path.clone()).collect(),
             Self::Upkeep => applied.iter().map(|(path, _)| path.clone()).collect(),
         }
@@ -47,8 +53,10 @@ pub struct Plan {
     pub(super) steps: Vec<Step>,
     /// What somebody else has changed and is left as it is.
     pub(super) kept: Vec<Drift>,
-    /// What is to be held, if anything: then a failed write undoes the others.
-    pub(super) hold: Option<(CgroupPath, Settings)>,
+    /// What is to be held from now on, if anything.
+    pub(super) holds: Vec<(CgroupPath, Settings)>,
+    /// Whether a write that fails undoes those before it.
+    pub(super) is_undone: bool,
 }
 
 impl Plan {
@@ -62,10 +70,12 @@ impl Plan {
         self.steps.iter().map(|step| step.cgroup.clone()).collect()
     }
 
-    /// What is true where only these of the writes were done: a cgroup of which one was not stays as intended.
-    pub fn outcome_of(&self, written: &[Step]) -> AppliedSettings {
+    /// What is true where only so much of it was done: a cgroup of which one write was not stays as intended, unless it is
+    /// gone.
+    pub fn outcome_of(&self, report: &Report) -> AppliedSettings {
         let mut outcome = self.outcome.clone();
-        for step in self.steps.iter().filter(|step| !written.contains(step)) {
+        let is_done = |step: &&Step| report.written.contains(step) || report.gone.contains(step);
+        for step in self.steps.iter().filter(|step| !is_done(step)) {
             if let Some(record) = self.intent.get(&step.cgroup) {
                 outcome.insert(step.cgroup.clone(), record.clone());
             }
@@ -73,8 +83,13 @@ impl Plan {
         outcome
     }
 
+    /// Whether several cgroups are to hold something from now on.
+    pub fn is_for_many(&self) -> bool {
+        self.holds.len() > 1
+    }
+
     /// Whether a write that fails undoes those before it.
     pub fn is_undone(&self) -> bool {
-        self.hold.is_some()
+        self.is_undone
     }
 }

@@ -50,6 +50,12 @@ impl Enforcer {
                 self.hold(&mut next, path, settings)?;
                 self.check_available(path, settings)?;
             }
+            Change::HoldAll(holds) => {
+                for (path, settings) in holds {
+                    self.hold(&mut next, path, settings)?;
+                    self.check_available(path, settings)?;
+                }
+            }
             Change::Release(path) => next.release(path),
             Change::Each(changes) => {
                 for (path, settings) in changes {
@@ -71,10 +77,12 @@ impl Enforcer {
             enable: EnabledControllers::default(),
             steps: Vec::new(),
             kept: Vec::new(),
-            hold: match change {
-                Change::Hold(path, settings) => Some((path.clone(), settings.clone())),
-                Change::Release(_) | Change::Each(_) | Change::Upkeep => None,
+            holds: match change {
+                Change::Hold(path, settings) => vec![(path.clone(), settings.clone())],
+                Change::HoldAll(holds) => holds.clone(),
+                Change::Release(_) | Change::Each(_) | Change::Upkeep => Vec::new(),
             },
+            is_undone: matches!(change, Change::Hold(..)),
         };
         for (path, values) in wanted {
             self.enter(&mut plan, path, values)?;

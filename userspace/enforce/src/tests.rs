@@ -359,6 +359,50 @@ fn a_failed_write_undoes_the_others() {
 }
 
 #[test]
+fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
+    let tree = Tree::new(&["/a", "/a/b", "/a/c", "/a/d", "/e"]);
+    let settings =
+        |cpus| Settings { memory_min: Some(mib(8)), memory_max: Some(mib(64)), ..pinned(cpus, "1") };
+    let paths = ["/a/b", "/a/c", "/a/d", "/e"].map(path);
+    let holds = paths.iter().zip(["0", "1", "2", "3"]).map(|(path, cpus)| (path.clone(), settings(cpus)));
+    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::HoldAll(holds.collect())).unwrap();
+    assert!(plan.is_for_many() && !plan.is_undone());
+    fs::remove_file(path("/a/c").dir(tree.root.path()).join("cpuset.mems")).unwrap();
+    // One that goes has nothing either, and its workload is to know.
+    fs::remove_dir_all(path("/e").dir(tree.root.path())).unwrap();
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    let outcome = plan.outcome_of(&failure.report);
+    let paths: Vec<_> = paths.iter().collect();
+    let parts = failure.split(&paths);
+    let parts: Vec<_> = parts.iter().map(|part| part.as_ref().map(ToString::to_string)).collect();
+    assert!(parts[0].is_none() && parts[2].is_none(), "{parts:?}");
+    assert!(parts[1].as_ref().is_some_and(|part| part.contains("c/cpuset.mems")), "{parts:?}");
+    assert!(parts[3].as_ref().is_some_and(|part| part.contains("/e")), "{parts:?}");
+    let held = |path: &str| (tree.get(path, "cpuset.cpus"), tree.get(path, "memory.min"));
+    assert_eq!((held("/a/b"), held("/a/d")), (("0".to_owned(), bytes(8)), ("2".to_owned(), bytes(8))));
+    assert_eq!(tree.get("/a/c", "memory.max"), "max", "what follows is not written");
+    assert_eq!(tree.get("/a", "memory.min"), bytes(24));
+    // It goes back, and what is above has no more than the others need.
+    tree.put("/a/c", "cpuset.mems", "");
+    tree.apply(&outcome, &Change::Each(vec![(path("/a/c"), None), (path("/e"), None)]));
+    assert_eq!((tree.get("/a", "memory.min"), tree.get("/a/c", "memory.min")), (bytes(16), "0".to_owned()));
+}
+
+#[test]
+fn what_fails_above_several_fails_for_each() {
+    let tree = Tree::new(&["/a", "/a/b", "/a/c", "/d"]);
+    let paths = ["/a/b", "/a/c", "/d"].map(path);
+    let holds = paths.iter().map(|path| (path.clone(), protected(8)));
+    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::HoldAll(holds.collect())).unwrap();
+    fs::remove_file(path("/a").dir(tree.root.path()).join("memory.min")).unwrap();
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    let parts = failure.split(&paths.each_ref());
+    let parts: Vec<_> = parts.iter().map(|part| part.as_ref().map(ToString::to_string)).collect();
+    assert_eq!((parts[0].is_some(), &parts[2]), (true, &None));
+    assert_eq!(parts[0], parts[1]);
+}
+
+#[test]
 fn a_release_goes_on_after_a_failed_write() {
     let tree = Tree::new(&["/a"]);
     let applied = tree.hold(

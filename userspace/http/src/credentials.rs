@@ -3,12 +3,13 @@
 use std::{
     fmt, fs,
     io::{self, Read},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use numaward_config::{Access, Tls};
+use numaward_model::FileStamp;
 use tokio_rustls::rustls::{
     RootCertStore, ServerConfig,
     crypto::ring,
@@ -49,21 +50,12 @@ pub(crate) struct Credentials {
     pub(crate) names: Option<Vec<ServerName<'static>>>,
 }
 
-/// What distinguishes one version of a file from another: device, inode, size, time of change. None: it is not there.
-pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64)>;
-
-/// The versions of the files that are there now.
-pub(crate) fn stamps(access: &Access) -> Vec<Stamp> {
+/// The versions of the files that are there now; none for one that is not.
+pub(crate) fn stamps(access: &Access) -> Vec<Option<FileStamp>> {
     let Tls { cert_file, key_file, client_ca_file, client_crl_file, client_names: _ } = &access.tls;
     let files = [&access.token_file, cert_file, key_file, client_ca_file, client_crl_file];
-    files
-        .into_iter()
-        .flatten()
-        .map(|path| {
-            let found = fs::metadata(path).ok()?;
-            Some((found.dev(), found.ino(), found.size(), found.ctime(), found.ctime_nsec()))
-        })
-        .collect()
+    let stamp = |path| fs::metadata(path).ok().as_ref().map(FileStamp::new);
+    files.into_iter().flatten().map(stamp).collect()
 }
 
 impl Credentials {

@@ -19,13 +19,13 @@ mod paced;
 mod page;
 mod peer;
 mod peers;
-mod pieces;
 mod problem;
 mod remote;
 mod router;
 mod routes;
 mod samples;
 mod server;
+mod streaming_body;
 
 pub use self::{
     blocking::Blocking,

@@ -27,6 +27,7 @@ use axum::{
 };
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_config::Access;
+use numaward_model::FileStamp;
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{
@@ -35,7 +36,7 @@ use tokio_rustls::{
 };
 
 use crate::{
-    credentials::{CredentialError, Credentials, Stamp, Token, stamps},
+    credentials::{CredentialError, Credentials, Token, stamps},
     denials::Denials,
     peer::{Certificate, Peer},
     server::{Accept, Accepted, Opened},
@@ -49,7 +50,7 @@ const HEALTH: [&str; 2] = ["/livez", "/readyz"];
 pub struct Gate {
     access: Access,
     /// What the files hold, and which versions of them.
-    current: Mutex<(Vec<Stamp>, Arc<Credentials>)>,
+    current: Mutex<(Vec<Option<FileStamp>>, Arc<Credentials>)>,
     denials: Denials,
 }
 

@@ -5,7 +5,7 @@
 //! - [`Report`] is an event on its way to those who read it.
 //! - [`snapshot`] is what a scrape serves; [`headroom`] what the guard saw last.
 //! - [`backoff`] and [`Retry`] say when what failed is tried again.
-//! - [`error_chain`] is an error with its causes.
+//! - [`error_chain`] is an error with its causes; [`FileStamp`] one version of a file.
 //! - [`port`] has the traits by which parts reach each other; [`health`] says who is ready and alive.
 //!
 //! Nothing here does input or output.
@@ -14,6 +14,7 @@
 
 mod backoff;
 mod error;
+mod file_stamp;
 pub mod headroom;
 pub mod health;
 pub mod pod;
@@ -32,6 +33,7 @@ pub const SPAN_TARGET: &str = "numaward_trace";
 pub use self::{
     backoff::{Retry, backoff},
     error::error_chain,
+    file_stamp::FileStamp,
     promise::{Promise, Promises, placed},
     report::Report,
     settings::{Settings, SettingsError, ValueError, Values},

@@ -59,7 +59,7 @@ impl Observer {
     pub fn workloads(&self) -> api::Workloads {
         self.ask();
         let read = self.read();
-        let sampled = self.sampled.borrow().clone();
+        let sampled = self.latest.sampled.borrow().clone();
         let Read { counted, done, attached, .. } = &read;
         let nodes: Vec<NodeId> = read.machine.nodes.keys().copied().collect();
         let by_node = |allocated: Option<&NodeCounters>,
@@ -160,7 +160,7 @@ impl Observer {
 
     /// How the daemon itself is doing.
     pub fn status(&self) -> api::Status {
-        let (table, sampled) = (self.lock().table.clone(), self.sampled.borrow().clone());
+        let (table, sampled) = (self.lock().table.clone(), self.latest.sampled.borrow().clone());
         let exclusive_cpus = self.exclusive_cpus();
         let probing = self.probing();
         let costs = probing.stats();
@@ -209,7 +209,7 @@ impl Observer {
                 .collect(),
             workloads: api::WorkloadCount { own, other },
             exclusive_cpus,
-            headroom: self.headroom.borrow().nodes.iter().map(headroom).collect(),
+            headroom: self.latest.headroom.borrow().nodes.iter().map(headroom).collect(),
             degraded: self
                 .health
                 .degraded()

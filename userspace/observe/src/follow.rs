@@ -225,6 +225,6 @@ impl Observer {
         if machine.node_ids() != before.node_ids() {
             state.table_mut().forget_residents();
         }
-        self.machine.send_replace(Arc::new(machine));
+        self.latest.machine.send_replace(Arc::new(machine));
     }
 }

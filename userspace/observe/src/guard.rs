@@ -179,7 +179,7 @@ impl Observer {
     /// Reads the watermarks of the nodes.
     pub(crate) fn read_watermarks(&self) {
         match sysfs::watermarks(&self.config.host_root, Bytes(self.page_size)) {
-            Ok(marks) => drop(self.watermarks.send_replace(Arc::new(marks))),
+            Ok(marks) => drop(self.latest.watermarks.send_replace(Arc::new(marks))),
             // What the kernel keeps is little; without it a node seems to have that much more.
             Err(error) => tracing::debug!(%error, "the nodes' watermarks are not known"),
         }
@@ -204,7 +204,7 @@ impl Observer {
 
     /// What can be had of a node.
     pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMemory) -> Bytes {
-        self.watermarks.borrow().get(&node).copied().unwrap_or_default().obtainable(memory)
+        self.latest.watermarks.borrow().get(&node).copied().unwrap_or_default().obtainable(memory)
     }
 
     fn show_headroom(
@@ -213,7 +213,7 @@ impl Observer {
         others: Vec<OtherWorkload>,
         conditions: Arc<Conditions>,
     ) {
-        self.headroom.send_modify(|headroom| {
+        self.latest.headroom.send_modify(|headroom| {
             *headroom = Arc::new(Headroom { look: headroom.look + 1, nodes, others, conditions });
         });
     }
@@ -418,7 +418,7 @@ mod tests {
         let observer = Observer::new(&config);
         let mut guard = Guard::default();
         observer.look_at_headroom(&mut guard);
-        assert_eq!(observer.headroom.borrow().look, 0, "nothing is promised: nothing is read");
+        assert_eq!(observer.latest.headroom.borrow().look, 0, "nothing is promised: nothing is read");
 
         for (id, path) in (1..).zip(["/kept", "/kept/below", "/outer", "/outer/hog", "/hog", "/elsewhere"]) {
             let bytes = if path == "/elsewhere" { "N0=4096 N1=0" } else { "N0=4096 N1=104857600" };
@@ -435,7 +435,7 @@ mod tests {
         observer.lock().promises = Arc::new(promises);
         observer.look_at_headroom(&mut guard);
         // 700 MiB, of which 200 are used; of the page cache nothing can be had: the promise holds it.
-        let seen = observer.headroom.borrow().clone();
+        let seen = observer.latest.headroom.borrow().clone();
         let of = seen.node(NodeId(1)).unwrap();
         assert_eq!((of.unused, of.obtainable), (Bytes::mib(500), Bytes::mib(510)));
         assert!(of.is_low && of.is_short() && seen.node(NodeId(0)).is_none());
@@ -448,7 +448,7 @@ mod tests {
 
         observer.lock().promises = Arc::default();
         observer.look_at_headroom(&mut guard);
-        assert!(observer.headroom.borrow().nodes.is_empty());
+        assert!(observer.latest.headroom.borrow().nodes.is_empty());
     }
 
     #[test]
@@ -461,9 +461,9 @@ mod tests {
             let observer = observer(root.path(), config, promises, ledger());
             let mut guard = Guard::default();
             observer.look_at_headroom(&mut guard);
-            let first = observer.headroom.borrow().conditions.clone();
+            let first = observer.latest.headroom.borrow().conditions.clone();
             observer.look_at_headroom(&mut guard);
-            assert!(Arc::ptr_eq(&first, &observer.headroom.borrow().conditions), "nothing changed");
+            assert!(Arc::ptr_eq(&first, &observer.latest.headroom.borrow().conditions), "nothing changed");
             assert_eq!(
                 first.offline_cpus.to_string(),
                 if strategy == StrategyKind::Native { "3" } else { "" }
@@ -499,16 +499,16 @@ mod tests {
             observer(root.path(), Config::default(), vec![promise("/kept", 1, 500)], Ledger::default());
         let mut guard = Guard::default();
         observer.look_at_headroom(&mut guard);
-        assert!(!observer.headroom.borrow().nodes[0].is_low);
+        assert!(!observer.latest.headroom.borrow().nodes[0].is_low);
         // It takes 400 MiB of its promise.
         machine(root.path(), 200);
         stat(400);
         guard.not_before = Some(Instant::now() + Duration::from_mins(1));
         observer.look_at_headroom(&mut guard);
-        assert!(!guard.lows.is_any() && observer.headroom.borrow().look == 1);
+        assert!(!guard.lows.is_any() && observer.latest.headroom.borrow().look == 1);
         guard.not_before = None;
         observer.look_at_headroom(&mut guard);
-        let of = *observer.headroom.borrow().node(NodeId(1)).unwrap();
+        let of = *observer.latest.headroom.borrow().node(NodeId(1)).unwrap();
         assert_eq!((of.unused, of.obtainable, of.is_low), (Bytes::mib(100), Bytes::mib(210), false));
 
         // A scrape has what was seen here.
@@ -565,13 +565,13 @@ mod tests {
         let observer = observer(root.path(), config, Vec::new(), ledger());
         let mut guard = Guard::default();
         observer.look_at_headroom(&mut guard);
-        let before = observer.headroom.borrow().conditions.clone();
+        let before = observer.latest.headroom.borrow().conditions.clone();
         assert_eq!(before.withheld_on(ZoneKind::Memory, NodeId(1)), Bytes::mib(414));
         fs::remove_file(root.path().join("sys/devices/system/node/node1/meminfo")).unwrap();
         write(root.path(), "sys/devices/system/cpu/present", "all\n");
         guard.not_before = None;
         observer.look_at_headroom(&mut guard);
-        assert!(Arc::ptr_eq(&before, &observer.headroom.borrow().conditions));
+        assert!(Arc::ptr_eq(&before, &observer.latest.headroom.borrow().conditions));
         assert_eq!(before.offline_cpus.to_string(), "3");
     }
 }

@@ -35,6 +35,19 @@ pub(crate) struct Demand {
     pub(crate) reader: Option<Thread>,
 }
 
+/// What was seen last, each replaced as a whole: readers take no lock for longer than it takes to clone an `Arc`.
+#[derive(Debug, Default)]
+pub(crate) struct Latest {
+    /// The machine. Replaced under the lock of `Observer.state`.
+    pub(crate) machine: watch::Sender<Arc<Machine>>,
+    /// What is known of the workloads' accesses.
+    pub(crate) sampled: watch::Sender<Arc<Sampled>>,
+    /// What the kernel keeps of each node; only where the guard looks.
+    pub(crate) watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
+    /// What the guard saw.
+    pub(crate) headroom: watch::Sender<Arc<Headroom>>,
+}
+
 /// The state of this host as last seen.
 ///
 /// Locks are taken in the order of the fields, and no file is read while one is held, but for those of the process
@@ -52,14 +65,7 @@ pub struct Observer {
     pub(crate) demand: Mutex<Demand>,
     probing: Mutex<Probing>,
     state: Mutex<State>,
-    /// The machine as last read. Replaced under the lock of `state`.
-    pub(crate) machine: watch::Sender<Arc<Machine>>,
-    /// What is known of the workloads' accesses, as last looked at.
-    pub(crate) sampled: watch::Sender<Arc<Sampled>>,
-    /// What the kernel keeps of each node, as last read; only where the guard looks.
-    pub(crate) watermarks: watch::Sender<Arc<BTreeMap<NodeId, sysfs::Watermarks>>>,
-    /// What the guard saw last.
-    pub(crate) headroom: watch::Sender<Arc<Headroom>>,
+    pub(crate) latest: Latest,
     pub(crate) health: Arc<Health>,
     /// The last hour. Locked alone.
     pub(crate) history: Mutex<History>,
@@ -112,10 +118,7 @@ impl Observer {
             demand: Mutex::new(Demand { asked: Instant::now(), reader: None }),
             probing: Mutex::new(probing),
             state: Mutex::default(),
-            machine: watch::Sender::new(Arc::new(machine)),
-            sampled: watch::Sender::default(),
-            watermarks: watch::Sender::default(),
-            headroom: watch::Sender::default(),
+            latest: Latest { machine: watch::Sender::new(Arc::new(machine)), ..Latest::default() },
             health,
             history: Mutex::default(),
         }
@@ -128,7 +131,7 @@ impl Observer {
 
     /// The machine as last read.
     pub fn machine(&self) -> Arc<Machine> {
-        self.machine.borrow().clone()
+        self.latest.machine.borrow().clone()
     }
 
     /// Grows with each change of what is promised.

@@ -29,7 +29,7 @@ impl MachineSource for Observer {
 
 impl HeadroomSource for Observer {
     fn headroom(&self) -> Arc<Headroom> {
-        self.headroom.borrow().clone()
+        self.latest.headroom.borrow().clone()
     }
 }
 

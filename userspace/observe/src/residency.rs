@@ -198,7 +198,7 @@ impl Observer {
             let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(&member.slot?)?.scanned));
             looked.insert(id, (host.judge(allowed), scanned, stat));
         }
-        let mut sampled = Sampled::clone(&self.sampled.borrow());
+        let mut sampled = Sampled::clone(&self.latest.sampled.borrow());
         sampled.seen.retain(|id, _| looked.contains_key(id));
         sampled.memory_stat_serves = false;
         for (id, (by_host, scanned, stat)) in looked {
@@ -207,13 +207,13 @@ impl Observer {
             seen.moved = stat.map(|stat| stat.pages_migrated);
             sampled.memory_stat_serves |= stat.is_some();
         }
-        self.sampled.send_replace(Arc::new(sampled));
+        self.latest.sampled.send_replace(Arc::new(sampled));
     }
 
     /// Looks at every workload that is not sampled, as far as the budget goes.
     pub(crate) fn estimate_remote(&self, estimator: &mut Estimator) {
         let Some((hierarchy, table, machine)) = self.placed() else { return };
-        let mut sampled = Sampled::clone(&self.sampled.borrow());
+        let mut sampled = Sampled::clone(&self.latest.sampled.borrow());
         let mut targets = Vec::new();
         let mut all = BTreeSet::new();
         for (id, member) in table.members() {
@@ -240,7 +240,7 @@ impl Observer {
                 estimates.insert(target.id, (share, now));
             }
         }
-        self.sampled.send_replace(Arc::new(sampled));
+        self.latest.sampled.send_replace(Arc::new(sampled));
     }
 }
 

@@ -40,7 +40,7 @@ impl SnapshotSource for Observer {
         let exclusive_cpus = self.cpu_figures();
         self.ask();
         let read = self.read();
-        let (sampled, counted) = (self.sampled.borrow().clone(), &read.counted);
+        let (sampled, counted) = (self.latest.sampled.borrow().clone(), &read.counted);
         // Nodes may have come since.
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let pools = pools(&read.machine);
@@ -190,7 +190,7 @@ impl Observer {
         holdings: &Holdings<'_>,
         memory: &[(NodeId, Option<sysfs::NodeMemory>)],
     ) -> Vec<(NodeId, ZoneKind, i64)> {
-        if self.watermarks.borrow().is_empty() {
+        if self.latest.watermarks.borrow().is_empty() {
             // The guard does not look, or not yet.
             self.read_watermarks();
         }
@@ -208,7 +208,7 @@ impl Observer {
                 }
             }
         }
-        let seen = self.headroom.borrow().clone();
+        let seen = self.latest.headroom.borrow().clone();
         let mut headroom = Vec::new();
         for (node, memory) in memory {
             let Some(memory) = memory else { continue };
@@ -388,7 +388,7 @@ impl Observer {
             missing: self.missing(promises),
             residency: Self::residency(read, &holdings),
             headroom,
-            low: self.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
+            low: self.latest.headroom.borrow().nodes.iter().map(|of| (of.node, of.is_low)).collect(),
             over_budget: self.over_budget(read, &holdings),
             shared_pool_cpus: Some(promises.ledger.shared_pool().len() as u64),
             free_cpus: promises.free_cpus.len() as u64,

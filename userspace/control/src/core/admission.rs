@@ -4,13 +4,13 @@ use std::{collections::BTreeSet, fs, io, path::Path, time::Instant};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
-    CgroupPath, EXEC_PARENT,
+    CgroupId, CgroupPath, EXEC_PARENT,
     knob::{Limit, Partition},
     read,
 };
 use numaward_enforce::{Change, EnforceError, Owner};
 use numaward_engine::{
-    self as engine, Allocation, Ledger, OwnerId, Terms,
+    self as engine, Allocation, Grant, Ledger, Terms,
     policy::{StartProblem, TopologyManagerPolicy},
 };
 use numaward_model::Settings;
@@ -58,6 +58,30 @@ pub(crate) enum Admission {
     Dry(Box<api::DryRun>),
 }
 
+/// What was decided for a request, and is yet to be held.
+pub(super) struct Granted {
+    pub(super) path: CgroupPath,
+    pub(super) allocation: Allocation,
+    pub(super) settings: Settings,
+    /// What is promised with it.
+    pub(super) ledger: Ledger,
+    explanation: api::Explanation,
+}
+
+/// What the only container of a request is given.
+fn only(grants: Vec<Grant>) -> Allocation {
+    grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default()
+}
+
+pub(super) fn report_promised(request: &Request, granted: &Granted) {
+    let Granted { path, allocation, .. } = granted;
+    tracing::info!(
+        name = request.name, cgroup = %path,
+        cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
+        "promised"
+    );
+}
+
 impl Core {
     /// The settings that follow from an allocation.
     pub(super) fn settings(&self, request: &Request, allocation: &Allocation) -> Settings {
@@ -84,7 +108,7 @@ impl Core {
     /// The CPUs of a workload that has none of its own: the shared pool, and of that what is on its nodes where its
     /// topology policy ties CPUs to memory. None where the pool is empty: no knob means that.
     pub(super) fn shared_cpus(&self, terms: &Terms, nodes: &NodeSet) -> Option<CpuSet> {
-        let pool = self.state.ledger.shared_pool();
+        let pool = self.kept.state.ledger.shared_pool();
         let policy = terms.policy.unwrap_or(self.config.topology_policy());
         let is_tied = !terms.burstable
             && matches!(policy, TopologyManagerPolicy::Restricted | TopologyManagerPolicy::SingleNumaNode);
@@ -142,10 +166,20 @@ impl Core {
     }
 
     pub(crate) fn admit(&mut self, request: &Request, dry_run: bool) -> Result<Admission, AdmissionError> {
+        let path = self.target_of(request, dry_run)?;
+        self.admit_at(request, &path, dry_run, Attempt::First)
+    }
+
+    /// The cgroup of a request. That of a command is not there yet. Where systemd has to be asked for it, this waits.
+    pub(super) fn target_of(
+        &mut self,
+        request: &Request,
+        dry_run: bool,
+    ) -> Result<CgroupPath, AdmissionError> {
         if self.mode() == EnforcementMode::Off && !dry_run {
             return Err(AdmissionError::Off);
         }
-        if let Some(held) = self.state.guarantees.get(&request.name) {
+        if let Some(held) = self.kept.state.guarantees.get(&request.name) {
             let problem = format!("{:?} is held by {}", request.name, held.cgroup);
             return Err(AdmissionError::Conflict(FieldError::new(
                 "name",
@@ -153,14 +187,47 @@ impl Core {
                 "a name that is not in use",
             )));
         }
-        let path = match &request.target {
+        match &request.target {
             // By its name alone, another cgroup may look like it.
             Target::Unit(unit) if self.execution.enforcer.has_systemd() => {
-                self.ask_for_cgroup(unit)?.ok_or_else(|| no_unit(unit, true))?
+                Ok(self.ask_for_cgroup(unit)?.ok_or_else(|| no_unit(unit, true))?)
             }
-            _ => self.cgroup(request)?,
+            _ => self.cgroup(request),
+        }
+    }
+
+    /// Refuses what conflicts with what is held, or does not go with cgroup, configuration or machine; gives the terms.
+    fn check(&self, request: &Request, path: &CgroupPath) -> Result<Terms, AdmissionError> {
+        let conflict = |field: &str, problem: String, allowed: &str| {
+            AdmissionError::Conflict(FieldError::new(field, problem, allowed))
         };
-        self.admit_at(request, &path, dry_run, Attempt::First)
+        if let Some(held) = self.kept.state.guarantees.get(&request.name) {
+            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
+            return Err(conflict("name", problem, "a name that is not in use"));
+        }
+        if self.kept.state.pods.contains_key(&request.name) {
+            let problem = format!("{:?} is held by a pod", request.name);
+            return Err(conflict("name", problem, "a name that is not in use"));
+        }
+        if request.target != Target::Exec {
+            self.check_cgroup(path, request)?;
+        }
+        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(path);
+        if let Some((name, held)) = self.kept.state.guarantees.iter().find(|(_, held)| overlaps(&held.cgroup))
+        {
+            let problem =
+                format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
+            return Err(conflict(
+                "target",
+                problem,
+                "a cgroup neither above nor below one that has an allocation",
+            ));
+        }
+
+        self.check_fit()?;
+        let terms = self.with_home(&request.terms, &request.name, path);
+        self.check_terms(&terms)?;
+        Ok(terms)
     }
 
     /// Asks for an allocation for this cgroup. That of a command is not there yet.
@@ -172,54 +239,75 @@ impl Core {
         attempt: Attempt,
     ) -> Result<Admission, AdmissionError> {
         let _span = spans::admit(&request.name, dry_run);
-        let conflict = |field: &str, problem: String, allowed: &str| {
-            AdmissionError::Conflict(FieldError::new(field, problem, allowed))
-        };
-        if let Some(held) = self.state.guarantees.get(&request.name) {
-            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
-            return Err(conflict("name", problem, "a name that is not in use"));
+        if dry_run {
+            return Ok(Admission::Dry(Box::new(self.try_out(request, path)?)));
         }
-        if self.state.pods.contains_key(&request.name) {
-            let problem = format!("{:?} is held by a pod", request.name);
-            return Err(conflict("name", problem, "a name that is not in use"));
-        }
-        if request.target != Target::Exec {
-            self.check_cgroup(path, request)?;
-        }
-        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(path);
-        if let Some((name, held)) = self.state.guarantees.iter().find(|(_, held)| overlaps(&held.cgroup)) {
-            let problem =
-                format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
-            return Err(conflict(
-                "target",
-                problem,
-                "a cgroup neither above nor below one that has an allocation",
-            ));
-        }
+        let granted = self.grant(request, path, attempt)?;
+        self.hold_or_undo(request, &granted)
+    }
 
-        self.check_fit()?;
-        let terms = &self.with_home(&request.terms, &request.name, path);
-        self.check_terms(terms)?;
+    /// Holds what was granted, or nothing.
+    pub(super) fn hold_or_undo(
+        &mut self,
+        request: &Request,
+        granted: &Granted,
+    ) -> Result<Admission, AdmissionError> {
+        match self.hold(request, granted) {
+            Ok(()) => {
+                report_promised(request, granted);
+                Ok(Admission::Given)
+            }
+            Err(refused) => {
+                // The others may have their CPUs back.
+                self.effects.isolate = true;
+                self.unmake(request, &granted.path);
+                Err(refused)
+            }
+        }
+    }
+
+    /// What would be decided.
+    fn try_out(&self, request: &Request, path: &CgroupPath) -> Result<api::DryRun, AdmissionError> {
+        let terms = self.check(request, path)?;
+        let ledger = self.ledger_for(Some(path), None);
+        let decision = spans::decide(&*self.policy.strategy, &ledger, &request.engine, &terms);
+        let explanation = explain::explanation(&decision.explanation);
+        Ok(match decision.outcome {
+            Ok(grants) => {
+                let allocation = only(grants);
+                let settings = self.settings(request, &allocation);
+                let shown = (&allocation, &terms);
+                let allocation = self.describe(&request.name, &request.target, path, shown, &settings);
+                api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation }
+            }
+            Err(rejection) => api::DryRun {
+                admitted: false,
+                allocation: None,
+                rejection: Some(explain::rejection(&rejection)),
+                explanation,
+            },
+        })
+    }
+
+    /// Decides on a request for this cgroup, and makes that of a command. The state is as it was.
+    pub(super) fn grant(
+        &mut self,
+        request: &Request,
+        path: &CgroupPath,
+        attempt: Attempt,
+    ) -> Result<Granted, AdmissionError> {
+        let terms = self.check(request, path)?;
         let started = Instant::now();
         let ledger = self.ledger_for(Some(path), None);
-        let decision = spans::decide(&*self.policy.strategy, &ledger, &request.engine, terms);
+        let decision = spans::decide(&*self.policy.strategy, &ledger, &request.engine, &terms);
         let explanation = explain::explanation(&decision.explanation);
-        if !dry_run && (attempt == Attempt::First || decision.outcome.is_ok()) {
+        if attempt == Attempt::First || attempt == Attempt::Again && decision.outcome.is_ok() {
             self.metrics.decided(&request.engine, &decision, started.elapsed());
         }
         let grants = match decision.outcome {
             Ok(grants) => grants,
             Err(rejection) => {
                 let rejection = explain::rejection(&rejection);
-                if dry_run {
-                    let dry = api::DryRun {
-                        admitted: false,
-                        allocation: None,
-                        rejection: Some(rejection),
-                        explanation,
-                    };
-                    return Ok(Admission::Dry(Box::new(dry)));
-                }
                 // One that is declared is tried again and again, and reported once.
                 if request.declared.is_none() {
                     tracing::info!(name = request.name, reason = in_words(&rejection), "refused");
@@ -227,38 +315,19 @@ impl Core {
                 return Err(AdmissionError::Rejected(rejection, explanation));
             }
         };
-        let allocation = grants.into_iter().next().map(|grant| grant.allocation).unwrap_or_default();
+        let allocation = only(grants);
         let settings = self.settings(request, &allocation);
-        if dry_run {
-            let allocation =
-                self.describe(&request.name, &request.target, path, (&allocation, terms), &settings);
-            let dry =
-                api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation };
-            return Ok(Admission::Dry(Box::new(dry)));
-        }
-
-        let is_ours = request.target == Target::Exec;
-        if is_ours {
+        if request.target == Target::Exec {
             self.make(path)?;
         }
         let ledger = self.start_all(decision.ledger, &request.engine);
-        match self.hold(request, path, settings, ledger, explanation) {
-            Ok(()) => {
-                tracing::info!(
-                    name = request.name, cgroup = %path,
-                    cpus = %allocation.cpus.clone().unwrap_or_default(), nodes = %allocation.memory_nodes(),
-                    "promised"
-                );
-                Ok(Admission::Given)
-            }
-            Err(refused) => {
-                // The others may have their CPUs back.
-                self.effects.isolate = true;
-                if is_ours {
-                    let _ = fs::remove_dir(self.hierarchy.dir(path));
-                }
-                Err(refused)
-            }
+        Ok(Granted { path: path.clone(), allocation, settings, ledger, explanation })
+    }
+
+    /// Removes the cgroup of a command that is not to be.
+    pub(super) fn unmake(&self, request: &Request, path: &CgroupPath) {
+        if request.target == Target::Exec {
+            let _ = fs::remove_dir(self.hierarchy.dir(path));
         }
     }
 
@@ -289,7 +358,7 @@ impl Core {
             declared: None,
             drift: Vec::new(),
             stalled: false,
-            releasing: self.state.releasing.contains(name),
+            releasing: self.kept.state.releasing.contains(name),
             moved: self.moved_of(cgroup),
             missing: None,
             explanation: None,
@@ -331,118 +400,75 @@ impl Core {
         Ok(())
     }
 
-    fn hold(
-        &mut self,
-        request: &Request,
-        path: &CgroupPath,
-        settings: Settings,
-        ledger: Ledger,
-        explanation: api::Explanation,
-    ) -> Result<(), AdmissionError> {
+    fn hold(&mut self, request: &Request, granted: &Granted) -> Result<(), AdmissionError> {
+        let path = &granted.path;
         let mut change = self.begin();
         // From now on nobody else is promised any of it.
-        change.state.ledger = ledger;
-        change.state.admitting.insert(request.name.clone());
-        change.make_room(path);
-        let gone = || EnforceError::Gone { cgroup: path.clone() };
-        let id = change.hierarchy.id_of(path).ok().flatten().ok_or_else(gone)?;
-        let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
-        change.state.herded.remove(path);
-        change.state.steered.remove(path);
-        let guarantee = Guarantee {
-            target: request.target.clone(),
-            cgroup: path.clone(),
-            id,
-            settings,
-            declared: request.declared.clone(),
-            explanation,
-        };
-        change.state.guarantees.insert(request.name.clone(), guarantee);
-        change.state.admitting.remove(&request.name);
+        change.kept.state.ledger = granted.ledger.clone();
+        change.kept.state.admitting.insert(request.name.clone());
+        change.make_room(&[path]);
+        let id = change.id_of(path)?;
+        let plan = change.plan(Change::Hold(path.clone(), granted.settings.clone()))?;
+        change.enter(request, granted, id);
         change.enforce(plan)?;
-        self.storage.decisions.note(&request.name, &self.state);
-        self.effects.held.push(HeldChange::Given(request.name.clone()));
-        self.effects.isolate |= request.is_named_only();
+        self.note_given(request);
         self.promises_changed();
         Ok(())
     }
 
+    /// The id of a cgroup that is to be there.
+    pub(super) fn id_of(&self, path: &CgroupPath) -> Result<CgroupId, EnforceError> {
+        let id = self.hierarchy.id_of(path).ok().flatten();
+        id.ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })
+    }
+
+    /// Enters a guarantee into the state.
+    pub(super) fn enter(&mut self, request: &Request, granted: &Granted, id: CgroupId) {
+        self.kept.state.herded.remove(&granted.path);
+        self.kept.state.steered.remove(&granted.path);
+        let guarantee = Guarantee {
+            target: request.target.clone(),
+            cgroup: granted.path.clone(),
+            id,
+            settings: granted.settings.clone(),
+            declared: request.declared.clone(),
+            explanation: granted.explanation.clone(),
+        };
+        self.kept.state.guarantees.insert(request.name.clone(), guarantee);
+        self.kept.state.admitting.remove(&request.name);
+    }
+
+    /// Keeps why a guarantee was given, and notes who is to know.
+    pub(super) fn note_given(&mut self, request: &Request) {
+        self.kept.storage.decisions.note(&request.name, &self.kept.state);
+        self.effects.held.push(HeldChange::Given(request.name.clone()));
+        self.effects.isolate |= request.is_named_only();
+    }
+
     /// Refuses to release what is declared: it would be given again at once; and what is a container's.
-    pub(crate) fn release_asked(&mut self, name: &str) -> Result<(), AdmissionError> {
-        if let Some(Target::Container(_)) = self.state.guarantees.get(name).map(|held| &held.target) {
+    pub(super) fn check_release(&self, name: &str) -> Result<(), AdmissionError> {
+        if let Some(Target::Container(_)) = self.kept.state.guarantees.get(name).map(|held| &held.target) {
             return Err(AdmissionError::Conflict(crate::request::is_the_runtimes()));
         }
-        if let Some(declared) = self.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
+        if let Some(declared) = self.kept.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
             let allowed =
                 "one that was asked for; take this one out of the configuration and restart the daemon";
             return Err(AdmissionError::Conflict(FieldError::new("name", problem, allowed)));
         }
-        self.release(name)
-    }
-
-    pub(crate) fn release(&mut self, name: &str) -> Result<(), AdmissionError> {
-        let _span = spans::release(name);
-        let Some(guarantee) = self.state.guarantees.get(name).cloned() else {
-            return Err(AdmissionError::Unknown(name.to_owned()));
-        };
-        let after = self.policy.strategy.removed(&self.state.ledger, &OwnerId::from(name));
-        let change = match guarantee.target {
-            Target::Exec => Change::Release(guarantee.cgroup.clone()),
-            _ => self.let_go(&guarantee.cgroup, &after),
-        };
-        let plan = self.plan(change)?;
-        // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
-        let is_new = self.state.releasing.insert(name.to_owned());
-        match self.carry_out(plan) {
-            Ok(()) => {}
-            // Somebody may run on what it holds.
-            Err(AdmissionError::Failed(failure)) if self.is_there(&guarantee) => {
-                self.effects.view = true;
-                return Err(AdmissionError::Releasing(failure));
-            }
-            Err(AdmissionError::Failed(failure)) => {
-                tracing::warn!(name, error = %failure, "not everything could be given back, and its cgroup is gone");
-            }
-            Err(refused) => {
-                if is_new {
-                    self.state.releasing.remove(name);
-                }
-                return Err(refused);
-            }
-        }
-        fault::point("guarantee.released");
-        let mut change = self.begin();
-        change.state.guarantees.remove(name);
-        change.state.releasing.remove(name);
-        change.state.ledger = change.policy.strategy.removed(&change.state.ledger, &OwnerId::from(name));
-        if !change.policy.missing.is_empty() {
-            // What it gives back belongs to those that miss it.
-            change.recharge();
-        }
-        change.store()?;
-        self.execution.migrations.forget(&guarantee.cgroup);
-        tracing::info!(name, cgroup = %guarantee.cgroup, "released");
-        let directory = self.hierarchy.dir(&guarantee.cgroup);
-        self.effects.held.push(HeldChange::Released {
-            name: name.to_owned(),
-            cgroup: guarantee.cgroup.clone(),
-            // A client that sees that it is gone finds it released.
-            remove: (guarantee.target == Target::Exec).then_some(directory),
-        });
-        self.promises_changed();
         Ok(())
     }
 
     /// Whether the cgroup of a guarantee is there, or may be.
-    fn is_there(&self, guarantee: &Guarantee) -> bool {
+    pub(super) fn is_there(&self, guarantee: &Guarantee) -> bool {
         self.hierarchy.id_of(&guarantee.cgroup).map_or(true, |id| id == Some(guarantee.id))
     }
 
     /// Cgroups made for commands that are promised nothing: the daemon died in between, or the command went on running
     /// after its release.
     pub(crate) fn remove_strays(&self) {
-        let held: BTreeSet<_> = self.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
+        let held: BTreeSet<_> =
+            self.kept.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
         let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
         let Ok(entries) = fs::read_dir(self.hierarchy.dir(&parent)) else { return };
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {

@@ -20,8 +20,8 @@ impl Core {
         if Arc::ptr_eq(&seen, &self.heeded) {
             return;
         }
-        if *self.state.ledger.conditions() != seen.conditions {
-            self.state.ledger.set_conditions(seen.conditions.clone());
+        if *self.kept.state.ledger.conditions() != seen.conditions {
+            self.kept.state.ledger.set_conditions(seen.conditions.clone());
             self.effects.view = true;
             self.effects.declared = true;
         }
@@ -30,7 +30,7 @@ impl Core {
 
     /// The ledger for a decision about this cgroup, which may not exist: what it uses beyond what it holds is there for it.
     pub(super) fn ledger_for(&self, path: Option<&CgroupPath>, held: Option<&Allocation>) -> Ledger {
-        let mut ledger = self.state.ledger.clone();
+        let mut ledger = self.kept.state.ledger.clone();
         let conditions = ledger.conditions().clone();
         let Some(path) = path.filter(|_| !conditions.withheld.is_empty()) else { return ledger };
         let dir = self.hierarchy.dir(path);

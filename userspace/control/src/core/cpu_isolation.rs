@@ -32,7 +32,7 @@ use numaward_cgroup::{
 use numaward_config::enforcement::CgroupPattern;
 use numaward_enforce::Change;
 use numaward_engine::Ledger;
-use numaward_model::Report;
+use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
 use super::{Core, HeldChange};
@@ -157,7 +157,7 @@ impl CpuIsolation {
 impl Core {
     /// Herds those that are to be herded as things stand, and lets go of the others.
     pub(crate) fn herd(&mut self, retry: bool) {
-        self.herd_beside(None, retry);
+        self.herd_beside(&[], retry);
     }
 
     /// Herds as [`herd`](Self::herd) does. Where that is only a report, it waits until nobody waits for anything else.
@@ -173,23 +173,24 @@ impl Core {
         self.isolation.is_outdated
     }
 
-    /// Herds others off the CPUs that this cgroup is about to be promised, and lets go of those above it.
-    pub(super) fn make_room(&mut self, path: &CgroupPath) {
-        self.let_go_around(path);
+    /// Herds others off the CPUs that these cgroups are about to be promised, and lets go of those above them.
+    pub(super) fn make_room(&mut self, paths: &[&CgroupPath]) {
+        paths.iter().for_each(|path| self.let_go_around(path));
         // A report comes when it is promised.
         if self.writes_herd() {
-            self.herd_beside(Some(path), false);
+            self.herd_beside(paths, false);
         }
     }
 
     /// Whether others get other CPUs, or theirs back, when they are herded as things stand.
     fn writes_herd(&self) -> bool {
-        !self.state.herded.is_empty() || self.herding_with(&self.state.ledger).0 == EnforcementMode::On
+        !self.kept.state.herded.is_empty()
+            || self.herding_with(&self.kept.state.ledger).0 == EnforcementMode::On
     }
 
-    /// Herds all but what is promised and this cgroup.
-    fn herd_beside(&mut self, path: Option<&CgroupPath>, retry: bool) {
-        let (effective, pool) = self.herding_with(&self.state.ledger);
+    /// Herds all but what is promised and these cgroups.
+    fn herd_beside(&mut self, paths: &[&CgroupPath], retry: bool) {
+        let (effective, pool) = self.herding_with(&self.kept.state.ledger);
         self.isolation.effective = effective;
         self.isolation.is_outdated = false;
         if !self.isolation.is_on() || pool.is_none() {
@@ -201,7 +202,7 @@ impl Core {
             return;
         }
         let mut promised = self.promised_cgroups();
-        promised.extend(path.cloned());
+        promised.extend(paths.iter().copied().cloned());
         self.herd_around(&promised, pool.as_ref(), retry);
     }
 
@@ -218,11 +219,12 @@ impl Core {
 
     /// Whether nobody is herded, nor to be.
     fn has_no_herd(&self) -> bool {
-        !self.isolation.is_on() && self.state.herded.is_empty() && self.isolation.would.is_empty()
+        !self.isolation.is_on() && self.kept.state.herded.is_empty() && self.isolation.would.is_empty()
     }
 
-    /// What becomes of a cgroup whose allocation ends: it gets back what was found, or goes on with the herd.
-    pub(crate) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Change {
+    /// What a cgroup is to hold whose allocation ends: nothing, so that it gets back what was found, or what it has in the
+    /// herd.
+    pub(super) fn let_go(&mut self, path: &CgroupPath, after: &Ledger) -> Option<Settings> {
         if let (EnforcementMode::On, Some(pool)) = self.herding_with(after) {
             let mut promised = self.promised_cgroups();
             promised.remove(path);
@@ -230,18 +232,18 @@ impl Core {
                 choose(|parent| children(&self.hierarchy, parent), &self.isolation.system, &promised);
             let cpus = chosen.herd.contains(path).then(|| self.share_of(path, &pool));
             if let Some(Ok(Some(cpus))) = cpus {
-                self.state.herded.insert(path.clone());
-                return Change::Each(vec![(path.clone(), self.beside_promises(path, Some(&cpus)))]);
+                self.kept.state.herded.insert(path.clone());
+                return self.beside_promises(path, Some(&cpus));
             }
         }
-        Change::Release(path.clone())
+        None
     }
 
     pub(super) fn promised_cgroups(&self) -> BTreeSet<CgroupPath> {
-        let promised = self.state.guarantees.values().filter(|guarantee| !guarantee.is_named_only());
+        let promised = self.kept.state.guarantees.values().filter(|guarantee| !guarantee.is_named_only());
         let promised = promised.map(|guarantee| &guarantee.cgroup);
         // Containers keep to the shared pool by themselves.
-        let placed = self.state.containers.values().map(|placed| &placed.cgroup);
+        let placed = self.kept.state.containers.values().map(|placed| &placed.cgroup);
         promised.chain(placed).cloned().collect()
     }
 
@@ -249,7 +251,7 @@ impl Core {
     fn share_of(&mut self, path: &CgroupPath, pool: &CpuSet) -> Result<Option<CpuSet>, String> {
         let found = match self.isolation.effective {
             // For a report what the kernel has will do: systemd would have to be asked again and again, and for long.
-            EnforcementMode::DryRun if self.state.applied.get(path).is_none() => {
+            EnforcementMode::DryRun if self.kept.state.applied.get(path).is_none() => {
                 match Knob::CpusetCpus.read(&self.hierarchy.dir(path)).map_err(|error| error.to_string())? {
                     Value::Cpus(cpus) => cpus,
                     _ => CpuSet::new(),
@@ -326,14 +328,18 @@ impl Core {
         wanted: &BTreeMap<CgroupPath, CpuSet>,
         promised: &BTreeSet<CgroupPath>,
     ) -> Vec<(CgroupPath, Option<CpuSet>)> {
-        let has = |path: &CgroupPath| self.state.applied.get(path)?.settings.cpus.as_ref();
+        let has = |path: &CgroupPath| self.kept.state.applied.get(path)?.settings.cpus.as_ref();
         let comes = wanted
             .iter()
-            .filter(|(path, share)| !self.state.herded.contains(*path) || has(path) != Some(*share))
+            .filter(|(path, share)| !self.kept.state.herded.contains(*path) || has(path) != Some(*share))
             .map(|(path, share)| (path.clone(), Some(share.clone())));
         // What is promised now gets its new settings in place of these.
-        let goes =
-            self.state.herded.iter().filter(|path| !wanted.contains_key(*path) && !promised.contains(*path));
+        let goes = self
+            .kept
+            .state
+            .herded
+            .iter()
+            .filter(|path| !wanted.contains_key(*path) && !promised.contains(*path));
         comes.chain(goes.map(|path| (path.clone(), None))).collect()
     }
 
@@ -363,8 +369,8 @@ impl Core {
         let plan = change.plan(Change::Each(settings))?;
         for (path, share) in changes {
             match share {
-                Some(_) => drop(change.state.herded.insert(path.clone())),
-                None => drop(change.state.herded.remove(path)),
+                Some(_) => drop(change.kept.state.herded.insert(path.clone())),
+                None => drop(change.kept.state.herded.remove(path)),
             }
         }
         change.carry_out(plan)?;
@@ -385,8 +391,8 @@ impl Core {
             return;
         };
         // Of what was tried together, the intent may still be among the applied settings.
-        self.state.herded.remove(path);
-        self.state.steered.remove(path);
+        self.kept.state.herded.remove(path);
+        self.kept.state.steered.remove(path);
         let back = self.plan(Change::Release(path.clone()));
         let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan));
         if let Err(error) = back {
@@ -412,8 +418,8 @@ impl Core {
         let mut change = self.begin();
         let plan = change.plan(settings)?;
         match share {
-            Some(_) => drop(change.state.herded.insert(path.clone())),
-            None => drop(change.state.herded.remove(path)),
+            Some(_) => drop(change.kept.state.herded.insert(path.clone())),
+            None => drop(change.kept.state.herded.remove(path)),
         }
         change.carry_out(plan)
     }
@@ -441,7 +447,7 @@ impl Core {
     }
 
     fn count_herd(&self) {
-        let (herded, would) = (self.state.herded.len(), self.isolation.would.len());
+        let (herded, would) = (self.kept.state.herded.len(), self.isolation.would.len());
         self.metrics.herd(herded, would, self.isolation.refused.len());
     }
 
@@ -454,8 +460,8 @@ impl Core {
             reason: None,
             drift: drift(path),
         };
-        let held = self.state.herded.iter().filter_map(|path| {
-            let cpus = self.state.applied.get(path)?.settings.cpus.as_ref()?;
+        let held = self.kept.state.herded.iter().filter_map(|path| {
+            let cpus = self.kept.state.applied.get(path)?.settings.cpus.as_ref()?;
             Some(herded(path, cpus, api::HerdState::Herded))
         });
         let would =

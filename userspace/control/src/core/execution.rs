@@ -118,6 +118,13 @@ impl Worker {
     }
 }
 
+/// What came of a plan.
+pub(super) struct Done {
+    pub(super) result: Result<(), Box<Failure>>,
+    /// Whether that is what was stored before.
+    pub(super) is_stored: bool,
+}
+
 /// A change of the state that is not finished yet. Dropped, it has not happened.
 pub(crate) struct Transaction<'a> {
     of: &'a mut Core,
@@ -140,17 +147,14 @@ impl DerefMut for Transaction<'_> {
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        let before = self.of.open.pop();
-        if let Some(before) = before.filter(|_| !self.is_kept) {
-            self.of.state = before;
-        }
+        self.of.kept.end(self.is_kept);
     }
 }
 
 impl Transaction<'_> {
     /// Whether anything changed.
     pub(super) fn is_change(&self) -> bool {
-        self.of.open.last() != Some(&self.of.state)
+        self.of.kept.is_changed()
     }
 
     /// Stores what changed, or nothing does.
@@ -211,17 +215,17 @@ impl Transaction<'_> {
     /// What was written stays written, also where a change around this one goes back.
     fn outlive(&mut self) {
         let of = &mut *self.of;
-        if let Some((before, around)) = of.open.split_last_mut() {
+        if let Some((before, around)) = of.kept.open.split_last_mut() {
             for open in around {
-                open.patch(before, &of.state, &*of.policy.strategy);
+                open.patch(before, &of.kept.state, &*of.policy.strategy);
             }
         }
     }
 
     /// Stores what was before. It goes on as an open change.
     fn go_back(&mut self) {
-        if let Some(before) = self.of.open.last() {
-            self.of.state = before.clone();
+        if let Some(before) = self.of.kept.open.last() {
+            self.of.kept.state = before.clone();
         }
         if let Err(error) = self.save() {
             tracing::error!(%error, "the ledger cannot be stored: a restart would bring back what was undone");
@@ -232,17 +236,17 @@ impl Transaction<'_> {
 impl Core {
     /// Begins a change. It costs a few pointers.
     pub(crate) fn begin(&mut self) -> Transaction<'_> {
-        self.open.push(self.state.clone());
+        self.kept.begin();
         Transaction { of: self, is_kept: false }
     }
 
     /// Plans a change. Where systemd has to be asked for it, this may wait.
     pub(crate) fn plan(&mut self, change: Change) -> Result<Plan, EnforceError> {
-        let cgroups = change.cgroups(&self.state.applied);
+        let cgroups = change.cgroups(&self.kept.state.applied);
         if !self.execution.enforcer.asks_systemd(&cgroups) {
-            return self.execution.enforcer.plan(&self.state.applied, &change);
+            return self.execution.enforcer.plan(&self.kept.state.applied, &change);
         }
-        let applied = self.state.applied.clone();
+        let applied = self.kept.state.applied.clone();
         self.wait_for(cgroups, move |enforcer| enforcer.plan(&applied, &change))?
     }
 
@@ -278,31 +282,47 @@ impl Core {
         found: fn(&Enforcer, &AppliedSettings, &CgroupPath) -> Result<T, EnforceError>,
     ) -> Result<T, EnforceError> {
         let cgroups = BTreeSet::from([path.clone()]);
-        if self.state.applied.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
-            return found(&self.execution.enforcer, &self.state.applied, path);
+        if self.kept.state.applied.get(path).is_some() || !self.execution.enforcer.asks_systemd(&cgroups) {
+            return found(&self.execution.enforcer, &self.kept.state.applied, path);
         }
-        let (applied, path) = (self.state.applied.clone(), path.clone());
+        let (applied, path) = (self.kept.state.applied.clone(), path.clone());
         self.wait_for(cgroups, move |enforcer| found(enforcer, &applied, &path))?
     }
 
     /// Stores what is intended, writes the knobs, stores what came of it.
     pub(super) fn carry_out(&mut self, plan: Plan) -> Result<(), AdmissionError> {
+        let done = self.write(plan)?;
+        if !done.is_stored {
+            self.store_outcome();
+        }
+        done.result.map_err(AdmissionError::from)
+    }
+
+    /// Stores what came of a plan. What is stored otherwise brings more back than it has to; that does no harm.
+    pub(super) fn store_outcome(&mut self) {
+        if let Err(error) = self.save() {
+            tracing::error!(%error, "the ledger cannot be stored");
+        }
+    }
+
+    /// Stores what is intended, and writes the knobs. What came of it is part of the state, and not stored yet where
+    /// [`Done`] says so.
+    pub(super) fn write(&mut self, plan: Plan) -> Result<Done, AdmissionError> {
         let _span = spans::reconcile();
-        self.state.applied.patch(&plan.base, &plan.intent);
+        self.kept.state.applied.patch(&plan.base, &plan.intent);
         self.note_enabled(&plan.enable);
         if let Err(error) = self.save() {
-            self.state.applied.patch(&plan.intent, &plan.base);
+            self.kept.state.applied.patch(&plan.intent, &plan.base);
             self.forget_disabled();
             return Err(error.into());
         }
         let span = spans::knobs(plan.steps().len());
         let plan = Arc::new(plan);
-        let executed = if self.execution.enforcer.may_wait(plan.steps()) {
+        // The writes for many take long together.
+        let executed = if plan.is_for_many() || self.execution.enforcer.may_wait(plan.steps()) {
             let plan = plan.clone();
-            let failed =
-                |error| Box::new(Failure { error, step: None, undo: Vec::new(), report: Report::default() });
             let executed = self.wait_for(plan.cgroups(), move |enforcer| enforcer.execute(&plan));
-            executed.map_err(failed).and_then(|executed| executed)
+            executed.map_err(Failure::before_writes).and_then(|executed| executed)
         } else {
             self.execution.enforcer.execute(&plan)
         };
@@ -310,7 +330,14 @@ impl Core {
             spans::failed(&span, failure);
         }
         drop(span);
-        match executed {
+        let outcome = match &executed {
+            Ok(_) => plan.outcome.clone(),
+            // What was given back has not drifted.
+            Err(failure) if !plan.is_undone() => plan.outcome_of(&failure.report),
+            Err(_) => plan.intent.clone(),
+        };
+        self.kept.state.applied.patch(&plan.intent, &outcome);
+        let result = match executed {
             Ok(report) => {
                 self.metrics.enforced(&report);
                 for kept in &report.kept {
@@ -319,39 +346,29 @@ impl Core {
                 self.migrations_begun(report.moving);
                 self.note_moved();
                 // Likewise where a change around it goes back.
-                for open in &mut self.open {
+                for open in &mut self.kept.open {
                     open.applied.patch(&plan.base, &plan.outcome);
-                }
-                if plan.outcome != plan.intent {
-                    self.state.applied.patch(&plan.intent, &plan.outcome);
-                    if let Err(error) = self.save() {
-                        // What is stored brings more back than it has to; that does no harm.
-                        tracing::error!(%error, "the ledger cannot be stored");
-                    }
                 }
                 Ok(())
             }
-            Err(failure) => {
+            Err(mut failure) => {
                 self.metrics.failed(&failure);
+                if !plan.is_undone() {
+                    self.migrations_begun(mem::take(&mut failure.report.moving));
+                }
                 self.execution.enforcer.refresh();
                 self.forget_disabled();
-                if !plan.is_undone() {
-                    // What was given back has not drifted.
-                    let outcome = plan.outcome_of(&failure.report.written);
-                    self.state.applied.patch(&plan.intent, &outcome);
-                    if let Err(error) = self.save() {
-                        tracing::error!(%error, "the ledger cannot be stored");
-                    }
-                }
-                Err(failure.into())
+                Err(failure)
             }
-        }
+        };
+        let is_stored = if result.is_ok() { plan.outcome == plan.intent } else { plan.is_undone() };
+        Ok(Done { result, is_stored })
     }
 
     /// What others have set a knob to, over which ours is about to be written again, is what its cgroup gets back.
     pub(crate) fn note_found(&mut self, drift: &Drift) {
         let Some(found) = drift.found.clone() else { return };
-        self.state.applied.note_found(&drift.cgroup, &Values([(drift.knob, found)].into()));
+        self.kept.state.applied.note_found(&drift.cgroup, &Values([(drift.knob, found)].into()));
         if let Err(error) = self.save() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
@@ -359,14 +376,14 @@ impl Core {
 
     /// Writes one knob again that drifted.
     pub(crate) fn repair(&mut self, drift: &Drift) -> Result<Report, EnforceError> {
-        let step = self.execution.enforcer.repair_step(&self.state.applied, drift);
+        let step = self.execution.enforcer.repair_step(&self.kept.state.applied, drift);
         if drift.found.is_none() {
             self.enable_above(&step.cgroup, step.knob)?;
         }
         if !self.execution.enforcer.may_wait(std::slice::from_ref(&step)) {
-            return self.execution.enforcer.repair(&self.state.applied, drift);
+            return self.execution.enforcer.repair(&self.kept.state.applied, drift);
         }
-        let (applied, drift) = (self.state.applied.clone(), drift.clone());
+        let (applied, drift) = (self.kept.state.applied.clone(), drift.clone());
         self.wait_for(BTreeSet::from([step.cgroup]), move |enforcer| enforcer.repair(&applied, &drift))?
     }
 
@@ -387,7 +404,7 @@ impl Core {
 
     /// Takes note of controllers that are about to be enabled: they stay so, also where a change goes back.
     fn note_enabled(&mut self, controllers: &EnabledControllers) {
-        for state in self.open.iter_mut().chain([&mut self.state]) {
+        for state in self.kept.all_mut() {
             state.enabled.note(controllers);
         }
     }
@@ -395,10 +412,10 @@ impl Core {
     /// Forgets controllers that are not enabled, as a change has failed or somebody else disabled them: if they are enabled
     /// again, that is not by us. Says whether there were any.
     pub(super) fn forget_disabled(&mut self) -> bool {
-        let still = self.execution.enforcer.still_enabled(&self.state.enabled);
-        let is_change = still != self.state.enabled;
+        let still = self.execution.enforcer.still_enabled(&self.kept.state.enabled);
+        let is_change = still != self.kept.state.enabled;
         if is_change {
-            for state in self.open.iter_mut().chain([&mut self.state]) {
+            for state in self.kept.all_mut() {
                 state.enabled = still.clone();
             }
         }
@@ -467,7 +484,7 @@ impl Core {
                 && !self.execution.enforcer.asks_systemd(&BTreeSet::from([cgroup.clone()]))
         };
         let is_container_apart =
-            |id: &str| self.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
+            |id: &str| self.kept.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
         match command {
             pods::Command::RunPod { .. } | pods::Command::Create { .. } | pods::Command::SendUpdates(_) => {
                 true
@@ -479,7 +496,7 @@ impl Core {
             }
             pods::Command::Stopped { id, .. } => !self.is_put_off(id, None) && is_container_apart(id),
             pods::Command::PodOver { uid, sandbox, .. } => {
-                let mut containers = self.state.containers.values();
+                let mut containers = self.kept.state.containers.values();
                 !self.is_put_off("", Some(uid))
                     && containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))
             }
@@ -495,7 +512,7 @@ impl Core {
             pods::Command::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
             pods::Command::RunPod { ask, .. } => uid == Some(ask.pod.uid.as_str()),
             pods::Command::Bind { id: of, .. } => {
-                let pod = self.state.containers.get(of).map(|placed| placed.of.pod.uid.as_str());
+                let pod = self.kept.state.containers.get(of).map(|placed| placed.of.pod.uid.as_str());
                 of == id || uid.is_some() && uid == pod
             }
             _ => false,
@@ -504,12 +521,12 @@ impl Core {
 
     /// Handles a command of the runtime while something is waited for. What changes is no part of what is waited for.
     fn answer_meanwhile(&mut self, command: Numbered, overtakes: bool) {
-        let before = self.state.clone();
+        let before = self.kept.state.clone();
         if let Some(reply) = self.pod_command(command, overtakes) {
             reply();
         }
-        for open in &mut self.open {
-            open.patch(&before, &self.state, &*self.policy.strategy);
+        for open in &mut self.kept.open {
+            open.patch(&before, &self.kept.state, &*self.policy.strategy);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! its place: what a runtime says later of the same container or pod never comes first.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::pods;
 use crate::{
     error::AdmissionError,
-    request::{Request, Resize},
+    request::{Request, Resize, Target},
 };
 
 /// What a request for an allocation comes to.
@@ -99,7 +99,35 @@ impl Command {
             Self::Release { .. } | Self::Cancel { .. } | Self::Cgroups(_) | Self::Written => false,
         }
     }
+
+    /// Whether it only says what has happened already.
+    fn is_news(&self) -> bool {
+        matches!(self, Self::Cgroups(_) | Self::Written)
+    }
+
+    /// With what it can be done together, and for whom it is. Not what systemd is asked for first.
+    pub(crate) fn goes_with(&self) -> Option<(Kind, &str)> {
+        match self {
+            Self::Admit { request, dry_run: false, .. }
+                if matches!(request.target, Target::Exec | Target::Cgroup(_)) =>
+            {
+                Some((Kind::Admission, &request.name))
+            }
+            Self::Release { name, .. } => Some((Kind::Release, name)),
+            _ => None,
+        }
+    }
 }
+
+/// What can be done together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Admission,
+    Release,
+}
+
+/// No more are done together: a container runtime waits for the decisions on them.
+pub(crate) const MOST_TOGETHER: usize = 32;
 
 /// News of cgroups that wait to be handled: not without end, however many cgroups somebody makes meanwhile.
 #[derive(Clone, Debug, Default)]
@@ -151,11 +179,22 @@ pub(crate) struct Inbox {
     queue: Receiver<Message>,
     /// In the order of their numbers, which is that in which they came.
     runtime: VecDeque<Numbered>,
-    others: VecDeque<(Command, Option<OwnedSemaphorePermit>)>,
+    /// Likewise.
+    others: VecDeque<Waiting>,
     received: u64,
     /// Lets others run before something is received, instead of a wait.
     #[cfg(test)]
     pub(crate) others_run: Option<Box<dyn FnMut(Duration) + Send>>,
+}
+
+/// A command of others, with its number.
+pub(crate) struct Waiting {
+    number: u64,
+    pub(crate) command: Command,
+    /// Whether it was taken before one that came before it.
+    pub(crate) overtakes: bool,
+    /// Kept while it waits.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// A command of the container runtime, with its number.
@@ -188,16 +227,26 @@ impl Inbox {
         while let Some(message) = next {
             match message {
                 Message::Runtime(command) => {
-                    self.received += 1;
-                    self.runtime.push_back(Numbered { number: self.received, command: *command });
+                    let number = self.next_number();
+                    self.runtime.push_back(Numbered { number, command: *command });
                 }
-                Message::Client(command, place) => self.others.push_back((command, Some(place))),
-                Message::Other(command) => self.others.push_back((command, None)),
+                Message::Client(command, place) => self.enter(command, Some(place)),
+                Message::Other(command) => self.enter(command, None),
                 // It only wakes.
                 Message::Done => {}
             }
             next = self.queue.try_recv().ok();
         }
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.received += 1;
+        self.received
+    }
+
+    fn enter(&mut self, command: Command, place: Option<OwnedSemaphorePermit>) {
+        let number = self.next_number();
+        self.others.push_back(Waiting { number, command, overtakes: false, _place: place });
     }
 
     /// Whether the container runtime waits for an answer.
@@ -230,10 +279,40 @@ impl Inbox {
         self.runtime.make_contiguous().sort_by_key(|numbered| numbered.number);
     }
 
-    /// What anybody else asked first, and still waits for.
-    pub(crate) fn next(&mut self) -> Option<Command> {
-        let others = std::iter::from_fn(|| self.others.pop_front());
-        others.map(|(command, _)| command).find(|command| !command.is_abandoned())
+    /// What anybody else asked first, and still waits for; with admissions also others, and with releases also others, that
+    /// wait behind it. None overtakes what is asked for the same name.
+    pub(crate) fn next(&mut self) -> Vec<Waiting> {
+        let mut others = std::iter::from_fn(|| self.others.pop_front());
+        let Some(first) = others.find(|waiting| !waiting.command.is_abandoned()) else { return Vec::new() };
+        let Some((kind, name)) = first.command.goes_with() else { return vec![first] };
+        let mut names = BTreeSet::from([name.to_owned()]);
+        let (mut together, mut overtakes, mut place) = (vec![first], false, 0);
+        while let Some(waiting) = self.others.get(place).filter(|_| together.len() < MOST_TOGETHER) {
+            if waiting.command.is_abandoned() {
+                self.others.remove(place);
+                continue;
+            }
+            match waiting.command.goes_with() {
+                Some((other, name)) => {
+                    if names.insert(name.to_owned()) && other == kind {
+                        let waiting = self.others.remove(place);
+                        together.extend(waiting.map(|waiting| Waiting { overtakes, ..waiting }));
+                        continue;
+                    }
+                    overtakes = true;
+                }
+                None if waiting.command.is_news() => {}
+                None => break,
+            }
+            place += 1;
+        }
+        together
+    }
+
+    /// What others asked is to be tried again, in the place where it came.
+    pub(crate) fn put_back_others(&mut self, waiting: Vec<Waiting>) {
+        self.others.extend(waiting);
+        self.others.make_contiguous().sort_by_key(|waiting| waiting.number);
     }
 }
 

@@ -107,15 +107,15 @@ impl Core {
 
     /// Charges the machine, as it is, with what is promised, and returns what of it is not there.
     pub(super) fn recharge(&mut self) {
-        let (ledger, uncovered) = self.policy.strategy.rebase(&self.state.ledger);
-        self.state.ledger = ledger;
+        let (ledger, uncovered) = self.policy.strategy.rebase(&self.kept.state.ledger);
+        self.kept.state.ledger = ledger;
         self.note_missing(uncovered);
     }
 
     /// Takes note of what is promised and not there.
     pub(super) fn note_missing(&mut self, uncovered: Vec<Uncovered>) {
         let mut missing: BTreeMap<String, MissingCapacity> = BTreeMap::new();
-        for (owner, _, held) in self.state.ledger.allocations() {
+        for (owner, _, held) in self.kept.state.ledger.allocations() {
             let offline =
                 held.cpus.as_ref().map(|cpus| offline(cpus, &self.policy.machine)).unwrap_or_default();
             if !offline.is_empty() {
@@ -127,7 +127,7 @@ impl Core {
             missing.entry(owner.as_str().to_owned()).or_default().memory.push(block);
         }
         let before = std::mem::take(&mut self.policy.missing);
-        for (name, guarantee) in &self.state.guarantees {
+        for (name, guarantee) in &self.kept.state.guarantees {
             let owner = guarantee.owner(name);
             let report = match (before.get(owner), missing.get(owner)) {
                 (before, Some(now)) if before != Some(now) => {

@@ -21,15 +21,15 @@ impl Core {
         // Whatever holds settings and no allocation is of the herd, also where the ledger had to be rebuilt.
         let promised = self.promised_cgroups();
         let is_other =
-            |path: &&CgroupPath| !promised.contains(*path) && !self.state.steered.contains_key(*path);
-        let herded = self.state.applied.held().map(|(path, _)| path).filter(is_other);
-        self.state.herded.extend(herded.cloned());
+            |path: &&CgroupPath| !promised.contains(*path) && !self.kept.state.steered.contains_key(*path);
+        let herded = self.kept.state.applied.held().map(|(path, _)| path).filter(is_other);
+        self.kept.state.herded.extend(herded.cloned());
         match self.mode() {
             EnforcementMode::On => self.hold_again(),
             EnforcementMode::DryRun => self.give_all_back(),
             EnforcementMode::Off => {
                 self.give_all_back();
-                let names: Vec<String> = self.state.guarantees.keys().cloned().collect();
+                let names: Vec<String> = self.kept.state.guarantees.keys().cloned().collect();
                 for name in names {
                     tracing::info!(name, "to be released: enforcement is off");
                     if let Err(error) = self.release(&name) {
@@ -42,16 +42,19 @@ impl Core {
 
     /// Enforces allocations that are not: of a dry run, say.
     fn hold_again(&mut self) {
-        let is_held = |path| self.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
-        let kept = self.state.guarantees.iter().filter(|(name, _)| !self.state.releasing.contains(*name));
+        let is_held =
+            |path| self.kept.state.applied.get(path).is_some_and(|record| !record.settings.is_empty());
+        let kept =
+            self.kept.state.guarantees.iter().filter(|(name, _)| !self.kept.state.releasing.contains(*name));
         let missing = kept.map(|(_, held)| held).filter(|held| {
-            !held.settings.is_empty() && (!is_held(&held.cgroup) || self.state.herded.contains(&held.cgroup))
+            !held.settings.is_empty()
+                && (!is_held(&held.cgroup) || self.kept.state.herded.contains(&held.cgroup))
         });
         let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
         for (path, settings) in missing {
-            self.make_room(&path);
+            self.make_room(&[&path]);
             let mut change = self.begin();
-            change.state.herded.remove(&path);
+            change.kept.state.herded.remove(&path);
             let plan = change.plan(Change::Hold(path.clone(), settings));
             let done = plan.map_err(AdmissionError::from).and_then(|plan| change.carry_out(plan));
             match done {
@@ -65,13 +68,13 @@ impl Core {
     fn give_all_back(&mut self) {
         self.note_unrecorded();
         // Also what was noted just now, and what a crash left half given back.
-        let held: Vec<_> = self.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();
+        let held: Vec<_> = self.kept.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();
         if held.is_empty() {
             return;
         }
         tracing::info!(cgroups = held.len(), mode = ?self.mode(), "what an earlier run wrote is given back");
-        self.state.herded.clear();
-        self.state.steered.clear();
+        self.kept.state.herded.clear();
+        self.kept.state.steered.clear();
         let plan = self.plan(Change::Each(held));
         if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
             tracing::error!(%error, "not everything could be given back");

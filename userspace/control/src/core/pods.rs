@@ -140,7 +140,7 @@ impl Core {
         attempt: Attempt,
     ) -> Result<(), AdmissionError> {
         let owner = request.owner.as_str();
-        if let Some(admitted) = self.state.pods.get_mut(owner) {
+        if let Some(admitted) = self.kept.state.pods.get_mut(owner) {
             admitted.sandbox.clone_from(&ask.sandbox);
             return Ok(());
         }
@@ -195,14 +195,14 @@ impl Core {
         explanation.notes = notes;
         match decision.outcome {
             Ok(_) => {
-                self.state.ledger = decision.ledger;
+                self.kept.state.ledger = decision.ledger;
                 let admitted = Admitted {
                     pod: ask.pod.clone(),
                     sandbox: ask.sandbox.clone(),
                     container: container.map(str::to_owned),
                     explanation,
                 };
-                self.state.pods.insert(owner.to_owned(), admitted);
+                self.kept.state.pods.insert(owner.to_owned(), admitted);
                 Ok(())
             }
             Err(rejection) => {
@@ -288,12 +288,12 @@ impl Core {
     /// Whether containers of this pod were admitted one by one.
     fn is_split(&self, uid: &str) -> bool {
         let of_pod = |admitted: &Arc<Admitted>| admitted.pod.uid == uid && admitted.container.is_some();
-        self.state.pods.values().any(of_pod)
+        self.kept.state.pods.values().any(of_pod)
     }
 
     /// Whether this pod was admitted as a whole.
     fn is_whole(&self, uid: &str) -> bool {
-        self.state.pods.get(uid).is_some_and(|admitted| admitted.container.is_none())
+        self.kept.state.pods.get(uid).is_some_and(|admitted| admitted.container.is_none())
     }
 
     fn note_placed(&mut self, ask: &ContainerAsk, owner: String) -> Placed {
@@ -305,21 +305,21 @@ impl Core {
             slice: if owner == ask.pod.pod.uid { ask.slice } else { Slice::Own },
             owner,
         };
-        let known = self.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
+        let known = self.kept.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
         let without_us = known.or_else(|| self.without_us(&ask.has));
         let (cgroup, memory, keeps_pod_quota) = (ask.cgroup.clone(), ask.memory, ask.keeps_pod_quota);
         let placed = Placed { of, cgroup, memory, keeps_pod_quota, without_us };
-        self.state.containers.insert(ask.id.clone(), placed.clone());
+        self.kept.state.containers.insert(ask.id.clone(), placed.clone());
         placed
     }
 
     pub(crate) fn allocation_for(&self, of: &PodContainer) -> Option<&Allocation> {
-        self.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.slice_name())
+        self.kept.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.slice_name())
     }
 
     /// On which terms a container was admitted.
     fn terms_of(&self, of: &PodContainer) -> Option<&Terms> {
-        self.state.ledger.owner(&OwnerId::from(of.owner.as_str())).map(|account| &account.terms)
+        self.kept.state.ledger.owner(&OwnerId::from(of.owner.as_str())).map(|account| &account.terms)
     }
 
     /// What a container is to hold now.
@@ -349,7 +349,7 @@ impl Core {
     /// What a container is to hold to which nothing is promised.
     fn shared(&self) -> Settings {
         // The empty set would mean all CPUs.
-        let cpus = Some(self.state.ledger.shared_pool().clone()).filter(|pool| !pool.is_empty());
+        let cpus = Some(self.kept.state.ledger.shared_pool().clone()).filter(|pool| !pool.is_empty());
         Settings { cpus, ..Settings::default() }
     }
 
@@ -365,8 +365,8 @@ impl Core {
         if placed.of.slice != Slice::PodAtFirst {
             // Init containers that ran before it have ended, and leave what they held.
             let owner = OwnerId::from(placed.of.owner.as_str());
-            change.state.ledger =
-                change.policy.strategy.started(&change.state.ledger, &owner, &placed.of.slice_name());
+            change.kept.state.ledger =
+                change.policy.strategy.started(&change.kept.state.ledger, &owner, &placed.of.slice_name());
         }
         let settings = change.settings_of(placed);
         if !change.is_promised(placed) {
@@ -381,16 +381,16 @@ impl Core {
         if let Some(without_us) = placed.without_us.as_ref().filter(|_| change.mode() == EnforcementMode::On)
         {
             let (enforcer, knobs) = (change.enforcer().clone(), settings.values().0.into_keys());
-            enforcer.note_made(&mut change.state.applied, &placed.cgroup, without_us, knobs);
+            enforcer.note_made(&mut change.kept.state.applied, &placed.cgroup, without_us, knobs);
         }
         let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
-        change.state.steered.remove(&placed.cgroup);
+        change.kept.state.steered.remove(&placed.cgroup);
         let mut name = placed.of.full_name();
-        if change.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
+        if change.kept.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
             // The container before it has not been removed yet.
             name = format!("{name}@{}", placed.of.id);
         }
-        let admitted = change.state.pods.get(&placed.of.owner);
+        let admitted = change.kept.state.pods.get(&placed.of.owner);
         let guarantee = Guarantee {
             target: Target::Container(placed.of.clone()),
             cgroup: placed.cgroup.clone(),
@@ -399,9 +399,9 @@ impl Core {
             declared: None,
             explanation: admitted.map(|admitted| admitted.explanation.clone()).unwrap_or_default(),
         };
-        change.state.guarantees.insert(name.clone(), guarantee);
+        change.kept.state.guarantees.insert(name.clone(), guarantee);
         change.enforce(plan)?;
-        self.storage.decisions.note(&name, &self.state);
+        self.kept.storage.decisions.note(&name, &self.kept.state);
         self.effects.held.push(HeldChange::Given(name.clone()));
         self.promises_changed();
         let allocation = self.allocation_for(&placed.of).cloned().unwrap_or_default();
@@ -447,7 +447,7 @@ impl Core {
 
     /// Containers whose CPUs are those of the shared pool, and whose cgroups exist.
     fn sharing(&self) -> impl Iterator<Item = &Arc<Placed>> {
-        self.state.containers.values().filter(|placed| {
+        self.kept.state.containers.values().filter(|placed| {
             let holds = self.allocation_for(&placed.of).is_some_and(|held| held.cpus.is_some());
             !holds && self.pods.bound.contains(&placed.of.id)
         })
@@ -460,7 +460,7 @@ impl Core {
 
     /// Containers that hold no CPUs leave those that were just promised, and get those that were given back.
     pub(crate) fn follow_pool(&mut self) {
-        let pool = self.state.ledger.shared_pool().clone();
+        let pool = self.kept.state.ledger.shared_pool().clone();
         if pool == self.pods.pool && (!self.pods.is_behind || self.execution.busy.is_some()) {
             return;
         }
@@ -478,7 +478,13 @@ impl Core {
             }
             let mut settings = Settings { cpus: Some(self.pods.pool.clone()), ..Settings::default() };
             // Of those with promised memory the CPUs are applied settings.
-            if self.state.applied.get(&placed.cgroup).is_some_and(|record| record.settings.cpus.is_some()) {
+            if self
+                .kept
+                .state
+                .applied
+                .get(&placed.cgroup)
+                .is_some_and(|record| record.settings.cpus.is_some())
+            {
                 settings = self.settings_of(&placed);
                 changes.push((placed.cgroup.clone(), Some(settings.clone())));
             }
@@ -514,20 +520,20 @@ impl Core {
     fn guarantees_off_pool(&self) -> Vec<(CgroupPath, Settings)> {
         let wanted = |(name, held): (&String, &Arc<Guarantee>)| {
             let is_other = matches!(held.target, Target::Container(_)) || held.is_named_only();
-            if is_other || self.state.releasing.contains(name) {
+            if is_other || self.kept.state.releasing.contains(name) {
                 return None;
             }
-            let account = self.state.ledger.owner(&OwnerId::from(name.as_str()))?;
+            let account = self.kept.state.ledger.owner(&OwnerId::from(name.as_str()))?;
             let allocation = account.containers.values().next().filter(|held| held.cpus.is_none())?;
             let cpus = self.shared_cpus(&account.terms, &allocation.memory_nodes())?;
-            let held_settings = &self.state.applied.get(&held.cgroup)?.settings;
+            let held_settings = &self.kept.state.applied.get(&held.cgroup)?.settings;
             // During a wait, what was written last is in the guarantee only.
             [&held_settings.cpus, &held.settings.cpus]
                 .iter()
                 .any(|held| held.as_ref() != Some(&cpus))
                 .then(|| (held.cgroup.clone(), Settings { cpus: Some(cpus), ..held_settings.clone() }))
         };
-        self.state.guarantees.iter().filter_map(wanted).collect()
+        self.kept.state.guarantees.iter().filter_map(wanted).collect()
     }
 
     /// Has cgroups run on the CPUs of these settings at once: others may be waiting for those that they leave.
@@ -563,7 +569,7 @@ impl Core {
             .take(LOOKED_AT)
             .cloned()
             .collect();
-        next.retain(|placed| !self.state.guarantees.values().any(|held| held.cgroup == placed.cgroup));
+        next.retain(|placed| !self.kept.state.guarantees.values().any(|held| held.cgroup == placed.cgroup));
         self.pods.looked_at = next.last().map(|placed| placed.of.id.clone());
         let kept = self.keep_to_pool(next.iter().map(|placed| &placed.cgroup));
         for (placed, kept) in next.into_iter().zip(kept) {

@@ -24,13 +24,14 @@ impl Core {
     /// What a cgroup without a guarantee is to hold with these CPUs: they, and the nodes that it is steered to. Nothing if
     /// that is nothing.
     pub(super) fn beside_promises(&self, path: &CgroupPath, cpus: Option<&CpuSet>) -> Option<Settings> {
-        let mems = self.state.steered.contains_key(path).then(|| self.applied_settings(path)?.mems.clone());
+        let mems =
+            self.kept.state.steered.contains_key(path).then(|| self.applied_settings(path)?.mems.clone());
         let settings = Settings { cpus: cpus.cloned(), mems: mems.flatten(), ..Settings::default() };
         (!settings.is_empty()).then_some(settings)
     }
 
     fn applied_settings(&self, path: &CgroupPath) -> Option<&Settings> {
-        self.state.applied.get(path).map(|record| &record.settings)
+        self.kept.state.applied.get(path).map(|record| &record.settings)
     }
 
     /// The nodes that a cgroup may use when it is steered nowhere.
@@ -64,8 +65,8 @@ impl Core {
         })?;
         let mut change = self.begin();
         match off {
-            Some(off) => drop(change.state.steered.insert(path.clone(), off)),
-            None => drop(change.state.steered.remove(path)),
+            Some(off) => drop(change.kept.state.steered.insert(path.clone(), off)),
+            None => drop(change.kept.state.steered.remove(path)),
         }
         change.carry_out(plan)?;
         self.effects.held.push(HeldChange::Rewritten(path.clone()));
@@ -77,7 +78,7 @@ impl Core {
     pub(super) fn let_go_around(&mut self, path: &CgroupPath) {
         let is_around =
             |other: &&CgroupPath| *other != path && (other.contains(path) || path.contains(other));
-        let around: Vec<CgroupPath> = self.state.steered.keys().filter(is_around).cloned().collect();
+        let around: Vec<CgroupPath> = self.kept.state.steered.keys().filter(is_around).cloned().collect();
         for other in around {
             if let Err(error) = self.steer(&other, None) {
                 tracing::warn!(cgroup = %other, %error, "cannot be given back the nodes that it was kept off");

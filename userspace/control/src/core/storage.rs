@@ -17,6 +17,49 @@ use crate::{
 /// After how many looks the file is written although the state keeps being stored, or tried again after it failed.
 const PATIENCE: u32 = 40;
 
+/// The state, what it goes back to, and where it is kept.
+pub(crate) struct KeptState {
+    pub(crate) state: State,
+    /// What the open transactions go back to.
+    pub(super) open: Vec<State>,
+    pub(crate) storage: Storage,
+    /// Whether the ledger could not be read, so that what is not in it may be ours all the same.
+    pub(crate) is_rebuilt: bool,
+}
+
+impl KeptState {
+    pub(super) fn new(state: State, storage: Storage, is_rebuilt: bool) -> Self {
+        Self { state, open: Vec::new(), storage, is_rebuilt }
+    }
+
+    /// Stores the state.
+    pub(super) fn save(&mut self) -> Result<(), StoreError> {
+        self.storage.save(&self.state)
+    }
+
+    /// Begins a change. It costs a few pointers.
+    pub(super) fn begin(&mut self) {
+        self.open.push(self.state.clone());
+    }
+
+    /// Ends the change that was begun last: keeps it, or goes back to what was before.
+    pub(super) fn end(&mut self, is_kept: bool) {
+        if let Some(before) = self.open.pop().filter(|_| !is_kept) {
+            self.state = before;
+        }
+    }
+
+    /// Whether anything differs from what the change that was begun last would go back to.
+    pub(super) fn is_changed(&self) -> bool {
+        self.open.last() != Some(&self.state)
+    }
+
+    /// All that is stored now or may be later.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut State> {
+        self.open.iter_mut().chain([&mut self.state])
+    }
+}
+
 /// Where the state is kept: the ledger, attributes of the cgroups, and the file of decisions.
 pub(crate) struct Storage {
     store: Store<State>,
@@ -76,26 +119,26 @@ impl Storage {
 impl Core {
     /// Stores the state.
     pub(super) fn save(&mut self) -> Result<(), StoreError> {
-        self.storage.save(&self.state)
+        self.kept.save()
     }
 
     /// Stores what of the kernel's own work is kept off exclusive CPUs, if that changed.
     pub(crate) fn save_interrupts(&mut self, interrupts: MovedAway) -> Result<(), AdmissionError> {
-        if self.state.interrupts == interrupts {
+        if self.kept.state.interrupts == interrupts {
             return Ok(());
         }
         let mut change = self.begin();
-        change.state.interrupts = interrupts;
+        change.kept.state.interrupts = interrupts;
         change.store()
     }
 
     /// Stores what was found and written of power settings, if that changed.
     pub(crate) fn save_power(&mut self, power: AllHeld) -> Result<(), AdmissionError> {
-        if self.state.power == power {
+        if self.kept.state.power == power {
             return Ok(());
         }
         let mut change = self.begin();
-        change.state.power = power;
+        change.kept.state.power = power;
         change.store()
     }
 }

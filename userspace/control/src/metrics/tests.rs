@@ -1,8 +1,12 @@
 //! What is counted of decisions, and what is shown of it.
 
-use numaward_engine::Resources;
+use numaward_engine::{Resources, policy::TopologyManagerScope};
+use numaward_topology::Machine;
 
-use super::*;
+use super::{
+    kubelet::{NUMA_NODE, PHYSICAL_CPU, UNCORE_CACHE},
+    *,
+};
 
 fn written(figures: &ControlMetrics) -> String {
     let (mut ours, mut kubelets) = (Registry::with_prefix("numaward"), Registry::default());

@@ -124,7 +124,7 @@ impl Declarations {
                 && self.rule_of(&held.cgroup).and_then(|(rule, _)| self.rules.get(rule))
                     != held.declared.as_ref()
         };
-        let changed = core.state.guarantees.iter().filter(|(_, held)| is_changed(held));
+        let changed = core.kept.state.guarantees.iter().filter(|(_, held)| is_changed(held));
         let changed: Vec<String> = changed.map(|(name, _)| name.clone()).collect();
         for name in changed {
             tracing::info!(name, "no longer declared, or in another way: to be released");
@@ -180,6 +180,7 @@ impl Declarations {
         for path in waiting {
             let Some((rule, target)) = self.rule_of(&path) else { continue };
             let is_taken = core
+                .kept
                 .state
                 .guarantees
                 .values()
@@ -211,7 +212,7 @@ impl Declarations {
             self.note_result(core, &path, rule, result.err());
         }
         core.metrics.declared(
-            core.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
+            core.kept.state.guarantees.values().filter(|held| held.declared.is_some()).count(),
             self.waiting.values().filter(|waiting| waiting.refused.is_some()).count(),
         );
     }

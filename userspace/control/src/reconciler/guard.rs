@@ -91,10 +91,10 @@ impl Guard {
         self.acted.retain(|node, _| low.contains(*node));
         self.refused.retain(|(node, _)| low.contains(*node));
         self.were_low.extend(low.iter());
-        let steered: BTreeSet<NodeId> = core.state.steered.values().flat_map(NodeSet::iter).collect();
+        let steered: BTreeSet<NodeId> = core.kept.state.steered.values().flat_map(NodeSet::iter).collect();
         // In the first looks after a start it is not known what is promised.
         let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.promised.0 > 0);
-        let promised = core.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
+        let promised = core.kept.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
         let promised: NodeSet = promised.map(|(node, _)| *node).collect();
         let keep: NodeSet = steered
             .into_iter()
@@ -117,7 +117,7 @@ impl Guard {
         if core.config.guard == GuardMode::Evict {
             self.crowding.follow(core, &seen, &stuck, now);
         }
-        core.metrics.steered(core.state.steered.len());
+        core.metrics.steered(core.kept.state.steered.len());
     }
 
     /// Whether a node that workloads are kept off is no longer low. Of one that an earlier run found low this run judges
@@ -140,7 +140,7 @@ impl Guard {
             seen.others.iter().filter(|other| other.on(node) >= LEAST).collect();
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
         for other in others {
-            let is_off = core.state.steered.get(&other.cgroup).is_some_and(|off| off.contains(node));
+            let is_off = core.kept.state.steered.get(&other.cgroup).is_some_and(|off| off.contains(node));
             if is_off || !may_be_steered(core, other) {
                 continue;
             }
@@ -170,6 +170,7 @@ impl Guard {
 fn may_be_steered(core: &Core, other: &OtherWorkload) -> bool {
     let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
     let is_promised = core
+        .kept
         .state
         .guarantees
         .values()
@@ -185,7 +186,7 @@ fn steer_off(
     other: &OtherWorkload,
     node: NodeId,
 ) -> Result<NodeSet, String> {
-    let mut off = core.state.steered.get(&other.cgroup).cloned().unwrap_or_default();
+    let mut off = core.kept.state.steered.get(&other.cgroup).cloned().unwrap_or_default();
     off.extend([node]);
     let allowed = core.nodes_without_steering(&other.cgroup)?;
     if !allowed.contains(node) {
@@ -211,7 +212,7 @@ fn steer_off(
 
 /// Lets those who are steered off other nodes than `still` says have them back.
 fn give_back(core: &mut Core, still: impl Fn(&NodeSet) -> NodeSet) {
-    let steered = core.state.steered.iter();
+    let steered = core.kept.state.steered.iter();
     let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
         .map(|(path, off)| (path.clone(), off.clone(), still(off)))
         .filter(|(_, off, still)| off != still)
@@ -234,24 +235,24 @@ fn give_back(core: &mut Core, still: impl Fn(&NodeSet) -> NodeSet) {
             Err(error) => {
                 // What was found stays in the record: the next start gives it back.
                 tracing::error!(cgroup = %path, %error, "cannot be given back the nodes that it was kept off");
-                core.state.steered.remove(&path);
+                core.kept.state.steered.remove(&path);
             }
         }
-        core.metrics.steered(core.state.steered.len());
+        core.metrics.steered(core.kept.state.steered.len());
     }
 }
 
 /// Takes note of steered cgroups that are gone: a new one of the same path is not steered.
 fn forget_gone(core: &mut Core) {
     let is_gone = |path: &&CgroupPath| {
-        let known = core.state.applied.get(path).map(|record| record.id);
+        let known = core.kept.state.applied.get(path).map(|record| record.id);
         core.hierarchy.id_of(path).is_ok_and(|id| id.is_none() || id != known)
     };
-    let gone: Vec<CgroupPath> = core.state.steered.keys().filter(is_gone).cloned().collect();
+    let gone: Vec<CgroupPath> = core.kept.state.steered.keys().filter(is_gone).cloned().collect();
     for path in gone {
         if let Err(error) = core.steer(&path, None) {
             tracing::warn!(cgroup = %path, %error, "is gone, and what was found in it cannot be given back");
-            core.state.steered.remove(&path);
+            core.kept.state.steered.remove(&path);
         }
     }
 }
@@ -270,7 +271,7 @@ mod tests {
     use super::*;
     use crate::{
         Request,
-        reconciler::{ReconcilerLoop, tests::reconciler_loop},
+        reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
 
@@ -361,7 +362,8 @@ mod tests {
         }
 
         fn turn(&mut self) {
-            let ReconcilerLoop { guard, core, .. } = self.reconciler.as_mut().unwrap();
+            let ReconcilerLoop { controllers: Controllers { guard, .. }, core, .. } =
+                self.reconciler.as_mut().unwrap();
             guard.handle(core, &Event::Turn(self.now));
         }
 
@@ -375,11 +377,11 @@ mod tests {
         }
 
         pub(super) fn guard(&self) -> &Guard {
-            &self.reconciler.as_ref().unwrap().guard
+            &self.reconciler.as_ref().unwrap().controllers.guard
         }
 
         fn state(&self) -> &crate::State {
-            &self.reconciler.as_ref().unwrap().core.state
+            &self.reconciler.as_ref().unwrap().core.kept.state
         }
 
         pub(super) fn told(&self) -> String {

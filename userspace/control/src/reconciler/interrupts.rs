@@ -73,8 +73,8 @@ impl Interrupts {
 
     fn turn(&mut self, core: &mut Core, now: Instant) {
         let is_on = core.config.enforcement.moves_interrupts();
-        let avoid = if is_on { core.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
-        let is_idle = avoid.is_empty() && core.state.interrupts.is_empty();
+        let avoid = if is_on { core.kept.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
+        let is_idle = avoid.is_empty() && core.kept.state.interrupts.is_empty();
         let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
         if avoid == self.avoid && (is_idle || !is_due) {
             return;
@@ -93,7 +93,7 @@ impl Interrupts {
         if !self.avoid.is_empty() {
             left.extend(self.ban(core)?);
         }
-        let before = core.state.interrupts.affinities.clone();
+        let before = core.kept.state.interrupts.affinities.clone();
         let mut seen = self.affinities.look(&before);
         for affinity in &mut seen {
             let is_refused = self.refused.get(&affinity.path).is_some_and(|(name, _)| *name == affinity.name);
@@ -102,7 +102,7 @@ impl Interrupts {
         }
         let mut plan = plan(&seen, &before, &self.avoid, &core.policy.machine);
         let stored = |core: &mut Core, affinities| {
-            core.save_interrupts(MovedAway { affinities, ..core.state.interrupts.clone() })
+            core.save_interrupts(MovedAway { affinities, ..core.kept.state.interrupts.clone() })
         };
         stored(core, plan.moved.clone())?;
         let (mut moved, mut back, mut returned) = (Vec::new(), Vec::new(), Vec::new());
@@ -143,7 +143,7 @@ impl Interrupts {
         if self.avoid.is_empty() {
             left.extend(self.lift_ban(core)?);
         }
-        core.metrics.affinities(core.state.interrupts.affinities.len(), left.len());
+        core.metrics.affinities(core.kept.state.interrupts.affinities.len(), left.len());
         self.report(core, [moved, back, returned], left);
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Interrupts {
         let all = Irqbalance::all(&self.root);
         self.asked.retain(|(one, _)| all.contains(one));
         for one in all {
-            let found = match core.state.interrupts.banned.clone().map_or_else(|| one.banned(), Ok) {
+            let found = match core.kept.state.interrupts.banned.clone().map_or_else(|| one.banned(), Ok) {
                 Ok(found) => found,
                 Err(error) => return Ok(Some(self.unheeded(&error.to_string()))),
             };
@@ -161,7 +161,7 @@ impl Interrupts {
             if self.asked.contains(&wanted) {
                 continue;
             }
-            core.save_interrupts(MovedAway { banned: Some(found), ..core.state.interrupts.clone() })?;
+            core.save_interrupts(MovedAway { banned: Some(found), ..core.kept.state.interrupts.clone() })?;
             if let Err(error) = one.ban(&wanted.1) {
                 return Ok(Some(self.unheeded(&error.to_string())));
             }
@@ -174,14 +174,14 @@ impl Interrupts {
 
     /// Lets irqbalance use all CPUs again that its configuration lets it use; why it does not.
     fn lift_ban(&mut self, core: &mut Core) -> Result<Option<String>, AdmissionError> {
-        let Some(found) = core.state.interrupts.banned.clone() else { return Ok(None) };
+        let Some(found) = core.kept.state.interrupts.banned.clone() else { return Ok(None) };
         self.asked.clear();
         for one in Irqbalance::all(&self.root) {
             if let Err(error) = one.ban(&found) {
                 return Ok(Some(format!("irqbalance still keeps off them: {error}")));
             }
         }
-        core.save_interrupts(MovedAway { banned: None, ..core.state.interrupts.clone() })?;
+        core.save_interrupts(MovedAway { banned: None, ..core.kept.state.interrupts.clone() })?;
         Ok(None)
     }
 
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::{
         Request,
-        reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
+        reconciler::{Answer, ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
 
@@ -306,7 +306,7 @@ mod tests {
     }
 
     fn turn(reconciler: &mut ReconcilerLoop) {
-        let ReconcilerLoop { interrupts, core, .. } = reconciler;
+        let ReconcilerLoop { controllers: Controllers { interrupts, .. }, core, .. } = reconciler;
         interrupts.handle(core, &Event::Turn(Instant::now()));
     }
 
@@ -323,7 +323,7 @@ mod tests {
         assert!(bench.happened().is_empty(), "nothing is exclusive");
         admit(&mut reconciler);
         turn(&mut reconciler);
-        let exclusive = reconciler.core.state.ledger.all_exclusive_cpus();
+        let exclusive = reconciler.core.kept.state.ledger.all_exclusive_cpus();
         assert_eq!(exclusive, "1-3".parse().unwrap());
         assert_eq!((bench.of(24).as_str(), bench.of(25).as_str()), ("0,4-7", "1-2"));
         assert_eq!(bench.read("sys/devices/virtual/workqueue/cpumask"), "000000f1");
@@ -348,7 +348,7 @@ mod tests {
         let happened = bench.happened();
         let last = "Given back the CPUs that they had before: unbound workqueues, interrupt 24 (eth0).";
         assert_eq!(happened.last().map(String::as_str), Some(last));
-        assert!(reconciler.core.state.interrupts.is_empty());
+        assert!(reconciler.core.kept.state.interrupts.is_empty());
     }
 
     #[test]
@@ -371,7 +371,7 @@ mod tests {
         let mut reconciler = bench.start();
         admit(&mut reconciler);
         turn(&mut reconciler);
-        assert_eq!((bench.of(24).as_str(), reconciler.interrupts.looked), ("0-7", None));
+        assert_eq!((bench.of(24).as_str(), reconciler.controllers.interrupts.looked), ("0-7", None));
         assert!(bench.happened().is_empty() && is_untouched(bench.dir.path()));
     }
 }

@@ -167,7 +167,7 @@ impl Liveness {
                 }
             }
             Event::Held(HeldChange::Given(name)) => {
-                if let Some(guarantee) = core.state.guarantees.get(name) {
+                if let Some(guarantee) = core.kept.state.guarantees.get(name) {
                     self.hold(name, guarantee);
                 }
             }
@@ -192,12 +192,12 @@ impl Liveness {
         if turn {
             self.turn();
         }
-        let begun = core.state.releasing.iter();
+        let begun = core.kept.state.releasing.iter();
         let mut over: Vec<_> = begun.map(|name| (name.clone(), "its release was begun")).collect();
         let mut restarted = false;
         for name in std::mem::take(&mut self.in_question) {
             let found = self.find(core, &name, now);
-            if core.state.releasing.contains(&name) {
+            if core.kept.state.releasing.contains(&name) {
                 if let Found::Over(_) = found {
                     // What was refused before may be done now.
                     self.retries.remove(&name);
@@ -227,14 +227,15 @@ impl Liveness {
                 };
                 tracing::error!(name, %error, "cannot be released; tried again");
             }
-            if !core.state.releasing.contains(&name) {
+            if !core.kept.state.releasing.contains(&name) {
                 self.in_question.insert(name);
             }
         }
     }
 
     fn find(&mut self, core: &mut Core, name: &str, now: Instant) -> Found {
-        let (Some(guarantee), Some(held)) = (core.state.guarantees.get(name), self.held.get_mut(name)) else {
+        let (Some(guarantee), Some(held)) = (core.kept.state.guarantees.get(name), self.held.get_mut(name))
+        else {
             return Found::There;
         };
         // One that cannot be asked for is not known to be gone.
@@ -251,7 +252,7 @@ impl Liveness {
         held.missing_since = None;
         if let Some(id) = id.filter(|id| *id != guarantee.id) {
             // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
-            if let Some(guarantee) = core.state.guarantees.get_mut(name) {
+            if let Some(guarantee) = core.kept.state.guarantees.get_mut(name) {
                 guarantee.id = id;
             }
             return Found::Restarted;

@@ -76,8 +76,9 @@ impl PowerSettings {
 
     fn turn(&mut self, core: &mut Core, now: Instant) {
         let wanted = core.config.enforcement.power_settings().map(wanted).unwrap_or_default();
-        let cpus = if wanted.is_empty() { CpuSet::new() } else { core.state.ledger.all_exclusive_cpus() };
-        let is_idle = cpus.is_empty() && core.state.power.is_empty();
+        let cpus =
+            if wanted.is_empty() { CpuSet::new() } else { core.kept.state.ledger.all_exclusive_cpus() };
+        let is_idle = cpus.is_empty() && core.kept.state.power.is_empty();
         let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
         if cpus == self.cpus && (is_idle || !is_due) {
             return;
@@ -92,7 +93,7 @@ impl PowerSettings {
     }
 
     fn follow(&mut self, core: &mut Core, wanted: &Wanted) -> Result<(), AdmissionError> {
-        let before = core.state.power.clone();
+        let before = core.kept.state.power.clone();
         let (seen, refused) = self.power.look(wanted, &self.cpus);
         let Plan { mut writes, mut held, foreign } =
             plan(&seen, wanted, &before, |path| self.power.read(path));
@@ -316,7 +317,8 @@ mod tests {
 
     /// Later than the last look.
     fn turn(reconciler: &mut ReconcilerLoop) {
-        let ReconcilerLoop { power, core, .. } = reconciler;
+        let ReconcilerLoop { controllers, core, .. } = reconciler;
+        let power = &mut controllers.power;
         let later = power.looked.map_or_else(Instant::now, |looked| looked + LOOK);
         power.handle(core, &Event::Turn(later));
     }
@@ -355,7 +357,7 @@ mod tests {
         );
         let back = "Given back what was found: governor schedutil (CPUs 1-3); wake-up latency 0 (CPUs 1-3).";
         assert_eq!(bench.happened(), [back]);
-        assert!(reconciler.core.state.power.is_empty());
+        assert!(reconciler.core.kept.state.power.is_empty());
     }
 
     #[test]
@@ -424,7 +426,7 @@ mod tests {
         assert!(bench.happened().is_empty());
         reconciler.core.release("a").unwrap();
         turn(&mut reconciler);
-        assert!(reconciler.core.state.power.is_empty());
+        assert!(reconciler.core.kept.state.power.is_empty());
     }
 
     #[test]
@@ -441,7 +443,7 @@ mod tests {
         assert!(happened[0].ends_with("governor performance (CPUs 2-3)."), "{happened:?}");
         let problem = "it holds \"\" after \"performance\" was written (CPUs 1).";
         assert!(happened[1].ends_with(problem), "{happened:?}");
-        assert_eq!(reconciler.core.state.power.len(), 2, "nothing is to be given back there");
+        assert_eq!(reconciler.core.kept.state.power.len(), 2, "nothing is to be given back there");
         fs::remove_file(&governor).unwrap();
         fs::write(&governor, "schedutil\n").unwrap();
         turn(&mut reconciler);
@@ -460,7 +462,7 @@ mod tests {
         let mut reconciler = bench.start();
         admit(&mut reconciler);
         turn(&mut reconciler);
-        assert_eq!((bench.latencies(), reconciler.power.looked), (on_1_to_3("0", "0"), None));
+        assert_eq!((bench.latencies(), reconciler.controllers.power.looked), (on_1_to_3("0", "0"), None));
         assert!(bench.happened().is_empty());
         let ledger = bench.dir.path().join("state/ledger.json");
         assert!(!ledger.exists() || !fs::read_to_string(ledger).unwrap().contains("power"));

@@ -64,8 +64,8 @@ impl ReadModel {
     pub(super) fn follow(&mut self, core: &Core, drift: &DriftController, throttling: &Throttling) {
         let mut before = std::mem::take(&mut self.0).into_iter().peekable();
         let mut shared = BTreeSet::new();
-        let mut now = Vec::with_capacity(core.state.guarantees.len());
-        for (name, guarantee) in &core.state.guarantees {
+        let mut now = Vec::with_capacity(core.kept.state.guarantees.len());
+        for (name, guarantee) in &core.kept.state.guarantees {
             // What a pod holds as a whole is there once, however many containers share it.
             let is_shown = match &guarantee.target {
                 Target::Container(of) => of.shares_pod() && !shared.insert(&of.owner),
@@ -74,13 +74,13 @@ impl ReadModel {
             let owner = guarantee.owner(name);
             let source = Source {
                 guarantee: guarantee.clone(),
-                account: core.state.ledger.owner(&OwnerId::from(owner)).cloned(),
-                record: core.state.applied.get(&guarantee.cgroup).cloned(),
+                account: core.kept.state.ledger.owner(&OwnerId::from(owner)).cloned(),
+                record: core.kept.state.applied.get(&guarantee.cgroup).cloned(),
                 drift: drift.of(&guarantee.cgroup),
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.moved_of(&guarantee.cgroup),
                 stalled: throttling.stalls(name),
-                releasing: core.state.releasing.contains(name),
+                releasing: core.kept.state.releasing.contains(name),
                 is_shown,
                 leaves: leaves(core, owner, &guarantee.target),
             };
@@ -101,7 +101,7 @@ impl ReadModel {
         drift: &DriftController,
         waiting: Vec<api::Waiting>,
     ) -> api::Allocations {
-        let ledger = &core.state.ledger;
+        let ledger = &core.kept.state.ledger;
         let free_cpus = core.free_cpus();
         let memory = ledger.memory();
         let nodes = core.policy.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
@@ -180,5 +180,5 @@ fn leaves(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
         Target::Container(of) => of.slice_name(),
         _ => owner.into(),
     };
-    core.state.moving.left_by(&OwnerId::from(owner), &container).cloned()
+    core.kept.state.moving.left_by(&OwnerId::from(owner), &container).cloned()
 }

@@ -111,7 +111,7 @@ impl Rebalancing {
 
     /// Rolls back what an earlier run of the daemon began.
     pub(super) fn adopt(&mut self, core: &mut Core) {
-        let Some(running) = &core.state.moving.running else { return };
+        let Some(running) = &core.kept.state.moving.running else { return };
         let mut shown = core.describe_moves(&running.moves);
         for (place, of) in shown.iter_mut().enumerate() {
             of.state = Some(if place < running.begun { MoveState::Moved } else { MoveState::Planned });
@@ -169,7 +169,7 @@ impl Rebalancing {
         };
         let now = Instant::now();
         self.tried.retain(|_, tried| now < tried.until);
-        let is_same = |tried: &Tried| tried.promised.as_ref().is_none_or(|of| *of == core.state.ledger);
+        let is_same = |tried: &Tried| tried.promised.as_ref().is_none_or(|of| *of == core.kept.state.ledger);
         if waiter.is_none() && self.tried.get(&request.name).is_some_and(is_same) {
             return None;
         }
@@ -185,7 +185,7 @@ impl Rebalancing {
             Some(Err(error)) => tracing::error!(name = request.name, %error, "no room can be made"),
             None => {}
         }
-        let tried = Tried { until: now + AGAIN, promised: Some(core.state.ledger.clone()) };
+        let tried = Tried { until: now + AGAIN, promised: Some(core.kept.state.ledger.clone()) };
         self.tried.insert(request.name.clone(), tried);
         waiter
     }
@@ -353,12 +353,12 @@ fn report_step(
 impl Run {
     /// The place of the move that is being made, or taken back.
     fn current(core: &Core) -> Option<usize> {
-        core.state.moving.running.as_ref()?.begun.checked_sub(1)
+        core.kept.state.moving.running.as_ref()?.begun.checked_sub(1)
     }
 
     /// What the move that is being made, or taken back, leaves and goes to.
     fn target(&self, core: &Core) -> Option<(Allocation, Allocation)> {
-        let of = core.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
+        let of = core.kept.state.moving.running.as_ref()?.moves.get(Self::current(core)?)?;
         let (from, to) = (of.from.clone(), of.to.clone());
         Some(if self.back.is_some() { (to, from) } else { (from, to) })
     }
@@ -387,7 +387,7 @@ impl Run {
 
     /// Begins the next move, or takes the last one back, or ends; whether it is over.
     fn next(&mut self, core: &mut Core) -> bool {
-        let Some(running) = &core.state.moving.running else { return self.end(core) };
+        let Some(running) = &core.kept.state.moving.running else { return self.end(core) };
         let (begun, count) = (running.begun, running.moves.len());
         if self.back.is_some() {
             if begun == 0 {
@@ -550,7 +550,7 @@ impl Run {
     /// It is over.
     fn end(&mut self, core: &mut Core) -> bool {
         let end = self.back.unwrap_or(RebalanceState::Done);
-        if core.state.moving.running.is_some()
+        if core.kept.state.moving.running.is_some()
             && let Err(error) = core.end_moves()
         {
             self.rest(&error, Phase::Next);

@@ -3,11 +3,12 @@
 mod clients;
 mod conditions;
 mod interleaving;
+mod together;
 
 use std::{
     collections::BTreeMap,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
 
@@ -97,6 +98,37 @@ pub(super) fn reconciler_loop(config: &Config, root: &Path, host: &Arc<Host>) ->
     let mut reconciler = ReconcilerLoop::new(core.unwrap(), None, CancellationToken::new());
     reconciler.adopt();
     reconciler
+}
+
+/// A reconciler that is stepped, and a client that asks it.
+struct Served {
+    held: ReconcilerLoop,
+    client: Reconciler,
+    root: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl Served {
+    fn new(cgroups: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
+        for cgroup in [""].iter().chain(cgroups) {
+            fixture::cgroup(&root.join(cgroup), &host.machine());
+        }
+        let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+        let mut held = reconciler_loop(&config, &root, &host);
+        let (commands, queue) = mpsc::channel();
+        held.core.execution.inbox = Some(Inbox::new(queue));
+        let client = Reconciler {
+            commands,
+            places: Arc::new(Semaphore::new(MAX_WAITING)),
+            view: Arc::clone(&held.view),
+            rebalance: held.rebalancing.shown(),
+            unplaced: Arc::clone(&held.unplaced),
+            crowded: held.controllers.guard.crowded(),
+        };
+        Self { held, client, root, dir }
+    }
 }
 
 /// One allocation that is given, one that is refused, a knob that drifts, a release.

@@ -142,7 +142,7 @@ impl Throttling {
         }
         self.looked = Some(now);
         if std::mem::take(&mut self.is_outdated) {
-            self.follow_limited(&core.state);
+            self.follow_limited(&core.kept.state);
         }
         let mut heard = BTreeSet::new();
         let mut is_everything = !self.notices.work();
@@ -237,7 +237,9 @@ impl Throttling {
         cgroup: &CgroupPath,
         high: Bytes,
     ) -> Result<Limit, String> {
-        let Some(held) = core.state.guarantees.get(name) else { return Err("it is released".to_owned()) };
+        let Some(held) = core.kept.state.guarantees.get(name) else {
+            return Err("it is released".to_owned());
+        };
         let ceiling = match held.settings.memory_max {
             Some(Limit::Bytes(max)) => max,
             _ => Bytes(u64::MAX),
@@ -247,7 +249,7 @@ impl Throttling {
         let mut change = core.begin();
         let plan = change.plan(Change::Hold(cgroup.clone(), settings.clone()));
         let plan = plan.map_err(|error| error.to_string())?;
-        if let Some(held) = change.state.guarantees.get_mut(name) {
+        if let Some(held) = change.kept.state.guarantees.get_mut(name) {
             held.settings = settings;
         }
         change.enforce(plan).map_err(|refused| refused.to_string())?;
@@ -306,7 +308,7 @@ mod tests {
         let start = Instant::now();
         let mut at = |seconds: u32| {
             let event = Event::Turn(start + Duration::from_secs(seconds.into()));
-            reconciler.throttling.handle(&mut reconciler.core, &event);
+            reconciler.controllers.throttling.handle(&mut reconciler.core, &event);
             reconciler.show();
             reconciler.read_model.of("a").unwrap().stalled
         };

@@ -1,6 +1,6 @@
 //! Workloads that go, and commands that end, while the daemon runs and while it does not.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use super::*;
 
@@ -67,16 +67,9 @@ async fn of_two_at_the_same_path_the_second_holds_nothing() {
     thread.join().unwrap();
 }
 
-/// Makes a knob that holds a gibibyte refuse what is written.
+/// Makes a knob refuse what is written.
 fn refuse(bench: &Bench, knob: &str) -> OwnedFd {
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-    let sealed = memfd_create("knob", MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::io::write(&sealed, b"1073741824\n").unwrap();
-    fcntl_add_seals(&sealed, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW).unwrap();
-    let knob = bench.dir.path().join("cgroup").join(knob);
-    fs::remove_file(&knob).unwrap();
-    std::os::unix::fs::symlink(format!("/proc/self/fd/{}", sealed.as_raw_fd()), &knob).unwrap();
-    sealed
+    fixture::refuse(&bench.dir.path().join("cgroup").join(knob))
 }
 
 /// Lets it take what is written again.

@@ -28,9 +28,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     accept::Offer,
     limits::TIME_LIMIT,
-    pieces::{self, Piece},
     problem::Failure,
     samples::{COMMENT, Watcher},
+    streaming_body::{self, Piece},
 };
 
 use super::{App, JSON, accepted};
@@ -171,7 +171,7 @@ async fn stream(
         let detail = format!("{MAX_STREAMS} streams are open, which is as many as there may be");
         return Err((StatusCode::SERVICE_UNAVAILABLE, detail));
     };
-    let (sender, body) = pieces::body();
+    let (sender, body) = streaming_body::body();
     let subscription = app.recall(move |events| events.subscribe(since)).await?;
     let samples = if samples { Some(app.samples.watch().await) } else { None };
     tokio::spawn(async move {

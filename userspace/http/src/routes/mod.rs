@@ -23,9 +23,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     accept::{Offer, choose},
     blocking::Blocking,
-    pieces,
     problem::Failure,
     samples::Samples,
+    streaming_body,
 };
 
 /// What the routes serve from.
@@ -218,7 +218,7 @@ async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> R
     let format = *accepted(&headers, &METRICS)?;
     // The semaphore is never closed; without a place, the scrape would merely not be counted.
     let place = app.scrapes.clone().acquire_owned().await.ok();
-    let body = pieces::scrape(app.metrics.clone(), format, place);
+    let body = streaming_body::scrape(app.metrics.clone(), format, place);
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 

@@ -102,7 +102,7 @@ impl Bench {
 
     /// Whether a cgroup holds something else than was written.
     fn has_drifted(&self, path: &CgroupPath) -> bool {
-        let drifts = self.core.enforcer().drift(&self.core.state.applied, path).unwrap();
+        let drifts = self.core.enforcer().drift(&self.core.kept.state.applied, path).unwrap();
         // A fake's effective CPUs and nodes never change.
         drifts.iter().any(|drift| drift.kind == numaward_enforce::DriftKind::Rewritten)
     }
@@ -182,8 +182,8 @@ fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
     assert_eq!(over.try_recv(), Ok(()));
     assert!(created.try_recv().is_ok());
     assert_eq!(bound.try_recv(), Ok(None));
-    assert_eq!(bench.core.state.ledger.shared_pool().len(), 4);
-    assert!(bench.core.state.guarantees.contains_key("default/second/c"));
+    assert_eq!(bench.core.kept.state.ledger.shared_pool().len(), 4);
+    assert!(bench.core.kept.state.guarantees.contains_key("default/second/c"));
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_container_whose_pages_may_move_is_bound_when_nothing_else_is_waited_for() {
     assert_eq!(bound.try_recv(), Err(TryRecvError::Empty));
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(None));
-    assert!(bench.core.state.guarantees.contains_key("default/a/c"));
+    assert!(bench.core.kept.state.guarantees.contains_key("default/a/c"));
 }
 
 #[test]
@@ -284,8 +284,8 @@ fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
     let mut admitted = bench.ask(|answer| pods::Command::RunPod { ask: Box::new(pod), answer });
     bench.core.synchronize(&[], &BTreeMap::new(), true);
     assert!(admitted.try_recv().unwrap().is_ok());
-    assert!(!bench.core.state.pods.contains_key("uid-gone/c"));
-    assert!(bench.core.state.pods.contains_key("uid-new"), "the list is older");
+    assert!(!bench.core.kept.state.pods.contains_key("uid-gone/c"));
+    assert!(bench.core.kept.state.pods.contains_key("uid-new"), "the list is older");
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn a_controller_that_was_enabled_stays_known_where_a_change_goes_back() {
     let mut change = bench.core.begin();
     change.enable_above(&"/other/inner".parse().unwrap(), Knob::CpusetCpus).unwrap();
     drop(change);
-    let enabled: Vec<_> = bench.core.state.enabled.iter().collect();
+    let enabled: Vec<_> = bench.core.kept.state.enabled.iter().collect();
     assert_eq!(enabled.len(), 1);
     assert!(enabled[0].0.as_str() == "/other" && enabled[0].1.controllers.contains("cpuset"));
     assert_eq!(fixture::line(&root.join("other/cgroup.subtree_control")), "+cpuset");
@@ -307,5 +307,5 @@ fn a_controller_that_was_enabled_stays_known_where_a_change_goes_back() {
     // Somebody else has disabled it, in the words of the kernel.
     std::fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
     bench.core.refresh();
-    assert!(bench.core.state.enabled.is_empty());
+    assert!(bench.core.kept.state.enabled.is_empty());
 }

@@ -12,9 +12,9 @@ use crate::{Guarantee, State, Target, core::Core};
 impl Core {
     /// A container ended, or was never started. What its pod holds stays until the pod is over.
     pub(super) fn stopped(&mut self, id: &str) {
-        let Some(placed) = self.state.containers.get(id).cloned() else { return };
+        let Some(placed) = self.kept.state.containers.get(id).cloned() else { return };
         let mut names =
-            self.state.guarantees.iter().filter_map(|(name, guarantee)| match &guarantee.target {
+            self.kept.state.guarantees.iter().filter_map(|(name, guarantee)| match &guarantee.target {
                 Target::Container(of) if of.id == id => Some(name.clone()),
                 _ => None,
             });
@@ -22,16 +22,17 @@ impl Core {
             && let Err(error) = self.release(&name)
         {
             tracing::error!(name, %error, "a container that ended cannot be released; tried again");
-            self.state.releasing.insert(name);
+            self.kept.state.releasing.insert(name);
             self.pods.unbound.remove(id);
             self.pods.ended.insert(id.to_owned());
             return;
         }
-        let before = self.state.clone();
+        let before = self.kept.state.clone();
         self.forget_container(id);
-        let mut containers = self.state.containers.values();
+        let mut containers = self.kept.state.containers.values();
         let is_shared = containers.any(|other| other.of.owner == placed.of.owner);
-        let is_alone = self.state.pods.get(&placed.of.owner).is_some_and(|owner| owner.container.is_some());
+        let is_alone =
+            self.kept.state.pods.get(&placed.of.owner).is_some_and(|owner| owner.container.is_some());
         if is_alone && !is_shared {
             self.remove_owner(&placed.of.owner);
         }
@@ -39,7 +40,7 @@ impl Core {
     }
 
     fn forget_container(&mut self, id: &str) {
-        self.state.containers.remove(id);
+        self.kept.state.containers.remove(id);
         self.pods.bound.remove(id);
         self.pods.unbound.remove(id);
         self.pods.ended.remove(id);
@@ -47,8 +48,8 @@ impl Core {
     }
 
     pub(super) fn remove_owner(&mut self, owner: &str) {
-        self.state.pods.remove(owner);
-        self.state.give_back(&OwnerId::from(owner), &*self.policy.strategy);
+        self.kept.state.pods.remove(owner);
+        self.kept.state.give_back(&OwnerId::from(owner), &*self.policy.strategy);
         if !self.policy.missing.is_empty() {
             // What it gives back belongs to those that miss it.
             self.recharge();
@@ -57,7 +58,7 @@ impl Core {
 
     /// Stores what was given back. What cannot be stored stays given back: a restart compares with what runs.
     pub(super) fn store_given_back(&mut self, before: &State) {
-        if self.state == *before {
+        if self.kept.state == *before {
             return;
         }
         if let Err(error) = self.save() {
@@ -69,6 +70,7 @@ impl Core {
     /// A sandbox was stopped: what its pod holds is free, unless the pod has another sandbox by now.
     pub(super) fn pod_over(&mut self, uid: &str, sandbox: &str) {
         let of_sandbox: Vec<String> = self
+            .kept
             .state
             .containers
             .values()
@@ -82,8 +84,9 @@ impl Core {
             self.pods.over.insert((uid.to_owned(), sandbox.to_owned()));
             return;
         }
-        let before = self.state.clone();
+        let before = self.kept.state.clone();
         let owners: Vec<String> = self
+            .kept
             .state
             .pods
             .iter()
@@ -99,7 +102,7 @@ impl Core {
 
     /// Whether containers of a sandbox are there, or not released yet.
     fn has_containers(&self, sandbox: &str) -> bool {
-        self.state.containers.values().any(|placed| placed.of.sandbox == sandbox)
+        self.kept.state.containers.values().any(|placed| placed.of.sandbox == sandbox)
     }
 
     /// Goes on with containers and pods that were over and could not be released at once.
@@ -107,7 +110,7 @@ impl Core {
         let released = self.pods.ended.iter().filter(|id| {
             let is_of =
                 |held: &Arc<Guarantee>| matches!(&held.target, Target::Container(of) if of.id == **id);
-            !self.state.guarantees.values().any(is_of)
+            !self.kept.state.guarantees.values().any(is_of)
         });
         for id in released.cloned().collect::<Vec<_>>() {
             self.pods.ended.remove(&id);

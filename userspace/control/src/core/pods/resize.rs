@@ -24,7 +24,7 @@ impl Core {
         memory: Option<MemoryAsk>,
         has: Settings,
     ) -> Result<Option<Settings>, AdmissionError> {
-        let placed = self.state.containers.get(id).filter(|_| !self.pods.ended.contains(id));
+        let placed = self.kept.state.containers.get(id).filter(|_| !self.pods.ended.contains(id));
         let Some(placed) = placed else { return Ok(None) };
         let mut placed = Placed::clone(placed);
         let to = &match (self.terms_of(&placed.of), memory.and_then(|memory| memory.request)) {
@@ -41,13 +41,13 @@ impl Core {
         // What the pod holds as a whole does not change with one of its containers.
         if !placed.of.shares_pod() {
             let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
-            let held = change.state.ledger.allocation(&owner, &container);
+            let held = change.kept.state.ledger.allocation(&owner, &container);
             let ledger = change.ledger_for(Some(&placed.cgroup), held);
-            change.state.ledger = change.policy.strategy.resize(&ledger, &owner, &container, to)?;
+            change.kept.state.ledger = change.policy.strategy.resize(&ledger, &owner, &container, to)?;
         }
         placed.memory = memory.unwrap_or(placed.memory);
         if let Some(without_us) = placed.without_us.take() {
-            change.state.applied.note_found(&placed.cgroup, &has.values());
+            change.kept.state.applied.note_found(&placed.cgroup, &has.values());
             placed.without_us = Some(Settings {
                 cpus: has.cpus.or(without_us.cpus),
                 mems: has.mems.or(without_us.mems),
@@ -58,8 +58,8 @@ impl Core {
                 ..Settings::default()
             });
         }
-        if change.state.containers.get(id).is_none_or(|known| **known != placed) {
-            change.state.containers.insert(id.to_owned(), placed.clone());
+        if change.kept.state.containers.get(id).is_none_or(|known| **known != placed) {
+            change.kept.state.containers.insert(id.to_owned(), placed.clone());
         }
         let settings = change.settings_of(&placed);
         if !change.is_change() {
@@ -81,9 +81,9 @@ impl Core {
 
     /// Notes what a cgroup is to hold from now on; `false` if it is not held.
     pub(in crate::core) fn note_settings(&mut self, cgroup: &CgroupPath, settings: &Settings) -> bool {
-        let held = self.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
+        let held = self.kept.state.guarantees.iter().find(|(_, held)| held.cgroup == *cgroup);
         let Some(name) = held.map(|(name, _)| name.clone()) else { return false };
-        if let Some(held) = self.state.guarantees.get_mut(&name) {
+        if let Some(held) = self.kept.state.guarantees.get_mut(&name) {
             held.settings = settings.clone();
         }
         true
@@ -93,11 +93,12 @@ impl Core {
     pub(crate) fn resize_pod(&mut self, uid: &str, to: &Resources) -> Result<(), AdmissionError> {
         let (owner, slice) = (OwnerId::from(uid), ContainerName::from(POD_SHARE));
         let mut change = self.begin();
-        change.state.ledger = change.policy.strategy.resize(&change.state.ledger, &owner, &slice, to)?;
+        change.kept.state.ledger =
+            change.policy.strategy.resize(&change.kept.state.ledger, &owner, &slice, to)?;
         if !change.is_change() {
             return Ok(());
         }
-        let containers = change.state.containers.values();
+        let containers = change.kept.state.containers.values();
         let sharing = containers.filter(|placed| placed.of.owner == uid && placed.of.shares_pod());
         let sharing: BTreeMap<_, _> = sharing.map(|placed| (placed.cgroup.clone(), placed.clone())).collect();
         let (mut changes, mut updates) = (Vec::new(), Vec::new());

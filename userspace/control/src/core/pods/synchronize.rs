@@ -23,8 +23,8 @@ impl Core {
         let runs: BTreeSet<&str> = containers.iter().map(|ask| ask.id.as_str()).collect();
         // All of it before anything is released: while that waits, new pods and containers come.
         let gone: Vec<String> =
-            self.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
-        let pods = self.state.pods.values();
+            self.kept.state.containers.keys().filter(|id| !runs.contains(id.as_str())).cloned().collect();
+        let pods = self.kept.state.pods.values();
         let over = pods.filter(|admitted| !sandboxes.contains_key(&admitted.sandbox));
         let over: BTreeSet<(String, String)> =
             over.map(|admitted| (admitted.pod.uid.clone(), admitted.sandbox.clone())).collect();
@@ -47,11 +47,11 @@ impl Core {
     ) -> Synchronized {
         // What a rebuilt ledger does not know may have its pins from us. Those of a kubelet whose promises were taken over
         // are nobody's any more.
-        let is_taken_over = self.is_rebuilt || self.imported().next().is_some();
+        let is_taken_over = self.kept.is_rebuilt || self.imported().next().is_some();
         self.drop_gone(containers, sandboxes, complete);
         let mut result = Synchronized::default();
         let is_theirs = |ask: &&ContainerAsk| {
-            ask.is_yielded_to && !is_taken_over && !self.state.containers.contains_key(&ask.id)
+            ask.is_yielded_to && !is_taken_over && !self.kept.state.containers.contains_key(&ask.id)
         };
         let (theirs, containers): (Vec<_>, Vec<_>) = containers.iter().partition(is_theirs);
         for ask in theirs {
@@ -61,7 +61,7 @@ impl Core {
         let mut placed = Vec::new();
         let mut change = self.begin();
         for &ask in &containers {
-            let known = change.state.containers.get(&ask.id).cloned();
+            let known = change.kept.state.containers.get(&ask.id).cloned();
             placed.push(if let Some(known) = known {
                 change.note_known(ask, &known)
             } else {

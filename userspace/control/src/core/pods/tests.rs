@@ -7,7 +7,7 @@ use crate::core::execution::tests::{Bench, container};
 
 /// The CPUs that nobody holds.
 fn pool(bench: &Bench) -> String {
-    bench.core.state.ledger.shared_pool().to_string()
+    bench.core.kept.state.ledger.shared_pool().to_string()
 }
 
 /// A container that runs and cannot be bound: a knob of its cgroup is in the way.
@@ -19,7 +19,7 @@ fn unbound(bench: &mut Bench) -> ContainerAsk {
     in_the_way(bench, &ask, true);
     bench.handle();
     assert_eq!(bound.try_recv(), Ok(Some(Unpinned::Enforcement)));
-    assert!(bench.core.state.guarantees.is_empty());
+    assert!(bench.core.kept.state.guarantees.is_empty());
     ask
 }
 
@@ -48,10 +48,10 @@ fn a_container_that_could_not_be_bound_is_tried_again() {
     let ask = unbound(&mut bench);
     let now = Instant::now();
     turn(&mut bench, now);
-    assert!(bench.core.state.guarantees.is_empty(), "not at once");
+    assert!(bench.core.kept.state.guarantees.is_empty(), "not at once");
     in_the_way(&bench, &ask, false);
     turn(&mut bench, now + Duration::from_secs(2));
-    assert!(bench.core.state.guarantees.contains_key("default/a/c"));
+    assert!(bench.core.kept.state.guarantees.contains_key("default/a/c"));
     assert_eq!(crate::testing::line(&bench.dir_of(&ask).join("cpuset.cpus")), "1-2");
     let much_later = now + Duration::from_hours(1);
     turn(&mut bench, much_later);
@@ -70,7 +70,7 @@ fn what_a_container_holds_that_cannot_be_bound_stays_its_own_while_somebody_runs
     fs::write(bench.dir_of(&ask).join("cgroup.events"), "populated 0\n").unwrap();
     turn(&mut bench, now + Duration::from_mins(62));
     assert_eq!(pool(&bench), "0-7");
-    assert!(bench.core.state.containers.is_empty() && bench.core.pods.unbound.is_empty());
+    assert!(bench.core.kept.state.containers.is_empty() && bench.core.pods.unbound.is_empty());
 }
 
 #[test]
@@ -102,12 +102,12 @@ fn what_a_container_held_stays_promised_until_it_is_given_back() {
     let now = Instant::now();
     turn(&mut bench, now);
     assert_eq!(pool(&bench), "0,3-7");
-    assert!(bench.core.state.releasing.contains("default/a/c"));
+    assert!(bench.core.kept.state.releasing.contains("default/a/c"));
 
     in_the_way(&bench, &ask, false);
     bench.core.release("default/a/c").unwrap();
     turn(&mut bench, now);
     assert_eq!(pool(&bench), "0-7");
-    let state = &bench.core.state;
+    let state = &bench.core.kept.state;
     assert!(state.containers.is_empty() && state.pods.is_empty() && state.releasing.is_empty());
 }

@@ -28,7 +28,7 @@ impl Core {
             return None;
         }
         // What a rebuilt ledger does not know may have its values from us.
-        let mut has = if self.is_rebuilt { Settings::default() } else { has.clone() };
+        let mut has = if self.kept.is_rebuilt { Settings::default() } else { has.clone() };
         let (cpus, mems) = self.everything();
         has.cpus = has.cpus.filter(|has| !cpus.is_subset(has));
         has.mems = has.mems.filter(|has| !mems.is_subset(has));
@@ -55,13 +55,13 @@ impl Core {
     /// Takes note of what the cgroups of containers are to get back, where no record says so: they hold CPUs of the shared
     /// pool, or were not bound yet.
     pub(in crate::core) fn note_unrecorded(&mut self) {
-        let placed: Vec<_> = self.state.containers.values().cloned().collect();
+        let placed: Vec<_> = self.kept.state.containers.values().cloned().collect();
         for placed in placed {
             let Some(without_us) = &placed.without_us else { continue };
             let mut knobs: BTreeSet<Knob> = self.settings_of(&placed).values().0.into_keys().collect();
             knobs.insert(Knob::CpusetCpus);
             let enforcer = self.enforcer().clone();
-            enforcer.note_made(&mut self.state.applied, &placed.cgroup, without_us, knobs);
+            enforcer.note_made(&mut self.kept.state.applied, &placed.cgroup, without_us, knobs);
         }
     }
 
@@ -74,7 +74,7 @@ impl Core {
         let mut taken_back = mem::take(&mut self.pods.taken_back);
         let mut change = self.begin();
         for ContainerAsk { id, has, .. } in containers {
-            let Some(placed) = change.state.containers.get(id) else { continue };
+            let Some(placed) = change.kept.state.containers.get(id) else { continue };
             let Some(without_us) = placed.without_us.clone() else { continue };
             // Only what the runtime has on its books.
             let mut settings = Settings {
@@ -98,7 +98,7 @@ impl Core {
             if is_back && is_asked {
                 taken_back.remove(id);
                 let placed = Placed { without_us: None, ..Placed::clone(placed) };
-                change.state.containers.insert(id.clone(), placed);
+                change.kept.state.containers.insert(id.clone(), placed);
             } else {
                 updates.push(Update { id: id.clone(), settings });
             }
@@ -106,7 +106,7 @@ impl Core {
         if let Err(error) = change.store() {
             tracing::error!(%error, "the ledger cannot be stored");
         }
-        taken_back.retain(|id| self.state.containers.contains_key(id));
+        taken_back.retain(|id| self.kept.state.containers.contains_key(id));
         self.pods.taken_back = taken_back;
         updates
     }

@@ -44,14 +44,14 @@ impl Core {
         let without_us = known.without_us.clone().or_else(|| self.known_without_us(&ask.has));
         let placed = Placed { memory, without_us, ..known.clone() };
         if placed != *known {
-            self.state.containers.insert(ask.id.clone(), placed.clone());
+            self.kept.state.containers.insert(ask.id.clone(), placed.clone());
         }
         if placed.memory != known.memory {
             // To be held to it.
             self.pods.bound.remove(&ask.id);
         }
         // One that was admitted may hold nothing all the same: no CPUs where it asks for parts of them.
-        if ask.has_claim() && !self.state.pods.contains_key(&placed.of.owner) {
+        if ask.has_claim() && !self.kept.state.pods.contains_key(&placed.of.owner) {
             self.pods.waiting.add(ask);
         }
         placed
@@ -106,7 +106,7 @@ impl Core {
         if self.pods.waiting.asks.is_empty() || self.mode() == EnforcementMode::Off {
             return;
         }
-        if self.pods.waiting.tried.as_ref() == Some(&self.state.ledger) {
+        if self.pods.waiting.tried.as_ref() == Some(&self.kept.state.ledger) {
             return;
         }
         let asks: Vec<ContainerAsk> = self.pods.waiting.asks.values().cloned().collect();
@@ -127,7 +127,7 @@ impl Core {
             tracing::info!(name, cgroup = %placed.cgroup, "got what it asked for, and had been started without");
             updates.push(Update { id: ask.id, settings: self.settings_of(&placed) });
         }
-        self.pods.waiting.tried = Some(self.state.ledger.clone());
+        self.pods.waiting.tried = Some(self.kept.state.ledger.clone());
         if self.mode() == EnforcementMode::On {
             self.pods.send(updates);
         }
@@ -136,7 +136,9 @@ impl Core {
     /// A pod to which a kubelet promised something keeps that; `true` if it is one.
     pub(super) fn take_over_imported(&mut self, ask: &PodAsk) -> bool {
         let uid = ask.pod.uid.as_str();
-        if self.state.pods.contains_key(uid) || self.state.ledger.owner(&OwnerId::from(uid)).is_none() {
+        if self.kept.state.pods.contains_key(uid)
+            || self.kept.state.ledger.owner(&OwnerId::from(uid)).is_none()
+        {
             return false;
         }
         let mut notes = ask.notes.clone();
@@ -148,22 +150,22 @@ impl Core {
             explanation: api::Explanation { notes, ..api::Explanation::default() },
         };
         tracing::info!(pod = ask.pod.name, uid, "keeps what the kubelet promised to it");
-        self.state.pods.insert(uid.to_owned(), admitted);
+        self.kept.state.pods.insert(uid.to_owned(), admitted);
         true
     }
 
     /// The UIDs of pods to which a kubelet promised something, and of which no container was seen yet.
     pub(super) fn imported(&self) -> impl Iterator<Item = &str> {
-        self.state.ledger.owners().map(|(owner, _)| owner.as_str()).filter(|owner| {
-            let is_held = self.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
-            !is_held && !self.state.pods.contains_key(*owner) && *owner != SET_ASIDE
+        self.kept.state.ledger.owners().map(|(owner, _)| owner.as_str()).filter(|owner| {
+            let is_held = self.kept.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
+            !is_held && !self.kept.state.pods.contains_key(*owner) && *owner != SET_ASIDE
         })
     }
 
     /// What a kubelet promised to pods that are gone is given back.
     pub(super) fn drop_imported(&mut self, sandboxes: &BTreeMap<String, String>) {
         let runs: BTreeSet<&str> = sandboxes.values().map(String::as_str).collect();
-        let before = self.state.clone();
+        let before = self.kept.state.clone();
         let gone: Vec<String> =
             self.imported().filter(|owner| !runs.contains(owner)).map(str::to_owned).collect();
         for owner in gone {

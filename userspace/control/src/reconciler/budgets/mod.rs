@@ -83,7 +83,7 @@ fn budgets_of(state: &State, owner: &str) -> Option<ByNode> {
 
 /// Whether a rebalance moves this owner: its budgets are those of the new place already, and its pages are on their way.
 fn is_moved(core: &Core, owner: &str) -> bool {
-    core.state.moving.is_moved(&OwnerId::from(owner))
+    core.kept.state.moving.is_moved(&OwnerId::from(owner))
 }
 
 impl Budgets {
@@ -109,7 +109,7 @@ impl Budgets {
             return;
         }
         if std::mem::take(&mut self.is_outdated) {
-            self.follow(&core.state);
+            self.follow(&core.kept.state);
         }
         if self.workloads.is_empty() && self.worker.is_none() {
             return;
@@ -293,7 +293,7 @@ mod tests {
     fn what_has_a_home_has_no_budgets() {
         for (burstable, nodes) in [(false, 2), (true, 0)] {
             let (_dir, _host, reconciler) = bench(burstable);
-            let state = &reconciler.core.state;
+            let state = &reconciler.core.kept.state;
             let held = state.ledger.allocation(&"a".into(), &"a".into()).unwrap();
             assert_eq!(held.placed[&ZoneKind::Memory].len(), 2);
             assert_eq!(budgets_of(state, "a").unwrap_or_default().len(), nodes);
@@ -305,14 +305,14 @@ mod tests {
         for is_moved in [false, true] {
             let (_dir, host, mut reconciler) = bench(false);
             let core = &mut reconciler.core;
-            let held = core.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
+            let held = core.kept.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
             if is_moved {
                 let (owner, container) = ("a".into(), "a".into());
                 let of = Move { owner, container, from: held.clone(), to: held, bytes: Bytes(0) };
-                core.state.moving.running = Some(Running { moves: vec![of], ..Running::default() });
+                core.kept.state.moving.running = Some(Running { moves: vec![of], ..Running::default() });
             }
             let mut budgets = Budgets::new(CancellationToken::new());
-            budgets.follow(&core.state);
+            budgets.follow(&core.kept.state);
             let mut now = Instant::now();
             for _ in 0..2 {
                 let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();
@@ -331,7 +331,7 @@ mod tests {
         reconciler.core.config.budgets.rate.0 = Bytes::kib(64);
         let core = &reconciler.core;
         let mut budgets = Budgets::new(CancellationToken::new());
-        budgets.follow(&core.state);
+        budgets.follow(&core.kept.state);
         let now = Instant::now();
         for seconds in [0, 5] {
             let found = [(NodeId(0), Bytes::gib(4)), (NodeId(1), Bytes(0))].into();

@@ -87,7 +87,7 @@ impl Crowding {
 
 /// The pods without a guarantee that have memory on a node which cannot be dropped.
 fn in_the_way(core: &Core, seen: &Headroom, node: NodeId) -> Vec<(String, Bytes)> {
-    let state = &core.state;
+    let state = &core.kept.state;
     let held = state.guarantees.values().filter_map(|held| pod_of(&held.cgroup));
     let kept: BTreeSet<String> =
         held.chain(state.pods.values().map(|admitted| admitted.pod.uid.clone())).collect();

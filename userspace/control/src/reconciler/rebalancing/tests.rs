@@ -88,7 +88,7 @@ impl Bench {
     }
 
     fn nodes(&self) -> Vec<(String, String)> {
-        let ledger = &self.reconciler.core.state.ledger;
+        let ledger = &self.reconciler.core.kept.state.ledger;
         ledger
             .allocations()
             .map(|(owner, _, held)| (owner.to_string(), held.memory_nodes().to_string()))
@@ -200,7 +200,7 @@ impl Bench {
 
     /// What a start would read.
     fn promised(&self) -> (Vec<(String, String)>, State) {
-        let state = &self.reconciler.core.state;
+        let state = &self.reconciler.core.kept.state;
         let moving = crate::Moving { running: state.moving.running.clone(), recent: Vec::new() };
         (self.nodes(), State { moving, ..state.clone() })
     }
@@ -288,7 +288,7 @@ fn a_plan_changes_nothing_and_is_carried_out() {
     let expected = [("a", "1"), ("b", "0"), ("c", "1"), ("new", "0")];
     assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
     assert_eq!(bench.knobs("new"), ["1".to_owned(), "0".to_owned()]);
-    let ledger = &bench.reconciler.core.state.ledger;
+    let ledger = &bench.reconciler.core.kept.state.ledger;
     assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
     assert_eq!(bench.said(), ["planned", "planned", "planned", "started", "moved", "done"]);
 }
@@ -366,7 +366,7 @@ fn what_cannot_be_taken_back_keeps_its_new_place() {
     let expected =
         [("a", "1"), ("b", "0"), ("c", "1")].map(|(name, nodes)| (name.to_owned(), nodes.to_owned()));
     assert_eq!(bench.nodes(), expected, "the ledger has it where the kernel has it");
-    let ledger = &bench.reconciler.core.state.ledger;
+    let ledger = &bench.reconciler.core.kept.state.ledger;
     assert_eq!(bench.reconciler.core.policy.strategy.rebase(ledger), (ledger.clone(), Vec::new()));
 }
 
@@ -408,7 +408,7 @@ fn what_ends_meanwhile_leaves_the_ledger_right() {
         for name in ["b", "c", "new"] {
             bench.reconciler.core.release(name).unwrap();
         }
-        assert_eq!(bench.reconciler.core.state.ledger, bench.reconciler.core.policy.strategy.idle());
+        assert_eq!(bench.reconciler.core.kept.state.ledger, bench.reconciler.core.policy.strategy.idle());
     }
 }
 

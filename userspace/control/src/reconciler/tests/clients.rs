@@ -16,23 +16,7 @@ fn poll(asking: &mut Asking) -> Poll<Result<Answer, AdmissionError>> {
 
 #[test]
 fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
-    for cgroup in ["", "a", "b", "c"] {
-        fixture::cgroup(&root.join(cgroup), &host.machine());
-    }
-    let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
-    let mut held = reconciler_loop(&config, &root, &host);
-    let (commands, queue) = mpsc::channel();
-    held.core.execution.inbox = Some(Inbox::new(queue));
-    let client = Reconciler {
-        commands,
-        places: Arc::new(Semaphore::new(MAX_WAITING)),
-        view: Arc::clone(&held.view),
-        rebalance: held.rebalancing.shown(),
-        unplaced: Arc::clone(&held.unplaced),
-        crowded: held.guard.crowded(),
-    };
+    let Served { mut held, client, root, dir: _dir } = Served::new(&["a", "b", "c"]);
     // Nothing is handled until then.
     let mut next = Instant::now() + Duration::from_hours(1);
     let written =
@@ -55,7 +39,6 @@ fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
     drop(waiting);
     held.step(&mut next);
     assert!(matches!(poll(&mut kept), Poll::Ready(Ok(Answer::Admitted(_)))));
-    held.step(&mut next);
     let cpus = |cgroup: &str| fixture::line(&root.join(cgroup).join("cpuset.cpus"));
     assert_eq!((cpus("a").as_str(), cpus("b").as_str()), ("", "1"));
     assert_eq!(client.places.available_permits(), MAX_WAITING);

@@ -102,7 +102,7 @@ fn huge_pages_that_somebody_took_are_not_promised_until_they_are_free() {
     assert_eq!(bench.shown(), [512, 0]);
     // Who holds something keeps it, whatever others take.
     bench.see(ZoneKind::Hugepages(SIZE), [1024, 1024]);
-    let ledger = &bench.reconciler.core.state.ledger;
+    let ledger = &bench.reconciler.core.kept.state.ledger;
     assert_eq!(ledger.owners().count(), 1);
     assert_eq!(bench.shown(), [1024, 0], "of node 1 nothing is free");
 }
@@ -120,7 +120,7 @@ fn what_a_workload_uses_already_is_there_for_it_and_for_nobody_else() {
     assert!(matches!(bench.admit("b", [512, 0]), Ok(Answer::Admitted(_))));
     // Then what was seen holds again, also where it is the same as before.
     let withheld = |bench: &Bench| {
-        let conditions = bench.reconciler.core.state.ledger.conditions();
+        let conditions = bench.reconciler.core.kept.state.ledger.conditions();
         conditions.withheld_on(ZoneKind::Memory, NodeId(1)).0 >> 20
     };
     assert_eq!(withheld(&bench), 0);
@@ -153,7 +153,7 @@ fn a_home_follows_to_where_only_its_workload_is() {
     bench.see(ZoneKind::Memory, [3500, 0]);
     lies([3500, 0]);
     bench.reconciler.look_after();
-    let home = &bench.reconciler.core.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().blocks;
+    let home = &bench.reconciler.core.kept.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().blocks;
     assert_eq!(home[0].affinity.to_string(), "0");
 }
 

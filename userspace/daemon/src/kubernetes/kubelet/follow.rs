@@ -7,7 +7,6 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -26,6 +25,7 @@ use numaward_kube::{
         messages::{PodResources, cpu_set},
     },
 };
+use numaward_model::FileStamp;
 use numaward_observe::{ForeignPromises, Observer, Part};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -79,14 +79,11 @@ fn read_state(directory: &Path, version: KubeletVersion) -> Result<Ledger, Strin
     read.map(|read| read.ledger()).map_err(|error| error.to_string())
 }
 
-/// What distinguishes a file from its successor.
-type Stamp = Option<(u64, i64, i64, u64)>;
-
 struct Follower {
     version: KubeletVersion,
     directory: PathBuf,
     /// Of the state files that were read last without fault.
-    stamps: Option<[Stamp; 2]>,
+    stamps: Option<[Option<FileStamp>; 2]>,
     socket: PathBuf,
     observer: Arc<Observer>,
     pods: Option<Pods>,
@@ -125,9 +122,9 @@ impl Follower {
         }
     }
 
-    fn stamp(&self, file: &str) -> Stamp {
-        let data = fs::metadata(self.directory.join(file)).ok()?;
-        Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
+    /// None: it is not there.
+    fn stamp(&self, file: &str) -> Option<FileStamp> {
+        fs::metadata(self.directory.join(file)).ok().as_ref().map(FileStamp::new)
     }
 
     /// Reads the state files if they changed. What cannot be read leaves what was read before.

@@ -27,9 +27,11 @@ use crate::{
 };
 
 /// Workloads that are no pods, each with a cgroup of the same name.
-pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
-/// So many calls of each kind wait for an answer at most.
-const CLIENTS: usize = 3;
+pub(super) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+/// So many clients wait for an answer at most.
+const CLIENTS: usize = 4;
+/// So many calls of the runtime do.
+const CALLS: usize = 3;
 /// An instant that never comes.
 const NEVER: u32 = u32::MAX;
 
@@ -79,13 +81,15 @@ pub(super) struct World {
     /// The daemon dies after so many of the points at which it may.
     crash_in: Option<u32>,
     pub(super) crashes: u32,
+    /// Steps in which several clients were answered.
+    pub(super) together: u32,
     /// Containers that were bound since the daemon started.
     pub(super) bound: BTreeSet<String>,
 }
 
 impl World {
     pub(super) fn new(seed: u64, root: PathBuf, machine: Arc<Machine>) -> Self {
-        for path in ["", "kubepods", "a", "b", "c"] {
+        for path in ["", "kubepods"].iter().chain(&NAMES) {
             fixture::cgroup(&root.join(path), &machine);
         }
         let mut rng = Rng::with_seed(seed);
@@ -107,6 +111,7 @@ impl World {
             left,
             crash_in: None,
             crashes: 0,
+            together: 0,
             bound: BTreeSet::new(),
         }
     }
@@ -238,8 +243,9 @@ impl World {
         self.left == 0 && self.clients.is_empty() && self.calls.is_empty()
     }
 
-    /// Takes note of what was answered.
-    pub(super) fn poll(&mut self) {
+    /// Takes note of what was answered; says to how many clients.
+    pub(super) fn poll(&mut self) -> usize {
+        let before = self.clients.len();
         for index in (0..self.clients.len()).rev() {
             match (self.clients[index].poll)() {
                 Ok(None) | Err(Lost::Closed) => {}
@@ -264,6 +270,7 @@ impl World {
                 self.go_on(&id, &answer);
             }
         }
+        before - self.clients.len()
     }
 
     fn answered(&mut self, index: usize, answer: Answer) {
@@ -325,7 +332,9 @@ impl World {
     pub(super) fn step(&mut self) {
         self.poll();
         match self.rng.u32(0..20) {
-            0..=5 => self.client(),
+            0..=4 => self.client(),
+            // Several wait at once.
+            5 => (0..CLIENTS).for_each(|_| self.client()),
             6..=11 => self.runtime(),
             12 if self.left > 0 => self.vanish(),
             13..=14 => self.look(),
@@ -449,7 +458,7 @@ impl World {
         if self.listed.is_none() {
             return self.connect();
         }
-        if self.left == 0 || self.calls.len() >= CLIENTS {
+        if self.left == 0 || self.calls.len() >= CALLS {
             return;
         }
         if self.containers.len() < 4 && self.rng.bool() {

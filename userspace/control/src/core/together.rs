@@ -1,0 +1,289 @@
+//! Admissions that wait together are one change, and so are releases.
+//!
+//! Problem: to store a change takes a write to the disk, and to publish it takes as long for one workload as for thirty.
+//! Where hundreds are asked for in a second, each would wait for all before it.
+//!
+//! Algorithm: each request is decided on top of those before it. Then all are stored at once, before the first knob is
+//! written, and one plan writes for all. What cannot be written fails for the workload whose cgroup it is (for all, where
+//! it is a cgroup above them): that workload is released again, and the others keep what they were given. Where nothing
+//! can be planned or stored for all, each is asked for alone, so that each has an error of its own.
+//!
+//! A release is stored twice: that it is begun, before the first knob is given back; and that it is over, with what came of
+//! the plan. In between, a start goes on with it.
+//!
+//! Invariants: no answer comes before what it says is stored. What a client is promised is what was decided for it, in the
+//! order in which the requests came.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use numaward_cgroup::CgroupPath;
+use numaward_enforce::{Change, Failure};
+use numaward_engine::OwnerId;
+use numaward_model::Settings;
+use numaward_store::fault;
+
+use super::{
+    Admission, Attempt, Core, HeldChange, Inbox,
+    admission::{Granted, report_promised},
+    execution::Transaction,
+};
+use crate::{Guarantee, Request, Target, error::AdmissionError, spans};
+
+/// A request that was granted, and its place among all.
+struct Given<'a> {
+    place: usize,
+    request: &'a Request,
+    granted: Granted,
+}
+
+impl Core {
+    /// Asks for allocations that go together ([`super::inbox::Command::goes_with`]), in this order. What is answered may
+    /// be fewer: the others are to be asked for later.
+    pub(crate) fn admit_together(&mut self, requests: &[&Request]) -> Vec<Result<Admission, AdmissionError>> {
+        let (mut results, mut given): (Vec<_>, Vec<Given<'_>>) = Default::default();
+        let mut change = self.begin();
+        for &request in requests {
+            // A container runtime goes first.
+            if !results.is_empty() && change.is_runtime_waiting() {
+                break;
+            }
+            let path = match change.target_of(request, false) {
+                Ok(path) => path,
+                Err(refused) => {
+                    results.push(Err(refused));
+                    continue;
+                }
+            };
+            let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(&path);
+            // Who is in the way is not known before it is held.
+            if given.iter().any(|given| overlaps(&given.granted.path)) {
+                break;
+            }
+            let _span = spans::admit(&request.name, false);
+            let place = results.len();
+            let granted = change.grant(request, &path, Attempt::First);
+            results.push(granted.map(|granted| {
+                // From now on nobody else is promised any of it.
+                change.kept.state.ledger = granted.ledger.clone();
+                change.kept.state.admitting.insert(request.name.clone());
+                given.push(Given { place, request, granted });
+                Admission::Given
+            }));
+        }
+        match &*given {
+            [] => return results,
+            [one] => {
+                drop(change);
+                results[one.place] = self.hold_or_undo(one.request, &one.granted);
+                return results;
+            }
+            [..] => {}
+        }
+        let span = spans::together("admit", given.len());
+        let failed = hold_all(change, &mut given);
+        drop(span);
+        match failed {
+            Ok(failed) => self.note_all(&mut results, given, failed),
+            Err(error) => {
+                tracing::debug!(%error, "not all can be admitted together: one by one");
+                self.effects.isolate = true;
+                given.iter().for_each(|given| self.unmake(given.request, &given.granted.path));
+                for Given { place, request, granted } in given {
+                    results[place] = self.admit_at(request, &granted.path, false, Attempt::Counted);
+                }
+            }
+        }
+        results
+    }
+
+    /// Whether a container runtime waits for an answer.
+    fn is_runtime_waiting(&mut self) -> bool {
+        self.execution.inbox.as_mut().is_some_and(|inbox| {
+            inbox.receive(Duration::ZERO);
+            Inbox::has_runtime(inbox)
+        })
+    }
+
+    /// Takes note of what was given; releases what failed.
+    fn note_all(
+        &mut self,
+        results: &mut [Result<Admission, AdmissionError>],
+        given: Vec<Given<'_>>,
+        failed: Vec<Option<Box<Failure>>>,
+    ) {
+        for Given { request, .. } in &given {
+            self.note_given(request);
+        }
+        for (Given { place, request, granted }, failed) in given.into_iter().zip(failed) {
+            let Some(mut failure) = failed else {
+                report_promised(request, &granted);
+                continue;
+            };
+            // Until its knobs are back, what it was to have stays promised.
+            match self.release(&request.name) {
+                Ok(()) => {}
+                Err(AdmissionError::Releasing(more) | AdmissionError::Failed(more)) => {
+                    failure.undo.push(more.error);
+                }
+                Err(error) => {
+                    tracing::error!(name = request.name, %error, "was not admitted, and cannot be released; tried again");
+                    self.kept.state.releasing.insert(request.name.clone());
+                }
+            }
+            results[place] = Err(AdmissionError::Failed(failure));
+        }
+        self.promises_changed();
+    }
+
+    /// Ends allocations that were asked for, each of another name.
+    pub(crate) fn release_together(&mut self, names: &[&str]) -> Vec<Result<(), AdmissionError>> {
+        let mut results: Vec<_> = names.iter().map(|name| self.check_release(name)).collect();
+        let may: Vec<&str> =
+            names.iter().zip(&results).filter(|(_, may)| may.is_ok()).map(|(name, _)| *name).collect();
+        let done = self.release_all(&may);
+        for (result, done) in results.iter_mut().filter(|may| may.is_ok()).zip(done) {
+            *result = done;
+        }
+        results
+    }
+
+    /// Ends an allocation.
+    pub(crate) fn release(&mut self, name: &str) -> Result<(), AdmissionError> {
+        let _span = spans::release(name);
+        self.try_release(&[name]).and_then(|results| results.into_iter().collect())
+    }
+
+    /// Ends allocations, each of another name.
+    fn release_all(&mut self, names: &[&str]) -> Vec<Result<(), AdmissionError>> {
+        if let [name] = names {
+            return vec![self.release(name)];
+        }
+        let span = spans::together("release", names.len());
+        let results = self.try_release(names);
+        drop(span);
+        results.unwrap_or_else(|error| {
+            tracing::debug!(%error, "not all can be released together: one by one");
+            names.iter().map(|name| self.release(name)).collect()
+        })
+    }
+
+    /// Likewise. An error is everybody's, and nothing is released then.
+    fn try_release(&mut self, names: &[&str]) -> Result<Vec<Result<(), AdmissionError>>, AdmissionError> {
+        let mut results: Vec<_> = names.iter().map(|name| self.held_by(name).map(drop)).collect();
+        let held = names
+            .iter()
+            .enumerate()
+            .filter_map(|(place, &name)| self.held_by(name).ok().map(|guarantee| (place, name, guarantee)));
+        let held: Vec<(usize, &str, Arc<Guarantee>)> = held.collect();
+        if held.is_empty() {
+            return Ok(results);
+        }
+        let changes = held.iter().map(|(_, name, guarantee)| {
+            let settings = match guarantee.target {
+                Target::Exec => None,
+                _ => self.settings_without(name, &guarantee.cgroup),
+            };
+            (guarantee.cgroup.clone(), settings)
+        });
+        let changes = changes.collect();
+        let plan = self.plan(Change::Each(changes))?;
+        // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
+        let begun = self.kept.state.releasing.clone();
+        self.kept.state.releasing.extend(held.iter().map(|(_, name, _)| (*name).to_owned()));
+        let done = match self.write(plan) {
+            Ok(done) => done,
+            Err(refused) => {
+                self.kept.state.releasing = begun;
+                return Err(refused);
+            }
+        };
+        let paths: Vec<&CgroupPath> = held.iter().map(|(_, _, guarantee)| &guarantee.cgroup).collect();
+        let failed = match done.result {
+            Ok(()) => Vec::new(),
+            Err(failure) => failure.split(&paths),
+        };
+        let mut stays = BTreeSet::new();
+        for ((place, name, guarantee), failed) in held.iter().zip(failed) {
+            let Some(failure) = failed else { continue };
+            // Somebody may run on what it holds.
+            if self.is_there(guarantee) {
+                self.effects.view = true;
+                results[*place] = Err(AdmissionError::Releasing(failure));
+                stays.insert(*place);
+            } else {
+                tracing::warn!(name, error = %failure, "not everything could be given back, and its cgroup is gone");
+            }
+        }
+        let over: Vec<_> = held.iter().filter(|(place, ..)| !stays.contains(place)).collect();
+        if over.is_empty() {
+            if !done.is_stored {
+                self.store_outcome();
+            }
+            return Ok(results);
+        }
+        fault::point("guarantee.released");
+        let mut change = self.begin();
+        for (_, name, _) in &over {
+            change.kept.state.guarantees.remove(*name);
+            change.kept.state.releasing.remove(*name);
+            change.kept.state.ledger =
+                change.policy.strategy.removed(&change.kept.state.ledger, &OwnerId::from(*name));
+        }
+        if !change.policy.missing.is_empty() {
+            // What is given back belongs to those that miss it.
+            change.recharge();
+        }
+        change.store()?;
+        for (_, name, guarantee) in over {
+            self.execution.migrations.forget(&guarantee.cgroup);
+            tracing::info!(name, cgroup = %guarantee.cgroup, "released");
+            let directory = self.hierarchy.dir(&guarantee.cgroup);
+            self.effects.held.push(HeldChange::Released {
+                name: (*name).to_owned(),
+                cgroup: guarantee.cgroup.clone(),
+                // A client that sees that it is gone finds it released.
+                remove: (guarantee.target == Target::Exec).then_some(directory),
+            });
+        }
+        self.promises_changed();
+        Ok(results)
+    }
+
+    fn held_by(&self, name: &str) -> Result<Arc<Guarantee>, AdmissionError> {
+        let held = self.kept.state.guarantees.get(name).cloned();
+        held.ok_or_else(|| AdmissionError::Unknown(name.to_owned()))
+    }
+
+    /// What the cgroup of this allocation is to hold when that is released, if anything.
+    fn settings_without(&mut self, name: &str, cgroup: &CgroupPath) -> Option<Settings> {
+        // Others that end with it may run on what they hold for as long as it is not given back.
+        let after = self.policy.strategy.removed(&self.kept.state.ledger, &OwnerId::from(name));
+        self.let_go(cgroup, &after)
+    }
+}
+
+/// Stores all that was granted, writes the knobs for it, and says what failed for each. Nothing changes where that cannot be
+/// planned or stored.
+fn hold_all(
+    mut change: Transaction<'_>,
+    given: &mut [Given<'_>],
+) -> Result<Vec<Option<Box<Failure>>>, AdmissionError> {
+    let paths: Vec<CgroupPath> = given.iter().map(|given| given.granted.path.clone()).collect();
+    let paths: Vec<&CgroupPath> = paths.iter().collect();
+    change.make_room(&paths);
+    for Given { request, granted, .. } in &mut *given {
+        // The later ones have left fewer CPUs to share.
+        granted.settings = change.settings(request, &granted.allocation);
+    }
+    let settings = given.iter().map(|Given { granted, .. }| (granted.path.clone(), granted.settings.clone()));
+    let plan = change.plan(Change::HoldAll(settings.collect()))?;
+    for Given { request, granted, .. } in given {
+        let id = change.id_of(&granted.path)?;
+        change.enter(request, granted, id);
+    }
+    match change.enforce(plan) {
+        Ok(()) => Ok(paths.iter().map(|_| None).collect()),
+        Err(AdmissionError::Failed(failure)) => Ok(failure.split(&paths)),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,154 @@
+//! What the kubelet counts too, as it counts it.
+
+use numaward_engine::{
+    Cause, Decision, Request,
+    kubelet::{are_of_one_cache, as_reported_to_kubelet},
+    policy::{TopologyManagerPolicy, TopologyManagerScope},
+};
+use numaward_topology::Machine;
+use prometheus_client::{
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+use super::Asked;
+
+/// The kubelet decides on each pod once; where a manager cannot give what the topology policy allowed, that is an error of
+/// both. Its errors have no reason, and it measures in milliseconds.
+#[derive(Clone, Debug)]
+pub(super) struct KubeletForms {
+    pub(super) topology_requests: Counter,
+    pub(super) topology_errors: Counter,
+    pub(super) topology_duration: Histogram,
+    pub(super) cpu_requests: Counter,
+    pub(super) cpu_errors: Counter,
+    pub(super) memory_requests: Counter,
+    pub(super) memory_errors: Counter,
+    aligned: Aligned,
+    misaligned: Aligned,
+}
+
+/// Containers, or pods, by the boundary within which they have what they have, and by the scope. Counters by all but the
+/// name, which is the kubelet's: that of a counter would end with `_total`.
+type Aligned = Family<[(&'static str, &'static str); 2], Gauge>;
+
+/// Within one node; the cores, which are whole; one last-level cache.
+pub(super) const NUMA_NODE: &str = "numa_node";
+pub(super) const PHYSICAL_CPU: &str = "physical_cpu";
+pub(super) const UNCORE_CACHE: &str = "uncore_cache";
+
+fn add_aligned(of: &Aligned, boundary: &'static str, scope: TopologyManagerScope, count: u64) {
+    let scope = match scope {
+        TopologyManagerScope::Container => "container",
+        TopologyManagerScope::Pod => "pod",
+    };
+    let labels = [("boundary", boundary), ("scope", scope)];
+    of.get_or_create(&labels).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+/// By which rules the kubelet would have decided on a pod.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules<'a> {
+    pub(crate) policy: TopologyManagerPolicy,
+    pub(crate) scope: TopologyManagerScope,
+    /// Whether CPUs are given by whole cores only.
+    pub(crate) has_whole_cores: bool,
+    pub(crate) machine: &'a Machine,
+}
+
+impl Default for KubeletForms {
+    fn default() -> Self {
+        let figures = Self {
+            topology_requests: Counter::default(),
+            topology_errors: Counter::default(),
+            topology_duration: Histogram::new(exponential_buckets(0.05, 2.0, 15)),
+            cpu_requests: Counter::default(),
+            cpu_errors: Counter::default(),
+            memory_requests: Counter::default(),
+            memory_errors: Counter::default(),
+            aligned: Aligned::default(),
+            misaligned: Aligned::default(),
+        };
+        let KubeletForms { aligned, misaligned, .. } = &figures;
+        for (of, boundary, scope) in [
+            (aligned, NUMA_NODE, TopologyManagerScope::Pod),
+            (aligned, NUMA_NODE, TopologyManagerScope::Container),
+            (aligned, PHYSICAL_CPU, TopologyManagerScope::Container),
+            (aligned, UNCORE_CACHE, TopologyManagerScope::Container),
+            (misaligned, NUMA_NODE, TopologyManagerScope::Pod),
+            (misaligned, NUMA_NODE, TopologyManagerScope::Container),
+            (misaligned, PHYSICAL_CPU, TopologyManagerScope::Container),
+        ] {
+            add_aligned(of, boundary, scope, 0);
+        }
+        figures
+    }
+}
+
+impl KubeletForms {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        for (name, counter) in [
+            ("kubelet_topology_manager_admission_requests", &self.topology_requests),
+            ("kubelet_topology_manager_admission_errors", &self.topology_errors),
+            ("kubelet_cpu_manager_pinning_requests", &self.cpu_requests),
+            ("kubelet_cpu_manager_pinning_errors", &self.cpu_errors),
+            ("kubelet_memory_manager_pinning_requests", &self.memory_requests),
+            ("kubelet_memory_manager_pinning_errors", &self.memory_errors),
+        ] {
+            registry.register(name, "As the kubelet counts it, of numaward's decisions", counter.clone());
+        }
+        for (name, family) in [
+            ("kubelet_container_aligned_compute_resources_count", &self.aligned),
+            ("kubelet_container_aligned_compute_resources_failure_count", &self.misaligned),
+        ] {
+            registry.register(name, "As the kubelet counts it, of numaward's decisions", family.clone());
+        }
+        registry.register(
+            "kubelet_topology_manager_admission_duration_ms",
+            "As the kubelet measures it, of numaward's decisions, in milliseconds",
+            self.topology_duration.clone(),
+        );
+    }
+
+    /// Counts what a decision kept together, or could not, as the kubelet does: only one node is a boundary that a policy
+    /// guarantees, and whole cores are one where they are demanded.
+    pub(super) fn count_aligned(
+        &self,
+        request: &Request,
+        decision: &Decision,
+        rules: &Rules<'_>,
+        cpus: &Asked,
+    ) {
+        let (aligned, misaligned, container) =
+            (&self.aligned, &self.misaligned, TopologyManagerScope::Container);
+        let rejection = decision.outcome.as_ref().err();
+        if rules.policy == TopologyManagerPolicy::SingleNumaNode {
+            let before = |name| request.all_containers().take_while(|of| Some(&of.name) != name).count();
+            let agreed = match (rules.scope, rejection) {
+                (TopologyManagerScope::Pod, _) => u64::from(rejection.is_none()),
+                (TopologyManagerScope::Container, None) => before(None) as u64,
+                (TopologyManagerScope::Container, Some(rejection)) => {
+                    rejection.container.as_ref().map_or(0, |name| before(Some(name)) as u64)
+                }
+            };
+            add_aligned(aligned, NUMA_NODE, rules.scope, agreed);
+            let is_refused =
+                rejection.is_some_and(|it| matches!(it.cause, Cause::Topology | Cause::NoRoom(_)));
+            add_aligned(misaligned, NUMA_NODE, rules.scope, u64::from(is_refused));
+        }
+        if rules.has_whole_cores {
+            let errors = u64::from(cpus.error.is_some());
+            add_aligned(aligned, PHYSICAL_CPU, container, cpus.containers.saturating_sub(errors));
+            add_aligned(misaligned, PHYSICAL_CPU, container, errors);
+        }
+        let given = decision.outcome.iter().flatten().filter_map(|of| of.allocation.cpus.as_ref());
+        let machine = as_reported_to_kubelet(rules.machine);
+        let of_one_cache = given.filter(|cpus| are_of_one_cache(&machine, cpus)).count();
+        add_aligned(aligned, UNCORE_CACHE, container, of_one_cache as u64);
+    }
+}
