@@ -43,8 +43,8 @@ enum Stage {
     Host,
     /// The kubelet's recorded decisions
     Conformance,
-    /// The crates' dependencies against the table of allowed ones, that their modules form no circle, and that what the
-    /// page about the architecture names is there
+    /// The crates' dependencies against the table of allowed ones, that their modules form no circle, that no large type
+    /// does input or output, and that what the page about the architecture names is there
     Deps,
     /// Licences, sources, duplicates and advisories of all dependencies
     Deny,

@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 use numaward_cgroup::CgroupPath;
 use numaward_model::Settings;
 
-use super::{
-    applied::AppliedSettings, controllers::EnabledControllers, drift::Drift, enforcer::Report, order::Step,
-};
+use super::{applied::AppliedSettings, controllers::EnabledControllers, drift::Drift, order::Step};
 
 /// What is to change.
 #[derive(Clone, Debug)]
@@ -70,11 +68,11 @@ impl Plan {
         self.steps.iter().map(|step| step.cgroup.clone()).collect()
     }
 
-    /// What is true where only so much of it was done: a cgroup of which one write was not stays as intended, unless it is
-    /// gone.
-    pub fn outcome_of(&self, report: &Report) -> AppliedSettings {
+    /// What is true where only these of the writes were done, or not needed as their cgroups are gone: a cgroup of which one
+    /// was not stays as intended.
+    pub fn outcome_of(&self, written: &[Step], gone: &[Step]) -> AppliedSettings {
         let mut outcome = self.outcome.clone();
-        let is_done = |step: &&Step| report.written.contains(step) || report.gone.contains(step);
+        let is_done = |step: &&Step| written.contains(step) || gone.contains(step);
         for step in self.steps.iter().filter(|step| !is_done(step)) {
             if let Some(record) = self.intent.get(&step.cgroup) {
                 outcome.insert(step.cgroup.clone(), record.clone());

@@ -371,7 +371,7 @@ fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
     // One that goes has nothing either, and its workload is to know.
     fs::remove_dir_all(path("/e").dir(tree.root.path())).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
-    let outcome = plan.outcome_of(&failure.report);
+    let outcome = plan.outcome_of(&failure.report.written, &failure.report.gone);
     let paths: Vec<_> = paths.iter().collect();
     let parts = failure.split(&paths);
     let parts: Vec<_> = parts.iter().map(|part| part.as_ref().map(ToString::to_string)).collect();

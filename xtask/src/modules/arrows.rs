@@ -21,7 +21,7 @@ use super::tree::{Import, Module, Tree, attributes, imports, is_for_tests};
 pub(super) type Arrows = BTreeMap<(usize, usize), BTreeSet<String>>;
 
 /// Re-exports of re-exports, and modules below modules: more are a path that leads to itself.
-const MAX_STEPS: usize = 32;
+pub(super) const MAX_STEPS: usize = 32;
 
 /// The arrows between the files of a crate.
 pub(super) fn arrows(tree: &Tree) -> Arrows {
@@ -37,11 +37,11 @@ pub(super) fn arrows(tree: &Tree) -> Arrows {
 }
 
 /// What names mean in each module.
-struct Scopes<'a>(&'a [Module]);
+pub(super) struct Scopes<'a>(pub(super) &'a [Module]);
 
 impl Scopes<'_> {
     /// The module that defines what a path names, as it is written in a module; none for another crate's.
-    fn resolve(&self, module: usize, path: &[String], steps: usize) -> Option<usize> {
+    pub(super) fn resolve(&self, module: usize, path: &[String], steps: usize) -> Option<usize> {
         let (first, mut rest) = path.split_first()?;
         let steps = steps.checked_sub(1)?;
         let mut start = match first.as_str() {

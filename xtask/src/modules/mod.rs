@@ -8,14 +8,17 @@
 //! An arrow is a name that a file takes from another ([`arrows`]). `mod` is none, and neither is a re-export of what
 //! lies below: to use the re-exported name is to use the file that defines it. Only what is built for use counts,
 //! not what is compiled for tests.
+//!
+//! Also: no type with many fields does input or output ([`data`]).
 
 mod arrows;
+mod data;
 mod tree;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     thread,
 };
 
@@ -49,23 +52,28 @@ struct Target {
 pub(crate) fn check() -> Result<()> {
     let metadata: Metadata = command::metadata()?;
     let mut faults = Vec::new();
-    for (Package { name, .. }, circles) in metadata.packages.iter().zip(all_circles(&metadata.packages)) {
-        faults.extend(circles?.iter().map(|circle| format!("{name}: {circle}")));
+    for (Package { name, .. }, found) in metadata.packages.iter().zip(all_faults(&metadata.packages)) {
+        faults.extend(found?.iter().map(|fault| format!("{name}: {fault}")));
     }
     if !faults.is_empty() {
-        bail!("modules that need each other:\n{}", faults.join("\n"));
+        bail!("modules that need each other, or types of too many parts:\n{}", faults.join("\n"));
     }
-    println!("the modules of {} crates form no circle", metadata.packages.len());
+    let crates = metadata.packages.len();
+    println!(
+        "the modules of {crates} crates form no circle, and none of their large types does input or output"
+    );
     Ok(())
 }
 
-/// The circles of each package's libraries and programs, all packages at once: most of the time goes into parsing.
-fn all_circles(packages: &[Package]) -> Vec<Result<Vec<String>>> {
+/// The faults of each package's libraries and programs, all packages at once: most of the time goes into parsing.
+fn all_faults(packages: &[Package]) -> Vec<Result<Vec<String>>> {
     let of_package = |package: &Package| {
         let is_program = |target: &&Target| target.kind.iter().any(|kind| kind == "lib" || kind == "bin");
         let mut all = Vec::new();
         for target in package.targets.iter().filter(is_program) {
-            all.extend(circles(&target.src_path)?);
+            let tree = Tree::read(&target.src_path)?;
+            all.extend(circles(&tree));
+            all.extend(data::too_large(&tree));
         }
         Ok(all)
     };
@@ -73,16 +81,15 @@ fn all_circles(packages: &[Package]) -> Vec<Result<Vec<String>>> {
         let threads = packages.iter().map(|package| scope.spawn(move || of_package(package)));
         let threads = threads.collect::<Vec<_>>();
         let join = |it: thread::ScopedJoinHandle<'_, _>| {
-            it.join().unwrap_or_else(|_| Err(anyhow!("the search for circles panicked")))
+            it.join().unwrap_or_else(|_| Err(anyhow!("the search for faults panicked")))
         };
         threads.into_iter().map(join).collect()
     })
 }
 
-/// The circles of top-level modules in the crate with this root file, each with the arrows it is made of.
-fn circles(root: &Path) -> Result<Vec<String>> {
-    let tree = Tree::read(root)?;
-    let arrows = arrows(&tree);
+/// The circles of top-level modules in a crate, each with the arrows it is made of.
+fn circles(tree: &Tree) -> Vec<String> {
+    let arrows = arrows(tree);
     let mut used = BTreeMap::<&str, BTreeSet<&str>>::new();
     for &(from, to) in arrows.keys() {
         used.entry(tree.top(from)).or_default().insert(tree.top(to));
@@ -99,10 +106,10 @@ fn circles(root: &Path) -> Result<Vec<String>> {
         );
         rest.retain(|other| !circle.contains(other));
         if circle.len() > 1 {
-            circles.push(described(&tree, &arrows, &circle));
+            circles.push(described(tree, &arrows, &circle));
         }
     }
-    Ok(circles)
+    circles
 }
 
 /// What a module uses, and what that uses.
@@ -145,7 +152,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        circles(&folder.path().join(files[0].0)).unwrap()
+        circles(&Tree::read(&folder.path().join(files[0].0)).unwrap())
     }
 
     #[test]

@@ -69,6 +69,11 @@ impl Tree {
         &self.modules
     }
 
+    #[cfg(test)]
+    pub(super) fn items_mut(&mut self) -> impl Iterator<Item = &mut Item> {
+        self.modules.iter_mut().flat_map(|module| &mut module.items)
+    }
+
     /// A file's path below the root's folder.
     pub(super) fn file(&self, file: usize) -> &str {
         &self.files[file]

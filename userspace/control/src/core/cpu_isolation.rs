@@ -175,7 +175,9 @@ impl Core {
 
     /// Herds others off the CPUs that these cgroups are about to be promised, and lets go of those above them.
     pub(super) fn make_room(&mut self, paths: &[&CgroupPath]) {
-        paths.iter().for_each(|path| self.let_go_around(path));
+        for path in paths {
+            self.let_go_around(path);
+        }
         // A report comes when it is promised.
         if self.writes_herd() {
             self.herd_beside(paths, false);

@@ -333,7 +333,9 @@ impl Core {
         let outcome = match &executed {
             Ok(_) => plan.outcome.clone(),
             // What was given back has not drifted.
-            Err(failure) if !plan.is_undone() => plan.outcome_of(&failure.report),
+            Err(failure) if !plan.is_undone() => {
+                plan.outcome_of(&failure.report.written, &failure.report.gone)
+            }
             Err(_) => plan.intent.clone(),
         };
         self.kept.state.applied.patch(&plan.intent, &outcome);

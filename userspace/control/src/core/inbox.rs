@@ -311,7 +311,7 @@ impl Inbox {
 
     /// What others asked is to be tried again, in the place where it came.
     pub(crate) fn put_back_others(&mut self, waiting: Vec<Waiting>) {
-        self.others.extend(waiting);
+        self.others.extend(waiting.into_iter().map(|waiting| Waiting { overtakes: false, ..waiting }));
         self.others.make_contiguous().sort_by_key(|waiting| waiting.number);
     }
 }

@@ -87,7 +87,9 @@ impl Core {
             Err(error) => {
                 tracing::debug!(%error, "not all can be admitted together: one by one");
                 self.effects.isolate = true;
-                given.iter().for_each(|given| self.unmake(given.request, &given.granted.path));
+                for Given { request, granted, .. } in &given {
+                    self.unmake(request, &granted.path);
+                }
                 for Given { place, request, granted } in given {
                     results[place] = self.admit_at(request, &granted.path, false, Attempt::Counted);
                 }

@@ -173,7 +173,7 @@ fn what_cannot_be_stored_fails_for_each() {
 
 #[test]
 fn who_is_refused_before_what_was_asked_for_earlier_is_asked_for_again() {
-    let Served { mut held, client, root: _root, dir: _dir } = Served::new(&["a", "b", "c", "d"]);
+    let Served { mut held, client, root: _root, dir: _dir } = Served::new(&["a", "b", "c", "d", "e"]);
     let mut first = ["a", "b"].map(|name| admit(&client, name, 3));
     step(&mut held);
     assert_eq!(first.each_mut().map(given), ["1-3", "4-6"].map(str::to_owned));
@@ -185,6 +185,21 @@ fn who_is_refused_before_what_was_asked_for_earlier_is_asked_for_again() {
     assert!(answer(&mut over).is_ok() && poll(&mut d).is_pending());
     step(&mut held);
     assert_eq!(given(&mut d), "1-3");
+
+    // One that does not fit afterwards either is answered then.
+    let mut over = release(&client, "d");
+    step(&mut held);
+    assert!(answer(&mut over).is_ok());
+    let (mut a, mut over) = (admit(&client, "a", 3), release(&client, "c"));
+    let (mut c, mut d) = (admit(&client, "e", 8), admit(&client, "d", 1));
+    step(&mut held);
+    assert_eq!(given(&mut a), "1-3");
+    assert!(poll(&mut c).is_pending() && poll(&mut d).is_pending());
+    step(&mut held);
+    assert!(answer(&mut over).is_ok());
+    step(&mut held);
+    assert!(matches!(answer(&mut c), Err(AdmissionError::Rejected(..))));
+    assert_eq!(given(&mut d), "7");
 }
 
 #[test]

@@ -1,0 +1,312 @@
+//! Holds the types of each crate against the rule that none with many fields also reads or writes anything outside.
+//!
+//! A type with more than [`MOST`] fields is either data, or several types in one. What it is made of can be named, moved and
+//! tested only if each part that does something has a type of its own.
+//!
+//! A type does input or output if one of its methods names a function of [`OUTSIDE`], or calls a method of a field whose
+//! type does and is of the same crate. Only methods count (of any `impl`, also of a trait), and only what stands in them:
+//! what a free function or another crate does for them is not seen, nor what is among the tokens of a macro, nor a type
+//! behind a generic or an alias. What is compiled for tests does not count.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::{
+    Expr, ExprField, ExprMethodCall, ExprPath, Fields, ImplItem, Item, ItemImpl, ItemStruct, Member, Path,
+    Type,
+    ext::IdentExt as _,
+    visit::{self, Visit},
+};
+
+use super::{
+    arrows::{MAX_STEPS, Scopes},
+    tree::{Import, Tree, is_for_tests},
+};
+
+/// So many fields may a type have that does input or output.
+const MOST: usize = 12;
+
+/// What reads or writes outside of the process: modules and types, by their full paths. Also those of ours that do nothing
+/// else.
+const OUTSIDE: [&[&str]; 12] = [
+    &["std", "fs"],
+    &["std", "net"],
+    &["std", "os", "unix", "net"],
+    &["std", "process", "Command"],
+    &["tokio", "fs"],
+    &["tokio", "net"],
+    &["tokio", "process"],
+    &["rustix"],
+    &["libc"],
+    &["numaward_cgroup", "read"],
+    &["numaward_cgroup", "knob", "enable_controllers"],
+    &["numaward_topology", "sysfs"],
+];
+
+/// A type: the module that defines it, and its name there.
+type Key = (usize, String);
+
+/// What is known of a type.
+#[derive(Default)]
+struct Known {
+    file: usize,
+    fields: usize,
+    /// The types that each field names.
+    types: BTreeMap<String, BTreeSet<Key>>,
+    /// A method that goes outside, and how.
+    outside: Option<String>,
+    /// The fields of which methods are called, and the method that does so.
+    called: BTreeMap<String, String>,
+}
+
+/// The types of a crate that have too many fields for what they do, in words.
+pub(super) fn too_large(tree: &Tree) -> Vec<String> {
+    let mut known = all(tree);
+    // Each round finds those that use one of the round before.
+    loop {
+        let outside: BTreeSet<Key> =
+            known.iter().filter(|(_, of)| of.outside.is_some()).map(|(key, _)| key.clone()).collect();
+        let mut is_change = false;
+        for of in known.values_mut().filter(|of| of.outside.is_none()) {
+            let uses = |field: &&String| of.types.get(*field).is_some_and(|it| !it.is_disjoint(&outside));
+            if let Some((field, method)) = of.called.iter().find(|(field, _)| uses(field)) {
+                of.outside = Some(format!("`{method}` uses the field `{field}`"));
+                is_change = true;
+            }
+        }
+        if !is_change {
+            break;
+        }
+    }
+    let large = known.iter().filter(|(_, of)| of.fields > MOST);
+    let faults = large.filter_map(|((_, name), of)| {
+        let (file, fields, how) = (tree.file(of.file), of.fields, of.outside.as_ref()?);
+        Some(format!("{file}: {name} has {fields} fields, and does input or output: {how}"))
+    });
+    faults.collect()
+}
+
+/// The types of a crate with named fields.
+fn all(tree: &Tree) -> BTreeMap<Key, Known> {
+    let scopes = Scopes(tree.modules());
+    let mut known = BTreeMap::<Key, Known>::new();
+    for (index, module) in tree.modules().iter().enumerate() {
+        for item in &module.items {
+            if let Item::Struct(ItemStruct { ident, fields: Fields::Named(fields), .. }) = item {
+                let of = known.entry((index, ident.unraw().to_string())).or_default();
+                let fields = fields.named.iter().filter(|field| !is_for_tests(&field.attrs));
+                let types: BTreeMap<_, _> = fields
+                    .filter_map(|field| {
+                        let name = field.ident.as_ref()?.unraw().to_string();
+                        Some((name, types_in(&scopes, index, &field.ty)))
+                    })
+                    .collect();
+                if types.len() > of.fields {
+                    (of.file, of.fields) = (module.file, types.len());
+                }
+                of.types.extend(types);
+            }
+        }
+    }
+    for (index, module) in tree.modules().iter().enumerate() {
+        for item in &module.items {
+            let Item::Impl(ItemImpl { self_ty, items, .. }) = item else { continue };
+            let Type::Path(path) = &**self_ty else { continue };
+            let Some(of) = defined(&scopes, index, &path.path).and_then(|key| known.get_mut(&key)) else {
+                continue;
+            };
+            for item in items {
+                let ImplItem::Fn(method) = item else { continue };
+                if is_for_tests(&method.attrs) {
+                    continue;
+                }
+                let method_name = method.sig.ident.unraw().to_string();
+                let mut visitor = Visitor { imports: &module.imports, method: &method_name, of };
+                visitor.visit_block(&method.block);
+            }
+        }
+    }
+    known
+}
+
+/// The type of this crate that a path names in a module.
+fn defined(scopes: &Scopes<'_>, module: usize, path: &Path) -> Option<Key> {
+    let path: Vec<String> = path.segments.iter().map(|segment| segment.ident.unraw().to_string()).collect();
+    Some((scopes.resolve(module, &path, MAX_STEPS)?, path.last()?.clone()))
+}
+
+/// The types of this crate that a type in a module names.
+fn types_in(scopes: &Scopes<'_>, module: usize, of: &Type) -> BTreeSet<Key> {
+    struct Found<'a>(&'a Scopes<'a>, usize, BTreeSet<Key>);
+    impl<'ast> Visit<'ast> for Found<'_> {
+        fn visit_path(&mut self, path: &'ast Path) {
+            self.2.extend(defined(self.0, self.1, path));
+            visit::visit_path(self, path);
+        }
+    }
+    let mut found = Found(scopes, module, BTreeSet::new());
+    found.visit_type(of);
+    found.2
+}
+
+struct Visitor<'a> {
+    imports: &'a [Import],
+    method: &'a str,
+    of: &'a mut Known,
+}
+
+impl<'ast> Visit<'ast> for Visitor<'_> {
+    fn visit_expr_path(&mut self, path: &'ast ExprPath) {
+        let written: Vec<String> =
+            path.path.segments.iter().map(|segment| segment.ident.unraw().to_string()).collect();
+        let import = self.imports.iter().find(|import| import.name.as_ref() == written.first());
+        let full = match import {
+            Some(import) => [import.path.as_slice(), &written[1..]].concat(),
+            None => written.clone(),
+        };
+        let is_below =
+            |outside: &&[&str]| full.len() >= outside.len() && full.iter().zip(*outside).all(|(a, b)| a == b);
+        // What the system has answered is no call.
+        if !full.iter().any(|name| name == "Errno") && OUTSIDE.iter().any(is_below) {
+            let (method, name) = (self.method, written.join("::"));
+            self.of.outside.get_or_insert_with(|| format!("`{method}` names `{name}`"));
+        }
+        visit::visit_expr_path(self, path);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
+        if let Some(field) = field_of_self(&call.receiver) {
+            self.of.called.entry(field).or_insert_with(|| self.method.to_owned());
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+}
+
+/// The field of `self` that an expression begins with.
+fn field_of_self(of: &Expr) -> Option<String> {
+    match of {
+        Expr::Field(ExprField { base, member, .. }) => match (&**base, member) {
+            (Expr::Path(path), Member::Named(name)) if path.path.is_ident("self") => {
+                Some(name.unraw().to_string())
+            }
+            _ => field_of_self(base),
+        },
+        Expr::MethodCall(call) => field_of_self(&call.receiver),
+        Expr::Try(of) => field_of_self(&of.expr),
+        Expr::Reference(of) => field_of_self(&of.expr),
+        Expr::Paren(of) => field_of_self(&of.expr),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// What is too large in a crate of two files.
+    fn too_large_in(lib: &str, other: &str) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("lib.rs"), format!("mod other;\n{lib}")).unwrap();
+        fs::write(folder.path().join("other.rs"), other).unwrap();
+        too_large(&Tree::read(&folder.path().join("lib.rs")).unwrap())
+    }
+
+    /// A type with so many fields, and these.
+    fn with_fields(count: usize, more: &str) -> String {
+        let fields: Vec<String> = (0..count).map(|number| format!("f{number}: u32")).collect();
+        format!("struct Large {{ {}, {more} }}", fields.join(", "))
+    }
+
+    #[test]
+    fn what_goes_outside_is_found_however_it_is_named() {
+        for body in [
+            "std::fs::read(p)",
+            "fs::read(p)",
+            "File::open(p)",
+            "let it = move || Command::new(p).spawn();",
+            "if a { tokio::net::TcpStream::connect(p).await } else { b }",
+            "p.map(files::read_to_string)",
+            "getxattr(p)",
+            "match a { _ => libc::getpid() }",
+            "self.part.work()",
+            "self.parts.lock().first().work()",
+        ] {
+            let other = format!(
+                "use std::{{fs::{{self, File}}, process::Command}}; use std::fs as files; use rustix::fs::getxattr;
+                 impl crate::Large {{ async fn f(&self) {{ {body} }} }}"
+            );
+            let more = "part: Part, parts: Mutex<Vec<Part>>";
+            let part = "struct Part { file: Deep } impl Part { fn work(&self) { self.file.read() } }
+                struct Deep { a: u32 } impl Deep { fn read(&self) { std::fs::read(p) } }";
+            let found = too_large_in(&(with_fields(11, more) + part), &other);
+            assert_eq!(found.len(), 1, "{body}: {found:?}");
+            assert!(
+                found[0].starts_with("lib.rs: Large has 13 fields, and does input or output: `f` "),
+                "{found:?}"
+            );
+            assert_eq!(
+                too_large_in(&(with_fields(10, more) + part), &other),
+                <[String; 0]>::default(),
+                "{body}"
+            );
+        }
+    }
+
+    #[test]
+    fn data_may_be_large() {
+        for other in [
+            "impl crate::Large { fn f(&self) -> std::fs::Metadata { self.f1.to_string() } }",
+            "use rustix::io::Errno; impl crate::Large { fn f(&self) { e == Errno::PERM } }",
+            "fn f(it: &crate::Large) { std::fs::write(it) }",
+            "impl crate::Large { #[cfg(test)] fn f(&self) { std::fs::read(p) } }",
+            "#[cfg(test)] impl crate::Large { fn f(&self) { std::fs::read(p) } }",
+            // Another type of the same name.
+            "struct Part { a: u32 } impl Part { fn work(&self) { std::fs::read(p) } }
+             impl crate::Large { fn f(&self) { self.part.work() } }",
+        ] {
+            let lib =
+                with_fields(20, "part: Part") + "struct Part { a: u32 } impl Part { fn work(&self) {} }";
+            assert_eq!(too_large_in(&lib, other), <[String; 0]>::default(), "{other}");
+        }
+    }
+
+    /// Those that were once too large: one field more than they may have, put in by hand, is found.
+    #[test]
+    fn a_field_too_many_is_found_in_the_types_of_this_workspace() {
+        let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for (root, name) in [
+            ("userspace/control/src/lib.rs", "Core"),
+            ("userspace/control/src/lib.rs", "ReconcilerLoop"),
+            ("userspace/observe/src/lib.rs", "Observer"),
+            ("tests/vm/src/lib.rs", "Vm"),
+        ] {
+            let mut tree = Tree::read(&workspace.join(root)).unwrap();
+            let found = too_large(&tree);
+            assert!(!found.iter().any(|fault| fault.contains(&format!(": {name} has "))), "{found:?}");
+            let mut structs = tree.items_mut().filter_map(|item| match item {
+                Item::Struct(item) if item.ident == name => Some(item),
+                _ => None,
+            });
+            let Some(ItemStruct { fields: Fields::Named(fields), .. }) = structs.next() else {
+                panic!("there is no {name}")
+            };
+            for number in fields.named.len()..=MOST {
+                let ident = quote_ident(&format!("by_hand_{number}"));
+                let mut more = fields.named.first().unwrap().clone();
+                (more.ident, more.ty) = (Some(ident), syn::parse_str("u32").unwrap());
+                fields.named.push(more);
+            }
+            drop(structs);
+            let found = too_large(&tree);
+            assert!(
+                found.iter().any(|fault| fault.contains(&format!(": {name} has 13 fields"))),
+                "{name}: {found:?}"
+            );
+        }
+    }
+
+    fn quote_ident(name: &str) -> syn::Ident {
+        syn::parse_str(name).unwrap()
+    }
+}
