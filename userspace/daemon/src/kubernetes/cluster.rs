@@ -347,9 +347,9 @@ mod tests {
                 of("unknown", 10),
             ],
         }];
-        let named = in_the_way(&crowded, &pods);
-        let names: Vec<&str> = named.iter().map(|(id, _)| id.name.as_str()).collect();
+        let to_go = in_the_way(&crowded, &pods);
+        let names: Vec<&str> = to_go.iter().map(|(id, _)| id.name.as_str()).collect();
         assert_eq!(names, ["large", "small", "burstable"]);
-        assert_eq!(named[0].1, Why::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
+        assert_eq!(to_go[0].1, Why::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
     }
 }
