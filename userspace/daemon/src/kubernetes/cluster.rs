@@ -100,14 +100,12 @@ impl Cluster {
     }
 
     /// Evicts pods that run without what they ask for, and those that the guard names, if that is configured.
-    pub fn evict(&mut self, reconciler: &Reconciler) {
+    pub fn evict(&mut self, reconciler: Option<&Reconciler>) {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
         let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == WhenUnpinned::Evict;
         let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
-        if !of_unplaced && !of_crowded {
-            return;
-        }
-        let (reconciler, pods) = (reconciler.clone(), self.pods());
+        let Some(reconciler) = reconciler.filter(|_| of_unplaced || of_crowded).cloned() else { return };
+        let pods = self.pods();
         let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
         self.to_evict = Some(Arc::new(move || {
             let unplaced = if of_unplaced { reconciler.unplaced() } else { Vec::new() };
