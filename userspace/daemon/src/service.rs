@@ -162,9 +162,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
             tokio::spawn(heartbeats.watch("http (control socket)", &stop, serve).boxed());
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
-        if let Some(reconciler) = &reconciler {
-            cluster.evict(reconciler);
-        }
+        cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
             tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
         } else if config.kubernetes.nri.enabled {

@@ -185,9 +185,10 @@ impl PowerSettings {
             let list = |(said, cpus): (&String, &CpuSet)| format!("{said} (CPUs {cpus})");
             let list: Vec<String> = said.iter().map(list).collect();
             let message = format!("{what}: {}.", list.join("; "));
+            let all: CpuSet = said.values().flat_map(CpuSet::iter).collect();
             core.report(
                 None,
-                Report::new(EventKind::CpuPower, message).severity(severity).detail("cpus", cpus),
+                Report::new(EventKind::CpuPower, message).severity(severity).detail("cpus", &all),
             );
         };
         if !set.is_empty() {

@@ -101,14 +101,12 @@ impl Cluster {
     }
 
     /// Evicts pods that run without what they ask for, and those that the guard names, if that is configured.
-    pub fn evict(&mut self, reconciler: &Reconciler) {
+    pub fn evict(&mut self, reconciler: Option<&Reconciler>) {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
         let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == WhenUnpinned::Evict;
         let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
-        if !of_unplaced && !of_crowded {
-            return;
-        }
-        let (reconciler, pods) = (reconciler.clone(), self.pods());
+        let Some(reconciler) = reconciler.filter(|_| of_unplaced || of_crowded).cloned() else { return };
+        let pods = self.pods();
         let id = |PodName { namespace, name, uid }| PodId { namespace, name, uid };
         self.to_evict = Some(Arc::new(move || {
             let unplaced = if of_unplaced { reconciler.unplaced() } else { Vec::new() };
@@ -348,9 +346,9 @@ mod tests {
                 of("unknown", 10),
             ],
         }];
-        let named = in_the_way(&crowded, &pods);
-        let names: Vec<&str> = named.iter().map(|(id, _)| id.name.as_str()).collect();
+        let to_go = in_the_way(&crowded, &pods);
+        let names: Vec<&str> = to_go.iter().map(|(id, _)| id.name.as_str()).collect();
         assert_eq!(names, ["large", "small", "burstable"]);
-        assert_eq!(named[0].1, Why::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
+        assert_eq!(to_go[0].1, Why::NodeShort { node: NodeId(1), has: Bytes::mib(30) });
     }
 }
