@@ -419,8 +419,13 @@ fn tried<'a>(report: &'a Report, section: &str, heading: &str) -> Vec<&'a str> {
 /// A tenant who may make pods takes nothing from others: SECURITY.md, "From a tenant with pods".
 #[test]
 fn a_tenant_takes_nothing_from_others() {
-    let script = include_str!("containerd/tenant.sh");
-    let Some(report) = report("3,3", &V2, Driver::Cgroupfs, script) else { return };
+    let Some(bench) = Bench::open() else { return };
+    let Some((vm, files)) = machine(&bench, ("3,3", MEMORY), &V2, Driver::Cgroupfs) else { return };
+    let authority = files.path().join("authority.pem");
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(&authority, certified.cert.pem()).unwrap();
+    let vm = vm.file(authority, "/authority.pem");
+    let report = boot(&vm, &full(&V2, Driver::Cgroupfs, include_str!("containerd/tenant.sh")));
     eprintln!("{report}");
     let victim = pinned("1", "0");
     // What has an allocation, with its CPUs, and what was noted of its decision.

@@ -112,7 +112,7 @@ chmod 700 /run/numaward
 # Root of a container with the host's network, such as a pod with hostNetwork: the host's users, a file system, process ids and
 # cgroups of its own, and the capabilities that runtimes leave. What reaches the daemon is its ports, and the names of its sockets.
 mkdir -p /run/container/bin /run/container/proc /run/container/sys
-cp $(command -v busybox) $(command -v numaward) $(command -v numaward-capabilities) /run/container/bin
+cp /bin/busybox $(command -v numaward) $(command -v numaward-capabilities) /run/container/bin
 cat >/run/container/enter.sh <<'END'
 set -e
 mount --make-rprivate /

@@ -24,6 +24,8 @@ cat >>/etc/numaward/config.yaml <<'END'
 strategy: kubelet
 reservedSystemCPUs: "0"
 END
+# The client of the API server wants authorities, also where none is asked for.
+export SSL_CERT_FILE=/authority.pem
 start_daemon
 synced() { metrics | grep -q '^numaward_kubernetes_pods_synced 1'; }
 wait_for 60 synced
@@ -81,6 +83,7 @@ sleep 1000000
 END
 tenant off numaward.io/placement=off sh -c "$(sed "s/DAEMON/$daemon/" /run/try.sh)"
 off=$cgroup
+wait_for 60 grep -qx 0,2-5 $off/cpuset.cpus
 section "off"
 where $off
 said() { sed 's/^[^ ]* std[a-z]* [FP] //' /var/log/pods/off/main.log; }

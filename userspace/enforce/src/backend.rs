@@ -225,6 +225,20 @@ impl Cgroupfs {
         Ok(if left.is_empty() { available } else { left })
     }
 
+    /// The siblings that name CPUs of this cgroup, which keeps it from being a partition.
+    pub(super) fn beside(&self, cgroup: &CgroupPath) -> Result<Vec<CgroupPath>, KnobError> {
+        let own = self.cpus(cgroup, Knob::CpusetCpus)?;
+        let Some(parent) = cgroup.parent() else { return Ok(Vec::new()) };
+        let siblings = std::fs::read_dir(parent.dir(&self.root)).into_iter().flatten().flatten();
+        let siblings = siblings.filter_map(|entry| parent.child(entry.file_name().to_str()?).ok());
+        let names_them = |sibling: &CgroupPath| {
+            self.cpus(sibling, Knob::CpusetCpus).is_ok_and(|cpus| !(&cpus & &own).is_empty())
+        };
+        let mut beside: Vec<_> = siblings.filter(|sibling| sibling != cgroup).filter(names_them).collect();
+        beside.sort();
+        Ok(beside)
+    }
+
     /// The CPUs that a knob names; none where it is not there.
     fn cpus(&self, cgroup: &CgroupPath, knob: Knob) -> Result<CpuSet, KnobError> {
         match self.read(cgroup, knob) {
@@ -244,7 +258,8 @@ impl Cgroupfs {
         match &found {
             _ if self.holds(knob, written, &found) => Ok(()),
             Value::Partition(PartitionState { invalid: Some(reason), .. }) => {
-                Err(EnforceError::InvalidPartition { cgroup, reason: reason.clone() })
+                let beside = self.beside(&cgroup)?;
+                Err(EnforceError::InvalidPartition { cgroup, reason: reason.clone(), beside })
             }
             _ => Err(EnforceError::NotTaken {
                 cgroup,
@@ -487,5 +502,40 @@ mod tests {
         };
         assert_eq!(write("0-1"), "0,1\n");
         assert!(write("2").starts_with("2\n"));
+    }
+
+    #[test]
+    fn who_is_in_the_way_of_a_partition_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for (cgroup, cpus) in
+            [("part", "2-3"), ("all", "0-7"), ("more", "3"), ("others", "0-1"), ("none", "")]
+        {
+            file(&format!("{cgroup}/cpuset.cpus"), cpus);
+        }
+        file("without/cgroup.procs", "");
+        let cgroupfs =
+            Cgroupfs::new(dir.path().to_owned(), Options::new("0-7".parse().unwrap(), NodeSet::new()));
+        let to = Value::Partition(PartitionState { partition: Partition::Root, invalid: None });
+        let step = Step {
+            cgroup: "/part".parse().unwrap(),
+            owner: Owner::Cgroupfs,
+            knob: Knob::CpusetPartition,
+            from: to.clone(),
+            to: to.clone(),
+        };
+        let check = |text: &str| {
+            file("part/cpuset.cpus.partition", text);
+            cgroupfs.check(&step, &to).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("root\n"), Ok(()));
+        let expected = "/part: the kernel does not make it a partition: Cpu list in cpuset.cpus not exclusive \
+                        (cpuset.cpus of /all, /more names CPUs of it)";
+        let refused = check("root invalid (Cpu list in cpuset.cpus not exclusive)\n");
+        assert_eq!(refused, Err(expected.to_owned()));
     }
 }

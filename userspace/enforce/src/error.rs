@@ -56,12 +56,14 @@ pub enum EnforceError {
         cgroup: CgroupPath,
     },
     /// The kernel took the write and made no valid partition.
-    #[error("{cgroup}: the kernel does not make it a partition: {reason}")]
+    #[error("{cgroup}: the kernel does not make it a partition: {reason}{}", in_the_way(beside))]
     InvalidPartition {
         /// The cgroup.
         cgroup: CgroupPath,
         /// The kernel's words.
         reason: String,
+        /// The siblings that name CPUs of it in `cpuset.cpus`.
+        beside: Vec<CgroupPath>,
     },
     /// The write succeeded, and the knob holds something else.
     #[error("{cgroup}: {knob} was written {wanted} and holds {found}")]
@@ -115,6 +117,15 @@ pub enum EnforceError {
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
+}
+
+/// Who keeps a cgroup from being a partition, in words.
+fn in_the_way(beside: &[CgroupPath]) -> String {
+    if beside.is_empty() {
+        return String::new();
+    }
+    let names: Vec<_> = beside.iter().map(ToString::to_string).collect();
+    format!(" (cpuset.cpus of {} names CPUs of it)", names.join(", "))
 }
 
 impl EnforceError {
