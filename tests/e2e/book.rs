@@ -1,59 +1,254 @@
-//! The commands of `docs/start.md`, each run as it stands there, by systemd's side: what the first page says is so.
+//! The commands of the book, each run as it stands there, by systemd's side: what the pages say is so.
 //!
-//! Sizes are made smaller, as an emulated machine has no such memory; `./server` and `postgresql.service` are of the test.
+//! Algorithm: every line of a block for a shell is a command. [`RUNS`] says how it is run and what it has to show; one that
+//! neither this table nor [`NOT_HERE`] knows is a fault, so a page cannot get a command that nobody has run. A command that goes
+//! on until it is stopped is stopped; one that needs a terminal gets one, and somebody who types.
+//!
+//! Sizes and times are made smaller, as an emulated machine has no such memory and nobody waits ten minutes; `./server`,
+//! `postgresql.service` and the like are of `book.sh`.
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use std::{fs, path::PathBuf, time::Duration};
 
-const PAGE: &str = include_str!("../../docs/start.md");
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::{Cache, Machine};
 
-/// The commands for this host: lines of the blocks for a shell.
-fn commands() -> Vec<&'static str> {
-    let mut commands = Vec::new();
-    for block in PAGE.split("```").skip(1).step_by(2) {
-        commands
-            .extend(block.lines().filter(|line| line.starts_with("numaward ") || line.starts_with("curl ")));
-    }
-    commands
+/// The pages, in the order in which they are read, with the fewest commands that are run of each, and what is done before.
+const PAGES: [(&str, usize, &str); 5] = [
+    ("start.md", 11, ""),
+    ("see.md", 12, ""),
+    ("commands.md", 12, "guarantee"),
+    ("rebalancing.md", 3, "crowd"),
+    ("systemd.md", 7, "numaward release --all --yes; guarantee"),
+];
+/// Of the book, and what is run.
+const SMALLER: [(&str, &str); 3] = [("Gi", "0Mi"), ("--for 10m", "--for 20s"), ("+5m", "+5s")];
+
+/// How a command is run.
+#[derive(Clone, Copy)]
+enum Way {
+    /// It ends.
+    Ends,
+    /// It goes on until it is stopped, after so many seconds.
+    Goes(u32),
+    /// In a terminal, in which the keys are typed once the words are on the screen.
+    Types(&'static str, &'static str),
 }
 
-/// The script that runs one after the other.
-fn script(commands: &[&str]) -> String {
-    commands.iter().fold(include_str!("book.sh").to_owned(), |script, command| {
-        let smaller = command.replace("Gi", "0Mi");
-        format!("{script}\nsection \"{command}\"\n{smaller}\necho \"code $?\"\n")
-    })
+/// A command by its beginning, and what it has to show. The longest beginning counts.
+struct Run {
+    begins: &'static str,
+    way: Way,
+    shows: &'static [&'static str],
+    /// What `book.sh` does before, without a word.
+    before: &'static str,
+    /// A look at what the command has done, and what that shows.
+    after: (&'static str, &'static str),
+}
+
+const fn run(begins: &'static str, way: Way, shows: &'static [&'static str]) -> Run {
+    Run { begins, way, shows, before: "true", after: ("true", "") }
+}
+
+impl Run {
+    const fn before(self, before: &'static str) -> Self {
+        Self { before, ..self }
+    }
+
+    const fn after(self, look: &'static str, shows: &'static str) -> Self {
+        Self { after: (look, shows), ..self }
+    }
+}
+
+const RUNS: &[Run] = &[
+    run("curl -s http://127.0.0.1:9560/metrics", Way::Ends, &["numaward_memory_allocated_bytes_total{"]),
+    run("curl -s http://127.0.0.1:9560/api/v1/history", Way::Ends, &["\"stepSeconds\""]),
+    run("curl -s http://127.0.0.1:9560/api/v1/history/workloads", Way::Ends, &["redis.service"]),
+    run(
+        "curl -s http://127.0.0.1:9560/api/v1/workloads/%2Fsystem.slice%2Fredis.service/history",
+        Way::Ends,
+        &["\"stepSeconds\""],
+    ),
+    run("journalctl -u numaward", Way::Ends, &["numaward"]),
+    run("numaward bugtool", Way::Ends, &["numaward-bugtool-"])
+        .after("tar -tzf numaward-bugtool-*.tar.gz", "missing.txt"),
+    run("numaward describe postgresql.service", Way::Ends, &["postgresql.service"]),
+    run("numaward doctor", Way::Ends, &["ok"]),
+    run("numaward events -f", Way::Goes(10), &[]),
+    run("numaward exec", Way::Ends, &["served"]),
+    run("numaward exec --cpus 2 --near eth0", Way::Ends, &["forwarded on 8-9"]),
+    run("numaward exec --cpus 8 --memory 64Gi", Way::Ends, &["scanned on ", "by interleave:"]),
+    run("numaward explain", Way::Ends, &["would"]),
+    run("numaward get", Way::Ends, &["NAME", "postgresql.service"]),
+    run("numaward guarantee", Way::Ends, &["postgresql.service", "80.0 MiB"])
+        .before("numaward release postgresql.service"),
+    run("numaward numactl --cpunodebind=1 --membind=1 ./server", Way::Ends, &["served"]),
+    run("numaward numactl --hardware", Way::Ends, &["available: 2 nodes (0-1)", "node 1 cpus: 8 9"]),
+    run("numaward numactl --interleave=all ./batch", Way::Ends, &["done on 0-9 by interleave:0-1"]),
+    run("numaward numactl -m netdev:eth0 -C 4-7 ./forwarder", Way::Ends, &["forwarded on 4-7 by bind:1"]),
+    run("numaward plan", Way::Ends, &["would hold", "small.service", "1 -> 0"]),
+    run("numaward rebalance --cpus", Way::Ends, &["was moved from node 1 to 0", "There is room."]),
+    run("numaward rebalance postgresql.service", Way::Ends, &["There is room.", "postgresql.service"])
+        .after("numaward get", "80.0 MiB"),
+    run("numaward record", Way::Ends, &["moments from"])
+        .before("night")
+        .after("ls -l night.record", "-rw-------"),
+    run("numaward release --all", Way::Types("[y/N]", "y\\n"), &["postgresql.service released"])
+        .after("numaward get", "nothing is promised"),
+    run("numaward release postgresql.service", Way::Ends, &[]).after("numaward get", "nothing is promised"),
+    run("numaward replay night.record", Way::Types("paused", "q"), &["1/", "redis.service"]),
+    run("numaward replay night.record --begin +5m --once", Way::Ends, &["T02:3", "NODE", "WORKLOAD"]),
+    run("numaward replay night.record --begin 02:30", Way::Types("paused", "q"), &[" 02:3", "1/"]),
+    run("numaward replay night.record -o json", Way::Ends, &["T02:3", "small.service"]),
+    run("numaward resize", Way::Ends, &["postgresql.service", "120.0 MiB"]),
+    run("numaward status", Way::Ends, &["PROBE", "alloc"]),
+    run("numaward top", Way::Types("redis.service", "q"), &["WORKLOAD"]),
+    run("numaward top --batch", Way::Goes(20), &["NODE", "WORKLOAD", "redis.service"]),
+    run("numaward top --once", Way::Ends, &["NODE", "WORKLOAD", "redis.service"]),
+    run("numaward top -o json | jq", Way::Goes(10), &[]),
+    run("numaward topology", Way::Ends, &["0-7", "8-9", "ALLOCATABLE"]),
+    run("numaward uninstall --restore", Way::Ends, &["postgresql.service"])
+        .after("echo \"cpus: $(cpus_of postgresql.service).\"", "cpus: ."),
+    run("systemctl edit numaward", Way::Types("", ""), &[])
+        .after("systemctl show -p MemoryMax numaward", "MemoryMax=1073741824"),
+    run("systemctl enable --now numaward", Way::Ends, &[]).after("systemctl is-enabled numaward", "enabled"),
+    run("systemctl stop numaward", Way::Ends, &[]).after("systemctl is-active numaward", "inactive"),
+];
+
+/// What is not run, by its beginning, and why.
+const NOT_HERE: &[(&str, &str)] = &[
+    ("apt install ", "there is no package here: `package::` and `packages::` install it"),
+    ("apt update ", "there is no repository here: `packages::apt` has one"),
+    (
+        "cargo ",
+        "there is neither a checkout nor a compiler here: `cargo xtask screenshots` goes through the demo",
+    ),
+    ("cp numaward.asc ", "there is no download here: `packages::apt` does it"),
+    ("dnf install ", "Debian has no dnf: `packages::rpm` installs with rpm"),
+    ("gpg ", "there is no download here: `packages::apt` verifies one"),
+    ("sed 's#^URIs: ADDRESS#", "there is no download here: `packages::apt` does it"),
+    ("sha256sum --check ", "there is no download here: `packages::apt` verifies one"),
+];
+
+/// A command of a page.
+#[derive(Debug)]
+struct Command {
+    page: &'static str,
+    /// As it stands there, without what `#` says about it.
+    text: String,
+}
+
+impl Command {
+    /// What its output is called.
+    fn section(&self) -> String {
+        format!("{}: {}", self.page, self.text)
+    }
+
+    /// Whether it begins with these words.
+    fn begins_with(&self, begins: &str) -> bool {
+        let rest = self.text.strip_prefix(begins);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' ') || begins.ends_with([' ', '#']))
+    }
+
+    /// How it is run, if it is.
+    fn run(&self) -> Option<&'static Run> {
+        let runs = RUNS.iter().filter(|run| self.begins_with(run.begins));
+        runs.max_by_key(|run| run.begins.len())
+    }
+
+    /// What the machine's shell runs.
+    fn script(&self, run: &Run) -> String {
+        let smaller = SMALLER.iter().fold(self.text.clone(), |text, (of, is)| text.replace(of, is));
+        let command = match run.way {
+            Way::Ends => smaller,
+            Way::Goes(seconds) => format!("timeout {seconds} {smaller}"),
+            Way::Types(words, keys) => format!("types '{words}' '{keys}' '{smaller}'"),
+        };
+        let section = self.section().replace('\'', r"'\''");
+        let (before, (look, _)) = (run.before, run.after);
+        format!(
+            "{before} >/dev/null 2>&1\nsection '{section}'\n{command}\ncode=$?\n{look}\necho \"code $code\"\n"
+        )
+    }
+
+    /// What is wrong with what it has shown; none if nothing is.
+    fn fault(&self, run: &Run, report: &Report) -> Option<String> {
+        let section = report.section(&self.section());
+        let (said, code) = section.rsplit_once("code ").unwrap_or((section, "none"));
+        // It was still there when it was stopped.
+        let expected = if matches!(run.way, Way::Goes(_)) { "143" } else { "0" };
+        let words = run.shows.iter().chain([&run.after.1]);
+        let missing: Vec<_> = words.filter(|word| !said.contains(**word)).collect();
+        // What jq finds under a name that is not there.
+        let is_null = self.text.contains("jq") && said.lines().any(|line| line.trim_matches('"') == "null");
+        (code.trim() != expected || !missing.is_empty() || is_null).then(|| {
+            let Self { page, text } = self;
+            format!("{page}: {text} does not show {missing:?} or does not end with {expected}:\n{section}")
+        })
+    }
+}
+
+/// The lines of the blocks for a shell.
+fn commands(page: &'static str) -> Vec<Command> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
+    let text = fs::read_to_string(path).unwrap();
+    let blocks = text.split("\n```").skip(1).step_by(2);
+    let shell =
+        blocks.filter_map(|block| block.split_once('\n')).filter(|(kind, _)| ["", "sh"].contains(kind));
+    let lines = shell.flat_map(|(_, lines)| lines.lines()).filter(|line| !line.trim().is_empty());
+    // A comment is set off; `#` within a word is none.
+    lines
+        .map(|line| line.split_once(" #").map_or(line, |(command, _)| command).trim().to_owned())
+        .map(|text| Command { page, text })
+        .collect()
 }
 
 #[test]
-fn the_first_page_is_true() {
+fn the_commands_of_the_book_are_true() {
     let Some(bench) = Bench::open() else { return };
-    let commands = commands();
-    assert!(commands.len() >= 10, "{commands:?}");
-    let machine = Machine::parse(None, Some("8,2"), Some("1G,512M"), None).unwrap();
-    let report = boot(&bench.vm_with_systemd(machine), &script(&commands));
-
-    let mut wrong = Vec::new();
-    for command in &commands {
-        let section = report.section(command);
-        let (said, code) = section.rsplit_once("code ").unwrap_or_else(|| panic!("{command}: {section}"));
-        let mut shows = |words: &[&str]| {
-            if code.trim() != "0" || words.iter().any(|word| !said.contains(word)) {
-                wrong.push(format!("{command} does not say {words:?} and end with 0:\n{section}"));
+    let mut faults = Vec::new();
+    let mut script = include_str!("book.sh").to_owned();
+    let mut run: Vec<(Command, &Run)> = Vec::new();
+    let mut skipped = Vec::new();
+    for (page, least, before) in PAGES {
+        script += &format!("\nsection 'before {page}'\n{before} 2>&1\n");
+        let begun = run.len();
+        for command in commands(page) {
+            let not_here = NOT_HERE.iter().find(|(begins, _)| command.begins_with(begins));
+            match (command.run(), not_here) {
+                (Some(how), None) => {
+                    script += &command.script(how);
+                    run.push((command, how));
+                }
+                (None, Some((begins, _))) => skipped.push(*begins),
+                _ => faults.push(format!("{page}: is it run, and what is it to show? {}", command.text)),
             }
-        };
-        match command.split('#').next().unwrap_or_default().trim() {
-            "numaward topology" => shows(&["0-7", "8-9", "ALLOCATABLE"]),
-            "numaward status" => shows(&["PROBE", "alloc"]),
-            "numaward doctor" => shows(&["ok"]),
-            of if of.starts_with("curl") => shows(&["numaward_memory_allocated_bytes_total{"]),
-            of if of.starts_with("numaward exec") => shows(&["served"]),
-            of if of.starts_with("numaward explain") => shows(&["would"]),
-            of if of.starts_with("numaward guarantee") => shows(&["postgresql.service", "80.0 MiB"]),
-            of if of.starts_with("numaward resize") => shows(&["postgresql.service", "120.0 MiB"]),
-            of if of.starts_with("numaward release") => shows(&[]),
-            of => panic!("{of}: what is it to show?"),
         }
+        let count = run.len() - begun;
+        assert!(count >= least, "{count} commands of {page} are run, and {least} should be");
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    for (begins, why) in NOT_HERE.iter().filter(|(begins, _)| !skipped.contains(begins)) {
+        faults.push(format!("no page has a command {begins:?}, which is not run because {why}"));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+
+    let machine = Machine::parse(None, Some("8,2"), Some("1536M,768M"), None).unwrap();
+    let tools = Cache::locate().unwrap().root().join("tools/jq");
+    let libraries = "/usr/lib/x86_64-linux-gnu";
+    let vm = bench
+        .vm_with_systemd(machine)
+        .network_on(1)
+        // Else it has another name.
+        .append("net.ifnames=0")
+        .file(tools.join("jq"), "/usr/bin/jq")
+        .file(tools.join("libjq.so.1"), format!("{libraries}/libjq.so.1"))
+        .file(tools.join("libonig.so.5"), format!("{libraries}/libonig.so.5"))
+        .file(
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/numaward.service"),
+            "/usr/lib/systemd/system/numaward.service",
+        )
+        .limit(Duration::from_mins(20));
+    let report = boot(&vm, &script);
+    let faults: Vec<_> = run.iter().filter_map(|(command, how)| command.fault(how, &report)).collect();
+    eprintln!("{} commands were run, and {} not", run.len(), skipped.len());
+    assert!(faults.is_empty(), "{}", faults.join("\n\n"));
 }

@@ -1,21 +1,73 @@
-# What the commands of the first page need: a daemon, a service, and a program.
+# What the commands of the book need: the daemon as its package installs it, services, programs, and somebody at a terminal.
+set -o pipefail
+export SYSTEMD_BUS_TIMEOUT=600
 _ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
 # Not every image has it: curl -s URL.
 curl() { wget -q -O - "$2"; }
 
-cat >/run/systemd/system/numaward.service <<'END'
-[Service]
-Type=notify
-ExecStart=/usr/bin/numaward run
-END
-cat >/run/systemd/system/postgresql.service <<'END'
-[Service]
-ExecStart=/usr/bin/sleep infinity
-END
+for service in postgresql redis small; do
+    printf '[Service]\nExecStart=/usr/bin/sleep infinity\n' >/run/systemd/system/$service.service
+done
 systemctl daemon-reload
-systemctl start numaward postgresql
-wait_for 60 _ready
+systemctl start numaward postgresql redis small
+wait_for 120 _ready
 mkdir -p /run/here
-cd /run/here
+cd /run/here || exit
+
+# The programs, which say what they were given.
+cat >where <<'END'
+cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
+policy=$(awk '/ \[?stack/ { print $2; exit }' /proc/self/numa_maps)
+END
 printf '#!/bin/sh\nsleep 1\necho served\n' >server
-chmod +x server
+for program in forwarder:forwarded batch:done scan:scanned; do
+    printf '#!/bin/sh\n. /run/here/where\necho "%s on $cpus by $policy"\n' "${program#*:}" >"${program%%:*}"
+done
+# The editor of `systemctl edit`, in which somebody writes below the first remark what the book says.
+cat >editor <<'END'
+#!/bin/sh
+awk '{ print } /^### Anything between/ { print "[Service]\nMemoryMax=1G" }' "$1" >/tmp/edited && cat /tmp/edited >"$1"
+END
+chmod +x server forwarder batch scan editor
+export EDITOR=/run/here/editor
+
+# types WORDS KEYS COMMAND: in a terminal of 50 lines, in which the keys are typed once the words are on the screen.
+types() {
+    rm -f /tmp/screen /tmp/over
+    : >/tmp/screen
+    {
+        _tries=900
+        until grep -qF "$1" /tmp/screen || [ -e /tmp/over ] || [ $_tries = 0 ]; do
+            _tries=$((_tries - 1))
+            sleep 0.1
+        done
+        printf "$2"
+        sleep 1
+    } | {
+        TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 /usr/bin/script -qefc "stty rows 50 cols 120; $3" /tmp/screen >/dev/null
+        echo $? >/tmp/over
+    }
+    # Without what moves the cursor, and what `script` says of itself.
+    sed "/^Script /d; s/$(printf '\033')\[[0-9;?]*[a-zA-Z]/ /g" /tmp/screen | tr -d '\r'
+    return "$(cat /tmp/over)"
+}
+
+cgroup_of() { echo "$cgroups$(systemctl show --value -p ControlGroup "$1")"; }
+cpus_of() { cat "$(cgroup_of "$1")/cpuset.cpus" 2>/dev/null; }
+guarantee() { numaward guarantee postgresql.service --cpus 2 --memory 40Mi --node 0; }
+# Of either node, one CPU is left: two are there once the small one has moved.
+crowd() {
+    numaward guarantee redis.service --cpus 6 --memory 40Mi --node 0
+    numaward guarantee small.service --cpus 1 --memory 20Mi --preferred-nodes 1
+}
+# A recording of the night: five seconds before half past two. In it, somebody rewrites what a guarantee has written.
+night() {
+    numaward guarantee small.service --cpus 1 --memory 20Mi
+    date -u -s "@$((($(date +%s) / 86400 + 1) * 86400 + 9000 - 5))"
+    {
+        sleep 8
+        echo 0-7 >"$(cgroup_of small.service)/cpuset.cpus"
+        sleep 5
+        numaward release small.service
+    } &
+}

@@ -259,9 +259,63 @@ fn qemu() {
     assert!(found.report.section("stopped").contains(" held"), "{}", found.report);
     let bound = found.report.section("bound elsewhere");
     assert!(bound.contains("cannot bind memory to host NUMA nodes") && !bound.ends_with("code 0"), "{bound}");
-    // What libvirt names so has the guarantee of a pattern.
+    // What is named as libvirt does has the guarantee of a pattern.
     let declared = found.report.section("declared");
     assert!(declared.contains(r"machine-qemu\x2d1\x2dweb.scope") && declared.contains(" held"), "{declared}");
+}
+
+#[test]
+fn libvirt() {
+    let guide = Guide {
+        page: "libvirt.md",
+        script: include_str!("guides/libvirt.sh"),
+        workload: r"machine-qemu\x2d1\x2dweb.scope",
+    };
+    let page = fs::read_to_string(repository("docs/guides").join(guide.page)).unwrap();
+    let xml = page.split("```xml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let domain = tempfile::NamedTempFile::new().unwrap();
+    fs::write(domain.path(), xml).unwrap();
+    let Some(found) = guide.follow(|vm| vm.file(domain.path(), "/srv/web.xml")) else { return };
+    let report = &found.report;
+    // CPUs and nodes of the scope and of each thread, by what runs there.
+    let may_use = |section: &str, expected: &[(&str, &str)]| {
+        let lines: Vec<_> = report.section(section).lines().map(str::trim).collect();
+        assert_eq!(
+            lines.iter().filter(|line| line.starts_with("./libvirt/")).count(),
+            4,
+            "{section}:\n{report}"
+        );
+        for (thread, has) in expected {
+            let of: Vec<_> = lines.iter().filter_map(|line| line.strip_prefix(thread)).collect();
+            assert!(
+                !of.is_empty() && of.iter().all(|of| of.trim() == *has),
+                "{section}: {thread}:\n{report}"
+            );
+        }
+    };
+    let threads = ["qemu-system-x86", "IO iothread1", "CPU 0/TCG", "CPU 1/TCG"];
+    may_use("before", &threads.map(|thread| (thread, "0-3 0-1")));
+    for section in ["guaranteed", "again"] {
+        may_use(section, &threads.map(|thread| (thread, "2-3 1")));
+        let scope = ". cpus=2-3 mems=1 effective=2-3/1 type=domain";
+        assert!(report.section(section).starts_with(scope), "{section}:\n{report}");
+    }
+    let pages = report.numa_stat("resident");
+    let (off, on) = (pages["anon"][&0], pages["anon"][&1]);
+    assert!(on >= 128 * MIB && off * 50 <= on, "{off} bytes are on node 0, {on} on node 1");
+    // Within the guarantee, threads are where libvirt puts them; outside of it, it has no effect.
+    let pinned = ["3 1", "3 1", "2 1", "2-3 1"];
+    for section in ["pinned", "pinned outside", "restarted"] {
+        let expected: Vec<_> = threads.into_iter().zip(pinned).collect();
+        may_use(section, &expected);
+        assert!(report.section(section).starts_with(". cpus=2-3 mems=1 "), "{section}:\n{report}");
+    }
+    let outside = report.section("pin outside");
+    assert!(outside.contains("Invalid argument") && outside.ends_with("code 1"), "{outside}");
+    assert!(report.section("memory outside").ends_with("code 0"), "{report}");
+    let held = report.section("held");
+    assert!(held.contains(" held") && held.ends_with("nobody rewrote anything"), "{held}");
+    assert!(report.section("machined").contains("qemu-2-web"), "{report}");
 }
 
 #[test]

@@ -248,6 +248,7 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
     if arch == Arch::Amd64 {
         parts.extend([Part::Debian, Part::DebianTool(&DebianTool::KUSTOMIZE)]);
         parts.push(Part::DebianTool(&DebianTool::IRQBALANCE));
+        parts.push(Part::DebianTool(&DebianTool::JQ));
         parts.push(Part::DebianTool(&DebianTool::NUMACTL));
     }
     setup::ensure(&parts)?;

@@ -68,10 +68,12 @@ impl str::FromStr for Forward {
 struct Disk {
     file: PathBuf,
     log: Option<PathBuf>,
+    /// The node of its bus.
+    node: Option<u32>,
 }
 
 impl Disk {
-    fn args(&self, number: usize) -> [String; 4] {
+    fn args(&self, number: usize) -> Vec<String> {
         let node = |mut node: Value, name: &str| {
             node["node-name"] = format!("{name}{number}").into();
             node
@@ -85,9 +87,27 @@ impl Disk {
             // The flushes of the guest have to come as far as the log.
             Some(log) => json!({ "driver": "blklogwrites", "file": disk, "log": file(log) }),
         };
+        let mut args = vec!["-blockdev".to_owned(), node(disk, "disk").to_string()];
         let device = format!("virtio-blk-pci,drive=disk{number}");
-        ["-blockdev".to_owned(), node(disk, "disk").to_string(), "-device".to_owned(), device]
+        match self.node {
+            // Buses from 160 on, of which each has a port with a bus of its own.
+            Some(node) => args.extend(behind_port(&format!("disk{number}"), 160 + 4 * number, node, device)),
+            None => args.extend(["-device".to_owned(), device]),
+        }
+        args
     }
+}
+
+/// A device on a PCI bus of a node, as the firmware says: QEMU's arguments for the bus with this number, a port, and the device.
+fn behind_port(name: &str, bus: usize, node: u32, device: String) -> Vec<String> {
+    [
+        format!("pxb-pcie,id=bus-{name},bus_nr={bus},bus=pcie.0,numa_node={node}"),
+        format!("pcie-root-port,id=port-{name},bus=bus-{name},chassis={bus}"),
+        format!("{device},bus=port-{name}"),
+    ]
+    .into_iter()
+    .flat_map(|device| ["-device".to_owned(), device])
+    .collect()
 }
 
 /// A guest to be booted.
@@ -211,14 +231,21 @@ impl Vm {
     /// the guest.
     #[must_use]
     pub fn disk(mut self, file: impl Into<PathBuf>) -> Self {
-        self.options.disks.push(Disk { file: file.into(), log: None });
+        self.options.disks.push(Disk { file: file.into(), log: None, node: None });
+        self
+    }
+
+    /// As [`Vm::disk`], on a PCI bus of this node, as the firmware says.
+    #[must_use]
+    pub fn disk_on(mut self, file: impl Into<PathBuf>, node: u32) -> Self {
+        self.options.disks.push(Disk { file: file.into(), log: None, node: Some(node) });
         self
     }
 
     /// As [`Vm::disk`], and every write and flush is noted in the file `log`, which must exist: a [`WriteLog`](crate::WriteLog).
     #[must_use]
     pub fn disk_with_log(mut self, file: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
-        self.options.disks.push(Disk { file: file.into(), log: Some(log.into()) });
+        self.options.disks.push(Disk { file: file.into(), log: Some(log.into()), node: None });
         self
     }
 
@@ -437,14 +464,11 @@ impl Vm {
             let _ = write!(netdev, ",guestfwd=tcp:{address}:{guest}-cmd:{relay}");
         }
         let mut args = vec!["-netdev".to_owned(), netdev];
-        let mut device = |text: String| args.extend(["-device".to_owned(), text]);
-        let mut card = "virtio-net-pci,netdev=n0,romfile=".to_owned();
-        if let Some(node) = self.options.network_node {
-            device(format!("pxb-pcie,id=bus0,bus_nr=128,bus=pcie.0,numa_node={node}"));
-            device("pcie-root-port,id=port0,bus=bus0,chassis=1".to_owned());
-            card += ",bus=port0";
+        let card = "virtio-net-pci,netdev=n0,romfile=".to_owned();
+        match self.options.network_node {
+            Some(node) => args.extend(behind_port("card", 128, node, card)),
+            None => args.extend(["-device".to_owned(), card]),
         }
-        device(card);
         args
     }
 }

@@ -86,6 +86,14 @@ impl DebianTool {
         ],
     };
 
+    /// What the book's commands are piped into, for machines with Debian 12.
+    pub(crate) const JQ: Self = Self {
+        name: "jq",
+        release: Some("bookworm"),
+        packages: &["jq", "libjq1", "libonig5"],
+        files: &[("usr/bin", &["jq"]), ("usr/lib/x86_64-linux-gnu", &["libjq.so.1", "libonig.so.5"])],
+    };
+
     /// Renders the manifests.
     pub(crate) const KUSTOMIZE: Self = Self {
         name: "kustomize",

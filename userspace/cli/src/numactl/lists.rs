@@ -87,7 +87,8 @@ fn id<T: Id>(
 pub(super) fn named_node(root: &Path, part: &str) -> anyhow::Result<Option<NodeSet>> {
     let Some((kind, name)) = part.split_once(':') else { return Ok(None) };
     let node = match kind {
-        "netdev" | "block" | "pci" => device::node(root, name)?,
+        "netdev" | "block" => device::node(root, name)?,
+        "pci" => device::node(root, &pci_address(name).unwrap_or_else(|| name.to_owned()))?,
         "file" => device::node_of_file(root, Path::new(name))?,
         "ip" => bail!("{part:?}: routes are not looked up; name the interface, as netdev:eth0"),
         _ => bail!("{part:?}: unknown kind of device; there are netdev:, block:, pci: and file:"),
@@ -95,8 +96,24 @@ pub(super) fn named_node(root: &Path, part: &str) -> anyhow::Result<Option<NodeS
     Ok(Some(NodeSet::single(node)))
 }
 
+/// An address as the kernel writes it, of what numactl takes: `[SEGMENT:]BUS:DEVICE[.FUNCTION]`, hexadecimal, of any width.
+fn pci_address(text: &str) -> Option<String> {
+    let (device, function) = text.split_once('.').unwrap_or((text, "0"));
+    let parts: Vec<_> = device.split(':').collect();
+    let [segment, bus, device] = match parts.as_slice() {
+        [bus, device] => ["0", bus, device],
+        [segment, bus, device] => [*segment, *bus, *device],
+        _ => return None,
+    };
+    let [segment, bus, device, function] =
+        [segment, bus, device, function].map(|digits| u32::from_str_radix(digits, 16).ok());
+    Some(format!("{:04x}:{:02x}:{:02x}.{:x}", segment?, bus?, device?, function?))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use numaward_topology::NodeId;
 
     use super::*;
@@ -144,5 +161,32 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn pci_addresses_are_read_as_numactl_does() {
+        let root = tempfile::tempdir().unwrap();
+        for (address, node) in [("0000:80:00.0", "1"), ("0001:0a:1f.7", "2")] {
+            let device = root.path().join("sys/bus/pci/devices").join(address);
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("numa_node"), node).unwrap();
+        }
+        for (text, node) in [
+            ("pci:0000:80:00.0", 1),
+            ("pci:80:00.0", 1),
+            ("pci:80:0.0", 1),
+            ("pci:80:0", 1),
+            ("pci:0:80:00", 1),
+            ("pci:1:a:1F.7", 2),
+            ("pci:0001:0a:1f.7", 2),
+        ] {
+            assert_eq!(named_node(root.path(), text).unwrap(), Some(NodeSet::single(NodeId(node))), "{text}");
+        }
+        for text in
+            ["pci:", "pci:80", "pci:80:00.1", "pci:x:00.0", "pci:0:0:80:00.0", "pci:80:00.0.0", "pci:../80"]
+        {
+            assert!(named_node(root.path(), text).is_err(), "{text}");
+        }
+        assert_eq!(named_node(root.path(), "80").unwrap(), None);
     }
 }

@@ -5,8 +5,7 @@
 //! CPUs, and becomes the command, as numactl does: it keeps its process id, and its end is what the daemon sees. Without
 //! a daemon the rest happens all the same.
 //!
-//! Options are those of numactl 2.0.16, read as `getopt_long(3)` reads them, and `--weighted-interleave` of 2.0.19. What
-//! numactl offers for shared memory is missing.
+//! Options are those of numactl 2.0.19, read as `getopt_long(3)` reads them. What it offers for shared memory is refused.
 
 mod lists;
 mod show;
@@ -47,6 +46,8 @@ pub(crate) struct Binding {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     binding: Binding,
+    /// `--strict` was given, which says nothing about a command.
+    is_strict: bool,
     pub(crate) command: Vec<OsString>,
 }
 
@@ -63,8 +64,8 @@ pub(crate) enum Asked {
     Help,
 }
 
-/// The options: the short one, the long one, and whether it takes a value.
-const OPTIONS: [(char, &str, bool); 14] = [
+/// The options: the short one, the long one, and whether it takes a value. Those after `help` are refused.
+const OPTIONS: [(char, &str, bool); 28] = [
     ('a', "all", false),
     ('b', "balancing", false),
     ('i', "interleave", true),
@@ -76,11 +77,45 @@ const OPTIONS: [(char, &str, bool); 14] = [
     ('C', "physcpubind", true),
     ('m', "membind", true),
     ('l', "localalloc", false),
+    ('t', "strict", false),
     ('s', "show", false),
     ('H', "hardware", false),
     ('h', "help", false),
+    ('S', "shm", true),
+    ('f', "file", true),
+    ('o', "offset", true),
+    ('L', "length", true),
+    ('M', "shmmode", true),
+    ('d', "dump", false),
+    ('D', "dump-nodes", false),
+    ('I', "shmid", true),
+    ('u', "huge", false),
+    ('T', "touch", false),
+    ('V', "verify", false),
+    // These two have no short form.
+    (COMPRESS, "cpu-compress", false),
+    (VERSION, "version", false),
 ];
+/// No letter that can be typed as an option.
+const COMPRESS: char = '\0';
+const VERSION: char = '\u{1}';
 
+/// Why an option of numactl is not available; none for one that is.
+fn refusal(option: char) -> Option<String> {
+    let (_, name, _) = OPTIONS.iter().find(|(short, ..)| *short == option)?;
+    match option {
+        COMPRESS => {
+            Some("--cpu-compress is not available: `numaward topology` lists CPUs as ranges".to_owned())
+        }
+        VERSION => Some(
+            "this is not numactl, and has no version of it: `numaward --version` prints its own".to_owned(),
+        ),
+        'S' | 'f' | 'o' | 'L' | 'M' | 'd' | 'D' | 'I' | 'u' | 'T' | 'V' => Some(format!(
+            "--{name} is about shared memory, which `numaward numactl` does not set up; use numactl itself"
+        )),
+        _ => None,
+    }
+}
 /// What a process may use, and all that there is.
 struct Host {
     machine: Machine,
@@ -125,10 +160,12 @@ pub(crate) fn read(arguments: &[OsString]) -> anyhow::Result<Asked> {
 
 fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
     let mut binding = Binding::default();
-    let mut all = false;
+    let (mut all, mut is_strict, mut is_hardware) = (false, false, false);
     let mut rest = arguments.iter();
     let mut options = 0;
+    // Of nodes; and whether there was a list, also of CPUs.
     let mut last = None;
+    let mut has_list = false;
     while let Some(argument) = rest.as_slice().first() {
         if argument == "--" {
             rest.next();
@@ -143,11 +180,19 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
         rest.next();
         options += 1;
         for (option, value) in split(given, &mut rest)? {
+            if let Some(refusal) = refusal(option) {
+                bail!("{refusal}");
+            }
+            if matches!(option, 'b' | 'H') && binding.policy.is_some() {
+                bail!("-{option} comes before the memory policy, or without one");
+            }
             match option {
+                'a' if has_list => bail!("-a comes before all lists of nodes and CPUs"),
                 'a' => all = true,
                 'b' => binding.balancing = true,
+                't' => is_strict = true,
                 's' => return Ok(Asked::Show(binding)),
-                'H' => return Ok(Asked::Hardware),
+                'H' => is_hardware = true,
                 'h' => return Ok(Asked::Help),
                 option => {
                     // Of CPUs, there is no such word.
@@ -158,6 +203,7 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
                         value
                     };
                     binding.take(option, &value, host, all)?;
+                    has_list |= option != 'l';
                     if !matches!(option, 'C' | 'l') {
                         last = Some(value);
                     }
@@ -165,12 +211,15 @@ fn read_on(host: &Host, arguments: &[OsString]) -> anyhow::Result<Asked> {
             }
         }
     }
+    if is_hardware {
+        return Ok(Asked::Hardware);
+    }
     let command = rest.as_slice().to_vec();
     if command.is_empty() {
         let problem = if options == 0 { "no command is given" } else { "options, and no command" };
         bail!("{problem}; {USAGE}");
     }
-    Ok(Asked::Run(Run { binding, command }))
+    Ok(Asked::Run(Run { binding, is_strict, command }))
 }
 
 /// The options of one argument, each with its value: `--membind=0`, `--mem 0` (a start that no other has), `-m0`, `-al`.
@@ -203,7 +252,8 @@ fn split(given: &str, rest: &mut std::slice::Iter<'_, OsString>) -> anyhow::Resu
     let mut options = Vec::new();
     let mut letters = given.chars();
     while let Some(letter) = letters.next() {
-        let Some((option, _, has_value)) = OPTIONS.iter().find(|(short, ..)| *short == letter) else {
+        let is_short = |(short, ..): &&(char, &str, bool)| *short == letter && !short.is_control();
+        let Some((option, _, has_value)) = OPTIONS.iter().find(is_short) else {
             bail!("unknown option -{letter}; {USAGE}");
         };
         if *has_value {
@@ -294,6 +344,9 @@ pub(crate) async fn run(server: anyhow::Result<Server>, run: &Run, name: &str) -
         let error = text::clean_lines(&format!("{error:#}")).replace('\n', " ");
         eprintln!("numaward: {name} is not registered, and runs all the same: {error}");
     }
+    if run.is_strict {
+        eprintln!("numaward: --strict is about shared memory, and changes nothing for a command");
+    }
     run.binding.apply()?;
     let (program, arguments) = run.command.split_first().context(USAGE)?;
     let error = Command::new(program).args(arguments).exec();
@@ -341,6 +394,8 @@ mod tests {
             ("-C 1 -N 0 true", Some("0-1"), None),
             ("-N 0 -m same true", Some("0-1"), Some((Mode::Bind, "0"))),
             ("-b -i 0 true", None, Some((Mode::Interleave, "0"))),
+            ("-t -m 0 true", None, Some((Mode::Bind, "0"))),
+            ("-l -a -N 3 true", Some("6-7"), Some((Mode::Local, ""))),
             ("true -m 9", None, None),
         ] {
             let Ok(Asked::Run(run)) = asked(arguments) else { panic!("{arguments}: {:?}", asked(arguments)) };
@@ -351,7 +406,9 @@ mod tests {
             assert_eq!(run.command[0], "true");
         }
         assert!(matches!(asked("-m 0 --show"), Ok(Asked::Show(_))));
-        assert_eq!(asked("--hardware"), Ok(Asked::Hardware));
+        for arguments in ["--hardware", "-H -m 0", "-b -N 0 -H", "--har"] {
+            assert_eq!(asked(arguments), Ok(Asked::Hardware), "{arguments}");
+        }
     }
 
     #[test]
@@ -372,6 +429,20 @@ mod tests {
             ("-m 0 -l true", "two memory policies"),
             ("-N same true", "no list of nodes before"),
             ("-m foo:bar true", "unknown kind of device"),
+            ("-m 0 -b true", "-b comes before the memory policy"),
+            ("-m 0 -H", "-H comes before the memory policy"),
+            ("-N 0 -a -m 1 true", "-a comes before all lists"),
+            ("-C 0 --all true", "-a comes before all lists"),
+            ("-H --cpu-compress", "--cpu-compress is not available"),
+            ("--version", "numaward --version"),
+            ("-H -x", "unknown option -x"),
+            ("-L 1m --file=/dev/shm/a -m 0", "--length is about shared memory"),
+            ("-f /dev/shm/a -T", "--file is about shared memory"),
+            ("--touch true", "--touch is about shared memory"),
+            ("-V true", "--verify is about shared memory"),
+            ("--sh 0 true", "--show or --shm or --shmmode or --shmid"),
+            ("--l true", "--localalloc or --length"),
+            ("-\u{1} true", "unknown option"),
         ] {
             let error = asked(arguments).unwrap_err();
             assert!(error.contains(words), "{arguments}: {error}");

@@ -21,11 +21,12 @@ pub(super) fn policy(host: &Host) -> anyhow::Result<String> {
     let (name, preferred) = match mode {
         Some(Mode::Default) => ("default", "current".to_owned()),
         Some(Mode::Preferred) => ("preferred", each(&nodes)),
-        Some(Mode::Bind) => ("bind", each(&nodes)),
-        Some(Mode::Interleave) => ("interleave", next()),
-        Some(Mode::WeightedInterleave) => ("weighted interleave", next()),
+        // Of several, numactl shows the first.
+        Some(Mode::Bind) => ("bind", first(&nodes)),
+        Some(Mode::Interleave) => ("interleave", format!("{} (interleave next)", next())),
+        Some(Mode::WeightedInterleave) => ("weighted interleave", format!("{} (interleave next)", next())),
         Some(Mode::Local) => ("local", "current".to_owned()),
-        Some(Mode::PreferredMany) => ("preferred-many", each(&nodes)),
+        Some(Mode::PreferredMany) => ("preferred-many", format!("{} (preferred-many)", first(&nodes))),
         None => ("unknown", String::new()),
     };
     let mut text = format!("policy: {name}\npreferred node: {}\n", preferred.trim_end());
@@ -42,7 +43,13 @@ pub(super) fn policy(host: &Host) -> anyhow::Result<String> {
     let bound = if mode == Some(Mode::Bind) { &nodes } else { &host.nodes };
     let (cpus, of_cpus, bound) = (each(&host.cpus), each(&of_cpus), each(bound));
     let _ = writeln!(text, "physcpubind: {cpus}\ncpubind: {of_cpus}\nnodebind: {of_cpus}\nmembind: {bound}");
+    // As numactl 2.0.19 has it; 2.0.16 has not.
+    let _ = writeln!(text, "preferred: {}", each(&nodes));
     Ok(text)
+}
+
+fn first(nodes: &NodeSet) -> String {
+    nodes.iter().next().map_or_else(String::new, |node| node.to_string())
 }
 
 /// The node whose turn it is.

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::{
     read::Recording,
-    when::{When, time},
+    when::{When, part, time},
     write::Writer,
 };
 

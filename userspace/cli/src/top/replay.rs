@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     args::Replay,
-    recording::{Mark, Moment, Recording, time},
+    recording::{Mark, Moment, Recording, part, time},
 };
 
 const MINUTE: u64 = 60_000;
@@ -44,9 +44,7 @@ impl Player {
             bail!("{} holds nothing", asked.file.display());
         };
         let (begin, end) = (begin.at_millis, end.at_millis);
-        let from = asked.begin.map_or(begin, |when| when.of(begin));
-        // A second is asked for with all of it.
-        let to = asked.end.map_or(end, |when| when.of(begin).saturating_add(999));
+        let (from, to) = part(asked.begin, asked.end, (begin, end));
         let first = marks.partition_point(|mark| mark.at_millis < from);
         let after = marks.partition_point(|mark| mark.at_millis <= to);
         if first >= after {
