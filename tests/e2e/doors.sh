@@ -88,7 +88,15 @@ section "read"
 as_nobody wget -q -O /dev/null http://127.0.0.1:9560/metrics
 # request METHOD PATH HOST: the first line of the answer.
 request() {
-    { printf '%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' $1 $2 $3; sleep 3; } | as_nobody nc 127.0.0.1 9560 | head -n 1
+    rm -f /run/answer
+    {
+        printf '%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' $1 $2 $3
+        for _try in $(seq 60); do
+            sleep 0.5
+            [ -s /run/answer ] && break
+        done
+    } | as_nobody nc 127.0.0.1 9560 >/run/answer
+    head -n 1 /run/answer
 }
 section "change"
 as_nobody wget -O - --post-data '{}' --header 'Content-Type: application/json' http://127.0.0.1:9560/api/v1/allocations
@@ -134,7 +142,7 @@ in_container() {
     echo "code $?"
 }
 section "host's network"
-in_container 'busybox id -u; busybox wget -q -O - http://127.0.0.1:9560/livez; busybox wget -q -O /dev/null http://127.0.0.1:9560/metrics'
+in_container 'busybox id -u; busybox wget -q -O - http://127.0.0.1:9560/livez; busybox wget -q -O /figures http://127.0.0.1:9560/metrics'
 section "host's network: files"
 for file in /run/numaward /var/lib/numaward/ledger.json /etc/numaward/token; do in_container "busybox ls $file"; done
 section "host's network: control"
@@ -142,7 +150,11 @@ in_container 'numaward release victim.service'
 section "host's network: change"
 for path in "POST /api/v1/allocations" "DELETE /api/v1/allocations/victim.service"; do
     for port in 9560 9561; do
-        in_container "{ printf '$path HTTP/1.0\r\nContent-Type: application/json\r\n\r\n'; busybox sleep 3; } | busybox nc 127.0.0.1 $port | busybox head -n 1"
+        rm -f /run/container/answer
+        in_container "{
+            printf '$path HTTP/1.0\r\nContent-Type: application/json\r\n\r\n'
+            for try in \$(busybox seq 60); do busybox sleep 0.5; [ -s /answer ] && break; done
+        } | busybox nc 127.0.0.1 $port >/answer; busybox head -n 1 /answer"
     done
 done
 section "host's network: process"

@@ -26,8 +26,6 @@ fn every_knob_is_as_it_was() {
         "./loose/memory.low",
         "./loose/memory.max",
         "./other/memory.min",
-        "./part/cpuset.cpus",
-        "./part/cpuset.cpus.partition",
         "./plain/cpuset.cpus",
         "./slice/cgroup.subtree_control",
         "./slice/a/cpuset.cpus",

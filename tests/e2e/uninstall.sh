@@ -29,7 +29,7 @@ tree() {
 _counts() { [ "$(wget -qO- http://127.0.0.1:9560/api/v1/allocations | grep -o '"directory"' | wc -l)" = $1 ]; }
 
 # Of these, numaward enables controllers itself: of bare for all, of the root and slice for huge pages.
-for cgroup in other pinned plain slice/a slice/b batch/one bare/inner loose part; do live $cgroup; done
+for cgroup in other pinned plain slice/a slice/b batch/one bare/inner loose; do live $cgroup; done
 echo -hugetlb >$cgroups/cgroup.subtree_control || fail "the controller hugetlb stays enabled"
 for node in 0 1; do
     echo 8 >/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages
@@ -46,13 +46,11 @@ tree "before"
 numaward run --config $config 2>>/tmp/daemon.log &
 daemon=$!
 wait_for 60 _ready
-# Before others are given what makes a cgroup beside it name all CPUs: docs/limits.md.
-numaward guarantee /part --cpus 1 --memory 32Mi --partition root >/dev/null || fail "no partition for /part"
 numaward guarantee /slice/a --cpus 1 --memory 64Mi --hugepages-2Mi 4Mi >/dev/null || fail "no guarantee for /slice/a"
 numaward guarantee /other --memory 32Mi >/dev/null || fail "no guarantee for /other"
 numaward guarantee /bare/inner --cpus 1 --memory 32Mi >/dev/null || fail "no guarantee for /bare/inner"
 numaward guarantee /loose --memory 32Mi --memory-limit 64Mi >/dev/null || fail "no guarantee for /loose"
-wait_for 60 _counts 6
+wait_for 60 _counts 5
 tree "held"
 section "while the daemon runs"
 numaward uninstall --restore --config $config 2>&1 && echo "it was not refused"

@@ -32,6 +32,7 @@ wait_for 60 synced
 
 run victim guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000
 victim=$cgroup
+wait_until_at 0 $victim
 section "victim"
 where $victim
 section "victim before"
@@ -67,17 +68,22 @@ try kill -0 DAEMON
 echo "== knobs"
 try sh -c 'echo 0-5 >/sys/fs/cgroup/cpuset.cpus'
 try mount -o remount,rw /sys/fs/cgroup
-try mount -t cgroup2 none /mnt
+try mount -t cgroup2 none /bin
 try unshare -U -r -m mount -o remount,rw /sys/fs/cgroup
 try mkdir /sys/fs/cgroup/more
 echo "== CPUs"
+# Where the host is busy, the runtime has its answer too late, and the container gets its CPUs when it runs already.
+for second in $(busybox seq 60); do
+    grep -q 'Cpus_allowed_list:.0,2-5$' /proc/1/status && break
+    sleep 1
+done
 try taskset -p 3f 1
 try grep Cpus_allowed_list /proc/1/status
 echo "== figures"
 try wget -q -O /dev/null http://127.0.0.1:9560/metrics
 echo "== changes"
 try wget -O - --post-data '{}' --header 'Content-Type: application/json' http://127.0.0.1:9560/api/v1/allocations
-try sh -c "{ printf 'DELETE /api/v1/allocations/default/victim/main HTTP/1.0\r\n\r\n'; sleep 2; } | busybox nc 127.0.0.1 9560 | busybox head -n 1"
+try sh -c "{ printf 'DELETE /api/v1/allocations/default/victim/main HTTP/1.0\r\n\r\n'; sleep 10; } | busybox nc 127.0.0.1 9560 | busybox head -n 1"
 echo "== end"
 sleep 1000000
 END
@@ -88,7 +94,7 @@ section "off"
 where $off
 said() { sed 's/^[^ ]* std[a-z]* [FP] //' /var/log/pods/off/main.log; }
 _tried() { said | grep -q '^== end'; }
-wait_for 120 _tried
+wait_for 240 _tried
 section "tried"
 said
 section "off: knobs"
@@ -101,6 +107,7 @@ section "off: log"
 grep 'placement: off counts as shared' /tmp/daemon.log
 
 tenant forged kubernetes.io/config.hash=victim sleep 1000000
+wait_until_at 0 $cgroup
 section "forged"
 where $cgroup
 section "forged: allocations"
@@ -113,17 +120,18 @@ allocations
 
 long=$(head -c 5000 /dev/zero | tr '\0' x)
 tenant long "numaward.io/preferred-nodes=$long" sleep 1000000
+wait_until_at 0 $cgroup
 section "long"
 where $cgroup
 section "long: allocations"
 allocations
 numaward-cri remove-pod $pod
 n=0
-for broken in numaward.io/placement=never numaward.io/preferred-nodes=0-99999999999 'numaward.io/guarantee={"a": ["' \
-    'main.numaward.io/preferred-nodes=-1,,' numaward.io/topology-policy= "numaward.io/placement$(printf '=\033[2J\nnumaward')" \
-    numaward.io/no-such-thing=1; do
+for broken in 'main.numaward.io/preferred-nodes=0-99999999999' 'numaward.io/guarantee={"a": ["' \
+    "numaward.io/placement$(printf '=\033[2J\nnumaward')" numaward.io/no-such-thing=1; do
     n=$((n + 1))
     tenant broken$n "$broken" sleep 1000000
+    wait_until_at 0 $cgroup
     section "broken $n"
     where $cgroup
     section "broken $n: allocations"
