@@ -210,7 +210,7 @@ fn the_commands_of_the_book_are_true() {
     let mut run: Vec<(Command, &Run)> = Vec::new();
     let mut skipped = Vec::new();
     for (page, least, before) in PAGES {
-        script += &format!("\nsection 'before {page}'\n{before} 2>&1\n");
+        script = format!("{script}\nsection 'before {page}'\n{before} 2>&1\n");
         let begun = run.len();
         for command in commands(page) {
             let not_here = NOT_HERE.iter().find(|(begins, _)| command.begins_with(begins));

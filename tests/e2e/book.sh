@@ -47,7 +47,7 @@ types() {
         TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 /usr/bin/script -qefc "stty rows 50 cols 120; $3" /tmp/screen >/dev/null
         echo $? >/tmp/over
     }
-    # Without what moves the cursor, and what `script` says of itself.
+    # Without what moves the cursor and the remarks of `script`.
     sed "/^Script /d; s/$(printf '\033')\[[0-9;?]*[a-zA-Z]/ /g" /tmp/screen | tr -d '\r'
     return "$(cat /tmp/over)"
 }

@@ -167,10 +167,11 @@ const GUIDES: &str = "guides::";
 /// emulation, or what they show hardly depends on the kernel.
 const LEFT_OUT: &[(&str, &[&str])] = &[
     ("answers::", &["6.12"]),
+    ("book::", &["6.12"]),
     ("cgroup_v1::", &[kernels::OLDEST]),
     ("chaos::", &["6.12"]),
     (CLUSTER, &[]),
-    ("containerd::a_tenant", &["6.12"]),
+    ("containerd::a_tenant", &[]),
     ("containerd::containerd_1_7", &[]),
     ("containerd::containerd_2", &["6.12"]),
     ("containerd::containerd_with_systemd", &[]),
@@ -190,6 +191,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
     (MADE[2], &[]),
+    ("numactl::", &["6.12"]),
     (PACKAGES, &[]),
     ("power::", &["6.12"]),
     ("probes::", &[]),

@@ -91,7 +91,7 @@ impl Disk {
         let device = format!("virtio-blk-pci,drive=disk{number}");
         match self.node {
             // Buses from 160 on, of which each has a port with a bus of its own.
-            Some(node) => args.extend(behind_port(&format!("disk{number}"), 160 + 4 * number, node, device)),
+            Some(node) => args.extend(behind_port(&format!("disk{number}"), 160 + 4 * number, node, &device)),
             None => args.extend(["-device".to_owned(), device]),
         }
         args
@@ -99,7 +99,7 @@ impl Disk {
 }
 
 /// A device on a PCI bus of a node, as the firmware says: QEMU's arguments for the bus with this number, a port, and the device.
-fn behind_port(name: &str, bus: usize, node: u32, device: String) -> Vec<String> {
+fn behind_port(name: &str, bus: usize, node: u32, device: &str) -> Vec<String> {
     [
         format!("pxb-pcie,id=bus-{name},bus_nr={bus},bus=pcie.0,numa_node={node}"),
         format!("pcie-root-port,id=port-{name},bus=bus-{name},chassis={bus}"),
@@ -464,10 +464,10 @@ impl Vm {
             let _ = write!(netdev, ",guestfwd=tcp:{address}:{guest}-cmd:{relay}");
         }
         let mut args = vec!["-netdev".to_owned(), netdev];
-        let card = "virtio-net-pci,netdev=n0,romfile=".to_owned();
+        let card = "virtio-net-pci,netdev=n0,romfile=";
         match self.options.network_node {
             Some(node) => args.extend(behind_port("card", 128, node, card)),
-            None => args.extend(["-device".to_owned(), card]),
+            None => args.extend(["-device".to_owned(), card.to_owned()]),
         }
         args
     }
