@@ -118,8 +118,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         OperatingMode::Enforce => control_socket(config)?,
         OperatingMode::Observe => None,
     };
-    let is_controlled = control.is_some() || remote.is_some();
-    let prepared = is_controlled.then(|| control::prepare(config));
+    let prepared = (control.is_some() || remote.is_some()).then(|| control::prepare(config));
     let demands = Demands::of_this_kernel(observer.needs_cap_bpf());
     match privileges::drop_unneeded(config, mode, demands) {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
