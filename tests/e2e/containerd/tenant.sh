@@ -72,13 +72,14 @@ try mount -t cgroup2 none /bin
 try unshare -U -r -m mount -o remount,rw /sys/fs/cgroup
 try mkdir /sys/fs/cgroup/more
 echo "== CPUs"
-# Where the host is busy, the runtime has its answer too late, and the container gets its CPUs when it runs already.
+# Where the host is busy, the runtime has its answer too late, and the container gets its CPUs when it runs already. The first
+# process is the sandbox's.
 for second in $(busybox seq 60); do
-    grep -q 'Cpus_allowed_list:.0,2-5$' /proc/1/status && break
+    grep -q 'Cpus_allowed_list:.0,2-5$' /proc/$$/status && break
     sleep 1
 done
-try taskset -p 3f 1
-try grep Cpus_allowed_list /proc/1/status
+try taskset -p 3f $$
+try grep Cpus_allowed_list /proc/$$/status
 echo "== figures"
 try wget -q -O /dev/null http://127.0.0.1:9560/metrics
 echo "== changes"
