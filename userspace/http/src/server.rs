@@ -147,21 +147,22 @@ async fn accept_all(limits: Limits, listener: Box<dyn Accept>, router: Router, s
                 permit = permits.clone().acquire_owned() => permit.ok(),
             };
         }
+        // Now, and not in its task: who comes next may be in need of its place before the task has run.
+        let is_served = permit.map(|permit| held.serve(permit)).is_some();
         let (http, service, watcher, stop) =
             (http.clone(), service.clone(), graceful.watcher(), stop.clone());
         let permits = permits.clone();
         let serving = async move {
-            let permit = match permit {
-                None => tokio::select! {
+            if !is_served {
+                let permit = tokio::select! {
                     () = stop.cancelled() => return,
                     permit = timeout(limits.head, permits.acquire_owned()) => permit.ok().and_then(Result::ok),
-                },
-                permit => permit,
-            };
-            let Some(permit) = permit else {
-                return tracing::debug!("closed: there are as many connections as there may be");
-            };
-            held.serve(permit);
+                };
+                let Some(permit) = permit else {
+                    return tracing::debug!("closed: there are as many connections as there may be");
+                };
+                held.serve(permit);
+            }
             let opened = tokio::select! {
                 () = stop.cancelled() => return,
                 opened = timeout(limits.head, open) => opened,
@@ -306,6 +307,31 @@ pub(crate) mod tests {
             }
             .boxed()
         }
+    }
+
+    #[tokio::test]
+    async fn peers_that_come_all_at_once_keep_nobody_else_out() {
+        let forever = 10 * PATIENCE;
+        let limits = Limits { connections: 8, connections_of_a_peer: 8, head: forever, ..Limits::USUAL };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = async |peer: [u8; 4]| {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from((peer, 0))).unwrap();
+            socket.connect(address).await.unwrap()
+        };
+        // All wait when the server begins, and all that runs here runs on one thread.
+        let mut silent = Vec::new();
+        for _ in 0..limits.connections {
+            silent.push(connect([127, 0, 0, 2]).await);
+        }
+        let mut other = connect([127, 0, 0, 3]).await;
+        other.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        let router = Router::new().route("/livez", get(|| async { "ok\n" }));
+        let stop = CancellationToken::new();
+        tokio::spawn(serve_within(limits, Box::new(Peers(listener)), layered(router), stop));
+        let answer = timeout(PATIENCE, head(&mut other)).await.expect("an answer");
+        assert!(answer.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")));
     }
 
     #[tokio::test(flavor = "multi_thread")]
