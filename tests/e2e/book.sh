@@ -11,6 +11,9 @@ done
 systemctl daemon-reload
 systemctl start numaward postgresql redis small
 wait_for 120 _ready
+# The first step of the history takes ten seconds.
+_remembered() { curl -s http://127.0.0.1:9560/api/v1/history/workloads | grep -q redis.service; }
+wait_for 120 _remembered
 mkdir -p /run/here
 cd /run/here || exit
 
