@@ -192,7 +192,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("load::", &["6.12"]),
     ("machine::", &["6.12"]),
     (MADE[2], &[]),
-    ("numactl::", &["6.12"]),
+    ("numactl::", &[]),
     (PACKAGES, &[]),
     ("power::", &["6.12"]),
     ("probes::", &[]),
