@@ -6,7 +6,7 @@ use std::time::Duration;
 use numaward_tests::{Bench, boot};
 use numaward_vm::Machine;
 
-use crate::deploy::checkout;
+use crate::systemd::boot_unit;
 
 #[test]
 fn exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back() {
@@ -56,14 +56,9 @@ fn exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back() {
 #[test]
 fn the_unit_sets_it_with_the_drop_in_that_the_page_has() {
     let Some(bench) = Bench::open() else { return };
-    let page = std::fs::read_to_string(checkout("docs/power.md")).unwrap();
-    let (_, rest) = page.split_once("```ini\n").unwrap();
-    let drop_in = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(&drop_in, rest.split_once("```").unwrap().0).unwrap();
     let machine = Machine::parse(None, Some("2,2"), Some("1G,512M"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
-    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
-    let report = boot(&vm.file(drop_in.path(), "/power.conf"), include_str!("cpu_power_unit.sh"));
+    let report = boot_unit(vm, "power", include_str!("cpu_power_unit.sh"));
     eprintln!("{report}");
 
     assert_eq!(report.section("closed"), "latency: 0", "{report}");

@@ -6,7 +6,7 @@ use std::{fs::File, time::Duration};
 use numaward_tests::{Bench, Report, boot};
 use numaward_vm::{Cache, Machine};
 
-use crate::deploy::checkout;
+use crate::systemd::boot_unit;
 
 const MIB: u64 = 1 << 20;
 const LIBRARIES: [&str; 14] = [
@@ -91,14 +91,9 @@ fn the_kernels_work_leaves_exclusive_cpus_and_comes_back() {
 #[test]
 fn the_unit_moves_interrupts_with_the_drop_in_that_the_page_has() {
     let Some(bench) = Bench::open() else { return };
-    let page = std::fs::read_to_string(checkout("docs/interrupts.md")).unwrap();
-    let (_, rest) = page.split_once("```ini\n").unwrap();
-    let drop_in = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(&drop_in, rest.split_once("```").unwrap().0).unwrap();
     let machine = Machine::parse(None, Some("3,3"), Some("1G,512M"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).network_on(1).limit(Duration::from_mins(15));
-    let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
-    let report = boot(&vm.file(drop_in.path(), "/interrupts.conf"), include_str!("interrupts_unit.sh"));
+    let report = boot_unit(vm, "interrupts", include_str!("interrupts_unit.sh"));
     eprintln!("{report}");
 
     let of = |section: &str| ["workqueues", "new", "rps"].map(|key| line(&report, section, key));

@@ -1,37 +1,11 @@
-# The packaged unit, as it is and with the drop-in of docs/interrupts.md.
-mkdir -p /etc/numaward
-echo 'enforcement: {interrupts: move-away}' >/etc/numaward/config.yaml
-cp /numaward.service /run/systemd/system/numaward.service
-printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/load.service
-systemctl daemon-reload
-systemctl start load.service
-_ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-_looked() { events | grep -q 'exclusive CPUs 3-4'; }
-events() { wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=interrupts_moved" | sed 's/},{/}\n{/g'; }
+config='enforcement: {interrupts: move-away}'
+kind=interrupts_moved
+cpus=3-4
 rps=/sys/class/net/eth0/queues/rx-0/rps_cpus
 echo 18 >$rps
-# hold NAME: with a daemon that has started.
-hold() {
-    systemctl start numaward.service || fail "not started"
-    wait_for 120 _ready
-    numaward guarantee load.service --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
-    wait_for 30 _looked
-    section "$1"
+state() {
     echo "workqueues: $(cat /sys/devices/virtual/workqueue/cpumask)"
     echo "new: $(cat /proc/irq/default_smp_affinity)"
     echo "rps: $(cat $rps)"
-    section "$1 events"
-    events
-    numaward release load.service || fail "not released"
 }
-hold "closed"
-systemctl stop numaward.service
-mkdir -p /run/systemd/system/numaward.service.d
-cp /interrupts.conf /run/systemd/system/numaward.service.d/
-systemctl daemon-reload
-hold "open"
-section "outside of it"
-# What the unit forbids otherwise stays so.
-pid=$(systemctl show -P MainPID numaward.service)
-nsenter -t $pid -m sh -c 'echo 1 >/proc/sys/vm/overcommit_memory; echo 1 >/sys/kernel/mm/ksm/run' 2>&1
-exit 0
+forbidden='echo 1 >/proc/sys/vm/overcommit_memory; echo 1 >/sys/kernel/mm/ksm/run'

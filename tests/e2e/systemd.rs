@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_vm::{Machine, Vm};
+
+use crate::deploy::checkout;
 
 const MIB: u64 = 1 << 20;
 
@@ -34,6 +36,19 @@ fn assert_herd(report: &Report) {
     for section in ["given back", "given back and restarted"] {
         assert_eq!(lines(section), [&free[..4], &late].concat(), "{section}");
     }
+}
+
+/// Boots with the packaged unit, as it is and then with the drop-in of a page of the book, `docs/PAGE.md`. `script` says what is
+/// looked at, see `unit_with_drop_in.sh`.
+pub(crate) fn boot_unit(vm: Vm, page: &str, script: &str) -> Report {
+    let text = std::fs::read_to_string(checkout(&format!("docs/{page}.md"))).unwrap();
+    let (_, rest) = text.split_once("```ini\n").unwrap();
+    let (drop_in, _) = rest.split_once("```").unwrap();
+    let script = format!(
+        "drop_in() {{ cat <<'END'\n{drop_in}END\n}}\n{script}\n{}",
+        include_str!("unit_with_drop_in.sh")
+    );
+    boot(&vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service"), &script)
 }
 
 #[test]

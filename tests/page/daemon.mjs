@@ -47,7 +47,8 @@ export async function start(t, env = {}) {
 export async function controlled(t) {
   const program = process.env.CONTROLLED_NUMAWARD;
   assert.ok(program, "CONTROLLED_NUMAWARD names the daemon's test `control`; `cargo xtask test page` builds it");
-  const daemon = spawn(program, ["--exact", "serves_until_its_input_ends", "--ignored", "--nocapture"], {
+  const daemon = spawn(program, ["--exact", "both_addresses_serve", "--nocapture"], {
+    env: { ...process.env, NUMAWARD_TEST_UNTIL_INPUT_ENDS: "1" },
     stdio: ["pipe", "pipe", "inherit"],
   });
   t.after(async () => {

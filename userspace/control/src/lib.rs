@@ -57,7 +57,7 @@ pub use metrics::ControlMetrics;
 pub use moving::{Leaving, Moving, Recent, Running};
 pub use policy::PolicyError;
 pub use ports::{Ports, View};
-pub use reconciler::{CrowdedNode, Reconciler};
+pub use reconciler::{CrowdedNode, Reconciler, power_settings};
 pub use request::{FieldError, Request, Resize, Target};
 pub use state::{Guarantee, State};
 

@@ -38,6 +38,7 @@ use numaward_model::{Promises, health, pod::PodName};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
+pub use self::power::power_settings;
 use self::{
     controllers::Controllers,
     read_model::ReadModel,

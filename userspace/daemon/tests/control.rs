@@ -47,6 +47,8 @@ use self::support::{Answer, Daemon, Host, ask, request};
 const ALLOCATIONS: &str = "/api/v1/allocations";
 const PLAN: &str = "/api/v1/plan";
 const REBALANCE: &str = "/api/v1/rebalance";
+/// Set by `tests/page`, which closes the input.
+const UNTIL_INPUT_ENDS: &str = "NUMAWARD_TEST_UNTIL_INPUT_ENDS";
 const PROBLEM: &str = "content-type: application/problem+json";
 
 /// Four CPUs on each of two nodes; CPU 0 is kept for the system.
@@ -795,11 +797,10 @@ async fn for_reading(daemon: &Daemon) -> SocketAddr {
     address
 }
 
-/// The daemon that the pages of `tests/page/doors.test.mjs` are after, until its input ends. It has two cgroups: `/held`
-/// with a guarantee, and `/free`.
+/// With the variable [`UNTIL_INPUT_ENDS`], it is also the daemon that the pages of `tests/page/doors.test.mjs` are after. It has
+/// two cgroups: `/held` with a guarantee, and `/free`.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "cargo xtask test page starts it"]
-async fn serves_until_its_input_ends() {
+async fn both_addresses_serve() {
     let host = host();
     host.cgroup("held");
     host.cgroup("free");
@@ -810,6 +811,16 @@ async fn serves_until_its_input_ends() {
     write(&host.dir.path().join("token"), TOKEN);
     let control = Control { token_file: Some(host.dir.path().join("token")), ..Control::default() };
     let (reading, changing) = (for_reading(&daemon).await, on_address(&daemon, &control));
+    for (address, path, status) in
+        [(reading, "/livez", 200), (changing, ALLOCATIONS, 401), (reading, ALLOCATIONS, 200)]
+    {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let answer = ask(stream, "GET", path, &[], "").await.unwrap();
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+    }
+    if std::env::var_os(UNTIL_INPUT_ENDS).is_none() {
+        return;
+    }
     let addresses =
         serde_json::json!({"reading": reading, "changing": changing, "token": TOKEN, "known": KNOWN});
     // The harness has begun a line.

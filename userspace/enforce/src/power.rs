@@ -64,13 +64,14 @@ impl PowerKnob {
         }
     }
 
-    /// The file beside it with the values that it takes.
-    fn choices(self) -> Option<&'static str> {
-        match self {
-            Self::EnergyPreference => Some("energy_performance_available_preferences"),
-            Self::Governor => Some("scaling_available_governors"),
-            Self::WakeUpLatency => None,
-        }
+    /// The file with the values that it takes, if there is one: beside its own, which is this.
+    pub fn choices(self, path: &str) -> Option<String> {
+        let name = match self {
+            Self::EnergyPreference => "energy_performance_available_preferences",
+            Self::Governor => "scaling_available_governors",
+            Self::WakeUpLatency => return None,
+        };
+        Some(format!("{}/{name}", path.rsplit_once('/')?.0))
     }
 
     /// The file of a CPU, from the host's root.
@@ -271,8 +272,8 @@ impl Power {
             if Errno::from_io_error(&source) != Some(Errno::INVAL) {
                 return Err(PowerError::Refused { path, source });
             }
-            let known = write.knob.choices().map(|file| path.with_file_name(file));
-            let known = known.and_then(|path| fs::read_to_string(path).ok());
+            let known = write.knob.choices(&write.path);
+            let known = known.and_then(|file| fs::read_to_string(self.root.join(file)).ok());
             return Err(PowerError::Unknown { path, value: write.value.clone(), known });
         }
         match fs::read_to_string(&path) {

@@ -116,6 +116,7 @@ fn refusal(option: char) -> Option<String> {
         _ => None,
     }
 }
+
 /// What a process may use, and all that there is.
 struct Host {
     machine: Machine,

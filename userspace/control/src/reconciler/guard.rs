@@ -384,7 +384,7 @@ mod tests {
             &self.reconciler.as_ref().unwrap().core.kept.state
         }
 
-        pub(super) fn told(&self) -> String {
+        pub(super) fn reported(&self) -> String {
             let happened = self.host.happened.lock().unwrap();
             happened.iter().map(|(_, report)| report.message.clone() + "\n").collect()
         }
@@ -410,15 +410,17 @@ mod tests {
         let others = [("small", 50), ("exempt", 500), ("large", 200), ("bound", 400), ("kept", 900)];
         bench.see(true, [-10, 1000], &others);
         assert_eq!(["small", "large", "exempt", "bound"].map(|of| bench.mems(of)), ["", "0", "", "1"]);
-        assert!(bench.told().contains("/bound cannot be kept off node 1: it may use nodes 1, and no others"));
-        assert!(bench.told().contains("/large is kept off node 1"));
+        assert!(
+            bench.reported().contains("/bound cannot be kept off node 1: it may use nodes 1, and no others")
+        );
+        assert!(bench.reported().contains("/large is kept off node 1"));
         bench.turn();
         assert_eq!(bench.mems("small"), "", "the same look");
         bench.see(true, [10, 1000], &others);
         assert_eq!(bench.mems("small"), "", "low, but not short");
         bench.see(true, [-1, 1000], &others);
         assert_eq!(bench.mems("small"), "0");
-        assert_eq!(bench.told().matches("/bound cannot").count(), 1, "said once");
+        assert_eq!(bench.reported().matches("/bound cannot").count(), 1, "said once");
 
         // A restart goes on with it.
         bench.restart();
@@ -438,7 +440,7 @@ mod tests {
         assert_eq!(["small", "large", "bound"].map(|of| bench.mems(of)), ["", "", "1"]);
         assert!(bench.state().steered.is_empty());
         assert!(bench.state().applied.held().all(|(path, _)| path.as_str() == "/kept"));
-        assert!(bench.told().contains("/large may use nodes 1 again"));
+        assert!(bench.reported().contains("/large may use nodes 1 again"));
     }
 
     #[test]
@@ -446,7 +448,7 @@ mod tests {
         let mut bench = Bench::new(&["hog"]);
         bench.see(true, [-10, 99], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "");
-        assert!(bench.told().contains("nodes 0 have room for 99Mi"), "{}", bench.told());
+        assert!(bench.reported().contains("nodes 0 have room for 99Mi"), "{}", bench.reported());
         bench.see(true, [-10, 100], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "0");
     }

@@ -75,7 +75,7 @@ impl PowerSettings {
     }
 
     fn turn(&mut self, core: &mut Core, now: Instant) {
-        let wanted = core.config.enforcement.power_settings().map(wanted).unwrap_or_default();
+        let wanted = core.config.enforcement.power_settings().map(power_settings).unwrap_or_default();
         let cpus =
             if wanted.is_empty() { CpuSet::new() } else { core.kept.state.ledger.all_exclusive_cpus() };
         let is_idle = cpus.is_empty() && core.kept.state.power.is_empty();
@@ -220,7 +220,7 @@ fn as_before(held: &mut AllHeld, before: &AllHeld, path: &str) {
 }
 
 /// What is configured, as the kernel shows it.
-fn wanted(power: &CpuPower) -> Wanted {
+pub fn power_settings(power: &CpuPower) -> Wanted {
     let CpuPower { governor, energy_preference, wake_up_latency } = power;
     let latency =
         wake_up_latency.map(|micros| if micros == 0 { "n/a".to_owned() } else { micros.to_string() });

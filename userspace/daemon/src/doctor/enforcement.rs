@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs};
 
 use numaward_config::cpu_power::CpuPower;
-use numaward_enforce::power::PowerKnob;
+use numaward_control::power_settings;
 use numaward_topology::CpuId;
 
 use super::{Check, Host, Outcome, check, ok, warn};
@@ -107,22 +107,12 @@ impl Host<'_> {
 
     /// Whether power settings of exclusive CPUs can be made, where they are to be: those of the first CPU.
     pub(super) fn power(&self, power: &CpuPower) -> Outcome {
-        let CpuPower { governor, energy_preference, wake_up_latency } = power;
-        let governors = ("scaling_available_governors", governor.as_ref().map(ToString::to_string));
-        let preference = energy_preference.as_ref().map(ToString::to_string);
-        let preferences = ("energy_performance_available_preferences", preference);
-        let wanted = [
-            governor.is_some().then_some((PowerKnob::Governor, Some(governors))),
-            energy_preference.is_some().then_some((PowerKnob::EnergyPreference, Some(preferences))),
-            wake_up_latency.map(|_| (PowerKnob::WakeUpLatency, None)),
-        ];
-        let problems = wanted.into_iter().flatten().filter_map(|(knob, choices)| {
+        let problems = power_settings(power).into_iter().filter_map(|(knob, value)| {
             let path = knob.path(CpuId(0));
             if let Err(error) = rustix::fs::access(self.root.join(&path), rustix::fs::Access::WRITE_OK) {
                 return Some(format!("/{path} cannot be written ({error})"));
             }
-            let (file, Some(value)) = choices? else { return None };
-            let known = self.read(&format!("{}/{file}", path.rsplit_once('/')?.0)).ok()?;
+            let known = self.read(&knob.choices(&path)?).ok()?;
             let is_known = known.split_whitespace().any(|known| known == value);
             (!is_known).then(|| format!("/{path} takes no {value:?}, but {}", known.trim()))
         });

@@ -170,19 +170,19 @@ mod tests {
         // The first look finds the node stuck.
         stay_short(&mut bench, PATIENCE, &others);
         assert_eq!(crowded(&bench), []);
-        assert!(!bench.told().contains("evicted"));
+        assert!(!bench.reported().contains("evicted"));
         bench.see(true, [-10, 10], &others);
         assert_eq!(crowded(&bench), pods(&[("b", 400), ("a", 300)]));
         let message = "Node 1 has been short for 30 s although nobody else can be kept off it: 2 pods without a guarantee \
             are in the way there, and may be evicted one by one.";
-        assert_eq!(bench.told().matches(message).count(), 1, "{}", bench.told());
+        assert_eq!(bench.reported().matches(message).count(), 1, "{}", bench.reported());
 
         // A look for which nothing was read changes nothing, and it is said once.
         bench.see(true, [-10, 10], &[]);
         assert_eq!(crowded(&bench), pods(&[("b", 400), ("a", 300)]));
         bench.see(true, [-10, 10], &others[..1]);
         assert_eq!(crowded(&bench), pods(&[("a", 300)]), "the other is gone");
-        assert_eq!(bench.told().matches(message).count(), 1);
+        assert_eq!(bench.reported().matches(message).count(), 1);
 
         // It begins anew with each break: enough for once, or somebody who could be kept off.
         bench.see(true, [10, 10], &others);
@@ -208,7 +208,11 @@ mod tests {
         guarantee(&mut bench, "pod", &format!("/{kept}"));
         stay_short(&mut bench, PATIENCE * 2, &others);
         assert_eq!(crowded(&bench), pods(&[]));
-        assert!(bench.told().contains("no pod without a guarantee is in the way"), "{}", bench.told());
+        assert!(
+            bench.reported().contains("no pod without a guarantee is in the way"),
+            "{}",
+            bench.reported()
+        );
     }
 
     #[test]
@@ -217,6 +221,6 @@ mod tests {
         let mut bench = Bench::new(&[&a]);
         stay_short(&mut bench, PATIENCE * 2, &[(&a, 300)]);
         assert_eq!(crowded(&bench), []);
-        assert!(bench.told().contains("cannot be kept off node 1"), "{}", bench.told());
+        assert!(bench.reported().contains("cannot be kept off node 1"), "{}", bench.reported());
     }
 }

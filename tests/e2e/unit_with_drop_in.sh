@@ -1,0 +1,34 @@
+# The packaged unit, as it is and with a drop-in. What comes before it defines: $config, the configuration; $kind, the kind of the
+# event that says that the daemon has seen exclusive CPUs $cpus; `state`, which prints what they are set to; $forbidden, commands
+# that the unit does not allow with the drop-in either; and `drop_in`, which prints that.
+mkdir -p /etc/numaward
+echo "$config" >/etc/numaward/config.yaml
+cp /numaward.service /run/systemd/system/numaward.service
+printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/load.service
+systemctl daemon-reload
+systemctl start load.service
+_ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
+_looked() { events | grep -q "exclusive CPUs $cpus"; }
+events() { wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=$kind" | sed 's/},{/}\n{/g'; }
+# hold NAME: with a daemon that has started.
+hold() {
+    systemctl start numaward.service || fail "not started"
+    wait_for 120 _ready
+    numaward guarantee load.service --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
+    wait_for 30 _looked
+    section "$1"
+    state
+    section "$1 events"
+    events
+    numaward release load.service || fail "not released"
+}
+hold "closed"
+systemctl stop numaward.service
+mkdir -p /run/systemd/system/numaward.service.d
+drop_in >/run/systemd/system/numaward.service.d/drop-in.conf
+systemctl daemon-reload
+hold "open"
+section "outside of it"
+pid=$(systemctl show -P MainPID numaward.service)
+nsenter -t $pid -m sh -c "$forbidden" 2>&1
+exit 0
