@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ pub(crate) struct Arguments {
     kernel: String,
 }
 
+const ARCH: Arch = Arch::Amd64;
 /// Where the daemon listens inside; for changes on the next port.
 const DAEMON_PORT: u16 = 9560;
 /// Who has what is in this file of the checkout may change what is promised in the machine.
@@ -47,13 +49,15 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
             bail!("cannot listen on {address}: {error}; choose another port with --port");
         }
     }
-    let running = boot(arguments, address)?;
+    let programs = programs(arguments)?;
+    let running = boot(arguments, &programs, address)?;
+    let program = vm::daemon(&programs)?;
 
     let mut announced = false;
     let (signalled, result) = vm::attend(running, || {
         if !announced && is_ready(address) {
             announced = true;
-            println!("{}", what_to_look_at(address, arguments.seconds));
+            println!("{}", what_to_look_at(program, address, arguments.seconds));
         }
     })?;
     if signalled {
@@ -66,10 +70,19 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
+/// Installs what the demo's machine takes, and builds its programs.
+pub(crate) fn programs(arguments: &Arguments) -> Result<Vec<(String, PathBuf)>> {
+    let kernel = kernels::find(ARCH, &arguments.kernel)?;
+    setup::ensure(&[Part::Ebpf, Part::Qemu(ARCH), Part::Kernel(ARCH, kernel)])?;
+    vm::programs(ARCH, true)
+}
+
 /// Boots the demo's machine, whose daemon answers on this address.
-pub(crate) fn boot(arguments: &Arguments, address: SocketAddr) -> Result<Running> {
-    let (arch, kernel) = (Arch::Amd64, &arguments.kernel);
-    setup::ensure(&[Part::Ebpf, Part::Qemu(arch), Part::Kernel(arch, kernels::find(arch, kernel)?)])?;
+pub(crate) fn boot(
+    arguments: &Arguments,
+    programs: &[(String, PathBuf)],
+    address: SocketAddr,
+) -> Result<Running> {
     // Two pairs of nodes. Node 0 has CPUs to spare for two guarantees.
     let machine = Machine::parse(
         Some(4),
@@ -78,11 +91,11 @@ pub(crate) fn boot(arguments: &Arguments, address: SocketAddr) -> Result<Running
         Some("10,12,32,32;12,10,32,32;32,32,10,12;32,32,12,10"),
     )?;
     let seconds = arguments.seconds.unwrap_or(LONGEST);
-    let mut vm = Vm::new(Kernel::find(&Cache::locate()?, arch, kernel)?, machine)
+    let mut vm = Vm::new(Kernel::find(&Cache::locate()?, ARCH, &arguments.kernel)?, machine)
         .forward(Forward { host: address.port(), guest: DAEMON_PORT })
         .forward(Forward { host: changes(address).port(), guest: DAEMON_PORT + 1 })
         .limit(Duration::from_secs(seconds + BOOT));
-    for (name, path) in vm::programs(arch, true)? {
+    for (name, path) in programs {
         vm = vm.file(path, format!("/bin/{name}"));
     }
     let (control, token) = (DAEMON_PORT + 1, token()?);
@@ -130,9 +143,10 @@ pub(crate) fn is_ready(address: SocketAddr) -> bool {
     ask().is_ok_and(|answer| answer.split(' ').nth(1) == Some("200"))
 }
 
-fn what_to_look_at(address: SocketAddr, seconds: Option<u64>) -> String {
+fn what_to_look_at(program: &Path, address: SocketAddr, seconds: Option<u64>) -> String {
     let end =
         seconds.map_or_else(|| "Ctrl-C ends it.".to_owned(), |seconds| format!("It ends after {seconds} s."));
+    let program = program.strip_prefix(command::root()).unwrap_or(program).display();
     let (fix, changing) = (FIX.join(" "), changing(address).join(" "));
     format!(
         "
@@ -141,11 +155,11 @@ numaward watches a machine with four nodes (0 and 1 are near each other, so are 
 The page is red: a promise is broken. `guarded` has a CPU for itself, and `database` runs on it, with all its memory on
 node 3, two hops away. Give `database` a CPU and memory of its own, in another terminal:
 
-  cargo run -q -p numaward -- {fix} {changing}
+  {program} {fix} {changing}
 
 Its memory is near from the next allocation on, and a minute later the page is green: both promises are kept.
 
-  cargo run -q -p numaward -- top --server http://{address}
+  {program} top --server http://{address}
   curl -s http://{address}/api/v1/workloads     per workload and node: allocated near, far, resident
   curl -s http://{address}/metrics | grep memory_allocated_bytes
 

@@ -20,7 +20,7 @@ use clap::{Args, Parser as _};
 use numaward_terminal::{Screen, Terminal};
 
 use crate::setup::{self, Part};
-use crate::{build, command, demo, test};
+use crate::{command, demo, test, vm};
 
 /// Where the pictures are.
 const FOLDER: &str = "docs/images";
@@ -62,10 +62,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port().min(u16::MAX - 1);
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let words = ["demo".to_owned(), format!("--port={port}"), format!("--for={LONGEST}")];
-    let programs = build::programs(&["numaward"], "dev")?;
-    let (_, program) = programs.first().context("cargo has built no program `numaward`")?;
-    over("the commands are built");
-    let mut machine = demo::boot(&Demo::try_parse_from(words)?.arguments, address)?;
+    let demo = Demo::try_parse_from(words)?.arguments;
+    let programs = demo::programs(&demo)?;
+    let program = vm::daemon(&programs)?;
+    over("the programs are built");
+    let mut machine = demo::boot(&demo, &programs, address)?;
     let start = Instant::now();
     while !demo::is_ready(address) {
         if machine.ended()? || start.elapsed() > PATIENCE {

@@ -310,8 +310,7 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
         }
     }
     if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
-        let (_, program) =
-            programs.iter().find(|(name, _)| name == DAEMON).context("cargo has not built numaward")?;
+        let program = daemon(&programs)?;
         let has_next = listed.lines().any(|line| line.starts_with(PACKAGES));
         make_packages(program, folder, has_next).context("cannot make what users are given")?;
     }
@@ -486,6 +485,12 @@ pub(crate) fn programs(arch: Arch, with_daemon: bool) -> Result<Vec<(String, Pat
     let mut programs = all_programs(arch)?;
     programs.retain(|(name, _)| [DAEMON, LOAD].contains(&name.as_str()));
     Ok(programs)
+}
+
+/// The one that is daemon and command line. It is static, so it runs on this host too.
+pub(crate) fn daemon(programs: &[(String, PathBuf)]) -> Result<&PathBuf> {
+    let daemon = programs.iter().find(|(name, _)| name == DAEMON);
+    daemon.map(|(_, path)| path).context("cargo has not built numaward")
 }
 
 /// They and those of the tests, always together: what is built for one serves the other.
