@@ -15,6 +15,7 @@ mod load;
 mod node;
 mod pages;
 mod readers;
+mod siblings;
 mod whole;
 
 use std::{
@@ -28,7 +29,7 @@ use std::{
 };
 
 use numaward_tests::Bench;
-use numaward_vm::Cache;
+use numaward_vm::{Cache, Machine};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -39,7 +40,10 @@ use self::{
     load::Load,
     node::Node,
 };
-use crate::{containerd::numbers, deploy::checkout};
+use crate::{
+    containerd::{nodes, numbers},
+    deploy::checkout,
+};
 
 /// Names the folder with the programs of Kubernetes.
 const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
@@ -73,9 +77,8 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts one, of which the node has so many CPUs and so much memory on its nodes; none, after saying why, where that
-    /// cannot be.
-    fn start(size: (&str, &str)) -> Option<Self> {
+    /// Starts one, whose node is such a machine; none, after saying why, where that cannot be.
+    fn start(machine: Machine) -> Option<Self> {
         let started = Instant::now();
         let Some(release) = env::var_os(KUBERNETES).map(PathBuf::from) else {
             // Not even where `CI=true`: Kubernetes is no package of Debian's.
@@ -94,7 +97,7 @@ impl Cluster {
         let authority = Authority::new(folder.path());
         let plane = ControlPlane::start(&programs, &tools.join("etcd"), folder.path(), &authority);
         let kubelet = programs.join(KUBELET);
-        let node = Node::start(&bench, size, &kubelet, &tools, folder.path(), &authority, plane.port())?;
+        let node = Node::start(&bench, machine, &kubelet, &tools, folder.path(), &authority, plane.port())?;
         let kubectl = Kubectl::new(tools.join("kubectl"), plane.kubeconfig("admin"), folder.path());
         Some(Self { kubectl, node, plane, folder, started })
     }
@@ -340,7 +343,7 @@ fn overlay(cluster: &Cluster, name: &str, change: impl FnOnce(String) -> String)
 
 #[test]
 fn pods_get_what_they_are_promised() {
-    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     is_tried(&cluster);
     is_installed(&cluster);

@@ -85,10 +85,15 @@ fn instead_of(release: &Release) -> Option<PathBuf> {
     (release.name == V2.name).then(|| env::var_os(CONTAINERD).map(PathBuf::from)).flatten()
 }
 
+/// A machine of so many CPUs and so much memory on its nodes.
+pub(crate) fn nodes((cpus, memory): (&str, &str)) -> Machine {
+    Machine::parse(None, Some(cpus), Some(memory), None).unwrap()
+}
+
 /// A machine with this containerd, and the folder of what it is copied from; none, after saying why, where that cannot be.
 pub(crate) fn machine(
     bench: &Bench,
-    (cpus, memory): (&str, &str),
+    machine: Machine,
     release: &Release,
     driver: Driver,
 ) -> Option<(Vm, TempDir)> {
@@ -99,7 +104,6 @@ pub(crate) fn machine(
         eprintln!("skipped: {reason}");
         return None;
     }
-    let machine = Machine::parse(None, Some(cpus), Some(memory), None).unwrap();
     let vm = match driver {
         Driver::Cgroupfs => bench.vm(machine),
         Driver::Systemd => bench.vm_with_systemd(machine),
@@ -153,7 +157,7 @@ pub(crate) fn machine(
 
 /// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
 fn report(cpus: &str, release: &Release, driver: Driver, script: &str) -> Option<Report> {
-    let (vm, _files) = machine(&Bench::open()?, (cpus, MEMORY), release, driver)?;
+    let (vm, _files) = machine(&Bench::open()?, nodes((cpus, MEMORY)), release, driver)?;
     Some(boot(&vm, &full(release, driver, script)))
 }
 
@@ -422,7 +426,7 @@ fn a_tenant_takes_nothing_from_others() {
     const VICTIM: &str = "default/victim/main";
 
     let Some(bench) = Bench::open() else { return };
-    let Some((vm, files)) = machine(&bench, ("3,3", MEMORY), &V2, Driver::Cgroupfs) else { return };
+    let Some((vm, files)) = machine(&bench, nodes(("3,3", MEMORY)), &V2, Driver::Cgroupfs) else { return };
     let authority = files.path().join("authority.pem");
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(&authority, certified.cert.pem()).unwrap();

@@ -11,7 +11,7 @@ use numaward_tests::{Bench, Report, boot};
 use numaward_vm::Cache;
 use serde_json::Value;
 
-use crate::containerd::{Driver, MEMORY, V2, full, machine};
+use crate::containerd::{Driver, MEMORY, V2, full, machine, nodes};
 
 /// As in the workspace.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -65,7 +65,9 @@ fn the_image_runs_as_the_manifests_demand() {
     const KEPT: u64 = 1 << 1 | 1 << 23;
 
     let Some(bench) = Bench::open() else { return };
-    let Some((mut vm, _files)) = machine(&bench, ("3,3", MEMORY), &V2, Driver::Cgroupfs) else { return };
+    let Some((mut vm, _files)) = machine(&bench, nodes(("3,3", MEMORY)), &V2, Driver::Cgroupfs) else {
+        return;
+    };
     let scratch = tempfile::tempdir().unwrap();
     for overlay in ["observe", "try", "enforce"] {
         let path = scratch.path().join(overlay);

@@ -346,6 +346,9 @@ pub(crate) struct Layout {
     /// Distances row by row, such as '10,21;21,10' [default: the kernel's 10 and 20]
     #[arg(long)]
     distances: Option<String>,
+    /// CPUs of each core
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    threads: u32,
 }
 
 /// The first process of a machine.
@@ -404,7 +407,8 @@ impl Run {
             layout.cpus.as_deref(),
             layout.memory.as_deref(),
             layout.distances.as_deref(),
-        )?;
+        )?
+        .with_threads(layout.threads)?;
         let script = match &self.script {
             Some(path) => fs::read_to_string(path)
                 .with_context(|| format!("cannot read the script {}", path.display()))?,

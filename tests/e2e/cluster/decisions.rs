@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, process::Comma
 use serde_json::{Value, json};
 
 use super::{Cluster, ROLLOUT, condition, container, node, pod};
-use crate::deploy::checkout;
+use crate::{containerd::nodes, deploy::checkout};
 
 /// Nodes of unlike size, the first with what the machine itself needs.
 const MACHINE: (&str, &str) = ("2,2,2,2", "1536M,512M,512M,640M");
@@ -132,7 +132,7 @@ impl Candidate {
 
 #[test]
 fn what_the_kubelet_decides_is_repeated() {
-    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     let machine = machine(&cluster);
     let mut scenarios = Vec::new();
@@ -308,15 +308,15 @@ fn record(cluster: &Cluster, machine: &Value, policy: &str, scope: &str, mut num
         "note": NOTE,
         "compared": COMPARED,
         "machine": machine,
-        "config": config(policy, scope),
+        "config": config(policy, scope, &Value::Null),
         "initial": { "machine_state": files.1["machineState"], "default_cpuset": files.0["defaultCpuSet"] },
         "steps": steps,
     })
 }
 
-/// The kubelet's configuration as the vectors have it.
-pub(super) fn config(policy: &str, scope: &str) -> Value {
-    json!({
+/// The kubelet's configuration, changed in these fields, as the vectors have it.
+pub(super) fn config(policy: &str, scope: &str, change: &Value) -> Value {
+    let mut config = json!({
         "kubelet_version": "1.36",
         "memory_manager_policy": "Static",
         "reserved_memory": [{ "node": 0, "limits": { "memory": RESERVED_MIB << 20 } }],
@@ -326,7 +326,17 @@ pub(super) fn config(policy: &str, scope: &str) -> Value {
         "topology_manager_policy": policy,
         "topology_manager_scope": scope,
         "topology_manager_policy_options": {},
-    })
+    });
+    for (field, name) in [
+        ("cpuManagerPolicyOptions", "cpu_manager_policy_options"),
+        ("topologyManagerPolicyOptions", "topology_manager_policy_options"),
+        ("featureGates", "feature_gates"),
+    ] {
+        if let Some(value) = change.get(field) {
+            config[name] = value.clone();
+        }
+    }
+    config
 }
 
 /// Whether the node has room for so much beside these.
@@ -336,21 +346,23 @@ fn fits(running: &[Candidate], millis: u32, mib: u32) -> bool {
     used.0 <= 1000 * MAX_CPUS && used.1 <= MAX_MIB
 }
 
-/// Has the kubelet begin anew under a policy, with so many CPUs for pods and these feature gates.
-pub(super) fn configure(cluster: &Cluster, policy: &str, scope: &str, cpus: &str, gates: &Value) {
-    let change = json!({
+/// Has the kubelet begin anew under a policy, with so many CPUs for pods, and these fields of its configuration changed.
+pub(super) fn configure(cluster: &Cluster, policy: &str, scope: &str, cpus: &str, change: &Value) {
+    let mut fields = json!({
         "cpuManagerPolicy": "static",
         "memoryManagerPolicy": "Static",
         "topologyManagerPolicy": policy,
         "topologyManagerScope": scope,
-        "featureGates": gates,
         "reservedSystemCPUs": RESERVED_CPUS,
         "kubeReserved": { "memory": format!("{}Mi", RESERVED_MIB - EVICTION_MIB) },
         "reservedMemory": [{ "numaNode": 0, "limits": { "memory": format!("{RESERVED_MIB}Mi") } }],
         // For metrics.
         "readOnlyPort": 10255,
     });
-    let config = node::kubelet_configuration(&change);
+    for (field, value) in change.as_object().into_iter().flatten() {
+        fields[field] = value.clone();
+    }
+    let config = node::kubelet_configuration(&fields);
     let script = format!(
         "stop-kubelet
         rm -f /var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state

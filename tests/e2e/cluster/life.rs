@@ -17,7 +17,10 @@ use super::{
     load::{Load, exclusive},
     node, overlay, pod,
 };
-use crate::{containerd::numbers, deploy::checkout};
+use crate::{
+    containerd::{nodes, numbers},
+    deploy::checkout,
+};
 
 /// The pod that is not to be disturbed, and what is expected of its placement.
 const KEPT: (&str, &str, usize) = ("two", "main", 2);
@@ -38,7 +41,7 @@ const AWAY: Duration = Duration::from_mins(5);
 
 #[test]
 fn pods_outlive_changes() {
-    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     start_with_static_policies(&cluster);
     record(&cluster);

@@ -19,7 +19,7 @@ use super::{
     control_plane::{KUBELET, SERVICE_ADDRESS, free_ports},
 };
 use crate::{
-    containerd::{Driver, V2, full, machine},
+    containerd::{self, Driver, V2, full},
     deploy::VERSION,
 };
 
@@ -79,18 +79,17 @@ struct Machine {
 }
 
 impl Node {
-    /// A machine of so many CPUs and so much memory on its nodes, with the kubelet and with the plugins `cni`, for the API
-    /// server on a port of this host; it writes `node.log` into the folder, where the authority signs. None, after saying why, where there is no containerd.
+    /// This machine with the kubelet and with the plugins `cni`, for the API server on a port of this host; it writes `node.log` into the folder, where the authority signs. None, after saying why, where there is no containerd.
     pub(super) fn start(
         bench: &Bench,
-        size: (&str, &str),
+        machine: numaward_vm::Machine,
         kubelet: &Path,
         cni: &Path,
         folder: &Path,
         authority: &Authority,
         api_server: u16,
     ) -> Option<Self> {
-        let (vm, files) = machine(bench, size, &V2, Driver::Cgroupfs)?;
+        let (vm, files) = containerd::machine(bench, machine, &V2, Driver::Cgroupfs)?;
         let [port, relays @ ..] = free_ports::<3>();
         let user = format!("system:node:{NAME}");
         authority.sign(KUBELET, &user, Some("system:nodes"), &[NAME, ADDRESS]);

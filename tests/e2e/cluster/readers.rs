@@ -16,7 +16,10 @@ use super::{
     node::{self, Reader},
     pod,
 };
-use crate::{containerd::numbers, deploy::checkout};
+use crate::{
+    containerd::{nodes, numbers},
+    deploy::checkout,
+};
 
 /// Names the folder of grpcio-tools.
 const GRPC_TOOLS: &str = "NUMAWARD_GRPC_TOOLS";
@@ -56,7 +59,7 @@ fn candidate(name: &str, containers: &[Wants]) -> Value {
 
 #[test]
 fn what_readers_see() {
-    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     give_devices(&cluster);
     let definition = checkout("tests/e2e/cluster/noderesourcetopologies.yaml");

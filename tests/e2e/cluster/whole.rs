@@ -12,7 +12,7 @@ use super::{
     decisions::{self, COMPARED, NOTE, admit, configure},
     node, pod,
 };
-use crate::deploy::checkout;
+use crate::{containerd::nodes, deploy::checkout};
 
 /// Two nodes of four CPUs.
 const MACHINE: (&str, &str) = ("4,4", "1536M,1024M");
@@ -20,7 +20,7 @@ const POLICIES: [&str; 2] = ["best-effort", "restricted"];
 const GATE: &str = "PodLevelResourceManagers";
 
 /// What happens, in this order.
-enum Step {
+pub(super) enum Step {
     /// A pod comes.
     Admit(Value),
     /// A pod goes.
@@ -28,7 +28,7 @@ enum Step {
 }
 
 /// A container of its own amounts, requested and as a limit; none where it shares what the pod has.
-fn of(name: &str, amounts: Option<(&str, &str)>) -> Value {
+pub(super) fn of(name: &str, amounts: Option<(&str, &str)>) -> Value {
     match amounts {
         Some((cpu, memory)) => json!({ "name": name, "resources": { "cpu": cpu, "memory": memory } }),
         None => json!({ "name": name }),
@@ -123,14 +123,23 @@ fn manifest(vector: &Value) -> Value {
 
 #[test]
 fn what_the_kubelet_decides_of_whole_pods_is_repeated() {
-    let Some(mut cluster) = Cluster::start(MACHINE) else { return };
+    let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
     cluster.come_up();
     let machine = decisions::machine(&cluster);
+    let change = json!({ "featureGates": { GATE: true } });
     let (mut scenarios, mut files) = (Vec::new(), Vec::new());
     let folder = checkout("target/kubelet-whole-pods");
     for scope in ["pod", "container"] {
         for policy in POLICIES {
-            scenarios.push(record(&cluster, &machine, (policy, scope), &mut files));
+            let terms = Terms { name: "whole-pods", policy, scope, change: &change };
+            let note_files = |title: &str| {
+                let (cpus, memory) = decisions::files(&cluster).unwrap();
+                for (file, content) in [("cpu_manager_state", cpus), ("memory_manager_state", memory)] {
+                    let name = format!("{policy}-{scope}-{title}");
+                    files.push(json!({ "name": name, "file": file, "content": content }));
+                }
+            };
+            scenarios.push(record(&cluster, &machine, &terms, steps(), note_files));
             decisions::write(&folder, "kubelet-1.36-whole-pods.json", &scenarios);
             decisions::write(&folder, "kubelet-1.36-state-files.json", &files);
             cluster.step(&format!("recorded: {policy}, {scope}"));
@@ -140,28 +149,33 @@ fn what_the_kubelet_decides_of_whole_pods_is_repeated() {
     cluster.step("repeated");
 }
 
-/// Starts the kubelet under a policy without any state, has pods come and go, and gives the scenario. The state files are noted
-/// whenever one was admitted.
-fn record(
+/// What a kubelet is started with.
+pub(super) struct Terms<'a> {
+    /// For the name of the scenario.
+    pub(super) name: &'a str,
+    pub(super) policy: &'a str,
+    pub(super) scope: &'a str,
+    /// Fields of its configuration.
+    pub(super) change: &'a Value,
+}
+
+/// Starts the kubelet on these terms without any state, has pods come and go, and gives the scenario. Its state files can be noted
+/// before, and whenever a pod was admitted.
+pub(super) fn record(
     cluster: &Cluster,
     machine: &Value,
-    (policy, scope): (&str, &str),
-    files: &mut Vec<Value>,
+    terms: &Terms<'_>,
+    planned: Vec<Step>,
+    mut note_files: impl FnMut(&str),
 ) -> Value {
-    configure(cluster, policy, scope, "7", &json!({ GATE: true }));
-    let mut note_files = |title: &str| {
-        let (cpus, memory) = decisions::files(cluster).unwrap();
-        for (file, content) in [("cpu_manager_state", cpus), ("memory_manager_state", memory)] {
-            let name = format!("{policy}-{scope}-{title}");
-            files.push(json!({ "name": name, "file": file, "content": content }));
-        }
-    };
+    let Terms { name: title, policy, scope, change } = *terms;
+    configure(cluster, policy, scope, "7", change);
     note_files("empty");
     let initial = decisions::state(cluster).unwrap();
     let mut names = BTreeMap::new();
     let mut steps = Vec::new();
     let mut running: Vec<String> = Vec::new();
-    for step in self::steps() {
+    for step in planned {
         match step {
             Step::Remove(name) if !running.iter().any(|of| of == name) => {}
             Step::Remove(name) => {
@@ -172,7 +186,7 @@ fn record(
             Step::Admit(vector) => {
                 let name = vector["name"].as_str().unwrap().to_owned();
                 let (expect, is_admitted) = admit(cluster, &name, &manifest(&vector), &mut names);
-                cluster.step(&format!("{policy}, {scope}, {name}: {}", expect["message"]));
+                cluster.step(&format!("{title}, {policy}, {scope}, {name}: {}", expect["message"]));
                 steps.push(json!({ "op": "admit", "pod": vector, "expect": expect }));
                 if is_admitted {
                     note_files(&name);
@@ -186,15 +200,13 @@ fn record(
     if !running.is_empty() {
         cluster.delete(&running.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    let mut config = decisions::config(policy, scope);
-    config["feature_gates"] = json!({ GATE: true });
     json!({
-        "name": format!("whole-pods-{policy}-{scope}"),
+        "name": format!("{title}-{policy}-{scope}"),
         "source": "kubelet v1.36.2",
         "note": NOTE,
         "compared": COMPARED,
         "machine": machine,
-        "config": config,
+        "config": decisions::config(policy, scope, change),
         "initial": { "machine_state": initial.1["machineState"], "default_cpuset": initial.0["defaultCpuSet"] },
         "steps": steps,
     })

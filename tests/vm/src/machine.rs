@@ -18,6 +18,8 @@ pub struct Machine {
     distances: Option<Vec<Vec<u8>>>,
     /// Memory that can be plugged in while the guest runs, in MiB.
     room_mib: u64,
+    /// CPUs of a core.
+    threads: u32,
 }
 
 /// The description of a machine is wrong.
@@ -153,7 +155,19 @@ impl Machine {
                 }
             }
         }
-        Ok(Self { nodes, distances, room_mib })
+        Ok(Self { nodes, distances, room_mib, threads: 1 })
+    }
+
+    /// The same machine, with cores of so many CPUs each: CPUs that follow one another are siblings.
+    pub fn with_threads(mut self, threads: u32) -> Result<Self, SpecError> {
+        if let Some(node) = self.nodes.iter().position(|node| !node.cpus.is_multiple_of(threads.max(1))) {
+            return Err(SpecError::Impossible(format!(
+                "node {node} has {} CPUs, which are no whole cores of {threads} CPUs",
+                self.nodes[node].cpus
+            )));
+        }
+        self.threads = threads.max(1);
+        Ok(self)
     }
 
     /// The nodes; the index is the node's id.
@@ -176,8 +190,11 @@ impl Machine {
         // A socket must not span nodes (the kernel would complain about its caches), so each node with CPUs is a
         // socket where they are all of one size, and each CPU is one where they are not.
         let sizes: Vec<u32> = self.nodes.iter().map(|node| node.cpus).filter(|&cpus| cpus > 0).collect();
-        let cores = if sizes.windows(2).all(|pair| pair[0] == pair[1]) { sizes[0] } else { 1 };
-        push("-smp", format!("{total_cpus},sockets={},cores={cores}", total_cpus / cores));
+        let per_socket =
+            if sizes.windows(2).all(|pair| pair[0] == pair[1]) { sizes[0] } else { self.threads };
+        let threads = if self.threads > 1 { format!(",threads={}", self.threads) } else { String::new() };
+        let (sockets, cores) = (total_cpus / per_socket, per_socket / self.threads);
+        push("-smp", format!("{total_cpus},sockets={sockets},cores={cores}{threads}"));
         let room = match self.room_mib {
             0 => String::new(),
             room => format!(",slots={MEMORY_SLOTS},maxmem={}M", total_memory + room),
@@ -268,6 +285,18 @@ mod tests {
              -numa node,nodeid=1,cpus=2-2 \
              -object memory-backend-ram,id=m2,size=1024M -numa node,nodeid=2,memdev=m2"
         );
+    }
+
+    #[test]
+    fn cores_may_have_siblings() {
+        let machine = |cpus, threads| {
+            Machine::parse(None, Some(cpus), Some("512M,512M"), None).unwrap().with_threads(threads)
+        };
+        let start = |cpus| args(&machine(cpus, 2).unwrap()).split(" -m ").next().unwrap().to_owned();
+        assert_eq!(start("4,4"), "-smp 8,sockets=2,cores=2,threads=2");
+        assert_eq!(start("2,4"), "-smp 6,sockets=3,cores=1,threads=2");
+        let error = machine("4,3", 2).unwrap_err().to_string();
+        assert_eq!(error, "node 1 has 3 CPUs, which are no whole cores of 2 CPUs");
     }
 
     #[test]
