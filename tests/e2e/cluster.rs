@@ -9,6 +9,7 @@
 mod authority;
 mod control_plane;
 mod decisions;
+mod evictions;
 mod kubectl;
 mod life;
 mod load;

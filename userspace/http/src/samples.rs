@@ -16,6 +16,8 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
+use crate::blocking;
+
 /// Time between samples.
 const TURN: Duration = Duration::from_secs(1);
 
@@ -78,7 +80,7 @@ impl Samples {
                 }
             }
             let samples = self.clone();
-            match tokio::task::spawn_blocking(move || samples.frame()).await {
+            match blocking::spawn(move || samples.frame()).await {
                 Ok(frame) => drop(self.latest.send_replace(Some(Arc::new(frame)))),
                 Err(error) => tracing::error!(%error, "a sample failed"),
             }
@@ -121,7 +123,7 @@ impl Frame {
         let write = || async {
             let frame = self.clone();
             let whole = move || frame.message(true, frame.workloads.values(), Vec::new());
-            tokio::task::spawn_blocking(whole).await.unwrap_or(COMMENT)
+            blocking::spawn(whole).await.unwrap_or(COMMENT)
         };
         self.full.get_or_init(write).await.clone()
     }

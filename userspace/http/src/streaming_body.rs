@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::limits::TIME_LIMIT;
+use crate::{blocking, limits::TIME_LIMIT};
 
 /// Pieces that wait for a slow client, at most.
 const WAITING: usize = 4;
@@ -45,7 +45,7 @@ pub(crate) fn scrape(metrics: Arc<Metrics>, format: Format, place: Option<OwnedS
     let (sender, written) = body();
     let runtime = Handle::current();
     let deadline = Instant::now() + TIME_LIMIT;
-    tokio::task::spawn_blocking(move || {
+    blocking::spawn(move || {
         let may_wait = || place.as_ref().is_some_and(|place| place.semaphore().available_permits() > 0);
         let send = |piece| runtime.block_on(hand_over(&sender, piece, deadline, may_wait));
         if metrics.encode(format, |piece| send(Piece::Text(piece))).is_ok() {

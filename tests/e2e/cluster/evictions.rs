@@ -1,0 +1,129 @@
+//! `deploy/components/evict-unpinned`: a pod that was started without numaward, and for whose claim there is no room, is
+//! evicted through the API server, which asks the disruption budgets first.
+
+use std::{collections::BTreeSet, fs, thread, time::Duration};
+
+use serde_json::json;
+
+use super::{Cluster, RESTRICTED, ROLLOUT, condition, container, guaranteed, overlay};
+use crate::containerd::nodes;
+
+/// CPU 0 is never exclusive, so three CPUs are on node 1 alone, and once.
+const MACHINE: (&str, &str) = ("3,4", "2560M,1536M");
+const WANTED: usize = 3;
+/// A pod is evicted when it has been without its claim for 30 s.
+const EVICTED_BY_THEN: Duration = Duration::from_secs(60);
+
+/// What runs of the two: the UID of each pod, and its CPUs; none for one that does not run yet.
+type Running = Vec<(String, Option<BTreeSet<u64>>)>;
+
+#[test]
+fn pods_without_their_claim_are_evicted() {
+    let Some(mut cluster) = Cluster::start(nodes(MACHINE)) else { return };
+    cluster.come_up();
+    let pod = json!({
+        "metadata": { "labels": { "app": "pair" } },
+        "spec": {
+            "containers": [container("main", &guaranteed(3, 64))],
+            "automountServiceAccountToken": false,
+            "dnsPolicy": "Default",
+            "terminationGracePeriodSeconds": 1,
+        },
+    });
+    let selector = json!({ "matchLabels": { "app": "pair" } });
+    cluster.kubectl.apply(&json!({
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": { "name": "pair" },
+        "spec": { "replicas": 2, "selector": selector, "template": pod },
+    }));
+    cluster.kubectl.apply(&json!({
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": { "name": "pair" },
+        "spec": { "minAvailable": 2, "selector": selector },
+    }));
+    let before = cluster.wait_for("two pods run, with no CPUs of their own", || {
+        let running = running(&cluster)?;
+        let all = running.iter().filter(|(_, cpus)| cpus.as_ref().is_some_and(|cpus| cpus.len() == 7));
+        if all.count() == 2 { Ok(running) } else { Err(format!("{running:?}")) }
+    });
+    is_installed(&cluster);
+    let pinned = cluster.wait_for("one of them has three CPUs, the other has to wait", || {
+        let running = running(&cluster)?;
+        let mut own = running.iter().filter(|(_, cpus)| has_own(cpus.as_ref()));
+        match (own.next(), own.next()) {
+            (Some((uid, _)), None) => Ok(uid.clone()),
+            _ => Err(format!("{running:?}")),
+        }
+    });
+    cluster.step("one pod has its claim");
+    // The budget comes first.
+    thread::sleep(EVICTED_BY_THEN);
+    cluster.wait_for("the pod was to be evicted", || events(&cluster, "NumaPlacementEviction"));
+    let uids = |running: Running| running.into_iter().map(|(uid, _)| uid).collect::<BTreeSet<_>>();
+    assert_eq!(uids(running(&cluster).unwrap()), uids(before.clone()), "the budget allows no eviction");
+    cluster.step("a disruption budget keeps the other");
+    cluster.kubectl.must(&["delete", "poddisruptionbudget", "pair"]);
+    cluster.wait_for("the other is evicted, and the new one is refused", || {
+        let running = running(&cluster)?;
+        let is_new = |uid: &String| before.iter().all(|(old, _)| old != uid);
+        if running.len() != 2 || !running.iter().any(|(uid, cpus)| is_new(uid) && cpus.is_none()) {
+            return Err(format!("{running:?}"));
+        }
+        events(&cluster, "NumaPlacementRefused")
+    });
+    let now = running(&cluster).unwrap();
+    assert!(
+        now.iter().any(|(uid, cpus)| *uid == pinned && has_own(cpus.as_ref())),
+        "{pinned} was to stay: {now:?}"
+    );
+    cluster.step("the other was evicted");
+}
+
+fn has_own(cpus: Option<&BTreeSet<u64>>) -> bool {
+    cpus.is_some_and(|cpus| cpus.len() == WANTED)
+}
+
+fn is_installed(cluster: &Cluster) {
+    let kubectl = &cluster.kubectl;
+    overlay(cluster, "enforce", |config| config);
+    let folder = cluster.folder.path().join("deploy/overlays/evict");
+    fs::create_dir(&folder).unwrap();
+    let text = json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../enforce"],
+        "components": ["../../components/evict-unpinned"],
+    });
+    fs::write(folder.join("kustomization.yaml"), text.to_string()).unwrap();
+    kubectl.must(&["apply", "--kustomize", &folder.display().to_string()]);
+    kubectl.must(&["set", "env", "daemonset/numaward", "--namespace=numaward", RESTRICTED]);
+    cluster.wait_for("numaward runs", || cluster.daemon());
+    kubectl.must(&ROLLOUT);
+}
+
+/// The pods that are not about to end.
+fn running(cluster: &Cluster) -> Result<Running, String> {
+    let pods = cluster.kubectl.json(&["get", "pods", "--selector=app=pair"])?;
+    let pods = pods["items"].as_array().into_iter().flatten();
+    let alive = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let of_pod = alive.map(|pod| {
+        let text = |name: &str| pod["metadata"][name].as_str().unwrap_or_default().to_owned();
+        let cpus = match condition(pod, "Ready") {
+            true => Some(cluster.place(&text("name"), "main")?.cpus),
+            false => None,
+        };
+        Ok((text("uid"), cpus))
+    });
+    of_pod.collect()
+}
+
+/// Whether there are events with a reason.
+fn events(cluster: &Cluster, reason: &str) -> Result<(), String> {
+    let found = cluster.kubectl.json(&["get", "events", &format!("--field-selector=reason={reason}")])?;
+    match found["items"].as_array() {
+        Some(all) if !all.is_empty() => Ok(()),
+        _ => Err(format!("there is no {reason}")),
+    }
+}
