@@ -99,10 +99,12 @@ struct Panel {
 
 /// A dashboard that a name leads to.
 const OPEN: &str = "Open";
-/// The daemon's own page. That `instance` is an address is not known here: it is what Prometheus scrapes, unless relabelled.
+/// The daemon's own page.
 const PAGE: &str = "The host's page";
+/// Where a daemon is reached whose `instance` is no address, but the name of a node: by a forwarded port, as in the alerts.
+const FORWARDED: &str = "localhost:9560";
 
-/// Where a row of a table leads: to a dashboard, and to the daemon's page.
+/// Where a row of a table leads: to a dashboard, and by its column `page` to the daemon's page.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Link {
@@ -137,8 +139,8 @@ struct Target {
 }
 
 impl Target {
-    fn expression(&self) -> String {
-        let expr = &self.expr;
+    fn expression(&self, link: Option<Link>) -> String {
+        let expr = &link.map_or_else(|| self.expr.clone(), |link| link.with_page(&self.expr));
         let named = if self.named {
             format!(
                 r#"label_replace(label_join({expr}, "name", "/", "namespace", "pod", "container"), "name", {WHOLE}, "workload", "(.+)")"#
@@ -182,54 +184,63 @@ fn selected(expr: &str) -> String {
 }
 
 impl Link {
-    /// The columns that have links: the address of the dashboard, and that of the page. Only what every table with the
-    /// column can fill in.
-    const fn targets(self) -> &'static [(&'static str, [&'static str; 2])] {
+    /// The columns that have links to a dashboard.
+    const fn targets(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Host => &[(
                 "instance",
-                [
-                    "/d/numaward-host?${datasource:queryparam}&var-cluster=${__data.fields.cluster}\
-                     &var-instance=${__data.fields.instance}&${__url_time_range}",
-                    "http://${__value.raw}/",
-                ],
+                "/d/numaward-host?${datasource:queryparam}&var-cluster=${__data.fields.cluster}\
+                 &var-instance=${__data.fields.instance}&${__url_time_range}",
             )],
             Self::Workload => &[
                 (
                     "pod",
-                    [
-                        "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
+                    "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
                      &var-namespace=${__data.fields.namespace}&var-pod=${__data.fields.pod}\
                      &var-container=${__data.fields.container}&var-workload=All&${__url_time_range}",
-                        "http://${instance}/#/workloads/${__data.fields.namespace}%2F${__data.fields.pod}\
-                     %2F${__data.fields.container}",
-                    ],
                 ),
                 (
                     "workload",
-                    [
-                        "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
+                    "/d/numaward-workload?${datasource:queryparam}&${cluster:queryparam}&${instance:queryparam}\
                      &var-namespace=All&var-pod=All&var-container=All&var-workload=${__data.fields.workload}\
                      &${__url_time_range}",
-                        "http://${instance}/#/workloads/${__value.raw}",
-                    ],
                 ),
             ],
         }
     }
 
+    /// Adds the label `page`: the address of the row on the daemon's page.
+    fn with_page(self, expr: &str) -> String {
+        match self {
+            Self::Host => {
+                let by_address =
+                    format!(r#"label_replace({expr}, "page", "http://$1/", "instance", "(.*)")"#);
+                format!(r#"label_replace({by_address}, "page", "http://{FORWARDED}/", "instance", "[^:]*")"#)
+            }
+            Self::Workload => {
+                let name = format!(
+                    r#"label_replace(label_join({expr}, "page", "%2F", "namespace", "pod", "container"), "page", {WHOLE}, "workload", "(.+)")"#
+                );
+                let by_address = format!(
+                    r#"label_replace({name}, "page", "http://$instance/#/workloads/$1", "page", "(.*)")"#
+                );
+                format!(
+                    r#"label_replace({by_address}, "page", "http://{FORWARDED}/$1", "page", "http://[^/:]*/(.*)")"#
+                )
+            }
+        }
+    }
+
     fn render(self) -> Vec<Value> {
-        let one = |(column, [dashboard, page]): &(&str, [&str; 2])| {
-            let links = json!([
-                { "title": OPEN, "url": dashboard, "targetBlank": false },
-                { "title": PAGE, "url": page, "targetBlank": true },
-            ]);
+        let one = |(column, title, url, is_other): (&str, &str, &str, bool)| {
+            let links = json!([{ "title": title, "url": url, "targetBlank": is_other }]);
             json!({
                 "matcher": { "id": "byName", "options": column },
                 "properties": [{ "id": "links", "value": links }],
             })
         };
-        self.targets().iter().map(one).collect()
+        let dashboards = self.targets().iter().map(|(column, url)| (*column, OPEN, *url, false));
+        dashboards.chain([("page", PAGE, "${__value.raw}", true)]).map(one).collect()
     }
 }
 
@@ -422,7 +433,7 @@ impl Panel {
                     "refId": name.to_string(),
                     "datasource": prometheus(),
                     "editorMode": "code",
-                    "expr": target.expression(),
+                    "expr": target.expression(self.link),
                     "legendFormat": if target.legend.is_empty() { "__auto" } else { &target.legend },
                     "range": self.kind == Kind::Timeseries,
                     "instant": self.kind != Kind::Timeseries,
@@ -526,25 +537,24 @@ mod tests {
             for panel in dashboard["panels"].as_array().unwrap() {
                 let overrides = panel["fieldConfig"]["overrides"].as_array().into_iter().flatten();
                 for of in overrides.filter(|of| of["properties"][0]["id"] == "links") {
-                    let [open, page] = &of["properties"][0]["value"].as_array().unwrap()[..] else {
-                        panic!("{}: a dashboard and the page", panel["title"]);
+                    let [link] = &of["properties"][0]["value"].as_array().unwrap()[..] else {
+                        panic!("{}: one link", panel["title"]);
                     };
-                    let page = page["url"].as_str().unwrap();
-                    assert!(
-                        page.starts_with("http://${__value.raw}/")
-                            || page.starts_with("http://${instance}/#/workloads/"),
-                        "{page}"
-                    );
-                    if page.contains("${instance}") {
-                        let variables = dashboard["templating"]["list"].as_array().unwrap();
-                        let of = variables.iter().find(|of| of["name"] == "instance").expect(page);
-                        assert_eq!(of["multi"], false, "{page}: one host");
+                    let url = link["url"].as_str().unwrap();
+                    let column = of["matcher"]["options"].as_str().unwrap();
+                    let has = |target: &Value| target["expr"].as_str().unwrap().contains(column);
+                    assert!(panel["targets"].as_array().unwrap().iter().all(has), "{panel}");
+                    count += 1;
+                    if column == "page" {
+                        assert_eq!(url, "${__value.raw}");
+                        let expr = panel["targets"][0]["expr"].as_str().unwrap();
+                        if expr.contains("$instance/") {
+                            let variables = dashboard["templating"]["list"].as_array().unwrap();
+                            let of = variables.iter().find(|of| of["name"] == "instance").expect(expr);
+                            assert_eq!(of["multi"], false, "{expr}: one host");
+                        }
+                        continue;
                     }
-                    assert!(
-                        panel["description"].as_str().unwrap().contains("where `instance` is an address"),
-                        "{panel}"
-                    );
-                    let url = open["url"].as_str().unwrap();
                     let (uid, parameters) = url.strip_prefix("/d/").unwrap().split_once('?').unwrap();
                     let target = all.iter().find(|of| of["uid"] == uid).expect(url);
                     let variables = target["templating"]["list"].as_array().unwrap();
@@ -555,14 +565,10 @@ mod tests {
                             .any(|text| parameters.contains(text));
                         assert!(is_given, "{}: {url} does not give {name}", panel["title"]);
                     }
-                    let column = of["matcher"]["options"].as_str().unwrap();
-                    let has = |target: &Value| target["expr"].as_str().unwrap().contains(column);
-                    assert!(panel["targets"].as_array().unwrap().iter().all(has), "{panel}");
-                    count += 1;
                 }
             }
         }
-        assert!(count >= 5, "only {count} links");
+        assert!(count >= 8, "only {count} links");
     }
 
     #[test]
@@ -611,7 +617,18 @@ mod tests {
         let target =
             serde_norway::from_str::<Target>("{expr: 'sum by (pod) (a{$host})', named: true}").unwrap();
         let expected = r#"label_replace(label_join(sum by (pod) (a{cluster=~"$cluster", instance=~"$instance"}), "name", "/", "namespace", "pod", "container"), "name", "$1", "workload", "(.+)")"#;
-        assert_eq!(target.expression(), expected);
+        assert_eq!(target.expression(None), expected);
+    }
+
+    #[test]
+    fn a_page_is_where_the_daemon_is_scraped_or_at_a_forwarded_port() {
+        let host = Link::Host.with_page("up");
+        let expected = r#"label_replace(label_replace(up, "page", "http://$1/", "instance", "(.*)"), "page", "http://localhost:9560/", "instance", "[^:]*")"#;
+        assert_eq!(host, expected);
+        let workload = Link::Workload.with_page("up");
+        assert!(workload.contains(r#""http://$instance/#/workloads/$1", "page", "(.*)""#), "{workload}");
+        let end = r#""page", "http://localhost:9560/$1", "page", "http://[^/:]*/(.*)")"#;
+        assert!(workload.ends_with(end), "{workload}");
     }
 
     #[test]
