@@ -74,7 +74,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
 pub(crate) fn programs(arguments: &Arguments) -> Result<Vec<(String, PathBuf)>> {
     let kernel = kernels::find(ARCH, &arguments.kernel)?;
     setup::ensure(&[Part::Ebpf, Part::Qemu(ARCH), Part::Kernel(ARCH, kernel)])?;
-    vm::programs(ARCH, true)
+    vm::few_programs(ARCH)
 }
 
 /// Boots the demo's machine, whose daemon answers on this address.

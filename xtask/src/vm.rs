@@ -497,6 +497,11 @@ pub(crate) fn daemon(programs: &[(String, PathBuf)]) -> Result<&PathBuf> {
     daemon.map(|(_, path)| path).context("cargo has not built numaward")
 }
 
+/// Only they, for somebody who builds nothing else: without those of the tests, which take minutes.
+pub(crate) fn few_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
+    build::static_programs(arch, &[DAEMON, LOAD], "vm")
+}
+
 /// They and those of the tests, always together: what is built for one serves the other.
 fn all_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
     setup::ensure(&[Part::Ebpf])?;
