@@ -319,18 +319,18 @@ impl Run<'_> {
             let mut has_moved = false;
             for (name, cgroup) in cgroups {
                 let own = threads(cgroup)?;
-                let mut elsewhere = BTreeMap::<&str, usize>::new();
+                let mut elsewhere = BTreeSet::new();
                 for thread in own.difference(&there) {
                     if let Some(other) = foreign.get(thread) {
-                        *elsewhere.entry(other).or_default() += 1;
+                        elsewhere.insert(other);
                     } else if self.tree.add(group, *thread)? {
                         (has_moved, done.moved) = (true, done.moved + 1);
                     }
                 }
-                for (other, count) in elsewhere {
+                for other in elsewhere {
                     left.insert((*name).to_owned());
                     done.problems.insert(format!(
-                        "{count} threads of {name} stay in the group {other}, which is not numaward's"
+                        "threads of {name} are in the group {other}, which is not numaward's, and stay there"
                     ));
                 }
                 all.extend(own);

@@ -65,6 +65,7 @@ fn a_class_is_made_with_its_first_workload_and_goes_with_its_last() {
     assert_eq!(bench.follow(), Done { is_made_up: true, ..Done::default() });
     assert_eq!(bench.fake.commands(), [""; 0], "nothing is wanted");
     bench.want("web", Some("db"), &[10, 11]);
+    bench.cgroup("web/deep", &[]);
     bench.cgroup("web/deep/er", &[12]);
     let done = bench.follow();
     assert_eq!(done.set, ["db (L3:0=3f0;1=3f0)"], "above the ways of the class before it");
@@ -155,7 +156,8 @@ fn groups_of_others_and_their_threads_are_left_alone() {
     bench.fake.commands();
     bench.want("web", Some("db"), &[5, 6, 7]);
     let done = bench.follow();
-    let stays = |group| format!("1 threads of web stay in the group {group}, which is not numaward's");
+    let stays =
+        |group| format!("threads of web are in the group {group}, which is not numaward's, and stay there");
     assert_eq!(done.problems, [stays("pqos"), stays("theirs")].into());
     assert_eq!((done.held, done.refused), (BTreeSet::new(), names(["web"])));
     assert_eq!(bench.fake.tasks("numaward-db"), set([7]));
@@ -220,7 +222,7 @@ fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
     let done = bench.follow();
     let problem = done.problems.first().unwrap();
     assert!(problem.ends_with("(the kernel says: MB value 5 out of range [10,100])"), "{problem}");
-    assert_eq!((bench.fake.groups(), bench.fake.tasks("")), (vec!["pqos".to_owned()], set([2])));
+    assert_eq!((bench.fake.groups(), bench.fake.tasks("")), (vec!["pqos".to_owned()], set([1, 2])));
     // A class that the configuration does not have any more.
     bench.wanted.classes.clear();
     let done = bench.follow();
