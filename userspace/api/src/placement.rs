@@ -68,8 +68,7 @@ pub struct Placement {
     pub isolate: bool,
     /// How the kernel chooses among its nodes for each new page; absent: as for any process. Only for a command.
     pub memory_policy: Option<MemoryPolicy>,
-    /// Its class of L3 caches and memory bandwidth, one of `resctrl.classes` in the configuration; absent: none, it shares what
-    /// is in no class.
+    /// Its class of L3 caches and memory bandwidth, of `resctrl.classes` in the configuration; absent: none.
     #[schemars(extend("examples" = ["batch"]))]
     #[schema(examples("batch"))]
     pub resctrl_class: Option<String>,

@@ -110,10 +110,12 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(Strin
         let at = |key: &str| format!("resctrl.classes.{name}{key}");
         match (class.l3_ways, class.l3_percent) {
             (Some(_), Some(_)) => {
-                problems.push((at(".l3Percent"), "l3Ways is given as well: give only one of the two".to_owned()));
+                problems
+                    .push((at(".l3Percent"), "l3Ways is given as well: give only one of the two".to_owned()));
             }
             (None, None) if class.memory_bandwidth_percent.is_none() => {
-                let problem = "give l3Ways, l3Percent or memoryBandwidthPercent: a class without a share is none";
+                let problem =
+                    "give l3Ways, l3Percent or memoryBandwidthPercent: a class without a share is none";
                 problems.push((at(""), problem.to_owned()));
             }
             _ => {}
@@ -125,7 +127,8 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(Strin
             let before = *sum;
             *sum += value.unwrap_or_default();
             if value.is_some() && before <= most && *sum > most {
-                let problem = format!("with the classes before it, {sum} {what}; each class has ways of its own");
+                let problem =
+                    format!("with the classes before it, {sum} {what}; each class has ways of its own");
                 problems.push((at(key), problem));
             }
         }
@@ -151,7 +154,10 @@ pub fn unknown(resctrl: &Resctrl, class: &str) -> Option<String> {
         format!("there is no class {class:?}: resctrl.classes in the daemon's configuration has none")
     } else {
         let names: Vec<&str> = names.into_iter().collect();
-        format!("there is no class {class:?}; resctrl.classes in the daemon's configuration has {}", names.join(", "))
+        format!(
+            "there is no class {class:?}; resctrl.classes in the daemon's configuration has {}",
+            names.join(", ")
+        )
     })
 }
 
@@ -176,9 +182,10 @@ mod tests {
             (r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 40}}"#, &[]),
             (r#"{"a": {"l3Ways": 4, "l3Percent": 50}}"#, &["resctrl.classes.a.l3Percent"]),
             (r#"{"a": {}}"#, &["resctrl.classes.a"]),
-            (r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 41}, "c": {"l3Percent": 1}}"#, &[
-                "resctrl.classes.b.l3Percent",
-            ]),
+            (
+                r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 41}, "c": {"l3Percent": 1}}"#,
+                &["resctrl.classes.b.l3Percent"],
+            ),
             (r#"{"a": {"l3Ways": 20}, "b": {"l3Ways": 13}}"#, &["resctrl.classes.b.l3Ways"]),
         ] {
             let classes = serde_json::from_str(text).unwrap();

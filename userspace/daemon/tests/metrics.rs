@@ -64,7 +64,16 @@ const PARTS: &[(&str, &str, &[&str])] = &[
     (
         "Enforced",
         "What was written to the kernel, and whether it stayed.",
-        &["enforcement_", "drift_", "guarantee_", "herd_", "interrupt_", "memory_high_", "declared_", "resctrl_"],
+        &[
+            "enforcement_",
+            "drift_",
+            "guarantee_",
+            "herd_",
+            "interrupt_",
+            "memory_high_",
+            "declared_",
+            "resctrl_",
+        ],
     ),
     (
         "Kubernetes",
@@ -387,7 +396,16 @@ fn served() -> BTreeMap<String, Described> {
             otlp::OtlpMetrics::default().register(registry);
         })
         .with_kubelet_names(|registry| figures.register_kubelet(registry));
-    families(&encoded(&metrics, Format::OpenMetrics))
+    let mut served = families(&encoded(&metrics, Format::OpenMetrics));
+    // Those with two sets of labels come in any order.
+    for (_, of) in served.iter_mut().filter(|(name, _)| name.starts_with("numaward_resctrl_")) {
+        of.labels.sort_by_key(|label| match label.as_str() {
+            "workload" => 0,
+            "namespace" | "pod" | "container" => 2,
+            _ => 1,
+        });
+    }
+    served
 }
 
 /// The names of metrics in a text, each with the labels that are matched beside it. Of recorded ones, `a:numaward_b:c`,

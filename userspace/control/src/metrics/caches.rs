@@ -125,10 +125,7 @@ impl ControlMetrics {
     }
 
     /// What workloads have now; those that are not among them have no figures any more.
-    pub(crate) fn cache_readings<'a>(
-        &self,
-        readings: impl Iterator<Item = (&'a CacheLabels, u32, Counted)>,
-    ) {
+    pub(crate) fn cache_readings<'a>(&self, readings: impl Iterator<Item = (&'a CacheLabels, u32, Counted)>) {
         self.caches.readings(readings);
     }
 

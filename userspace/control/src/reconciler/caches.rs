@@ -95,7 +95,8 @@ impl CacheClasses {
     fn turn(&mut self, core: &Core, now: Instant) {
         let Some(config) = core.config.shared_out() else { return };
         if std::mem::take(&mut self.is_outdated) {
-            let classes = config.classes.iter().map(|(name, class)| (name.to_string(), share(class))).collect();
+            let classes =
+                config.classes.iter().map(|(name, class)| (name.to_string(), share(class))).collect();
             let monitors = config.monitor != Monitor::Off;
             let (workloads, labels) = workloads(core);
             let wanted = Wanted { classes, workloads, monitors };
@@ -151,7 +152,10 @@ impl CacheClasses {
             report(Severity::Info, format!("Classes were given their shares{whose}: {}.", set.join("; ")));
         }
         if !removed.is_empty() {
-            report(Severity::Info, format!("Classes that nobody has any more were removed{whose}: {}.", removed.join(", ")));
+            report(
+                Severity::Info,
+                format!("Classes that nobody has any more were removed{whose}: {}.", removed.join(", ")),
+            );
         }
         if *problems != self.problems {
             let new: Vec<&str> = problems.difference(&self.problems).map(String::as_str).collect();

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Event, budgets::Budgets, caches::CacheClasses, declared::Declarations, drift::DriftController, guard::Guard, home::Homes,
-    interrupts::Interrupts, liveness::Liveness, power::PowerSettings, throttling::Throttling,
+    Event, budgets::Budgets, caches::CacheClasses, declared::Declarations, drift::DriftController,
+    guard::Guard, home::Homes, interrupts::Interrupts, liveness::Liveness, power::PowerSettings,
+    throttling::Throttling,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 

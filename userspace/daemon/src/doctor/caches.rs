@@ -19,7 +19,11 @@ pub(super) fn caches(root: &Path, wanted: &Wanted) -> Outcome {
     };
     let classes = wanted.classes.values();
     let asks = [
-        (classes.clone().any(|of| of.l3_ways.or(of.l3_percent).is_some()), info.caches.is_some(), "sharing out L3 caches"),
+        (
+            classes.clone().any(|of| of.l3_ways.or(of.l3_percent).is_some()),
+            info.caches.is_some(),
+            "sharing out L3 caches",
+        ),
         (
             classes.clone().any(|of| of.memory_bandwidth_percent.is_some()),
             info.bandwidth.is_some(),
@@ -27,8 +31,11 @@ pub(super) fn caches(root: &Path, wanted: &Wanted) -> Outcome {
         ),
         (wanted.monitor != Monitor::Off, info.monitoring.is_some(), "counting"),
     ];
-    let missing: Vec<&str> =
-        asks.into_iter().filter(|(is_asked, is_there, _)| *is_asked && !is_there).map(|(_, _, what)| what).collect();
+    let missing: Vec<&str> = asks
+        .into_iter()
+        .filter(|(is_asked, is_there, _)| *is_asked && !is_there)
+        .map(|(_, _, what)| what)
+        .collect();
     let there = features(&info);
     if !missing.is_empty() {
         let missing = missing.join(", ");
@@ -67,9 +74,10 @@ fn features(info: &Info) -> String {
     let bandwidth = info.bandwidth.as_ref().map(|of| {
         format!("memory bandwidth from {} in steps of {}, {} groups", of.least, of.step, of.groups)
     });
-    let monitoring = info.monitoring.as_ref().map(|of| {
-        format!("counting of {} in {} groups", of.events.join(", "), of.groups)
-    });
+    let monitoring = info
+        .monitoring
+        .as_ref()
+        .map(|of| format!("counting of {} in {} groups", of.events.join(", "), of.groups));
     let there: Vec<String> = [caches, bandwidth, monitoring].into_iter().flatten().collect();
     if there.is_empty() { "nothing".to_owned() } else { there.join("; ") }
 }
@@ -110,7 +118,10 @@ mod tests {
         assert!(verdict == Verdict::Ok && finding.ends_with("a made-up tree, not the kernel's"), "{finding}");
         let three = r#"{"classes": {"a": {"l3Ways": 2}, "b": {"l3Ways": 2}, "c": {"l3Ways": 2}}}"#;
         let (verdict, finding, _) = judge(three);
-        assert!(verdict == Verdict::Warn && finding.contains("3 classes are configured, and 2 can be held"), "{finding}");
+        assert!(
+            verdict == Verdict::Warn && finding.contains("3 classes are configured, and 2 can be held"),
+            "{finding}"
+        );
         put("info/L3/cbm_mask", "none\n");
         let (verdict, finding, _) = judge(both);
         assert!(verdict == Verdict::Warn && finding.contains("\"none\" is not a mask"), "{finding}");

@@ -38,7 +38,10 @@ impl Fake {
     pub fn new(root: &Path) -> Arc<Self> {
         let fake = Self { root: root.to_owned(), commands: Mutex::default() };
         for (file, text) in [
-            (MADE_UP, "This tree is made up by a test. It is not the kernel's, and nothing is shared out or counted by it."),
+            (
+                MADE_UP,
+                "This tree is made up by a test. It is not the kernel's, and nothing is shared out or counted by it.",
+            ),
             ("info/last_cmd_status", "ok"),
             ("info/L3/cbm_mask", "fff"),
             ("info/L3/min_cbm_bits", "2"),

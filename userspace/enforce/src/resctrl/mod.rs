@@ -31,13 +31,13 @@ use std::{
 
 use numaward_model::health;
 
-use self::{
-    schemata::{Target, targets},
-    tree::{PREFIX, Tree, threads},
-};
 pub use self::{
     schemata::{Bandwidth, Caches, Info, Monitoring, Share, Ways},
     tree::{Counted, Host, Kernel, MADE_UP, ResctrlError},
+};
+use self::{
+    schemata::{Target, targets},
+    tree::{PREFIX, Tree, threads},
 };
 
 /// How often threads are looked for that came while others were moved. The next call goes on.
@@ -233,7 +233,8 @@ impl Run<'_> {
             if self.wanted.classes.contains_key(class) {
                 in_use.entry(class).or_default().push((name, &of.cgroup));
             } else {
-                let problem = format!("class {class}, which {name} has, is not in the configuration any more");
+                let problem =
+                    format!("class {class}, which {name} has, is not in the configuration any more");
                 done.problems.insert(problem);
             }
         }
@@ -277,7 +278,11 @@ impl Run<'_> {
             Ok(written) => {
                 if is_new || !written.is_empty() {
                     let lines = written.join(", ");
-                    done.set.push(if lines.is_empty() { name.to_owned() } else { format!("{name} ({lines})") });
+                    done.set.push(if lines.is_empty() {
+                        name.to_owned()
+                    } else {
+                        format!("{name} ({lines})")
+                    });
                 }
                 Ok(())
             }
@@ -348,12 +353,7 @@ impl Run<'_> {
     }
 
     /// Makes the groups in which workloads are counted, removes others of ours, and reads what is counted.
-    fn count(
-        &self,
-        ready: &BTreeSet<&str>,
-        foreign: &Foreign,
-        done: &mut Done,
-    ) -> Result<(), ResctrlError> {
+    fn count(&self, ready: &BTreeSet<&str>, foreign: &Foreign, done: &mut Done) -> Result<(), ResctrlError> {
         let is_known = self.info.monitoring.is_some();
         if self.wanted.monitors && !is_known && !self.wanted.workloads.is_empty() {
             done.problems.insert("nothing can be counted on this host (there is no info/L3_MON)".to_owned());

@@ -158,7 +158,10 @@ fn mask(ways: Ways, caches: Option<&Caches>, taken: &mut u32) -> Result<u64, Str
         Ways::Percent(percent) => (all * percent / 100).max(caches.least),
     };
     if count < caches.least {
-        return Err(format!("{count} of the L3 cache's ways are fewer than the kernel takes: {}", caches.least));
+        return Err(format!(
+            "{count} of the L3 cache's ways are fewer than the kernel takes: {}",
+            caches.least
+        ));
     }
     let left = all.saturating_sub(*taken);
     if count > left {
@@ -229,8 +232,16 @@ mod tests {
         assert_eq!(of("a"), Ok(Target { mask: Some(0xf), bandwidth: None }));
         assert_eq!(of("b"), Ok(Target { mask: None, bandwidth: Some(25) }));
         assert_eq!(of("c"), Ok(Target { mask: Some(0x3ff0), bandwidth: Some(100) }));
-        assert_eq!(of("d"), Ok(Target { mask: Some(0xc000), bandwidth: None }), "no fewer than the kernel takes");
-        assert!(of("e").unwrap_err().contains("it has 20, of which classes before it have 16"), "{:?}", of("e"));
+        assert_eq!(
+            of("d"),
+            Ok(Target { mask: Some(0xc000), bandwidth: None }),
+            "no fewer than the kernel takes"
+        );
+        assert!(
+            of("e").unwrap_err().contains("it has 20, of which classes before it have 16"),
+            "{:?}",
+            of("e")
+        );
         assert_eq!(of("f"), Ok(Target { mask: Some(0xf_0000), bandwidth: None }));
         assert!(of("g").unwrap_err().contains("fewer than the kernel takes: 2"));
     }

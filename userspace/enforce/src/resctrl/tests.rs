@@ -29,8 +29,12 @@ impl Bench {
         fs::create_dir_all(&dir).unwrap();
         let text: String = threads.iter().map(|thread| format!("{thread}\n")).collect();
         fs::write(dir.join("cgroup.threads"), text).unwrap();
-        let known: BTreeSet<u32> =
-            [""].into_iter().map(str::to_owned).chain(self.fake.groups()).flat_map(|of| self.fake.tasks(&of)).collect();
+        let known: BTreeSet<u32> = [""]
+            .into_iter()
+            .map(str::to_owned)
+            .chain(self.fake.groups())
+            .flat_map(|of| self.fake.tasks(&of))
+            .collect();
         threads.iter().filter(|thread| !known.contains(thread)).for_each(|thread| self.fake.begin(*thread));
         dir
     }
@@ -166,7 +170,10 @@ fn groups_of_others_and_their_threads_are_left_alone() {
     bench.follow();
     assert_eq!(bench.fake.groups(), ["pqos", "mon_groups/theirs"]);
     let touched = bench.fake.commands();
-    assert!(!touched.iter().any(|command| command.contains("pqos") || command.contains("theirs")), "{touched:?}");
+    assert!(
+        !touched.iter().any(|command| command.contains("pqos") || command.contains("theirs")),
+        "{touched:?}"
+    );
 }
 
 #[test]
@@ -185,7 +192,10 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
     bench.restart();
     bench.wanted.workloads.remove("b");
     bench.wanted.workloads.remove("c");
-    bench.wanted.classes.insert("batch".to_owned(), Share { ways: Some(Ways::Count(2)), bandwidth_percent: None });
+    bench
+        .wanted
+        .classes
+        .insert("batch".to_owned(), Share { ways: Some(Ways::Count(2)), bandwidth_percent: None });
     let done = bench.follow();
     assert_eq!((done.removed, done.set), (vec!["db".to_owned()], vec!["batch (L3:0=3;1=3)".to_owned()]));
     assert_eq!(bench.fake.groups(), ["numaward-batch", "numaward-batch/mon_groups/numaward-a"]);
@@ -237,7 +247,10 @@ fn code_and_data_have_the_same_ways_where_they_are_shared_out_apart() {
     fs::create_dir(info.join("L3DATA")).unwrap();
     let (found, is_made_up) = bench.resctrl.look().unwrap();
     assert_eq!((found.caches.unwrap().resources, is_made_up), (vec!["L3CODE", "L3DATA"], true));
-    bench.wanted.classes.insert("db".to_owned(), Share { ways: Some(Ways::Percent(50)), bandwidth_percent: None });
+    bench
+        .wanted
+        .classes
+        .insert("db".to_owned(), Share { ways: Some(Ways::Percent(50)), bandwidth_percent: None });
     bench.want("a", Some("db"), &[1]);
     let done = bench.follow();
     assert_eq!(done.set, ["db (L3CODE:0=3f0;1=3f0, L3DATA:0=3f0;1=3f0)"], "{:?}", done.problems);
@@ -271,7 +284,9 @@ fn without_a_tree_it_is_a_problem_only_for_those_who_want_one() {
         assert!(matches!(resctrl.look(), Err(ResctrlError::NotMounted(_))));
     }
     // Files that hold what no kernel writes.
-    for (file, text) in [("info/L3/cbm_mask", "0"), ("info/MB/min_bandwidth", "ten"), ("numaward-db/tasks", "x")] {
+    for (file, text) in
+        [("info/L3/cbm_mask", "0"), ("info/MB/min_bandwidth", "ten"), ("numaward-db/tasks", "x")]
+    {
         let mut bench = Bench::new();
         bench.want("a", Some("db"), &[1]);
         bench.follow();

@@ -282,7 +282,8 @@ impl Tree {
                 let caches = holds(&now).unwrap_or_default();
                 if caches.is_empty() || caches.values().any(|shown| *shown != mask) {
                     let text = line(resource, caches.keys().copied(), &format!("{mask:x}"));
-                    let is_held = |of: &Schemata| holds(of).is_some_and(|of| of.values().all(|now| *now == mask));
+                    let is_held =
+                        |of: &Schemata| holds(of).is_some_and(|of| of.values().all(|now| *now == mask));
                     written.push(self.set(group, &text, is_held)?);
                 }
             }
@@ -408,7 +409,8 @@ pub(super) fn threads(dir: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
             Err(error) => return Err(error.into()),
         }
         let Ok(entries) = fs::read_dir(&dir) else { continue };
-        let dirs = entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir()));
+        let dirs =
+            entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir()));
         to_read.extend(dirs.map(|entry| (entry.path(), depth + 1)).filter(|(_, depth)| *depth < DEPTH));
     }
     Ok(found)

@@ -40,8 +40,11 @@ impl Bench {
             host_root: dir.path().to_owned(),
             ..Config::default()
         };
-        config.resctrl =
-            resctrl::Resctrl { classes: serde_json::from_str(classes).unwrap(), monitor, ..Default::default() };
+        config.resctrl = resctrl::Resctrl {
+            classes: serde_json::from_str(classes).unwrap(),
+            monitor,
+            ..Default::default()
+        };
         Self { dir, host, fake, config }
     }
 
@@ -100,7 +103,8 @@ fn a_class_comes_with_its_guarantee_over_a_crash_and_goes_with_the_release() {
     turn(&mut reconciler);
     assert_eq!(bench.fake.groups(), ["numaward-db"]);
     assert_eq!(bench.fake.tasks("numaward-db"), [10].into());
-    let made = "Classes were given their shares in a made-up tree, which is not the kernel's: db (L3:0=3f0;1=3f0).";
+    let made =
+        "Classes were given their shares in a made-up tree, which is not the kernel's: db (L3:0=3f0;1=3f0).";
     assert_eq!(bench.happened(), [made]);
     let figures = metrics(&reconciler);
     for line in [
@@ -118,11 +122,16 @@ fn a_class_comes_with_its_guarantee_over_a_crash_and_goes_with_the_release() {
     bench.fake.commands();
     let mut reconciler = bench.start();
     turn(&mut reconciler);
-    assert_eq!((bench.fake.commands(), bench.fake.groups().len()), (Vec::new(), 1), "the class is in the ledger");
+    assert_eq!(
+        (bench.fake.commands(), bench.fake.groups().len()),
+        (Vec::new(), 1),
+        "the class is in the ledger"
+    );
     reconciler.core.release("a").unwrap();
     turn(&mut reconciler);
     assert_eq!((bench.fake.groups().len(), bench.fake.tasks("")), (0, [1, 10, 20].into()));
-    let gone = "Classes that nobody has any more were removed in a made-up tree, which is not the kernel's: db.";
+    let gone =
+        "Classes that nobody has any more were removed in a made-up tree, which is not the kernel's: db.";
     assert_eq!(bench.happened(), [gone]);
 }
 
@@ -130,7 +139,8 @@ fn a_class_comes_with_its_guarantee_over_a_crash_and_goes_with_the_release() {
 fn an_unknown_class_is_refused_with_those_that_there_are() {
     let bench = Bench::new(CLASSES, Monitor::Off);
     let mut reconciler = bench.start();
-    let Err(AdmissionError::Field(FieldError { field, problem, .. })) = admit(&mut reconciler, "a", Some("dp"))
+    let Err(AdmissionError::Field(FieldError { field, problem, .. })) =
+        admit(&mut reconciler, "a", Some("dp"))
     else {
         panic!("admitted")
     };
@@ -155,7 +165,9 @@ fn workloads_are_counted_and_their_figures_go_with_them() {
     counted("b", "llc_occupancy", "Unavailable");
     turn(&mut reconciler);
     let bandwidth = |scope: &str, bytes: u64| {
-        format!("resctrl_memory_bandwidth_bytes_total{{workload=\"a\",cache=\"1\",scope=\"{scope}\"}} {bytes}")
+        format!(
+            "resctrl_memory_bandwidth_bytes_total{{workload=\"a\",cache=\"1\",scope=\"{scope}\"}} {bytes}"
+        )
     };
     let occupancy = "resctrl_llc_occupancy_bytes{workload=\"a\",cache=\"1\"} 4096".to_owned();
     let figures = metrics(&reconciler);
@@ -163,7 +175,10 @@ fn workloads_are_counted_and_their_figures_go_with_them() {
         assert!(figures.contains(line), "{line}: {figures:?}");
     }
     let none = "resctrl_llc_occupancy_bytes{workload=\"b\",cache=\"1\"}";
-    assert!(!figures.iter().any(|line| line.starts_with(none)), "what is not known is not served: {figures:?}");
+    assert!(
+        !figures.iter().any(|line| line.starts_with(none)),
+        "what is not known is not served: {figures:?}"
+    );
     // For once, there is no figure.
     counted("a", "mbm_total_bytes", "Unavailable");
     turn(&mut reconciler);
@@ -212,7 +227,10 @@ fn where_nothing_of_the_kind_is_configured_any_more_all_is_removed_at_the_start(
     turn(&mut reconciler);
     assert_eq!(bench.fake.groups(), ["mon_groups/numaward-a"]);
     let happened = bench.happened();
-    assert!(happened[1].contains("class db, which a has, is not in the configuration any more"), "{happened:?}");
+    assert!(
+        happened[1].contains("class db, which a has, is not in the configuration any more"),
+        "{happened:?}"
+    );
     drop(reconciler);
     for (config, mode) in [
         (resctrl::Resctrl::default(), api::EnforcementMode::On),
