@@ -306,7 +306,7 @@ impl Run<'_> {
         Ok(foreign)
     }
 
-    /// Puts all threads of these cgroups into a group, and what else is in it into the default one, if `is_alone`. Gives the
+    /// Puts all threads of these cgroups into a group, and others that are in it into the default one, if `is_alone`. Gives the
     /// workloads of which threads stay elsewhere.
     fn gather(
         &self,

@@ -67,6 +67,11 @@ fn admit(reconciler: &mut ReconcilerLoop, name: &str, class: Option<&str>) -> Re
     reconciler.admit(&Request::new(&asked).unwrap(), false)
 }
 
+fn release(reconciler: &mut ReconcilerLoop, name: &str) {
+    reconciler.core.release(name).unwrap();
+    reconciler.settle();
+}
+
 /// A look, now, until its result is taken.
 fn turn(reconciler: &mut ReconcilerLoop) {
     let ReconcilerLoop { controllers, core, .. } = reconciler;
@@ -127,7 +132,7 @@ fn a_class_comes_with_its_guarantee_over_a_crash_and_goes_with_the_release() {
         (Vec::new(), 1),
         "the class is in the ledger"
     );
-    reconciler.core.release("a").unwrap();
+    release(&mut reconciler, "a");
     turn(&mut reconciler);
     assert_eq!((bench.fake.groups().len(), bench.fake.tasks("")), (0, [1, 10, 20].into()));
     let gone =
@@ -183,7 +188,7 @@ fn workloads_are_counted_and_their_figures_go_with_them() {
     counted("a", "mbm_total_bytes", "Unavailable");
     turn(&mut reconciler);
     assert!(metrics(&reconciler).contains(&bandwidth("total", 7000)));
-    reconciler.core.release("a").unwrap();
+    release(&mut reconciler, "a");
     turn(&mut reconciler);
     let figures = metrics(&reconciler);
     assert!(!figures.iter().any(|line| line.contains("workload=\"a\"")), "{figures:?}");
@@ -208,7 +213,7 @@ fn what_cannot_be_held_is_said_once_and_refuses_nothing() {
     turn(&mut reconciler);
     assert!(bench.happened().is_empty());
     assert!(metrics(&reconciler).contains(&"resctrl_workloads{state=\"refused\"} 1".to_owned()));
-    reconciler.core.release("a").unwrap();
+    release(&mut reconciler, "a");
     turn(&mut reconciler);
     assert_eq!(bench.fake.tasks("numaward-db"), [20].into(), "it is tried again");
 }
