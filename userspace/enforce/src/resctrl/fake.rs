@@ -234,7 +234,9 @@ impl Kernel for Fake {
         fs::remove_dir_all(dir)?;
         // In a monitoring group of the default one, they are there already.
         if dir.parent() == Some(&self.root) {
-            threads.into_iter().for_each(|thread| enter(&self.root, thread));
+            for thread in threads {
+                enter(&self.root, thread);
+            }
         }
         Ok(())
     }
@@ -266,9 +268,13 @@ fn tasks(group: &Path) -> BTreeSet<u32> {
     text.lines().map(|line| line.parse().unwrap()).collect()
 }
 
+/// Threads as the kernel lists them.
+pub(super) fn list<'a>(threads: impl IntoIterator<Item = &'a u32>) -> String {
+    threads.into_iter().fold(String::new(), |text, thread| text + &thread.to_string() + "\n")
+}
+
 fn keep(group: &Path, threads: &BTreeSet<u32>) {
-    let text: String = threads.iter().map(|thread| format!("{thread}\n")).collect();
-    fs::write(group.join("tasks"), text).unwrap();
+    fs::write(group.join("tasks"), list(threads)).unwrap();
 }
 
 fn enter(group: &Path, thread: u32) {

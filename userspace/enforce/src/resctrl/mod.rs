@@ -1,7 +1,7 @@
 //! Shares of L3 caches and memory bandwidth, and what workloads have of both: the kernel's file tree resctrl.
 //!
 //! Problem: a workload that streams through memory pushes what others use out of the shared cache, and takes the bandwidth,
-//! whatever its CPUs and nodes are. Processors with RDT (Intel) or QoS (AMD) share both out, and count who has what.
+//! whatever its CPUs and nodes are. Some processors (Intel: RDT) share both out, and count who has what.
 //!
 //! Terms: a *class* is a share with a name. Its *group* is the directory `numaward-CLASS` of the tree: its threads have what
 //! the file `schemata` there says. A *monitoring group* `mon_groups/numaward-WORKLOAD` counts the threads in it. Threads that

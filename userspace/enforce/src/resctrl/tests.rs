@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use super::{fake::Fake, *};
+use super::{
+    fake::{self, Fake},
+    *,
+};
 
 /// A made-up tree, and cgroups of plain files.
 struct Bench {
@@ -27,7 +30,7 @@ impl Bench {
     fn cgroup(&self, path: &str, threads: &[u32]) -> PathBuf {
         let dir = self.dir.path().join("cgroup").join(path);
         fs::create_dir_all(&dir).unwrap();
-        let text: String = threads.iter().map(|thread| format!("{thread}\n")).collect();
+        let text = fake::list(threads);
         fs::write(dir.join("cgroup.threads"), text).unwrap();
         let known: BTreeSet<u32> = [""]
             .into_iter()
