@@ -72,6 +72,8 @@ pub enum EventKind {
     InterruptsMoved,
     /// Power settings of exclusive CPUs were made or given back, are somebody else's now, or cannot be made.
     CpuPower,
+    /// Classes of L3 caches and memory bandwidth were made for workloads or removed, or cannot be held.
+    Resctrl,
     /// In a dry run: where a container would have been placed, or that it would have been refused.
     Decided,
 }
@@ -93,6 +95,7 @@ impl EventKind {
             | Self::Rebalance
             | Self::InterruptsMoved
             | Self::CpuPower
+            | Self::Resctrl
             | Self::Decided => Severity::Info,
             _ => Severity::Warning,
         }
@@ -112,6 +115,7 @@ impl EventKind {
             | Self::BudgetExceeded
             | Self::InterruptsMoved
             | Self::CpuPower
+            | Self::Resctrl
             | Self::Decided => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift | Self::HeadroomLow => 20,

@@ -25,7 +25,7 @@ use utoipa::{
 };
 
 /// Wishes and conditions of a workload beside its amounts and its policy. Only the strategy `native` knows all but
-/// `preferredNodes`, `isolate` and `memoryPolicy`.
+/// `preferredNodes`, `isolate`, `memoryPolicy` and `resctrlClass`.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -68,6 +68,10 @@ pub struct Placement {
     pub isolate: bool,
     /// How the kernel chooses among its nodes for each new page; absent: as for any process. Only for a command.
     pub memory_policy: Option<MemoryPolicy>,
+    /// Its class of L3 caches and memory bandwidth, of `resctrl.classes` in the configuration; absent: none.
+    #[schemars(extend("examples" = ["batch"]))]
+    #[schema(examples("batch"))]
+    pub resctrl_class: Option<String>,
     /// It must stay where it is placed first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub immovable: bool,
@@ -96,6 +100,7 @@ impl Placement {
             same_cache: terms.same_cache,
             isolate: terms.isolate,
             memory_policy: terms.memory_policy,
+            resctrl_class: terms.resctrl_class.clone(),
             immovable: terms.immovable,
             burstable: terms.burstable,
         }
@@ -227,7 +232,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_written() {
         assert_eq!(serde_json::to_string(&Placement::default()).unwrap(), "{}");
-        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","immovable":true,"burstable":true}"#;
+        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","resctrlClass":"batch","immovable":true,"burstable":true}"#;
         let placement: Placement = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&placement).unwrap(), text);
         assert!(serde_json::from_str::<Placement>(r#"{"tier":"strict"}"#).is_err());

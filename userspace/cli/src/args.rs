@@ -545,6 +545,9 @@ pub(crate) struct Placement {
         value_parser = named(MemoryPolicy::ALL, MemoryPolicy::as_str, memory_policy_help)
     )]
     pub(crate) memory_policy: Option<MemoryPolicy>,
+    /// Its class of L3 caches and memory bandwidth, one of resctrl.classes of the configuration
+    #[arg(long, help_heading = HELD, value_name = "CLASS")]
+    pub(crate) resctrl_class: Option<String>,
     /// Never move it to other nodes (native)
     #[arg(long, help_heading = HELD)]
     pub(crate) immovable: bool,

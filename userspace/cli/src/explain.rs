@@ -63,6 +63,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
         same_cache,
         isolate,
         memory_policy,
+        resctrl_class,
         immovable,
         burstable,
     } = &allocation.placement;
@@ -77,6 +78,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
     terms.extend(with.iter().map(|name| text("with", name)));
     terms.extend(apart.iter().map(|name| text("apart from", name)));
     terms.extend(memory_policy.map(|policy| text("memory policy", &policy)));
+    terms.extend(resctrl_class.as_ref().map(|class| text("cache and bandwidth class", class)));
     let flags = [
         (same_cache, "same cache"),
         (isolate, "isolated"),

@@ -344,6 +344,7 @@ fn asked(
             same_cache: placement.same_cache,
             isolate: placement.isolate,
             memory_policy: placement.memory_policy,
+            resctrl_class: placement.resctrl_class,
             immovable: placement.immovable,
             burstable: placement.burstable,
         },

@@ -32,6 +32,7 @@ use super::{
         optional_version, version,
     },
     rebalance::Rebalance,
+    resctrl::Resctrl,
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
 };
 
@@ -81,6 +82,8 @@ pub struct Config {
     pub state_directory: PathBuf,
     /// What is written to the kernel.
     pub enforcement: Enforcement,
+    /// Shares of L3 caches and memory bandwidth.
+    pub resctrl: Resctrl,
     /// Guarantees for workloads that are yet to come, by unit or cgroup. The first that matches counts.
     pub guarantees: Vec<Declared>,
     /// By which rules it is decided who gets what.
@@ -198,6 +201,17 @@ impl Config {
     /// The kubelet's feature gates.
     pub fn gates(&self) -> FeatureGates<'_> {
         FeatureGates { set: &self.feature_gates, version: self.kubelet_version.unwrap_or_default() }
+    }
+
+    /// What is shared out of caches and memory bandwidth, and counted, if anything is.
+    pub fn shared_out(&self) -> Option<&Resctrl> {
+        Some(&self.resctrl).filter(|of| self.enforcement.mode == EnforcementMode::On && of.is_used())
+    }
+
+    /// Where resctrl is mounted, as this process sees it.
+    pub fn resctrl_root(&self) -> PathBuf {
+        let root = &self.resctrl.root;
+        self.host_root.join(root.strip_prefix("/").unwrap_or(root))
     }
 
     /// Whether workloads on several nodes are held to their budgets.

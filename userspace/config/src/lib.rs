@@ -24,6 +24,7 @@ mod pasted;
 pub mod policy;
 mod problem;
 pub mod rebalance;
+pub mod resctrl;
 mod schema;
 mod tree;
 mod types;

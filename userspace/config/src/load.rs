@@ -11,6 +11,7 @@ use super::{
     flag_forms::{self, Form},
     outgoing, pasted,
     problem::{Origin, Problem, Problems},
+    resctrl,
     schema::{Known, closest},
     tree::{self, Node, Value},
 };
@@ -116,7 +117,8 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
             .chain(
                 cpu_power::problems(&config.enforcement.cpu_power)
                     .map(|(key, message)| (key.to_owned(), message)),
-            );
+            )
+            .chain(resctrl::problems(&config.resctrl, &config.guarantees));
         problems.extend(between.map(|(key, message)| {
             let path: Vec<String> = key.split('.').map(str::to_owned).collect();
             problem(&path, message)

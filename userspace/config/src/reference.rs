@@ -121,6 +121,9 @@ impl Reference {
             let values = if schema["items"]["properties"].is_object() {
                 groups.push((format!("{path}[]"), &schema["items"], true));
                 format!("a list, see `{path}[]`")
+            } else if schema["additionalProperties"]["properties"].is_object() {
+                groups.push((format!("{path}.NAME"), &schema["additionalProperties"], true));
+                format!("names, see `{path}.NAME`")
             } else {
                 values(schema)
             };

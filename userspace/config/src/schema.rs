@@ -74,8 +74,16 @@ impl Known {
             }
             return;
         }
-        let Some(properties) = schema["properties"].as_object() else { return };
         let Value::Mapping(entries) = &mut node.value else { return };
+        if schema["additionalProperties"]["properties"].is_object() {
+            for entry in entries {
+                path.push(entry.key.clone());
+                self.check_below(&mut entry.node, &schema["additionalProperties"], path, problems);
+                path.pop();
+            }
+            return;
+        }
+        let Some(properties) = schema["properties"].as_object() else { return };
         entries.retain_mut(|entry| {
             path.push(entry.key.clone());
             let problem = match properties.get(&entry.key) {

@@ -358,6 +358,48 @@ guarantees:
     }
 }
 
+#[test]
+fn what_is_wrong_with_a_class_is_said_with_line_and_field() {
+    let file = "\
+resctrl:
+  monitor: all
+  classes:
+    batch: {l3Ways: 0, memoryBandwidthPercent: 101}
+    db: {l3Way: 4}
+    Web: {l3Ways: 4}
+";
+    let found = with_file(file, &[], vec![]).unwrap_err();
+    let expected = [
+        "2:12: resctrl.monitor: unknown variant `all`, expected `off` or `guaranteed`",
+        "4:21: resctrl.classes.batch.l3Ways: 0 is not between 1 and 32",
+        "4:48: resctrl.classes.batch.memoryBandwidthPercent: 101 is not between 1 and 100",
+        "5:10: unknown key \"l3Way\" in \"resctrl.classes.db\"; did you mean \"l3Ways\"?",
+        "6:10: resctrl.classes.Web: \"Web\" is no name of a class; expected up to 32 small letters",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(&format!("config.yaml:{expected}")), "{found}");
+    }
+    let file = "\
+resctrl: {root: sys, classes: {a: {l3Percent: 60}, b: {l3Percent: 41}}}
+guarantees: [{unit: a.service, memory: 1Gi, placement: {resctrlClass: c}}]
+";
+    let found = with_file(file, &[], vec![]).unwrap_err();
+    let expected = [
+        "1:17: resctrl.root: \"sys\" does not begin with a slash",
+        "1:67: resctrl.classes.b.l3Percent: with the classes before it, 101 % of the ways, more than there are",
+        "2:71: guarantees.0.placement.resctrlClass: there is no class \"c\"; resctrl.classes in the",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(&format!("config.yaml:{expected}")), "{found}");
+    }
+    let file = "resctrl: {monitor: guaranteed, classes: {db: {l3Ways: 4}}}\nhostRoot: /host";
+    let config = with_file(file, &[], vec![]).unwrap().config;
+    assert_eq!(config.resctrl_root(), PathBuf::from("/host/sys/fs/resctrl"));
+    assert!(config.shared_out().is_some() && Config::default().shared_out().is_none());
+}
+
 /// What is pasted from a `KubeletConfiguration`, and the same by the kubelet's flags.
 const PASTED: &str = "\
 kubeReserved: {cpu: 500m, memory: 1Gi, ephemeral-storage: 1Gi, pid: '1000'}

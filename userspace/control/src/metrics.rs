@@ -1,5 +1,6 @@
 //! What was decided and done, counted: the promise and the enforced families.
 
+mod caches;
 mod host;
 mod kubelet;
 
@@ -20,8 +21,8 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-pub(super) use self::kubelet::Rules;
-use self::{host::HostMetrics, kubelet::KubeletForms};
+pub(super) use self::{caches::CacheLabels, kubelet::Rules};
+use self::{caches::CacheMetrics, host::HostMetrics, kubelet::KubeletForms};
 
 /// Counters by labels.
 type By<const N: usize> = Family<[(&'static str, String); N], Counter>;
@@ -60,6 +61,7 @@ pub struct ControlMetrics {
     budget_moved: By<1>,
     steered: Gauge,
     host: HostMetrics,
+    caches: CacheMetrics,
     stalls: Counter,
     raised: Counter,
     herd: ByState,
@@ -152,6 +154,7 @@ impl Default for ControlMetrics {
             budget_moved: By::default(),
             steered: Gauge::default(),
             host: HostMetrics::default(),
+            caches: CacheMetrics::default(),
             stalls: Counter::default(),
             raised: Counter::default(),
             herd: ByState::default(),
@@ -267,6 +270,7 @@ impl ControlMetrics {
             self.steered.clone(),
         );
         self.host.register(registry);
+        self.caches.register(registry);
         registry.register(
             "memory_high_stalls",
             "Workloads found to be slowed down at memory.high without getting on",

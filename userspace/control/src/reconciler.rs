@@ -5,6 +5,7 @@
 //! as [`crate::core::Effects`], and the loop sees to it.
 
 mod budgets;
+mod caches;
 mod controllers;
 mod declared;
 mod drift;
@@ -427,6 +428,7 @@ impl ReconcilerLoop {
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
         self.controllers.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
         self.controllers.power.handle(&mut self.core, &Event::Turn(Instant::now()));
+        self.controllers.caches.adopt(&self.core);
     }
 
     fn look_after(&mut self) {

@@ -316,6 +316,7 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
         policy: asked.policy,
         isolate: placement.isolate,
         memory_policy: placement.memory_policy,
+        resctrl_class: placement.resctrl_class.clone(),
         nodes: placement.nodes.clone().unwrap_or_default(),
         without_memory: asked.memory.is_none() && asked.cpus.is_some(),
         tiers: placement.tiers,

@@ -23,7 +23,10 @@ use numaward_api::{
 };
 use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, OpenError, knob::Knob};
 use numaward_config::Config;
-use numaward_enforce::controllers::{self, StillEnabled};
+use numaward_enforce::{
+    controllers::{self, StillEnabled},
+    resctrl::{Host, Resctrl},
+};
 use numaward_model::{
     Promises, Report,
     headroom::Headroom,
@@ -107,7 +110,10 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
     let power =
         after.power.into_iter().map(|(path, of)| format!("{} of CPUs {} (/{path})", of.knob.name(), of.cpus));
-    let left = left.chain(affinities).chain(irqbalance).chain(power).map(|name| Left { name, reason: None });
+    let groups = Resctrl::new(&config.resctrl_root(), Arc::new(Host)).ours().into_iter();
+    let groups = groups.map(|group| group.display().to_string());
+    let left = left.chain(affinities).chain(irqbalance).chain(power).chain(groups);
+    let left = left.map(|name| Left { name, reason: None });
     let kept = kept.into_iter().map(|kept| Left {
         name: kept.cgroup.to_string(),
         reason: Some(format!("the controller {} stays enabled: {}", kept.controller, kept.reason)),

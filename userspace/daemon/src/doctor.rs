@@ -4,6 +4,7 @@
 //! kernel versions. A check *fails* where numaward cannot do its work, and *warns* where it works less
 //! well than it could.
 
+mod caches;
 mod enforcement;
 
 use std::{fs, io, path::Path};
@@ -15,6 +16,7 @@ use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::{Need, NodeSet};
 use rustix::thread::CapabilitySet;
 
+use self::caches::caches;
 use crate::kubernetes::kubelet::{self, Policies};
 
 /// The outcome of a check: how it came out, what was found, and what to do about it.
@@ -73,6 +75,7 @@ pub fn examine(
     checks.extend(host.enforcement());
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
     checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
+    checks.extend(config.shared_out().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
     checks.extend(needs.iter().chain(&look(root)).map(need));
     checks
 }

@@ -45,6 +45,8 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "node_headroom_",
             "node_access_",
             "workloads",
+            "resctrl_llc_",
+            "resctrl_memory_",
         ],
     ),
     (
@@ -62,7 +64,16 @@ const PARTS: &[(&str, &str, &[&str])] = &[
     (
         "Enforced",
         "What was written to the kernel, and whether it stayed.",
-        &["enforcement_", "drift_", "guarantee_", "herd_", "interrupt_", "memory_high_", "declared_"],
+        &[
+            "enforcement_",
+            "drift_",
+            "guarantee_",
+            "herd_",
+            "interrupt_",
+            "memory_high_",
+            "declared_",
+            "resctrl_",
+        ],
     ),
     (
         "Kubernetes",
@@ -240,7 +251,7 @@ fn cardinality() -> String {
          A workload has at most {fixed} series and {per_node} for each NUMA node: {two} with two nodes, {eight} with eight. \
          It has fewer where a probe is absent or switched off. A promise adds {promised} and {promised_per_node} for each \
          node; each size of hugepages of which the host has a pool {pages_per_node} for each node, and where it is promised \
-         as well, {both} and {both_per_node} for each node more. Labels have no ids of cgroups or pods. A workload that ends \
+         as well, {both} and {both_per_node} for each node more. With `resctrl.monitor`, a promise adds 3 for each L3 cache. Labels have no ids of cgroups or pods. A workload that ends \
          takes its series with it.\n\n\
          `metrics.families` and `metrics.workloads` in the [configuration](../configuration.md) say which are exported, by \
          `/metrics` and by OTLP:\n\n\
@@ -374,6 +385,7 @@ fn encoded(metrics: &Metrics, format: Format) -> String {
 /// All metrics, by the name of their samples.
 fn served() -> BTreeMap<String, Described> {
     let figures = numaward_control::ControlMetrics::default();
+    figures.show_caches();
     let metrics = Metrics::new(Arc::new(Everything))
         .with(|registry| {
             figures.register(registry);
@@ -384,7 +396,16 @@ fn served() -> BTreeMap<String, Described> {
             otlp::OtlpMetrics::default().register(registry);
         })
         .with_kubelet_names(|registry| figures.register_kubelet(registry));
-    families(&encoded(&metrics, Format::OpenMetrics))
+    let mut served = families(&encoded(&metrics, Format::OpenMetrics));
+    // Those with two sets of labels come in any order.
+    for (_, of) in served.iter_mut().filter(|(name, _)| name.starts_with("numaward_resctrl_")) {
+        of.labels.sort_by_key(|label| match label.as_str() {
+            "workload" => 0,
+            "namespace" | "pod" | "container" => 2,
+            _ => 1,
+        });
+    }
+    served
 }
 
 /// The names of metrics in a text, each with the labels that are matched beside it. Of recorded ones, `a:numaward_b:c`,

@@ -41,6 +41,7 @@ pub mod pages;
 mod plan;
 mod planner;
 pub mod power;
+pub mod resctrl;
 pub mod systemd;
 mod writers;
 

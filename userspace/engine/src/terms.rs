@@ -35,6 +35,9 @@ pub struct Terms {
     /// How the kernel is to choose among its nodes for each new page. Like `isolate`, no strategy heeds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_policy: Option<MemoryPolicy>,
+    /// Its class of L3 caches and memory bandwidth. Like `isolate`, no strategy heeds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resctrl_class: Option<String>,
     /// The only nodes on which it may be. Empty: any. Only `native` heeds this and all that follows.
     #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
     pub nodes: NodeSet,

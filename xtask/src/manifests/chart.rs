@@ -44,6 +44,7 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
                 "evictUnpinned": on,
                 "guardEvict": on,
                 "cpuPower": on,
+                "resctrl": on,
                 "networkPolicy": on,
                 "nodeResourceTopology": on,
                 "seccompProfile": { "type": "Localhost", "localhostProfile": "numaward.json" },

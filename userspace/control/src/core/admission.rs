@@ -8,6 +8,7 @@ use numaward_cgroup::{
     knob::{Limit, Partition},
     read,
 };
+use numaward_config::resctrl;
 use numaward_enforce::{Change, EnforceError, Owner};
 use numaward_engine::{
     self as engine, Allocation, Grant, Ledger, Terms,
@@ -367,6 +368,10 @@ impl Core {
 
     /// Refuses terms that do not go with the configuration or the machine.
     pub(super) fn check_terms(&self, terms: &Terms) -> Result<(), AdmissionError> {
+        if let Some(problem) = self.unknown_class(terms) {
+            let allowed = "nothing, or the name of a class";
+            return Err(FieldError::new("placement.resctrlClass", problem, allowed).into());
+        }
         self.policy.strategy.check_terms(terms).map_err(|problem| {
             let (field, allowed) = match *problem.problem {
                 StartProblem::NativeOnly(_) => {
@@ -376,6 +381,19 @@ impl Core {
             };
             FieldError::new(field, listed(&[problem.into()]), allowed).into()
         })
+    }
+
+    /// What is wrong with the class of L3 caches and memory bandwidth, if anything.
+    fn unknown_class(&self, terms: &Terms) -> Option<String> {
+        resctrl::unknown(&self.config.resctrl, terms.resctrl_class.as_deref()?)
+    }
+
+    /// Takes an unknown class for none, and says so: a typing error in an annotation must not keep a pod from running.
+    pub(super) fn without_unknown_class(&self, terms: &mut Terms, notes: &mut Vec<String>) {
+        if let Some(problem) = self.unknown_class(terms) {
+            notes.push(format!("numaward.io/resctrl-class is ignored: {problem}"));
+            terms.resctrl_class = None;
+        }
     }
 
     /// What is promised counts as running from the start: there is no later moment at which we would learn of it.

@@ -150,6 +150,7 @@ impl Core {
         self.check_fit()?;
         let mut notes = ask.notes.clone();
         let mut terms = ask.terms.clone();
+        self.without_unknown_class(&mut terms, &mut notes);
         if let Err(problem) = self.check_terms(&terms) {
             notes.push(format!("the pod's own terms cannot be applied: {problem}"));
             // One may do without the other.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Event, budgets::Budgets, declared::Declarations, drift::DriftController, guard::Guard, home::Homes,
-    interrupts::Interrupts, liveness::Liveness, power::PowerSettings, throttling::Throttling,
+    Event, budgets::Budgets, caches::CacheClasses, declared::Declarations, drift::DriftController,
+    guard::Guard, home::Homes, interrupts::Interrupts, liveness::Liveness, power::PowerSettings,
+    throttling::Throttling,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
@@ -20,6 +21,7 @@ pub(super) struct Controllers {
     pub(super) guard: Guard,
     pub(super) interrupts: Interrupts,
     pub(super) power: PowerSettings,
+    pub(super) caches: CacheClasses,
     pub(super) declarations: Declarations,
 }
 
@@ -34,6 +36,7 @@ impl Controllers {
             drift: DriftController::new(write_monitor),
             throttling: Throttling::new(core.hierarchy.clone()),
             homes: Homes::new(core.config.enforcement.home_dwell_time.0),
+            caches: CacheClasses::new(stop.clone()),
             budgets: Budgets::new(stop),
             guard: Guard::default(),
             interrupts: Interrupts::new(core.config.host_root.clone()),
@@ -52,6 +55,7 @@ impl Controllers {
         self.guard.handle(core, event);
         self.interrupts.handle(core, event);
         self.power.handle(core, event);
+        self.caches.handle(core, event);
         self.declarations.handle(core, event);
     }
 }

@@ -10,12 +10,13 @@
 //! | `numaward.io/tiers` | `attached`, `strict`: how memory-only nodes count |
 //! | `numaward.io/memory-tiers` | the only sorts of memory that it takes: `dram`, `hbm`, `cxl`, with commas |
 //! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
+//! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
 //! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
 //! | `numaward.io/immovable` | `true`: it stays where it is placed first |
 //!
 //! The first three can be given for one container too, in front: `CONTAINER.numaward.io/placement`. That counts more than
-//! the pod's. The others are of the whole pod; from `tiers` on, and `guarantee: burstable`, they need the strategy
-//! `native`.
+//! the pod's. The others are of the whole pod; from `tiers` on (but not `resctrl-class`), and `guarantee: burstable`, they need
+//! the strategy `native`.
 //!
 //! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
 //! the decision says so: a typing error in an annotation must not keep a pod from running.
@@ -138,6 +139,11 @@ fn names(value: &str) -> Option<BTreeSet<String>> {
     list(value).filter(|names: &BTreeSet<String>| names.iter().all(|name| !name.starts_with('=')))
 }
 
+/// The name of a class, which may be unknown.
+fn class(value: &str) -> Option<String> {
+    (1..=32).contains(&value.len()).then(|| value.to_owned())
+}
+
 /// Takes what replaces a default; says whether it is one.
 fn set<T>(field: &mut T, value: Option<T>) -> bool {
     let Some(value) = value else { return false };
@@ -159,6 +165,7 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
         }
         "with" => (set(&mut terms.with, names(value)), named),
         "apart" => (set(&mut terms.apart, names(value)), named),
+        "resctrl-class" => (take(&mut terms.resctrl_class, class(value)), "the name of a class"),
         "same-cache" => (set(&mut terms.same_cache, yes(value)), "true or false"),
         "immovable" => (set(&mut terms.immovable, yes(value)), "true or false"),
         _ => return None,
@@ -317,9 +324,11 @@ mod tests {
             ("numaward.io/same-cache", "true"),
             ("numaward.io/immovable", "false"),
             ("numaward.io/guarantee", "burstable"),
+            ("numaward.io/resctrl-class", "batch"),
         ]);
         assert_eq!(read.ignored, [""; 0]);
         let expected = Terms {
+            resctrl_class: Some("batch".to_owned()),
             scope: Some(TopologyManagerScope::Pod),
             tiers: Some(Tiers::Strict),
             memory_tiers: [MemoryTier::Dram, MemoryTier::Hbm].into(),
@@ -342,6 +351,7 @@ mod tests {
             ("numaward.io/with", "a,,b", "namespace/name"),
             ("numaward.io/apart", "=x", "namespace/name"),
             ("numaward.io/immovable", "yes", "true or false"),
+            ("numaward.io/resctrl-class", "", "the name of a class"),
             ("db.numaward.io/with", "a", "the whole pod only"),
             ("numaward.io/preferred-nodes", "", "a list of nodes"),
             ("numaward.io/preferred-nodes", "1-0", "a list of nodes"),

@@ -1,0 +1,214 @@
+//! Shares of L3 caches and memory bandwidth.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    str::FromStr,
+};
+
+use educe::Educe;
+use numaward_topology::serde_as_text;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
+
+use super::{enforcement::Declared, inline_schema::inline_schema};
+
+/// Shares of L3 caches and memory bandwidth for workloads with a guarantee (the kernel's resctrl), and figures of what they
+/// have of both. Only where guarantees are enforced. Default: nothing is read or written.
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Resctrl {
+    /// Where resctrl is mounted on the host. numaward does not mount it.
+    #[educe(Default(expression = PathBuf::from("/sys/fs/resctrl")))]
+    pub root: PathBuf,
+    /// Whether it is counted how much of the caches and of the memory bandwidth workloads with a guarantee have: `off` or
+    /// `guaranteed`. The processor can count some tens to hundreds of workloads.
+    pub monitor: Monitor,
+    /// Classes by name: small letters, digits and `-`. A workload has one if it asks for it (`resctrlClass`).
+    pub classes: BTreeMap<ClassName, Class>,
+}
+
+impl Resctrl {
+    /// Whether anything is to be done.
+    pub fn is_used(&self) -> bool {
+        self.monitor != Monitor::Off || !self.classes.is_empty()
+    }
+}
+
+/// Of whom it is counted what they have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Monitor {
+    /// Of nobody.
+    #[default]
+    Off,
+    /// Of each workload with a guarantee.
+    Guaranteed,
+}
+
+/// What the workloads of a class have together, on each cache. At least one of the keys is given.
+#[skip_serializing_none]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Class {
+    /// How many ways of the L3 cache: those that no other class has, the lowest that are left, in the order of names.
+    /// Default: all ways.
+    #[schemars(range(min = 1, max = 32))]
+    pub l3_ways: Option<u32>,
+    /// The same, as a part of all ways in percent, rounded down. Either this or `l3Ways`.
+    #[schemars(range(min = 1, max = 100))]
+    pub l3_percent: Option<u32>,
+    /// How much of the memory bandwidth, in percent, at most: rounded up to a step of the processor. Default: all of it.
+    #[schemars(range(min = 1, max = 100))]
+    pub memory_bandwidth_percent: Option<u32>,
+}
+
+/// The name of a class.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
+pub struct ClassName(String);
+
+impl ClassName {
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ClassName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let is_name = text.bytes().next().is_some_and(is_plain)
+            && text.len() <= 32
+            && text.bytes().all(|byte| is_plain(byte) || byte == b'-');
+        if !is_name {
+            return Err(format!(
+                "{text:?} is no name of a class; expected up to 32 small letters, digits and -, such as batch"
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+serde_as_text!(ClassName);
+
+inline_schema!(ClassName, { "type": "string", "examples": ["batch"] });
+
+/// What is wrong with classes, and with guarantees that name one: the key, and the problem.
+pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(String, String)> {
+    let Resctrl { root, classes, .. } = resctrl;
+    let mut problems = Vec::new();
+    if !root.is_absolute() {
+        let problem = format!("{:?} does not begin with a slash", root.display().to_string());
+        problems.push(("resctrl.root".to_owned(), problem));
+    }
+    let (mut ways, mut percent) = (0, 0);
+    for (name, class) in classes {
+        let at = |key: &str| format!("resctrl.classes.{name}{key}");
+        match (class.l3_ways, class.l3_percent) {
+            (Some(_), Some(_)) => {
+                problems
+                    .push((at(".l3Percent"), "l3Ways is given as well: give only one of the two".to_owned()));
+            }
+            (None, None) if class.memory_bandwidth_percent.is_none() => {
+                let problem =
+                    "give l3Ways, l3Percent or memoryBandwidthPercent: a class without a share is none";
+                problems.push((at(""), problem.to_owned()));
+            }
+            _ => {}
+        }
+        for (key, value, sum, most, what) in [
+            (".l3Ways", class.l3_ways, &mut ways, 32, "ways, more than the 32 that a cache can have"),
+            (".l3Percent", class.l3_percent, &mut percent, 100, "% of the ways, more than there are"),
+        ] {
+            let before = *sum;
+            *sum += value.unwrap_or_default();
+            if value.is_some() && before <= most && *sum > most {
+                let problem =
+                    format!("with the classes before it, {sum} {what}; each class has ways of its own");
+                problems.push((at(key), problem));
+            }
+        }
+    }
+    for (number, declared) in guarantees.iter().enumerate() {
+        if let Some(problem) =
+            declared.placement.resctrl_class.as_deref().and_then(|class| unknown(resctrl, class))
+        {
+            problems.push((format!("guarantees.{number}.placement.resctrlClass"), problem));
+        }
+    }
+    problems
+}
+
+/// What is wrong with the name of a class that a workload asks for.
+pub fn unknown(resctrl: &Resctrl, class: &str) -> Option<String> {
+    if resctrl.classes.keys().any(|name| name.as_str() == class) {
+        return None;
+    }
+    let names: BTreeSet<&str> = resctrl.classes.keys().map(ClassName::as_str).collect();
+    let class: String = class.chars().take(40).collect();
+    Some(if names.is_empty() {
+        format!("there is no class {class:?}: resctrl.classes in the daemon's configuration has none")
+    } else {
+        let names: Vec<&str> = names.into_iter().collect();
+        format!(
+            "there is no class {class:?}; resctrl.classes in the daemon's configuration has {}",
+            names.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_a_directory_and_an_annotation_can_have() {
+        for text in ["batch", "0", "db-1", &"x".repeat(32)] {
+            assert_eq!(text.parse::<ClassName>().unwrap().to_string(), text);
+        }
+        for text in ["", "-a", "Batch", "a/b", "..", "a b", "a.b", "a\n", &"x".repeat(33)] {
+            assert!(text.parse::<ClassName>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn classes_that_contradict_each_other_are_problems_with_their_keys() {
+        for (text, expected) in [
+            (r#"{"a": {"l3Ways": 4}, "b": {"l3Percent": 50}, "c": {"memoryBandwidthPercent": 10}}"#, &[][..]),
+            (r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 40}}"#, &[]),
+            (r#"{"a": {"l3Ways": 4, "l3Percent": 50}}"#, &["resctrl.classes.a.l3Percent"]),
+            (r#"{"a": {}}"#, &["resctrl.classes.a"]),
+            (
+                r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 41}, "c": {"l3Percent": 1}}"#,
+                &["resctrl.classes.b.l3Percent"],
+            ),
+            (r#"{"a": {"l3Ways": 20}, "b": {"l3Ways": 13}}"#, &["resctrl.classes.b.l3Ways"]),
+        ] {
+            let classes = serde_json::from_str(text).unwrap();
+            let resctrl = Resctrl { classes, ..Resctrl::default() };
+            let found: Vec<String> = problems(&resctrl, &[]).into_iter().map(|(key, _)| key).collect();
+            assert_eq!(found, expected, "{text}");
+        }
+        let resctrl = Resctrl { root: "a".into(), ..Resctrl::default() };
+        assert_eq!(problems(&resctrl, &[])[0].0, "resctrl.root");
+        assert!(!resctrl.is_used(), "nothing is to be done by default");
+    }
+
+    #[test]
+    fn an_unknown_class_is_named_with_those_that_there_are() {
+        let of = |text: &str| Resctrl { classes: serde_json::from_str(text).unwrap(), ..Resctrl::default() };
+        let two = of(r#"{"db": {"l3Ways": 4}, "batch": {"l3Ways": 1}}"#);
+        assert_eq!(unknown(&two, "db"), None);
+        assert!(unknown(&two, "dp").unwrap().ends_with("has batch, db"), "{:?}", unknown(&two, "dp"));
+        assert!(unknown(&of("{}"), &"x".repeat(1 << 20)).unwrap().len() < 200);
+        let declared = r#"[{"unit": "a.service", "memory": "1Gi", "placement": {"resctrlClass": "db"}},
+            {"unit": "b.service", "memory": "1Gi", "placement": {"resctrlClass": "dp"}}]"#;
+        let declared: Vec<Declared> = serde_json::from_str(declared).unwrap();
+        let found: Vec<String> = problems(&two, &declared).into_iter().map(|(key, _)| key).collect();
+        assert_eq!(found, ["guarantees.1.placement.resctrlClass"]);
+    }
+}

@@ -1,0 +1,253 @@
+//! Shares of L3 caches and memory bandwidth, and what workloads have of both: `resctrl` in the configuration.
+//!
+//! Algorithm: when other workloads hold a guarantee than before, and every second while any of them has a class or is counted,
+//! the thread `caches` makes the kernel's tree as it is to be and reads what is counted, see [`numaward_enforce::resctrl`].
+//! Where that takes long, it is done less often.
+//!
+//! Invariants: this thread reads no file of the tree but at its start, and waits for nothing. Where nothing is configured any
+//! more, what an earlier run made is gone before anybody is answered. A guarantee is given whether its class can be held or
+//! not. What is not as it is to be is reported once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, Sender},
+    },
+    time::{Duration, Instant},
+};
+
+use numaward_api::{EventKind, Severity};
+use numaward_config::resctrl::{Class, Monitor};
+use numaward_enforce::resctrl::{Done, Host, Kernel, Resctrl, Share, Wanted, Ways, Workload};
+use numaward_engine::OwnerId;
+use numaward_model::{
+    Report,
+    health::{self, Heartbeats},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::Event;
+use crate::{core::Core, metrics::CacheLabels, request::Target};
+
+/// How often the tree is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// Looking takes no more than this share of the time: one of so many parts.
+const COST: u32 = 100;
+/// How long one look may take before the thread counts as hung. It beats with each group.
+const LIMIT: Duration = Duration::from_mins(5);
+
+/// Has the tree follow what is held.
+#[derive(Debug)]
+pub(super) struct CacheClasses {
+    pub(super) kernel: Arc<dyn Kernel>,
+    worker: Option<Worker>,
+    wanted: Wanted,
+    /// Whether other workloads may hold a guarantee by now.
+    is_outdated: bool,
+    next_look: Option<Instant>,
+    /// What is not as it is to be, as reported last.
+    problems: BTreeSet<String>,
+    /// By which labels figures are served, by workload.
+    labels: BTreeMap<String, CacheLabels>,
+    stop: CancellationToken,
+}
+
+impl CacheClasses {
+    pub(super) fn new(stop: CancellationToken) -> Self {
+        Self {
+            kernel: Arc::new(Host),
+            worker: None,
+            wanted: Wanted::default(),
+            is_outdated: true,
+            next_look: None,
+            problems: BTreeSet::new(),
+            labels: BTreeMap::new(),
+            stop,
+        }
+    }
+
+    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
+        match event {
+            Event::Turn(now) => self.turn(core, *now),
+            Event::Changed => self.is_outdated = true,
+            Event::Held(_)
+            | Event::Cgroups(_)
+            | Event::Written(_)
+            | Event::Machine(_)
+            | Event::Gone(_)
+            | Event::Free => {}
+        }
+    }
+
+    /// Removes what an earlier run made, where nothing of the kind is to be done.
+    pub(super) fn adopt(&mut self, core: &Core) {
+        if core.config.shared_out().is_some() {
+            return;
+        }
+        let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
+        if !tree.ours().is_empty() {
+            self.report(core, &tree.follow(&Wanted::default()));
+        }
+    }
+
+    fn turn(&mut self, core: &Core, now: Instant) {
+        let Some(config) = core.config.shared_out() else { return };
+        if std::mem::take(&mut self.is_outdated) {
+            let classes =
+                config.classes.iter().map(|(name, class)| (name.to_string(), share(class))).collect();
+            let monitors = config.monitor != Monitor::Off;
+            let (workloads, labels) = workloads(core);
+            let wanted = Wanted { classes, workloads, monitors };
+            if wanted != self.wanted {
+                (self.wanted, self.next_look) = (wanted, None);
+            }
+            self.labels = labels;
+        }
+        if let Some((done, took)) = self.worker.as_mut().and_then(Worker::take) {
+            self.report(core, &done);
+            if self.next_look.is_some() {
+                self.next_look = Some(now + LOOK.max(took * COST));
+            }
+        }
+        let is_busy = self.worker.as_ref().is_some_and(|worker| worker.is_busy);
+        let is_idle = !self.wanted.is_any() && self.problems.is_empty() && self.next_look.is_some();
+        if is_busy || is_idle || self.next_look.is_some_and(|next| now < next) {
+            return;
+        }
+        let wanted = self.wanted.clone();
+        let Some(worker) = self.worker(core) else { return };
+        if worker.give(wanted) {
+            self.next_look = Some(now + LOOK);
+        }
+    }
+
+    /// The thread, which is started when it is needed first.
+    fn worker(&mut self, core: &Core) -> Option<&mut Worker> {
+        if self.worker.is_none() {
+            let tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
+            match Worker::start(tree, &core.ports.heartbeats, &self.stop) {
+                Ok(worker) => self.worker = Some(worker),
+                Err(error) => tracing::error!(%error, "classes are not held: no thread can be started"),
+            }
+        }
+        self.worker.as_mut()
+    }
+
+    fn report(&mut self, core: &Core, done: &Done) {
+        let Done { is_made_up, set, removed, problems, held, refused, groups, moved, readings } = done;
+        let metrics = &core.metrics;
+        metrics.cache_classes(held.len(), refused.len(), *groups, *moved);
+        let exported = &core.config.metrics.workloads;
+        let shown = readings.iter().filter(|of| exported.admits(&of.workload));
+        let shown = shown.filter_map(|of| Some((self.labels.get(&of.workload)?, of.cache, of.counted)));
+        metrics.cache_readings(shown);
+        let whose = if *is_made_up { " in a made-up tree, which is not the kernel's" } else { "" };
+        let report = |severity, text: String| {
+            let report = Report::new(EventKind::Resctrl, text).severity(severity);
+            core.report(None, report.detail("madeUp", is_made_up));
+        };
+        if !set.is_empty() {
+            report(Severity::Info, format!("Classes were given their shares{whose}: {}.", set.join("; ")));
+        }
+        if !removed.is_empty() {
+            report(
+                Severity::Info,
+                format!("Classes that nobody has any more were removed{whose}: {}.", removed.join(", ")),
+            );
+        }
+        if *problems != self.problems {
+            let new: Vec<&str> = problems.difference(&self.problems).map(String::as_str).collect();
+            if !new.is_empty() {
+                report(Severity::Warning, format!("Not as configured{whose}: {}.", new.join("; ")));
+            }
+            self.problems.clone_from(problems);
+        }
+    }
+}
+
+fn share(class: &Class) -> Share {
+    let Class { l3_ways, l3_percent, memory_bandwidth_percent } = *class;
+    let ways = l3_ways.map(Ways::Count).or(l3_percent.map(Ways::Percent));
+    Share { ways, bandwidth_percent: memory_bandwidth_percent }
+}
+
+/// All who hold a guarantee, and the labels of their figures.
+fn workloads(core: &Core) -> (BTreeMap<String, Workload>, BTreeMap<String, CacheLabels>) {
+    let state = &core.kept.state;
+    let (mut workloads, mut labels) = (BTreeMap::new(), BTreeMap::new());
+    for (name, held) in &state.guarantees {
+        let account = state.ledger.owner(&OwnerId::from(held.owner(name)));
+        let class = account.and_then(|account| account.terms.resctrl_class.clone());
+        let cgroup = core.hierarchy.dir(&held.cgroup);
+        workloads.insert(name.clone(), Workload { class, cgroup });
+        let of = match &held.target {
+            Target::Container(of) => vec![
+                ("namespace", of.pod.namespace.clone()),
+                ("pod", of.pod.name.clone()),
+                ("container", of.container.clone()),
+            ],
+            _ => vec![("workload", name.clone())],
+        };
+        labels.insert(name.clone(), of);
+    }
+    (workloads, labels)
+}
+
+/// The thread. It has one job at a time; nobody waits for it.
+struct Worker {
+    jobs: Sender<Wanted>,
+    done: Receiver<(Done, Duration)>,
+    is_busy: bool,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("is_busy", &self.is_busy).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// Starts it. It ends with this, or when `stop` is cancelled and its job is done.
+    fn start(mut tree: Resctrl, heartbeats: &Heartbeats, stop: &CancellationToken) -> std::io::Result<Self> {
+        let (jobs, queue) = mpsc::channel();
+        let (sender, done) = mpsc::channel();
+        let ended = stop.clone();
+        let run = move || {
+            health::rest();
+            for wanted in queue {
+                health::beat();
+                let started = Instant::now();
+                // At the end of the daemon nobody takes the result.
+                if ended.is_cancelled() || sender.send((tree.follow(&wanted), started.elapsed())).is_err() {
+                    break;
+                }
+                health::rest();
+            }
+            health::rest();
+        };
+        heartbeats.spawn("caches", LIMIT, stop, run)?;
+        Ok(Self { jobs, done, is_busy: false })
+    }
+
+    /// Gives it a job, unless it has one; whether it took it.
+    fn give(&mut self, wanted: Wanted) -> bool {
+        if self.is_busy {
+            return false;
+        }
+        // A thread that has ended takes no more, and ends the daemon.
+        self.is_busy = self.jobs.send(wanted).is_ok();
+        self.is_busy
+    }
+
+    /// What came of the last job, and how long it took, once.
+    fn take(&mut self) -> Option<(Done, Duration)> {
+        let done = self.done.try_recv().ok()?;
+        self.is_busy = false;
+        Some(done)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! All of this is against a made-up tree, see [`numaward_enforce::resctrl::fake`].
+
+use std::{fs, thread};
+
+use numaward_api as api;
+use numaward_config::{Config, resctrl};
+use numaward_enforce::resctrl::fake::Fake;
+use prometheus_client::{encoding::text::encode, registry::Registry};
+
+use super::*;
+use crate::{
+    FieldError, Request,
+    error::AdmissionError,
+    reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
+    testing::{self as fixture, Host as Machine},
+};
+
+/// A host with two cgroups, each with a thread, and a made-up tree.
+struct Bench {
+    dir: tempfile::TempDir,
+    host: Arc<Machine>,
+    fake: Arc<Fake>,
+    config: Config,
+}
+
+const CLASSES: &str = r#"{"batch": {"l3Ways": 4, "memoryBandwidthPercent": 20}, "db": {"l3Percent": 50}}"#;
+
+impl Bench {
+    fn new(classes: &str, monitor: Monitor) -> Self {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Machine::small()));
+        let fake = Fake::new(&dir.path().join("sys/fs/resctrl"));
+        for (cgroup, thread) in [("", 1), ("a", 10), ("b", 20)] {
+            let path = dir.path().join("cgroup").join(cgroup);
+            fixture::cgroup(&path, &host.machine.lock().unwrap());
+            fs::write(path.join("cgroup.threads"), format!("{thread}\n")).unwrap();
+            fake.begin(thread);
+        }
+        let mut config = Config {
+            state_directory: dir.path().join("state"),
+            host_root: dir.path().to_owned(),
+            ..Config::default()
+        };
+        config.resctrl = resctrl::Resctrl {
+            classes: serde_json::from_str(classes).unwrap(),
+            monitor,
+            ..Default::default()
+        };
+        Self { dir, host, fake, config }
+    }
+
+    fn start(&self) -> ReconcilerLoop {
+        let mut reconciler = reconciler_loop(&self.config, &self.dir.path().join("cgroup"), &self.host);
+        reconciler.controllers.caches.kernel = self.fake.clone();
+        reconciler
+    }
+
+    fn happened(&self) -> Vec<String> {
+        let happened = std::mem::take(&mut *self.host.happened.lock().unwrap());
+        let of = happened.into_iter().filter(|(_, report)| report.kind == EventKind::Resctrl);
+        of.map(|(_, report)| report.message).collect()
+    }
+}
+
+fn admit(reconciler: &mut ReconcilerLoop, name: &str, class: Option<&str>) -> Result<Answer, AdmissionError> {
+    let mut asked = api::AllocationRequest::new(name, api::Target::Cgroup(format!("/{name}")), "256Mi");
+    asked.placement.resctrl_class = class.map(str::to_owned);
+    reconciler.admit(&Request::new(&asked).unwrap(), false)
+}
+
+fn release(reconciler: &mut ReconcilerLoop, name: &str) {
+    reconciler.core.release(name).unwrap();
+    reconciler.settle();
+}
+
+/// A look, now, until its result is taken.
+fn turn(reconciler: &mut ReconcilerLoop) {
+    let ReconcilerLoop { controllers, core, .. } = reconciler;
+    let caches = &mut controllers.caches;
+    caches.next_look = None;
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        caches.handle(core, &Event::Turn(Instant::now()));
+        if !caches.worker.as_ref().is_some_and(|worker| worker.is_busy) {
+            break;
+        }
+        assert!(Instant::now() < until, "the thread does not end its job");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn metrics(reconciler: &ReconcilerLoop) -> Vec<String> {
+    let (mut registry, mut text) = (Registry::default(), String::new());
+    reconciler.core.metrics.register(&mut registry);
+    encode(&mut text, &registry).unwrap();
+    text.lines().filter(|line| line.starts_with("resctrl_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_class_comes_with_its_guarantee_over_a_crash_and_goes_with_the_release() {
+    let bench = Bench::new(CLASSES, Monitor::Off);
+    let mut reconciler = bench.start();
+    turn(&mut reconciler);
+    assert!(bench.fake.groups().is_empty() && bench.happened().is_empty());
+    let Ok(Answer::Admitted(admitted)) = admit(&mut reconciler, "a", Some("db")) else { panic!("refused") };
+    assert_eq!(admitted.placement.resctrl_class.as_deref(), Some("db"), "it is shown");
+    admit(&mut reconciler, "b", None).unwrap();
+    assert!(bench.fake.commands().is_empty(), "an answer does not wait for the tree");
+    turn(&mut reconciler);
+    assert_eq!(bench.fake.groups(), ["numaward-db"]);
+    assert_eq!(bench.fake.tasks("numaward-db"), [10].into());
+    let made =
+        "Classes were given their shares in a made-up tree, which is not the kernel's: db (L3:0=3f0;1=3f0).";
+    assert_eq!(bench.happened(), [made]);
+    let figures = metrics(&reconciler);
+    for line in [
+        "resctrl_workloads{state=\"held\"} 1",
+        "resctrl_workloads{state=\"refused\"} 0",
+        "resctrl_groups{kind=\"class\"} 1",
+        "resctrl_threads_moved_total 1",
+    ] {
+        assert!(figures.iter().any(|of| of == line), "{line}: {figures:?}");
+    }
+    turn(&mut reconciler);
+    assert!(bench.happened().is_empty(), "it is said once");
+    // The daemon dies, and another one goes on.
+    drop(reconciler);
+    bench.fake.commands();
+    let mut reconciler = bench.start();
+    turn(&mut reconciler);
+    assert_eq!(
+        (bench.fake.commands(), bench.fake.groups().len()),
+        (Vec::new(), 1),
+        "the class is in the ledger"
+    );
+    release(&mut reconciler, "a");
+    turn(&mut reconciler);
+    assert_eq!((bench.fake.groups().len(), bench.fake.tasks("")), (0, [1, 10, 20].into()));
+    let gone =
+        "Classes that nobody has any more were removed in a made-up tree, which is not the kernel's: db.";
+    assert_eq!(bench.happened(), [gone]);
+}
+
+#[test]
+fn an_unknown_class_is_refused_with_those_that_there_are() {
+    let bench = Bench::new(CLASSES, Monitor::Off);
+    let mut reconciler = bench.start();
+    let Err(AdmissionError::Field(FieldError { field, problem, .. })) =
+        admit(&mut reconciler, "a", Some("dp"))
+    else {
+        panic!("admitted")
+    };
+    assert_eq!(field, "placement.resctrlClass");
+    assert!(problem.contains("there is no class \"dp\"") && problem.ends_with("batch, db"), "{problem}");
+    assert!(reconciler.core.kept.state.guarantees.is_empty());
+}
+
+#[test]
+fn workloads_are_counted_and_their_figures_go_with_them() {
+    let mut bench = Bench::new("{}", Monitor::Guaranteed);
+    let mut reconciler = bench.start();
+    admit(&mut reconciler, "a", None).unwrap();
+    admit(&mut reconciler, "b", None).unwrap();
+    turn(&mut reconciler);
+    let counted = |workload: &str, file: &str, text: &str| {
+        bench.fake.put(&format!("mon_groups/numaward-{workload}/mon_data/mon_L3_01/{file}"), text);
+    };
+    counted("a", "llc_occupancy", "4096");
+    counted("a", "mbm_total_bytes", "7000");
+    counted("a", "mbm_local_bytes", "6000");
+    counted("b", "llc_occupancy", "Unavailable");
+    turn(&mut reconciler);
+    let bandwidth = |scope: &str, bytes: u64| {
+        format!(
+            "resctrl_memory_bandwidth_bytes_total{{workload=\"a\",cache=\"1\",scope=\"{scope}\"}} {bytes}"
+        )
+    };
+    let occupancy = "resctrl_llc_occupancy_bytes{workload=\"a\",cache=\"1\"} 4096".to_owned();
+    let figures = metrics(&reconciler);
+    for line in [&occupancy, &bandwidth("total", 7000), &bandwidth("local", 6000)] {
+        assert!(figures.contains(line), "{line}: {figures:?}");
+    }
+    let none = "resctrl_llc_occupancy_bytes{workload=\"b\",cache=\"1\"}";
+    assert!(
+        !figures.iter().any(|line| line.starts_with(none)),
+        "what is not known is not served: {figures:?}"
+    );
+    // For once, there is no figure.
+    counted("a", "mbm_total_bytes", "Unavailable");
+    turn(&mut reconciler);
+    assert!(metrics(&reconciler).contains(&bandwidth("total", 7000)));
+    release(&mut reconciler, "a");
+    turn(&mut reconciler);
+    let figures = metrics(&reconciler);
+    assert!(!figures.iter().any(|line| line.contains("workload=\"a\"")), "{figures:?}");
+    // What is not exported is not served.
+    bench.config.metrics.workloads.deny = serde_json::from_str(r#"["b"]"#).unwrap();
+    drop(reconciler);
+    let mut reconciler = bench.start();
+    turn(&mut reconciler);
+    assert!(!metrics(&reconciler).iter().any(|line| line.contains("workload=\"b\"")));
+}
+
+#[test]
+fn what_cannot_be_held_is_said_once_and_refuses_nothing() {
+    let bench = Bench::new(CLASSES, Monitor::Off);
+    bench.fake.put("info/L3/num_closids", "2");
+    let mut reconciler = bench.start();
+    admit(&mut reconciler, "a", Some("batch")).unwrap();
+    admit(&mut reconciler, "b", Some("db")).unwrap();
+    turn(&mut reconciler);
+    let happened = bench.happened();
+    assert!(happened[1].ends_with("(the kernel says: Out of CLOSIDs)."), "{happened:?}");
+    turn(&mut reconciler);
+    assert!(bench.happened().is_empty());
+    assert!(metrics(&reconciler).contains(&"resctrl_workloads{state=\"refused\"} 1".to_owned()));
+    release(&mut reconciler, "a");
+    turn(&mut reconciler);
+    assert_eq!(bench.fake.tasks("numaward-db"), [20].into(), "it is tried again");
+}
+
+#[test]
+fn where_nothing_of_the_kind_is_configured_any_more_all_is_removed_at_the_start() {
+    let mut bench = Bench::new(CLASSES, Monitor::Guaranteed);
+    let mut reconciler = bench.start();
+    admit(&mut reconciler, "a", Some("db")).unwrap();
+    turn(&mut reconciler);
+    drop(reconciler);
+    // A class that is not in the configuration any more is that of nobody; the guarantee stays.
+    bench.config.resctrl.classes = serde_json::from_str(r#"{"batch": {"l3Ways": 4}}"#).unwrap();
+    let mut reconciler = bench.start();
+    bench.happened();
+    turn(&mut reconciler);
+    assert_eq!(bench.fake.groups(), ["mon_groups/numaward-a"]);
+    let happened = bench.happened();
+    assert!(
+        happened[1].contains("class db, which a has, is not in the configuration any more"),
+        "{happened:?}"
+    );
+    drop(reconciler);
+    for (config, mode) in [
+        (resctrl::Resctrl::default(), api::EnforcementMode::On),
+        (bench.config.resctrl.clone(), api::EnforcementMode::DryRun),
+    ] {
+        bench.fake.make(&bench.dir.path().join("sys/fs/resctrl/numaward-old")).unwrap();
+        (bench.config.resctrl, bench.config.enforcement.mode) = (config, mode);
+        let mut reconciler = bench.start();
+        bench.happened();
+        let ReconcilerLoop { controllers, core, .. } = &mut reconciler;
+        controllers.caches.adopt(core);
+        assert_eq!((bench.fake.groups().len(), bench.fake.tasks("")), (0, [1, 10, 20].into()));
+        assert_eq!(bench.happened().len(), 1);
+        turn(&mut reconciler);
+        assert!(reconciler.controllers.caches.worker.is_none(), "there is no thread for it");
+    }
+}

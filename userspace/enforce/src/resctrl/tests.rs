@@ -1,0 +1,310 @@
+//! All of this is against a made-up tree, see [`fake`](super::fake).
+
+use std::fs;
+
+use super::{
+    fake::{self, Fake},
+    *,
+};
+
+/// A made-up tree, and cgroups of plain files.
+struct Bench {
+    dir: tempfile::TempDir,
+    fake: Arc<Fake>,
+    resctrl: Resctrl,
+    wanted: Wanted,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("resctrl");
+        let fake = Fake::new(&root);
+        let resctrl = Resctrl::new(&root, fake.clone());
+        let share = |ways, bandwidth_percent| Share { ways: Some(Ways::Count(ways)), bandwidth_percent };
+        let classes = [("batch".to_owned(), share(4, Some(25))), ("db".to_owned(), share(6, None))].into();
+        Self { dir, fake, resctrl, wanted: Wanted { classes, ..Wanted::default() } }
+    }
+
+    /// A cgroup with these threads, which have begun in the default group.
+    fn cgroup(&self, path: &str, threads: &[u32]) -> PathBuf {
+        let dir = self.dir.path().join("cgroup").join(path);
+        fs::create_dir_all(&dir).unwrap();
+        let text = fake::list(threads);
+        fs::write(dir.join("cgroup.threads"), text).unwrap();
+        let known: BTreeSet<u32> = [""]
+            .into_iter()
+            .map(str::to_owned)
+            .chain(self.fake.groups())
+            .flat_map(|of| self.fake.tasks(&of))
+            .collect();
+        threads.iter().filter(|thread| !known.contains(thread)).for_each(|thread| self.fake.begin(*thread));
+        dir
+    }
+
+    fn want(&mut self, name: &str, class: Option<&str>, threads: &[u32]) {
+        let cgroup = self.cgroup(name, threads);
+        self.wanted.workloads.insert(name.to_owned(), Workload { class: class.map(str::to_owned), cgroup });
+    }
+
+    fn follow(&mut self) -> Done {
+        self.resctrl.follow(&self.wanted)
+    }
+
+    /// As a daemon that was started anew.
+    fn restart(&mut self) {
+        self.resctrl = Resctrl::new(&self.dir.path().join("resctrl"), self.fake.clone());
+    }
+}
+
+fn set<const N: usize>(threads: [u32; N]) -> BTreeSet<u32> {
+    threads.into()
+}
+
+fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+    names.map(str::to_owned).into()
+}
+
+#[test]
+fn a_class_is_made_with_its_first_workload_and_goes_with_its_last() {
+    let mut bench = Bench::new();
+    bench.cgroup("other", &[9]);
+    assert_eq!(bench.follow(), Done { is_made_up: true, ..Done::default() });
+    assert_eq!(bench.fake.commands(), [""; 0], "nothing is wanted");
+    bench.want("web", Some("db"), &[10, 11]);
+    bench.cgroup("web/deep", &[]);
+    bench.cgroup("web/deep/er", &[12]);
+    let done = bench.follow();
+    assert_eq!(done.set, ["db (L3:0=3f0;1=3f0)"], "above the ways of the class before it");
+    assert_eq!((done.held, done.moved, done.problems), (names(["web"]), 3, BTreeSet::new()));
+    assert_eq!(bench.fake.tasks("numaward-db"), set([10, 11, 12]));
+    assert!(bench.fake.text("numaward-db/schemata").contains("L3:0=3f0;1=3f0\n     MB:0=100"));
+    assert_eq!(bench.fake.tasks(""), set([9]));
+    bench.fake.commands();
+    // Nothing is written where all is as it is to be.
+    let again = bench.follow();
+    assert!(again.set.is_empty() && again.moved == 0 && bench.fake.commands().is_empty(), "{again:?}");
+    // Children are where their parents are; who was put into the cgroup is put into the group.
+    bench.fake.fork(10, 13);
+    bench.want("web", Some("db"), &[10, 11, 13, 14]);
+    assert_eq!(bench.follow().moved, 1);
+    assert_eq!(bench.fake.tasks("numaward-db"), set([10, 11, 12, 13, 14]));
+    // One that ended meanwhile is no problem.
+    bench.fake.end(14);
+    fs::write(bench.dir.path().join("cgroup/web/cgroup.threads"), "10\n11\n13\n14\n").unwrap();
+    assert_eq!(bench.follow().problems, BTreeSet::new());
+    bench.wanted.workloads.clear();
+    let done = bench.follow();
+    assert_eq!((done.removed, bench.fake.groups()), (vec!["db".to_owned()], Vec::new()));
+    assert_eq!(bench.fake.tasks(""), set([9, 10, 11, 12, 13]), "the kernel puts them back");
+}
+
+#[test]
+fn two_workloads_share_a_class_and_the_one_that_is_released_leaves_it() {
+    let mut bench = Bench::new();
+    bench.wanted.monitors = true;
+    bench.want("a", Some("batch"), &[1, 2]);
+    bench.want("b", Some("batch"), &[3]);
+    let done = bench.follow();
+    assert_eq!(done.set, ["batch (L3:0=f;1=f, MB:0=25;1=25)"]);
+    assert_eq!((done.held, done.groups), (names(["a", "b"]), [1, 2]));
+    assert!(bench.fake.text("numaward-batch/schemata").contains("MB:0= 30;1= 30"), "the kernel rounds it up");
+    assert_eq!(bench.fake.tasks("numaward-batch/mon_groups/numaward-a"), set([1, 2]));
+    assert_eq!(bench.follow().set, [""; 0], "what was rounded is held");
+    // It is released, and runs on.
+    bench.wanted.workloads.remove("a");
+    assert_eq!(bench.follow().moved, 2);
+    assert_eq!((bench.fake.tasks("numaward-batch"), bench.fake.tasks("")), (set([3]), set([1, 2])));
+    assert_eq!(bench.fake.groups(), ["numaward-batch", "numaward-batch/mon_groups/numaward-b"]);
+}
+
+#[test]
+fn what_is_counted_is_read_and_what_is_no_figure_is_none() {
+    let mut bench = Bench::new();
+    bench.wanted.monitors = true;
+    bench.want("a", None, &[1]);
+    bench.want("shop/web-0/main", Some("db"), &[2]);
+    let done = bench.follow();
+    assert_eq!((done.problems, done.held), (BTreeSet::new(), names(["shop/web-0/main"])));
+    let groups = bench.fake.groups();
+    assert_eq!(groups[..2], ["numaward-db", "mon_groups/numaward-a"]);
+    assert!(groups[2].starts_with("numaward-db/mon_groups/numaward-shop_web-0_main+"), "{groups:?}");
+    for (file, text) in [
+        ("mon_L3_00/llc_occupancy", "4096"),
+        ("mon_L3_00/mbm_total_bytes", "70000"),
+        ("mon_L3_00/mbm_local_bytes", "Unavailable"),
+        ("mon_L3_01/llc_occupancy", "Error"),
+        ("mon_L3_01/mbm_total_bytes", "Unassigned"),
+        ("mon_L3_01/mbm_local_bytes", "-1"),
+        ("mon_L3_x/mbm_local_bytes", "1"),
+    ] {
+        bench.fake.put(&format!("mon_groups/numaward-a/mon_data/{file}"), text);
+    }
+    let done = bench.follow();
+    let of = |cache, counted| Reading { workload: "a".to_owned(), cache, counted };
+    let counted = Counted { occupancy: Some(4096), total: Some(70_000), local: None };
+    assert_eq!(done.readings[..2], [of(0, counted), of(1, Counted::default())]);
+    assert_eq!(done.readings.len(), 4);
+    // No longer wanted.
+    bench.wanted.monitors = false;
+    assert!(bench.follow().readings.is_empty());
+    assert_eq!(bench.fake.groups(), ["numaward-db"]);
+}
+
+#[test]
+fn groups_of_others_and_their_threads_are_left_alone() {
+    let mut bench = Bench::new();
+    bench.wanted.monitors = true;
+    bench.cgroup("others", &[5, 6, 7]);
+    for (group, thread) in [("pqos", "5"), ("mon_groups/theirs", "6")] {
+        bench.fake.make(&bench.dir.path().join("resctrl").join(group)).unwrap();
+        bench.fake.write(&bench.dir.path().join("resctrl").join(group).join("tasks"), thread).unwrap();
+    }
+    bench.fake.commands();
+    bench.want("web", Some("db"), &[5, 6, 7]);
+    let done = bench.follow();
+    let stays =
+        |group| format!("threads of web are in the group {group}, which is not numaward's, and stay there");
+    assert_eq!(done.problems, [stays("pqos"), stays("theirs")].into());
+    assert_eq!((done.held, done.refused), (BTreeSet::new(), names(["web"])));
+    assert_eq!(bench.fake.tasks("numaward-db"), set([7]));
+    assert_eq!((bench.fake.tasks("pqos"), bench.fake.tasks("mon_groups/theirs")), (set([5]), set([6])));
+    bench.wanted.workloads.clear();
+    bench.follow();
+    assert_eq!(bench.fake.groups(), ["pqos", "mon_groups/theirs"]);
+    let touched = bench.fake.commands();
+    assert!(
+        !touched.iter().any(|command| command.contains("pqos") || command.contains("theirs")),
+        "{touched:?}"
+    );
+}
+
+#[test]
+fn after_a_crash_groups_are_taken_over_or_removed() {
+    let mut bench = Bench::new();
+    bench.wanted.monitors = true;
+    bench.want("a", Some("batch"), &[1]);
+    bench.want("b", Some("db"), &[2]);
+    bench.want("c", None, &[3]);
+    bench.follow();
+    bench.fake.commands();
+    bench.restart();
+    let done = bench.follow();
+    assert_eq!((bench.fake.commands(), done.held), (Vec::new(), names(["a", "b"])), "nothing is made anew");
+    // Meanwhile two have gone, and what is configured is something else.
+    bench.restart();
+    bench.wanted.workloads.remove("b");
+    bench.wanted.workloads.remove("c");
+    bench
+        .wanted
+        .classes
+        .insert("batch".to_owned(), Share { ways: Some(Ways::Count(2)), bandwidth_percent: None });
+    let done = bench.follow();
+    assert_eq!((done.removed, done.set), (vec!["db".to_owned()], vec!["batch (L3:0=3;1=3)".to_owned()]));
+    assert_eq!(bench.fake.groups(), ["numaward-batch", "numaward-batch/mon_groups/numaward-a"]);
+    assert!(bench.fake.text("numaward-batch/schemata").contains("MB:0=100"), "it is no longer slowed down");
+    assert_eq!(bench.fake.tasks("numaward-batch"), set([1]));
+    // A daemon that is to do nothing of the kind removes all.
+    bench.restart();
+    assert_eq!(bench.resctrl.ours().len(), 1);
+    let done = bench.resctrl.follow(&Wanted::default());
+    assert_eq!((done.removed, bench.resctrl.ours()), (vec!["batch".to_owned()], Vec::new()));
+    assert_eq!(bench.fake.tasks(""), set([1, 2, 3]));
+}
+
+#[test]
+fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
+    let mut bench = Bench::new();
+    bench.fake.make(&bench.dir.path().join("resctrl/pqos")).unwrap();
+    bench.fake.put("info/L3/num_closids", "3");
+    bench.want("a", Some("batch"), &[1]);
+    bench.want("b", Some("db"), &[2]);
+    let done = bench.follow();
+    assert_eq!((&done.held, &done.refused), (&names(["a"]), &names(["b"])), "{:?}", done.problems);
+    let problem = done.problems.first().unwrap();
+    assert!(problem.starts_with("class db: ") && problem.contains("No space left"), "{problem}");
+    assert!(problem.ends_with("(the kernel says: Out of CLOSIDs)"), "{problem}");
+    assert_eq!(bench.fake.tasks(""), set([2]), "it runs in the default group");
+    bench.wanted.workloads.remove("a");
+    assert_eq!(bench.follow().held, names(["b"]), "its number is given to the other");
+    // A share that is not taken leaves no group behind.
+    bench.wanted.classes.insert("db".to_owned(), Share { ways: None, bandwidth_percent: Some(40) });
+    bench.fake.put("info/MB/min_bandwidth", "5");
+    bench.wanted.classes.insert("low".to_owned(), Share { ways: None, bandwidth_percent: Some(5) });
+    bench.want("b", Some("low"), &[2]);
+    let done = bench.follow();
+    let problem = done.problems.first().unwrap();
+    assert!(problem.ends_with("(the kernel says: MB value 5 out of range [10,100])"), "{problem}");
+    assert_eq!((bench.fake.groups(), bench.fake.tasks("")), (vec!["pqos".to_owned()], set([1, 2])));
+    // A class that the configuration does not have any more.
+    bench.wanted.classes.clear();
+    let done = bench.follow();
+    assert!(done.problems.first().unwrap().contains("is not in the configuration any more"), "{done:?}");
+}
+
+#[test]
+fn code_and_data_have_the_same_ways_where_they_are_shared_out_apart() {
+    let mut bench = Bench::new();
+    let info = bench.dir.path().join("resctrl/info");
+    fs::rename(info.join("L3"), info.join("L3CODE")).unwrap();
+    fs::create_dir(info.join("L3DATA")).unwrap();
+    let (found, is_made_up) = bench.resctrl.look().unwrap();
+    assert_eq!((found.caches.unwrap().resources, is_made_up), (vec!["L3CODE", "L3DATA"], true));
+    bench
+        .wanted
+        .classes
+        .insert("db".to_owned(), Share { ways: Some(Ways::Percent(50)), bandwidth_percent: None });
+    bench.want("a", Some("db"), &[1]);
+    let done = bench.follow();
+    assert_eq!(done.set, ["db (L3CODE:0=3f0;1=3f0, L3DATA:0=3f0;1=3f0)"], "{:?}", done.problems);
+}
+
+#[test]
+fn bandwidth_that_is_not_in_percent_is_refused() {
+    let mut bench = Bench::new();
+    bench.want("a", Some("batch"), &[1]);
+    // As on processors of AMD.
+    bench.follow();
+    bench.fake.put("numaward-batch/schemata", "    MB:0=2048;1=2048\n    L3:0=00f;1=00f");
+    let done = bench.follow();
+    let problem = done.problems.first().unwrap();
+    assert!(problem.contains("not in percent on this host (it shows 2048"), "{problem}");
+    assert_eq!((bench.fake.groups().len(), done.refused), (0, names(["a"])));
+}
+
+#[test]
+fn without_a_tree_it_is_a_problem_only_for_those_who_want_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new();
+    bench.want("a", Some("db"), &[1]);
+    for root in [dir.path().to_owned(), dir.path().join("none")] {
+        // A folder that is neither the kernel's nor says that it is made up.
+        let mut resctrl = Resctrl::new(&root, Arc::new(Host));
+        assert_eq!(resctrl.follow(&Wanted::default()), Done::default());
+        let done = resctrl.follow(&bench.wanted);
+        let problem = done.problems.first().unwrap();
+        assert!(problem.starts_with("resctrl is not mounted at ") && done.refused.len() == 1, "{problem}");
+        assert!(matches!(resctrl.look(), Err(ResctrlError::NotMounted(_))));
+    }
+    // Files that hold what no kernel writes.
+    for (file, text) in
+        [("info/L3/cbm_mask", "0"), ("info/MB/min_bandwidth", "ten"), ("numaward-db/tasks", "x")]
+    {
+        let mut bench = Bench::new();
+        bench.want("a", Some("db"), &[1]);
+        bench.follow();
+        bench.fake.put(file, text);
+        let done = bench.follow();
+        let problem = done.problems.first().unwrap();
+        assert!(problem.contains(file) && problem.contains(&format!("{text:?} is not")), "{problem}");
+    }
+}
+
+#[test]
+fn names_of_groups_are_those_of_directories() {
+    assert_eq!(group_of("db@1.service"), "numaward-db@1.service");
+    let (a, b) = (group_of("a/b"), group_of("a_b"));
+    assert!(a.starts_with("numaward-a_b+") && a != b, "{a} {b}");
+    assert_eq!(a, group_of("a/b"));
+    assert!(group_of(&"é\n/".repeat(200)).len() < 255 && !group_of("a\nb").contains('\n'));
+}

@@ -1,0 +1,417 @@
+//! The kernel's tree: what is read of it, and what is done to it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    fs::{self, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
+
+use numaward_cgroup::read;
+use rustix::io::Errno;
+
+use super::schemata::{BANDWIDTH, Bandwidth, Caches, Info, Monitoring, Schemata, Target, line};
+
+/// `RDTGROUP_SUPER_MAGIC` of linux/magic.h.
+const MAGIC: u64 = 0x0765_5821;
+/// A folder with this file is a tree that a test has made up. The kernel's has none.
+pub const MADE_UP: &str = "MADE-UP";
+/// How the names of our groups begin.
+pub(super) const PREFIX: &str = "numaward-";
+/// What is in the root beside groups.
+const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
+/// Directories of a cgroup are looked into down to this depth.
+const DEPTH: usize = 64;
+
+/// What is done to a tree. A made-up one does itself what the kernel does.
+pub trait Kernel: fmt::Debug + Send + Sync {
+    /// Makes a group.
+    fn make(&self, dir: &Path) -> io::Result<()>;
+    /// Removes a group.
+    fn remove(&self, dir: &Path) -> io::Result<()>;
+    /// Writes a file that is there, in one call.
+    fn write(&self, file: &Path, text: &str) -> io::Result<()>;
+}
+
+/// The kernel of this host.
+#[derive(Clone, Copy, Debug)]
+pub struct Host;
+
+impl Kernel for Host {
+    fn make(&self, dir: &Path) -> io::Result<()> {
+        fs::create_dir(dir)
+    }
+
+    fn remove(&self, dir: &Path) -> io::Result<()> {
+        fs::remove_dir(dir)
+    }
+
+    fn write(&self, file: &Path, text: &str) -> io::Result<()> {
+        OpenOptions::new().write(true).open(file)?.write_all(text.as_bytes())
+    }
+}
+
+/// The tree cannot be read, or does not take something.
+#[derive(Debug, thiserror::Error)]
+pub enum ResctrlError {
+    /// There is no such tree.
+    #[error(
+        "resctrl is not mounted at {path} (where processor and kernel have it: mount -t resctrl resctrl {path})",
+        path = .0.display()
+    )]
+    NotMounted(PathBuf),
+    /// The kernel refuses, or the daemon may not.
+    #[error("{}: {source}{}", .path.display(), status(.said.as_deref()))]
+    Refused {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+        /// What the kernel says about it in `info/last_cmd_status`.
+        said: Option<String>,
+    },
+    /// A file holds what the kernel does not document.
+    #[error("{path}: {text:?} is not {expected}", path = .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What it holds, shortened.
+        text: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// The threads of a cgroup cannot be read.
+    #[error(transparent)]
+    Cgroup(#[from] read::ReadError),
+    /// The kernel holds something else than it was given.
+    #[error("{path}: it holds {found:?} after {wanted:?} was written", path = .path.display())]
+    Different {
+        /// The file.
+        path: PathBuf,
+        /// What was written.
+        wanted: String,
+        /// What it holds.
+        found: String,
+    },
+    /// Shares of memory bandwidth are no percentages here.
+    #[error(
+        "{path}: memory bandwidth is not in percent on this host (it shows {shown}: AMD's unit, or mounted with mba_MBps), \
+         so memoryBandwidthPercent cannot be given",
+        path = .path.display()
+    )]
+    NoPercent {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        shown: u64,
+    },
+}
+
+fn status(said: Option<&str>) -> String {
+    said.map(|said| format!(" (the kernel says: {said})")).unwrap_or_default()
+}
+
+fn shortened(text: &str) -> String {
+    text.trim().chars().take(80).collect()
+}
+
+/// Whether a thread has ended.
+fn has_ended(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::SRCH)
+}
+
+/// A tree.
+#[derive(Clone, Debug)]
+pub(super) struct Tree {
+    root: PathBuf,
+    kernel: Arc<dyn Kernel>,
+    is_made_up: bool,
+}
+
+impl Tree {
+    /// The tree at `root`: the kernel's, or one that says that it is made up.
+    pub(super) fn open(root: &Path, kernel: Arc<dyn Kernel>) -> Result<Self, ResctrlError> {
+        let not_mounted = || ResctrlError::NotMounted(root.to_owned());
+        let status = rustix::fs::statfs(root).map_err(|errno| match errno {
+            Errno::NOENT | Errno::NOTDIR => not_mounted(),
+            errno => ResctrlError::Refused { path: root.to_owned(), source: errno.into(), said: None },
+        })?;
+        // The type of the field differs by architecture.
+        let is_kernels = u64::try_from(status.f_type).unwrap_or(0) == MAGIC;
+        let is_made_up = !is_kernels && root.join(MADE_UP).exists();
+        if !is_kernels && !is_made_up {
+            return Err(not_mounted());
+        }
+        Ok(Self { root: root.to_owned(), kernel, is_made_up })
+    }
+
+    pub(super) fn is_made_up(&self) -> bool {
+        self.is_made_up
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The directory of a class.
+    pub(super) fn class(&self, name: &str) -> PathBuf {
+        self.root.join(format!("{PREFIX}{name}"))
+    }
+
+    /// What can be shared out and counted.
+    pub(super) fn info(&self) -> Result<Info, ResctrlError> {
+        let info = self.root.join("info");
+        let is_there = |name: &str| info.join(name).is_dir();
+        let resources: Vec<&'static str> = if is_there("L3") {
+            vec!["L3"]
+        } else {
+            ["L3CODE", "L3DATA"].into_iter().filter(|name| is_there(name)).collect()
+        };
+        let caches = resources.first().map(|name| {
+            let dir = info.join(name);
+            let mask = self.text(&dir.join("cbm_mask"))?;
+            let number = u64::from_str_radix(mask.trim(), 16).ok().filter(|mask| *mask != 0);
+            let path = dir.join("cbm_mask");
+            let expected = "a mask of bits that is not zero";
+            let wrong = || ResctrlError::Malformed { path, text: shortened(&mask), expected };
+            Ok::<_, ResctrlError>(Caches {
+                mask: number.ok_or_else(wrong)?,
+                least: self.number(&dir.join("min_cbm_bits"))?,
+                groups: self.number(&dir.join("num_closids"))?,
+                resources: resources.clone(),
+            })
+        });
+        let bandwidth = is_there(BANDWIDTH).then(|| {
+            let dir = info.join(BANDWIDTH);
+            Ok::<_, ResctrlError>(Bandwidth {
+                least: self.number(&dir.join("min_bandwidth"))?,
+                step: self.number(&dir.join("bandwidth_gran"))?,
+                groups: self.number(&dir.join("num_closids"))?,
+            })
+        });
+        let monitoring = is_there("L3_MON").then(|| {
+            let dir = info.join("L3_MON");
+            let events = self.text(&dir.join("mon_features"))?;
+            let events = events.lines().map(str::trim).filter(|name| !name.is_empty());
+            Ok::<_, ResctrlError>(Monitoring {
+                events: events.map(str::to_owned).collect(),
+                groups: self.number(&dir.join("num_rmids"))?,
+            })
+        });
+        Ok(Info {
+            caches: caches.transpose()?,
+            bandwidth: bandwidth.transpose()?,
+            monitoring: monitoring.transpose()?,
+        })
+    }
+
+    /// The groups directly below the root, or in a folder `mon_groups`: ours, and those of others.
+    pub(super) fn groups(&self, dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), ResctrlError> {
+        let entries = match fs::read_dir(dir) {
+            Ok(entries) => entries,
+            // Without monitoring, there is no such folder.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
+            Err(error) => return Err(self.refused(dir, error)),
+        };
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for entry in entries {
+            let entry = entry.map_err(|error| self.refused(dir, error))?;
+            let name = entry.file_name();
+            let is_group = entry.file_type().is_ok_and(|kind| kind.is_dir())
+                && !NO_GROUPS.iter().any(|other| name == *other);
+            if is_group {
+                let is_ours = name.to_str().is_some_and(|name| name.starts_with(PREFIX));
+                if is_ours { &mut ours } else { &mut others }.push(entry.path());
+            }
+        }
+        ours.sort();
+        others.sort();
+        Ok((ours, others))
+    }
+
+    pub(super) fn make(&self, dir: &Path) -> Result<(), ResctrlError> {
+        self.kernel.make(dir).map_err(|error| self.refused(dir, error))
+    }
+
+    /// Removes a group. Its tasks go to the one above.
+    pub(super) fn remove(&self, dir: &Path) -> Result<(), ResctrlError> {
+        match self.kernel.remove(dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.refused(dir, error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a group holds.
+    fn schemata(&self, group: &Path) -> Result<Schemata, ResctrlError> {
+        let path = group.join("schemata");
+        let text = self.text(&path)?;
+        Schemata::parse(&text).map_err(|line| ResctrlError::Malformed {
+            path,
+            text: shortened(&line),
+            expected: "a line such as L3:0=fff;1=fff",
+        })
+    }
+
+    /// Whether a group has less of something than the kernel gives, although its class does not name it any more.
+    pub(super) fn is_reduced(&self, group: &Path, target: Target, info: &Info) -> Result<bool, ResctrlError> {
+        let now = self.schemata(group)?;
+        let is_cut = |caches: &Caches| {
+            let masks = caches.resources.iter().filter_map(|of| now.masks(of));
+            masks.flat_map(BTreeMap::into_values).any(|mask| mask != caches.mask)
+        };
+        let is_cut = target.mask.is_none() && info.caches.as_ref().is_some_and(is_cut);
+        let is_slowed = now.bandwidth().is_some_and(|of| of.values().any(|percent| *percent < 100));
+        Ok(is_cut || (target.bandwidth.is_none() && is_slowed))
+    }
+
+    /// Gives a group what it is to hold; says what was written.
+    pub(super) fn apply(
+        &self,
+        group: &Path,
+        target: Target,
+        info: &Info,
+    ) -> Result<Vec<String>, ResctrlError> {
+        let now = self.schemata(group)?;
+        let mut written = Vec::new();
+        if let (Some(mask), Some(caches)) = (target.mask, &info.caches) {
+            for resource in &caches.resources {
+                let holds = |of: &Schemata| of.masks(resource).filter(|masks| !masks.is_empty());
+                let caches = holds(&now).unwrap_or_default();
+                if caches.is_empty() || caches.values().any(|shown| *shown != mask) {
+                    let text = line(resource, caches.keys().copied(), &format!("{mask:x}"));
+                    let is_held =
+                        |of: &Schemata| holds(of).is_some_and(|of| of.values().all(|now| *now == mask));
+                    written.push(self.set(group, &text, is_held)?);
+                }
+            }
+        }
+        if let (Some(percent), Some(bandwidth)) = (target.bandwidth, &info.bandwidth) {
+            let shown = now.bandwidth().unwrap_or_default();
+            if let Some(shown) = shown.values().find(|shown| **shown > 100) {
+                return Err(ResctrlError::NoPercent { path: group.join("schemata"), shown: *shown });
+            }
+            if shown.is_empty() || !shown.values().all(|shown| bandwidth.holds(percent, *shown)) {
+                let text = line(BANDWIDTH, shown.keys().copied(), &percent.to_string());
+                let is_held = |of: &Schemata| {
+                    let now = of.bandwidth().filter(|now| !now.is_empty());
+                    now.is_some_and(|now| now.values().all(|now| bandwidth.holds(percent, *now)))
+                };
+                written.push(self.set(group, &text, is_held)?);
+            }
+        }
+        Ok(written)
+    }
+
+    /// Writes a line of `schemata`, and reads it back.
+    fn set(
+        &self,
+        group: &Path,
+        text: &str,
+        is_held: impl Fn(&Schemata) -> bool,
+    ) -> Result<String, ResctrlError> {
+        let path = group.join("schemata");
+        self.kernel.write(&path, text).map_err(|error| self.refused(&path, error))?;
+        if !is_held(&self.schemata(group)?) {
+            let (wanted, found) = (text.trim().to_owned(), shortened(&self.text(&path)?));
+            return Err(ResctrlError::Different { path, wanted, found });
+        }
+        Ok(text.trim().to_owned())
+    }
+
+    /// The threads of a group.
+    pub(super) fn tasks(&self, group: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
+        let path = group.join("tasks");
+        let text = self.text(&path)?;
+        let ids = text.lines().map(|line| line.trim().parse::<u32>());
+        ids.collect::<Result<_, _>>().map_err(|_| ResctrlError::Malformed {
+            path,
+            text: shortened(&text),
+            expected: "a list of threads",
+        })
+    }
+
+    /// Puts a thread into a group; whether it was still there.
+    pub(super) fn add(&self, group: &Path, thread: u32) -> Result<bool, ResctrlError> {
+        let path = group.join("tasks");
+        match self.kernel.write(&path, &format!("{thread}\n")) {
+            Ok(()) => Ok(true),
+            Err(error) if has_ended(&error) => Ok(false),
+            Err(error) => Err(self.refused(&path, error)),
+        }
+    }
+
+    /// What is counted of a group, by the id of the cache. What the kernel has no figure for is none.
+    pub(super) fn counted(&self, group: &Path) -> Result<Vec<(u32, Counted)>, ResctrlError> {
+        let dir = group.join("mon_data");
+        let entries = fs::read_dir(&dir).map_err(|error| self.refused(&dir, error))?;
+        let mut counted = Vec::new();
+        for entry in entries.filter_map(Result::ok) {
+            let name = entry.file_name();
+            let cache = name.to_str().and_then(|name| name.strip_prefix("mon_L3_"));
+            let Some(cache) = cache.and_then(|cache| cache.parse().ok()) else { continue };
+            // "Unavailable", "Unassigned" and "Error" are no figures.
+            let figure = |file: &str| fs::read_to_string(entry.path().join(file)).ok()?.trim().parse().ok();
+            let of = Counted {
+                occupancy: figure("llc_occupancy"),
+                total: figure("mbm_total_bytes"),
+                local: figure("mbm_local_bytes"),
+            };
+            counted.push((cache, of));
+        }
+        counted.sort_by_key(|(cache, _)| *cache);
+        Ok(counted)
+    }
+
+    fn text(&self, path: &Path) -> Result<String, ResctrlError> {
+        fs::read_to_string(path).map_err(|error| self.refused(path, error))
+    }
+
+    fn number<N: FromStr>(&self, path: &Path) -> Result<N, ResctrlError> {
+        let text = self.text(path)?;
+        let wrong = |_| ResctrlError::Malformed {
+            path: path.to_owned(),
+            text: shortened(&text),
+            expected: "a number",
+        };
+        text.trim().parse().map_err(wrong)
+    }
+
+    fn refused(&self, path: &Path, source: io::Error) -> ResctrlError {
+        let said = fs::read_to_string(self.root.join("info/last_cmd_status")).ok();
+        let said = said.map(|said| shortened(&said)).filter(|said| !said.is_empty() && said != "ok");
+        ResctrlError::Refused { path: path.to_owned(), source, said }
+    }
+}
+
+/// What is counted of a group on one cache. None: the kernel has no figure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// How much of the cache it has, in bytes.
+    pub occupancy: Option<u64>,
+    /// What went between this cache and memory for it since the group was made, in bytes.
+    pub total: Option<u64>,
+    /// The part of that which went to memory of the same node.
+    pub local: Option<u64>,
+}
+
+/// The threads of a cgroup and of all below it. One that is gone has none.
+pub(super) fn threads(dir: &Path) -> Result<BTreeSet<u32>, ResctrlError> {
+    let mut found = BTreeSet::new();
+    let mut to_read = vec![(dir.to_owned(), 0)];
+    while let Some((dir, depth)) = to_read.pop() {
+        match read::threads(&dir) {
+            // 0 is one that cannot be seen from here.
+            Ok(threads) => found.extend(threads.into_iter().filter(|thread| *thread != 0)),
+            Err(error) if error.is_gone() => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        let dirs =
+            entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir()));
+        to_read.extend(dirs.map(|entry| (entry.path(), depth + 1)).filter(|(_, depth)| *depth < DEPTH));
+    }
+    Ok(found)
+}
