@@ -10,7 +10,7 @@ use crate::{
     args::EventChoice,
     client::Server,
     events, explain,
-    table::{columns, or_dash, row, size, table},
+    table::{columns, or_dash, row, setting, size, table},
 };
 
 /// Events of a workload that are shown.
@@ -102,7 +102,7 @@ pub(crate) fn render_description(of: &Description) -> String {
         Some(allocation) => {
             let mut text = explain::render_allocation(allocation);
             if !allocation.settings.is_empty() {
-                let rows = allocation.settings.iter().map(|(knob, value)| row([knob, value]));
+                let rows = allocation.settings.iter().map(|(knob, value)| row([knob, &setting(knob, value)]));
                 let _ = write!(text, "\n{}", table(["KNOB", "VALUE"], rows));
             }
             text

@@ -81,6 +81,15 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
+/// What a knob of a cgroup is set to, for people: bytes have a unit, all else is as it is.
+pub(crate) fn setting(knob: &str, value: &str) -> String {
+    let is_size = knob.starts_with("memory.") || knob.starts_with("hugetlb.");
+    match value.parse() {
+        Ok(bytes) if is_size => size(bytes),
+        _ => value.to_owned(),
+    }
+}
+
 /// Seconds with milliseconds, which matter where a CPU should be clean.
 pub(crate) fn seconds(micros: u64) -> String {
     format!("{}.{:03}", micros / 1_000_000, micros / 1000 % 1000)
@@ -89,6 +98,14 @@ pub(crate) fn seconds(micros: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_that_are_sizes_have_a_unit() {
+        assert_eq!(setting("memory.max", "167772160"), "160.0 MiB");
+        assert_eq!(setting("memory.max", "max"), "max");
+        assert_eq!(setting("hugetlb.2MB.max", "4194304"), "4.0 MiB");
+        assert_eq!(setting("cpuset.mems", "1"), "1");
+    }
 
     #[test]
     fn sizes_have_one_decimal() {

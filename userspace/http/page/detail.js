@@ -188,7 +188,7 @@ function answer(row) {
     totals.counted ? `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.` : "What it allocates is not counted.",
   ];
   if (totals.missed > 0) said.push(`${bytes(totals.missed)} were missed since it is counted.`);
-  if (workload.oomKills) said.push(`${counted(workload.oomKills, "process")} of it had to be killed because memory ran out.`);
+  if (workload.oomKills) said.push(`${counted(workload.oomKills, "process")} of it killed because memory ran out.`);
   const promised = allocation ? guarantee(allocation) : verdict.isForeign ? "promised by the kubelet" : "no guarantee";
   return [
     element("p", { class: "promise" }, chip, element("b", {}, promised), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),

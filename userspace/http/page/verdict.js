@@ -68,7 +68,7 @@ export function hostVerdict(state) {
   const count = (level) => promised.filter((row) => row.verdict?.level === level).length;
   const [broken, nearly] = [count("bad"), count("warn")];
   if (broken > 0) parts.push({ level: "bad", text: `${counted(broken, "promise")} broken${broken === 1 ? fault(promised) : ""}`, go: { filter: "is:broken" } });
-  if (nearly > 0) parts.push({ level: "warn", text: `${counted(nearly, "promise")} not quite kept`, go: { filter: "is:nearly" } });
+  if (nearly > 0) parts.push({ level: "warn", text: `${counted(nearly, "promise")} nearly kept`, go: { filter: "is:nearly" } });
   if (promised.length === 0 && !state.isPromiseKnown) {
     parts.push({ level: null, text: "promises not known", go: {} });
   } else if (broken + nearly === 0) {

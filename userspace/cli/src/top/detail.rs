@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     explain::render_allocation,
-    table::{columns, or_dash, row, seconds, size, table},
+    table::{columns, or_dash, row, seconds, setting, size, table},
     text::clean,
 };
 
@@ -49,7 +49,7 @@ pub(crate) fn workload(model: &Model, key: &str, paint: Paint, width: usize) -> 
         Some(held) => {
             parts.push(titled("Guarantee", text(&render_allocation(held))));
             if !held.settings.is_empty() {
-                let rows = held.settings.iter().map(|(knob, value)| row([knob, value]));
+                let rows = held.settings.iter().map(|(knob, value)| row([knob, &setting(knob, value)]));
                 parts.push(text(&table(["KNOB", "WANTED"], rows)));
             }
         }
@@ -269,8 +269,8 @@ pub(crate) fn help(paint: Paint, is_recorded: bool) -> Vec<Line<'static>> {
         ("NODES", "the nodes promised to a workload; - without a guarantee"),
         ("BY NODE", "where its memory lies: each digit is that node's share"),
         ("RESIDENT", "memory that it has now (memory.numa_stat)"),
-        ("LOCAL", "with a guarantee: how much of it lies on the promised nodes;"),
-        ("", "without: how much of what it allocated was local. ! is low, !! is bad"),
+        ("LOCAL", "with a guarantee: how much of it lies on the promised nodes, !! is bad;"),
+        ("", "without: how much of what it allocated was local. ! is low"),
         ("LOCAL/S", "user memory allocated by a CPU of the page's node"),
         ("REMOTE/S", "user memory allocated by a CPU of another node"),
         ("ACCESSES", "how many of its sampled accesses go to other nodes; ~ is an estimate;"),

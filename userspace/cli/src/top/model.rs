@@ -145,9 +145,11 @@ impl Row {
         self.workload.workload == name || self.allocation.as_ref().is_some_and(|held| held.name == name)
     }
 
+    /// How good its share is. Only a promise can be broken.
     pub(crate) fn level(&self) -> Option<Level> {
         let share = self.local_share()?;
-        let (good, warn) = if self.promised_nodes().is_some() { (0.999, 0.95) } else { (0.9, 0.5) };
+        let has_promise = self.promised_nodes().is_some();
+        let (good, warn) = if has_promise { (0.999, 0.95) } else { (0.9, 0.0) };
         Some(match () {
             () if share >= good => Level::Good,
             () if share >= warn => Level::Warn,
