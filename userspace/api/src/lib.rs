@@ -428,7 +428,7 @@ pub struct Status {
 pub struct NodeHeadroom {
     /// The node.
     pub node: u32,
-    /// Memory that can still be had: free or reclaimable, and not held by a promise.
+    /// Memory that is still available: free or reclaimable, and not held by a promise.
     pub obtainable_bytes: u64,
     /// What is promised there and not used yet.
     pub unused_bytes: u64,
