@@ -273,7 +273,7 @@ pub struct Workloads {
 pub struct Workload {
     /// The label `workload` of its metrics. Workloads without a name of their own, such as containers, share
     /// one; their metrics are sums.
-    #[schema(examples("postgresql.service", "docker"))]
+    #[schema(examples("postgresql@17-main.service", "docker"))]
     pub workload: String,
     /// What it is.
     #[schema(examples("unit", "container", "exec", "cgroup", "other"))]
