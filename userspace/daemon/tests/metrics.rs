@@ -62,7 +62,19 @@ const PARTS: &[(&str, &str, &[&str])] = &[
     (
         "Enforced",
         "What was written to the kernel, and whether it stayed.",
-        &["enforcement_", "drift_", "guarantee_", "herd_", "interrupt_", "memory_high_", "declared_"],
+        &[
+            "enforcement_",
+            "drift_",
+            "guarantee_",
+            "herd_",
+            "interrupt_",
+            "memory_high_",
+            "declared_",
+            "budget_",
+            "guard_",
+            "rebalance",
+            "cpu_power_",
+        ],
     ),
     (
         "Kubernetes",
