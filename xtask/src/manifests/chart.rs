@@ -142,7 +142,8 @@ pub(super) fn check(cache: &Cache) -> Result<(Made, Vec<String>)> {
     let (mut choices, wrong) = (choices(), wrong_values());
     let of_the_page = of_the_page();
     ensure!(!of_the_page.is_empty(), "docs/kubernetes.md has no line that installs {CHART} with values");
-    choices.extend(of_the_page.into_iter().map(|values| ("as docs/kubernetes.md sets it", values, &[][..])));
+    let none: &[&str] = &[];
+    choices.extend(of_the_page.into_iter().map(|values| ("as docs/kubernetes.md sets it", values, none)));
     let values = choices.iter().map(|(_, values, _)| values).chain(&wrong).collect::<Vec<_>>();
     let mut rendered = rendered(cache, &json!(values))?.into_iter();
     let (mut made, mut faults) = (Vec::new(), Vec::new());
