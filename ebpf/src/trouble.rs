@@ -1,7 +1,7 @@
 //! What goes wrong where memory is short: the time tasks lose in reclaim, and processes that the OOM killer takes.
 //!
 //! **Stalls.** A task that finds no free memory reclaims some itself: for the machine (`direct_reclaim`) or
-//! within its cgroup's limit (`memcg_reclaim`). The tracepoints at the begin and the end of each bracket the time it
+//! within its cgroup's limit (`memcg_reclaim`). The tracepoints at the start and the end of each bracket the time it
 //! loses; only the current task matters, not their arguments, which changed over time. Being slept off by
 //! `memory.high` is not in it: that is in `memory.pressure`. A stall of [`LONG_STALL`] nanoseconds is also reported as
 //! an event, the first of a slot whose gate is open.

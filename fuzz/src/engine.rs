@@ -408,7 +408,7 @@ fn derived(input: &mut Unstructured<'_>) -> Result<()> {
         {
             node.memory = Bytes(u64::from(memory) << 27);
             for run in &mut runs {
-                // A machine on which the policy cannot be had is not taken over.
+                // A machine on which the policy is not possible is not taken over.
                 let [native, kubelet] = strategies(&machine, &config, policy.is_strict);
                 if let Some(strategy) = if run.is_native { native } else { kubelet } {
                     run.ledger = strategy.rebase(&run.ledger).0;

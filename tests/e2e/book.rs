@@ -5,7 +5,7 @@
 //! on until it is stopped is stopped; one that needs a terminal gets one, and somebody who types.
 //!
 //! Sizes and times are made smaller, as an emulated machine has no such memory and nobody waits ten minutes; `./server`,
-//! `postgresql.service` and the like are of `book.sh`.
+//! `postgresql@17-main.service` and the like are of `book.sh`.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -71,43 +71,48 @@ const RUNS: &[Run] = &[
     run("journalctl -u numaward", Way::Ends, &["numaward"]),
     run("numaward bugtool", Way::Ends, &["numaward-bugtool-"])
         .after("tar -tzf numaward-bugtool-*.tar.gz", "missing.txt"),
-    run("numaward describe postgresql.service", Way::Ends, &["postgresql.service"]),
+    run("numaward describe postgresql@17-main.service", Way::Ends, &["postgresql@17-main.service"]),
     run("numaward doctor", Way::Ends, &["ok"]),
     run("numaward events -f", Way::Goes(10), &[]),
     run("numaward exec", Way::Ends, &["served"]),
     run("numaward exec --cpus 2 --near eth0", Way::Ends, &["forwarded on 8-9"]),
     run("numaward exec --cpus 8 --memory 64Gi", Way::Ends, &["scanned on ", "by interleave:"]),
     run("numaward explain", Way::Ends, &["would"]),
-    run("numaward get", Way::Ends, &["NAME", "postgresql.service"]),
-    run("numaward guarantee", Way::Ends, &["postgresql.service", "80.0 MiB"])
-        .before("numaward release postgresql.service"),
+    run("numaward get", Way::Ends, &["NAME", "postgresql@17-main.service"]),
+    run("numaward guarantee", Way::Ends, &["postgresql@17-main.service", "80.0 MiB"])
+        .before("numaward release postgresql@17-main.service"),
     run("numaward numactl --cpunodebind=1 --membind=1 ./server", Way::Ends, &["served"]),
     run("numaward numactl --hardware", Way::Ends, &["available: 2 nodes (0-1)", "node 1 cpus: 8 9"]),
     run("numaward numactl --interleave=all ./batch", Way::Ends, &["done on 0-9 by interleave:0-1"]),
     run("numaward numactl -m netdev:eth0 -C 4-7 ./forwarder", Way::Ends, &["forwarded on 4-7 by bind:1"]),
     run("numaward plan", Way::Ends, &["would hold", "small.service", "1 -> 0"]),
     run("numaward rebalance --cpus", Way::Ends, &["was moved from node 1 to 0", "There is room."]),
-    run("numaward rebalance postgresql.service", Way::Ends, &["There is room.", "postgresql.service"])
-        .after("numaward get", "80.0 MiB"),
+    run(
+        "numaward rebalance postgresql@17-main.service",
+        Way::Ends,
+        &["There is room.", "postgresql@17-main.service"],
+    )
+    .after("numaward get", "80.0 MiB"),
     run("numaward record", Way::Ends, &["moments from"])
         .before("night")
         .after("ls -l night.record", "-rw-------"),
-    run("numaward release --all", Way::Types("[y/N]", "y\\n"), &["postgresql.service released"])
+    run("numaward release --all", Way::Types("[y/N]", "y\\n"), &["postgresql@17-main.service released"])
         .after("numaward get", "nothing is promised"),
-    run("numaward release postgresql.service", Way::Ends, &[]).after("numaward get", "nothing is promised"),
+    run("numaward release postgresql@17-main.service", Way::Ends, &[])
+        .after("numaward get", "nothing is promised"),
     run("numaward replay night.record", Way::Types("paused", "q"), &["1/", "redis.service"]),
     run("numaward replay night.record --begin +5m --once", Way::Ends, &["T02:3", "NODE", "WORKLOAD"]),
     run("numaward replay night.record --begin 02:30", Way::Types("paused", "q"), &[" 02:3", "1/"]),
     run("numaward replay night.record -o json", Way::Ends, &["T02:3", "small.service"]),
-    run("numaward resize", Way::Ends, &["postgresql.service", "120.0 MiB"]),
+    run("numaward resize", Way::Ends, &["postgresql@17-main.service", "120.0 MiB"]),
     run("numaward status", Way::Ends, &["PROBE", "alloc"]),
     run("numaward top", Way::Types("redis.service", "q"), &["WORKLOAD"]),
     run("numaward top --batch", Way::Goes(20), &["NODE", "WORKLOAD", "redis.service"]),
     run("numaward top --once", Way::Ends, &["NODE", "WORKLOAD", "redis.service"]),
     run("numaward top -o json | jq", Way::Goes(10), &[]),
     run("numaward topology", Way::Ends, &["0-7", "8-9", "ALLOCATABLE"]),
-    run("numaward uninstall --restore", Way::Ends, &["postgresql.service"])
-        .after("echo \"cpus: $(cpus_of postgresql.service).\"", "cpus: ."),
+    run("numaward uninstall --restore", Way::Ends, &["postgresql@17-main.service"])
+        .after("echo \"cpus: $(cpus_of postgresql@17-main.service).\"", "cpus: ."),
     run("systemctl edit numaward", Way::Types("", ""), &[])
         .after("systemctl show -p MemoryMax numaward", "MemoryMax=1073741824"),
     run("systemctl enable --now numaward", Way::Ends, &[]).after("systemctl is-enabled numaward", "enabled"),
@@ -116,6 +121,7 @@ const RUNS: &[Run] = &[
 
 /// What is not run, by its beginning, and why.
 const NOT_HERE: &[(&str, &str)] = &[
+    ("alias ", "there is no checkout here: `numaward` is on the `PATH`"),
     ("apt install ", "there is no package here: `package::` and `packages::` install it"),
     ("apt update ", "there is no repository here: `packages::apt` has one"),
     (

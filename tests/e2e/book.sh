@@ -5,11 +5,11 @@ _ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 
 # Not every image has it: curl -s URL.
 curl() { wget -q -O - "$2"; }
 
-for service in postgresql redis small; do
+for service in postgresql@17-main redis small; do
     printf '[Service]\nExecStart=/usr/bin/sleep infinity\n' >/run/systemd/system/$service.service
 done
 systemctl daemon-reload
-systemctl start numaward postgresql redis small
+systemctl start numaward postgresql@17-main redis small
 wait_for 120 _ready
 # The first step of the history takes ten seconds.
 _remembered() { curl -s http://127.0.0.1:9560/api/v1/history/workloads | grep -q redis.service; }
@@ -57,7 +57,7 @@ types() {
 
 cgroup_of() { echo "$cgroups$(systemctl show --value -p ControlGroup "$1")"; }
 cpus_of() { cat "$(cgroup_of "$1")/cpuset.cpus" 2>/dev/null; }
-guarantee() { numaward guarantee postgresql.service --cpus 2 --memory 40Mi --node 0; }
+guarantee() { numaward guarantee postgresql@17-main.service --cpus 2 --memory 40Mi --node 0; }
 # Of either node, one CPU is left: two are there once the small one has moved.
 crowd() {
     numaward guarantee redis.service --cpus 6 --memory 40Mi --node 0

@@ -65,7 +65,7 @@ run() {
     wait $daemon
 }
 
-# CPU 0 is kept for the system, so two CPUs are to be had on node 1 only. Node 0 has what the machine itself needs.
+# CPU 0 is kept for the system, so only node 1 has two CPUs to give. Node 0 has what the machine itself needs.
 cat >/tmp/config.yaml <<END
 strategy: native
 reservedMemory:

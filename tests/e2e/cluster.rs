@@ -14,7 +14,6 @@ mod kubectl;
 mod life;
 mod load;
 mod node;
-mod pages;
 mod readers;
 mod siblings;
 mod whole;

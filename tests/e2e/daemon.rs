@@ -41,7 +41,7 @@ fn counters(report: &Report, round: &str, name: &str) -> [PerNode; 2] {
     counters
 }
 
-/// A workload that shall have these bytes.
+/// A workload that should have these bytes.
 fn check(report: &Report, round: &str, name: &str, local: PerNode, remote: PerNode) {
     let size = 64 * MIB;
     let [near, far] = counters(report, round, name);

@@ -1,5 +1,5 @@
 //! Guarantees from request to cpuset: what a command is promised is what the kernel and the probes say it has,
-//! also after the daemon was killed, and what cannot be had is refused with its reason.
+//! also after the daemon was killed, and what cannot be given is refused with its reason.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ fn guarantees_hold_move_pages_and_outlive_the_daemon() {
     let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("guarantee.sh"));
 
-    // CPU 0 is kept for the system, so two CPUs are to be had on node 1 only.
+    // CPU 0 is kept for the system, so only node 1 has two CPUs to give.
     let zero = report.section("zero metrics");
     for series in [
         "numaward_topology_manager_admission_requests_total",

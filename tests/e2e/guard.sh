@@ -14,7 +14,7 @@ start_daemon() {
 }
 
 # run NAME: the hog fills the node, then the workload asks for what it was promised. That is on node 1: CPU 0 is kept for
-# the system, so two CPUs are to be had there only.
+# the system, so only that node has two CPUs to give.
 run() {
     rm -f /tmp/go /tmp/db.json
     start_daemon

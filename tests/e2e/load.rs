@@ -6,7 +6,7 @@ use numaward_vm::Machine;
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// Where a load's bytes shall be, per node, and under which name the kernel books them.
+/// Where a load's bytes should be, per node, and under which name the kernel books them.
 fn check(report: &Report, name: &str, booked: &str, nodes: [u64; 2]) {
     let said = report.json(&format!("{name} report"));
     let total: u64 = nodes.iter().sum();

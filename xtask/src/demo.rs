@@ -157,10 +157,10 @@ node 3, two hops away. Give `database` a CPU and memory of its own, in another t
 
   {program} {fix} {changing}
 
-Its memory is near from the next allocation on, and a minute later the page is green: both promises are kept.
+Its memory is local from the next allocation on, and a minute later the page is green: both promises are kept.
 
   {program} top --server http://{address}
-  curl -s http://{address}/api/v1/workloads     per workload and node: allocated near, far, resident
+  curl -s http://{address}/api/v1/workloads     per workload and node: allocated local and remote, resident
   curl -s http://{address}/metrics | grep memory_allocated_bytes
 
 The others allocate memory again and again, each in a cgroup of its own:

@@ -84,7 +84,7 @@ fn whole_cores_are_given_where_they_are_demanded() {
     cluster.step("repeated");
 }
 
-/// numaward gives whole cores, and says of a pod why it gets none.
+/// numaward gives whole cores, and says why a pod gets none.
 fn are_whole(cluster: &Cluster) {
     is_installed(cluster);
     let options = format!("NUMAWARD_CPU_MANAGER_POLICY_OPTIONS={FULL}=true");

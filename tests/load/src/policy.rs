@@ -9,7 +9,7 @@ use crate::error::Error;
 /// The kernel's limit is 1024 nodes (`NODES_SHIFT` 10).
 const MAX_NODES: usize = 1024;
 
-/// Where a thread's new pages shall go.
+/// Where a thread's new pages are to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Policy {
     Default,

@@ -62,7 +62,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// No pseudo-terminal can be had, or the command cannot be started.
+    /// No pseudo-terminal is available, or the command cannot be started.
     pub fn start(command: &Command, rows: u16, columns: u16) -> io::Result<Self> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&master)?;

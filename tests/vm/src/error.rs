@@ -2,7 +2,7 @@ use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 
 use crate::{Arch, SpecError};
 
-/// Why a script's exit code could not be had. Where the guest went wrong, the message ends with its console's tail.
+/// Why a script's exit code is not known. Where the guest went wrong, the message ends with its console's tail.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The machine asked for cannot be.

@@ -14,7 +14,7 @@ pub struct Activity {
     /// Whether the kernel samples its accesses: only with `on` do few remote ones mean that there are few.
     #[schema(examples("on", "off", "mode2", "skipped_cpuset", "bound", "unknown"))]
     pub sampling: Option<String>,
-    /// An estimate, no measurement (`observe.remoteEstimate`): the share of its accesses to memory of other nodes, by where
+    /// An estimate, not a measurement (`observe.remoteEstimate`): the share of its accesses to memory of other nodes, by where
     /// its threads ran and where its memory lies. Absent where accesses are sampled.
     pub estimated_remote_percent: Option<u32>,
     /// Sampled accesses, by the node of the CPUs.

@@ -94,7 +94,7 @@ pub enum Target {
     #[schema(examples("/batch/render"))]
     Cgroup(String),
     /// A unit of systemd that runs.
-    #[schema(examples("postgresql.service"))]
+    #[schema(examples("postgresql@17-main.service"))]
     Unit(String),
     /// A container of a pod. Only reported: containers are placed when the runtime creates them.
     Container(PodContainer),

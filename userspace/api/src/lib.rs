@@ -273,7 +273,7 @@ pub struct Workloads {
 pub struct Workload {
     /// The label `workload` of its metrics. Workloads without a name of their own, such as containers, share
     /// one; their metrics are sums.
-    #[schema(examples("postgresql.service", "docker"))]
+    #[schema(examples("postgresql@17-main.service", "docker"))]
     pub workload: String,
     /// What it is.
     #[schema(examples("unit", "container", "exec", "cgroup", "other"))]
@@ -428,7 +428,7 @@ pub struct Status {
 pub struct NodeHeadroom {
     /// The node.
     pub node: u32,
-    /// Memory that can still be had: free or reclaimable, and not held by a promise.
+    /// Memory that is still available: free or reclaimable, and not held by a promise.
     pub obtainable_bytes: u64,
     /// What is promised there and not used yet.
     pub unused_bytes: u64,

@@ -38,7 +38,7 @@ pub struct Placement {
     #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
     #[schema(value_type = Option<String>, examples("0-1"))]
     pub preferred_nodes: Option<NodeSet>,
-    /// The only nodes on which it may be, as a list; absent: any. It is refused where these do not do.
+    /// The only nodes on which it may be, as a list; absent: any. The request is refused if it does not fit there.
     #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
     #[schema(value_type = Option<String>, examples("0-1"))]
     pub nodes: Option<NodeSet>,

@@ -109,7 +109,7 @@ pub enum Partition {
     Isolated,
 }
 
-/// What `cpuset.cpus.partition` says: a partition that cannot be had keeps its name and is invalid.
+/// What `cpuset.cpus.partition` says: a partition that is not possible keeps its name and is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionState {
     /// What was asked for.
@@ -220,7 +220,7 @@ fn meaning(knob: Knob, data: Option<&str>, errno: Option<Errno>) -> &'static str
         }
         // Every kernel knows that kind. Those from 6.1 on take the write, and say in the file why it is invalid.
         (Some(Errno::INVAL), CpusetPartition) if data == Some("root") => {
-            "some of its CPUs are not to be had, or none would remain outside"
+            "some of its CPUs are not available, or none would remain outside"
         }
         (Some(Errno::INVAL), CpusetPartition) => "not a kind of partition that this kernel knows",
         (Some(Errno::INVAL), MemoryMin | MemoryLow | MemoryHigh | MemoryMax | HugetlbMax(_)) => {

@@ -27,7 +27,7 @@ const REACHING: &str = "Reaching the daemon";
 /// Keeps memory near the CPUs that use it, and proves it.
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage, 3 refused, 4 the daemon is not reachable. `exec` passes on the code
-/// of its command, and ends with 125 where it fails itself.
+/// of its command, and ends with 125 if it fails itself.
 #[derive(Debug, Parser)]
 #[command(name = "numaward", version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -83,8 +83,8 @@ pub(crate) enum Command {
     Record(Record),
     /// Show what was recorded, as top does
     ///
-    /// Keys: those of top, and t and T for the next moment and the one before, ] and [ for a minute on or back, n and N for the
-    /// next or the previous moment with an event, p to play, b and e for the begin and the end. Needs no daemon.
+    /// Keys: those of top, and t and T for the next moment and the one before, ] and [ for a minute forward or back, n and N for
+    /// the next or the previous moment with an event, p to play, b and e for the beginning and the end. Needs no daemon.
     Replay(Replay),
     /// List allocations: what is promised to whom
     Get {
@@ -94,7 +94,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Print all about a workload: what it holds and why, its memory by node, its last events
+    /// Print everything about a workload: what it holds and why, its memory by node, its last events
     Describe {
         /// Name of the workload
         name: String,
@@ -103,7 +103,7 @@ pub(crate) enum Command {
     },
     /// Print what happened: misses, OOM kills, drift, intruders and other notable things
     Events {
-        /// Go on with what happens, until Ctrl-C
+        /// Keep printing new events, until Ctrl-C
         #[arg(short, long)]
         follow: bool,
         #[command(flatten)]
@@ -118,14 +118,14 @@ pub(crate) enum Command {
     ///
     /// The command runs in a cgroup of its own and ends the guarantee with its last process.
     ///
-    /// Exit codes: that of the command; 125 where numaward itself fails, as where the guarantee is refused or no daemon is
-    /// reachable; 126 where the command cannot be executed; 127 where it is not found.
+    /// Exit codes: that of the command; 125 if numaward itself fails, for example because the guarantee is refused or no
+    /// daemon is reachable; 126 if the command cannot be executed; 127 if it is not found.
     Exec(Exec),
     /// Give memory, and CPUs, to a cgroup or a unit that runs
     Guarantee(Guarantee),
     /// Change what a guarantee that runs holds, all of it or nothing
     ///
-    /// It stays on its nodes; 3: these do not have what is missing.
+    /// It stays on its nodes. Exits with 3 if these do not have what is missing.
     Resize(Resize),
     /// End a guarantee; the cgroup gets back what it had
     Release(Release),
@@ -138,7 +138,7 @@ pub(crate) enum Command {
     ///
     /// Nothing is promised: the command gets the memory policy and the CPUs, and a cgroup of its own in which it is counted
     /// under its name. Without a daemon it runs all the same. The command replaces this process, as with numactl, and
-    /// what fails before ends with 1.
+    /// what fails before that ends with 1.
     #[command(disable_help_flag = true, override_usage = "numaward numactl [NUMACTL-OPTIONS] COMMAND...")]
     Numactl {
         /// Options of numactl, the command and its arguments
@@ -158,9 +158,9 @@ pub(crate) enum Command {
     Plan(PlanMoves),
     /// Move workloads to other nodes so that a request fits
     ///
-    /// Without --apply it prints the plan. With it the moves are made one after the other, and Ctrl-C has those that
-    /// were made taken back, as has a move that fails. Given a cgroup or a unit, it has the guarantee in the end; else
-    /// there is just room for it.
+    /// Without --apply it prints the plan. With it, the moves are made one after the other. Ctrl-C, or a move that fails,
+    /// undoes those that were made. If a cgroup or a unit is given, it gets the guarantee in the end; otherwise only the
+    /// room is made.
     Rebalance(Rebalance),
     /// Moves into a cgroup and becomes a command.
     #[command(hide = true)]
@@ -190,8 +190,8 @@ pub(crate) enum Command {
     /// Write an archive for a bug report
     ///
     /// It holds the version, the configuration without secrets, the daemon's status, allocations, metrics, events and log, the
-    /// topology, the checks of doctor, and the cgroup knobs of workloads. A file of it lists what could not be had, and why.
-    /// It names workloads, units and this host: look through it before you share it.
+    /// topology, the checks of doctor, and the cgroup knobs of workloads. The archive also lists what could not be read,
+    /// and why. It names workloads, units and this host: look through it before you share it.
     Bugtool {
         /// The archive, which must not exist [default: numaward-bugtool-TIME.tar.gz]
         #[arg(value_name = "FILE")]
@@ -220,14 +220,14 @@ pub(crate) enum Command {
     /// Write what is promised as the kubelet's state files
     ///
     /// For readers that know only cpu_manager_state and memory_manager_state, and for the way back to a kubelet with
-    /// static policies. Without --into, both are printed as one JSON object. Workloads that are no pods are in the files
+    /// static policies. Without --into, both are printed as one JSON object. Workloads that are not pods are in the files
     /// under their own names; standard error names them, and what a kubelet would not take over.
     ExportKubeletState(ExportKubeletState),
     /// Give back all that was written, before numaward is removed
     ///
     /// Every cgroup gets back what it had: CPUs, nodes, memory protection, quota. Nothing is promised afterwards. The
-    /// daemon must not run. On Kubernetes, set enforcement.mode to off in the daemon's configuration instead: so the
-    /// container runtime learns of it, too.
+    /// daemon must not run. On Kubernetes, set enforcement.mode to off in the daemon's configuration instead; the
+    /// container runtime is then informed, too.
     Uninstall(Uninstall),
     /// Print the version of numaward and of the kernel
     Version(Output),
@@ -242,7 +242,7 @@ pub(crate) enum ConfigCommand {
         #[command(flatten)]
         output: Output,
     },
-    /// Print the configuration as it counts: file, variables and defaults together
+    /// Print the configuration as it applies: file, variables and defaults together
     ///
     /// What has no value depends on the machine, or is not used. Headers for a collector and the path of a webhook are
     /// hidden.
@@ -380,7 +380,7 @@ pub(crate) struct EventChoice {
     /// Only those after the one with this id
     #[arg(long, value_name = "ID")]
     pub(crate) since: Option<u64>,
-    /// At most so many of what happened before
+    /// At most this many earlier events
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) limit: u16,
 }
@@ -396,7 +396,7 @@ pub(crate) struct Shown {
     /// Print one table and end
     #[arg(long, conflicts_with = "count")]
     pub(crate) once: bool,
-    /// Print so many tables and end
+    /// Print this many tables and end
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
     /// Seconds between tables
@@ -413,7 +413,7 @@ pub(crate) struct Record {
     /// Record for this long, such as 10m [default: until Ctrl-C]
     #[arg(long = "for", value_name = "TIME")]
     pub(crate) span: Option<Interval>,
-    /// Time between two moments, a second at least
+    /// Time between two moments, at least one second
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = seconds)]
     pub(crate) every: Interval,
     /// The most that the file may take; recording ends there
@@ -427,10 +427,11 @@ pub(crate) struct Replay {
     /// The recording
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Begin at this time: 14:30, 14:30:05, 2026-11-21T14:30:05Z (all UTC), or +5m after the begin of the recording
+    /// Begin at this time: 14:30, 14:30:05, 2026-11-21T14:30:05Z (all UTC), or +5m after the beginning of the
+    /// recording
     #[arg(long, value_name = "TIME")]
     pub(crate) begin: Option<When>,
-    /// End at this time, which is written likewise
+    /// End at this time, in the same form
     #[arg(long, value_name = "TIME")]
     pub(crate) end: Option<When>,
     #[command(flatten)]
@@ -504,7 +505,7 @@ pub(crate) struct Placement {
     /// How the nodes of CPUs and memory have to agree [default: topologyManagerPolicy of the configuration]
     #[arg(long, help_heading = NODES, value_parser = policies())]
     pub(crate) policy: Option<TopologyManagerPolicy>,
-    /// The only nodes on which it may be, such as 1 or 0-1; it is refused where they do not do (native)
+    /// The only nodes on which it may be, such as 1 or 0-1; refused if it does not fit there (native)
     #[arg(long = "node", help_heading = NODES, value_name = "NODES")]
     pub(crate) nodes: Option<NodeSet>,
     /// Nodes on which it should be if it can, such as 0-1
@@ -609,7 +610,9 @@ fn policies() -> impl TypedValueParser<Value = TopologyManagerPolicy> {
     named(TopologyManagerPolicy::ALL, TopologyManagerPolicy::as_str, |policy| match policy {
         TopologyManagerPolicy::None => "No rule ties them",
         TopologyManagerPolicy::BestEffort => "The same nodes if possible",
-        TopologyManagerPolicy::Restricted => "The same nodes, as few as could ever do, or it is refused",
+        TopologyManagerPolicy::Restricted => {
+            "The same nodes, as few as could ever be enough, or it is refused"
+        }
         TopologyManagerPolicy::SingleNumaNode => "One node, or it is refused",
     })
 }
@@ -773,7 +776,7 @@ pub(crate) struct Simulate {
     /// Traces: JSON files, also compressed by gzip, or directories of them
     #[arg(value_name = "FILE-OR-DIR", required_unless_present = "reserved_memory")]
     pub(crate) traces: Vec<PathBuf>,
-    /// Strategy to replay, with several all of them [default: both]
+    /// Strategy to replay; can be repeated [default: both]
     #[arg(long, value_name = "STRATEGY")]
     pub(crate) strategy: Vec<StrategyName>,
     /// How memory-only nodes count with native [default: as --config says, else attached]

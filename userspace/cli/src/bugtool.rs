@@ -1,6 +1,6 @@
 //! `numaward bugtool`: an archive for a bug report.
 //!
-//! Whatever cannot be had is a line of the file `missing.txt` with the reason: a daemon that does not answer is what such
+//! Whatever cannot be read is a line of the file `missing.txt` with the reason: a daemon that does not answer is what such
 //! reports are often about.
 
 use std::{
@@ -146,7 +146,7 @@ fn archive_note(missing: &str) -> String {
     match missing.lines().count() {
         _ if missing == "nothing\n" => String::new(),
         count => {
-            format!("numaward: {count} files could not be had: missing.txt of the archive has the reasons\n")
+            format!("numaward: {count} files could not be read: missing.txt of the archive has the reasons\n")
         }
     }
 }
@@ -196,7 +196,7 @@ struct Archive {
     /// The directory that all is in.
     name: String,
     now: u64,
-    /// What could not be had, a line each.
+    /// What could not be read, a line each.
     missing: String,
 }
 

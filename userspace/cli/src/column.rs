@@ -16,11 +16,11 @@ pub(crate) enum Column {
     /// Memory that it has, most first
     #[default]
     Resident,
-    /// Share that is near, least first
+    /// Share that is local, least first
     Local,
-    /// Memory allocated near, per second
+    /// Memory allocated on the CPU's node, per second
     LocalRate,
-    /// Memory allocated far, per second
+    /// Memory allocated on other nodes, per second
     RemoteRate,
     /// Share of accesses that go to other nodes, most first
     Accesses,

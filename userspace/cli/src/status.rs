@@ -124,7 +124,7 @@ fn headroom(nodes: &[NodeHeadroom]) -> String {
         let [obtainable, unused] = [of.obtainable_bytes, of.unused_bytes].map(size);
         row([&of.node.to_string(), &obtainable, &unused, state])
     });
-    table(["HEADROOM OF NODE", "CAN BE HAD", "PROMISED, UNUSED", "STATE"], rows)
+    table(["HEADROOM OF NODE", "AVAILABLE", "PROMISED, UNUSED", "STATE"], rows)
 }
 
 /// What is free and not offered, as others use it; nothing if there is none of it.
@@ -434,8 +434,8 @@ WAITING  DECLARED  REASON
 EXCLUSIVE CPU  OWN      KERNEL  HOST    OTHERS  INTERRUPTS  SOFTIRQS  WORKLOAD
 3              61.234s  0.001s  0.000s  0.000s  17          -         a.service
 
-HEADROOM OF NODE  CAN BE HAD  PROMISED, UNUSED  STATE
-1                 300.0 MiB   280.0 MiB         low
+HEADROOM OF NODE  AVAILABLE  PROMISED, UNUSED  STATE
+1                 300.0 MiB  280.0 MiB         low
 
 cgroups: none mounted
 

@@ -62,7 +62,7 @@ pub enum CpuQuota {
     Keep,
 }
 
-/// The Node Resource Interface, by which containerd and CRI-O ask where a container shall run.
+/// The Node Resource Interface, by which containerd and CRI-O ask where a container is to run.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -245,7 +245,11 @@ impl ControlMetrics {
             "Knobs written, by who writes them and whether the kernel took it; in a dry run: would be written",
             self.writes.clone(),
         );
-        registry.register("drift", "Knobs found to hold something else than was written", self.drift.clone());
+        registry.register(
+            "drift",
+            "Knobs found to hold something other than what was written",
+            self.drift.clone(),
+        );
         registry.register(
             "drift_repaired",
             "Knobs that drifted and were written again",
@@ -273,12 +277,12 @@ impl ControlMetrics {
         self.caches.register(registry);
         registry.register(
             "memory_high_stalls",
-            "Workloads found to be slowed down at memory.high without getting on",
+            "Workloads found to be slowed down at memory.high without making progress",
             self.stalls.clone(),
         );
         registry.register(
             "memory_high_raised",
-            "Times that memory.high was raised for a workload that did not get on",
+            "Times that memory.high was raised for a workload that made no progress",
             self.raised.clone(),
         );
         registry.register(
@@ -297,23 +301,23 @@ impl ControlMetrics {
     fn register_rebalancing(&self, registry: &mut Registry) {
         registry.register(
             "rebalances",
-            "Rebalances that are over: all moves made, or everything taken back",
+            "Rebalances that are over: all moves made, or all of them undone",
             self.rebalances.clone(),
         );
         registry.register(
             "rebalance_moves",
-            "Workloads that were moved to make room, taken back, could not be taken back, or ended meanwhile",
+            "Workloads that were moved to make room, moved back, could not be moved back, or ended meanwhile",
             self.moves.clone(),
         );
         registry.register_with_unit(
             "rebalance_moved",
-            "User memory that left its nodes because its workload was moved to make room, or taken back",
+            "User memory that left its nodes because its workload was moved to make room, or moved back",
             Unit::Bytes,
             self.moved.clone(),
         );
         registry.register(
             "rebalance_running",
-            "Whether workloads are being moved to make room, or taken back (1), or not (0)",
+            "Whether workloads are being moved to make room, or moved back (1), or not (0)",
             self.rebalancing.clone(),
         );
     }

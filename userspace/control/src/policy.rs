@@ -1,11 +1,11 @@
 //! The engine's configuration: what the operator said, and sensible values for the rest.
 //!
-//! Without any configuration guarantees shall work, and shall not starve the system:
+//! Without any configuration guarantees must work, and must not starve the system:
 //!
 //! - exclusive CPUs (`cpuManagerPolicy: static`), with the first core of the machine kept for everybody;
 //! - memory on nodes (`memoryManagerPolicy: Static`), with a twentieth of each node kept for the kernel and
 //!   everybody, at least 64Mi and at most 1Gi;
-//! - `topologyManagerPolicy: restricted`: who asks for a guarantee wants to know when it cannot be had.
+//! - `topologyManagerPolicy: restricted`: who asks for a guarantee wants to know when it is not possible.
 //!
 //! Each key that is set replaces just its own default. Reservations by `kubeReserved`, `systemReserved` and
 //! `evictionHard` follow the kubelet's rules: where any is given, they must add up to `reservedMemory`, and where the

@@ -63,7 +63,7 @@ fn needs_ptrace(config: &Config, mode: OperatingMode, demands: Demands) -> bool 
     mode == OperatingMode::Enforce && (demands.moves || config.holds_budgets())
 }
 
-/// Drops every capability but those that are [`kept`], from this thread and from those it starts later; none can be had
+/// Drops every capability but those that are [`kept`], from this thread and from those it starts later; none can be got
 /// back. Call it while the process has one thread. Returns what is left.
 pub(crate) fn drop_unneeded(
     config: &Config,

@@ -53,7 +53,7 @@ const LISTEN: &str = "--listen, NUMAWARD_LISTEN or \"listen\" in the configurati
 /// What sets the control address.
 const CONTROL_LISTEN: &str = "NUMAWARD_CONTROL_LISTEN or \"control.listen\" in the configuration";
 
-/// How long the thread that the tasks run on may take to come round.
+/// How long the thread that the tasks run on may take to respond.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(30);
 /// How long the other threads are waited for where one ended unasked: they may hang as well.
 const LAST_WAIT: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ pub enum RunError {
     /// A core thread ended unasked. The daemon ends as well, to be started again.
     #[error("the daemon ends, to be started again: {0}")]
     Ended(#[from] Ended),
-    /// Threads, signals or timers cannot be had.
+    /// Threads, signals or timers are not available.
     #[error("the daemon cannot start: {0}")]
     Runtime(#[from] io::Error),
 }
@@ -226,7 +226,7 @@ fn end(threads: Vec<JoinHandle<()>>, heartbeats: &Heartbeats) {
     }
 }
 
-/// Shows that tasks come round.
+/// Shows that tasks run.
 async fn beat(heartbeat: Heartbeat, stop: CancellationToken) {
     let mut ticks = interval(Duration::from_secs(1));
     let beating = async {

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A unix socket cannot be had.
+/// A unix socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another daemon has it, at the path that this key of the configuration sets.

@@ -16,7 +16,7 @@ pub enum UninstallError {
     /// The ledger, the cgroups or the machine cannot be used.
     #[error(transparent)]
     Restore(#[from] RestoreError),
-    /// Threads cannot be had, which speak with systemd.
+    /// The threads that speak with systemd cannot be started.
     #[error("cannot start: {0}")]
     Runtime(#[from] io::Error),
 }

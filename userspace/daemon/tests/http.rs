@@ -192,7 +192,7 @@ async fn a_core_thread_that_hangs_is_named() {
     assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
     daemon.heartbeats.heart("hangs", Duration::ZERO);
     let (problem, _) = daemon.problem(Request::get("/livez").body(Body::empty()).unwrap()).await;
-    let expected = "the thread hangs has not come round for 0 s; 0 s is its limit";
+    let expected = "the thread hangs has not responded for 0 s; 0 s is its limit";
     assert_eq!((problem.status, problem.detail.as_str()), (503, expected));
 }
 

@@ -73,6 +73,10 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "memory_high_",
             "declared_",
             "resctrl_",
+            "budget_",
+            "guard_",
+            "rebalance",
+            "cpu_power_",
         ],
     ),
     (

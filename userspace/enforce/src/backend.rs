@@ -119,7 +119,7 @@ impl Cgroupfs {
                 }
     }
 
-    /// Writes one step, and gives what was written: what cannot be had any more is omitted.
+    /// Writes one step, and gives what was written: what is not available any more is omitted.
     ///
     /// The kernel refuses to empty the set of a cgroup with tasks (`ENOSPC`), although the empty set, all that
     /// the parent has, was there before. All that the machine may ever have means the same.

@@ -41,7 +41,7 @@ pub enum EnforceError {
         knob: Knob,
         /// What it was to hold.
         wanted: Box<Value>,
-        /// What could be had.
+        /// What is available.
         allowed: Box<Value>,
         /// The ancestor that limits it.
         by: CgroupPath,
@@ -81,7 +81,7 @@ pub enum EnforceError {
     #[error(transparent)]
     Knob(#[from] KnobError),
     /// systemd cannot be asked.
-    #[error("the system bus is not to be had, and this host's units are systemd's: {message}")]
+    #[error("the system bus is not reachable, and this host's units are systemd's: {message}")]
     NoBus {
         /// What the bus said.
         message: String,

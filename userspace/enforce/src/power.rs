@@ -212,7 +212,7 @@ impl Power {
         Self { root: root.to_owned() }
     }
 
-    /// Reads what is wanted of these CPUs, and what cannot be had of it.
+    /// Reads what is wanted of these CPUs, and what of it is not possible.
     pub fn look(&self, wanted: &Wanted, cpus: &CpuSet) -> (Vec<Setting>, Vec<Refused>) {
         let (mut found, mut refused) = (BTreeMap::new(), BTreeMap::<(PowerKnob, String), CpuSet>::new());
         for knob in wanted.keys() {
@@ -227,7 +227,7 @@ impl Power {
         (found.into_values().collect(), refused.collect())
     }
 
-    /// The setting of one of the CPUs that are exclusive; why it cannot be had.
+    /// The setting of one of the CPUs that are exclusive; why it is not possible.
     fn setting(&self, knob: PowerKnob, cpu: CpuId, exclusive: &CpuSet) -> Result<Setting, String> {
         let missing = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => format!("there is no {} for them", knob.file()),

@@ -1,7 +1,7 @@
 //! What the host says now, beside what is promised: an input of decisions.
 //!
 //! Problem: the ledger knows what it promised, not what others use. Huge pages that somebody took without asking, or
-//! memory of the host beyond its reservation, are free in the books and cannot be had.
+//! memory of the host beyond its reservation, are free in the books and not available.
 //!
 //! Invariants: conditions lower what is offered to those who ask now; nobody loses what it holds. What is withheld decides
 //! what fits, and never which of several nodes that fit is better: else placements would change with what the host uses at

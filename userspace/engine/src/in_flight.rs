@@ -7,7 +7,7 @@
 //! is being made, with those before it made and those after it not.
 //!
 //! Algorithm: what is begun holds its new place. Besides, the owner [`SET_ASIDE`] holds what any stage so far needed more
-//! than that: so each stage can be had again, in the reverse order. A move can be begun if what its stage needs beyond all
+//! than that: so each stage can be reached again, in the reverse order. A move can be begun if what its stage needs beyond all
 //! this is free. The moves of a plan are put in an order in which each can be begun.
 //!
 //! Invariant: what is charged never becomes less before the end, so that who goes back has room.

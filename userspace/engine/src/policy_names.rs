@@ -130,7 +130,7 @@ named!(
         None = "none",
         /// The same nodes if possible.
         BestEffort = "best-effort",
-        /// The same nodes, as few as could ever do, or the request is refused.
+        /// The same nodes, as few as could ever be enough, or the request is refused.
         Restricted = "restricted",
         /// One node, or the request is refused.
         SingleNumaNode = "single-numa-node",

@@ -121,7 +121,7 @@ fn admit(native: &Native, ledger: &Ledger, request: &Request) -> Option<Ledger> 
 // ---------------------------------------------------------------------------------------------------------
 // Brute force
 
-/// What a placement is about: what each node has free, what of that can be had, and what it could ever have; and what
+/// What a placement is about: what each node has free, what of that is available, and what it could ever have; and what
 /// is needed.
 struct Question {
     free: Vec<Vec<u64>>,

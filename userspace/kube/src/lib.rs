@@ -2,7 +2,7 @@
 //!
 //! - [`node_topology`]: what is free on each NUMA node, published for the scheduler.
 //! - [`nri`]: the Node Resource Interface plugin, through which the container runtime asks where a container
-//!   shall run, and through which running containers are moved.
+//!   are to run, and through which running containers are moved.
 //! - [`api`]: the API server: pods, events.
 //! - [`pod`]: pods as the API server describes them.
 //! - [`pod_resources`]: the API over which the kubelet reports what it assigned, and numaward what it did.

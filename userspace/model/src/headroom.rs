@@ -34,7 +34,7 @@ impl Headroom {
 pub struct NodeHeadroom {
     /// The node.
     pub node: NodeId,
-    /// Base pages that can still be had: free or reclaimable, without what the kernel keeps and what workloads with a
+    /// Base pages that are still available: free or reclaimable, without what the kernel keeps and what workloads with a
     /// guarantee hold as page cache.
     pub obtainable: Bytes,
     /// What is promised there and not used yet.
@@ -46,7 +46,7 @@ pub struct NodeHeadroom {
 }
 
 impl NodeHeadroom {
-    /// What can be had beyond what is promised, in bytes; below zero where a promise cannot be kept.
+    /// What is available beyond what is promised, in bytes; below zero where a promise cannot be kept.
     pub fn room(&self) -> i64 {
         self.obtainable.0.cast_signed().saturating_sub_unsigned(self.unused.0)
     }
@@ -70,7 +70,7 @@ pub struct OtherWorkload {
     /// Which cgroup of that path.
     pub id: CgroupId,
     /// What it has on the nodes that are low, of memory that is in the way there: anonymous and shared memory, and files
-    /// of a tmpfs. Other page cache counts as memory that can be had.
+    /// of a tmpfs. Other page cache counts as available memory.
     pub resident: Vec<(NodeId, Bytes)>,
 }
 

@@ -123,7 +123,7 @@ impl fmt::Display for Late {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { thread, silent, limit } = self;
         let (silent, limit) = (silent.as_secs(), limit.as_secs());
-        write!(f, "the thread {thread} has not come round for {silent} s; {limit} s is its limit")
+        write!(f, "the thread {thread} has not responded for {silent} s; {limit} s is its limit")
     }
 }
 
@@ -271,7 +271,7 @@ mod tests {
             heartbeats.late().map(|late| late.to_string())
         };
         let late = late_after(beat).unwrap();
-        assert!(late.starts_with("the thread hangs has not come round for 0 s"), "{late}");
+        assert!(late.starts_with("the thread hangs has not responded for 0 s"), "{late}");
         assert_eq!(late_after(rest), None, "it rests");
         assert!(late_after(beat).is_some(), "it works again");
         assert_eq!(late_after(rest), None);

@@ -270,8 +270,8 @@ pub struct PromiseFigures {
     pub missing: Vec<MissingPromise>,
     /// Of each workload with an allocation of memory, by kind: what is promised, and where what it has lies now.
     pub residency: Vec<PromiseResidency>,
-    /// Memory that could still be had, less what is promised and not yet used: by node and kind, in bytes. Below zero
-    /// where more is promised than can be had at once.
+    /// Memory that is still available, less what is promised and not yet used: by node and kind, in bytes. Below zero
+    /// where more is promised than is available now.
     pub headroom: Vec<(NodeId, ZoneKind, i64)>,
     /// Whether a node on which memory is promised may soon not have it; empty where nobody looks.
     pub low: Vec<(NodeId, bool)>,

@@ -54,7 +54,7 @@ impl Owned {
     }
 }
 
-/// What is withheld of the memory that the ledger gives out; `before`, that was this. `obtainable` is what can be had of a
+/// What is withheld of the memory that the ledger gives out; `before`, that was this. `obtainable` is what is available of a
 /// node's base pages. Of a node whose memory is not known, as much is withheld as before.
 pub(crate) fn withheld(
     ledger: &Ledger,
@@ -131,7 +131,7 @@ mod tests {
         Native::new(&machine.build().unwrap(), &config, &NativeOptions::default()).unwrap().idle()
     }
 
-    /// So much of a node's base pages can be had, in MiB, and so many of its huge pages are free.
+    /// So much of a node's base pages is available, in MiB, and so many of its huge pages are free.
     fn memory(obtainable: u64, free: u64) -> NodeMemory {
         NodeMemory {
             total: Bytes::gib(4),

@@ -2,7 +2,7 @@
 //! reads what was seen ([`HeadroomSource`](numaward_model::port::HeadroomSource)).
 //!
 //! Algorithm: each second the nodes' memory is read: a file for each. Where the workloads with a promise have their memory
-//! takes longer to read, some 50 µs each. What they take or give back changes what can be had and what they have not used
+//! takes longer to read, some 50 µs each. What they take or give back changes what is available and what they have not used
 //! alike, so it is read now and then only, and whenever a node seems low. The other workloads are read where a node is low
 //! and somebody is to act.
 //!
@@ -202,7 +202,7 @@ impl Observer {
         .collect()
     }
 
-    /// What can be had of a node.
+    /// What is available of a node.
     pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMemory) -> Bytes {
         self.latest.watermarks.borrow().get(&node).copied().unwrap_or_default().obtainable(memory)
     }
@@ -230,7 +230,7 @@ fn describe(news: &News) -> Report {
     let mib = |bytes: Bytes| format!("{} MiB", bytes.0 >> 20);
     let numbers = |of: &NodeHeadroom| {
         let (obtainable, unused) = (mib(of.obtainable), mib(of.unused));
-        format!("{obtainable} can be had there, {unused} are promised and not used yet")
+        format!("{obtainable} is available there, {unused} are promised and not used yet")
     };
     match news {
         News::Begins(of) => {
@@ -434,7 +434,7 @@ mod tests {
         let promises = Promises::new(vec![promise("/kept", 1, 700)], Ledger::default());
         observer.lock().promises = Arc::new(promises);
         observer.look_at_headroom(&mut guard);
-        // 700 MiB, of which 200 are used; of the page cache nothing can be had: the promise holds it.
+        // 700 MiB, of which 200 are used; of the page cache nothing is available: the promise holds it.
         let seen = observer.latest.headroom.borrow().clone();
         let of = seen.node(NodeId(1)).unwrap();
         assert_eq!((of.unused, of.obtainable), (Bytes::mib(500), Bytes::mib(510)));

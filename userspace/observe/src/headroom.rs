@@ -1,11 +1,11 @@
-//! Whether a node can keep what is promised on it: what can still be had, against what is promised and not yet used.
+//! Whether a node can keep what is promised on it: what is still available, against what is promised and not yet used.
 //!
 //! Problem: memory that is promised and not used yet is free, and others take it. The promise breaks later, when the
 //! workload asks for it.
 //!
-//! Terms: what can be *had* of a node is what is free or reclaimable, less what the kernel keeps for itself. A promise
+//! Terms: what is *available* of a node is what is free or reclaimable, less what the kernel keeps for itself. A promise
 //! *holds* page cache and slab: what a workload has of it within its promise counts as used, so it is not there for
-//! others. A node's *room* is what can be had, less what promises hold of it and what they have not used.
+//! others. A node's *room* is what is available, less what promises hold of it and what they have not used.
 //!
 //! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its base pages, at least 32 MiB), and
 //! until it was at least twice that for half a minute.
@@ -54,7 +54,7 @@ impl Claims {
         Bytes(self.unused.get(&node).copied().unwrap_or(0))
     }
 
-    /// What is left of what can be had, when promises keep what they hold.
+    /// What is left of what is available, when promises keep what they hold.
     pub(crate) fn left(&self, node: NodeId, obtainable: Bytes) -> Bytes {
         Bytes(obtainable.0.saturating_sub(self.held.get(&node).copied().unwrap_or(0)))
     }

@@ -183,7 +183,7 @@ impl Observer {
         }
     }
 
-    /// What could still be had of each kind of memory on each node, less what is promised there and not yet used.
+    /// What is still available of each kind of memory on each node, less what is promised there and not yet used.
     fn headroom(
         &self,
         read: &Read,

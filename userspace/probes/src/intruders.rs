@@ -1,7 +1,7 @@
 //! Who runs on exclusive CPUs: see `ebpf/src/switch.rs`.
 //!
 //! The program is loaded at the start, while the daemon has the privileges for that, and attached only while a CPU is
-//! exclusive: attaching a loaded program takes none. Where only the classic tracepoint can be had, which takes
+//! exclusive: attaching a loaded program takes none. Where only the classic tracepoint is available, which takes
 //! privileges to attach, it stays attached.
 
 use std::{

@@ -24,7 +24,7 @@ pub struct Options<'a> {
     /// Workloads that can be registered at the same time.
     pub slots: u32,
     /// The ways to attach the allocation probe, best first. One in which this kernel loses events (see
-    /// [`ProbeStats::events_lost`](crate::ProbeStats::events_lost)) is taken only where no later one can be had.
+    /// [`ProbeStats::events_lost`](crate::ProbeStats::events_lost)) is taken only where no later one is available.
     pub alloc_modes: &'a [Mode],
     /// For which part of the time the allocation probe is attached; `None` for all of it. What it counts is then an
     /// estimate: see [`Probes::keep_duty`](crate::Probes::keep_duty). It holds for [`Mode::TpBtf`] only.

@@ -154,7 +154,7 @@ pub(crate) enum PmuError {
          machines have none", pmus.display()
     )]
     NoRemoteAccess { processor: String, pmus: PathBuf },
-    #[error("absent: the processor's counters are not to be had ({0}); most virtual machines have none")]
+    #[error("absent: the processor's counters are not available ({0}); most virtual machines have none")]
     Absent(io::Error),
     #[error(
         "denied: perf_event_open was refused ({0}): missing CAP_PERFMON (CAP_SYS_ADMIN where \
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!((local.len(), remote.len()), (0, 3));
 
         for (error, reason) in [
-            (libc::ENOENT, "absent: the processor's counters are not to be had (No such file"),
+            (libc::ENOENT, "absent: the processor's counters are not available (No such file"),
             (libc::ENODEV, "absent: "),
             (libc::EOPNOTSUPP, "absent: "),
             (libc::EINVAL, "absent: "),

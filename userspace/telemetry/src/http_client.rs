@@ -46,7 +46,7 @@ impl Failure {
     }
 }
 
-/// Posts to one URL. A redirect is an error: nobody shall lead the token elsewhere.
+/// Posts to one URL. A redirect is an error: nobody may lead the token elsewhere.
 #[derive(Debug)]
 pub(crate) struct Poster {
     client: legacy::Client<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>>,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::Stdio;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use numaward_vm::Cache;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -99,6 +99,24 @@ fn choices() -> Vec<(&'static str, Value, &'static [&'static str])> {
     ]
 }
 
+/// What the page on Kubernetes sets, line by line. `--reuse-values` keeps what the line before has set.
+fn of_the_page() -> Vec<Value> {
+    let page = include_str!("../../../docs/kubernetes.md");
+    let (mut values, mut all) = (json!({}), Vec::new());
+    for line in page.lines().filter(|line| line.starts_with("helm ") && line.contains(" --set ")) {
+        if !line.contains(" --reuse-values ") {
+            values = json!({});
+        }
+        let sets = line.split(" --set ").skip(1).filter_map(|rest| rest.split(' ').next()?.split_once('='));
+        for (keys, value) in sets {
+            let place = keys.split('.').fold(&mut values, |place, key| &mut place[key]);
+            *place = json!(value);
+        }
+        all.push(values.clone());
+    }
+    all
+}
+
 /// Values that nobody can mean.
 fn wrong_values() -> [Value; 4] {
     [
@@ -122,7 +140,11 @@ enum Rendered {
 
 /// What the chart makes of some values, by what they choose; and what is wrong with it.
 pub(super) fn check(cache: &Cache) -> Result<(Made, Vec<String>)> {
-    let (choices, wrong) = (choices(), wrong_values());
+    let (mut choices, wrong) = (choices(), wrong_values());
+    let of_the_page = of_the_page();
+    ensure!(!of_the_page.is_empty(), "docs/kubernetes.md has no line that installs {CHART} with values");
+    let none: &[&str] = &[];
+    choices.extend(of_the_page.into_iter().map(|values| ("as docs/kubernetes.md sets it", values, none)));
     let values = choices.iter().map(|(_, values, _)| values).chain(&wrong).collect::<Vec<_>>();
     let mut rendered = rendered(cache, &json!(values))?.into_iter();
     let (mut made, mut faults) = (Vec::new(), Vec::new());

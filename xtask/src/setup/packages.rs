@@ -46,7 +46,7 @@ pub(crate) fn install(part: &str, packages: &[&str]) -> Result<()> {
         words.extend(arguments);
         command::run_slowly(part, Command::new(words[0]).args(&words[1..]))
     };
-    // A source that has nothing to do with us may be out of order: what counts is whether the packages can be had.
+    // A source that has nothing to do with us may be out of order: what counts is whether the packages are available.
     let updated = apt_get(&["update"]);
     let options = ["install", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", "--"];
     apt_get(&[&options[..], packages].concat())

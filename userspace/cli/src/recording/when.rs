@@ -64,8 +64,9 @@ impl FromStr for When {
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(after) = text.strip_prefix('+') {
             let after = humantime::parse_duration(after);
-            let after = after
-                .map_err(|error| format!("{text:?} is not a time after the begin, such as +5m: {error}"))?;
+            let after = after.map_err(|error| {
+                format!("{text:?} is not a time after the beginning, such as +5m: {error}")
+            })?;
             return Ok(Self::After(millis(after)));
         }
         if let Some(millis) = of_day(text) {
@@ -156,7 +157,7 @@ mod tests {
             ("23:00", "01:00", "2026-11-20T00:30:00Z", 2880, "20T23:00:00.000", "21T01:00:00.999"),
             ("", "01:00", "2026-11-20T00:30:00Z", 2880, "20T00:30:00.000", "20T01:00:00.999"),
             ("+5m", "+10m", "2026-11-20T23:58:00Z", 60, "21T00:03:00.000", "21T00:08:00.999"),
-            // Nothing: the end is before what was recorded, or before the begin.
+            // Nothing: the end is before what was recorded, or before the beginning.
             ("", "02:00", "2026-11-21T02:10:00Z", 60, "21T02:10:00.000", "21T02:00:00.999"),
             ("02:45", "02:30", "2026-11-21T02:10:00Z", 60, "21T02:45:00.000", "21T02:30:00.999"),
             // Beyond what was recorded: to its end.

@@ -1,6 +1,6 @@
 //! What to reserve for the system, from what it is seen to use.
 //!
-//! A node's memory is in use by the kernel and the system if it can neither be had ([`Watermarks::obtainable`], by which
+//! A node's memory is in use by the kernel and the system if it is neither available ([`Watermarks::obtainable`], by which
 //! the daemon withholds what others use as well), nor is in a hugepage pool, nor is anonymous memory of a pod's container
 //! or a command of `numaward exec`. Other memory of those (page tables, tmpfs) counts as the system's: too much is
 //! reserved rather than too little.

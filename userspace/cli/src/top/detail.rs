@@ -251,7 +251,7 @@ pub(crate) fn help(paint: Paint, is_recorded: bool) -> Vec<Line<'static>> {
         ("t T", "the next moment, the one before"),
         ("] [", "a minute on, a minute back"),
         ("n N", "the next moment with an event, the one before"),
-        ("b e", "the begin, the end"),
+        ("b e", "the beginning, the end"),
         ("p", "play, pause"),
     ];
     let keys = [

@@ -36,7 +36,7 @@ pub(crate) struct Player {
 }
 
 impl Player {
-    /// Opens a recording, at the begin that was asked for.
+    /// Opens a recording, at the beginning that was asked for.
     pub(crate) fn open(asked: &Replay) -> anyhow::Result<Self> {
         let mut recording = Recording::open(&asked.file)?;
         let marks = recording.marks().to_vec();

@@ -217,7 +217,7 @@ impl Core {
         }
     }
 
-    /// Places a container: decides, stores, takes its CPUs away from those who share, and says what the runtime shall
+    /// Places a container: decides, stores, takes its CPUs away from those who share, and says what the runtime is to
     /// set.
     fn create(
         &mut self,

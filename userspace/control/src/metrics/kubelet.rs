@@ -100,17 +100,17 @@ impl KubeletForms {
             ("kubelet_memory_manager_pinning_requests", &self.memory_requests),
             ("kubelet_memory_manager_pinning_errors", &self.memory_errors),
         ] {
-            registry.register(name, "As the kubelet counts it, of numaward's decisions", counter.clone());
+            registry.register(name, "As the kubelet counts it, for numaward's decisions", counter.clone());
         }
         for (name, family) in [
             ("kubelet_container_aligned_compute_resources_count", &self.aligned),
             ("kubelet_container_aligned_compute_resources_failure_count", &self.misaligned),
         ] {
-            registry.register(name, "As the kubelet counts it, of numaward's decisions", family.clone());
+            registry.register(name, "As the kubelet counts it, for numaward's decisions", family.clone());
         }
         registry.register(
             "kubelet_topology_manager_admission_duration_ms",
-            "As the kubelet measures it, of numaward's decisions, in milliseconds",
+            "As the kubelet measures it, for numaward's decisions, in milliseconds",
             self.topology_duration.clone(),
         );
     }

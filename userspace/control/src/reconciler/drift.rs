@@ -440,7 +440,7 @@ impl DriftController {
                 noted.state = api::DriftState::Ineffective;
                 if before.state != noted.state || before.drift.found != noted.drift.found {
                     noted.count += 1;
-                    news = Some("what is promised is not all to be had".to_owned());
+                    news = Some("not all that is promised is available".to_owned());
                 }
             }
             Some(Verdict::Repair) => {

@@ -1,8 +1,8 @@
 //! The headroom guard's hand (`guard: act` or `evict`): where a node may soon not have what is promised on it, workloads without a
 //! guarantee are kept off it.
 //!
-//! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Clean page cache counts as what can
-//! be had: the kernel drops it when somebody needs memory. So to drop it early would help nobody; what is in the way is
+//! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Clean page cache counts as
+//! available: the kernel drops it when somebody needs memory. So to drop it early would help nobody; what is in the way is
 //! memory that cannot be dropped: anonymous memory, tmpfs, dirty or locked pages.
 //!
 //! Algorithm: while a node is short, every few seconds the workload without a guarantee that has most there is steered off

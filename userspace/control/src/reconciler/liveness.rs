@@ -1,6 +1,6 @@
 //! Workloads that are gone, and commands that ended.
 //!
-//! Problem: what a workload held is to be had by others as soon as it is gone. But to look at each of a thousand
+//! Problem: what a workload held becomes free for others as soon as it is gone. But to look at each of a thousand
 //! cgroups several times a second costs more than the daemon may take.
 //!
 //! Terms: a guarantee is *in question* when the kernel reported something of its cgroup, or while a clock runs for it: a
@@ -161,7 +161,7 @@ impl Liveness {
             Event::Cgroups(events) => {
                 for event in *events {
                     if let cgroup::Event::Removed(cgroup) = event {
-                        // What it held is to be had by others.
+                        // What it held becomes free for others.
                         core.effects.gone |= self.question(&cgroup.path);
                     }
                 }

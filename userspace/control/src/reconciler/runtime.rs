@@ -35,7 +35,7 @@ impl Reconciler {
         self.runtime(|answer| Command::RunPod { ask: Box::new(ask), answer }).await?
     }
 
-    /// A container is to be created: what the runtime shall set, and why it goes without a guarantee if it does.
+    /// A container is to be created: what the runtime is to set, and why it goes without a guarantee if it does.
     pub async fn create(&self, ask: ContainerAsk) -> Result<(Settings, Option<Unpinned>), AdmissionError> {
         self.runtime(|answer| Command::Create { ask: Box::new(ask), answer }).await?
     }

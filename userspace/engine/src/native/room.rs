@@ -155,7 +155,7 @@ impl Room {
     }
 }
 
-/// What of a kind is free and can be had, by position.
+/// What of a kind is free and available, by position.
 pub(super) fn offered(host: &Host, ledger: &Ledger, kind: ZoneKind) -> Vec<u64> {
     let mut free = host.column(&ledger.nodes, kind, |account| account.free);
     if let Some(withheld) = ledger.conditions().withheld.get(&kind) {

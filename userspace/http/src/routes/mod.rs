@@ -222,7 +222,7 @@ async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> R
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 
-/// Whether the daemon is alive: its core threads come round. The answer names the first that does not.
+/// Whether the daemon is alive: none of its core threads hangs. The answer names the first that does.
 #[utoipa::path(
     get,
     path = "/livez",

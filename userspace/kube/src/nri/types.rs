@@ -261,7 +261,7 @@ pub struct Update {
     pub container: String,
     /// What to set.
     pub settings: Settings,
-    /// Whether all that the update belongs to shall go on when it fails.
+    /// Whether all that the update belongs to goes on when it fails.
     pub ignore_failure: bool,
 }
 

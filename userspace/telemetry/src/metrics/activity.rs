@@ -87,7 +87,7 @@ impl<S: Sink> Families<'_, S> {
                 family.of(&workload.name).put([("state", state)], 1_u64)?;
             }
         }
-        let help = "An estimate, no measurement (observe.remoteEstimate): the share of accesses to memory \
+        let help = "An estimate, not a measurement (observe.remoteEstimate): the share of accesses to memory \
                     of other nodes, by where threads ran and where memory lies, of workloads whose accesses \
                     are not sampled";
         let estimates = workloads().filter_map(|(workload, activity)| {

@@ -189,9 +189,9 @@ impl<S: Sink> Families<'_, S> {
                 .filter_map(|(kind, _, unused)| Some((of_kind(memory.node, *kind), (*unused)?.0)))
         });
         self.out.gauge("node_memory_unused_bytes", help)?.put_all(unused)?;
-        let help = "Memory of the node that could still be had (free or reclaimable, less what the kernel keeps and page \
+        let help = "Memory of the node that is still available (free or reclaimable, less what the kernel keeps and page \
                     cache within promises; of huge pages: free), less what is promised and not yet used; below zero where \
-                    more is promised than can be had at once";
+                    more is promised than is available now";
         let headroom =
             self.promises.headroom.iter().map(|(node, kind, bytes)| (of_kind(*node, *kind), bytes));
         self.out.gauge("node_headroom_bytes", help)?.put_all(headroom)?;

@@ -93,7 +93,7 @@ impl OtlpMetrics {
         registry.register(
             "otlp_items",
             "Data points and spans to be sent by OTLP, by what became of them: delivered; rejected by the receiver; or \
-             dropped, for it could not be reached in time or too many waited",
+             dropped, because it could not be reached in time or too many waited",
             self.0.clone(),
         );
     }

@@ -27,13 +27,21 @@ impl NriMetrics {
         for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.map(Unpinned::label)) {
             drop(unpinned.get_or_create(&[("reason", reason)]));
         }
-        let help = "Whether the container runtime asks us where containers shall run";
+        let help = "Whether the container runtime asks numaward where containers are to run";
         registry.register("nri_connected", help, connected);
-        registry.register("nri_disconnects", "How often the container runtime was lost", disconnects);
+        registry.register(
+            "nri_disconnects",
+            "Times that the connection to the container runtime was lost",
+            disconnects,
+        );
         let help = "Containers that were started without what they should have had, by reason";
         registry.register("containers_started_unpinned", help, unpinned);
-        registry.register("nri_containers_placed", "Containers that were created as we said", placed);
-        registry.register("nri_refusals", "Pods and containers whose creation we refused", refused);
+        registry.register(
+            "nri_containers_placed",
+            "Containers that were created where numaward placed them",
+            placed,
+        );
+        registry.register("nri_refusals", "Pods and containers whose creation numaward refused", refused);
     }
 
     /// A container was started without what it should have had.

@@ -1,14 +1,14 @@
 //! The commands of the pages on Kubernetes: each is one that the tests of the cluster run, or is named here with why it is not.
-//! This needs no cluster.
+//! This needs no cluster, and is no end-to-end test, so that it runs with the unit tests.
 
 /// What the tests of the cluster run.
 const TESTS: [&str; 6] = [
-    include_str!("../cluster.rs"),
-    include_str!("decisions.rs"),
-    include_str!("life.rs"),
-    include_str!("node.rs"),
-    include_str!("node.sh"),
-    include_str!("readers.rs"),
+    include_str!("../../tests/e2e/cluster.rs"),
+    include_str!("../../tests/e2e/cluster/decisions.rs"),
+    include_str!("../../tests/e2e/cluster/life.rs"),
+    include_str!("../../tests/e2e/cluster/node.rs"),
+    include_str!("../../tests/e2e/cluster/node.sh"),
+    include_str!("../../tests/e2e/cluster/readers.rs"),
 ];
 
 #[derive(Debug)]
@@ -26,7 +26,8 @@ const CORDON: How = Run(r#"kubectl.must(&["cordon", node::NAME]);"#);
 const UNCORDON: How = Run(r#"kubectl.must(&["uncordon", node::NAME]);"#);
 const REGISTRY: How = Not("the tests have no registry, and import the image");
 const HELM: How = Not(
-    "Debian has no helm; the stage `manifests` compares what the chart makes with the overlays that run here",
+    "the cluster runs the overlays; the stage `manifests` has Helm make the chart with the values of this page, and compares what \
+     it makes with the overlays",
 );
 const READS: How = Not("only reads; the tests ask the daemon of the same by its API");
 const EXPORT: How =
@@ -139,8 +140,8 @@ fn commands(page: &str) -> Vec<&str> {
 fn each_command_of_the_pages_is_run_or_named() {
     let tests = TESTS.concat();
     for (name, page, known) in [
-        ("kubernetes", include_str!("../../../docs/kubernetes.md"), KUBERNETES),
-        ("migration", include_str!("../../../docs/migration.md"), MIGRATION),
+        ("kubernetes", include_str!("../../docs/kubernetes.md"), KUBERNETES),
+        ("migration", include_str!("../../docs/migration.md"), MIGRATION),
     ] {
         let commands = commands(page);
         for command in &commands {
