@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 const HOST: &str = r#"cluster=~"$cluster", instance=~"$instance""#;
 const WORKLOAD: &str = r#"cluster=~"$cluster", instance=~"$instance", workload=~"$workload", namespace=~"$namespace", pod=~"$pod", container=~"$container""#;
 /// In an expression, what a regular expression has found.
-const WHOLE: &str = r#""$1""#;
+const FOUND: &str = "$1";
 /// Where the tables are, and the JSON.
 const FOLDER: &str = "dashboards/grafana";
 /// Grafana's grid is so many columns wide.
@@ -143,7 +143,7 @@ impl Target {
         let expr = &link.map_or_else(|| self.expr.clone(), |link| link.with_page(&self.expr));
         let named = if self.named {
             format!(
-                r#"label_replace(label_join({expr}, "name", "/", "namespace", "pod", "container"), "name", {WHOLE}, "workload", "(.+)")"#
+                r#"label_replace(label_join({expr}, "name", "/", "namespace", "pod", "container"), "name", "{FOUND}", "workload", "(.+)")"#
             )
         } else {
             expr.clone()
@@ -219,7 +219,7 @@ impl Link {
             }
             Self::Workload => {
                 let name = format!(
-                    r#"label_replace(label_join({expr}, "page", "%2F", "namespace", "pod", "container"), "page", {WHOLE}, "workload", "(.+)")"#
+                    r#"label_replace(label_join({expr}, "page", "%2F", "namespace", "pod", "container"), "page", "{FOUND}", "workload", "(.+)")"#
                 );
                 let by_address = format!(
                     r#"label_replace({name}, "page", "http://$instance/#/workloads/$1", "page", "(.*)")"#

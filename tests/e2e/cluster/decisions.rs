@@ -238,13 +238,15 @@ pub(super) fn machine(cluster: &Cluster) -> Value {
             echo node ${node#node/node} $(awk '/MemTotal/ { print $4 }' $node/meminfo) $(cat $node/distance)
             echo pages ${node#node/node} $(ls $node/hugepages | sed 's/[^0-9]//g')
         done
-        for cpu in cpu/cpu[0-9]*; do
+        for cpu in $(ls -d cpu/cpu[0-9]* | sort -V); do
             echo cpu ${cpu#cpu/cpu} $(echo $cpu/node* | sed 's/.*node//') $(cat $cpu/topology/core_id) \
                 $(cat $cpu/topology/physical_package_id) $(cat $cpu/cache/index3/id 2>/dev/null)
         done",
     );
     let lines = lines.unwrap();
     let mut nodes: BTreeMap<u64, Value> = BTreeMap::new();
+    // Of a core, the kubelet sees the cache of the first CPU; emulated siblings have each one to themselves.
+    let mut caches = BTreeMap::new();
     for line in lines.lines() {
         let (kind, rest) = line.split_once(' ').unwrap();
         let values: Vec<u64> = rest.split(' ').map(|value| value.parse().unwrap()).collect();
@@ -267,7 +269,9 @@ pub(super) fn machine(cluster: &Cluster) -> Value {
             }
             ("cpu", [cpu, node, core, socket, cache @ ..]) => {
                 let cpus = nodes.get_mut(node).unwrap()["cpus"].as_array_mut().unwrap();
-                cpus.push(json!([cpu, socket * 1000 + core, socket, cache.first()]));
+                let core = socket * 1000 + core;
+                let cache = *caches.entry(core).or_insert(cache.first().copied());
+                cpus.push(json!([cpu, core, socket, cache]));
             }
             _ => panic!("{line}"),
         }

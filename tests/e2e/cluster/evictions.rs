@@ -12,7 +12,7 @@ use crate::containerd::nodes;
 const MACHINE: (&str, &str) = ("3,4", "2560M,1536M");
 const WANTED: usize = 3;
 /// A pod is evicted when it has been without its claim for 30 s.
-const EVICTED_BY_THEN: Duration = Duration::from_secs(60);
+const EVICTED_BY_THEN: Duration = Duration::from_mins(1);
 
 /// What runs of the two: the UID of each pod, and its CPUs; none for one that does not run yet.
 type Running = Vec<(String, Option<BTreeSet<u64>>)>;
@@ -110,10 +110,8 @@ fn running(cluster: &Cluster) -> Result<Running, String> {
     let alive = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
     let of_pod = alive.map(|pod| {
         let text = |name: &str| pod["metadata"][name].as_str().unwrap_or_default().to_owned();
-        let cpus = match condition(pod, "Ready") {
-            true => Some(cluster.place(&text("name"), "main")?.cpus),
-            false => None,
-        };
+        let is_ready = condition(pod, "Ready");
+        let cpus = if is_ready { Some(cluster.place(&text("name"), "main")?.cpus) } else { None };
         Ok((text("uid"), cpus))
     });
     of_pod.collect()

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what prepares a case fails the test if it fails")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::{
     Cause, ContainerRequest, Decision, Kubelet, Ledger, PolicyConfig, Quantity, Reason, Request, Resources,
@@ -16,7 +16,7 @@ use numaward_engine::{
         Phase, RestoreProblem, StartProblem, TopologyManagerPolicy,
     },
 };
-use numaward_topology::{Bytes, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
+use numaward_topology::{Bytes, CacheId, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
 
 const PAGE_2M: HugepageSize = HugepageSize(Bytes::mib(2));
 const PAGE_1G: HugepageSize = HugepageSize(Bytes::gib(1));
@@ -322,6 +322,21 @@ fn a_cache_of_a_whole_node_is_not_reported_to_the_kubelet() {
     assert_eq!(as_reported_to_kubelet(&machine(1)), machine(0));
     assert_eq!(as_reported_to_kubelet(&machine(2)), machine(2));
     assert_eq!(as_reported_to_kubelet(&machine(0)), machine(0));
+}
+
+#[test]
+fn siblings_have_one_cache_for_the_kubelet() {
+    let mut machine =
+        Machine::builder().nodes(1).cores_per_node(4).smt(2).caches_per_node(2).build().unwrap();
+    let expected = as_reported_to_kubelet(&machine);
+    assert_eq!(expected, machine);
+    // As QEMU has it: each CPU has a cache to itself.
+    for (id, cpu) in &mut machine.cpus {
+        cpu.last_level_cache = Some(CacheId(id.0));
+    }
+    let reported = as_reported_to_kubelet(&machine);
+    let pairs: BTreeSet<_> = reported.cpus.values().map(|cpu| (cpu.core, cpu.last_level_cache)).collect();
+    assert_eq!(pairs.len(), 4, "{pairs:?}");
 }
 
 #[test]

@@ -52,16 +52,20 @@ use crate::{
     terms::Terms,
 };
 
-/// The machine as the kubelet gets to see it: a last-level cache with as many CPUs as its node is not reported
-/// to it (by cAdvisor), so that the socket stands in for the cache. Matters to
-/// `prefer-align-cpus-by-uncorecache`.
+/// The machine as the kubelet gets to see it, from cAdvisor: a last-level cache with as many CPUs as its node is not reported
+/// to it, so that the socket stands in for the cache; and of a core, the first CPU is asked, so that its siblings count as
+/// having the same cache, also in virtual machines where they do not. Matters to `prefer-align-cpus-by-uncorecache`.
+///
+/// Source: `addCacheInfo` in cAdvisor's `utils/sysinfo`; the second was seen of a kubelet v1.36.2.
 pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
     let mut sizes: BTreeMap<_, usize> = BTreeMap::new();
     for cpu in machine.cpus.values() {
         *sizes.entry(cpu.last_level_cache).or_default() += 1;
     }
     let mut reported = machine.clone();
+    let mut of_cores = BTreeMap::new();
     for cpu in reported.cpus.values_mut() {
+        cpu.last_level_cache = *of_cores.entry(cpu.core).or_insert(cpu.last_level_cache);
         let of_node = machine.nodes.get(&cpu.node).map(|node| node.cpus.len());
         if sizes.get(&cpu.last_level_cache).copied() == of_node {
             cpu.last_level_cache = None;
