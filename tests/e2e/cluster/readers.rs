@@ -162,7 +162,13 @@ fn is_as_defined(cluster: &Cluster, topology: &Value) {
     let value = |name: &str| named(&topology["attributes"], name)["value"].clone();
     assert_eq!(value("topologyManagerPolicy"), "single-numa-node");
     assert_eq!(value("topologyManagerScope"), "container");
-    assert!(value("nodeTopologyPodsFingerprint").as_str().unwrap().starts_with("pfp0v001"), "{topology:#}");
+    // Not before numaward knows all pods of the node.
+    cluster.wait_for("there is a fingerprint of the pods", || {
+        let topology = self::topology(cluster)?;
+        let value = named(&topology["attributes"], "nodeTopologyPodsFingerprint")["value"].as_str();
+        let is_there = value.is_some_and(|value| value.starts_with("pfp0v001"));
+        if is_there { Ok(()) } else { Err(format!("{topology:#}")) }
+    });
     let of_node = cluster.kubectl.json(&["get", "node", node::NAME]).unwrap();
     assert_eq!(topology["metadata"]["ownerReferences"][0]["uid"], of_node["metadata"]["uid"]);
     let zones = topology["zones"].as_array().unwrap();
