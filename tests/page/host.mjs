@@ -113,6 +113,10 @@ export class Host {
   #intrusion = 0;
   /** Who they are. */
   intruders = [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }];
+  /** How much is promised to the database, in bytes. */
+  promised = 8 * GIB;
+  /** The CPUs that are promised to it. */
+  promisedCpus = "2-5";
   /** Pages of the database on a node that is not promised to it, in bytes: what is missed and lies there. */
   missed = 0;
   /** Whether its knobs hold what was written. */
@@ -254,7 +258,13 @@ export class Host {
 
   /** What is promised. */
   allocated() {
-    return [{ ...ALLOCATION, drift: this.drifts ? ALLOCATION.drift : [], missing: this.missing }];
+    return [{
+      ...ALLOCATION,
+      cpus: this.promisedCpus,
+      memory: [{ kind: "memory", nodes: "0", bytes: this.promised }],
+      drift: this.drifts ? ALLOCATION.drift : [],
+      missing: this.missing,
+    }];
   }
 
   /** Rates of a node that were, in steps of so many seconds. */

@@ -219,6 +219,9 @@ test("a broken promise says who broke it", async (t) => {
       { class: "kernel_thread", command: "rcu_preempt", micros: 90_000_000, runs: 3 },
       { class: "workload", workload: "analytics", command: "load", micros: 1_000_000, runs: 3 },
     ];
+    // As in the demo: these are the longest texts of both columns.
+    host.promisedCpus = "3";
+    host.promised = 160 * 2 ** 20;
   });
   await page.setViewport({ width: 1280, height: 960 });
   host.intruded = true;
@@ -229,6 +232,7 @@ test("a broken promise says who broke it", async (t) => {
   assert.equal(await page.$eval("#rows [data-level=bad]", (chip) => chip.title), "analytics ran on its exclusive CPU 3 within the last minute.");
   const cut = await page.$$eval("#rows [data-level=bad], #rows .much, #rows .where, .verdict a", (parts) => parts.filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent));
   assert.deepEqual(cut, [], "nothing is cut off");
+  assert.equal(await text(page, "#rows tr[data-key] .promise"), "1 CPU, 160 MiB · node 0");
   // Then another, who ran less in all, but since; its name is not ours.
   host.intruders = [...host.intruders, { class: "host", command: EVIL.slice(0, 15), micros: 700_000, runs: 1 }];
   for (let second = 0; second < 6; second += 1) host.tick();
