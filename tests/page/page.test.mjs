@@ -13,7 +13,7 @@ const AXE = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.
 const API = JSON.parse(await readFile(new URL("../../userspace/daemon/openapi.json", import.meta.url), "utf8"));
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 /** The page's own module; node takes a `.js` outside of any package for CommonJS. */
-const { Trend } = await import(`data:text/javascript,${encodeURIComponent((await readFile(new URL("../../userspace/http/page/chart.js", import.meta.url), "utf8")).replace(/^import .*$/m, ""))}`);
+const { Recent, Trend } = await import(`data:text/javascript,${encodeURIComponent((await readFile(new URL("../../userspace/http/page/chart.js", import.meta.url), "utf8")).replace(/^import .*$/m, ""))}`);
 /** Where screenshots go, if anywhere. */
 const SCREENSHOTS = process.env.SCREENSHOTS;
 
@@ -314,13 +314,15 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   const words = () => page.$$eval("#verdict a", (parts) => parts.map((part) => part.textContent));
   const red = () => page.$$eval("#rows [data-level=bad]", (chips) => chips.length);
   host.tick();
-  await page.waitForFunction(() => /KiB\/s remote.*probes/.test(document.querySelector("#verdict").textContent));
+  // Five seconds later, what was before the page was opened counts no more.
+  for (let second = 0; second < 5; second += 1) host.tick();
+  await page.waitForFunction(() => /KiB\/s allocated remotely.*probes/.test(document.querySelector("#verdict").textContent));
   assert.equal(await text(page, "#host"), "rack7-node12");
   assert.equal(await page.title(), "rack7-node12 – numaward");
   assert.equal(await level(), "warn", "a probe is missing; one that is switched off is not");
   const [kept, misses, remote, probes] = await words();
   assert.deepEqual([kept, misses, probes], ["1 promise kept", "no misses", "probes 1 of 2"]);
-  assert.match(remote, /^\d.* KiB\/s remote$/);
+  assert.match(remote, /^\d.* KiB\/s allocated remotely$/);
   assert.equal(await red(), 0, "a low share of local memory is no broken promise where none was made");
   assert.match(await text(page, "#rows"), /\d % local/);
   const spoken = () => text(page, "#spoken");
@@ -397,6 +399,46 @@ test("the past has no gap, wherever its steps begin", () => {
       assert.ok(points.every((point) => point && Math.abs(point.local - 3) < 1e-9 && Math.abs(point.remote - 1) < 1e-9), `offset ${offset}, drawn after ${now - end} ms`);
     }
   }
+});
+
+test("a rate is the mean of the last five seconds, of which the past is a part", () => {
+  const recent = new Recent();
+  assert.ok(Number.isNaN(recent.means(10_000).local), "not known, and no zero");
+  recent.before(8_000, 10, { local: 40, remote: null });
+  assert.deepEqual([recent.means(10_000).local, recent.means(10_000).remote], [40, NaN]);
+  recent.add(11_000, { local: 100, remote: 0, missed: 5 }, 1);
+  assert.deepEqual(recent.means(11_000), { local: (2 * 40 + 100) / 3, remote: 0, missed: 5 });
+  for (let at = 12_000; at <= 15_000; at += 1000) recent.add(at, { local: 0, remote: 0, missed: 0 }, 1);
+  assert.deepEqual(recent.means(15_000), { local: 20, remote: 0, missed: 1 }, "a burst is seen for five seconds");
+  recent.add(16_000, { local: 0, remote: 0, missed: 0 }, 1);
+  assert.equal(recent.means(16_000).local, 0);
+  recent.before(16_000, 10, { local: 40, remote: 40 });
+  assert.equal(recent.means(16_000).local, 0, "what was seen here is not replaced");
+});
+
+test("the rates of a row, of its line and of its chart are the same", async (t) => {
+  const { host, page, said } = await open(t, 3);
+  const counted = () => page.evaluate(() => {
+    const row = document.querySelector("#rows tr[data-key='/system.slice/database.service']");
+    const chart = document.querySelector("#detail-body .chart")?.getAttribute("aria-label") ?? "";
+    return {
+      row: row.querySelector("td.c-local").textContent,
+      line: /Now (.*?) local/.exec(document.querySelector("#detail-body").textContent)?.[1],
+      chart: /local at most .*?, now (.*?); /.exec(chart)?.[1],
+    };
+  });
+  await page.click('#rows tr[data-key="/system.slice/database.service"] a');
+  await page.waitForFunction(() => document.querySelector("#detail-body .chart path.local")?.getAttribute("d").split(/[ML]/).length > 100);
+  for (let second = 0; second < 8; second += 1) {
+    // Two seconds of three, nothing changes.
+    const seen = await page.evaluate(() => performance.getEntriesByName("numaward-update").length);
+    host.tick(second % 3 === 0 ? host.count : 0);
+    await page.waitForFunction((seen) => performance.getEntriesByName("numaward-update").length > seen, {}, seen);
+    const { row, line, chart } = await counted();
+    assert.match(row, /^[1-9].* [KM]iB\/s$/, `second ${second}: no zero between two bursts`);
+    assert.deepEqual([line, chart], [row, row], `second ${second}`);
+  }
+  assert.deepEqual(said, []);
 });
 
 test("a page that was just opened shows the past", async (t) => {

@@ -18,8 +18,8 @@ const COLUMNS = [
   { id: "verdict", label: "verdict", value: (row) => (WORST[row.verdict.level] ?? 2) * 2 + (Number.isNaN(row.locality.share) ? 1 : row.locality.share), ascending: true },
   { id: "memory", label: "memory", value: (row) => row.totals.resident ?? -1 },
   { id: "nodes", label: "by node", value: (row) => Math.max(0, ...row.totals.byNode.map(({ bytes }) => bytes)) / (row.totals.resident || 1), ascending: true },
-  { id: "local", label: "local/s", value: (row) => row.rates.local },
-  { id: "remote", label: "remote/s", value: (row) => row.rates.remote },
+  { id: "local", label: "local/s", value: (row) => row.rates.local || 0 },
+  { id: "remote", label: "remote/s", value: (row) => row.rates.remote || 0 },
   { id: "past", label: "10 min" },
 ];
 const SORT = "-memory";
