@@ -105,6 +105,8 @@ test("it shows the machine, the workloads and what happens", async (t) => {
   host.report({ id: 7, time: "2026-01-01T00:00:00Z", kind: "oom_kill", severity: "critical", workload: "worker-3", message: "a process was killed", suppressed: 0 });
   await page.waitForFunction(() => document.querySelector("#events").textContent.includes("a process was killed"));
   await shot(page, "light");
+  const theme = () => page.$eval("#theme", (button) => [document.documentElement.dataset.theme, button.textContent, button.ariaLabel]);
+  assert.deepEqual(await theme(), ["light", "dark", "Switch to dark colours"], "the button says what it switches to");
   await page.click("#theme");
   assert.equal(await page.$eval("html", (html) => html.dataset.theme), "dark");
   await shot(page, "dark");

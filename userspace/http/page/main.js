@@ -201,7 +201,9 @@ function theme() {
   const apply = () => {
     const dark = (chosen ?? (system.matches ? "dark" : "light")) === "dark";
     document.documentElement.dataset.theme = dark ? "dark" : "light";
-    button.setAttribute("aria-pressed", String(dark));
+    const other = dark ? "light" : "dark";
+    button.textContent = other;
+    button.setAttribute("aria-label", `Switch to ${other} colours`);
   };
   button.addEventListener("click", () => {
     chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
