@@ -119,6 +119,10 @@ export class Host {
   promisedCpus = "2-5";
   /** Pages of the database on a node that is not promised to it, in bytes: what is missed and lies there. */
   missed = 0;
+  /** How many processes of the database were killed because memory ran out. */
+  oomKills = 0;
+  /** How much memory the database has on its own node, in bytes; by default the most of all. */
+  resident = undefined;
   /** Whether its knobs hold what was written. */
   drifts = true;
   /** What is promised to the database and not there, as the API says it. */
@@ -197,6 +201,7 @@ export class Host {
       kind: row.kind,
       cgroup: row.cgroup,
       counters: row.home === null ? "none" : "own",
+      ...(index === 0 && this.oomKills > 0 ? { oomKills: this.oomKills } : {}),
       nodes: row.home === null ? this.nodes.map((node) => ({ node })) : this.nodes.map((node) => ({
         node,
         allocated: {

@@ -195,7 +195,7 @@ function answer(row) {
     totals.counted ? `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.` : "What it allocates is not counted.",
   ];
   if (totals.missed > 0) said.push(`${bytes(totals.missed)} were missed since it is counted.`);
-  if (workload.oomKills) said.push(`${counted(workload.oomKills, "process")} of it killed because memory ran out.`);
+  if (workload.oomKills) said.push(`${killed(workload.oomKills)} because memory ran out.`);
   const promised = allocation ? guarantee(allocation) : verdict.isForeign ? "promised by the kubelet" : "no guarantee";
   return [
     element("p", { class: "promise" }, chip, element("b", {}, promised), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
@@ -203,6 +203,10 @@ function answer(row) {
     element("p", {}, said.join(" ")),
     element("p", { class: "quiet" }, `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}${allocation || totals.promised ? "" : ". It has no guarantee: pages on other nodes are remote, not missed."}`),
   ];
+}
+
+function killed(count) {
+  return count === 1 ? "One of its processes was killed" : `${count} of its processes were killed`;
 }
 
 function hugepages(row) {
