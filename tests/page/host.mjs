@@ -210,7 +210,7 @@ export class Host {
           kernelBytes: 4096,
         },
         ...(index === 0 ? { missedBytes: node === 1 ? this.missed : 0 } : {}),
-        resident: { anonBytes: node === row.home ? (this.count - index) * 1048576 : index === 0 && node === 1 ? this.missed : 0, fileBytes: 0, kernelBytes: 0 },
+        resident: { anonBytes: node === row.home ? (index === 0 && this.resident) || (this.count - index) * 1048576 : index === 0 && node === 1 ? this.missed : 0, fileBytes: 0, kernelBytes: 0 },
       })),
       activity: {
         sampling: index === 0 ? "skipped_cpuset" : "on",

@@ -108,7 +108,7 @@ test("it shows the machine, the workloads and what happens", async (t) => {
   const theme = () => page.$eval("#theme", (button) => [document.documentElement.dataset.theme, button.textContent, button.ariaLabel]);
   assert.deepEqual(await theme(), ["light", "dark", "Switch to dark colours"], "the button says what it switches to");
   await page.click("#theme");
-  assert.equal(await page.$eval("html", (html) => html.dataset.theme), "dark");
+  assert.deepEqual(await theme(), ["dark", "light", "Switch to light colours"]);
   await shot(page, "dark");
   assert.deepEqual(said, []);
   assert.ok(host.requests.every((path) => path.startsWith("/")), "nothing is fetched from elsewhere");
@@ -270,12 +270,36 @@ test("where several may have broken it, nobody is accused until it is known", as
 test("rows are sorted and filtered", async (t) => {
   const { page } = await open(t, 40);
   const names = () => page.$$eval("#rows tr[data-key] th", (cells) => cells.slice(0, 3).map((cell) => cell.textContent.slice(0, 12)));
-  assert.equal((await names())[0], "database", "the largest first");
+  assert.deepEqual((await names()).map((name) => name.split("\n")[0]), ["database", `"><img src=x`, "worker-3"], "the largest first, of those without a verdict too");
   await page.click("#head th:first-child button");
   assert.equal(await page.$eval("#head th:first-child", (head) => head.ariaSort), "ascending");
   assert.deepEqual((await names()).slice(1), ["database", "unknown"]);
   await page.type("#filter", "node:2 worker-1");
   await page.waitForFunction(() => document.querySelector("#count").textContent.startsWith("3 of 40"));
+});
+
+test("a broken promise comes first, however small it is, unless another order was chosen", async (t) => {
+  const { host, page } = await open(t, 40, () => {}, (host) => {
+    host.resident = 4096;
+  });
+  const first = () => page.$eval("#rows tr[data-key] th", (cell) => cell.textContent);
+  const says = (name) => page.waitForFunction((name) => document.querySelector("#rows tr[data-key] th").textContent === name, {}, name);
+  await says("database");
+  assert.equal(await page.$eval("#head .c-verdict", (head) => head.ariaSort), "ascending");
+  assert.equal(await page.$eval("#rows tr[data-key] td.c-memory", (cell) => cell.textContent), "4.00 KiB");
+  await page.click("#head .c-memory button");
+  assert.notEqual(await first(), "database");
+  assert.equal(new URL(page.url()).hash, "#/?sort=-memory");
+  await page.reload();
+  await page.waitForSelector("#rows tr[data-key]");
+  assert.notEqual(await first(), "database", "what was chosen stays");
+  await page.waitForFunction(() => document.querySelector("#verdict a")?.getAttribute("href") === "#/?filter=is%3Abroken&sort=-memory");
+  // The same when all promises are kept: what is promised comes before the rest.
+  host.drifts = false;
+  await page.goto("about:blank");
+  await page.goto(host.url);
+  await says("database");
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.startsWith("1 promise kept"));
 });
 
 test("the address says what is shown, and shows it", async (t) => {
