@@ -14,9 +14,6 @@ export const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; 
 export const EVIL = `"><img src=x onerror=alert(1)>\n${"long".repeat(2560)}`;
 
 const NODES = [0, 1, 2, 3];
-/** How long the daemon has run when the page is opened, in milliseconds. */
-const UPTIME = 1_200_000;
-
 /** A large machine: two sockets of 64 cores with two threads each, eight nodes, and a cache for each eight cores. */
 export function large(topology) {
   const ids = [...Array(8).keys()];
@@ -59,7 +56,7 @@ function topology() {
 const NOTHING = { localBytesPerSecond: [null], remoteBytesPerSecond: [null], missedBytesPerSecond: [null], residentBytes: [null] };
 
 /** The numbers of a list of the kernel, such as "0-3,8". */
-function numbers(list) {
+export function numbers(list) {
   return list.split(",").flatMap((part) => {
     const [first, last = first] = part.split("-").map(Number);
     return Array.from({ length: last - first + 1 }, (_, index) => first + index);
@@ -98,6 +95,8 @@ const ALLOCATION = {
 export class Host {
   #streams = new Set();
   turn = 0;
+  /** How long the daemon has run when the page is opened, in milliseconds. */
+  uptime = 1_200_000;
   requests = [];
   events = [];
   version = "0.0.0";
@@ -133,7 +132,7 @@ export class Host {
   silent = false;
 
   now() {
-    return UPTIME + this.turn * 1000;
+    return this.uptime + this.turn * 1000;
   }
 
   constructor(count, change = () => {}) {

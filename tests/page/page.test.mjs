@@ -540,6 +540,27 @@ for (const [width, height] of [[1280, 800], [1920, 1080]]) {
   });
 }
 
+test("the host of the picture does not contradict itself", async (t) => {
+  const host = await scene().start();
+  const page = await browser.newPage();
+  t.after(async () => {
+    await page.close();
+    await host.stop();
+  });
+  await page.setViewport({ width: 1600, height: 1100 });
+  await page.goto(host.url);
+  await page.waitForSelector("#rows tr[data-key]");
+  host.tick();
+  host.tick();
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.includes("backup.service ran on CPU"), { timeout: 20_000 });
+  const line = await text(page, "#verdict");
+  for (const words of ["1 promise broken", "1 promise nearly kept", "no misses now, 317 MiB before"]) assert.ok(line.includes(words), `${words}: ${line}`);
+  const names = await page.$$eval("#rows tr[data-key]", (rows) => rows.slice(0, 2).map((row) => row.textContent));
+  assert.match(names[0], /^payments\/redis-0\/redis.*broken/);
+  assert.match(names[1], /^search\/opensearch-2\/opensearch.*nearly kept, 0\.8 % off/);
+  assert.ok(host.events.every(({ time }) => Date.now() - Date.parse(time) < host.now()), "nothing happened before it ran");
+});
+
 test("a name is text, whatever is in it", async (t) => {
   const { page, said } = await open(t, 3);
   await page.click('#rows tr[data-key="/evil"] a');
