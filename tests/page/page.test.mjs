@@ -512,7 +512,7 @@ test("an event is a line that leads to its workload, and all of it is shown on d
   assert.deepEqual(said, []);
 });
 
-for (const [width, height] of [[1280, 800], [1920, 1080]]) {
+for (const [width, height] of [[1280, 720], [1920, 1080]]) {
   test(`a large machine fits ${width} pixels, and a small one fills them`, async (t) => {
     const { host, page, said } = await open(t, 200, large);
     await page.setViewport({ width, height });
