@@ -342,7 +342,7 @@ test("the verdict is green, amber or red, and only a broken promise is red", asy
   const words = () => page.$$eval("#verdict a", (parts) => parts.map((part) => part.textContent));
   const red = () => page.$$eval("#rows [data-level=bad]", (chips) => chips.length);
   host.tick();
-  // Five seconds later, what was before the page was opened counts no more.
+  // Five seconds later, what was before the page was opened no longer counts.
   for (let second = 0; second < 5; second += 1) host.tick();
   await page.waitForFunction(() => /KiB\/s allocated remotely.*probes/.test(document.querySelector("#verdict").textContent));
   assert.equal(await text(page, "#host"), "rack7-node12");
