@@ -94,7 +94,7 @@ async function attempt(page, url, compare) {
   throw new Error(`the page does not agree with /metrics:\n  ${wrong.join("\n  ")}`);
 }
 
-/** Compares the nodes and the largest workloads; says how many figures there were. */
+/** Compares the nodes and the first workloads of the list; says how many figures there were. */
 export async function agree(page, url) {
   let count = 0;
   await attempt(page, url, {

@@ -14,9 +14,6 @@ export const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; 
 export const EVIL = `"><img src=x onerror=alert(1)>\n${"long".repeat(2560)}`;
 
 const NODES = [0, 1, 2, 3];
-/** How long the daemon has run when the page is opened, in milliseconds. */
-const UPTIME = 1_200_000;
-
 /** A large machine: two sockets of 64 cores with two threads each, eight nodes, and a cache for each eight cores. */
 export function large(topology) {
   const ids = [...Array(8).keys()];
@@ -59,7 +56,7 @@ function topology() {
 const NOTHING = { localBytesPerSecond: [null], remoteBytesPerSecond: [null], missedBytesPerSecond: [null], residentBytes: [null] };
 
 /** The numbers of a list of the kernel, such as "0-3,8". */
-function numbers(list) {
+export function numbers(list) {
   return list.split(",").flatMap((part) => {
     const [first, last = first] = part.split("-").map(Number);
     return Array.from({ length: last - first + 1 }, (_, index) => first + index);
@@ -98,6 +95,8 @@ const ALLOCATION = {
 export class Host {
   #streams = new Set();
   turn = 0;
+  /** How long the daemon has run when the page is opened, in milliseconds. */
+  uptime = 1_200_000;
   requests = [];
   events = [];
   version = "0.0.0";
@@ -113,8 +112,16 @@ export class Host {
   #intrusion = 0;
   /** Who they are. */
   intruders = [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }];
+  /** How much is promised to the database, in bytes. */
+  promised = 8 * GIB;
+  /** The CPUs that are promised to it. */
+  promisedCpus = "2-5";
   /** Pages of the database on a node that is not promised to it, in bytes: what is missed and lies there. */
   missed = 0;
+  /** How many processes of the database were killed because memory ran out. */
+  oomKills = 0;
+  /** How much memory the database has on its own node, in bytes; by default the most of all. */
+  resident = undefined;
   /** Whether its knobs hold what was written. */
   drifts = true;
   /** What is promised to the database and not there, as the API says it. */
@@ -125,7 +132,7 @@ export class Host {
   silent = false;
 
   now() {
-    return UPTIME + this.turn * 1000;
+    return this.uptime + this.turn * 1000;
   }
 
   constructor(count, change = () => {}) {
@@ -193,6 +200,7 @@ export class Host {
       kind: row.kind,
       cgroup: row.cgroup,
       counters: row.home === null ? "none" : "own",
+      ...(index === 0 && this.oomKills > 0 ? { oomKills: this.oomKills } : {}),
       nodes: row.home === null ? this.nodes.map((node) => ({ node })) : this.nodes.map((node) => ({
         node,
         allocated: {
@@ -201,7 +209,7 @@ export class Host {
           kernelBytes: 4096,
         },
         ...(index === 0 ? { missedBytes: node === 1 ? this.missed : 0 } : {}),
-        resident: { anonBytes: node === row.home ? (this.count - index) * 1048576 : index === 0 && node === 1 ? this.missed : 0, fileBytes: 0, kernelBytes: 0 },
+        resident: { anonBytes: node === row.home ? (index === 0 && this.resident) || (this.count - index) * 1048576 : index === 0 && node === 1 ? this.missed : 0, fileBytes: 0, kernelBytes: 0 },
       })),
       activity: {
         sampling: index === 0 ? "skipped_cpuset" : "on",
@@ -254,7 +262,13 @@ export class Host {
 
   /** What is promised. */
   allocated() {
-    return [{ ...ALLOCATION, drift: this.drifts ? ALLOCATION.drift : [], missing: this.missing }];
+    return [{
+      ...ALLOCATION,
+      cpus: this.promisedCpus,
+      memory: [{ kind: "memory", nodes: "0", bytes: this.promised }],
+      drift: this.drifts ? ALLOCATION.drift : [],
+      missing: this.missing,
+    }];
   }
 
   /** Rates of a node that were, in steps of so many seconds. */

@@ -1,7 +1,7 @@
 // A large host that looks like one at work, for the picture in the book: some promises are kept, one nearly is, one is broken.
 // The tests of the page hold it against the API's document, as they do the plain one.
 
-import { GIB, Host, large } from "./host.mjs";
+import { GIB, Host, large, numbers } from "./host.mjs";
 
 const MIB = 2 ** 20;
 
@@ -77,6 +77,8 @@ function load(phase, seconds) {
 
 class Scene extends Host {
   version = "0.1.0";
+  /** It saw all that is listed in `EVENTS`. */
+  uptime = 12_360_000;
   probes = PROBES.map((probe) => ({ probe, mode: "tp_btf" }));
   intruded = true;
   intrudedCpu = 18;
@@ -99,7 +101,7 @@ class Scene extends Host {
       nodes: this.nodes.map((node) => ({
         node,
         allocated: this.#allocated(node, (of) => of === index),
-        ...(this.#isPromised(workload) ? { missedBytes: 0 } : {}),
+        ...(this.#isPromised(workload) ? { missedBytes: this.#isPromisedOn(workload, node) ? 0 : Math.round((resident[node] ?? 0) * GIB) } : {}),
         resident: { anonBytes: Math.round((resident[node] ?? 0) * GIB), fileBytes: 0, kernelBytes: 0 },
       })),
       activity: { sampling: this.#isPromised(workload) ? "skipped_cpuset" : "on", accesses: [{ node: rates[0].node, localPages: 4, remotePages: 0, remote: [] }] },
@@ -108,6 +110,10 @@ class Scene extends Host {
 
   #isPromised(workload) {
     return PROMISED.some(({ name }) => name === workload);
+  }
+
+  #isPromisedOn(workload, node) {
+    return PROMISED.some(({ name, nodes }) => name === workload && numbers(nodes).includes(node));
   }
 
   /** What was allocated on a node; the first of a workload's nodes is that of its CPUs, as are those promised to it. */

@@ -20,7 +20,7 @@ try {
   const said = [];
   page.on("console", (message) => said.push(`${message.type()}: ${message.text()}`));
   page.on("pageerror", (error) => said.push(String(error)));
-  await page.setViewport({ width: 1280, height: 960 });
+  await page.setViewport({ width: 1280, height: 720 });
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "light" }]);
   await page.goto(url);
   await page.waitForFunction(() => document.querySelectorAll("#rows tr[data-key]").length >= 4, PATIENCE);
@@ -80,7 +80,7 @@ async function book(page) {
   await page.screenshot({ path: `${folder}/page-detail.png`, clip: box });
   await page.keyboard.press("Escape");
 
-  await page.setViewport({ width: 1280, height: 960 });
+  await page.setViewport({ width: 1280, height: 720 });
   await page.click("#theme");
   await page.screenshot({ path: `${folder}/page-dark.png` });
 

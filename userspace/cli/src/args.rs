@@ -92,7 +92,7 @@ pub(crate) enum Command {
         #[arg(value_name = "NAME", value_parser = allocation())]
         names: Vec<String>,
         #[command(flatten)]
-        output: Output,
+        output: ListOutput,
     },
     /// Print everything about a workload: what it holds and why, its memory by node, its last events
     Describe {
@@ -875,7 +875,25 @@ pub(crate) struct Output {
 pub(crate) enum Format {
     /// For people
     Table,
-    /// For people, with more columns where there are more
+    /// For programs
+    Json,
+    /// For programs and people
+    Yaml,
+}
+
+// No doc comment: clap would take it for the command's own. As `Output`, for a command whose table can have more columns.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct ListOutput {
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t = ListFormat::Table)]
+    pub(crate) output: ListFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ListFormat {
+    /// For people
+    Table,
+    /// For people, with more columns
     Wide,
     /// For programs
     Json,
@@ -883,9 +901,30 @@ pub(crate) enum Format {
     Yaml,
 }
 
+impl From<ListOutput> for Output {
+    fn from(ListOutput { output }: ListOutput) -> Self {
+        let output = match output {
+            ListFormat::Table | ListFormat::Wide => Format::Table,
+            ListFormat::Json => Format::Json,
+            ListFormat::Yaml => Format::Yaml,
+        };
+        Self { output }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wide_is_refused_where_it_prints_nothing_more() {
+        let parsed = |command: &str| Cli::try_parse_from(["numaward", command, "-o", "wide"]);
+        assert!(parsed("get").is_ok());
+        for command in ["events", "topology", "status", "top", "doctor"] {
+            let error = parsed(command).unwrap_err().to_string();
+            assert!(error.contains("[possible values: table, json, yaml]"), "{error}");
+        }
+    }
 
     #[test]
     fn what_is_explained_is_a_workload_or_a_request() {

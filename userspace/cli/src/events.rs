@@ -86,7 +86,7 @@ fn print(event: &Event, format: Format) -> anyhow::Result<()> {
     let text = match format {
         Format::Json => serde_json::to_string(event)? + "\n",
         Format::Yaml => format!("---\n{}", numaward_config::yaml(&serde_json::to_value(event)?)),
-        Format::Table | Format::Wide => {
+        Format::Table => {
             let workload = or_dash(event.workload.as_ref());
             let line = format!("{} {} {workload}: {}", event.time, event.kind.as_str(), event.message);
             clean(&line).into_owned() + "\n"

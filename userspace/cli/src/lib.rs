@@ -59,8 +59,8 @@ use serde::Serialize;
 use crate::{
     args::{
         Cli, Command, ConfigCommand, ConfigFile, Exec, Explain, ExportKubeletState, Format, Guarantee,
-        ImportKubeletState, MoveLimits, Notation, Output, PlanMoves, Reached, Rebalance, Record, Release,
-        Replay, Resize, Run, Shown, Simulate, Uninstall, Wanted,
+        ImportKubeletState, ListFormat, ListOutput, MoveLimits, Notation, Output, PlanMoves, Reached,
+        Rebalance, Record, Release, Replay, Resize, Run, Shown, Simulate, Uninstall, Wanted,
     },
     client::{ClientError, Server},
     remote::Remote,
@@ -515,14 +515,14 @@ fn is_confirmed(names: &[&str]) -> anyhow::Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn get(reached: &Reached, names: &[String], output: Output) -> anyhow::Result<ExitCode> {
+fn get(reached: &Reached, names: &[String], output: ListOutput) -> anyhow::Result<ExitCode> {
     let held = runtime()?.block_on(server(reached)?.allocations())?;
     if let Some(missing) = names.iter().find(|name| held.allocations.iter().all(|held| held.name != **name)) {
         bail!("there is no allocation named {missing:?}");
     }
     let chosen: Vec<_> =
         held.allocations.into_iter().filter(|held| names.is_empty() || names.contains(&held.name)).collect();
-    print(output, &chosen, |chosen| get::render(chosen, output.output == Format::Wide))
+    print(output.into(), &chosen, |chosen| get::render(chosen, output.output == ListFormat::Wide))
 }
 
 fn describe(reached: &Reached, name: &str, output: Output) -> anyhow::Result<ExitCode> {
@@ -757,7 +757,7 @@ fn print<T: Serialize>(
     match output.output {
         Format::Json => print_json(value),
         Format::Yaml => print_text(&config::yaml(&serde_json::to_value(value)?)),
-        Format::Table | Format::Wide => print_text(&text::clean_lines(&render(value))),
+        Format::Table => print_text(&text::clean_lines(&render(value))),
     }
 }
 

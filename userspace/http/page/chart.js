@@ -69,6 +69,42 @@ export class Trend {
   }
 }
 
+/** Rates of late: means over the last five seconds. */
+export class Recent {
+  static SPAN = 5_000;
+  /** Oldest first: from when until when, and the rates by name. */
+  #parts = [];
+
+  /** Rates that held for the last `seconds`. */
+  add(at, rates, seconds) {
+    if (!(seconds > 0)) return;
+    this.#parts.push({ from: at - seconds * 1000, to: at, rates });
+    while (this.#parts[0].to <= at - Recent.SPAN) this.#parts.shift();
+  }
+
+  /** Rates of the `seconds` that ended at `end`, from the daemon's history: they count for the time before that which is known. */
+  before(end, seconds, rates) {
+    const from = end - seconds * 1000;
+    const to = Math.min(end, this.#parts[0]?.from ?? Infinity);
+    if (to > from) this.#parts.unshift({ from, to, rates });
+  }
+
+  /** The means; NaN of what is not known. */
+  means(at) {
+    const mean = (name) => {
+      let [sum, length] = [0, 0];
+      for (const { from, to, rates } of this.#parts) {
+        const part = to - Math.max(from, at - Recent.SPAN);
+        if (part <= 0 || !Number.isFinite(rates[name])) continue;
+        sum += rates[name] * part;
+        length += part;
+      }
+      return length > 0 ? sum / length : NaN;
+    };
+    return { local: mean("local"), remote: mean("remote"), missed: mean("missed") };
+  }
+}
+
 /** A small chart of local and remote rates. The element is made once and drawn anew when a bucket is over. */
 export class Sparkline {
   #drawn = null;

@@ -114,7 +114,7 @@ export class DetailView {
     const clock = (at) => new Date(Date.now() - (state.at - at)).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
     const width = Math.max(320, Math.round(this.charts.clientWidth / (this.charts.clientWidth > 900 ? 2 : 1)) - 12);
     const shared = { from, to, clock, width };
-    const points = (past, live) => this.#points(row, past, live, span).filter(({ at }) => at >= from);
+    const points = (past, live) => this.#points(row, past, live, span, state.at).filter(({ at }) => at >= from);
     const line = (name, label, past, live) => ({ name, label, points: points(past, live), gap: span > 600_000 ? 150_000 : 12_000 });
     return [
       chart({ ...shared, title: "Allocated", format: rate, series: [
@@ -125,7 +125,7 @@ export class DetailView {
   }
 
   /** What the daemon remembers, coarse to fine, then what was seen here since. */
-  #points(row, field, live, span) {
+  #points(row, field, live, span, now) {
     const points = (series) => series[field].map((value, index, { length }) => (
       { at: series.endMillis - (length - 1 - index) * series.stepSeconds * 1000, value }
     ));
@@ -147,11 +147,18 @@ export class DetailView {
       if (point[live] === null) continue;
       Object.assign(open, { at: point.at, sum: open.sum + point[live], count: open.count + 1, last: point[live] });
     }
-    return made.map((point) => {
+    const isRate = live !== "resident";
+    const shown = made.map((point) => {
       if (point.bucket === undefined) return point;
       const mean = point.count > 0 ? point.sum / point.count : null;
-      return { at: point.at, value: live === "resident" ? point.last : mean };
+      return { at: point.at, value: isRate ? mean : point.last };
     });
+    // The line ends with the figure that is shown above it, instead of a step that is not over.
+    if (isRate && row.totals.counted && !Number.isNaN(row.rates[live])) {
+      while (shown.at(-1)?.at >= now) shown.pop();
+      shown.push({ at: now, value: row.rates[live] });
+    }
+    return shown;
   }
 
   #rest(row, events, intruders) {
@@ -188,7 +195,7 @@ function answer(row) {
     totals.counted ? `Now ${rate(rates.local)} local and ${rate(rates.remote)} remote.` : "What it allocates is not counted.",
   ];
   if (totals.missed > 0) said.push(`${bytes(totals.missed)} were missed since it is counted.`);
-  if (workload.oomKills) said.push(`${counted(workload.oomKills, "process")} of it killed because memory ran out.`);
+  if (workload.oomKills) said.push(`${killed(workload.oomKills)} because memory ran out.`);
   const promised = allocation ? guarantee(allocation) : verdict.isForeign ? "promised by the kubelet" : "no guarantee";
   return [
     element("p", { class: "promise" }, chip, element("b", {}, promised), allocation?.cpus ? element("span", { class: "quiet" }, `CPUs ${allocation.cpus}`) : null),
@@ -196,6 +203,10 @@ function answer(row) {
     element("p", {}, said.join(" ")),
     element("p", { class: "quiet" }, `${workload.kind}${workload.cgroup ? `, cgroup ${workload.cgroup}` : ""}${allocation || totals.promised ? "" : ". It has no guarantee: pages on other nodes are remote, not missed."}`),
   ];
+}
+
+function killed(count) {
+  return count === 1 ? "One of its processes was killed" : `${count} of its processes were killed`;
 }
 
 function hugepages(row) {

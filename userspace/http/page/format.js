@@ -16,6 +16,7 @@ export function bytes(value) {
 
 /** Bytes per second; nothing for none, so that what moves stands out. */
 export function rate(value) {
+  if (Number.isNaN(value)) return "–";
   return value > 0 ? `${bytes(value)}/s` : "0";
 }
 

@@ -148,7 +148,9 @@ let shown = null;
 /** The line that says whether all is well; each part leads to what it is about. */
 function showVerdict() {
   const { level, parts } = hostVerdict(state);
-  const links = parts.map((part) => ({ ...part, href: part.href ?? route.address(part.go) }));
+  // The order that somebody chose stays.
+  const { sort } = workloads.place;
+  const links = parts.map((part) => ({ ...part, href: part.href ?? route.address({ sort, ...part.go }) }));
   const now = JSON.stringify(links);
   if (now === shown) return;
   const line = byId("verdict");
@@ -201,7 +203,9 @@ function theme() {
   const apply = () => {
     const dark = (chosen ?? (system.matches ? "dark" : "light")) === "dark";
     document.documentElement.dataset.theme = dark ? "dark" : "light";
-    button.setAttribute("aria-pressed", String(dark));
+    const other = dark ? "light" : "dark";
+    button.textContent = other;
+    button.setAttribute("aria-label", `Switch to ${other} colours`);
   };
   button.addEventListener("click", () => {
     chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";

@@ -1,10 +1,11 @@
 // What the page knows: the last sample, rates between samples, and what was before, from the daemon's history.
 //
 // Samples come once a second over the stream: the first is complete, the later ones hold what changed. Counters
-// only grow; one that went back belongs to another workload, and its rate is not known for one sample.
+// only grow; one that went back belongs to another workload, and its rate is not known for one sample. Rates that are
+// shown are means of the last five seconds, as in the charts: one second says too little of what comes in bursts.
 // Accesses between nodes and intruders are those of the last minute.
 
-import { Trend } from "./chart.js";
+import { Recent, Trend } from "./chart.js";
 import { list } from "./format.js";
 import { verdictOf } from "./verdict.js";
 
@@ -120,7 +121,7 @@ export class State {
   }
 
   #node({ node, allocated }, seconds) {
-    const before = this.nodeRates.get(node) ?? { trend: new Trend() };
+    const before = this.nodeRates.get(node) ?? { trend: new Trend(), recent: new Recent() };
     if (!allocated) {
       before.rates = null;
     } else {
@@ -128,9 +129,11 @@ export class State {
         const was = before.totals?.[name];
         return seconds > 0 && was <= allocated[name] ? (allocated[name] - was) / seconds : 0;
       };
-      before.rates = { local: since("localBytes"), remote: since("remoteBytes") };
+      const rates = { local: since("localBytes"), remote: since("remoteBytes") };
       before.totals = allocated;
-      before.trend.add(this.at, before.rates.local, before.rates.remote, seconds);
+      before.trend.add(this.at, rates.local, rates.remote, seconds);
+      before.recent.add(this.at, rates, seconds);
+      before.rates = before.recent.means(this.at);
     }
     this.nodeRates.set(node, before);
   }
@@ -138,12 +141,20 @@ export class State {
   /** Takes in what the daemon remembers of the nodes, and of the workloads in short. */
   past(history, trends) {
     for (const { node, localBytesPerSecond, remoteBytesPerSecond } of history.recent.nodes) {
-      const of = this.nodeRates.get(node) ?? { trend: new Trend(), rates: null };
-      of.trend.before(history.recent.endMillis, history.recent.stepSeconds, localBytesPerSecond, remoteBytesPerSecond);
+      const of = this.nodeRates.get(node) ?? { trend: new Trend(), recent: new Recent(), rates: null };
+      const { endMillis: end, stepSeconds: step } = history.recent;
+      of.trend.before(end, step, localBytesPerSecond, remoteBytesPerSecond);
+      of.recent.before(end, step, { local: localBytesPerSecond.at(-1), remote: remoteBytesPerSecond.at(-1) });
+      if (of.rates) of.rates = of.recent.means(this.at);
       this.nodeRates.set(node, of);
     }
     for (const { key, localBytesPerSecond, remoteBytesPerSecond } of trends.workloads) {
-      this.workloads.get(key)?.trend.before(trends.endMillis, trends.stepSeconds, localBytesPerSecond, remoteBytesPerSecond);
+      const row = this.workloads.get(key);
+      if (!row) continue;
+      const { endMillis: end, stepSeconds: step } = trends;
+      row.trend.before(end, step, localBytesPerSecond, remoteBytesPerSecond);
+      row.recent.before(end, step, { local: localBytesPerSecond.at(-1), remote: remoteBytesPerSecond.at(-1) });
+      row.rates = row.recent.means(this.at);
     }
     this.dropped = history.dropped;
     this.#kept = new Set(trends.workloads.map(({ key }) => key));
@@ -151,30 +162,31 @@ export class State {
 
   #take(key, fresh, seconds) {
     const before = this.workloads.get(key);
-    const row = before ?? { key, history: [], allocation: null, trend: new Trend(), missedAt: null, who: null };
+    const row = before ?? { key, history: [], allocation: null, trend: new Trend(), recent: new Recent(), missedAt: null, who: null };
     const totals = totalsOf(fresh);
     const since = (name) => {
       if (!before || !(seconds > 0) || totals[name] < before.totals[name]) return 0;
       return (totals[name] - before.totals[name]) / seconds;
     };
-    row.rates = { local: since("local"), remote: since("remote"), missed: since("missed") };
-    if (row.rates.missed > 0) row.missedAt = this.at;
+    const rates = { local: since("local"), remote: since("remote"), missed: since("missed") };
+    if (rates.missed > 0) row.missedAt = this.at;
     row.totals = totals;
     row.workload = fresh;
     row.allocation = before?.allocation ?? null;
-    this.#remember(row, seconds);
+    this.#remember(row, rates, seconds);
     this.workloads.set(key, row);
   }
 
   /** A workload that is not in the sample did nothing since the last one. */
   #settle(row, seconds) {
-    row.rates = { local: 0, remote: 0, missed: 0 };
-    this.#remember(row, seconds);
+    this.#remember(row, { local: 0, remote: 0, missed: 0 }, seconds);
   }
 
-  #remember(row, seconds) {
+  #remember(row, rates, seconds) {
+    row.recent.add(this.at, rates, seconds);
+    row.rates = row.recent.means(this.at);
     if (seconds > 0) {
-      const { local, remote } = row.totals.counted ? row.rates : { local: null, remote: null };
+      const { local, remote } = row.totals.counted ? rates : { local: null, remote: null };
       row.history.push({ at: this.at, local, remote, resident: row.totals.resident });
       if (row.totals.counted) row.trend.add(this.at, local, remote, seconds);
     }

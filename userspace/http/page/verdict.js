@@ -78,12 +78,15 @@ export function hostVerdict(state) {
   }
   const waiting = state.allocations.waiting?.length ?? 0;
   if (waiting > 0) parts.push({ level: "warn", text: `${counted(waiting, "guarantee")} cannot be given`, go: { status: true } });
-  const missing = promised.reduce((sum, row) => sum + row.rates.missed, 0);
+  const missing = promised.reduce((sum, row) => sum + (row.rates.missed || 0), 0);
   const missed = promised.reduce((sum, row) => sum + row.totals.missed, 0);
   const misses = missing > 0 ? `${rate(missing)} missed` : missed > 0 ? `no misses now, ${bytes(missed)} before` : "no misses";
   if (promised.length > 0) parts.push({ level: missing > 0 ? "bad" : null, text: misses, href: "runbooks/NumawardNumaMisses" });
-  const remote = rows.reduce((sum, row) => sum + row.rates.remote, 0);
-  parts.push({ level: null, text: `${remote > 0 ? rate(remote) : "nothing"} remote`, go: { sort: "-remote" } });
+  // Allocated, not accessed: the map between nodes shows accesses.
+  const known = rows.filter((row) => row.totals.counted && !Number.isNaN(row.rates.remote));
+  const remote = known.reduce((sum, row) => sum + row.rates.remote, 0);
+  const allocated = known.length === 0 ? "remote allocation not known" : `${remote > 0 ? rate(remote) : "nothing"} allocated remotely`;
+  parts.push({ level: null, text: allocated, go: { sort: "-remote" } });
   const { status } = state;
   if (status) {
     const low = status.headroom.filter((node) => node.low).map((node) => node.node);

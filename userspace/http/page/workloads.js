@@ -9,23 +9,25 @@ import { isSo } from "./verdict.js";
 /** Height of a row in pixels; the style sheet's 2rem at the usual size is measured, this is the first guess. */
 const ROW = 28;
 const SPARE = 6;
-/** The worst verdict first, then the least local. */
-const WORST = { bad: 0, warn: 1, good: 3 };
+/** The worst verdict first; those to whom nothing is promised come last. */
+const WORST = { bad: 0, warn: 1, good: 2 };
+const NO_VERDICT = 3;
 
 const COLUMNS = [
   { id: "name", label: "workload", value: (row) => row.workload.workload, text: true },
   { id: "guarantee", label: "guarantee", value: (row) => row.allocation?.memory.reduce((sum, of) => sum + of.bytes, 0) ?? -1 },
-  { id: "verdict", label: "verdict", value: (row) => (WORST[row.verdict.level] ?? 2) * 2 + (Number.isNaN(row.locality.share) ? 1 : row.locality.share), ascending: true },
-  { id: "memory", label: "memory", value: (row) => row.totals.resident ?? -1 },
+  { id: "verdict", label: "verdict", value: (row) => WORST[row.verdict.level] ?? NO_VERDICT, ascending: true },
+  { id: "memory", label: "memory", value: residentOf },
   { id: "nodes", label: "by node", value: (row) => Math.max(0, ...row.totals.byNode.map(({ bytes }) => bytes)) / (row.totals.resident || 1), ascending: true },
-  { id: "local", label: "local/s", value: (row) => row.rates.local },
-  { id: "remote", label: "remote/s", value: (row) => row.rates.remote },
+  { id: "local", label: "local/s", value: (row) => row.rates.local || 0 },
+  { id: "remote", label: "remote/s", value: (row) => row.rates.remote || 0 },
   { id: "past", label: "10 min" },
 ];
-const SORT = "-memory";
+/** A broken promise is in sight, whatever its size. */
+const SORT = "verdict";
 
 export class WorkloadsView {
-  #sort = { id: "memory", down: true };
+  #sort = { id: SORT, down: false };
   #filter = () => true;
   #rows = [];
   #height = ROW;
@@ -102,6 +104,8 @@ export class WorkloadsView {
     rows.sort((a, b) => {
       const [x, y] = [value(a), value(b)];
       if (x !== y) return (x < y ? -1 : 1) * sign;
+      const larger = residentOf(b) - residentOf(a);
+      if (larger !== 0) return larger;
       return a.key < b.key ? -1 : 1;
     });
     this.#rows = rows;
@@ -175,6 +179,11 @@ export class WorkloadsView {
     this.#sparks.get(tr).draw(row.key, row.trend, this.state.at, (most, known) => (known ? `at most ${rate(most)}` : "not known"));
     return tr;
   }
+}
+
+/** What is not known is less than nothing. */
+function residentOf(row) {
+  return row.totals.resident ?? -1;
 }
 
 function set(element, text) {

@@ -106,7 +106,7 @@ fn print(
             let report = serde_json::to_value(report(model, choice, events))?;
             format!("---\n{}", numaward_config::yaml(&report))
         }
-        Format::Table | Format::Wide => {
+        Format::Table => {
             let gap = if is_first { "" } else { "\n" };
             let time = model.recorded.as_ref().map_or_else(String::new, |now| format!("{}\n", now.time));
             format!("{gap}{time}{}", clean_lines(&table(model, choice)))

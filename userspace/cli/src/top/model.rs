@@ -99,7 +99,7 @@ impl Totals {
 }
 
 /// How near memory is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     Good,
     Warn,
@@ -428,6 +428,33 @@ mod tests {
     use numaward_api::{Counters, Trend};
 
     use super::*;
+
+    #[test]
+    fn nothing_is_bad_without_a_guarantee() {
+        let row = |local, remote| Row {
+            workload: Workload {
+                workload: "a".to_owned(),
+                kind: "unit".to_owned(),
+                cgroup: None,
+                container: None,
+                counters: Counters::Own,
+                nodes: Vec::new(),
+                pressure: None,
+                oom_kills: None,
+                activity: None,
+            },
+            totals: Totals { allocated: Some((local, remote)), ..Totals::default() },
+            rates: None,
+            history: VecDeque::new(),
+            allocation: None,
+        };
+        for (local, remote, level) in
+            [(0, 9, Level::Warn), (1, 99, Level::Warn), (89, 11, Level::Warn), (9, 1, Level::Good)]
+        {
+            assert_eq!(row(local, remote).level(), Some(level), "{local} local, {remote} remote");
+        }
+        assert_eq!(row(0, 0).level(), None);
+    }
 
     #[test]
     fn workloads_begin_with_what_the_daemon_remembers() {
