@@ -269,7 +269,7 @@ pub(crate) fn help(paint: Paint, is_recorded: bool) -> Vec<Line<'static>> {
         ("NODES", "the nodes promised to a workload; - without a guarantee"),
         ("BY NODE", "where its memory lies: each digit is that node's share"),
         ("RESIDENT", "memory that it has now (memory.numa_stat)"),
-        ("LOCAL", "with a guarantee: how much of it lies on the promised nodes, !! is bad;"),
+        ("LOCAL", "with a guarantee: how much of it is on the promised nodes, !! is bad;"),
         ("", "without: how much of what it allocated was local. ! is low"),
         ("LOCAL/S", "user memory allocated by a CPU of the page's node"),
         ("REMOTE/S", "user memory allocated by a CPU of another node"),
