@@ -161,7 +161,9 @@ fn dangling(resources: &[Value]) -> Vec<String> {
                 refer("port", &container[probe]["httpGet"]["port"], &ports);
             }
             let image = BTreeSet::from([concat!("numaward:", env!("CARGO_PKG_VERSION"))]);
-            refer("this version's image", &container["image"], &image);
+            // Of whatever registry.
+            let name = container["image"].as_str().and_then(|image| image.rsplit('/').next());
+            refer("this version's image", &name.into(), &image);
         }
         if pod["hostNetwork"] == true {
             faults.push("the DaemonSet has the host's network, which it does not need".to_owned());
