@@ -133,7 +133,10 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("gpg ", "there is no download here: `packages::apt` verifies one"),
     ("sed 's#^URIs: ADDRESS#", "there is no download here: `packages::apt` does it"),
     ("sha256sum --check ", "there is no download here: `packages::apt` verifies one"),
-    ("target/", "there is no checkout here: `cargo xtask screenshots` runs what the demo prints"),
+    (
+        "target/x86_64-unknown-linux-gnu/vm/numaward ",
+        "there is no checkout here: `cargo xtask screenshots` runs what the demo prints",
+    ),
 ];
 
 /// A command of a page.
