@@ -497,7 +497,7 @@ pub(crate) fn daemon(programs: &[(String, PathBuf)]) -> Result<&PathBuf> {
     daemon.map(|(_, path)| path).context("cargo has not built numaward")
 }
 
-/// Only they, for somebody who builds nothing else: without those of the tests, which take minutes.
+/// The daemon and the load alone, for somebody who builds nothing else: those of the tests take minutes.
 pub(crate) fn few_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
     build::static_programs(arch, &[DAEMON, LOAD], "vm")
 }

@@ -30,9 +30,6 @@ const HELM: How = Not(
      it makes with the overlays",
 );
 const READS: How = Not("only reads; the tests ask the daemon of the same by its API");
-const EXPORT: How =
-    Not("the tests of the daemon ask for these files, and the engine's tests start from such files");
-
 /// Each line of the pages, without its comment.
 const KUBERNETES: &[(&str, How)] = &[
     (
@@ -114,9 +111,12 @@ const MIGRATION: &[(&str, How)] = &[
     ("rm -r /var/lib/numaward /run/numaward", Run("rm -r /var/lib/numaward /run/numaward ")),
     (
         "kubectl -n numaward exec POD -- numaward export-kubelet-state --into /var/lib/numaward/kubelet-now",
-        EXPORT,
+        Run("numaward export-kubelet-state --into {EXPORTED}"),
     ),
-    ("cp /var/lib/numaward/kubelet-now/* /var/lib/kubelet/", EXPORT),
+    (
+        "cp /var/lib/numaward/kubelet-now/* /var/lib/kubelet/",
+        Run("\n        cp {EXPORTED}/* /var/lib/kubelet/\n"),
+    ),
 ];
 
 /// The lines of the blocks for a shell, without comments.

@@ -203,8 +203,8 @@ impl Config {
         FeatureGates { set: &self.feature_gates, version: self.kubelet_version.unwrap_or_default() }
     }
 
-    /// What is shared out of caches and memory bandwidth, and counted, if anything is.
-    pub fn shared_out(&self) -> Option<&Resctrl> {
+    /// How `resctrl` is used; nothing where it is not.
+    pub fn uses_resctrl(&self) -> Option<&Resctrl> {
         Some(&self.resctrl).filter(|of| self.enforcement.mode == EnforcementMode::On && of.is_used())
     }
 

@@ -26,7 +26,7 @@ pub struct Resctrl {
     /// Whether it is counted how much of the caches and of the memory bandwidth workloads with a guarantee have: `off` or
     /// `guaranteed`. The processor can count some tens to hundreds of workloads.
     pub monitor: Monitor,
-    /// Classes by name: small letters, digits and `-`. A workload has one if it asks for it (`resctrlClass`).
+    /// Classes by name: lower-case letters, digits and `-`. A workload has one if it asks for it (`resctrlClass`).
     pub classes: BTreeMap<ClassName, Class>,
 }
 
@@ -86,7 +86,7 @@ impl FromStr for ClassName {
             && text.bytes().all(|byte| is_plain(byte) || byte == b'-');
         if !is_name {
             return Err(format!(
-                "{text:?} is no name of a class; expected up to 32 small letters, digits and -, such as batch"
+                "{text:?} is no name of a class; expected up to 32 lower-case letters, digits and -, such as batch"
             ));
         }
         Ok(Self(text.to_owned()))
@@ -115,7 +115,7 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(Strin
             }
             (None, None) if class.memory_bandwidth_percent.is_none() => {
                 let problem =
-                    "give l3Ways, l3Percent or memoryBandwidthPercent: a class without a share is none";
+                    "give l3Ways, l3Percent or memoryBandwidthPercent: a class needs at least one of them";
                 problems.push((at(""), problem.to_owned()));
             }
             _ => {}

@@ -374,7 +374,7 @@ resctrl:
         "4:21: resctrl.classes.batch.l3Ways: 0 is not between 1 and 32",
         "4:48: resctrl.classes.batch.memoryBandwidthPercent: 101 is not between 1 and 100",
         "5:10: unknown key \"l3Way\" in \"resctrl.classes.db\"; did you mean \"l3Ways\"?",
-        "6:10: resctrl.classes.Web: \"Web\" is no name of a class; expected up to 32 small letters",
+        "6:10: resctrl.classes.Web: \"Web\" is no name of a class; expected up to 32 lower-case letters",
     ];
     assert_eq!(found.len(), expected.len(), "{found:#?}");
     for (found, expected) in found.iter().zip(expected) {
@@ -397,7 +397,7 @@ guarantees: [{unit: a.service, memory: 1Gi, placement: {resctrlClass: c}}]
     let file = "resctrl: {monitor: guaranteed, classes: {db: {l3Ways: 4}}}\nhostRoot: /host";
     let config = with_file(file, &[], vec![]).unwrap().config;
     assert_eq!(config.resctrl_root(), PathBuf::from("/host/sys/fs/resctrl"));
-    assert!(config.shared_out().is_some() && Config::default().shared_out().is_none());
+    assert!(config.uses_resctrl().is_some() && Config::default().uses_resctrl().is_none());
 }
 
 /// What is pasted from a `KubeletConfiguration`, and the same by the kubelet's flags.

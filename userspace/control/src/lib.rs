@@ -49,6 +49,7 @@ pub mod state;
 #[cfg(any(test, feature = "testing"))]
 #[expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a host for tests")]
 pub mod testing;
+mod worker;
 mod write_monitor;
 mod xattr_backup;
 

@@ -1,13 +1,10 @@
 //! The thread that reads where memory lies and moves pages: both take as long as the kernel likes.
-//!
-//! It has one job at a time. The caller polls for the result; nobody waits.
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     slice,
-    sync::mpsc::{self, Receiver, Sender},
     time::{Duration, Instant},
 };
 
@@ -16,6 +13,8 @@ use numaward_enforce::pages::{self, Outcome, PageMove, PagesMoved};
 use numaward_model::health::{self, Heartbeats};
 use numaward_topology::{Bytes, NodeId, sysfs};
 use tokio_util::sync::CancellationToken;
+
+use crate::worker::Worker;
 
 /// The least amount for which moving or dropping is worth a system call.
 pub(crate) const LEAST: Bytes = Bytes::mib(2);
@@ -48,63 +47,16 @@ pub(crate) enum Done {
 }
 
 /// Gives jobs to the thread.
-pub(crate) struct PageWorker {
-    jobs: Sender<Job>,
-    done: Receiver<Done>,
-    is_busy: bool,
-}
+pub(crate) type PageWorker = Worker<Job, Done>;
 
-impl fmt::Debug for PageWorker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageWorker").field("is_busy", &self.is_busy).finish_non_exhaustive()
-    }
-}
-
-impl PageWorker {
-    /// Starts the thread. It ends with this, or when `stop` is cancelled and its job is done.
-    pub(crate) fn start(
-        host_root: &Path,
-        heartbeats: &Heartbeats,
-        stop: &CancellationToken,
-    ) -> io::Result<Self> {
-        let (jobs, queue) = mpsc::channel();
-        let (sender, done) = mpsc::channel();
-        let (root, ended) = (host_root.to_owned(), stop.clone());
-        let run = move || {
-            health::rest();
-            for job in queue {
-                health::beat();
-                // At the end of the daemon nobody takes the result.
-                if ended.is_cancelled() || sender.send(perform(&root, job, &ended)).is_err() {
-                    break;
-                }
-                health::rest();
-            }
-            health::rest();
-        };
-        heartbeats.spawn("pages", LIMIT, stop, run)?;
-        Ok(Self { jobs, done, is_busy: false })
-    }
-
-    /// Gives it a job, unless it has one.
-    pub(crate) fn give(&mut self, job: Job) {
-        if !self.is_busy {
-            // A thread that has ended takes no more, and ends the daemon.
-            self.is_busy = self.jobs.send(job).is_ok();
-        }
-    }
-
-    /// What came of the last job, once.
-    pub(crate) fn take(&mut self) -> Option<Done> {
-        let done = self.done.try_recv().ok()?;
-        self.is_busy = false;
-        Some(done)
-    }
-
-    /// Whether it has a job.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.is_busy
-    }
+/// Starts the thread.
+pub(crate) fn start(
+    host_root: &Path,
+    heartbeats: &Heartbeats,
+    stop: &CancellationToken,
+) -> io::Result<PageWorker> {
+    let (root, ended) = (host_root.to_owned(), stop.clone());
+    Worker::start("pages", LIMIT, heartbeats, stop, move |job| perform(&root, job, &ended))
 }
 
 fn perform(root: &Path, job: Job, stop: &CancellationToken) -> Done {

@@ -75,7 +75,8 @@ pub fn examine(
     checks.extend(host.enforcement());
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
     checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
-    checks.extend(config.shared_out().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
+    checks
+        .extend(config.uses_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
     checks.extend(needs.iter().chain(&look(root)).map(need));
     checks
 }

@@ -15,6 +15,7 @@
 mod backoff;
 mod error;
 mod file_stamp;
+pub mod hash;
 pub mod headroom;
 pub mod health;
 pub mod pod;

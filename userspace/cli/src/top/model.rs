@@ -429,20 +429,24 @@ mod tests {
 
     use super::*;
 
+    fn workload(key: &str) -> Workload {
+        Workload {
+            workload: key[1..].to_owned(),
+            kind: "unit".to_owned(),
+            cgroup: Some(key.to_owned()),
+            container: None,
+            counters: Counters::Own,
+            nodes: Vec::new(),
+            pressure: None,
+            oom_kills: None,
+            activity: None,
+        }
+    }
+
     #[test]
     fn nothing_is_bad_without_a_guarantee() {
         let row = |local, remote| Row {
-            workload: Workload {
-                workload: "a".to_owned(),
-                kind: "unit".to_owned(),
-                cgroup: None,
-                container: None,
-                counters: Counters::Own,
-                nodes: Vec::new(),
-                pressure: None,
-                oom_kills: None,
-                activity: None,
-            },
+            workload: workload("/a"),
             totals: Totals { allocated: Some((local, remote)), ..Totals::default() },
             rates: None,
             history: VecDeque::new(),
@@ -458,17 +462,6 @@ mod tests {
 
     #[test]
     fn workloads_begin_with_what_the_daemon_remembers() {
-        let workload = |key: &str| Workload {
-            workload: key[1..].to_owned(),
-            kind: "unit".to_owned(),
-            cgroup: Some(key.to_owned()),
-            container: None,
-            counters: Counters::Own,
-            nodes: Vec::new(),
-            pressure: None,
-            oom_kills: None,
-            activity: None,
-        };
         let topology = Topology::from(&numaward_topology::Machine::default());
         let now = Instant::now();
         let mut model = Model::new(topology.clone(), Version::on("6.12"), now);

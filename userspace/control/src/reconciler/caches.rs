@@ -10,11 +10,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::{
-        Arc,
-        mpsc::{self, Receiver, Sender},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,14 +18,11 @@ use numaward_api::{EventKind, Severity};
 use numaward_config::resctrl::{Class, Monitor};
 use numaward_enforce::resctrl::{Done, Host, Kernel, Resctrl, Share, Wanted, Ways, Workload};
 use numaward_engine::OwnerId;
-use numaward_model::{
-    Report,
-    health::{self, Heartbeats},
-};
+use numaward_model::Report;
 use tokio_util::sync::CancellationToken;
 
 use super::Event;
-use crate::{core::Core, metrics::CacheLabels, request::Target};
+use crate::{core::Core, metrics::CacheLabels, request::Target, worker::Worker};
 
 /// How often the tree is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -38,11 +31,14 @@ const COST: u32 = 100;
 /// How long one look may take before the thread counts as hung. It beats with each group.
 const LIMIT: Duration = Duration::from_mins(5);
 
+/// The thread, which says what was done and how long that took.
+type CacheWorker = Worker<Wanted, (Done, Duration)>;
+
 /// Has the tree follow what is held.
 #[derive(Debug)]
 pub(super) struct CacheClasses {
     pub(super) kernel: Arc<dyn Kernel>,
-    worker: Option<Worker>,
+    worker: Option<CacheWorker>,
     wanted: Wanted,
     /// Whether other workloads may hold a guarantee by now.
     is_outdated: bool,
@@ -83,7 +79,7 @@ impl CacheClasses {
 
     /// Removes what an earlier run made, where nothing of the kind is to be done.
     pub(super) fn adopt(&mut self, core: &Core) {
-        if core.config.shared_out().is_some() {
+        if core.config.uses_resctrl().is_some() {
             return;
         }
         let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
@@ -93,7 +89,7 @@ impl CacheClasses {
     }
 
     fn turn(&mut self, core: &Core, now: Instant) {
-        let Some(config) = core.config.shared_out() else { return };
+        let Some(config) = core.config.uses_resctrl() else { return };
         if std::mem::take(&mut self.is_outdated) {
             let classes =
                 config.classes.iter().map(|(name, class)| (name.to_string(), share(class))).collect();
@@ -105,13 +101,13 @@ impl CacheClasses {
             }
             self.labels = labels;
         }
-        if let Some((done, took)) = self.worker.as_mut().and_then(Worker::take) {
+        if let Some((done, took)) = self.worker.as_mut().and_then(CacheWorker::take) {
             self.report(core, &done);
             if self.next_look.is_some() {
                 self.next_look = Some(now + LOOK.max(took * COST));
             }
         }
-        let is_busy = self.worker.as_ref().is_some_and(|worker| worker.is_busy);
+        let is_busy = self.worker.as_ref().is_some_and(CacheWorker::is_busy);
         let is_idle = !self.wanted.is_any() && self.problems.is_empty() && self.next_look.is_some();
         if is_busy || is_idle || self.next_look.is_some_and(|next| now < next) {
             return;
@@ -124,10 +120,14 @@ impl CacheClasses {
     }
 
     /// The thread, which is started when it is needed first.
-    fn worker(&mut self, core: &Core) -> Option<&mut Worker> {
+    fn worker(&mut self, core: &Core) -> Option<&mut CacheWorker> {
         if self.worker.is_none() {
-            let tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
-            match Worker::start(tree, &core.ports.heartbeats, &self.stop) {
+            let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
+            let follow = move |wanted| {
+                let started = Instant::now();
+                (tree.follow(&wanted), started.elapsed())
+            };
+            match Worker::start("caches", LIMIT, &core.ports.heartbeats, &self.stop, follow) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => tracing::error!(%error, "classes are not held: no thread can be started"),
             }
@@ -193,60 +193,6 @@ fn workloads(core: &Core) -> (BTreeMap<String, Workload>, BTreeMap<String, Cache
         labels.insert(name.clone(), of);
     }
     (workloads, labels)
-}
-
-/// The thread. It has one job at a time; nobody waits for it.
-struct Worker {
-    jobs: Sender<Wanted>,
-    done: Receiver<(Done, Duration)>,
-    is_busy: bool,
-}
-
-impl fmt::Debug for Worker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("is_busy", &self.is_busy).finish_non_exhaustive()
-    }
-}
-
-impl Worker {
-    /// Starts it. It ends with this, or when `stop` is cancelled and its job is done.
-    fn start(mut tree: Resctrl, heartbeats: &Heartbeats, stop: &CancellationToken) -> std::io::Result<Self> {
-        let (jobs, queue) = mpsc::channel();
-        let (sender, done) = mpsc::channel();
-        let ended = stop.clone();
-        let run = move || {
-            health::rest();
-            for wanted in queue {
-                health::beat();
-                let started = Instant::now();
-                // At the end of the daemon nobody takes the result.
-                if ended.is_cancelled() || sender.send((tree.follow(&wanted), started.elapsed())).is_err() {
-                    break;
-                }
-                health::rest();
-            }
-            health::rest();
-        };
-        heartbeats.spawn("caches", LIMIT, stop, run)?;
-        Ok(Self { jobs, done, is_busy: false })
-    }
-
-    /// Gives it a job, unless it has one; whether it took it.
-    fn give(&mut self, wanted: Wanted) -> bool {
-        if self.is_busy {
-            return false;
-        }
-        // A thread that has ended takes no more, and ends the daemon.
-        self.is_busy = self.jobs.send(wanted).is_ok();
-        self.is_busy
-    }
-
-    /// What came of the last job, and how long it took, once.
-    fn take(&mut self) -> Option<(Done, Duration)> {
-        let done = self.done.try_recv().ok()?;
-        self.is_busy = false;
-        Some(done)
-    }
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use std::{
     sync::Arc,
 };
 
-use numaward_model::health;
+use numaward_model::{hash::fnv1a, health};
 
 pub use self::{
     schemata::{Bandwidth, Caches, Info, Monitoring, Share, Ways},
@@ -168,12 +168,9 @@ fn group_of(workload: &str) -> String {
     if workload.len() <= LONGEST_NAME && workload.chars().all(is_plain) {
         return format!("{PREFIX}{workload}");
     }
-    // FNV-1a: the same in each run.
-    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = workload.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
     let name: String =
         workload.chars().take(LONGEST_NAME).map(|c| if is_plain(c) { c } else { '_' }).collect();
-    format!("{PREFIX}{name}+{hash:016x}")
+    format!("{PREFIX}{name}+{:016x}", fnv1a(workload.bytes()))
 }
 
 /// Threads in groups of others, by thread.

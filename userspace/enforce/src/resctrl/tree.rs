@@ -86,7 +86,7 @@ pub enum ResctrlError {
     /// The threads of a cgroup cannot be read.
     #[error(transparent)]
     Cgroup(#[from] read::ReadError),
-    /// The kernel holds something else than it was given.
+    /// The kernel holds something other than what it was given.
     #[error("{path}: it holds {found:?} after {wanted:?} was written", path = .path.display())]
     Different {
         /// The file.

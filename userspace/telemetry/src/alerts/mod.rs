@@ -21,6 +21,7 @@ use std::{
 
 use hyper::HeaderMap;
 use numaward_config::outgoing::Alerts;
+use numaward_model::hash::fnv1a;
 use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -64,9 +65,7 @@ fn fingerprint(labels: &BTreeMap<&'static str, String>) -> u64 {
     let bytes = labels
         .iter()
         .flat_map(|(name, value)| name.bytes().chain([SEPARATOR]).chain(value.bytes()).chain([SEPARATOR]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    fnv1a(bytes)
 }
 
 fn rfc3339(time: SystemTime) -> String {

@@ -35,7 +35,7 @@ use self::share::{News, Shares};
 use super::Event;
 use crate::{
     core::Core,
-    page_worker::{ByNode, Done, Job, LEAST, PageWorker},
+    page_worker::{self, ByNode, Done, Job, LEAST, PageWorker},
     state::State,
 };
 
@@ -161,7 +161,9 @@ impl Budgets {
             Job::Move(name, order)
         };
         match self.worker(core) {
-            Some(worker) => worker.give(job),
+            Some(worker) => {
+                worker.give(job);
+            }
             None => self.next_look = Some(now + CALM),
         }
     }
@@ -169,7 +171,7 @@ impl Budgets {
     /// The thread, which is started when it is needed first.
     fn worker(&mut self, core: &Core) -> Option<&mut PageWorker> {
         if self.worker.is_none() {
-            match PageWorker::start(&core.config.host_root, &core.ports.heartbeats, &self.stop) {
+            match page_worker::start(&core.config.host_root, &core.ports.heartbeats, &self.stop) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => tracing::error!(%error, "budgets are not held: no thread can be started"),
             }

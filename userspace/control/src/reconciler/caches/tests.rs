@@ -80,7 +80,7 @@ fn turn(reconciler: &mut ReconcilerLoop) {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         caches.handle(core, &Event::Turn(Instant::now()));
-        if !caches.worker.as_ref().is_some_and(|worker| worker.is_busy) {
+        if !caches.worker.as_ref().is_some_and(CacheWorker::is_busy) {
             break;
         }
         assert!(Instant::now() < until, "the thread does not end its job");
