@@ -536,6 +536,15 @@ for (const [width, height] of [[1280, 720], [1920, 1080]]) {
     assert.ok(fills[0] <= height && fills[1] > height - 40, `${fills}`);
     const numbers = await small.page.$$eval("#rows td.c-memory, #rows td.c-local, #rows td.c-remote, #rows td.c-guarantee, #rows td.c-guarantee span", (cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent));
     assert.deepEqual(numbers, [], "no number is cut off");
+    // To the part of a pixel, below which a cell's `scrollWidth` says nothing.
+    const room = await small.page.$$eval("#rows tr:nth-child(2) :is(td.c-local, td.c-remote)", (cells) => cells.map((cell) => {
+      cell.textContent = "88.8 MiB/s";
+      const range = document.createRange();
+      range.selectNodeContents(cell);
+      const { paddingLeft, paddingRight } = getComputedStyle(cell);
+      return cell.getBoundingClientRect().width - parseFloat(paddingLeft) - parseFloat(paddingRight) - range.getBoundingClientRect().width;
+    }));
+    assert.ok(room.length === 2 && room.every((pixels) => pixels >= 0), `the widest rate fits: ${room}`);
     assert.deepEqual([...said, ...small.said], []);
   });
 }

@@ -242,7 +242,7 @@ async fn beat(heartbeat: Heartbeat, stop: CancellationToken) {
 fn log_configuration(config: &Config) {
     match config.view().and_then(|view| Ok((view, config.differences()?))) {
         Ok((view, differences)) => {
-            tracing::info!(configuration = %view, "the configuration that counts");
+            tracing::info!(configuration = %view, "the configuration that applies");
             if differences.is_empty() {
                 tracing::info!("the configuration is the default one");
             } else {
