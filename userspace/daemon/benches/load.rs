@@ -3,7 +3,7 @@
 //!
 //! `cargo bench -p numaward-daemon --bench load [-- NAME=NUMBER...]`, or `cargo xtask bench load`. Names and defaults:
 //! `seconds=60`, `rate=1000` admissions a second, `clients=64` that ask for them, `scrapers=50`, `slow=1000`,
-//! `peers=40`: slow clients come from so many addresses.
+//! `peers=40`: slow clients come from so many addresses, `together=0`: 1 has all that read begin in the same moment.
 //!
 //! The daemon is a process of its own, with all its parts but the probe of allocations, on a host of plain files in memory: what the kernel
 //! takes for a write is not measured. First there are admissions alone, a hundredth as many; then all come. Exits with 1
@@ -67,7 +67,7 @@ async fn measure(plan: &Plan, place: &Arc<Place>, daemon: &Process, seconds: u64
         );
         all.add(seen);
     }
-    let last = load.end(plan.clients).await;
+    let last = load.end().await;
     all.add(Figures { admissions: Vec::new(), ..last });
     (all, peak)
 }
@@ -97,6 +97,7 @@ fn main() -> ExitCode {
         scrape_limit: Duration::from_secs(10),
         slow: option("slow", 1000),
         slow_peers: option("peers", 40),
+        together: option("together", 0) != 0,
     };
     let seconds = option("seconds", 60) as u64;
     let asked = option("rate", 1000) * option("seconds", 60);

@@ -23,7 +23,15 @@ async fn clients_that_hardly_read_keep_nobody_from_an_answer() {
     let dir = tempfile::tempdir().unwrap();
     let place = Arc::new(Place::new(dir.path()).unwrap());
     // Those that hardly read come from few addresses, and take all connections that there may be.
-    let plan = Plan { clients: 4, rate: 20, scrapers: 10, scrape_limit: LIMIT, slow: 240, slow_peers: 8 };
+    let plan = Plan {
+        clients: 4,
+        rate: 20,
+        scrapers: 10,
+        scrape_limit: LIMIT,
+        slow: 240,
+        slow_peers: 8,
+        together: true,
+    };
     for client in 0..plan.clients {
         place.cgroup(&format!("w{client}")).unwrap();
     }
@@ -39,7 +47,7 @@ async fn clients_that_hardly_read_keep_nobody_from_an_answer() {
         seen.add(load.take());
     }
     let after = resident(std::process::id()).unwrap();
-    seen.add(load.end(plan.clients).await);
+    seen.add(load.end().await);
     assert_eq!((&seen.failed_scrapes, &seen.errors, seen.refused), (&Vec::new(), &Vec::new(), 0));
     assert!(!seen.admissions.is_empty() && seen.scrapes.len() > plan.scrapers, "{seen:?}");
     assert!(seen.slow_served > 0, "{seen:?}");

@@ -1,4 +1,8 @@
 //! Clients of a daemon: those that are admitted and released, those that read the metrics, and those that hardly read.
+//!
+//! Readers stand for other machines, which know nothing of each other: each begins at a moment of its own within a second,
+//! as Prometheus spreads its targets over the interval, unless the plan has them come together. They have threads of their own, so that an admission is not
+//! timed while its client waits behind them.
 
 use std::{
     io,
@@ -13,6 +17,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
     net::{TcpSocket, TcpStream, UnixStream},
+    runtime::{Builder, Runtime},
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
@@ -34,6 +39,16 @@ pub(crate) struct Plan {
     pub(crate) slow: usize,
     /// From so many addresses.
     pub(crate) slow_peers: usize,
+    /// Readers begin in the same moment.
+    pub(crate) together: bool,
+}
+
+impl Plan {
+    /// When one of so many readers begins, within the first second.
+    fn phase(&self, number: usize, of: usize) -> Duration {
+        let number = if self.together { 0 } else { u32::try_from(number).unwrap_or_default() };
+        Duration::from_secs(1) * number / u32::try_from(of.max(1)).unwrap_or(u32::MAX)
+    }
 }
 
 /// What came of it since it was taken last.
@@ -74,35 +89,46 @@ pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> Duration {
 pub(crate) struct Load {
     figures: Arc<Mutex<Figures>>,
     over: Arc<AtomicBool>,
-    tasks: JoinSet<()>,
+    admitted: JoinSet<()>,
+    /// Dropped with its tasks.
+    readers: Option<Runtime>,
 }
 
 impl Load {
     pub(crate) fn start(plan: &Plan, place: &Arc<Place>, address: SocketAddr) -> Self {
-        let (figures, mut tasks) = (Arc::<Mutex<Figures>>::default(), JoinSet::new());
+        let (figures, mut admitted) = (Arc::<Mutex<Figures>>::default(), JoinSet::new());
+        let readers = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let due = Arc::new(AtomicU64::new(0));
         let (started, rate) = (Instant::now(), plan.rate);
         for client in 0..plan.clients {
             let (place, figures, over, due) = (place.clone(), figures.clone(), over.clone(), due.clone());
-            tasks.spawn(async move {
+            admitted.spawn(async move {
                 let client = Client { name: format!("w{client}"), place, figures: figures.clone() };
-                let admitted = client.run(|| due.fetch_add(1, Relaxed), started, rate, &over).await;
-                if let Err(error) = admitted {
+                let ran = client.run(|| due.fetch_add(1, Relaxed), started, rate, &over).await;
+                if let Err(error) = ran {
                     figures.lock().unwrap().errors.push(error.to_string());
                 }
             });
         }
         for scraper in 0..plan.scrapers {
             let (figures, limit) = (figures.clone(), plan.scrape_limit);
-            tasks.spawn(async move { scrape(from(1, scraper), address, limit, &figures).await });
+            let begins = plan.phase(scraper, plan.scrapers);
+            readers.spawn(async move {
+                sleep(begins).await;
+                scrape(from(1, scraper), address, limit, &figures).await;
+            });
         }
         for slow in 0..plan.slow {
             let (figures, peer) = (figures.clone(), from(2, slow % plan.slow_peers.max(1)));
             let path = if slow % 2 == 0 { "/metrics" } else { "/api/v1/stream" };
-            tasks.spawn(async move { crawl(peer, address, path, &figures).await });
+            let begins = plan.phase(slow, plan.slow);
+            readers.spawn(async move {
+                sleep(begins).await;
+                crawl(peer, address, path, &figures).await;
+            });
         }
-        Self { figures, over, tasks }
+        Self { figures, over, admitted, readers: Some(readers) }
     }
 
     /// What came of it since the last time.
@@ -111,13 +137,19 @@ impl Load {
     }
 
     /// Lets those who hold something release it.
-    pub(crate) async fn end(mut self, clients: usize) -> Figures {
+    pub(crate) async fn end(mut self) -> Figures {
         self.over.store(true, Relaxed);
-        for _ in 0..clients {
-            // The others never end.
-            self.tasks.join_next().await;
-        }
+        while self.admitted.join_next().await.is_some() {}
         self.take()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // A runtime may not be waited for where tasks run.
+        if let Some(readers) = self.readers.take() {
+            readers.shutdown_background();
+        }
     }
 }
 
