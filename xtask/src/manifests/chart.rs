@@ -118,12 +118,14 @@ fn of_the_page() -> Vec<Value> {
 }
 
 /// Values that nobody can mean.
-fn wrong_values() -> [Value; 4] {
+fn wrong_values() -> [Value; 6] {
     [
         json!({ "mode": "maybe" }),
         json!({ "modus": "try" }),
         json!({ "podMonitor": { "enabled": "yes" } }),
         json!({ "kubeletDirectory": "kubelet" }),
+        json!({ "guardEvict": { "enabled": true }, "config": { "guard": "report" } }),
+        json!({ "evictUnpinned": { "enabled": true }, "config": { "kubernetes": { "unpinned": "report" } } }),
     ]
 }
 
