@@ -6,6 +6,7 @@
 //! One cluster serves all steps, since it takes minutes to come up. Nothing is asserted of how long something takes: each wait
 //! is long, and ends with what was seen last.
 
+mod at_once;
 mod authority;
 mod control_plane;
 mod decisions;
@@ -351,7 +352,6 @@ fn pods_get_what_they_are_promised() {
     are_refused(&cluster);
     are_resized(&cluster);
     have_several_containers(&cluster);
-    come_all_at_once(&cluster);
     outlive_the_kubelet(&cluster);
     are_drained(&cluster);
     is_removed(&cluster);
@@ -534,32 +534,6 @@ fn have_several_containers(cluster: &Cluster) {
     cluster.wait_until_placed(&[("whole", "main", 2), ("whole", "helper", 1)]);
     cluster.delete(&["whole"]);
     cluster.step("a pod with resources as a whole was placed");
-}
-
-/// Thirty pods, or `NUMAWARD_PODS`, are made at the same time. Five want a CPU for themselves, as many as there are.
-fn come_all_at_once(cluster: &Cluster) {
-    let count: u32 = env::var("NUMAWARD_PODS").map_or(30, |count| count.parse().unwrap());
-    let all: Vec<_> = (0..count).map(|number| format!("pod-{number}")).collect();
-    let (alone, others) = all.split_at(5);
-    // A hundred have to fit beside the others.
-    let little = json!({ "requests": { "cpu": "5m", "memory": "16Mi" } });
-    let alone_pods = alone.iter().map(|name| pod(name, &[container("main", &guaranteed(1, 32))]));
-    let other_pods = others.iter().map(|name| pod(name, &[container("main", &little)]));
-    let pods: Vec<_> = alone_pods.chain(other_pods).collect();
-    cluster.run(&pods);
-    let expected: Vec<_> = alone.iter().map(|name| (name.as_str(), "main", 1)).collect();
-    cluster.wait_until_placed(&expected);
-    let left = cluster.place(SHARED, "main").unwrap();
-    for name in others {
-        cluster.wait_for("who has no CPUs of its own is where the others are", || {
-            match cluster.place(name, "main")? {
-                place if place == left => Ok(()),
-                place => Err(format!("{name} has {place:?}, not {left:?}")),
-            }
-        });
-    }
-    cluster.delete(&all.iter().map(String::as_str).collect::<Vec<_>>());
-    cluster.step(&format!("{count} pods were placed, and ended"));
 }
 
 /// The kubelet starts again and looks through all cgroups of pods, and nobody moves.
