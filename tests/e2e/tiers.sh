@@ -16,15 +16,14 @@ printf 'strategy: native\nobserve: {residencyInterval: 5s}\n' >/etc/numaward/con
 numaward run 2>/tmp/daemon.log &
 wait_for 30 _ready
 section "doctor"
-numaward doctor | grep 'memory tiers'
+numaward doctor | grep -A 2 ' memory tiers ' | tr -s ' \n' ' '
 
 numaward exec --cpus 1 --memory 160Mi --memory-tier dram --name kept -- \
     sh -c 'numaward-load --size 128M --report json >/tmp/kept.json' 2>/tmp/kept.err &
 wait_for 60 _loaded kept
 node=$(cat $cgroups/numaward/kept/cpuset.mems)
-first=$(sed 's/[-,].*//' /sys/devices/system/node/node$node/cpulist)
-mkdir $cgroups/idle $cgroups/greedy
-cat /sys/devices/system/node/node$node/cpulist >$cgroups/idle/cpuset.cpus
+mkdir $cgroups/idle $cgroups/greedy $cgroups/busy
+cat /sys/devices/system/node/node$node/cpulist | tee $cgroups/idle/cpuset.cpus >$cgroups/busy/cpuset.cpus
 numaward-load --size 128M --cgroup $cgroups/idle --report json >/tmp/idle.json &
 idle=$!
 wait_for 60 _loaded idle
@@ -38,18 +37,21 @@ greedy=$!
 wait_for 120 _loaded greedy
 metrics short
 
-# The node has room again, and what was idle is used.
-kill $greedy $idle
-wait $greedy $idle
-numaward-load --size 128M --cgroup $cgroups/idle --walk --report json --hold 40 >/tmp/walk.json &
-walk=$!
-echo >/tmp/walk.done
-echo 128M >$cgroups/idle/memory.reclaim
-sleep 20
-metrics used
 section "described"
 numaward describe idle
-kill $walk
+
+# The node has room again, and somebody uses what he has on the slow one.
+kill $greedy $idle
+wait $greedy $idle
+echo 2 >$cgroups/busy/cpuset.mems
+numaward-load --size 64M --cgroup $cgroups/busy --walk --report json >/tmp/busy.json &
+busy=$!
+wait_for 60 _loaded busy
+echo 0-2 >$cgroups/busy/cpuset.mems
+_promoted() { [ "$(sed -n 's/^pgpromote_success //p' $cgroups/busy/memory.stat)" -gt 4096 ]; }
+wait_for 120 _promoted
+metrics used
+kill $busy
 numaward release kept
 wait_for 20 _none
 
@@ -60,7 +62,7 @@ wait_for 20 _none
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 echo 3 >$weights/node$node && echo 1 >$weights/node2
 section "weighted"
-numaward exec --cpus 1 --memory 200Mi --node $node,2 --memory-policy weighted-interleave --name weighted -- \
+numaward exec --cpus 1 --memory 900Mi --node $node,2 --memory-policy weighted-interleave --name weighted -- \
     numaward-load --size 128M --hold 0 --report json 2>/tmp/weighted.err
 section "errors"
 cat /tmp/kept.err /tmp/slow.err /tmp/weighted.err

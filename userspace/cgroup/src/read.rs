@@ -181,8 +181,8 @@ impl NodeMemory {
         Bytes(self.user().0.saturating_add(self.kernel.0).saturating_sub(self.droppable.0))
     }
 
-    /// Counts what a line of this kind says; `false` if no figure has it.
-    fn count(&mut self, kind: &str, bytes: Bytes) -> bool {
+    /// Counts what a line of this kind says, in bytes or in pages as the kernel has it; `false` if no figure has it.
+    fn count(&mut self, kind: &str, number: u64) -> bool {
         let fields: &mut [&mut Bytes] = match kind {
             "anon" => &mut [&mut self.anon],
             "file" => &mut [&mut self.file],
@@ -193,24 +193,23 @@ impl NodeMemory {
             }
             "slab_reclaimable" => &mut [&mut self.kernel, &mut self.droppable],
             "active_file" | "inactive_file" => &mut [&mut self.droppable],
-            // These are pages, whatever the name of the parameter says.
-            _ => return self.count_moved(kind, bytes.0),
+            _ => return self.count_moved(kind, number),
         };
         for field in fields {
-            field.0 = field.0.saturating_add(bytes.0);
+            field.0 = field.0.saturating_add(number);
         }
         true
     }
 
     fn count_moved(&mut self, kind: &str, pages: u64) -> bool {
         let is_demotion = kind.starts_with("pgdemote_");
-        if !is_demotion && kind != "pgpromote_success" {
-            return false;
+        let is_counted = is_demotion || kind == "pgpromote_success";
+        if is_counted {
+            let tiering = self.tiering.get_or_insert_default();
+            let sum = if is_demotion { &mut tiering.demoted } else { &mut tiering.promoted };
+            *sum = sum.saturating_add(pages);
         }
-        let tiering = self.tiering.get_or_insert_default();
-        let field = if is_demotion { &mut tiering.demoted } else { &mut tiering.promoted };
-        *field = field.saturating_add(pages);
-        true
+        is_counted
     }
 }
 
@@ -226,12 +225,12 @@ pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, NodeMemory>, Read
         let malformed = || text.malformed(number, EXPECTED);
         let (kind, values) = line.split_once(' ').ok_or_else(malformed)?;
         anon_seen |= kind == "anon";
-        if !NodeMemory::default().count(kind, Bytes(0)) {
+        if !NodeMemory::default().count(kind, 0) {
             continue;
         }
         for value in values.split_ascii_whitespace() {
             let (node, bytes) = bytes_of_node(value).ok_or_else(malformed)?;
-            nodes.entry(node).or_default().count(kind, bytes);
+            nodes.entry(node).or_default().count(kind, bytes.0);
         }
     }
     if !anon_seen {
