@@ -44,4 +44,5 @@ mod reconcile;
 mod resize;
 mod soak;
 mod systemd;
+mod tiers;
 mod uninstall;

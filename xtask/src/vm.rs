@@ -200,6 +200,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("reconcile::", &["6.12"]),
     ("soak::", &[]),
     ("systemd::", &["6.12"]),
+    ("tiers::", &["6.12"]),
 ];
 
 /// What only Arm has.
@@ -349,6 +350,9 @@ pub(crate) struct Layout {
     /// CPUs of each core
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     threads: u32,
+    /// Memory-only nodes of which the firmware says that their memory is slow, such as 2,3 (ACPI)
+    #[arg(long, value_delimiter = ',')]
+    slow: Vec<usize>,
 }
 
 /// The first process of a machine.
@@ -408,7 +412,8 @@ impl Run {
             layout.memory.as_deref(),
             layout.distances.as_deref(),
         )?
-        .with_threads(layout.threads)?;
+        .with_threads(layout.threads)?
+        .with_slow(&layout.slow)?;
         let script = match &self.script {
             Some(path) => fs::read_to_string(path)
                 .with_context(|| format!("cannot read the script {}", path.display()))?,

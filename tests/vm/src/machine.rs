@@ -20,6 +20,8 @@ pub struct Machine {
     room_mib: u64,
     /// CPUs of a core.
     threads: u32,
+    /// Nodes whose memory is slow, as the firmware says in the HMAT.
+    slow: Vec<usize>,
 }
 
 /// The description of a machine is wrong.
@@ -59,6 +61,9 @@ const MAX_CPUS: u32 = 255;
 /// Below this in all, a kernel with an initramfs does not come up.
 const MIN_TOTAL_MIB: u64 = 192;
 const LOCAL_DISTANCE: u8 = 10;
+/// Nanoseconds and bytes a second of ordinary memory, and of memory behind CXL.
+const FAST: (u32, &str) = (100, "20G");
+const SLOW: (u32, &str) = (400, "5G");
 /// Pieces of memory that can be plugged into a machine with room for them.
 pub const MEMORY_SLOTS: u32 = 4;
 
@@ -155,7 +160,7 @@ impl Machine {
                 }
             }
         }
-        Ok(Self { nodes, distances, room_mib, threads: 1 })
+        Ok(Self { nodes, distances, room_mib, threads: 1, slow: Vec::new() })
     }
 
     /// The same machine, with cores of so many CPUs each: CPUs that follow one another are siblings.
@@ -167,6 +172,19 @@ impl Machine {
             )));
         }
         self.threads = threads.max(1);
+        Ok(self)
+    }
+
+    /// The same machine, on which the firmware says of these nodes that their memory is slow, as memory behind CXL is. They
+    /// must have no CPUs: what CPUs have beside them is ordinary memory to the kernel.
+    pub fn with_slow(mut self, slow: &[usize]) -> Result<Self, SpecError> {
+        let is_only_memory = |&id: &usize| self.nodes.get(id).is_some_and(|node| node.cpus == 0);
+        if let Some(id) = slow.iter().find(|id| !is_only_memory(id)) {
+            return Err(SpecError::Impossible(format!(
+                "node {id} is no node with memory alone: it cannot be slow"
+            )));
+        }
+        self.slow = slow.to_vec();
         Ok(self)
     }
 
@@ -213,7 +231,16 @@ impl Machine {
                 push("-object", format!("memory-backend-ram,id=m{id},size={}M", node.memory_mib));
                 let _ = write!(numa, ",memdev=m{id}");
             }
+            if !self.slow.is_empty() {
+                let _ = write!(numa, ",initiator={}", self.initiator(id));
+            }
             push("-numa", numa);
+        }
+        if !self.slow.is_empty() {
+            push("-machine", "hmat=on".to_owned());
+            for performance in self.performance() {
+                push("-numa", performance);
+            }
         }
         for (from, row) in self.distances.iter().flatten().enumerate() {
             for (to, value) in row.iter().enumerate() {
@@ -221,6 +248,32 @@ impl Machine {
             }
         }
         args
+    }
+
+    /// The node whose CPUs are nearest to a node's memory.
+    fn initiator(&self, id: usize) -> usize {
+        let has_cpus = |id: &usize| self.nodes[*id].cpus > 0;
+        let distance = |from: &usize| self.distances.as_ref().map_or(0, |rows| rows[*from][id]);
+        if has_cpus(&id) {
+            id
+        } else {
+            (0..self.nodes.len()).filter(has_cpus).min_by_key(distance).unwrap_or(0)
+        }
+    }
+
+    /// What the HMAT says of each pair of CPUs and memory.
+    fn performance(&self) -> Vec<String> {
+        let ids = || self.nodes.iter().enumerate();
+        let mut all = Vec::new();
+        for (from, _) in ids().filter(|(_, node)| node.cpus > 0) {
+            for (to, _) in ids().filter(|(_, node)| node.memory_mib > 0) {
+                let (latency, bandwidth) = if self.slow.contains(&to) { SLOW } else { FAST };
+                let pair = format!("hmat-lb,initiator={from},target={to},hierarchy=memory");
+                all.push(format!("{pair},data-type=access-latency,latency={latency}"));
+                all.push(format!("{pair},data-type=access-bandwidth,bandwidth={bandwidth}"));
+            }
+        }
+        all
     }
 }
 
@@ -261,6 +314,26 @@ mod tests {
 
     fn args(machine: &Machine) -> String {
         machine.qemu_args().join(" ")
+    }
+
+    #[test]
+    fn slow_memory_is_said_by_the_firmware() {
+        let machine = |slow: &[usize]| {
+            Machine::parse(None, Some("2,0"), Some("512M,1G"), None).unwrap().with_slow(slow)
+        };
+        let slow = args(&machine(&[1]).unwrap());
+        for words in [
+            "-numa node,nodeid=0,cpus=0-1,memdev=m0,initiator=0",
+            "-numa node,nodeid=1,memdev=m1,initiator=0 -machine hmat=on",
+            "initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=400",
+            "initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G",
+        ] {
+            assert!(slow.contains(words), "{words}: {slow}");
+        }
+        assert!(!args(&machine(&[]).unwrap()).contains("hmat"));
+        for wrong in [0, 2] {
+            assert!(machine(&[wrong]).unwrap_err().to_string().contains("cannot be slow"), "{wrong}");
+        }
     }
 
     #[test]

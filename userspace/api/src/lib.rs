@@ -292,8 +292,20 @@ pub struct Workload {
     pub pressure: Option<Pressure>,
     /// Processes that the OOM killer took; absent like `pressure`.
     pub oom_kills: Option<u64>,
+    /// What the kernel moved between memory tiers; absent like `pressure`, before Linux 6.12, and on a machine with one tier.
+    pub tiering: Option<Tiering>,
     /// What it did beside allocating; absent where it is not counted by itself.
     pub activity: Option<Activity>,
+}
+
+/// Memory that the kernel moved between memory tiers since the cgroup was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Tiering {
+    /// To slower memory.
+    pub demoted_bytes: u64,
+    /// To faster memory.
+    pub promoted_bytes: u64,
 }
 
 /// A container, as far as its cgroup shows.

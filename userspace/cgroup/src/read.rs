@@ -157,6 +157,17 @@ pub struct NodeMemory {
     /// What of all this the kernel drops when memory is needed: page cache and slab that it can reclaim. It is not locked,
     /// and neither tmpfs nor shared memory.
     pub droppable: Bytes,
+    /// What was moved between this node and slower memory; absent where the kernel does not report it (before Linux 6.12).
+    pub tiering: Option<Tiering>,
+}
+
+/// What the kernel has moved between memory tiers since a cgroup was made, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tiering {
+    /// To slower memory.
+    pub demoted: u64,
+    /// To faster memory.
+    pub promoted: u64,
 }
 
 impl NodeMemory {
@@ -170,8 +181,8 @@ impl NodeMemory {
         Bytes(self.user().0.saturating_add(self.kernel.0).saturating_sub(self.droppable.0))
     }
 
-    /// Counts what a line of this kind says; `false` if no figure has it.
-    fn count(&mut self, kind: &str, bytes: Bytes) -> bool {
+    /// Counts what a line of this kind says, in bytes or in pages as the kernel has it; `false` if no figure has it.
+    fn count(&mut self, kind: &str, number: u64) -> bool {
         let fields: &mut [&mut Bytes] = match kind {
             "anon" => &mut [&mut self.anon],
             "file" => &mut [&mut self.file],
@@ -182,12 +193,23 @@ impl NodeMemory {
             }
             "slab_reclaimable" => &mut [&mut self.kernel, &mut self.droppable],
             "active_file" | "inactive_file" => &mut [&mut self.droppable],
-            _ => return false,
+            _ => return self.count_moved(kind, number),
         };
         for field in fields {
-            field.0 = field.0.saturating_add(bytes.0);
+            field.0 = field.0.saturating_add(number);
         }
         true
+    }
+
+    fn count_moved(&mut self, kind: &str, pages: u64) -> bool {
+        let is_demotion = kind.starts_with("pgdemote_");
+        let is_counted = is_demotion || kind == "pgpromote_success";
+        if is_counted {
+            let tiering = self.tiering.get_or_insert_default();
+            let sum = if is_demotion { &mut tiering.demoted } else { &mut tiering.promoted };
+            *sum = sum.saturating_add(pages);
+        }
+        is_counted
     }
 }
 
@@ -203,12 +225,12 @@ pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, NodeMemory>, Read
         let malformed = || text.malformed(number, EXPECTED);
         let (kind, values) = line.split_once(' ').ok_or_else(malformed)?;
         anon_seen |= kind == "anon";
-        if !NodeMemory::default().count(kind, Bytes(0)) {
+        if !NodeMemory::default().count(kind, 0) {
             continue;
         }
         for value in values.split_ascii_whitespace() {
             let (node, bytes) = bytes_of_node(value).ok_or_else(malformed)?;
-            nodes.entry(node).or_default().count(kind, bytes);
+            nodes.entry(node).or_default().count(kind, bytes.0);
         }
     }
     if !anon_seen {
@@ -416,7 +438,8 @@ mod tests {
                     file_writeback N0=8 N2=0\nswapcached N0=99 N2=0\nanon_thp N0=9 N2=0\nfile_thp N0=10 N2=0\n\
                     shmem_thp N0=11 N2=0\ninactive_anon N0=99 N2=0\nactive_file N0=20 N2=0\n\
                     inactive_file N0=18 N2=0\nunevictable N0=12 N2=0\n\
-                    slab_reclaimable N0=13 N2=0\nslab_unreclaimable N0=14 N2=0\nworkingset_refault_anon N0=9 N2=0\n";
+                    slab_reclaimable N0=13 N2=0\nslab_unreclaimable N0=14 N2=0\nworkingset_refault_anon N0=9 N2=0\n\
+                    pgdemote_kswapd N0=15 N2=0\npgdemote_direct N0=16 N2=0\npgpromote_success N0=17 N2=0\n";
         let node0 = NodeMemory {
             anon: Bytes(4096),
             file: Bytes(100),
@@ -424,9 +447,11 @@ mod tests {
             shmem: Bytes(50),
             kernel: Bytes(33),
             droppable: Bytes(20 + 18 + 13),
+            tiering: Some(Tiering { demoted: 15 + 16, promoted: 17 }),
         };
         assert_eq!(node0.undroppable(), Bytes(4096 + 50 + 12 + 20), "of the page cache, 12 are locked");
-        let node2 = NodeMemory { anon: Bytes(8192), ..NodeMemory::default() };
+        let node2 =
+            NodeMemory { anon: Bytes(8192), tiering: Some(Tiering::default()), ..NodeMemory::default() };
         let least = NodeMemory { anon: Bytes(1), ..NodeMemory::default() };
         check(
             "memory.numa_stat",

@@ -118,6 +118,10 @@ pub(crate) fn render_description(of: &Description) -> String {
         if let Some(kills) = workload.oom_kills.filter(|kills| *kills > 0) {
             let _ = writeln!(text, "processes that the OOM killer took: {kills}");
         }
+        if let Some(moved) = &workload.tiering {
+            let (demoted, promoted) = (size(moved.demoted_bytes), size(moved.promoted_bytes));
+            let _ = writeln!(text, "moved to slower memory: {demoted}, to faster memory: {promoted}");
+        }
         parts.push(text);
     }
     if !of.events.is_empty() {

@@ -303,6 +303,7 @@ mod tests {
             }],
             pressure: None,
             oom_kills: None,
+            tiering: None,
             activity: resident
                 .map(|_| Activity { sampling: Some("skipped_cpuset".to_owned()), ..Activity::default() }),
         };

@@ -129,6 +129,7 @@ impl SnapshotSource for Synthetic {
                     stalled: Duration::from_micros(i * 234_567),
                 }),
                 oom_kills: Some(i % 3),
+                tiering: None,
                 activity: Some(WorkloadActivity {
                     remote: Some((0..u64::from(self.nodes)).map(|node| i * 11 + node).collect()),
                     moved: None,

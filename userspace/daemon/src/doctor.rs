@@ -7,7 +7,7 @@
 mod caches;
 mod enforcement;
 
-use std::{fs, io, path::Path};
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use numaward_api::doctor::{Check, Verdict};
 use numaward_cgroup::needs::look;
@@ -70,6 +70,7 @@ pub fn examine(
     checks.extend([
         check("pressure", host.pressure()),
         check("NUMA balancing", host.balancing()),
+        check("memory tiers", host.tiers()),
         check("kubelet", host.kubelet(&config)),
     ]);
     checks.extend(host.enforcement());
@@ -383,6 +384,28 @@ impl Host<'_> {
         }
     }
 
+    /// Whether the kernel moves memory to slower nodes.
+    fn tiers(&self) -> Outcome {
+        let folder = "sys/devices/virtual/memory_tiering";
+        let entries = fs::read_dir(self.root.join(folder)).into_iter().flatten().flatten();
+        let tier = |entry: fs::DirEntry| {
+            let tier = entry.file_name().to_str()?.strip_prefix("memory_tier")?.parse::<u32>().ok()?;
+            Some((tier, self.read(&format!("{folder}/memory_tier{tier}/nodelist")).ok()?))
+        };
+        let tiers: BTreeMap<_, _> = entries.filter_map(tier).collect();
+        if tiers.len() < 2 {
+            return ok("all memory is of one tier, as far as the kernel knows");
+        }
+        let nodes = tiers.into_values().collect::<Vec<_>>().join(", then ");
+        ok(match self.read("sys/kernel/mm/numa/demotion_enabled").as_deref() {
+            Ok("true" | "1") => format!("from fast to slow: nodes {nodes}; what is not used is demoted"),
+            _ => format!(
+                "from fast to slow: nodes {nodes}; demotion is off (/sys/kernel/mm/numa/demotion_enabled): what does not \
+                 fit is dropped or swapped"
+            ),
+        })
+    }
+
     fn kubelet(&self, config: &Config) -> Outcome {
         let directory = config.kubernetes.kubelet.directory.as_path();
         let policies = Policies::read(self.root, directory);
@@ -436,6 +459,21 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         dir
+    }
+
+    #[test]
+    fn memory_tiers_are_listed_from_fast_to_slow() {
+        let slow = "sys/devices/virtual/memory_tiering/memory_tier72/nodelist";
+        let demotion = "sys/kernel/mm/numa/demotion_enabled";
+        for (more, words) in [
+            (&[][..], "all memory is of one tier"),
+            (&[(slow, "2\n")], "nodes 0-1, then 2; demotion is off"),
+            (&[(slow, "2\n"), (demotion, "true\n")], "nodes 0-1, then 2; what is not used is demoted"),
+        ] {
+            let root = tree(&[GOOD, more].concat());
+            let (verdict, finding, _) = Host { root: root.path() }.tiers();
+            assert!(verdict == Verdict::Ok && finding.contains(words), "{finding}");
+        }
     }
 
     pub(super) const GOOD: &[(&str, &str)] = &[

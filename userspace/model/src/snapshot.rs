@@ -90,6 +90,8 @@ pub struct WorkloadFigures {
     pub pressure: Option<Pressure>,
     /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
     pub oom_kills: Option<u64>,
+    /// What the kernel moved between memory tiers; absent on machines with one tier.
+    pub tiering: Option<Tiering>,
     /// What the probes other than that of allocations counted.
     pub activity: Option<WorkloadActivity>,
 }
@@ -172,6 +174,24 @@ pub struct Allocated {
     pub remote: Bytes,
     /// Kernel memory; a lower bound.
     pub kernel: Bytes,
+}
+
+/// What the kernel moved between memory tiers (`pgdemote_*` and `pgpromote_success` of `memory.numa_stat`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tiering {
+    /// To slower memory.
+    pub demoted: Bytes,
+    /// To faster memory.
+    pub promoted: Bytes,
+}
+
+impl Tiering {
+    /// With that of another workload.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let plus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_add(b.0));
+        Self { demoted: plus(self.demoted, other.demoted), promoted: plus(self.promoted, other.promoted) }
+    }
 }
 
 /// Bytes that lie on one node (`memory.numa_stat`).

@@ -11,7 +11,8 @@ use crate::{
     Promise,
     snapshot::{
         Allocated, AllocatedHugepages, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure,
-        ProbeFigures, PromiseFigures, Resident, Snapshot, StallFigures, WorkloadActivity, WorkloadFigures,
+        ProbeFigures, PromiseFigures, Resident, Snapshot, StallFigures, Tiering, WorkloadActivity,
+        WorkloadFigures,
     },
 };
 
@@ -50,6 +51,7 @@ pub fn snapshot() -> Snapshot {
         hugepages: Arc::new([(HugepageSize(Bytes::mib(2)), vec![Bytes::mib(2)])].into()),
         pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
         oom_kills: Some(0),
+        tiering: Some(Tiering { demoted: Bytes(4), promoted: Bytes(5) }),
         activity: Some(WorkloadActivity {
             remote: Some(vec![7]),
             moved: None,
@@ -74,6 +76,7 @@ pub fn snapshot() -> Snapshot {
         hugepages: Arc::default(),
         pressure: None,
         oom_kills: Some(3),
+        tiering: None,
         activity: None,
         ..workload("blind")
     };

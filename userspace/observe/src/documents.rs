@@ -94,6 +94,10 @@ impl Observer {
                 stalled_micros: micros(pressure.stalled),
             }),
             oom_kills: trouble.oom_kills,
+            tiering: trouble.tiering.map(|tiering| api::Tiering {
+                demoted_bytes: tiering.demoted.0,
+                promoted_bytes: tiering.promoted.0,
+            }),
             activity: None,
         };
         let served = |activity: &probes::Activity| Some(attached.served(activity, self.page_size));

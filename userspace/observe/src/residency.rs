@@ -22,7 +22,7 @@ use numaward_cgroup::{
 };
 use numaward_model::{
     error_chain, health,
-    snapshot::{Pressure, Resident, ResidentHugepages},
+    snapshot::{Pressure, Resident, ResidentHugepages, Tiering},
 };
 use numaward_probes::{Probe, SlotId, home};
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
@@ -94,7 +94,7 @@ impl Observer {
 
     /// Reads every workload once.
     pub(crate) fn read_workloads(&self, stop: &CancellationToken) {
-        let (mut targets, nodes, sizes) = {
+        let (mut targets, nodes, sizes, has_tiers) = {
             let Some((hierarchy, table, machine)) = self.placed() else { return };
             let targets = table.members().map(|(id, member)| Target {
                 id,
@@ -106,7 +106,8 @@ impl Observer {
                 is_outer: false,
             });
             let nodes: Vec<NodeId> = machine.nodes.keys().copied().collect();
-            (targets.collect::<Vec<_>>(), nodes, hugepages::pools(&machine))
+            let tiers = machine.nodes.values().filter_map(|node| node.memory_tier).collect::<BTreeSet<_>>();
+            (targets.collect::<Vec<_>>(), nodes, hugepages::pools(&machine), tiers.len() > 1)
         };
         targets.sort_by(|a, b| a.path.cmp(&b.path));
         let outer = nest(&targets);
@@ -131,6 +132,9 @@ impl Observer {
             failed = failed.or(absent);
         }
         take_off(&mut targets, &outer);
+        if !has_tiers {
+            targets.iter_mut().for_each(|target| target.trouble.tiering = None);
+        }
         let mut state = self.lock();
         // Figures are known by the position of their node.
         let as_before = self.machine().nodes.keys().eq(&nodes);
@@ -156,6 +160,9 @@ impl Target {
         let resident = memory_numa_stat(&self.dir).map(|stat| {
             let of = |node| stat.get(node).copied().unwrap_or_default();
             self.resident = Some(nodes.iter().map(of).map(resident).collect());
+            if !self.is_outer {
+                self.trouble.tiering = tiering(stat.values(), rustix::param::page_size() as u64);
+            }
         });
         let hugepages = hugepages::resident(&self.dir, sizes, nodes).map(|read| self.hugepages = read);
         let resident = resident.and(hugepages);
@@ -253,6 +260,15 @@ pub(crate) fn resident(memory: NodeMemory) -> Resident {
         mapped: memory.file_mapped,
         droppable: memory.droppable,
     }
+}
+
+/// What was moved between tiers from and to all nodes.
+fn tiering<'a>(nodes: impl Iterator<Item = &'a NodeMemory>, page_size: u64) -> Option<Tiering> {
+    let bytes = |pages: u64| Bytes(pages.saturating_mul(page_size));
+    let moved = nodes.filter_map(|node| node.tiering);
+    moved
+        .map(|pages| Tiering { demoted: bytes(pages.demoted), promoted: bytes(pages.promoted) })
+        .reduce(Tiering::plus)
 }
 
 /// For each target the nearest one that it is below. Targets are in the order of their paths, so that one

@@ -54,6 +54,7 @@ impl SnapshotSource for Observer {
                 hugepages: if as_before { series.hugepages() } else { Arc::default() },
                 pressure: trouble.pressure,
                 oom_kills: trouble.oom_kills,
+                tiering: trouble.tiering,
                 activity: Some(read.activity_figures(series, &sampled, &nodes, &pools)),
             }
         });
@@ -64,6 +65,7 @@ impl SnapshotSource for Observer {
             hugepages: Arc::default(),
             pressure: None,
             oom_kills: None,
+            tiering: None,
             activity: Some(read.attached.figures(&read.done.other, &nodes, &pools)),
         });
         let workloads: Vec<_> = workloads.chain(other).collect();

@@ -28,7 +28,7 @@ use std::{
 };
 
 use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
-use numaward_model::snapshot::{Pressure, Resident, ResidentHugepages};
+use numaward_model::snapshot::{Pressure, Resident, ResidentHugepages, Tiering};
 use numaward_probes::{Activity, NodeCounters};
 use numaward_topology::Bytes;
 
@@ -81,11 +81,13 @@ pub(crate) struct Readings {
     pub(crate) trouble: Trouble,
 }
 
-/// What went wrong in a cgroup because memory was short; parts that cannot be read are absent.
+/// What became of a cgroup because memory was short; parts that cannot be read are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trouble {
     pub(crate) pressure: Option<Pressure>,
     pub(crate) oom_kills: Option<u64>,
+    /// Where the machine has several memory tiers.
+    pub(crate) tiering: Option<Tiering>,
 }
 
 impl<S> Default for Table<S> {
@@ -260,6 +262,7 @@ impl<S: Copy + Eq> Table<S> {
             member.trouble = Trouble {
                 pressure: trouble.pressure.or(member.trouble.pressure),
                 oom_kills: trouble.oom_kills.or(member.trouble.oom_kills),
+                tiering: trouble.tiering.or(member.trouble.tiering),
             };
         }
     }
@@ -364,9 +367,11 @@ impl Trouble {
             stalled: a.stalled.saturating_add(b.stalled),
         });
         let oom_kills = self.oom_kills.zip(other.oom_kills).map(|(a, b)| a.saturating_add(b));
+        let tiering = self.tiering.zip(other.tiering).map(|(a, b)| a.plus(b));
         Self {
             pressure: pressure.or(self.pressure).or(other.pressure),
             oom_kills: oom_kills.or(self.oom_kills).or(other.oom_kills),
+            tiering: tiering.or(self.tiering).or(other.tiering),
         }
     }
 }
@@ -547,7 +552,11 @@ mod tests {
         let read = |figure| Readings {
             resident: lies(figure),
             hugepages: Arc::new([(HUGE, vec![Bytes(figure)])].into()),
-            trouble: Trouble { oom_kills: Some(figure), pressure: None },
+            trouble: Trouble {
+                oom_kills: Some(figure),
+                tiering: Some(Tiering { demoted: Bytes(figure), promoted: Bytes(0) }),
+                pressure: None,
+            },
         };
         host.add(3, "docker");
         host.table.set_read(CgroupId(2), read(1));
@@ -557,6 +566,7 @@ mod tests {
         assert_eq!(series.resident(), lies(3), "1 is gone");
         assert_eq!(series.hugepages()[&HUGE], [Bytes(3)]);
         assert_eq!(series.trouble().oom_kills, Some(3));
+        assert_eq!(series.trouble().tiering.map(|of| of.demoted), Some(Bytes(3)));
         host.remove(3, 0);
         let (_, series) = host.table.series().next().unwrap();
         assert_eq!(series.resident(), lies(1));

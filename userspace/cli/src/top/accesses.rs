@@ -121,6 +121,7 @@ mod tests {
             nodes: Vec::new(),
             pressure: None,
             oom_kills: None,
+            tiering: None,
             activity: Some(Activity {
                 sampling: sampling.map(str::to_owned),
                 estimated_remote_percent: estimate,

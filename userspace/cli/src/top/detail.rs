@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, iter};
 
-use numaward_api::{Counters, ExclusiveCpu, Node, Pressure, Workload};
+use numaward_api::{Counters, ExclusiveCpu, Node, Pressure, Tiering, Workload};
 use numaward_topology::{CpuId, CpuSet};
 use ratatui::text::{Line, Span};
 
@@ -79,6 +79,9 @@ fn facts(model: &Model, found: &Row) -> String {
         "of what it allocated was local"
     };
     let allocates = |rates: Rates| format!("local {}, remote {}", rate(rates.local), rate(rates.remote));
+    let tiers = |moved: Tiering| {
+        format!("{} demoted, {} promoted", size(moved.demoted_bytes), size(moved.promoted_bytes))
+    };
     let waited = |lost: Pressure| {
         let (waiting, stalled) = (seconds(lost.waiting_micros), seconds(lost.stalled_micros));
         format!("waited {waiting} s for memory, all of it {stalled} s")
@@ -93,6 +96,7 @@ fn facts(model: &Model, found: &Row) -> String {
         ("allocates", found.rates.map(allocates)),
         ("pressure", workload.pressure.map(waited)),
         ("OOM kills", workload.oom_kills.filter(|kills| *kills > 0).map(|kills| kills.to_string())),
+        ("tiers", workload.tiering.map(tiers)),
         ("intruders", intruders(model, found)),
     ];
     let known = facts.into_iter().filter_map(|(name, fact)| Some(row([name, &fact?])));

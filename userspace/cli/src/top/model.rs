@@ -439,6 +439,7 @@ mod tests {
             nodes: Vec::new(),
             pressure: None,
             oom_kills: None,
+            tiering: None,
             activity: None,
         }
     }

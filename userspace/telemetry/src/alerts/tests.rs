@@ -168,6 +168,7 @@ impl SnapshotSource for Kills {
             hugepages: Arc::default(),
             pressure: None,
             oom_kills: None,
+            tiering: None,
             activity: Some(activity),
         };
         Snapshot { workloads: vec![workload], ..Snapshot::default() }

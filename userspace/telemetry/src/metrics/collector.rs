@@ -154,7 +154,18 @@ impl<S: Sink> Families<'_, S> {
             "memory_pressure_stalled_seconds",
             "Time in which all tasks of the workload that had work waited for memory",
             |of| of.stalled,
-        )
+        )?;
+        let help = "Memory of the workload that the kernel moved between memory tiers: `demoted` to slower memory, `promoted` \
+                    to faster memory; only on machines with several tiers, and since Linux 6.12";
+        let mut family = self.out.counter("tiering_bytes", help)?;
+        for workload in &self.snapshot.workloads {
+            let Some(tiering) = workload.tiering else { continue };
+            let moved = [("demoted", tiering.demoted), ("promoted", tiering.promoted)];
+            family
+                .of(&workload.name)
+                .put_all(moved.map(|(direction, Bytes(bytes))| ([("direction", direction)], bytes)))?;
+        }
+        Ok(())
     }
 
     fn node_memory(&mut self) -> fmt::Result {

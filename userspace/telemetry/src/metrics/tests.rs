@@ -238,6 +238,7 @@ fn the_largest_numbers_are_served_as_they_are() {
         hugepages: Arc::default(),
         pressure: Some(Pressure { waiting: Duration::MAX, stalled: Duration::ZERO }),
         oom_kills: None,
+        tiering: None,
         activity: Some(WorkloadActivity {
             remote: Some(vec![u64::MAX]),
             migrated: Some(vec![("numa_misplaced", u64::MAX)]),

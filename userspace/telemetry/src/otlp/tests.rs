@@ -49,6 +49,7 @@ impl SnapshotSource for Fixed {
                 ..Default::default()
             }),
             oom_kills: None,
+            tiering: None,
             activity: Some(WorkloadActivity {
                 stalls: Some(numaward_model::snapshot::StallFigures::default()),
                 ..WorkloadActivity::default()

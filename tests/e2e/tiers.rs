@@ -1,0 +1,61 @@
+//! A machine whose firmware says that one node is slow: the kernel demotes what nobody uses to it, and promotes what is used.
+//! What is promised stays in fast memory, and who asks for slow memory gets it.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+use serde_json::Value;
+
+const SLOW: &str = "2";
+const KEPT: &str = "numaward/kept";
+
+/// The value of a series of a section with metrics; 0 where it is not there.
+fn value(report: &Report, section: &str, family: &str, labels: &str) -> u64 {
+    let begins = format!("{family}{{{labels}}} ");
+    let line = report.section(section).lines().find_map(|line| line.strip_prefix(&*begins));
+    line.map_or(0, |value| value.parse().unwrap_or_else(|error| panic!("{value}: {error}")))
+}
+
+fn moved(report: &Report, section: &str, workload: &str, direction: &str) -> u64 {
+    let labels = format!("workload=\"{workload}\",direction=\"{direction}\"");
+    value(report, section, "numaward_tiering_bytes_total", &labels)
+}
+
+fn anon(report: &Report, section: &str, workload: &str, node: &str) -> u64 {
+    let labels = format!("workload=\"{workload}\",numa_node=\"{node}\",type=\"anon\"");
+    value(report, section, "numaward_memory_resident_bytes", &labels)
+}
+
+#[test]
+fn what_is_promised_stays_in_fast_memory() {
+    let Some(bench) = Bench::open() else { return };
+    let machine =
+        Machine::parse(None, Some("2,2,0"), Some("1G,768M,1G"), None).unwrap().with_slow(&[2]).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(8)), include_str!("tiers.sh"));
+
+    assert!(report.section("doctor").contains("nodes 0-1, then 2; what is not used is demoted"), "{report}");
+    for name in [KEPT, "idle"] {
+        assert_eq!(moved(&report, "before", name, "demoted"), 0, "{report}");
+        assert_eq!(anon(&report, "before", name, SLOW), 0, "{report}");
+    }
+    assert_eq!(moved(&report, "short", KEPT, "demoted"), 0, "{report}");
+    assert_eq!(anon(&report, "short", KEPT, SLOW), 0, "{report}");
+    let demoted = moved(&report, "short", "idle", "demoted");
+    assert!(demoted > 8 << 20, "{demoted} bytes: {report}");
+    let slow = anon(&report, "short", "idle", SLOW);
+    assert!(slow.abs_diff(demoted) < 1 << 20, "{slow} bytes are there, {demoted} came: {report}");
+    let promoted = moved(&report, "used", "busy", "promoted");
+    assert!(promoted >= 16 << 20, "{promoted} bytes: {report}");
+    assert!(report.section("described").contains("moved to slower memory: "), "{report}");
+
+    let pages = |section: &str, node: &str| {
+        let load: Value =
+            serde_json::from_str(report.section(section)).unwrap_or_else(|error| panic!("{error}: {report}"));
+        load["pages_by_node"][node].as_u64().unwrap_or(0)
+    };
+    assert_eq!(pages("slow", SLOW), 32 << 8, "{report}");
+    let (fast, slow) = (pages("weighted", "0") + pages("weighted", "1"), pages("weighted", SLOW));
+    assert_eq!(fast + slow, 128 << 8, "{report}");
+    assert!(fast.abs_diff(3 * slow) < 1024, "{fast} and {slow} pages: {report}");
+}

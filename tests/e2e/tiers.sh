@@ -1,0 +1,71 @@
+# Node 2 is slow. Somebody fills a fast node, on which one workload has a guarantee and another has none.
+_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
+_none() { [ "$(numaward get)" = "nothing is promised" ]; }
+_loaded() { [ -s "/tmp/$1.json" ]; }
+metrics() {
+    # Memory is read in turns, while somebody asks.
+    wget -qO /dev/null http://127.0.0.1:9560/metrics
+    sleep 12
+    section "$1"
+    wget -qO- http://127.0.0.1:9560/metrics | grep -E '^numaward_(tiering_bytes|memory_resident)'
+}
+echo 1 >/sys/kernel/mm/numa/demotion_enabled
+echo 2 >/proc/sys/kernel/numa_balancing
+mkdir -p /etc/numaward
+printf 'strategy: native\nobserve: {residencyInterval: 5s}\n' >/etc/numaward/config.yaml
+numaward run 2>/tmp/daemon.log &
+wait_for 30 _ready
+section "doctor"
+numaward doctor | grep -A 2 ' memory tiers ' | tr -s ' \n' ' '
+
+numaward exec --cpus 1 --memory 160Mi --memory-tier dram --name kept -- \
+    sh -c 'numaward-load --size 128M --report json >/tmp/kept.json' 2>/tmp/kept.err &
+wait_for 60 _loaded kept
+node=$(cat $cgroups/numaward/kept/cpuset.mems)
+mkdir $cgroups/idle $cgroups/greedy $cgroups/busy
+cat /sys/devices/system/node/node$node/cpulist | tee $cgroups/idle/cpuset.cpus >$cgroups/busy/cpuset.cpus
+numaward-load --size 128M --cgroup $cgroups/idle --report json >/tmp/idle.json &
+idle=$!
+wait_for 60 _loaded idle
+metrics before
+
+# More than the node has left, though less than the machine has.
+echo $node >$cgroups/greedy/cpuset.mems
+free=$(awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$node/meminfo)
+numaward-load --size $((free + 64))M --cgroup $cgroups/greedy --report json >/tmp/greedy.json &
+greedy=$!
+wait_for 120 _loaded greedy
+metrics short
+
+section "described"
+numaward describe idle
+
+# The node has room again, and somebody uses what he has on the slow one.
+kill $greedy $idle
+wait $greedy $idle
+echo 2 >$cgroups/busy/cpuset.mems
+numaward-load --size 64M --cgroup $cgroups/busy --walk --report json >/tmp/busy.json &
+busy=$!
+wait_for 60 _loaded busy
+echo 0-2 >$cgroups/busy/cpuset.mems
+_promoted() { [ "$(sed -n 's/^pgpromote_success //p' $cgroups/busy/memory.stat)" -gt 4096 ]; }
+wait_for 120 _promoted
+metrics used
+kill $busy
+numaward release kept
+wait_for 20 _none
+
+rm -f /tmp/slow.json /tmp/weighted.json
+section "slow"
+numaward exec --cpus 1 --memory 64Mi --memory-tier cxl --name slow -- numaward-load --size 32M --hold 0 --report json 2>/tmp/slow.err
+wait_for 20 _none
+weights=/sys/kernel/mm/mempolicy/weighted_interleave
+echo 3 >$weights/node$node && echo 1 >$weights/node2
+section "weighted"
+numaward exec --cpus 1 --memory 900Mi --node $node,2 --memory-policy weighted-interleave --name weighted -- \
+    numaward-load --size 128M --hold 0 --report json 2>/tmp/weighted.err
+section "errors"
+cat /tmp/kept.err /tmp/slow.err /tmp/weighted.err
+section "log"
+cat /tmp/daemon.log
+exit 0
