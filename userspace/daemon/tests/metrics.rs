@@ -14,7 +14,7 @@ use std::{
 use numaward_daemon::kubernetes;
 use numaward_model::{snapshot::*, testing::snapshot};
 use numaward_observe::events::Events;
-use numaward_probes::MIGRATION_REASONS;
+use numaward_probes::{MIGRATION_REASONS, Obstacle};
 use numaward_telemetry::{
     alerts,
     metrics::{Format, Metrics},
@@ -386,11 +386,11 @@ fn encoded(metrics: &Metrics, format: Format) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// All metrics, by the name of their samples.
-fn served() -> BTreeMap<String, Described> {
+/// All metrics of the daemon, with the figures of this source.
+fn all_of(source: impl SnapshotSource + 'static) -> Metrics {
     let figures = numaward_control::ControlMetrics::default();
     figures.show_caches();
-    let metrics = Metrics::new(Arc::new(Everything))
+    Metrics::new(Arc::new(source))
         .with(|registry| {
             figures.register(registry);
             Events::default().register(registry);
@@ -399,8 +399,12 @@ fn served() -> BTreeMap<String, Described> {
             alerts::AlertMetrics::default().register(registry);
             otlp::OtlpMetrics::default().register(registry);
         })
-        .with_kubelet_names(|registry| figures.register_kubelet(registry));
-    let mut served = families(&encoded(&metrics, Format::OpenMetrics));
+        .with_kubelet_names(|registry| figures.register_kubelet(registry))
+}
+
+/// All metrics, by the name of their samples.
+fn served() -> BTreeMap<String, Described> {
+    let mut served = families(&encoded(&all_of(Everything), Format::OpenMetrics));
     // Those with two sets of labels come in any order.
     for (_, of) in served.iter_mut().filter(|(name, _)| name.starts_with("numaward_resctrl_")) {
         of.labels.sort_by_key(|label| match label.as_str() {
@@ -490,6 +494,59 @@ fn the_reference_of_metrics_is_checked_in() {
     let checked_in = fs::read_to_string(&path).unwrap_or_default();
     let differs = checked_in.lines().zip(page.lines()).zip(1..).find(|((old, new), _)| old != new);
     assert!(checked_in == page, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
+}
+
+/// Each probe is absent for each reason, and pages have moved for each.
+#[derive(Debug)]
+struct EachReason;
+
+impl SnapshotSource for EachReason {
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Everything.snapshot();
+        let of_probe = |probe: &ProbeFigures| {
+            let probe = probe.clone();
+            Obstacle::LABELS.iter().map(move |reason| ProbeFigures { reason, ..probe.clone() })
+        };
+        snapshot.probes = snapshot.probes.iter().flat_map(of_probe).collect();
+        for activity in snapshot.workloads.iter_mut().filter_map(|of| of.activity.as_mut()) {
+            activity.migrated = Some(MIGRATION_REASONS.map(|reason| (reason, 1)).to_vec());
+        }
+        snapshot
+    }
+}
+
+type Reasons = BTreeMap<String, BTreeSet<String>>;
+
+/// The values of the label `reason` by metric: those that are served.
+fn reasons_served() -> Reasons {
+    let mut found = Reasons::new();
+    for line in encoded(&all_of(EachReason), Format::Prometheus).lines() {
+        let Some((name, labels)) = line.split_once('{').filter(|_| !line.starts_with('#')) else { continue };
+        let value = labels.split("reason=\"").nth(1).and_then(|rest| rest.split('"').next());
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            found.entry(name.to_owned()).or_default().insert(value.to_owned());
+        }
+    }
+    found
+}
+
+/// The same of the table of the page.
+fn reasons_listed(page: &str) -> Reasons {
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let (_, section) = page.split_once("\n### Reasons\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once(" | "));
+    rows.flat_map(|(metrics, words)| {
+        let words: BTreeSet<String> = quoted(words).into_iter().collect();
+        quoted(&format!("`{metrics}")).into_iter().map(move |metric| (metric, words.clone()))
+    })
+    .collect()
+}
+
+#[test]
+fn the_reasons_are_those_that_are_promised() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/stability.md");
+    assert_eq!(reasons_listed(&fs::read_to_string(path).unwrap()), reasons_served());
 }
 
 #[derive(Debug)]

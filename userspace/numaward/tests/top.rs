@@ -280,6 +280,18 @@ fn a_daemon_that_is_lost_is_told_and_found_again() {
     watched.sees("STALE");
     watched
         .waits("the reason", |text| text.contains("ended its stream") || text.contains("no numaward daemon"));
+    // Red is for a broken promise.
+    let (red, yellow) = watched.terminal.look(|screen| {
+        let (_, columns) = screen.size();
+        let cells = (0..2).flat_map(|row| (0..columns).map(move |column| (row, column)));
+        let colours: Vec<_> =
+            cells.filter_map(|(row, column)| Some(screen.cell(row, column)?.fgcolor())).collect();
+        let any = |indices: [u8; 2]| {
+            indices.into_iter().any(|index| colours.contains(&numaward_terminal::Color::Idx(index)))
+        };
+        (any([1, 9]), any([3, 11]))
+    });
+    assert!(yellow && !red, "{}", watched.terminal.text());
     watched.sees("database");
     watched.fake.come_back();
     watched.sees("live");

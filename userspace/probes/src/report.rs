@@ -62,7 +62,7 @@ pub enum Mode {
 
 /// Why a probe is absent, or not attached in a better mode. Its text is the metric label `reason`: what to do about it is in
 /// [`ProbeReport::reason`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum Obstacle {
     /// The binary was built without probes.
@@ -91,6 +91,11 @@ pub enum Obstacle {
     SwitchedOff,
     /// The probe could not be set up.
     Setup,
+}
+
+impl Obstacle {
+    /// All values of the label.
+    pub const LABELS: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 }
 
 /// Whether a probe's counts were compared with known allocations after it was attached.

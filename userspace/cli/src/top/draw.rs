@@ -61,15 +61,22 @@ impl Paint {
         })
     }
 
-    /// A node's own colour; more than six repeat, and differ in their digit.
+    /// A node's own colour; more than six repeat, and differ in their digit. None is red, not even a light one: that is for what
+    /// is broken.
     fn node(self, node: u32) -> Style {
         const COLOURS: [Color; 6] =
-            [Color::Cyan, Color::Magenta, Color::Yellow, Color::Green, Color::Blue, Color::LightRed];
+            [Color::Cyan, Color::Magenta, Color::Yellow, Color::Green, Color::Blue, Color::LightMagenta];
         self.colour(COLOURS[node as usize % COLOURS.len()])
     }
 
+    /// Something promised is broken.
     pub(crate) fn alarm(self) -> Style {
         self.colour(Color::Red).add_modifier(Modifier::BOLD)
+    }
+
+    /// The figures are old. No promise is broken by that.
+    fn stale(self) -> Style {
+        self.colour(Color::Yellow).add_modifier(Modifier::BOLD)
     }
 }
 
@@ -117,7 +124,7 @@ fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'s
                 paint.colour(Color::Cyan),
             )
         }
-        _ if model.staleness(now).is_some() => Span::styled("STALE", paint.alarm()),
+        _ if model.staleness(now).is_some() => Span::styled("STALE", paint.stale()),
         0 => Span::raw("waiting"),
         _ => Span::styled("live", paint.colour(Color::Green)),
     };
@@ -152,7 +159,7 @@ fn head(screen: &Screen, model: &Model, now: Instant, columns: usize) -> Line<'s
 fn notice(screen: &Screen, model: &Model, now: Instant) -> Option<Line<'static>> {
     let paint = screen.paint;
     if let Some(reason) = model.staleness(now) {
-        return Some(Line::styled(clean(&reason).into_owned(), paint.alarm()));
+        return Some(Line::styled(clean(&reason).into_owned(), paint.stale()));
     }
     let warn = paint.colour(Color::Yellow);
     if let Some((what, reason)) = model.troubles.first_key_value() {
