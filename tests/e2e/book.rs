@@ -13,15 +13,21 @@ use numaward_tests::{Bench, Report, boot};
 use numaward_vm::{Cache, Machine};
 
 /// The pages, in the order in which they are read, with the fewest commands that are run of each, and what is done before.
-const PAGES: [(&str, usize, &str); 5] = [
+const PAGES: [(&str, usize, &str); 8] = [
     ("start.md", 11, ""),
     ("see.md", 12, ""),
     ("commands.md", 12, "guarantee"),
     ("rebalancing.md", 3, "crowd"),
+    ("strategies.md", 3, ""),
+    ("fleet.md", 4, ""),
+    ("runbooks/README.md", 1, ""),
     ("systemd.md", 7, "numaward release --all --yes; guarantee"),
 ];
+/// The traces of pods that are replayed.
+const TRACES: [&str; 2] = ["cxl", "four"];
 /// Of the book, and what is run.
-const SMALLER: [(&str, &str); 3] = [("Gi", "0Mi"), ("--for 10m", "--for 20s"), ("+5m", "+5s")];
+const SMALLER: [(&str, &str); 3] =
+    [("--for 10m", "--for 20s"), ("+5m", "+5s"), ("--hosts 1000", "--hosts 12")];
 
 /// How a command is run.
 #[derive(Clone, Copy)]
@@ -58,6 +64,9 @@ impl Run {
         Self { after: (look, shows), ..self }
     }
 }
+
+/// The rows of a fleet with moves.
+const FLEET: &[&str] = &["\nkubelet ", "\nnative, attached, 3 moves ", "\nno NUMA ", "12 hosts in "];
 
 const RUNS: &[Run] = &[
     run("curl -s http://127.0.0.1:9560/metrics", Way::Ends, &["numaward_memory_allocated_bytes_total{"]),
@@ -105,6 +114,32 @@ const RUNS: &[Run] = &[
     run("numaward replay night.record --begin 02:30", Way::Types("paused", "q"), &[" 02:3", "1/"]),
     run("numaward replay night.record -o json", Way::Ends, &["T02:3", "small.service"]),
     run("numaward resize", Way::Ends, &["postgresql@17-main.service", "120.0 MiB"]),
+    run("numaward simulate traces/ --hosts 1000 --moves 3", Way::Ends, FLEET),
+    run("numaward simulate traces/ --hosts 1000 --moves 3 --each", Way::Ends, FLEET)
+        .after("", "hosts of 4 nodes, "),
+    run("numaward simulate traces/ --hosts 1000", Way::Ends, &["12 hosts in ", "seed 1: ", "\nno NUMA "]),
+    run(
+        "numaward simulate traces/ --hosts 1000 --seed 2 -o json",
+        Way::Ends,
+        &["\"seed\": 2,", "\"lostToNumaMibTicks\"", "\"strategy\": \"none\""],
+    ),
+    run(
+        "numaward simulate traces/ --machine 4x32,128Gi,sockets=2",
+        Way::Ends,
+        &["Guaranteed pods on 4x32,128Gi,sockets=2\n", "\nkubelet ", "\nnative, attached "],
+    ),
+    run(
+        "numaward simulate traces/ --machine here",
+        Way::Ends,
+        &["\"machine\": \"here\"", "\"strategy\": \"kubelet\"", "\"strategy\": \"native\""],
+    )
+    .before("configured")
+    .after("rm /etc/numaward/config.yaml", ""),
+    run(
+        "numaward simulate traces/ --moves 3",
+        Way::Ends,
+        &["12 traces, ", "\nkubelet ", "\nnative, attached ", "\nnative, attached, 3 moves "],
+    ),
     run("numaward status", Way::Ends, &["PROBE", "alloc"]),
     run("numaward top", Way::Types("redis.service", "q"), &["WORKLOAD"]),
     run("numaward top --batch", Way::Goes(20), &["NODE", "WORKLOAD", "redis.service"]),
@@ -113,6 +148,14 @@ const RUNS: &[Run] = &[
     run("numaward topology", Way::Ends, &["0-7", "8-9", "ALLOCATABLE"]),
     run("numaward uninstall --restore", Way::Ends, &["postgresql@17-main.service"])
         .after("echo \"cpus: $(cpus_of postgresql@17-main.service).\"", "cpus: ."),
+    run(
+        "sed -E 's#http://.*/runbooks/#https://wiki.example.com/numaward/#' prometheusrule.yaml",
+        Way::Ends,
+        &[
+            "runbook_url: https://wiki.example.com/numaward/NumawardIntruders\n",
+            " https://wiki.example.com/numaward/NumawardDown\n",
+        ],
+    ),
     run("systemctl edit numaward", Way::Types("", ""), &[])
         .after("systemctl show -p MemoryMax numaward", "MemoryMax=1073741824"),
     run("systemctl enable --now numaward", Way::Ends, &[]).after("systemctl is-enabled numaward", "enabled"),
@@ -167,7 +210,12 @@ impl Command {
 
     /// What the machine's shell runs.
     fn script(&self, run: &Run) -> String {
-        let smaller = SMALLER.iter().fold(self.text.clone(), |text, (of, is)| text.replace(of, is));
+        let mut words: Vec<String> = self.text.split(' ').map(str::to_owned).collect();
+        // An amount of memory; that of a machine which is only described stays.
+        for amount in words.iter_mut().filter(|word| word.ends_with("Gi")) {
+            *amount = amount.replace("Gi", "0Mi");
+        }
+        let smaller = SMALLER.iter().fold(words.join(" "), |text, (of, is)| text.replace(of, is));
         let command = match run.way {
             Way::Ends => smaller,
             Way::Goes(seconds) => format!("timeout {seconds} {smaller}"),
@@ -241,6 +289,7 @@ fn the_commands_of_the_book_are_true() {
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 
+    let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let machine = Machine::parse(None, Some("8,2"), Some("1536M,768M"), None).unwrap();
     let tools = Cache::locate().unwrap().root().join("tools/jq");
     let libraries = "/usr/lib/x86_64-linux-gnu";
@@ -252,11 +301,16 @@ fn the_commands_of_the_book_are_true() {
         .file(tools.join("jq"), "/usr/bin/jq")
         .file(tools.join("libjq.so.1"), format!("{libraries}/libjq.so.1"))
         .file(tools.join("libonig.so.5"), format!("{libraries}/libonig.so.5"))
+        .file(repository.join("deploy/systemd/numaward.service"), "/usr/lib/systemd/system/numaward.service")
         .file(
-            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/numaward.service"),
-            "/usr/lib/systemd/system/numaward.service",
+            repository.join("deploy/overlays/prometheus-operator/prometheusrule.yaml"),
+            "/srv/prometheusrule.yaml",
         )
         .limit(Duration::from_mins(20));
+    let vm = TRACES.into_iter().fold(vm, |vm, name| {
+        let file = format!("traces/{name}.json.gz");
+        vm.file(repository.join("tests").join(&file), format!("/srv/{file}"))
+    });
     let report = boot(&vm, &script);
     let faults: Vec<_> = run.iter().filter_map(|(command, how)| command.fault(how, &report)).collect();
     eprintln!("{} commands were run, and {} not", run.len(), skipped.len());

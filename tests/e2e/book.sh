@@ -16,6 +16,7 @@ _remembered() { curl -s http://127.0.0.1:9560/api/v1/history/workloads | grep -q
 wait_for 120 _remembered
 mkdir -p /run/here
 cd /run/here || exit
+ln -s /srv/traces /srv/prometheusrule.yaml .
 
 # The programs, which say what they were given.
 cat >where <<'END'
@@ -62,6 +63,11 @@ guarantee() { numaward guarantee postgresql@17-main.service --cpus 2 --memory 40
 crowd() {
     numaward guarantee redis.service --cpus 6 --memory 40Mi --node 0
     numaward guarantee small.service --cpus 1 --memory 20Mi --preferred-nodes 1
+}
+# For a command that reads it. The daemon has the defaults.
+configured() {
+    mkdir -p /etc/numaward
+    echo 'topologyManagerPolicy: restricted' >/etc/numaward/config.yaml
 }
 # A recording of the night: five seconds before half past two. In it, somebody rewrites what a guarantee has written.
 night() {

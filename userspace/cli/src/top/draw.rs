@@ -478,3 +478,17 @@ pub(crate) fn event_line(paint: Paint, event: &Event) -> Line<'static> {
         Span::raw(format!(" {}: {}{more}", about.join(", "), clean(&event.message))),
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_node_is_red() {
+        let paint = Paint { colours: true, unicode: true };
+        for node in 0..36 {
+            let colour = paint.node(node).fg;
+            assert!(!matches!(colour, None | Some(Color::Red | Color::LightRed)), "node {node}: {colour:?}");
+        }
+    }
+}
