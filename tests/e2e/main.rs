@@ -25,6 +25,7 @@ mod guarantee;
 mod guard;
 mod guides;
 mod herd;
+mod home;
 mod host;
 mod hotplug;
 mod hugepages;

@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     /// Threads, each with an equal share of the memory [default: one per CPU, else 1]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024).map(usize::from))]
     pub(crate) threads: Option<usize>,
-    /// default (that of the process), bind:NODES, preferred:NODE or interleave:NODES
+    /// default (that of the process), bind:NODES, sampled:NODES (bind, and NUMA balancing samples it), preferred:NODE or interleave:NODES
     #[arg(long, default_value = "default")]
     pub(crate) policy: Policy,
     /// Bytes to touch, such as 64M
@@ -36,6 +36,9 @@ pub(crate) struct Arguments {
     /// Keeps writing to every page in turn while holding
     #[arg(long)]
     pub(crate) walk: bool,
+    /// With --walk, each thread writes to all pages, not only to its own share
+    #[arg(long, requires = "walk")]
+    pub(crate) shared: bool,
     /// Ends after so many seconds [default: at SIGTERM or SIGINT]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) hold: Option<f64>,

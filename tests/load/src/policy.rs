@@ -8,12 +8,16 @@ use crate::error::Error;
 
 /// The kernel's limit is 1024 nodes (`NODES_SHIFT` 10).
 const MAX_NODES: usize = 1024;
+/// Of linux/mempolicy.h.
+const MPOL_F_NUMA_BALANCING: i32 = 1 << 13;
 
 /// Where a thread's new pages are to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Policy {
     Default,
     Bind(NodeSet),
+    /// As `Bind`, and NUMA balancing samples accesses (from Linux 5.12 on).
+    Sampled(NodeSet),
     Preferred(NodeId),
     Interleave(NodeSet),
 }
@@ -24,7 +28,7 @@ impl Policy {
         match self {
             Self::Default => NodeSet::default(),
             Self::Preferred(node) => NodeSet::single(*node),
-            Self::Bind(nodes) | Self::Interleave(nodes) => nodes.clone(),
+            Self::Bind(nodes) | Self::Sampled(nodes) | Self::Interleave(nodes) => nodes.clone(),
         }
     }
 
@@ -33,6 +37,7 @@ impl Policy {
         let mode = match self {
             Self::Default => return Ok(()),
             Self::Bind(_) => libc::MPOL_BIND,
+            Self::Sampled(_) => libc::MPOL_BIND | MPOL_F_NUMA_BALANCING,
             Self::Preferred(_) => libc::MPOL_PREFERRED,
             Self::Interleave(_) => libc::MPOL_INTERLEAVE,
         };
@@ -60,6 +65,7 @@ impl fmt::Display for Policy {
         match self {
             Self::Default => f.write_str("default"),
             Self::Bind(nodes) => write!(f, "bind:{nodes}"),
+            Self::Sampled(nodes) => write!(f, "sampled:{nodes}"),
             Self::Preferred(node) => write!(f, "preferred:{node}"),
             Self::Interleave(nodes) => write!(f, "interleave:{nodes}"),
         }
@@ -70,7 +76,7 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const EXPECTED: &str = "give default, bind:NODES, preferred:NODE or interleave:NODES";
+        const EXPECTED: &str = "give default, bind:NODES, sampled:NODES, preferred:NODE or interleave:NODES";
         let (mode, nodes) = match text.split_once(':') {
             None if text == "default" => return Ok(Self::Default),
             None => return Err(EXPECTED.to_owned()),
@@ -79,6 +85,7 @@ impl FromStr for Policy {
         let first = nodes.first().ok_or("name at least one node")?;
         match mode {
             "bind" => Ok(Self::Bind(nodes)),
+            "sampled" => Ok(Self::Sampled(nodes)),
             "preferred" if nodes.len() == 1 => Ok(Self::Preferred(first)),
             "preferred" => Err("preferred takes one node".to_owned()),
             "interleave" => Ok(Self::Interleave(nodes)),
@@ -93,7 +100,7 @@ mod tests {
 
     #[test]
     fn reads_and_prints_policies() {
-        for text in ["default", "bind:0-1,3", "preferred:2", "interleave:0,2"] {
+        for text in ["default", "bind:0-1,3", "sampled:1", "preferred:2", "interleave:0,2"] {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
         }
         for wrong in ["", "bind", "bind:", "bind:x", "preferred:0-1", "default:0", "local:0"] {
@@ -105,7 +112,7 @@ mod tests {
     fn the_kernel_takes_them() {
         // Every machine has a node 0 with memory but for rare ones; a thread of its own, as the policy is the thread's.
         std::thread::spawn(|| {
-            for policy in ["bind:0", "preferred:0", "interleave:0", "default"] {
+            for policy in ["bind:0", "sampled:0", "preferred:0", "interleave:0", "default"] {
                 policy.parse::<Policy>().unwrap().apply().unwrap();
             }
             let error = "bind:1023".parse::<Policy>().unwrap().apply().unwrap_err().to_string();

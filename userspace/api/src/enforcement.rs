@@ -67,6 +67,26 @@ pub struct Enforcement {
     pub mode: EnforcementMode,
     /// Who is kept off exclusive CPUs.
     pub herding: Herding,
+    /// Workloads without a guarantee that have a home (`home` of the configuration).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub homes: Vec<AtHome>,
+}
+
+/// A workload without a guarantee that is held to CPUs of one node, as most of its accesses were remote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AtHome {
+    /// The path of its cgroup.
+    #[schema(examples("/system.slice/backup.service"))]
+    pub cgroup: String,
+    /// The node.
+    pub node: u32,
+    /// Its CPUs there, as a list.
+    pub cpus: String,
+    /// Whether its remote accesses have fallen since; until that is known it is on trial.
+    pub kept: bool,
+    /// How many of its accesses were remote before, in percent.
+    pub remote_percent_before: u32,
 }
 
 /// Who is kept off exclusive CPUs.

@@ -68,6 +68,9 @@ pub enum EventKind {
     HeadroomLow,
     /// The guard keeps a workload off a node, no longer does, or cannot; or pods may be evicted, as nobody else can be kept off.
     Steered,
+    /// A workload without a guarantee was given a home, or would be; it keeps it, was put back, or cannot have one: as the
+    /// detail `step` says.
+    Home,
     /// Interrupts, or other work that the kernel does by itself, were moved off exclusive CPUs or back, or cannot be.
     InterruptsMoved,
     /// Power settings of exclusive CPUs were made or given back, are somebody else's now, or cannot be made.
@@ -93,6 +96,7 @@ impl EventKind {
             Self::MachineChange
             | Self::HomeMoved
             | Self::Rebalance
+            | Self::Home
             | Self::InterruptsMoved
             | Self::CpuPower
             | Self::Resctrl
@@ -113,6 +117,7 @@ impl EventKind {
             | Self::NotHerded
             | Self::HomeMoved
             | Self::BudgetExceeded
+            | Self::Home
             | Self::InterruptsMoved
             | Self::CpuPower
             | Self::Resctrl

@@ -34,7 +34,7 @@ pub use self::{
         TopologyManagerPolicy, UnknownName, Waiting,
     },
     enforcement::{
-        Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
+        AtHome, Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
     },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
     history::{

@@ -164,6 +164,14 @@ fn enforcement(promised: &Allocations) -> String {
     if let Some(count) = herding.processes_in_root.filter(|count| *count > 0) {
         let _ = writeln!(text, "{count} processes in the root cgroup cannot be herded");
     }
+    if !enforcement.homes.is_empty() {
+        let rows = enforcement.homes.iter().map(|home| {
+            let state = if home.kept { "kept" } else { "on trial" };
+            let before = format!("{} %", home.remote_percent_before);
+            row([&home.cgroup, &home.node.to_string(), &home.cpus, &before, state])
+        });
+        let _ = write!(text, "\n{}", table(["HOME OF", "NODE", "CPUS", "REMOTE BEFORE", "STATE"], rows));
+    }
     if !waiting.is_empty() {
         let rows = waiting.iter().map(|one| row([&one.cgroup, &one.declared, &one.reason]));
         let _ = write!(text, "\n{}", table(["WAITING", "DECLARED", "REASON"], rows));
@@ -279,8 +287,8 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_api::{
-        Activity, Allocated, Counters, Degraded, Enforcement, EnforcementMode, Herded, Herding, KindPromises,
-        Map, NodePromises, Resident, Waiting, WorkloadNode,
+        Activity, Allocated, AtHome, Counters, Degraded, Enforcement, EnforcementMode, Herded, Herding,
+        KindPromises, Map, NodePromises, Resident, Waiting, WorkloadNode,
     };
     use std::collections::BTreeMap;
 
@@ -371,6 +379,13 @@ mod tests {
                         cgroups: vec![herded("/a", "0-1", None), herded("/b", "", Some("its own"))],
                         processes_in_root: Some(2),
                     },
+                    homes: vec![AtHome {
+                        cgroup: "/h".to_owned(),
+                        node: 1,
+                        cpus: "4-7".to_owned(),
+                        kept: false,
+                        remote_percent_before: 52,
+                    }],
                 },
                 waiting: vec![Waiting {
                     cgroup: "/c".to_owned(),
@@ -428,6 +443,9 @@ HERD  CPUS  STATE
 /a    0-1   dry run
 /b    -     its own
 2 processes in the root cgroup cannot be herded
+
+HOME OF  NODE  CPUS  REMOTE BEFORE  STATE
+/h       1     4-7   52 %           on trial
 
 WAITING  DECLARED  REASON
 /c       /*        no room

@@ -23,6 +23,7 @@ use super::{
     enforcement::{CgroupPattern, Declared, Enforcement},
     exported::ExportedMetrics,
     guard::{Budgets, GuardMode, essential},
+    home::{Home, HomeMode},
     kubernetes::Kubernetes,
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
     outgoing::{Alerts, Otlp},
@@ -144,6 +145,8 @@ pub struct Config {
     /// needs to be reached and to run workloads.
     #[educe(Default(expression = essential()))]
     pub guard_exempt: Vec<CgroupPattern>,
+    /// Homes for workloads without a guarantee.
+    pub home: Home,
     /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must
     /// be that of `reservedMemory`; with `strategy: kubelet` also where none of them is.
     pub kube_reserved: Option<Reservation>,
@@ -206,6 +209,11 @@ impl Config {
     /// How `resctrl` is used; nothing where it is not.
     pub fn uses_resctrl(&self) -> Option<&Resctrl> {
         Some(&self.resctrl).filter(|of| self.enforcement.mode == EnforcementMode::On && of.is_used())
+    }
+
+    /// Whether workloads without a guarantee are given homes, as against only a report of it.
+    pub fn places_homes(&self) -> bool {
+        self.home.mode == HomeMode::Place && self.enforcement.mode == EnforcementMode::On
     }
 
     /// Where resctrl is mounted, as this process sees it.

@@ -15,6 +15,7 @@ pub mod enforcement;
 pub mod exported;
 mod flag_forms;
 pub mod guard;
+pub mod home;
 mod inline_schema;
 pub mod kubernetes;
 mod load;

@@ -20,6 +20,7 @@ mod inbox;
 mod machine;
 mod migrations;
 mod mode;
+mod placing;
 pub(crate) mod pods;
 mod rebalance;
 mod resize;

@@ -32,6 +32,7 @@ mod decisions;
 mod error;
 mod explain;
 mod export;
+mod home_worker;
 pub mod import;
 pub mod metrics;
 mod moving;

@@ -1,6 +1,7 @@
 //! What was decided and done, counted: the promise and the enforced families.
 
 mod caches;
+mod homes;
 mod host;
 mod kubelet;
 
@@ -22,7 +23,7 @@ use prometheus_client::{
 };
 
 pub(super) use self::{caches::CacheLabels, kubelet::Rules};
-use self::{caches::CacheMetrics, host::HostMetrics, kubelet::KubeletForms};
+use self::{caches::CacheMetrics, homes::HomeMetrics, host::HostMetrics, kubelet::KubeletForms};
 
 /// Counters by labels.
 type By<const N: usize> = Family<[(&'static str, String); N], Counter>;
@@ -62,6 +63,7 @@ pub struct ControlMetrics {
     steered: Gauge,
     host: HostMetrics,
     caches: CacheMetrics,
+    homes: HomeMetrics,
     stalls: Counter,
     raised: Counter,
     herd: ByState,
@@ -155,6 +157,7 @@ impl Default for ControlMetrics {
             steered: Gauge::default(),
             host: HostMetrics::default(),
             caches: CacheMetrics::default(),
+            homes: HomeMetrics::default(),
             stalls: Counter::default(),
             raised: Counter::default(),
             herd: ByState::default(),
@@ -275,6 +278,7 @@ impl ControlMetrics {
         );
         self.host.register(registry);
         self.caches.register(registry);
+        self.homes.register(registry);
         registry.register(
             "memory_high_stalls",
             "Workloads found to be slowed down at memory.high without making progress",

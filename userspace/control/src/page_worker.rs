@@ -138,7 +138,7 @@ fn drop_cache(proc: &Path, order: &PageMove, mut rest: Bytes) {
 }
 
 /// What can still be moved to a node: what is free or page cache that was not used lately, less a spare part.
-fn room(root: &Path, node: NodeId) -> Bytes {
+pub(crate) fn room(root: &Path, node: NodeId) -> Bytes {
     match sysfs::node_memory(root, node) {
         Ok(memory) => {
             let there = memory.free.0.saturating_add(memory.inactive_file.0);
@@ -189,6 +189,7 @@ mod tests {
             to: NodeId(1),
             bytes: Bytes::mib(64),
             rate: Bytes::mib(64),
+            heeds_policy: false,
         };
         drop_cache(&root.path().join("proc"), &order, Bytes(100));
         let asked = dirs.map(|dir| fs::read_to_string(dir.join("memory.reclaim")).unwrap());
@@ -211,6 +212,7 @@ mod tests {
             to: NodeId(1),
             bytes: Bytes::mib(64),
             rate: Bytes::mib(64),
+            heeds_policy: false,
         };
         let moved = carry_out(root.path(), &order, &CancellationToken::new());
         assert_eq!(moved, PagesMoved([(Outcome::NoRoom, Bytes::mib(64))].into()));

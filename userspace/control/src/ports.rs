@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numaward_api as api;
 use numaward_model::{
     health::Heartbeats,
-    port::{AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource},
+    port::{AccessSource, AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource},
 };
 
 /// Gives what is assigned now.
@@ -24,6 +24,8 @@ pub struct Ports {
     pub cgroups: Arc<dyn CgroupEvents>,
     /// Knows whether the nodes can keep what is promised on them.
     pub headroom: Arc<dyn HeadroomSource>,
+    /// Knows which memory workloads use.
+    pub accesses: Arc<dyn AccessSource>,
     /// Sees whether the threads get on.
     pub heartbeats: Heartbeats,
 }
@@ -32,7 +34,13 @@ impl Ports {
     /// Where all of them are one part.
     pub fn of<P>(part: &Arc<P>) -> Self
     where
-        P: MachineSource + AssignmentSink + EventSink + CgroupEvents + HeadroomSource + 'static,
+        P: MachineSource
+            + AssignmentSink
+            + EventSink
+            + CgroupEvents
+            + HeadroomSource
+            + AccessSource
+            + 'static,
     {
         Self {
             machine: part.clone(),
@@ -40,6 +48,7 @@ impl Ports {
             events: part.clone(),
             cgroups: part.clone(),
             headroom: part.clone(),
+            accesses: part.clone(),
             heartbeats: Heartbeats::default(),
         }
     }

@@ -11,6 +11,7 @@ mod declared;
 mod drift;
 mod guard;
 mod home;
+mod homing;
 mod interrupts;
 mod liveness;
 mod notices;
@@ -429,6 +430,7 @@ impl ReconcilerLoop {
         self.controllers.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
         self.controllers.power.handle(&mut self.core, &Event::Turn(Instant::now()));
         self.controllers.caches.adopt(&self.core);
+        self.controllers.homing.adopt(&mut self.core);
     }
 
     fn look_after(&mut self) {

@@ -29,8 +29,11 @@ use numaward_enforce::{
 };
 use numaward_model::{
     Promises, Report,
+    accesses::WorkloadAccesses,
     headroom::Headroom,
-    port::{AssignmentSink, CgroupEvents, CgroupListener, EventSink, HeadroomSource, MachineSource},
+    port::{
+        AccessSource, AssignmentSink, CgroupEvents, CgroupListener, EventSink, HeadroomSource, MachineSource,
+    },
 };
 use numaward_store::{Store, StoreError};
 use numaward_topology::Machine;
@@ -175,6 +178,12 @@ impl EventSink for Alone {
 
 impl CgroupEvents for Alone {
     fn subscribe(&self, _: CgroupListener) {}
+}
+
+impl AccessSource for Alone {
+    fn accesses(&self) -> Vec<WorkloadAccesses> {
+        Vec::new()
+    }
 }
 
 impl HeadroomSource for Alone {

@@ -22,7 +22,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::{
     moving::Moving,
     pod::{Admitted, Placed},
-    state::{Guarantee, State},
+    state::{Guarantee, Home, LeftAlone, State},
 };
 
 /// The texts of what the state holds.
@@ -53,6 +53,10 @@ struct Stored<'a> {
     herded: Option<&'a BTreeSet<CgroupPath>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    homes: Option<&'a BTreeMap<CgroupPath, Home>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_alone: Option<&'a BTreeMap<CgroupPath, LeftAlone>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     interrupts: Option<&'a MovedAway>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,6 +126,8 @@ impl SerializationCache {
             enabled,
             herded,
             steered,
+            homes,
+            left_alone,
             interrupts,
             power,
             releasing,
@@ -145,6 +151,8 @@ impl SerializationCache {
             enabled: Some(enabled).filter(|enabled| !enabled.is_empty()),
             herded: Some(herded).filter(|herded| !herded.is_empty()),
             steered: Some(steered).filter(|steered| !steered.is_empty()),
+            homes: Some(homes).filter(|homes| !homes.is_empty()),
+            left_alone: Some(left_alone).filter(|left_alone| !left_alone.is_empty()),
             interrupts: Some(interrupts).filter(|interrupts| !interrupts.is_empty()),
             power: Some(power).filter(|power| !power.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
@@ -216,6 +224,10 @@ mod tests {
         state.enabled = serde_json::from_value(enabled).unwrap();
         state.herded.insert(path("other"));
         state.steered.insert(path("other"), "1".parse().unwrap());
+        let home = serde_json::json!({"node": 1, "remoteBefore": 500, "isKept": true, "moved": {"0": 4096}});
+        state.homes.insert(path("other"), serde_json::from_value(home).unwrap());
+        let left_alone = serde_json::json!({"id": 7, "times": 2, "until": 99});
+        state.left_alone.insert(path("z"), serde_json::from_value(left_alone).unwrap());
         state.interrupts.banned = Some("3".parse().unwrap());
         let power =
             serde_json::json!({"/f": {"knob": "governor", "cpus": "1", "found": "a", "written": "b"}});

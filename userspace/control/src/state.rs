@@ -8,7 +8,7 @@ use numaward_config::enforcement::Declared;
 use numaward_enforce::{AppliedSettings, EnabledControllers, interrupts::MovedAway, power::AllHeld};
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
-use numaward_topology::NodeSet;
+use numaward_topology::{Bytes, NodeId, NodeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -40,6 +40,12 @@ pub struct State {
     /// Cgroups that the headroom guard keeps off nodes, and off which.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub steered: BTreeMap<CgroupPath, NodeSet>,
+    /// Cgroups without a guarantee that were given a home.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub homes: BTreeMap<CgroupPath, Home>,
+    /// Cgroups that were put back, and are left alone for a while.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left_alone: BTreeMap<CgroupPath, LeftAlone>,
     /// What of the kernel's own work is kept off exclusive CPUs.
     #[serde(default, skip_serializing_if = "MovedAway::is_empty")]
     pub interrupts: MovedAway,
@@ -135,6 +141,15 @@ impl State {
             set.extend(to.difference(from).cloned());
             set.retain(|item| to.contains(item) || !from.contains(item));
         }
+        fn map<K: Ord + Clone, V: PartialEq + Clone>(
+            map: &mut BTreeMap<K, V>,
+            from: &BTreeMap<K, V>,
+            to: &BTreeMap<K, V>,
+        ) {
+            let changed = to.iter().filter(|(key, value)| from.get(*key) != Some(*value));
+            map.extend(changed.map(|(key, value)| (key.clone(), value.clone())));
+            map.retain(|key, _| to.contains_key(key) || !from.contains_key(key));
+        }
         // What is noted meanwhile of one that is not here, as it is being admitted, goes with its admission.
         let is_open =
             |name: &&String| to.guarantees.contains_key(*name) && !self.guarantees.contains_key(*name);
@@ -146,10 +161,9 @@ impl State {
         self.pods.patch(&from.pods, &to.pods);
         self.containers.patch(&from.containers, &to.containers);
         set(&mut self.herded, &from.herded, &to.herded);
-        for (path, off) in to.steered.iter().filter(|(path, off)| from.steered.get(*path) != Some(*off)) {
-            self.steered.insert(path.clone(), off.clone());
-        }
-        self.steered.retain(|path, _| to.steered.contains_key(path) || !from.steered.contains_key(path));
+        map(&mut self.steered, &from.steered, &to.steered);
+        map(&mut self.homes, &from.homes, &to.homes);
+        map(&mut self.left_alone, &from.left_alone, &to.left_alone);
         set(&mut self.releasing, &from.releasing, &to.releasing);
         set(&mut self.admitting, &from.admitting, &to.admitting);
         self.applied.patch(&from.applied, &to.applied);
@@ -172,6 +186,34 @@ impl State {
         self.ledger.patch_owners(&from.ledger, &to.ledger);
         self.ledger = strategy.rebase(&self.ledger).0;
     }
+}
+
+/// The home of a workload without a guarantee.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Home {
+    /// The node.
+    pub node: NodeId,
+    /// How many of its accesses were remote before, in thousandths.
+    pub remote_before: u32,
+    /// Whether fewer are since. Until that is known it is on trial.
+    #[serde(default)]
+    pub is_kept: bool,
+    /// What was moved there for it, by the node on which it was.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub moved: BTreeMap<NodeId, Bytes>,
+}
+
+/// A workload that was put back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeftAlone {
+    /// Which cgroup of that path.
+    pub id: CgroupId,
+    /// How often it was.
+    pub times: u32,
+    /// Until then it gets no home, in seconds since 1970.
+    pub until: u64,
 }
 
 /// A workload that holds an allocation.
@@ -278,6 +320,10 @@ mod tests {
         let mut answered = with(&*strategy, &open, "answered", 2);
         answered.herded.insert("/herded".parse().unwrap());
         answered.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
+        let home = Home { node: NodeId(1), remote_before: 500, is_kept: true, moved: BTreeMap::new() };
+        answered.homes.insert("/home".parse().unwrap(), home);
+        let left_alone = LeftAlone { id: CgroupId(7), times: 1, until: 9 };
+        answered.left_alone.insert("/back".parse().unwrap(), left_alone);
         let power =
             serde_json::json!({"/f": {"knob": "wakeUpLatency", "cpus": "1", "found": "0", "written": "20"}});
         answered.power = serde_json::from_value(power).unwrap();
@@ -288,6 +334,7 @@ mod tests {
         assert_eq!(after.ledger.allocation(&"answered".into(), &"answered".into()), Some(expected));
         assert!(after.ledger.owner(&"open".into()).is_none() && after.admitting.is_empty());
         assert_eq!((after.herded.clone(), after.steered.clone()), (answered.herded, answered.steered));
+        assert_eq!((after.homes.clone(), after.left_alone.clone()), (answered.homes, answered.left_alone));
         assert_eq!(after.power, answered.power);
         let (with, without) = (after.clone(), State { steered: BTreeMap::new(), ..after.clone() });
         after.patch(&with, &without, &*strategy);

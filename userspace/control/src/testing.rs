@@ -12,10 +12,11 @@ use numaward_config::Config;
 use numaward_enforce::{Enforcer, Options, Systemd};
 use numaward_model::{
     Promises, Report,
+    accesses::WorkloadAccesses,
     headroom::Headroom,
     port::{
-        AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, HeadroomSource,
-        MachineSource,
+        AccessSource, AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink,
+        HeadroomSource, MachineSource,
     },
 };
 use numaward_topology::{Bytes, Machine};
@@ -35,6 +36,8 @@ pub struct Host {
     pub cgroup_listener: Mutex<Option<CgroupListener>>,
     /// What the guard saw last.
     pub headroom: Mutex<Arc<Headroom>>,
+    /// What was counted of accesses.
+    pub accesses: Mutex<Vec<WorkloadAccesses>>,
 }
 
 impl Host {
@@ -46,6 +49,7 @@ impl Host {
             happened: Mutex::default(),
             cgroup_listener: Mutex::default(),
             headroom: Mutex::default(),
+            accesses: Mutex::default(),
         }
     }
 
@@ -65,6 +69,12 @@ impl MachineSource for Host {
 impl HeadroomSource for Host {
     fn headroom(&self) -> Arc<Headroom> {
         self.headroom.lock().unwrap().clone()
+    }
+}
+
+impl AccessSource for Host {
+    fn accesses(&self) -> Vec<WorkloadAccesses> {
+        self.accesses.lock().unwrap().clone()
     }
 }
 

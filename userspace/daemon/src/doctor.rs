@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 
 use numaward_api::doctor::{Check, Verdict};
 use numaward_cgroup::needs::look;
-use numaward_config::{Config, OperatingMode, Problems};
+use numaward_config::{Config, OperatingMode, Problems, home::HomeMode};
 use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::{Need, NodeSet};
 use rustix::thread::CapabilitySet;
@@ -78,6 +78,7 @@ pub fn examine(
     checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
     checks
         .extend(config.uses_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
+    checks.extend((config.home.mode != HomeMode::Off).then(|| check("homes", host.homes(&config))));
     checks.extend(needs.iter().chain(&look(root)).map(need));
     checks
 }
@@ -406,6 +407,33 @@ impl Host<'_> {
         })
     }
 
+    /// Whether anything counts the accesses by which homes are judged.
+    fn homes(&self, config: &Config) -> Outcome {
+        if self.node_count() == Ok(1) {
+            return warn("of no use with one node", "home.mode: off");
+        }
+        let is_sampled =
+            self.read("proc/sys/kernel/numa_balancing").is_ok_and(|mode| mode == "1" || mode == "3");
+        if !is_sampled && !config.probes.hardware.enabled {
+            return warn(
+                "nobody gets a home: nothing counts remote accesses on this host",
+                "sysctl kernel.numa_balancing=1, or probes.hardware.enabled where the processor counts them",
+            );
+        }
+        let by = if config.probes.hardware.enabled {
+            "the processor's counters"
+        } else {
+            "NUMA balancing's samples"
+        };
+        if config.home.mode == HomeMode::Place && !config.places_homes() {
+            return warn(
+                format!("only reported, by {by}: enforcement.mode is not on"),
+                "enforcement.mode: on",
+            );
+        }
+        ok(format!("judged by {by}"))
+    }
+
     fn kubelet(&self, config: &Config) -> Outcome {
         let directory = config.kubernetes.kubelet.directory.as_path();
         let policies = Policies::read(self.root, directory);
@@ -505,6 +533,33 @@ mod tests {
         for check in examine(tree(GOOD).path(), &[], &[], Ok(&Config::default())) {
             assert_eq!((check.verdict, check.fix), (Verdict::Ok, None), "{}: {}", check.check, check.finding);
         }
+    }
+
+    #[test]
+    fn homes_are_judged_by_what_counts_accesses() {
+        let of = |config: &Config, files: &[(&str, &str)]| {
+            let tree = tree(&[GOOD, files].concat());
+            let checks = examine(tree.path(), &[], &[], Ok(config));
+            checks
+                .into_iter()
+                .find(|check| check.check == "homes")
+                .map(|check| (check.verdict, check.finding))
+        };
+        let off = [("proc/sys/kernel/numa_balancing", "0\n")];
+        let mut config = Config::default();
+        assert_eq!(of(&config, &[]), None);
+        config.home.mode = HomeMode::Place;
+        let sampled = "judged by NUMA balancing's samples".to_owned();
+        assert_eq!(of(&config, &[]), Some((Verdict::Ok, sampled)));
+        let (verdict, finding) = of(&config, &off).unwrap();
+        assert!(verdict == Verdict::Warn && finding.contains("nothing counts remote accesses"), "{finding}");
+        config.probes.hardware.enabled = true;
+        assert_eq!(of(&config, &off), Some((Verdict::Ok, "judged by the processor's counters".to_owned())));
+        config.enforcement.mode = numaward_api::EnforcementMode::DryRun;
+        let (verdict, finding) = of(&config, &off).unwrap();
+        assert!(verdict == Verdict::Warn && finding.contains("only reported"), "{finding}");
+        config.home.mode = HomeMode::Report;
+        assert_eq!(of(&config, &off).unwrap().0, Verdict::Ok);
     }
 
     #[test]

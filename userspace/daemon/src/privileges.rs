@@ -60,7 +60,7 @@ fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode, demands: Dema
 /// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`): the kernel lets only those do
 /// that who may trace the process.
 fn needs_ptrace(config: &Config, mode: OperatingMode, demands: Demands) -> bool {
-    mode == OperatingMode::Enforce && (demands.moves || config.holds_budgets())
+    mode == OperatingMode::Enforce && (demands.moves || config.holds_budgets() || config.places_homes())
 }
 
 /// Drops every capability but those that are [`kept`], from this thread and from those it starts later; none can be got
@@ -84,12 +84,12 @@ pub(crate) fn drop_unneeded(
 #[cfg(test)]
 mod tests {
     use numaward_api::EnforcementMode;
-    use numaward_config::{enforcement::Interrupts, policy::StrategyKind};
+    use numaward_config::{enforcement::Interrupts, home::HomeMode, policy::StrategyKind};
 
     use super::*;
 
     #[test]
-    fn processes_can_be_traced_only_where_budgets_are_held() {
+    fn processes_can_be_traced_only_where_pages_of_single_ones_are_moved() {
         let mut config = Config::default();
         let new = Demands::default();
         let needs_ptrace = |config: &Config| needs_ptrace(config, OperatingMode::Enforce, new);
@@ -102,6 +102,10 @@ mod tests {
         assert!(!needs_ptrace(&config));
         config.enforcement.mode = EnforcementMode::On;
         config.budgets.enabled = false;
+        assert!(!needs_ptrace(&config));
+        config.home.mode = HomeMode::Place;
+        assert!(needs_ptrace(&config));
+        config.home.mode = HomeMode::Report;
         assert!(!needs_ptrace(&config));
         let old = Demands { moves: true, ..new };
         assert!(super::needs_ptrace(&config, OperatingMode::Enforce, old), "the kernel moves nothing");

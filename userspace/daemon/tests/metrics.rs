@@ -75,6 +75,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "resctrl_",
             "budget_",
             "guard_",
+            "home_",
             "rebalance",
             "cpu_power_",
         ],
@@ -390,6 +391,7 @@ fn encoded(metrics: &Metrics, format: Format) -> String {
 fn all_of(source: impl SnapshotSource + 'static) -> Metrics {
     let figures = numaward_control::ControlMetrics::default();
     figures.show_caches();
+    figures.show_homes();
     Metrics::new(Arc::new(source))
         .with(|registry| {
             figures.register(registry);

@@ -4,6 +4,7 @@
 //! - [`pod`] names pods and containers.
 //! - [`Report`] is an event on its way to those who read it.
 //! - [`snapshot`] is what a scrape serves; [`headroom`] what the guard saw last.
+//! - [`accesses`] says which node's memory workloads use.
 //! - [`backoff`] and [`Retry`] say when what failed is tried again.
 //! - [`error_chain`] is an error with its causes; [`FileStamp`] one version of a file.
 //! - [`port`] has the traits by which parts reach each other; [`health`] says who is ready and alive.
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod accesses;
 mod backoff;
 mod error;
 mod file_stamp;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numaward_cgroup::{CgroupPath, Event};
 use numaward_topology::Machine;
 
-use crate::{Promises, Report, headroom::Headroom};
+use crate::{Promises, Report, accesses::WorkloadAccesses, headroom::Headroom};
 
 /// The machine as it is now.
 pub trait MachineSource: Send + Sync {
@@ -30,6 +30,13 @@ pub trait EventSink: Send + Sync {
 pub trait HeadroomSource: Send + Sync {
     /// What was seen last. Waits for nothing.
     fn headroom(&self) -> Arc<Headroom>;
+}
+
+/// Knows which memory workloads use.
+pub trait AccessSource: Send + Sync {
+    /// What was counted up to now of each workload that has no other below it. Reads maps of probes: not for threads that
+    /// others wait for.
+    fn accesses(&self) -> Vec<WorkloadAccesses>;
 }
 
 /// Takes news of cgroups; `false`: no more.

@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accesses;
 mod activity;
 mod affinity;
 mod conditions;

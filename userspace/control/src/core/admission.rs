@@ -444,6 +444,7 @@ impl Core {
     pub(super) fn enter(&mut self, request: &Request, granted: &Granted, id: CgroupId) {
         self.kept.state.herded.remove(&granted.path);
         self.kept.state.steered.remove(&granted.path);
+        self.kept.state.homes.remove(&granted.path);
         let guarantee = Guarantee {
             target: request.target.clone(),
             cgroup: granted.path.clone(),

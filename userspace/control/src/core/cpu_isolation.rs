@@ -261,7 +261,13 @@ impl Core {
             }
             _ => self.cpus_found(path).map_err(|error| error.to_string())?,
         };
-        let share = if found.is_empty() { pool.clone() } else { &found & pool };
+        // One with a home keeps to it, as far as it is in the pool.
+        let at_home = self.home_cpus(path).map(|home| home & pool).filter(|left| !left.is_empty());
+        let share = match at_home {
+            Some(left) => left,
+            None if found.is_empty() => pool.clone(),
+            None => &found & pool,
+        };
         if share.is_empty() {
             let reason = if pool.is_empty() {
                 "the shared pool is empty".to_owned()
@@ -271,6 +277,14 @@ impl Core {
             return Err(reason);
         }
         Ok(Some(share).filter(|share| *share != found))
+    }
+
+    /// What a cgroup of the herd is to have as things stand, if it were not for its home.
+    pub(super) fn share_in_herd(&mut self, path: &CgroupPath) -> Option<CpuSet> {
+        let pool = self.herding_with(&self.kept.state.ledger).1?;
+        let found = self.cpus_found(path).unwrap_or_default();
+        let share = if found.is_empty() { pool } else { &found & &pool };
+        Some(share).filter(|share| !share.is_empty())
     }
 
     /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded.
@@ -395,6 +409,7 @@ impl Core {
         // Of what was tried together, the intent may still be among the applied settings.
         self.kept.state.herded.remove(path);
         self.kept.state.steered.remove(path);
+        self.kept.state.homes.remove(path);
         let back = self.plan(Change::Release(path.clone()));
         let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan));
         if let Err(error) = back {

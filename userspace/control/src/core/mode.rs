@@ -20,10 +20,13 @@ impl Core {
     pub(crate) fn follow_mode(&mut self) {
         // Whatever holds settings and no allocation is of the herd, also where the ledger had to be rebuilt.
         let promised = self.promised_cgroups();
-        let is_other =
-            |path: &&CgroupPath| !promised.contains(*path) && !self.kept.state.steered.contains_key(*path);
+        let (steered, homes) = (&self.kept.state.steered, &self.kept.state.homes);
+        let is_other = |path: &&CgroupPath| {
+            !promised.contains(*path) && !steered.contains_key(*path) && !homes.contains_key(*path)
+        };
         let herded = self.kept.state.applied.held().map(|(path, _)| path).filter(is_other);
-        self.kept.state.herded.extend(herded.cloned());
+        let herded: Vec<CgroupPath> = herded.cloned().collect();
+        self.kept.state.herded.extend(herded);
         match self.mode() {
             EnforcementMode::On => self.hold_again(),
             EnforcementMode::DryRun => self.give_all_back(),
@@ -75,6 +78,7 @@ impl Core {
         tracing::info!(cgroups = held.len(), mode = ?self.mode(), "what an earlier run wrote is given back");
         self.kept.state.herded.clear();
         self.kept.state.steered.clear();
+        self.kept.state.homes.clear();
         let plan = self.plan(Change::Each(held));
         if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
             tracing::error!(%error, "not everything could be given back");

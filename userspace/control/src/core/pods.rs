@@ -386,6 +386,7 @@ impl Core {
         }
         let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
         change.kept.state.steered.remove(&placed.cgroup);
+        change.kept.state.homes.remove(&placed.cgroup);
         let mut name = placed.of.full_name();
         if change.kept.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
             // The container before it has not been removed yet.

@@ -21,17 +21,22 @@ use super::{Core, HeldChange};
 use crate::error::AdmissionError;
 
 impl Core {
-    /// What a cgroup without a guarantee is to hold with these CPUs: they, and the nodes that it is steered to. Nothing if
-    /// that is nothing.
+    /// What a cgroup without a guarantee is to hold with these CPUs: they, or those of its home, and the nodes that it is
+    /// steered to. Nothing if that is nothing.
     pub(super) fn beside_promises(&self, path: &CgroupPath, cpus: Option<&CpuSet>) -> Option<Settings> {
-        let mems =
-            self.kept.state.steered.contains_key(path).then(|| self.applied_settings(path)?.mems.clone());
-        let settings = Settings { cpus: cpus.cloned(), mems: mems.flatten(), ..Settings::default() };
+        let mems = self.kept.state.steered.contains_key(path).then(|| self.applied_mems(path)).flatten();
+        let cpus = cpus.or_else(|| self.home_cpus(path)).cloned();
+        let settings = Settings { cpus, mems, ..Settings::default() };
         (!settings.is_empty()).then_some(settings)
     }
 
     fn applied_settings(&self, path: &CgroupPath) -> Option<&Settings> {
         self.kept.state.applied.get(path).map(|record| &record.settings)
+    }
+
+    /// The nodes to which a cgroup is held.
+    pub(super) fn applied_mems(&self, path: &CgroupPath) -> Option<NodeSet> {
+        self.applied_settings(path)?.mems.clone()
     }
 
     /// The nodes that a cgroup may use when it is steered nowhere.
@@ -73,8 +78,8 @@ impl Core {
         Ok(())
     }
 
-    /// Lets go of what is steered and about to have a guarantee, or to be above or below one. What gets one itself is given
-    /// its new settings in place of these.
+    /// Lets go of what is steered or has a home, and is about to have a guarantee, or to be above or below one. What gets one
+    /// itself is given its new settings in place of these.
     pub(super) fn let_go_around(&mut self, path: &CgroupPath) {
         let is_around =
             |other: &&CgroupPath| *other != path && (other.contains(path) || path.contains(other));
@@ -82,6 +87,12 @@ impl Core {
         for other in around {
             if let Err(error) = self.steer(&other, None) {
                 tracing::warn!(cgroup = %other, %error, "cannot be given back the nodes that it was kept off");
+            }
+        }
+        let around: Vec<CgroupPath> = self.kept.state.homes.keys().filter(is_around).cloned().collect();
+        for other in around {
+            if let Err(error) = self.take_home(&other) {
+                tracing::warn!(cgroup = %other, %error, "its home cannot be taken back");
             }
         }
     }

@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Event, budgets::Budgets, caches::CacheClasses, declared::Declarations, drift::DriftController,
-    guard::Guard, home::Homes, interrupts::Interrupts, liveness::Liveness, power::PowerSettings,
-    throttling::Throttling,
+    guard::Guard, home::Homes, homing::Homing, interrupts::Interrupts, liveness::Liveness,
+    power::PowerSettings, throttling::Throttling,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
@@ -17,6 +17,7 @@ pub(super) struct Controllers {
     pub(super) drift: DriftController,
     pub(super) throttling: Throttling,
     pub(super) homes: Homes,
+    pub(super) homing: Homing,
     pub(super) budgets: Budgets,
     pub(super) guard: Guard,
     pub(super) interrupts: Interrupts,
@@ -36,6 +37,7 @@ impl Controllers {
             drift: DriftController::new(write_monitor),
             throttling: Throttling::new(core.hierarchy.clone()),
             homes: Homes::new(core.config.enforcement.home_dwell_time.0),
+            homing: Homing::new(stop.clone()),
             caches: CacheClasses::new(stop.clone()),
             budgets: Budgets::new(stop),
             guard: Guard::default(),
@@ -51,6 +53,7 @@ impl Controllers {
         self.drift.handle(core, event);
         self.throttling.handle(core, event);
         self.homes.handle(core, event);
+        self.homing.handle(core, event);
         self.budgets.handle(core, event);
         self.guard.handle(core, event);
         self.interrupts.handle(core, event);

@@ -116,6 +116,7 @@ impl ReadModel {
             enforcement: api::Enforcement {
                 mode: core.mode(),
                 herding: core.herding(|cgroup| drift.of(cgroup)),
+                homes: core.homes(),
             },
             waiting,
         }

@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use numaward_topology::NodeId;
+use numaward_topology::{NodeId, NodeSet};
 
 /// A mapping with pages on the node that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,20 @@ pub(super) struct Mapping {
     pub(super) pages: u64,
     /// Of its pages, the share that the kernel has on the active list: 0 to 1000.
     pub(super) active: u32,
+    /// Where its policy names nodes: these. `None` where it names none.
+    pub(super) bound: Option<NodeSet>,
+}
+
+impl Mapping {
+    /// Whether its policy lets it have pages on a node, as far as that is known.
+    pub(super) fn may_use(&self, node: NodeId) -> bool {
+        self.bound.as_ref().is_none_or(|nodes| nodes.contains(node))
+    }
+}
+
+/// The nodes that a policy names: `default`, `local`, `bind:0-1`, `prefer (many):1`, `interleave=static:0,2`.
+fn nodes_of(policy: &str) -> Option<NodeSet> {
+    policy.rsplit_once(':')?.1.parse().ok()
 }
 
 /// Those with pages on `node`, from the text of `maps` and `numa_maps`, coldest first. Pools of huge pages are
@@ -40,8 +54,12 @@ fn mapping(line: &str, node: NodeId, ends: &BTreeMap<usize, usize>) -> Option<Ma
     let mut words = line.split_ascii_whitespace();
     let start = usize::from_str_radix(words.next()?, 16).ok()?;
     let (mut here, mut active, mut pages) = (0_u64, None, 0_u64);
-    // The policy comes first.
-    for word in words.skip(1) {
+    // The policy comes first. That of several preferred nodes has a space in it.
+    let mut bound = None;
+    for word in words {
+        if bound.is_none() && !word.contains("file=") {
+            bound = nodes_of(word);
+        }
         match word.split_once('=') {
             None if word == "huge" => return None,
             Some(("active", count)) => active = count.parse().ok(),
@@ -60,7 +78,9 @@ fn mapping(line: &str, node: NodeId, ends: &BTreeMap<usize, usize>) -> Option<Ma
     let active: u64 = active.unwrap_or(pages);
     let share = active.saturating_mul(1000).checked_div(pages).unwrap_or(0).min(1000);
     let active = u32::try_from(share).unwrap_or(1000);
-    (here > 0).then(|| Some(Mapping { addresses: start..*ends.get(&start)?, pages: here, active })).flatten()
+    (here > 0)
+        .then(|| Some(Mapping { addresses: start..*ends.get(&start)?, pages: here, active, bound }))
+        .flatten()
 }
 
 #[cfg(test)]
@@ -94,6 +114,13 @@ zzz default N0=1
         let found = on_node(MAPS, NUMA_MAPS, NodeId(1));
         let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
         assert_eq!(starts, [(0x7f00_0300_0000, 0), (0x7f00_0000_0000, 1000)]);
+        let may_use =
+            |index: usize, node: u32| on_node(MAPS, NUMA_MAPS, NodeId(0))[index].may_use(NodeId(node));
+        assert_eq!(
+            [may_use(0, 1), may_use(0, 2), may_use(1, 2)],
+            [true, false, true],
+            "one is bound to nodes 0-1"
+        );
         assert!(on_node("", NUMA_MAPS, NodeId(0)).is_empty(), "a mapping that is gone meanwhile");
         assert!(on_node(MAPS, NUMA_MAPS, NodeId(7)).is_empty());
     }

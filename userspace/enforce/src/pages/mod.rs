@@ -104,6 +104,8 @@ pub struct PageMove {
     pub bytes: Bytes,
     /// How much in a second, at most.
     pub rate: Bytes,
+    /// Whether pages stay that their process has bound to other nodes than `to`.
+    pub heeds_policy: bool,
 }
 
 /// What was moved, and what was not, in bytes.
@@ -149,6 +151,9 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
             }
         };
         for mapping in mappings::on_node(&maps, &numa_maps, order.from) {
+            if order.heeds_policy && !mapping.may_use(order.to) {
+                continue;
+            }
             let mut left = mapping.pages;
             for window in windows(&mapping.addresses) {
                 if run.is_done() || is_over() {
@@ -345,6 +350,7 @@ mod tests {
             to: NodeId(1),
             bytes: Bytes::mib(2),
             rate: Bytes(1),
+            heeds_policy: false,
         };
         let moved = PagesMoved(BTreeMap::from([(Outcome::Moved, Bytes::mib(1))]));
         let run = Run { order: &order, moved, answers: Vec::new(), started: Instant::now() };
@@ -371,6 +377,7 @@ mod tests {
             to: NodeId(1023),
             bytes: Bytes::mib(1),
             rate: Bytes::mib(64),
+            heeds_policy: false,
         };
         let moved = move_pages(Path::new("/proc"), &order, || false);
         child.kill().unwrap();

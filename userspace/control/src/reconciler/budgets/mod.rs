@@ -196,6 +196,7 @@ impl Budgets {
                 to: wanted.to,
                 bytes: wanted.bytes.min(Bytes(rate.0.saturating_mul(ORDER)).max(LEAST)),
                 rate,
+                heeds_policy: false,
             };
             return Some((name.clone(), order));
         }

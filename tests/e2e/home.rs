@@ -1,0 +1,73 @@
+//! Workloads without a guarantee whose threads and memory are on different nodes are brought together, if that helps.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// Sampled accesses of a workload so far: local and remote pages.
+fn accesses(report: &Report, section: &str, workload: &str) -> [u64; 2] {
+    let all = report.json(section);
+    let of = all["workloads"].as_array().unwrap().iter().find(|of| of["workload"] == workload);
+    let of = of.unwrap_or_else(|| panic!("{workload}: {all:#}"));
+    let nodes = of["activity"]["accesses"].as_array().unwrap();
+    let sum = |key: &str| nodes.iter().filter_map(|node| node[key].as_u64()).sum::<u64>();
+    ["localPages", "remotePages"].map(sum)
+}
+
+/// The share of remote accesses between two readings, in percent.
+fn remote_percent(before: [u64; 2], after: [u64; 2]) -> u64 {
+    let [local, remote] = [0, 1].map(|index| after[index] - before[index]);
+    assert!(local + remote > 0, "nothing was sampled: {before:?} {after:?}");
+    remote * 100 / (local + remote)
+}
+
+fn steps<'a>(events: &'a Value, workload: &str) -> Vec<&'a str> {
+    let events = events["events"].as_array().unwrap().iter();
+    let of = events.filter(|event| event["kind"] == "home" && event["workload"] == workload);
+    of.map(|event| event["details"]["step"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_workload_is_brought_home_if_its_remote_accesses_fall_and_else_put_back() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("3,1"), Some("768M,768M"), None).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("home.sh"));
+
+    // On both nodes, then on one, its memory too.
+    let before = remote_percent([0, 0], accesses(&report, "spread before", "spread"));
+    assert!(before >= 20, "{before} % remote");
+    for section in ["spread at home", "spread without a daemon", "spread after a crash"] {
+        assert_eq!(report.section(section), "0-2", "{section}");
+    }
+    let memory = report.numa_stat("spread at home memory");
+    assert!(memory["anon"][&0] >= 60 * MIB, "{memory:?}");
+    let [first, then] = ["spread at home, first", "spread at home, then"];
+    let after = remote_percent(accesses(&report, first, "spread"), accesses(&report, then, "spread"));
+    assert!(after * 2 <= before, "{before} % remote before, {after} % at home");
+    println!("{before} % of the accesses were remote before, {after} % at home");
+
+    // What its own policy keeps elsewhere does not come, and so it is put back.
+    assert_eq!(report.section("bound on trial"), "0-2");
+    let found = report.section("bound in the end");
+    assert!(found.is_empty() || found == "0-3", "{found}");
+    let memory = report.numa_stat("bound in the end memory");
+    assert!(memory["anon"][&1] >= 60 * MIB, "{memory:?}");
+
+    let events = report.json("events");
+    assert_eq!(steps(&events, "bound"), ["placed", "no_gain"], "{events:#}");
+    let metrics = report.section("metrics");
+    for line in [
+        "numaward_home_workloads{numa_node=\"0\"} 1",
+        "numaward_home_placements_total{outcome=\"placed\"} 1",
+        "numaward_home_placements_total{outcome=\"no_gain\"} 1",
+        "numaward_home_refused_workloads{reason=\"left_alone\"} 1",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}:\n{metrics}");
+    }
+    let off = report.section("spread when it is off");
+    assert!(off.is_empty() || off == "0-3", "{off}");
+}

@@ -1,0 +1,130 @@
+//! Giving workloads without a guarantee a home, and taking it back.
+//!
+//! Terms: a cgroup *has a home* while its `cpuset.cpus` is held to CPUs of one node because of that.
+//!
+//! Algorithm: `cpuset.cpus` becomes those CPUs of the node that nobody has for himself. `cpuset.mems` stays as it is, so that new
+//! memory comes from the node as long as it has some. What was found comes back, as for every knob, when the home ends.
+//!
+//! Invariants: what is to be applied and what was found is stored before the knob is written. Nobody gets a home whose
+//! cpuset somebody else set. A cgroup that is herded or steered as well keeps what it has for that.
+
+use numaward_api as api;
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Value},
+};
+use numaward_enforce::Change;
+use numaward_model::Settings;
+use numaward_topology::{CpuSet, NodeId};
+
+use super::{Core, HeldChange};
+use crate::{
+    error::AdmissionError,
+    state::{Home, LeftAlone},
+};
+
+impl Core {
+    /// The CPUs of a node that nobody has for himself.
+    pub(crate) fn shared_cpus_of(&self, node: NodeId) -> CpuSet {
+        let of = self.policy.machine.nodes.get(&node).map(|node| node.cpus.clone()).unwrap_or_default();
+        &of & self.kept.state.ledger.shared_pool()
+    }
+
+    /// Whether something is promised to a cgroup, or above or below it.
+    pub(crate) fn is_near_promise(&self, path: &CgroupPath) -> bool {
+        self.promised_cgroups().iter().any(|other| other.contains(path) || path.contains(other))
+    }
+
+    /// The CPUs that a cgroup would have at home on a node, or why it can have none there: its cpuset is somebody else's, or what
+    /// is above it may not use the node.
+    pub(crate) fn cpus_at_home(&mut self, path: &CgroupPath, node: NodeId) -> Result<CpuSet, String> {
+        let cpus = self.cpus_found(path).map_err(|error| error.to_string())?;
+        let nodes = self.nodes_found(path).map_err(|error| error.to_string())?;
+        if !cpus.is_empty() || !nodes.is_empty() {
+            return Err("its cpuset is set already".to_owned());
+        }
+        let above = self.hierarchy.dir(&path.parent().unwrap_or_else(CgroupPath::root));
+        // The root cgroup has all, and not every kernel gives it these files.
+        if let Ok(Value::Nodes(nodes)) = Knob::CpusetMemsEffective.read(&above)
+            && !nodes.is_empty()
+            && !nodes.contains(node)
+        {
+            return Err(format!("the cgroup above it may use memory of nodes {nodes} only"));
+        }
+        let shared = self.shared_cpus_of(node);
+        match Knob::CpusetCpusEffective.read(&above) {
+            Ok(Value::Cpus(cpus)) if !cpus.is_empty() => Ok(&cpus & &shared),
+            _ => Ok(shared),
+        }
+    }
+
+    /// The CPUs to which a cgroup is held because it has a home.
+    pub(crate) fn home_cpus(&self, path: &CgroupPath) -> Option<&CpuSet> {
+        self.kept
+            .state
+            .homes
+            .contains_key(path)
+            .then(|| self.kept.state.applied.get(path)?.settings.cpus.as_ref())?
+    }
+
+    /// Those that have a home, as they are served.
+    pub(crate) fn homes(&self) -> Vec<api::AtHome> {
+        let of = |(path, home): (&CgroupPath, &Home)| api::AtHome {
+            cgroup: path.to_string(),
+            node: home.node.0,
+            cpus: self.home_cpus(path).map(ToString::to_string).unwrap_or_default(),
+            kept: home.is_kept,
+            remote_percent_before: home.remote_before / 10,
+        };
+        self.kept.state.homes.iter().map(of).collect()
+    }
+
+    /// Gives a cgroup this home, on these CPUs.
+    pub(crate) fn give_home(
+        &mut self,
+        path: &CgroupPath,
+        home: Home,
+        cpus: CpuSet,
+    ) -> Result<(), AdmissionError> {
+        let mems = self.kept.state.steered.contains_key(path).then(|| self.applied_mems(path)).flatten();
+        let settings = Settings { cpus: Some(cpus), mems, ..Settings::default() };
+        let plan = self.plan(Change::Hold(path.clone(), settings))?;
+        let mut change = self.begin();
+        change.kept.state.homes.insert(path.clone(), home);
+        change.carry_out(plan)?;
+        self.effects.held.push(HeldChange::Rewritten(path.clone()));
+        Ok(())
+    }
+
+    /// Changes what is remembered of a home.
+    pub(crate) fn note_home(&mut self, path: &CgroupPath, note: impl FnOnce(&mut Home)) {
+        if let Some(home) = self.kept.state.homes.get_mut(path) {
+            note(home);
+            self.effects.view = true;
+            self.store_outcome();
+        }
+    }
+
+    /// A cgroup that was put back is left alone.
+    pub(crate) fn leave_alone(&mut self, path: &CgroupPath, left_alone: LeftAlone) {
+        self.kept.state.left_alone.insert(path.clone(), left_alone);
+        self.store_outcome();
+    }
+
+    /// Takes the home of a cgroup back: it has what was found, or what it has in the herd.
+    pub(crate) fn take_home(&mut self, path: &CgroupPath) -> Result<(), AdmissionError> {
+        let herded = if self.kept.state.herded.contains(path) { self.share_in_herd(path) } else { None };
+        let mems = self.kept.state.steered.contains_key(path).then(|| self.applied_mems(path)).flatten();
+        let settings = Settings { cpus: herded, mems, ..Settings::default() };
+        let plan = self.plan(if settings.is_empty() {
+            Change::Release(path.clone())
+        } else {
+            Change::Hold(path.clone(), settings)
+        })?;
+        let mut change = self.begin();
+        change.kept.state.homes.remove(path);
+        change.carry_out(plan)?;
+        self.effects.held.push(HeldChange::Rewritten(path.clone()));
+        Ok(())
+    }
+}

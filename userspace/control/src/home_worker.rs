@@ -1,0 +1,191 @@
+//! The thread that reads what workloads without a guarantee use, and moves their pages: both take as long as the kernel likes.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, read};
+use numaward_config::home::Home;
+use numaward_enforce::pages::{self, Outcome, PageMove, PagesMoved};
+use numaward_model::{
+    accesses::{Accesses, WorkloadAccesses},
+    health::{self, Heartbeats},
+    port::AccessSource,
+};
+use numaward_topology::{Bytes, NodeId};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    page_worker::{ByNode, LEAST, room},
+    worker::Worker,
+};
+
+/// How long reading one workload, or moving one window of pages, may take before the thread counts as hung.
+const LIMIT: Duration = Duration::from_mins(2);
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Look at all workloads, and at what these nodes have free.
+    Look(Vec<NodeId>),
+    /// Move pages of this one.
+    Move(CgroupPath, PageMove),
+}
+
+/// What was done.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// What was seen.
+    Looked(Look),
+    /// What became of the pages.
+    Moved { cgroup: CgroupPath, order: PageMove, moved: PagesMoved },
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Look {
+    /// The workloads whose accesses are counted, and whose files could be read.
+    pub(crate) workloads: Vec<Reading>,
+    /// What each node has room for.
+    pub(crate) room: ByNode,
+    /// How long it took.
+    pub(crate) took: Duration,
+}
+
+/// What a workload has used up to now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// Its cgroup.
+    pub(crate) cgroup: CgroupPath,
+    /// Which cgroup of that path.
+    pub(crate) id: CgroupId,
+    /// When it was read.
+    pub(crate) at: Instant,
+    /// Its accesses.
+    pub(crate) accesses: Accesses,
+    /// Its user memory.
+    pub(crate) resident: ByNode,
+    /// Its CPU time.
+    pub(crate) cpu: Duration,
+}
+
+/// Gives jobs to the thread.
+pub(crate) type HomeWorker = Worker<Job, Done>;
+
+/// Whose figures are read, and from where.
+pub(crate) struct Sources {
+    pub(crate) host_root: PathBuf,
+    pub(crate) hierarchy: Hierarchy,
+    pub(crate) accesses: Arc<dyn AccessSource>,
+    /// Who may have a home.
+    pub(crate) config: Home,
+}
+
+/// Starts the thread.
+pub(crate) fn start(
+    sources: Sources,
+    heartbeats: &Heartbeats,
+    stop: &CancellationToken,
+) -> io::Result<HomeWorker> {
+    let ended = stop.clone();
+    Worker::start("homes", LIMIT, heartbeats, stop, move |job| match job {
+        Job::Look(nodes) => Done::Looked(sources.look(&nodes)),
+        Job::Move(cgroup, order) => {
+            let moved = sources.carry_out(&order, &ended);
+            Done::Moved { cgroup, order, moved }
+        }
+    })
+}
+
+impl Sources {
+    pub(crate) fn look(&self, nodes: &[NodeId]) -> Look {
+        let started = Instant::now();
+        let workloads = self.accesses.accesses().into_iter().filter_map(|of| self.read(of)).collect();
+        let room = nodes.iter().map(|node| (*node, room(&self.host_root, *node))).collect();
+        Look { workloads, room, took: started.elapsed() }
+    }
+
+    /// What one workload has used; nothing where it is not to be read, or cannot be.
+    fn read(&self, of: WorkloadAccesses) -> Option<Reading> {
+        health::beat();
+        let WorkloadAccesses { cgroup, id, accesses } = of;
+        if !self.config.admits(&cgroup) {
+            return None;
+        }
+        let (accesses, dir) = (accesses?, self.hierarchy.dir(&cgroup));
+        let resident: BTreeMap<NodeId, Bytes> =
+            read::memory_numa_stat(&dir).ok()?.into_iter().map(|(node, of)| (node, of.user())).collect();
+        let cpu = read::cpu_time(&dir).ok()?;
+        Some(Reading { cgroup, id, at: Instant::now(), accesses, resident, cpu })
+    }
+
+    /// Moves as much as the other node has room for.
+    fn carry_out(&self, order: &PageMove, stop: &CancellationToken) -> PagesMoved {
+        let bytes = order.bytes.min(room(&self.host_root, order.to));
+        if bytes < LEAST {
+            let mut moved = PagesMoved::default();
+            moved.add(Outcome::NoRoom, order.bytes.0);
+            return moved;
+        }
+        let is_over = || {
+            health::beat();
+            stop.is_cancelled()
+        };
+        pages::move_pages(&self.host_root.join("proc"), &PageMove { bytes, ..order.clone() }, is_over)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use numaward_config::enforcement::CgroupPattern;
+    use numaward_model::accesses::CountedBy;
+
+    use super::*;
+    use crate::testing::Host;
+
+    #[test]
+    fn only_those_that_may_have_a_home_and_can_be_read_are_looked_at() {
+        let root = tempfile::tempdir().unwrap();
+        let node = root.path().join("sys/devices/system/node/node1");
+        fs::create_dir_all(&node).unwrap();
+        fs::write(node.join("meminfo"), "Node 1 MemTotal: 65536 kB\nNode 1 MemFree: 9216 kB\n").unwrap();
+        let host = Host::small();
+        let accesses = Accesses { by: CountedBy::Sampling, local: 1, remote: 2, memory: BTreeMap::new() };
+        for (id, path) in (1..).zip(["/a/x", "/a/out", "/b", "/a/silent", "/a/gone"]) {
+            let accesses = (path != "/a/silent").then(|| accesses.clone());
+            let of = WorkloadAccesses { cgroup: path.parse().unwrap(), id: CgroupId(id), accesses };
+            host.accesses.lock().unwrap().push(of);
+            if path != "/a/gone" {
+                let dir = root.path().join(&path[1..]);
+                fs::create_dir_all(&dir).unwrap();
+                fs::write(dir.join("memory.numa_stat"), "anon N0=4096 N1=8192\nfile N0=1 N1=0\n").unwrap();
+                fs::write(dir.join("cpu.stat"), "usage_usec 1500000\nuser_usec 1\nsystem_usec 1\n").unwrap();
+            }
+        }
+        let pattern = |text: &str| CgroupPattern::new(text).unwrap();
+        let mut sources = Sources {
+            host_root: root.path().to_owned(),
+            hierarchy: Hierarchy::at(root.path()),
+            accesses: Arc::new(host),
+            config: Home {
+                include: vec![pattern("/a/*")],
+                exclude: vec![pattern("/a/out")],
+                ..Home::default()
+            },
+        };
+        let look = sources.look(&[NodeId(1)]);
+        assert_eq!(look.room, [(NodeId(1), Bytes::mib(8))].into());
+        let [found] = &look.workloads[..] else { panic!("{look:?}") };
+        assert_eq!((found.cgroup.as_str(), found.cpu), ("/a/x", Duration::from_millis(1500)));
+        assert_eq!(found.resident, [(NodeId(0), Bytes(4097)), (NodeId(1), Bytes(8192))].into());
+        sources.config.include.clear();
+        let all = sources.look(&[]).workloads;
+        assert_eq!(all.iter().map(|of| of.cgroup.as_str()).collect::<Vec<_>>(), ["/a/x", "/b"]);
+    }
+}

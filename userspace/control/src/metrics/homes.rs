@@ -1,0 +1,94 @@
+//! Homes of workloads without a guarantee.
+
+use numaward_topology::{Bytes, NodeId};
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
+};
+
+use super::{By, ByState, ControlMetrics};
+
+/// What became of workloads that were given a home.
+const OUTCOMES: [&str; 6] = ["placed", "kept", "no_gain", "outgrown", "not_measured", "no_cpus"];
+
+/// Since the daemon started. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct HomeMetrics {
+    workloads: Family<[(&'static str, String); 1], Gauge>,
+    outcomes: By<1>,
+    refused: ByState,
+    moved: Counter,
+}
+
+impl Default for HomeMetrics {
+    /// All at zero.
+    fn default() -> Self {
+        let figures = Self {
+            workloads: Family::default(),
+            outcomes: By::default(),
+            refused: ByState::default(),
+            moved: Counter::default(),
+        };
+        for outcome in OUTCOMES {
+            drop(figures.outcomes.get_or_create(&[("outcome", outcome.to_owned())]));
+        }
+        figures
+    }
+}
+
+impl HomeMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "home_workloads",
+            "Workloads without a guarantee that have a home on the node, on trial or for good; only with home.mode",
+            self.workloads.clone(),
+        );
+        registry.register(
+            "home_placements",
+            "What became of workloads without a guarantee that were given a home: placed, kept, or put back and why",
+            self.outcomes.clone(),
+        );
+        registry.register(
+            "home_refused_workloads",
+            "Workloads without a guarantee that would get a home at the last look and cannot have one, by reason; only with home.mode",
+            self.refused.clone(),
+        );
+        registry.register_with_unit(
+            "home_moved",
+            "User memory that was moved to the home of its workload, or back",
+            Unit::Bytes,
+            self.moved.clone(),
+        );
+    }
+}
+
+impl ControlMetrics {
+    /// So many workloads have a home on a node.
+    pub(crate) fn homes(&self, node: NodeId, workloads: usize) {
+        let of = self.homes.workloads.get_or_create(&[("numa_node", node.to_string())]);
+        of.set(i64::try_from(workloads).unwrap_or(i64::MAX));
+    }
+
+    /// A figure of each family, for the page that lists all metrics with their labels.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn show_homes(&self) {
+        self.homes(NodeId(0), 0);
+        self.homes_refused("cpus", 0);
+    }
+
+    /// A workload was given a home, keeps it, or was put back.
+    pub(crate) fn home_outcome(&self, outcome: &str) {
+        self.homes.outcomes.get_or_create(&[("outcome", outcome.to_owned())]).inc();
+    }
+
+    /// So many can have no home for this reason.
+    pub(crate) fn homes_refused(&self, reason: &'static str, workloads: usize) {
+        let of = self.homes.refused.get_or_create(&[("reason", reason)]);
+        of.set(i64::try_from(workloads).unwrap_or(i64::MAX));
+    }
+
+    /// Pages were moved for a home.
+    pub(crate) fn home_moved(&self, bytes: Bytes) {
+        self.homes.moved.inc_by(bytes.0);
+    }
+}

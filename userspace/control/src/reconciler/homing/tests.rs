@@ -1,0 +1,397 @@
+use std::{fs, path::PathBuf, sync::Arc};
+
+use numaward_api as api;
+use numaward_config::{
+    Config, Interval,
+    enforcement::{CgroupPattern, Size},
+    home::Home as HomeConfig,
+};
+use numaward_topology::CpuSet;
+
+use super::{measure::tests::reading, *};
+use crate::{
+    Request,
+    reconciler::{ReconcilerLoop, tests::reconciler_loop},
+    testing::{self as fixture, Host},
+};
+
+/// Two nodes with four CPUs each, and cgroups that the thread has looked at.
+struct Bench {
+    dir: tempfile::TempDir,
+    host: Arc<Host>,
+    config: Config,
+    reconciler: Option<ReconcilerLoop>,
+    now: Instant,
+    /// What each cgroup has counted so far: local and remote accesses, CPU seconds.
+    counted: BTreeMap<String, ([u64; 2], u64)>,
+}
+
+/// A window of one workload: remote accesses of a thousand, memory in MiB by node, CPUs in use in tenths.
+type Window = (&'static str, u64, [u64; 2], u64);
+
+impl Bench {
+    fn new(cgroups: &[&str]) -> Self {
+        let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+        let root = dir.path().join("cgroup");
+        for cgroup in [&[""], cgroups].concat() {
+            fixture::cgroup(&root.join(cgroup), &host.machine.lock().unwrap());
+        }
+        let home = HomeConfig {
+            mode: HomeMode::Place,
+            min_memory: Size(Bytes::mib(64)),
+            window: Interval(Duration::from_secs(10)),
+            ..HomeConfig::default()
+        };
+        let config = Config { state_directory: dir.path().join("state"), home, ..Config::default() };
+        let reconciler = Some(reconciler_loop(&config, &root, &host));
+        Self { dir, host, config, reconciler, now: Instant::now(), counted: BTreeMap::new() }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("cgroup")
+    }
+
+    fn restart(&mut self) {
+        self.reconciler = None;
+        self.reconciler = Some(reconciler_loop(&self.config, &self.root(), &self.host));
+    }
+
+    fn inner(&mut self) -> &mut ReconcilerLoop {
+        self.reconciler.as_mut().unwrap()
+    }
+
+    /// The controller and the core, without the thread.
+    fn with<T>(&mut self, act: impl FnOnce(&mut Homing, &mut Core, Instant) -> T) -> T {
+        let now = self.now;
+        let ReconcilerLoop { controllers, core, .. } = self.inner();
+        controllers.homing.follow(core, now);
+        act(&mut controllers.homing, core, now)
+    }
+
+    /// One look, ten seconds after the last; each node has room for so many MiB.
+    fn look_with(&mut self, windows: &[Window], room: [u64; 2]) {
+        self.now += Duration::from_secs(10);
+        let (now, root) = (self.now, self.root());
+        let workloads = windows.iter().map(|(path, remote, mib, tenths)| {
+            let (counted, cpu) = self.counted.entry((*path).to_owned()).or_default();
+            *counted = [counted[0] + 1000 - remote, counted[1] + remote];
+            *cpu += tenths;
+            let mut reading = reading(path, now, *counted, *mib, *cpu);
+            reading.id = id_of(&root.join(&path[1..]));
+            reading
+        });
+        let room = [0, 1].map(NodeId).into_iter().zip(room.map(Bytes::mib)).collect();
+        let look = Look { workloads: workloads.collect(), room, took: Duration::ZERO };
+        self.with(|homing, core, now| homing.looked(core, look, now));
+    }
+
+    fn look(&mut self, windows: &[Window]) {
+        self.look_with(windows, [2000, 2000]);
+    }
+
+    /// All pages that are to be moved are moved.
+    fn move_pages(&mut self) -> Vec<(u32, u32, u64)> {
+        self.with(|homing, core, _| {
+            let mut orders = Vec::new();
+            while let Some((path, order)) = homing.next_order(core) {
+                let moved = PagesMoved([(Outcome::Moved, order.bytes)].into());
+                homing.moved(core, &path, &order, &moved);
+                orders.push((order.from.0, order.to.0, order.bytes.0 >> 20));
+            }
+            orders
+        })
+    }
+
+    fn cpus(&self, path: &str) -> String {
+        fixture::line(&self.root().join(&path[1..]).join("cpuset.cpus"))
+    }
+
+    fn mems(&self, path: &str) -> String {
+        fixture::line(&self.root().join(&path[1..]).join("cpuset.mems"))
+    }
+
+    fn homes(&self) -> Vec<(String, u32, bool)> {
+        let state = &self.reconciler.as_ref().unwrap().core.kept.state;
+        state.homes.iter().map(|(path, home)| (path.to_string(), home.node.0, home.is_kept)).collect()
+    }
+
+    fn steps(&self) -> Vec<String> {
+        let happened = self.host.happened.lock().unwrap();
+        let homes = happened.iter().filter(|(_, report)| report.kind == EventKind::Home);
+        homes.map(|(_, report)| report.details["step"].clone()).collect()
+    }
+
+    fn reported(&self) -> String {
+        let happened = self.host.happened.lock().unwrap();
+        happened.iter().map(|(_, report)| format!("{}\n", report.message)).collect()
+    }
+
+    fn guarantee(&mut self, name: &str, path: &str) {
+        let request = Request::new(&api::AllocationRequest {
+            cpus: Some(api::Cpus::whole(1)),
+            ..api::AllocationRequest::new(name, api::Target::Cgroup(path.to_owned()), "256Mi")
+        });
+        let admitted = self.inner().admit(&request.unwrap(), false);
+        assert!(admitted.is_ok(), "{:?}", admitted.err());
+        self.inner().settle();
+    }
+}
+
+fn id_of(dir: &std::path::Path) -> numaward_cgroup::CgroupId {
+    use std::os::unix::fs::MetadataExt;
+    numaward_cgroup::CgroupId(fs::metadata(dir).map_or(0, |dir| dir.ino()))
+}
+
+/// Most of its memory is on node 1, and half of its accesses are remote.
+const AWAY: Window = ("/a", 500, [100, 300], 10);
+
+#[test]
+fn one_that_gains_keeps_its_home_over_a_restart_until_the_mode_is_off() {
+    let mut bench = Bench::new(&["a"]);
+    bench.look(&[AWAY]);
+    assert_eq!(bench.homes(), [], "one reading is no window");
+    bench.look(&[AWAY]);
+    assert_eq!((bench.cpus("/a"), bench.mems("/a")), ("4-7".to_owned(), String::new()));
+    assert_eq!(bench.move_pages(), [(0, 1, 100)]);
+    // What was counted while pages moved does not count.
+    bench.look(&[("/a", 900, [0, 400], 10)]);
+    bench.look(&[("/a", 350, [0, 400], 10)]);
+    assert_eq!(bench.homes(), [("/a".to_owned(), 1, true)]);
+    assert_eq!(bench.steps(), ["placed", "kept"]);
+    assert!(
+        bench.reported().contains("50 % of its accesses were remote before, 35 % are now"),
+        "{}",
+        bench.reported()
+    );
+    bench.restart();
+    bench.look(&[("/a", 0, [0, 400], 10)]);
+    bench.look(&[("/a", 0, [0, 400], 10)]);
+    assert_eq!((bench.homes(), bench.cpus("/a")), (vec![("/a".to_owned(), 1, true)], "4-7".to_owned()));
+    bench.config.home.mode = HomeMode::Report;
+    bench.restart();
+    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+    assert!(bench.inner().core.kept.state.applied.is_empty());
+    assert_eq!(bench.steps().last().unwrap(), "ended");
+}
+
+#[test]
+fn one_that_does_not_gain_is_put_back_with_its_pages_and_left_alone_for_longer_each_time() {
+    let mut bench = Bench::new(&["a"]);
+    let mut until = Vec::new();
+    for _ in 0..3 {
+        bench.look(&[AWAY]);
+        bench.look(&[AWAY]);
+        assert_eq!((bench.cpus("/a"), bench.move_pages()), ("4-7".to_owned(), vec![(0, 1, 100)]));
+        bench.look(&[("/a", 400, [0, 400], 10)]);
+        bench.look(&[("/a", 400, [0, 400], 10)]);
+        assert_eq!((bench.cpus("/a"), bench.homes()), (String::new(), Vec::new()));
+        assert_eq!(bench.move_pages(), [(1, 0, 100)], "its pages go back too");
+        bench.look(&[AWAY]);
+        bench.look(&[AWAY]);
+        assert_eq!(bench.homes(), [], "it is left alone");
+        let path = "/a".parse().unwrap();
+        let left = bench.inner().core.kept.state.left_alone.get_mut(&path).unwrap();
+        until.push(left.until - seconds_now());
+        // The time is over.
+        left.until = 0;
+    }
+    let half_hour = 1800;
+    for (pause, expected) in until.iter().zip([half_hour, 2 * half_hour, 4 * half_hour]) {
+        assert!((expected - 60..=expected).contains(pause), "{until:?}");
+    }
+    assert_eq!(bench.steps(), ["placed", "no_gain", "placed", "no_gain", "placed", "no_gain"]);
+}
+
+#[test]
+fn one_that_is_kept_is_put_back_when_it_has_no_use_of_its_home_any_more() {
+    for (window, step) in [
+        (("/a", 500, [0, 400], 10), Some("no_gain")),
+        (("/a", 0, [0, 400], 39), Some("outgrown")),
+        (("/a", 300, [0, 400], 30), None),
+    ] {
+        let mut bench = Bench::new(&["a"]);
+        bench.config.home.cool_down = Interval(Duration::from_secs(60));
+        bench.restart();
+        bench.look(&[AWAY]);
+        bench.look(&[AWAY]);
+        bench.move_pages();
+        bench.look(&[("/a", 0, [0, 400], 10)]);
+        bench.look(&[("/a", 0, [0, 400], 10)]);
+        if step == Some("no_gain") {
+            bench.look(&[window]);
+            assert_eq!(bench.homes().len(), 1, "it stays for a while");
+        }
+        bench.now += Duration::from_secs(50);
+        bench.look(&[(window.0, window.1, window.2, window.3 * 6)]);
+        assert_eq!(bench.steps().get(2).map(String::as_str), step);
+        assert_eq!(bench.homes().is_empty(), step.is_some());
+    }
+}
+
+#[test]
+fn one_whose_accesses_are_not_counted_at_home_is_put_back() {
+    let mut bench = Bench::new(&["a"]);
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    bench.move_pages();
+    let silent = |bench: &mut Bench| {
+        bench.now += Duration::from_secs(10);
+        let (counted, _) = bench.counted["/a"];
+        let mut reading = reading("/a", bench.now, counted, [0, 400], 0);
+        reading.id = id_of(&bench.root().join("a"));
+        let look = Look { workloads: vec![reading], ..Look::default() };
+        bench.with(|homing, core, now| homing.looked(core, look, now));
+    };
+    for _ in 0..WINDOWS {
+        silent(&mut bench);
+        assert_eq!(bench.homes().len(), 1);
+    }
+    silent(&mut bench);
+    assert_eq!(
+        (bench.homes(), bench.steps()),
+        (Vec::new(), vec!["placed".to_owned(), "not_measured".to_owned()])
+    );
+}
+
+#[test]
+fn one_of_which_nothing_is_counted_any_more_is_put_back_unless_its_home_was_of_use() {
+    for is_kept in [false, true] {
+        let mut bench = Bench::new(&["a"]);
+        bench.look(&[AWAY]);
+        bench.look(&[AWAY]);
+        bench.move_pages();
+        bench.look(&[("/a", 0, [0, 400], 10)]);
+        if is_kept {
+            bench.look(&[("/a", 0, [0, 400], 10)]);
+        }
+        for _ in 1..WINDOWS {
+            bench.look(&[]);
+        }
+        assert_eq!(bench.homes(), [("/a".to_owned(), 1, is_kept)]);
+        bench.look(&[]);
+        assert_eq!(bench.homes().len(), usize::from(is_kept));
+    }
+}
+
+#[test]
+fn one_that_the_configuration_excludes_now_has_no_home_any_more() {
+    let mut bench = Bench::new(&["a"]);
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    assert_eq!(bench.homes().len(), 1);
+    bench.config.home.exclude = vec![CgroupPattern::new("/a").unwrap()];
+    bench.restart();
+    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+}
+
+#[test]
+fn small_idle_and_local_ones_are_left_where_they_are() {
+    let mut bench = Bench::new(&["a"]);
+    for window in [("/a", 500, [20, 43], 10), ("/a", 500, [100, 300], 0), ("/a", 299, [100, 300], 10)] {
+        bench.counted.clear();
+        bench.restart();
+        bench.look(&[window]);
+        bench.look(&[window]);
+        assert_eq!((bench.homes(), bench.steps()), (Vec::new(), Vec::<String>::new()), "{window:?}");
+    }
+}
+
+#[test]
+fn it_is_said_why_one_gets_no_home() {
+    let mut bench = Bench::new(&["busy", "large", "bound"]);
+    fs::write(bench.root().join("bound/cpuset.cpus"), "0-5\n").unwrap();
+    let windows =
+        [("/busy", 500, [100, 300], 33), ("/large", 500, [1100, 1300], 10), ("/bound", 500, [100, 300], 10)];
+    for _ in 0..3 {
+        bench.look_with(&windows, [1000, 1000]);
+    }
+    assert_eq!(
+        (bench.homes(), bench.steps()),
+        (Vec::new(), vec!["refused".to_owned(); 3]),
+        "each is said once"
+    );
+    for words in [
+        "/busy gets no home: it uses 3.3 CPUs",
+        "/large gets no home: no node has room",
+        "/bound gets no home: its cpuset is set already",
+    ] {
+        assert!(bench.reported().contains(words), "{words}: {}", bench.reported());
+    }
+}
+
+#[test]
+fn no_more_are_on_trial_at_once_than_configured_and_the_farthest_comes_first() {
+    let mut bench = Bench::new(&["a", "b", "c"]);
+    bench.config.home.max_at_once = 1;
+    bench.restart();
+    let windows = [AWAY, ("/b", 900, [100, 300], 10), ("/c", 400, [100, 300], 10)];
+    bench.look(&windows);
+    bench.look(&windows);
+    assert_eq!(bench.homes(), [("/b".to_owned(), 1, false)]);
+    bench.look(&windows);
+    assert_eq!(bench.homes().len(), 1);
+    bench.move_pages();
+    let there = [AWAY, ("/b", 0, [0, 400], 10), ("/c", 400, [100, 300], 10)];
+    bench.look(&there);
+    bench.look(&there);
+    assert_eq!(bench.homes(), [("/a".to_owned(), 1, false), ("/b".to_owned(), 1, true)]);
+}
+
+#[test]
+fn a_report_writes_nothing_and_says_once_where_it_would_be() {
+    let mut bench = Bench::new(&["a"]);
+    bench.config.home.mode = HomeMode::Report;
+    bench.restart();
+    for _ in 0..4 {
+        bench.look(&[AWAY]);
+    }
+    assert_eq!(
+        (bench.homes(), bench.cpus("/a"), bench.move_pages()),
+        (Vec::new(), String::new(), Vec::new())
+    );
+    assert_eq!(bench.steps(), ["would"]);
+    assert!(bench.reported().contains("/a would get a home on node 1"), "{}", bench.reported());
+}
+
+#[test]
+fn who_gets_a_guarantee_has_no_home_any_more_and_exclusive_cpus_are_nobody_elses() {
+    let mut bench = Bench::new(&["a", "above", "above/below", "kept"]);
+    let windows = [AWAY, ("/above", 500, [100, 300], 10)];
+    bench.look(&windows);
+    bench.look(&windows);
+    assert_eq!(bench.homes().len(), 2);
+    bench.move_pages();
+    bench.guarantee("below", "/above/below");
+    assert_eq!(bench.cpus("/above"), "", "what is above a guarantee has no home");
+    bench.guarantee("kept", "/kept");
+    let exclusive: CpuSet = bench.cpus("/kept").parse().unwrap();
+    bench.inner().dispatch(&Event::Changed);
+    bench.look(&[AWAY]);
+    let home: CpuSet = bench.cpus("/a").parse().unwrap();
+    assert!((&home & &exclusive).is_empty() && !home.is_empty(), "{home} {exclusive}");
+    bench.guarantee("a", "/a");
+    assert_eq!(bench.homes(), []);
+    assert!(!bench.mems("/a").is_empty(), "it holds what it was promised");
+    bench.inner().core.release("a").unwrap();
+    assert_eq!(
+        (bench.cpus("/a"), bench.mems("/a")),
+        (String::new(), String::new()),
+        "and gets back what was found first"
+    );
+    bench.look(&[("/kept", 900, [100, 300], 10)]);
+    bench.look(&[("/kept", 900, [100, 300], 10)]);
+    assert_eq!(bench.homes(), [], "who has a guarantee gets no home");
+}
+
+#[test]
+fn a_new_cgroup_of_the_same_path_has_no_home() {
+    let mut bench = Bench::new(&["a"]);
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    bench.move_pages();
+    let root = bench.root();
+    fs::rename(root.join("a"), root.join("old")).unwrap();
+    fixture::cgroup(&root.join("a"), &bench.host.machine.lock().unwrap());
+    bench.look(&[AWAY]);
+    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+}

@@ -1,0 +1,145 @@
+//! Which node's memory workloads use, for those who choose homes.
+
+use std::collections::BTreeMap;
+
+use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_model::{
+    accesses::{Accesses, CountedBy, WorkloadAccesses},
+    port::AccessSource,
+};
+use numaward_probes::{Activity, Probe, SlotId};
+use numaward_topology::NodeId;
+
+use crate::{
+    activity::Attached,
+    observer::Observer,
+    sampling::{Sampled, Sampling},
+    table::{Member, Table},
+};
+
+impl AccessSource for Observer {
+    fn accesses(&self) -> Vec<WorkloadAccesses> {
+        // Whether accesses are sampled is known only while somebody asks.
+        self.ask();
+        let read = self.read();
+        let sampled = self.latest.sampled.borrow().clone();
+        leaves(&read.table)
+            .into_iter()
+            .map(|(id, member)| {
+                let activity = member.slot.map(|slot| read.done.slots.get(&slot));
+                let counted = activity.map(|activity| activity.cloned().unwrap_or_default());
+                WorkloadAccesses {
+                    cgroup: member.path.clone(),
+                    id,
+                    accesses: counted.and_then(|counted| accesses(&read.attached, &sampled, id, &counted)),
+                }
+            })
+            .collect()
+    }
+}
+
+/// The workloads that have no other below them, but for the root.
+fn leaves(table: &Table<SlotId>) -> Vec<(CgroupId, &Member<SlotId>)> {
+    let mut members: Vec<_> = table.members().collect();
+    members.sort_by(|a, b| a.1.path.cmp(&b.1.path));
+    // What is below one comes right after it.
+    let paths: Vec<&CgroupPath> = members.iter().skip(1).map(|(_, next)| &next.path).collect();
+    let is_outer = |index: usize, member: &Member<SlotId>| {
+        paths.get(index).is_some_and(|next| member.path.contains(next))
+    };
+    let kept = members.iter().enumerate().filter(|(index, (_, member))| !is_outer(*index, member));
+    kept.map(|(_, found)| *found).filter(|(_, member)| !member.path.is_root()).collect()
+}
+
+/// The accesses of one workload, as the processor counts them, or else as they are sampled.
+fn accesses(attached: &Attached, sampled: &Sampled, id: CgroupId, of: &Activity) -> Option<Accesses> {
+    let sum = |local: u64, more: u64| local.saturating_add(more);
+    let is_counted = !of.dram.is_empty() && of.dram.iter().all(|of| of.local.is_some());
+    if attached.has(Probe::Hardware) && is_counted {
+        let local = of.dram.iter().filter_map(|of| of.local).fold(0, sum);
+        let remote = of.dram.iter().map(|of| of.remote).fold(0, sum);
+        // Of remote accesses the processor does not say to which node.
+        return Some(Accesses { by: CountedBy::Hardware, local, remote, memory: BTreeMap::new() });
+    }
+    let is_sampled = matches!(sampled.state(id), Sampling::On | Sampling::Unknown);
+    if !attached.has(Probe::Hint) || !is_sampled {
+        return None;
+    }
+    let mut memory: BTreeMap<NodeId, u64> = BTreeMap::new();
+    for of in &of.accesses {
+        let local = [(of.node, of.local)].into_iter();
+        let remote = of.remote_by_memory.iter().filter_map(|(node, pages)| Some(((*node)?, *pages)));
+        for (node, pages) in local.chain(remote) {
+            let so_far = memory.entry(node).or_default();
+            *so_far = so_far.saturating_add(pages.0);
+        }
+    }
+    let local = of.accesses.iter().map(|of| of.local.0).fold(0, sum);
+    let remote = of.accesses.iter().map(|of| of.remote.0).fold(0, sum);
+    Some(Accesses { by: CountedBy::Sampling, local, remote, memory })
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_cgroup::WorkloadKind;
+    use numaward_probes::{DramAccesses, Mode, NodeAccesses, Pages, ProbeReport};
+
+    use super::*;
+
+    fn attached(probes: &[Probe]) -> Attached {
+        let report = |probe: &Probe| ProbeReport {
+            probe: *probe,
+            mode: Mode::Fentry,
+            reason: None,
+            obstacle: None,
+            self_check: None,
+        };
+        Attached::of(&probes.iter().map(report).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_the_processor_counts_is_better_than_samples() {
+        let of = NodeAccesses {
+            node: NodeId(0),
+            local: Pages(5),
+            remote: Pages(9),
+            remote_by_memory: vec![(Some(NodeId(1)), Pages(7)), (None, Pages(2))],
+        };
+        let mut activity = Activity { accesses: vec![of], ..Activity::default() };
+        let of = |probes: &[Probe], activity: &Activity| {
+            accesses(&attached(probes), &Sampled::default(), CgroupId(1), activity)
+        };
+        let sampled = of(&[Probe::Hint, Probe::Hardware], &activity).unwrap();
+        assert_eq!((sampled.by, sampled.local, sampled.remote), (CountedBy::Sampling, 5, 9));
+        assert_eq!(sampled.memory, [(NodeId(0), 5), (NodeId(1), 7)].into());
+        assert_eq!(of(&[Probe::Hardware], &activity), None);
+        activity.dram = vec![DramAccesses { node: NodeId(0), local: None, remote: 4 }];
+        assert_eq!(of(&[Probe::Hardware], &activity), None, "half of it is no share");
+        activity.dram = vec![DramAccesses { node: NodeId(0), local: Some(3), remote: 4 }];
+        let counted = of(&[Probe::Hint, Probe::Hardware], &activity).unwrap();
+        assert_eq!((counted.by, counted.local, counted.remote), (CountedBy::Hardware, 3, 4));
+    }
+
+    #[test]
+    fn silence_of_a_workload_that_is_not_sampled_is_no_figure() {
+        let mut sampled = Sampled::default();
+        let of = |sampled: &Sampled| {
+            accesses(&attached(&[Probe::Hint]), sampled, CgroupId(1), &Activity::default()).is_some()
+        };
+        assert!(of(&sampled));
+        for (state, is_figure) in [(Sampling::On, true), (Sampling::Off, false), (Sampling::Bound, false)] {
+            sampled.seen.entry(CgroupId(1)).or_default().state = state;
+            assert_eq!(of(&sampled), is_figure, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn only_workloads_without_others_below_them_are_judged() {
+        let mut table: Table<SlotId> = Table::default();
+        for (id, path) in (1..).zip(["/", "/a", "/a/b", "/ab", "/c"]) {
+            table.add(CgroupId(id), path, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));
+        }
+        let found: Vec<&str> = leaves(&table).iter().map(|(_, member)| member.path.as_str()).collect();
+        assert_eq!(found, ["/a/b", "/ab", "/c"]);
+    }
+}
