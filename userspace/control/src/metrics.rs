@@ -1,7 +1,7 @@
 //! What was decided and done, counted: the promise and the enforced families.
 
 mod caches;
-mod homes;
+pub(crate) mod homes;
 mod host;
 mod kubelet;
 

@@ -430,7 +430,7 @@ impl ReconcilerLoop {
         self.controllers.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
         self.controllers.power.handle(&mut self.core, &Event::Turn(Instant::now()));
         self.controllers.caches.adopt(&self.core);
-        self.controllers.homing.adopt(&mut self.core);
+        homing::Homing::adopt(&mut self.core);
     }
 
     fn look_after(&mut self) {

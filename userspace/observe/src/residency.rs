@@ -133,7 +133,9 @@ impl Observer {
         }
         take_off(&mut targets, &outer);
         if !has_tiers {
-            targets.iter_mut().for_each(|target| target.trouble.tiering = None);
+            for target in &mut targets {
+                target.trouble.tiering = None;
+            }
         }
         let mut state = self.lock();
         // Figures are known by the position of their node.

@@ -11,6 +11,9 @@ use super::{By, ByState, ControlMetrics};
 /// What became of workloads that were given a home.
 const OUTCOMES: [&str; 6] = ["placed", "kept", "no_gain", "outgrown", "not_measured", "no_cpus"];
 
+/// Why a workload can have no home, by the number of its `Refusal`.
+pub(crate) const HOME_REFUSALS: [&str; 5] = ["cpus", "memory", "cpuset", "left_alone", "write"];
+
 /// Since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct HomeMetrics {
@@ -69,11 +72,13 @@ impl ControlMetrics {
         of.set(i64::try_from(workloads).unwrap_or(i64::MAX));
     }
 
-    /// A figure of each family, for the page that lists all metrics with their labels.
+    /// A figure of each family and reason, for the pages that list them.
     #[cfg(any(test, feature = "testing"))]
     pub fn show_homes(&self) {
         self.homes(NodeId(0), 0);
-        self.homes_refused("cpus", 0);
+        for reason in HOME_REFUSALS {
+            self.homes_refused(reason, 0);
+        }
     }
 
     /// A workload was given a home, keeps it, or was put back.

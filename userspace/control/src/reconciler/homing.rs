@@ -110,7 +110,7 @@ impl Homing {
     }
 
     /// Takes back the homes that an earlier run gave, where none are to be given, or these are not.
-    pub(super) fn adopt(&mut self, core: &mut Core) {
+    pub(super) fn adopt(core: &mut Core) {
         let (is_on, config) = (core.config.places_homes(), &core.config.home);
         let ended = core.kept.state.homes.keys().filter(|path| !is_on || !config.admits(path));
         let ended: Vec<CgroupPath> = ended.cloned().collect();
@@ -291,7 +291,7 @@ impl Homing {
             }
         }
         self.place(core, candidates, &room);
-        self.count(core);
+        Self::count(core);
     }
 
     /// Puts back those on their way or on trial of which nothing can be read any more: their accesses are no longer counted.
@@ -521,7 +521,7 @@ impl Homing {
     }
 
     /// How many have a home on each node.
-    fn count(&self, core: &Core) {
+    fn count(core: &Core) {
         for node in core.policy.machine.nodes.keys() {
             let homes = core.kept.state.homes.values().filter(|home| home.node == *node).count();
             core.metrics.homes(*node, homes);

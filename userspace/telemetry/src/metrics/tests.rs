@@ -62,6 +62,8 @@ numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type=
 numaward_memory_resident_bytes{workload="a\\b\"c\nd.service",numa_node="2",type="hugepages-2Mi"} 2097152
 numaward_memory_pressure_waiting_seconds_total{workload="a\\b\"c\nd.service"} 1.5
 numaward_memory_pressure_stalled_seconds_total{workload="a\\b\"c\nd.service"} 0.0
+numaward_tiering_bytes_total{workload="a\\b\"c\nd.service",direction="demoted"} 4
+numaward_tiering_bytes_total{workload="a\\b\"c\nd.service",direction="promoted"} 5
 numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",kind="hugepages-2Mi",locality="local"} 2097152
 numaward_hugepages_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",kind="hugepages-2Mi",locality="remote"} 0
 numaward_remote_access_pages_total{workload="a\\b\"c\nd.service",numa_node="2",source="hint_fault"} 7

@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use numaward_topology::{Bytes, NodeId};
 
 use super::measure::Measured;
+use crate::metrics::homes::HOME_REFUSALS;
 
 /// Of a node's CPUs, so many percent may be in use by those at home there.
 const FULL: u64 = 80;
@@ -62,13 +63,7 @@ impl Refusal {
 
     /// The word for it.
     pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Cpus => "cpus",
-            Self::Memory => "memory",
-            Self::Cpuset => "cpuset",
-            Self::LeftAlone => "left_alone",
-            Self::Write => "write",
-        }
+        HOME_REFUSALS[self as usize]
     }
 }
 

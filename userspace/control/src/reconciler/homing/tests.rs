@@ -71,13 +71,13 @@ impl Bench {
     /// One look, ten seconds after the last; each node has room for so many MiB.
     fn look_with(&mut self, windows: &[Window], room: [u64; 2]) {
         self.now += Duration::from_secs(10);
-        let (now, root) = (self.now, self.root());
+        let (now, top) = (self.now, self.root());
         let workloads = windows.iter().map(|(path, remote, mib, tenths)| {
             let (counted, cpu) = self.counted.entry((*path).to_owned()).or_default();
             *counted = [counted[0] + 1000 - remote, counted[1] + remote];
             *cpu += tenths;
             let mut reading = reading(path, now, *counted, *mib, *cpu);
-            reading.id = id_of(&root.join(&path[1..]));
+            reading.id = id_of(&top.join(&path[1..]));
             reading
         });
         let room = [0, 1].map(NodeId).into_iter().zip(room.map(Bytes::mib)).collect();
@@ -123,7 +123,7 @@ impl Bench {
 
     fn reported(&self) -> String {
         let happened = self.host.happened.lock().unwrap();
-        happened.iter().map(|(_, report)| format!("{}\n", report.message)).collect()
+        happened.iter().map(|(_, report)| report.message.as_str()).collect::<Vec<_>>().join("\n")
     }
 
     fn guarantee(&mut self, name: &str, path: &str) {
@@ -210,7 +210,7 @@ fn one_that_is_kept_is_put_back_when_it_has_no_use_of_its_home_any_more() {
         (("/a", 300, [0, 400], 30), None),
     ] {
         let mut bench = Bench::new(&["a"]);
-        bench.config.home.cool_down = Interval(Duration::from_secs(60));
+        bench.config.home.cool_down = Interval(Duration::from_mins(1));
         bench.restart();
         bench.look(&[AWAY]);
         bench.look(&[AWAY]);

@@ -4,8 +4,8 @@
 //! to each other.
 //!
 //! Algorithm: branch and bound. A lower bound of the size comes from the sorted free amounts; an upper bound, and sets
-//! to fall back to, from two greedy seeds around every node: nearest first, and largest first within rings of
-//! distance. (Nearest first alone often takes more nodes than needed.) Then sets are built node by node, for each
+//! to fall back to, from greedy seeds: around every node nearest first, and largest first within rings of distance; and anywhere
+//! the node that has most of what is still missing. (Each of them alone takes more nodes than needed at times.) Then sets are built node by node, for each
 //! size from the lower bound on. A beginning is dropped if even the largest nodes cannot complete it, or if it cannot
 //! become nearer than what was found. Of nodes that are alike (the same free amounts, the same distances to all
 //! others) only the first is tried. After [`STEPS`] steps it stops with the best so far, and says so.
@@ -131,6 +131,7 @@ impl<'a> Large<'a> {
         for &root in &roots {
             self.seed(root, most);
         }
+        self.seed_by_missing(most);
         let upper = self.best.first().map_or(most.min(self.items.len()), |(_, set)| set.len());
         for size in least..=upper {
             let possible = self
@@ -210,7 +211,41 @@ impl<'a> Large<'a> {
                 _ => return false,
             }
         }
-        // What came first can be superfluous.
+        self.keep_needed(set);
+        true
+    }
+
+    /// Adds the node that has most of what is missing, until nothing is: with all resources alike, and with each of them
+    /// counted twice.
+    fn seed_by_missing(&mut self, most: usize) {
+        for twice in std::iter::once(None).chain((0..self.wanted.len()).map(Some)) {
+            let mut missing: Vec<u64> = self.wanted.iter().map(|of| of.need).collect();
+            let mut rest = self.items.clone();
+            let mut set = Vec::new();
+            while !self.enough(&set) && set.len() < most {
+                let covers = |&(_, &at): &(usize, &usize)| {
+                    let of_resource = |(index, of): (usize, &Wanted)| {
+                        let factor = if twice == Some(index) { 2048 } else { 1024 };
+                        u128::from(of.free[at].min(missing[index])) * factor / u128::from(of.need.max(1))
+                    };
+                    let covered: u128 = self.wanted.iter().enumerate().map(of_resource).sum();
+                    (covered, Reverse(at))
+                };
+                let Some((place, _)) = rest.iter().enumerate().max_by_key(covers) else { return };
+                let at = rest.swap_remove(place);
+                for (missing, of) in missing.iter_mut().zip(&self.wanted) {
+                    *missing = missing.saturating_sub(of.free[at]);
+                }
+                set.push(at);
+            }
+            if self.enough(&set) {
+                self.keep_needed(set);
+            }
+        }
+    }
+
+    /// Keeps a set that has enough, without the nodes that it can do without.
+    fn keep_needed(&mut self, mut set: Vec<usize>) {
         let mut index = 0;
         while index < set.len() {
             let mut without = set.clone();
@@ -222,7 +257,6 @@ impl<'a> Large<'a> {
             }
         }
         self.keep(set);
-        true
     }
 
     /// Completes a beginning to a set of a size with nodes of a list.
