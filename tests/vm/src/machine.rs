@@ -175,7 +175,7 @@ impl Machine {
         Ok(self)
     }
 
-    /// The same machine, on which the firmware says of these nodes that their memory is slow, as memory behind CXL is. They
+    /// The same machine, whose firmware reports the memory of these nodes as slow, as memory behind CXL is. They
     /// must have no CPUs: what CPUs have beside them is ordinary memory to the kernel.
     pub fn with_slow(mut self, slow: &[usize]) -> Result<Self, SpecError> {
         let is_only_memory = |&id: &usize| self.nodes.get(id).is_some_and(|node| node.cpus == 0);
@@ -261,7 +261,7 @@ impl Machine {
         }
     }
 
-    /// What the HMAT says of each pair of CPUs and memory.
+    /// What the HMAT has for each pair of CPUs and memory.
     fn performance(&self) -> Vec<String> {
         let ids = || self.nodes.iter().enumerate();
         let mut all = Vec::new();
