@@ -185,7 +185,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("faults::", &["6.12"]),
     (GUIDES, &[]),
     ("herd::", &["6.12"]),
-    ("home::", &["6.12"]),
+    ("home::", &[]),
     (HOST, &[]),
     ("hotplug::", &["6.12"]),
     ("interrupts::", &["6.12"]),
