@@ -33,13 +33,13 @@ cpuset() {
     section "$1 memory"
     cat $cgroups/$2/memory.numa_stat
 }
-_is_free() { [ -z "$(cat $cgroups/spread/cpuset.cpus)" ] || [ "$(cat $cgroups/spread/cpuset.cpus)" = 0-3 ]; }
+_is_free() { [ -z "$(cat $cgroups/spread/cpuset.cpus)" ] || [ "$(cat $cgroups/spread/cpuset.cpus)" = 0-6 ]; }
 
 start_daemon
 echo 1 >/proc/sys/kernel/numa_balancing
 mkdir -p $cgroups/spread
 # What the kernel has learnt of the group is of no use: threads are bound to CPUs of both nodes.
-load spread --cpus 0,3 --size 64M --walk --shared
+load spread --cpus 0,6 --size 64M --walk --shared
 spread=$load_pid
 _counted() { ask /api/v1/workloads | grep -q '"remotePages":[1-9][0-9][0-9]'; }
 wait_for 120 _counted
@@ -60,8 +60,8 @@ start_daemon
 sleep 15
 cpuset "spread after a crash" spread
 
-# All of its memory is bound to node 1, which has one CPU.
-load bound --cpus 0,3 --size 64M --walk --shared --policy sampled:1
+# All of its memory is bound to node 1, which has one CPU. Node 0 has room for both.
+load bound --cpus 0,6 --size 64M --walk --shared --policy sampled:1
 bound=$load_pid
 wait_for 180 _event '/bound gets a home on node 0'
 cpuset "bound on trial" bound
