@@ -28,19 +28,16 @@ start_numaward() {
     wait_for 120 _ready
 }
 
-# _series: the metrics of the workload $unit, whose name has each backslash twice there.
-_series() { ask /metrics | grep -F "workload=\"$(printf '%s' "$unit" | sed 's/\\/&&/g')\""; }
-
 # look NAME: what numaward knows of the workload $unit by now.
 look() {
     section "$1"
     ask /api/v1/workloads
     section "$1 metrics"
-    _series
+    ask /metrics | grep "workload=\"$unit\""
 }
 
 # _estimated PATTERN: the share of accesses to other nodes that numaward estimates for $unit by now.
-_estimated() { _series | grep -qE "^numaward_remote_access_estimated_ratio\\{workload=\"[^\"]*\"\\} ($1)"; }
+_estimated() { ask /metrics | grep -qE "^numaward_remote_access_estimated_ratio\\{workload=\"$unit\"\\} ($1)"; }
 
 # settle: until where memory lies was read twice.
 settle() { sleep 12; }

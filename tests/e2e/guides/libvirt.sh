@@ -34,11 +34,6 @@ virsh define web.xml
 virsh start web
 wait_for 240 _has_memory
 settle
-section "top before"
-numaward top --once --filter web
-look "before"
-settle
-look "before, again"
 cgroups "before"
 section "declare"
 cat >>/etc/numaward/config.yaml <<'END'
@@ -54,9 +49,6 @@ wait_for 240 _held
 settle
 section "get"
 numaward get 'machine-qemu\x2d1\x2dweb.scope'
-section "top after"
-numaward top --once --filter web
-look "after"
 cgroups "guaranteed"
 section "resident"
 cat "/sys/fs/cgroup/machine.slice/$unit/memory.numa_stat"
