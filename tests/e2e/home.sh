@@ -4,7 +4,7 @@ cat >/tmp/config.yaml <<END
 home:
   mode: place
   minMemory: 32Mi
-  minRemotePercent: 20
+  minRemotePercent: 10
   window: 10s
   maxAtOnce: 1
   rate: 32Mi
@@ -43,7 +43,6 @@ load spread --cpus 0,6 --size 64M --walk --shared
 spread=$load_pid
 _counted() { ask /api/v1/workloads | grep -q '"remotePages":[1-9][0-9][0-9]'; }
 wait_for 120 _counted
-accesses "spread before"
 wait_for 180 _event '/spread gets a home on node 0'
 wait_for 180 _event '/spread keeps its home on node 0'
 cpuset "spread at home" spread

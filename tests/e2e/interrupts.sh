@@ -37,7 +37,7 @@ disk() {
     done
 }
 _away() { [ "$(cat $workqueues)" = 27 ]; }
-_back() { [ "$(cat $workqueues)" = 3f ]; }
+_back() { [ "$(cat $workqueues)" = 3f ] && [ "$(cat /proc/irq/$irq/smp_affinity_list)" != 5 ]; }
 hold() {
     numaward guarantee /held --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
     wait_for 20 _away

@@ -44,7 +44,8 @@ fn what_is_promised_stays_in_fast_memory() {
     let demoted = moved(&report, "short", "idle", "demoted");
     assert!(demoted > 8 << 20, "{demoted} bytes: {report}");
     let slow = anon(&report, "short", "idle", SLOW);
-    assert!(slow.abs_diff(demoted) < 1 << 20, "{slow} bytes are there, {demoted} came: {report}");
+    // A page that was demoted may be gone again.
+    assert!(slow <= demoted && slow >= demoted / 10 * 9, "{slow} bytes are there, {demoted} came: {report}");
     let promoted = moved(&report, "used", "busy", "promoted");
     assert!(promoted >= 16 << 20, "{promoted} bytes: {report}");
     assert!(report.section("described").contains("moved to slower memory: "), "{report}");

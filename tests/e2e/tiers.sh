@@ -32,7 +32,7 @@ metrics before
 # More than the node has left, though less than the machine has.
 echo $node >$cgroups/greedy/cpuset.mems
 free=$(awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$node/meminfo)
-numaward-load --size $((free + 64))M --cgroup $cgroups/greedy --report json >/tmp/greedy.json &
+numaward-load --size $((free + 160))M --cgroup $cgroups/greedy --report json >/tmp/greedy.json &
 greedy=$!
 wait_for 120 _loaded greedy
 metrics short

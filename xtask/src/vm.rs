@@ -201,7 +201,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("reconcile::", &["6.12"]),
     ("soak::", &[]),
     ("systemd::", &["6.12"]),
-    ("tiers::", &["6.12"]),
+    ("tiers::", &[]),
 ];
 
 /// What only Arm has.
