@@ -33,13 +33,29 @@ cpuset() {
     section "$1 memory"
     cat $cgroups/$2/memory.numa_stat
 }
-_is_free() { [ -z "$(cat $cgroups/spread/cpuset.cpus)" ] || [ "$(cat $cgroups/spread/cpuset.cpus)" = 0-6 ]; }
+_is_free() { [ -z "$(cat $cgroups/spread/cpuset.cpus)" ] || [ "$(cat $cgroups/spread/cpuset.cpus)" = 0-3 ]; }
 
 start_daemon
 echo 1 >/proc/sys/kernel/numa_balancing
+# All of its memory is bound to node 1, which has one CPU.
+load bound --cpus 0,3 --size 64M --walk --shared --policy sampled:1
+bound=$load_pid
+wait_for 180 _event '/bound gets a home on node 0'
+cpuset "bound on trial" bound
+wait_for 300 _event '/bound was put back'
+cpuset "bound in the end" bound
+_left_alone() { ask /metrics | grep -q 'reason="left_alone"} 1'; }
+wait_for 60 _left_alone
+section "metrics"
+ask /metrics | grep '^numaward_home'
+section "events of bound"
+ask /api/v1/events
+echo
+unload bound $bound
+
 mkdir -p $cgroups/spread
 # What the kernel has learnt of the group is of no use: threads are bound to CPUs of both nodes.
-load spread --cpus 0,6 --size 64M --walk --shared
+load spread --cpus 0,3 --size 64M --walk --shared
 spread=$load_pid
 _counted() { ask /api/v1/workloads | grep -q '"remotePages":[1-9][0-9][0-9]'; }
 wait_for 120 _counted
@@ -50,8 +66,14 @@ accesses "spread at home, first"
 # Balancing looks at memory that is local less and less often.
 sleep 40
 accesses "spread at home, then"
+section "events of spread"
+ask /api/v1/events
+echo
 section "status"
 numaward status
+
+section "capabilities"
+sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status
 
 stop_daemon -9
 cpuset "spread without a daemon" spread
@@ -59,30 +81,12 @@ start_daemon
 sleep 15
 cpuset "spread after a crash" spread
 
-# All of its memory is bound to node 1, which has one CPU. Node 0 has room for both.
-load bound --cpus 0,6 --size 64M --walk --shared --policy sampled:1
-bound=$load_pid
-wait_for 180 _event '/bound gets a home on node 0'
-cpuset "bound on trial" bound
-wait_for 300 _event '/bound was put back'
-cpuset "bound in the end" bound
-_left_alone() { ask /metrics | grep -q 'reason="left_alone"} 1'; }
-wait_for 60 _left_alone
-section "metrics"
-ask /metrics | grep '^numaward_home'
-section "events"
-ask /api/v1/events
-echo
-section "capabilities"
-sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status
-
 stop_daemon
 export NUMAWARD_HOME_MODE=off
 start_daemon
 wait_for 30 _is_free
 cpuset "spread when it is off" spread
 unload spread $spread
-unload bound $bound
 stop_daemon
 section "uninstall"
 numaward uninstall --restore --config /tmp/config.yaml

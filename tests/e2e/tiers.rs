@@ -1,5 +1,5 @@
 //! A machine whose firmware says that one node is slow: the kernel demotes what nobody uses to it, and promotes what is used.
-//! What is promised stays in fast memory, and who asks for slow memory gets it.
+//! What is promised stays in fast memory, and a request for slow memory is placed there.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use serde_json::Value;
 const SLOW: &str = "2";
 const KEPT: &str = "numaward/kept";
 
-/// The value of a series of a section with metrics; 0 where it is not there.
+/// The value of a series of a section with metrics.
 fn value(report: &Report, section: &str, family: &str, labels: &str) -> u64 {
     let begins = format!("{family}{{{labels}}} ");
     let line = report.section(section).lines().find_map(|line| line.strip_prefix(&*begins));
-    line.map_or(0, |value| value.parse().unwrap_or_else(|error| panic!("{value}: {error}")))
+    line.unwrap_or_else(|| panic!("{section}: no {begins}:\n{report}")).parse().unwrap()
 }
 
 fn moved(report: &Report, section: &str, workload: &str, direction: &str) -> u64 {

@@ -40,7 +40,7 @@ metrics short
 section "described"
 numaward describe idle
 
-# The node has room again, and somebody uses what he has on the slow one.
+# The node has room again, and another workload uses memory on the slow one.
 kill $greedy $idle
 wait $greedy $idle
 echo 2 >$cgroups/busy/cpuset.mems

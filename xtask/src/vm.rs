@@ -351,7 +351,7 @@ pub(crate) struct Layout {
     /// CPUs of each core
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     threads: u32,
-    /// Memory-only nodes of which the firmware says that their memory is slow, such as 2,3 (ACPI)
+    /// Memory-only nodes whose memory the firmware reports as slow, such as 2,3 (ACPI)
     #[arg(long, value_delimiter = ',')]
     slow: Vec<usize>,
 }

@@ -1,5 +1,5 @@
-//! A hundred pods that are made, and deleted, at the same time: who is promised CPUs has them, nobody else is on them, and all
-//! is given back.
+//! A hundred pods that are made, and deleted, at the same time: pods that are promised CPUs have them, nobody else is on them, and
+//! all is given back.
 //!
 //! The machine has far more to do than it can: each wait goes on as long as something happens.
 
@@ -43,8 +43,14 @@ fn a_hundred_pods_come_and_go_at_once() {
     });
     cluster.step(&format!("{count} pods run"));
 
-    // A container that the runtime could not wait for gets its CPUs late.
-    cluster.wait_for("each is where it is to be", || are_placed(&cluster.places()?, alone, others));
+    let expected: Vec<_> = alone.iter().map(|name| (name.as_str(), "main", 1)).collect();
+    cluster.wait_until_placed(&expected);
+    cluster.wait_for("who has no CPU of its own is where the others are", || {
+        let places = cluster.places()?;
+        let left = places.get(SHARED).ok_or("it runs nowhere")?;
+        let away = others.iter().find(|name| places.get(*name) != Some(left));
+        away.map_or(Ok(()), |name| Err(format!("{name} has {:?}, not {left:?}", places.get(name))))
+    });
     let (_, url) = cluster.daemon().unwrap();
     let held = cluster.ask(&url, "allocations").unwrap();
     assert_eq!(held["allocations"].as_array().map(Vec::len), Some(ALONE), "{held:#}");
@@ -62,28 +68,6 @@ fn a_hundred_pods_come_and_go_at_once() {
         if place.cpus.len() == NODES.concat().len() { Ok(()) } else { Err(format!("{place:?}")) }
     });
     cluster.step(&format!("{count} pods are gone, and so is what they had"));
-}
-
-/// Whether pods have one CPU each on one node with their memory, and all others what is left.
-fn are_placed(places: &BTreeMap<String, Place>, alone: &[String], others: &[String]) -> Result<(), String> {
-    let place = |name: &str| places.get(name).ok_or_else(|| format!("{name} runs nowhere"));
-    let mut left = NODES.concat().into_iter().collect::<std::collections::BTreeSet<_>>();
-    for name in alone {
-        let place = place(name)?;
-        let node = NODES.iter().position(|cpus| place.cpus.iter().all(|cpu| cpus.contains(cpu)));
-        let is_local = node.is_some_and(|node| place.nodes.iter().eq([&(node as u64)]));
-        let is_free = place.cpus.len() == 1 && place.cpus.iter().all(|cpu| *cpu != 0 && left.remove(cpu));
-        if !is_local || !is_free {
-            return Err(format!("{name} has {place:?}, of {left:?}"));
-        }
-    }
-    for name in others.iter().map(String::as_str).chain([SHARED]) {
-        let place = place(name)?;
-        if place.cpus != left || place.nodes.len() != NODES.len() {
-            return Err(format!("{name} has {place:?}, not {left:?}"));
-        }
-    }
-    Ok(())
 }
 
 impl Cluster {

@@ -13,7 +13,7 @@ use numaward_api::doctor::{Check, Verdict};
 use numaward_cgroup::needs::look;
 use numaward_config::{Config, OperatingMode, Problems, home::HomeMode};
 use numaward_probes::{Mode, Probe, ProbeReport};
-use numaward_topology::{Need, NodeSet};
+use numaward_topology::{Need, NodeSet, sysfs};
 use rustix::thread::CapabilitySet;
 
 use self::caches::caches;
@@ -387,17 +387,20 @@ impl Host<'_> {
 
     /// Whether the kernel moves memory to slower nodes.
     fn tiers(&self) -> Outcome {
-        let folder = "sys/devices/virtual/memory_tiering";
-        let entries = fs::read_dir(self.root.join(folder)).into_iter().flatten().flatten();
-        let tier = |entry: fs::DirEntry| {
-            let tier = entry.file_name().to_str()?.strip_prefix("memory_tier")?.parse::<u32>().ok()?;
-            Some((tier, self.read(&format!("{folder}/memory_tier{tier}/nodelist")).ok()?))
+        let by_node = match sysfs::memory_tiers(self.root) {
+            Ok(by_node) => by_node,
+            Err(error) => {
+                return warn(error.to_string(), "let numaward read this file as the kernel writes it");
+            }
         };
-        let tiers: BTreeMap<_, _> = entries.filter_map(tier).collect();
+        let mut tiers = BTreeMap::<u32, NodeSet>::new();
+        for (node, tier) in by_node {
+            tiers.entry(tier).or_default().insert(node);
+        }
         if tiers.len() < 2 {
             return ok("all memory is of one tier, as far as the kernel knows");
         }
-        let nodes = tiers.into_values().collect::<Vec<_>>().join(", then ");
+        let nodes = tiers.values().map(ToString::to_string).collect::<Vec<_>>().join(", then ");
         ok(match self.read("sys/kernel/mm/numa/demotion_enabled").as_deref() {
             Ok("true" | "1") => format!("from fast to slow: nodes {nodes}; what is not used is demoted"),
             _ => format!(

@@ -122,6 +122,11 @@ fn processes_in_root(host_root: &Path, hierarchy: &Hierarchy) -> Option<u64> {
     Some(processes.lines().filter(|process| is_kernels(process) == Some(false)).count() as u64)
 }
 
+/// What a cgroup has of the shared pool: all of it, or what is in the CPUs that it was found with.
+fn of_pool(found: &CpuSet, pool: &CpuSet) -> CpuSet {
+    if found.is_empty() { pool.clone() } else { found & pool }
+}
+
 fn has_exclusive_cpus(ledger: &Ledger) -> bool {
     ledger.allocations().any(|(_, _, held)| held.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()))
 }
@@ -263,11 +268,7 @@ impl Core {
         };
         // One with a home keeps to it, as far as it is in the pool.
         let at_home = self.home_cpus(path).map(|home| home & pool).filter(|left| !left.is_empty());
-        let share = match at_home {
-            Some(left) => left,
-            None if found.is_empty() => pool.clone(),
-            None => &found & pool,
-        };
+        let share = at_home.unwrap_or_else(|| of_pool(&found, pool));
         if share.is_empty() {
             let reason = if pool.is_empty() {
                 "the shared pool is empty".to_owned()
@@ -283,8 +284,7 @@ impl Core {
     pub(super) fn share_in_herd(&mut self, path: &CgroupPath) -> Option<CpuSet> {
         let pool = self.herding_with(&self.kept.state.ledger).1?;
         let found = self.cpus_found(path).unwrap_or_default();
-        let share = if found.is_empty() { pool } else { &found & &pool };
-        Some(share).filter(|share| !share.is_empty())
+        Some(of_pool(&found, &pool)).filter(|share| !share.is_empty())
     }
 
     /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded.

@@ -24,19 +24,19 @@ impl Core {
     /// What a cgroup without a guarantee is to hold with these CPUs: they, or those of its home, and the nodes that it is
     /// steered to. Nothing if that is nothing.
     pub(super) fn beside_promises(&self, path: &CgroupPath, cpus: Option<&CpuSet>) -> Option<Settings> {
-        let mems = self.kept.state.steered.contains_key(path).then(|| self.applied_mems(path)).flatten();
         let cpus = cpus.or_else(|| self.home_cpus(path)).cloned();
-        let settings = Settings { cpus, mems, ..Settings::default() };
+        let settings = Settings { cpus, mems: self.steered_mems(path), ..Settings::default() };
         (!settings.is_empty()).then_some(settings)
     }
 
-    fn applied_settings(&self, path: &CgroupPath) -> Option<&Settings> {
+    /// What is applied to a cgroup.
+    pub(super) fn applied_settings(&self, path: &CgroupPath) -> Option<&Settings> {
         self.kept.state.applied.get(path).map(|record| &record.settings)
     }
 
-    /// The nodes to which a cgroup is held.
-    pub(super) fn applied_mems(&self, path: &CgroupPath) -> Option<NodeSet> {
-        self.applied_settings(path)?.mems.clone()
+    /// The nodes that a cgroup is steered to.
+    pub(super) fn steered_mems(&self, path: &CgroupPath) -> Option<NodeSet> {
+        self.kept.state.steered.contains_key(path).then(|| self.applied_settings(path)?.mems.clone())?
     }
 
     /// The nodes that a cgroup may use when it is steered nowhere.

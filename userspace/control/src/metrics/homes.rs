@@ -11,8 +11,36 @@ use super::{By, ByState, ControlMetrics};
 /// What became of workloads that were given a home.
 const OUTCOMES: [&str; 6] = ["placed", "kept", "no_gain", "outgrown", "not_measured", "no_cpus"];
 
-/// Why a workload can have no home, by the number of its `Refusal`.
-pub(crate) const HOME_REFUSALS: [&str; 5] = ["cpus", "memory", "cpuset", "left_alone", "write"];
+/// Why a workload can have no home now. The word is the label `reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum HomeRefusal {
+    /// It uses more CPUs than any node has left.
+    Cpus,
+    /// No node that has the CPUs has room for its memory.
+    Memory,
+    /// Its cpuset is somebody else's.
+    Cpuset,
+    /// It was put back, and is left alone for a while.
+    LeftAlone,
+    /// The knob could not be written.
+    Write,
+}
+
+impl HomeRefusal {
+    /// All of them.
+    pub(crate) const ALL: [Self; 5] = [Self::Cpus, Self::Memory, Self::Cpuset, Self::LeftAlone, Self::Write];
+
+    /// The word for it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Cpus => "cpus",
+            Self::Memory => "memory",
+            Self::Cpuset => "cpuset",
+            Self::LeftAlone => "left_alone",
+            Self::Write => "write",
+        }
+    }
+}
 
 /// Since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
@@ -76,7 +104,7 @@ impl ControlMetrics {
     #[cfg(any(test, feature = "testing"))]
     pub fn show_homes(&self) {
         self.homes(NodeId(0), 0);
-        for reason in HOME_REFUSALS {
+        for reason in HomeRefusal::ALL {
             self.homes_refused(reason, 0);
         }
     }
@@ -87,8 +115,8 @@ impl ControlMetrics {
     }
 
     /// So many can have no home for this reason.
-    pub(crate) fn homes_refused(&self, reason: &'static str, workloads: usize) {
-        let of = self.homes.refused.get_or_create(&[("reason", reason)]);
+    pub(crate) fn homes_refused(&self, reason: HomeRefusal, workloads: usize) {
+        let of = self.homes.refused.get_or_create(&[("reason", reason.as_str())]);
         of.set(i64::try_from(workloads).unwrap_or(i64::MAX));
     }
 

@@ -10,11 +10,11 @@
 //! Algorithm: every window the thread `homes` reads what workloads have used. Who has enough memory, CPU time and remote accesses
 //! is given a home, the one with the most remote accesses first: its CPUs are narrowed, and its pages moved, some at a time.
 //! When they are there, a window is counted. If the share of remote accesses has fallen, it keeps the home; else it is put
-//! back, its pages too, and left alone for a time that doubles. One that keeps its home is looked at on: it is put back when
+//! back, its pages too, and left alone for a time that doubles. One that keeps its home is still watched: it is put back when
 //! its share is as before, or it uses all CPUs of its home.
 //!
 //! Invariants: this thread reads no figures and waits for no page. Nobody with a guarantee is touched, nor what is above or
-//! below one, nor one whose cpuset somebody else set. Nobody is placed, or kept where he is, unless accesses were counted.
+//! below one, nor one whose cpuset somebody else set. No workload is placed, or keeps its home, unless accesses were counted.
 
 mod choose;
 mod measure;
@@ -36,13 +36,14 @@ use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    choose::{Place, Refusal, choose},
+    choose::{Place, choose},
     measure::{Measured, has_fallen},
 };
 use super::Event;
 use crate::{
     core::Core,
     home_worker::{self, Done, HomeWorker, Job, Look, Reading, Sources},
+    metrics::homes::HomeRefusal,
     page_worker::{ByNode, LEAST},
     state::{Home, LeftAlone},
 };
@@ -346,7 +347,7 @@ impl Homing {
         match known.stage {
             Stage::Moving(_) => {}
             _ if !of.is_enough() => {
-                // An idle one that was of use before is let be.
+                // One that is idle now, and gained before, keeps its home.
                 if known.stage == Stage::Trial {
                     self.put_back(core, path, "not_measured", "too few of its accesses were counted");
                 }
@@ -397,7 +398,7 @@ impl Homing {
     /// Gives homes to those that can have one now.
     fn place(&mut self, core: &mut Core, mut candidates: Vec<(CgroupPath, Measured)>, room: &ByNode) {
         let mut places = self.places(core, room);
-        let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
+        let mut refused: BTreeMap<HomeRefusal, usize> = BTreeMap::new();
         candidates.sort_by_key(|(path, of)| {
             (Reverse(u128::from(of.accesses) * u128::from(of.remote)), path.clone())
         });
@@ -410,21 +411,21 @@ impl Homing {
                 break;
             }
             let found = if is_left_alone(core, &path) {
-                Err((Refusal::LeftAlone, String::new()))
+                Err((HomeRefusal::LeftAlone, String::new()))
             } else {
                 self.place_one(core, &path, &of, &mut places)
             };
             if let Err((refusal, why)) = found {
                 *refused.entry(refusal).or_default() += 1;
-                if refusal != Refusal::LeftAlone
+                if refusal != HomeRefusal::LeftAlone
                     && self.reported.insert((path.clone(), refusal.as_str().to_owned()))
                 {
                     report(core, &path, "refused", format!("{path} gets no home: {why}."));
                 }
             }
         }
-        for refusal in Refusal::ALL {
-            core.metrics.homes_refused(refusal.as_str(), refused.get(&refusal).copied().unwrap_or(0));
+        for refusal in HomeRefusal::ALL {
+            core.metrics.homes_refused(refusal, refused.get(&refusal).copied().unwrap_or(0));
         }
     }
 
@@ -434,17 +435,17 @@ impl Homing {
         path: &CgroupPath,
         of: &Measured,
         places: &mut [Place],
-    ) -> Result<(), (Refusal, String)> {
+    ) -> Result<(), (HomeRefusal, String)> {
         let (node, bytes) = choose(of, places).map_err(|refusal| {
             let why = match refusal {
-                Refusal::Memory => format!("no node has room for the rest of its {}", of.total()),
+                HomeRefusal::Memory => format!("no node has room for the rest of its {}", of.total()),
                 _ => format!("it uses {} CPUs, and no node has so many left", thousandths(of.cpu)),
             };
             (refusal, why)
         })?;
-        let cpus = core.cpus_at_home(path, node).map_err(|why| (Refusal::Cpuset, why))?;
+        let cpus = core.cpus_at_home(path, node).map_err(|why| (HomeRefusal::Cpuset, why))?;
         if (cpus.len() as u64 * 1000) < of.cpu {
-            return Err((Refusal::Cpus, format!("it may use only CPUs {cpus} of node {node}")));
+            return Err((HomeRefusal::Cpus, format!("it may use only CPUs {cpus} of node {node}")));
         }
         if let Some(place) = places.iter_mut().find(|place| place.node == node) {
             place.take(of.cpu, bytes);
@@ -461,7 +462,7 @@ impl Homing {
             return Ok(());
         }
         let home = Home { node, remote_before: of.remote, is_kept: false, moved: ByNode::new() };
-        core.give_home(path, home, cpus.clone()).map_err(|error| (Refusal::Write, error.to_string()))?;
+        core.give_home(path, home, cpus.clone()).map_err(|error| (HomeRefusal::Write, error.to_string()))?;
         let stage = Stage::Moving(Some(elsewhere(&of.resident, Some(node))));
         self.at_home.insert(path.clone(), AtHome { stage, cpu: of.cpu, unseen: 0 });
         self.begin_trial(path);

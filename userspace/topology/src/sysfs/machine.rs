@@ -83,7 +83,7 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
         return Err(source.malformed(&list, None, "", "a node list with at least one node"));
     }
     let ids: Vec<NodeId> = ids.iter().collect();
-    let tiers = memory_tiers(source)?;
+    let tiers = memory_tiers(source.root)?;
     let mut nodes = BTreeMap::new();
     for &id in &ids {
         let dir = format!("{NODES}/node{id}");
@@ -114,8 +114,9 @@ fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<Node, ReadE
     })
 }
 
-/// The memory tier of each node that has one. Kernels before 6.1 report none.
-fn memory_tiers(source: Source<'_>) -> Result<BTreeMap<NodeId, u32>, ReadError> {
+/// The memory tier of each node that has one: N of `memory_tierN`, the lower the faster. Kernels before 6.1 report none.
+pub fn memory_tiers(root: &Path) -> Result<BTreeMap<NodeId, u32>, ReadError> {
+    let source = Source { root };
     let mut tiers = BTreeMap::new();
     if !source.exists(MEMORY_TIERS) {
         return Ok(tiers);

@@ -1,6 +1,6 @@
 //! Which node a workload is to be at home on.
 //!
-//! Algorithm: a node will do if its CPUs that nobody has for himself suffice for what the workload uses, beside what those
+//! Algorithm: a node will do if its CPUs that are exclusive to nobody suffice for what the workload uses, beside what those
 //! use that have their home there, and if its memory has room for what is elsewhere. Of those that will do, the best are those
 //! where most of its memory is and most of its accesses go, in steps of a twentieth; then the one to which the least has to be
 //! moved; then the one with the most CPUs left, and the most memory.
@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use numaward_topology::{Bytes, NodeId};
 
 use super::measure::Measured;
-use crate::metrics::homes::HOME_REFUSALS;
+use crate::metrics::homes::HomeRefusal;
 
 /// Of a node's CPUs, so many percent may be in use by those at home there.
 const FULL: u64 = 80;
@@ -22,7 +22,7 @@ const STEP: u32 = 100;
 pub(super) struct Place {
     /// The node.
     pub(super) node: NodeId,
-    /// Its CPUs that nobody has for himself, in thousandths.
+    /// Its CPUs that are exclusive to nobody, in thousandths.
     pub(super) cpus: u64,
     /// What those use that are at home there, likewise.
     pub(super) used: u64,
@@ -42,44 +42,19 @@ impl Place {
     }
 }
 
-/// Why a workload can have no home now. The word is the label `reason`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Refusal {
-    /// It uses more CPUs than any node has left.
-    Cpus,
-    /// No node that has the CPUs has room for its memory.
-    Memory,
-    /// Its cpuset is somebody else's.
-    Cpuset,
-    /// It was put back, and is left alone for a while.
-    LeftAlone,
-    /// The knob could not be written.
-    Write,
-}
-
-impl Refusal {
-    /// All of them.
-    pub(super) const ALL: [Self; 5] = [Self::Cpus, Self::Memory, Self::Cpuset, Self::LeftAlone, Self::Write];
-
-    /// The word for it.
-    pub(super) fn as_str(self) -> &'static str {
-        HOME_REFUSALS[self as usize]
-    }
-}
-
 /// The best node for a workload, and how much of its memory is elsewhere.
-pub(super) fn choose(of: &Measured, places: &[Place]) -> Result<(NodeId, Bytes), Refusal> {
+pub(super) fn choose(of: &Measured, places: &[Place]) -> Result<(NodeId, Bytes), HomeRefusal> {
     let elsewhere = |place: &Place| Bytes(of.total().0.saturating_sub(of.on(place.node).0));
     let with_cpus: Vec<&Place> = places.iter().filter(|place| place.cpus_left() >= of.cpu).collect();
     if with_cpus.is_empty() {
-        return Err(Refusal::Cpus);
+        return Err(HomeRefusal::Cpus);
     }
     let fitting = with_cpus.into_iter().filter(|place| elsewhere(place) <= place.room);
     let best = fitting.min_by_key(|place| {
         let left = (Reverse(place.cpus_left()), Reverse(place.room));
         (Reverse(of.score(place.node) / STEP), elsewhere(place), left, place.node)
     });
-    best.map(|place| (place.node, elsewhere(place))).ok_or(Refusal::Memory)
+    best.map(|place| (place.node, elsewhere(place))).ok_or(HomeRefusal::Memory)
 }
 
 #[cfg(test)]
@@ -134,11 +109,11 @@ mod tests {
             NodeId(0),
             "the second best"
         );
-        assert_eq!(choose(&of, &[place(0, 1, 1000), place(1, 1, 1000)]), Err(Refusal::Cpus));
-        assert_eq!(choose(&of, &[place(0, 2, 299), place(1, 1, 1000)]), Err(Refusal::Memory));
-        assert_eq!(choose(&of, &[]), Err(Refusal::Cpus));
+        assert_eq!(choose(&of, &[place(0, 1, 1000), place(1, 1, 1000)]), Err(HomeRefusal::Cpus));
+        assert_eq!(choose(&of, &[place(0, 2, 299), place(1, 1, 1000)]), Err(HomeRefusal::Memory));
+        assert_eq!(choose(&of, &[]), Err(HomeRefusal::Cpus));
         let more = Measured { cpu: 1601, ..of };
-        assert_eq!(choose(&more, &[place(1, 2, 1000)]), Err(Refusal::Cpus), "some CPUs stay free");
+        assert_eq!(choose(&more, &[place(1, 2, 1000)]), Err(HomeRefusal::Cpus), "some CPUs stay free");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Terms: a cgroup *has a home* while its `cpuset.cpus` is held to CPUs of one node because of that.
 //!
-//! Algorithm: `cpuset.cpus` becomes those CPUs of the node that nobody has for himself. `cpuset.mems` stays as it is, so that new
+//! Algorithm: `cpuset.cpus` becomes the node's CPUs that are exclusive to nobody. `cpuset.mems` stays as it is, so that new
 //! memory comes from the node as long as it has some. What was found comes back, as for every knob, when the home ends.
 //!
 //! Invariants: what is to be applied and what was found is stored before the knob is written. Nobody gets a home whose
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl Core {
-    /// The CPUs of a node that nobody has for himself.
+    /// The CPUs of a node that are exclusive to nobody.
     pub(crate) fn shared_cpus_of(&self, node: NodeId) -> CpuSet {
         let of = self.policy.machine.nodes.get(&node).map(|node| node.cpus.clone()).unwrap_or_default();
         &of & self.kept.state.ledger.shared_pool()
@@ -60,11 +60,7 @@ impl Core {
 
     /// The CPUs to which a cgroup is held because it has a home.
     pub(crate) fn home_cpus(&self, path: &CgroupPath) -> Option<&CpuSet> {
-        self.kept
-            .state
-            .homes
-            .contains_key(path)
-            .then(|| self.kept.state.applied.get(path)?.settings.cpus.as_ref())?
+        self.kept.state.homes.contains_key(path).then(|| self.applied_settings(path)?.cpus.as_ref())?
     }
 
     /// Those that have a home, as they are served.
@@ -86,8 +82,7 @@ impl Core {
         home: Home,
         cpus: CpuSet,
     ) -> Result<(), AdmissionError> {
-        let mems = self.kept.state.steered.contains_key(path).then(|| self.applied_mems(path)).flatten();
-        let settings = Settings { cpus: Some(cpus), mems, ..Settings::default() };
+        let settings = Settings { cpus: Some(cpus), mems: self.steered_mems(path), ..Settings::default() };
         let plan = self.plan(Change::Hold(path.clone(), settings))?;
         let mut change = self.begin();
         change.kept.state.homes.insert(path.clone(), home);
@@ -114,8 +109,7 @@ impl Core {
     /// Takes the home of a cgroup back: it has what was found, or what it has in the herd.
     pub(crate) fn take_home(&mut self, path: &CgroupPath) -> Result<(), AdmissionError> {
         let herded = if self.kept.state.herded.contains(path) { self.share_in_herd(path) } else { None };
-        let mems = self.kept.state.steered.contains_key(path).then(|| self.applied_mems(path)).flatten();
-        let settings = Settings { cpus: herded, mems, ..Settings::default() };
+        let settings = Settings { cpus: herded, mems: self.steered_mems(path), ..Settings::default() };
         let plan = self.plan(if settings.is_empty() {
             Change::Release(path.clone())
         } else {
