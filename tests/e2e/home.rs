@@ -69,6 +69,9 @@ fn a_workload_is_brought_home_if_its_remote_accesses_fall_and_else_put_back() {
     assert!(memory["anon"][&1] >= 60 * MIB, "{memory:?}");
 
     let events = report.json("events of bound");
+    let (bound_before, bound_after) = shares(&events, "bound was put back from its home on node 0: ");
+    println!("{bound_before} % before and {bound_after} % at home of one that gained nothing");
+    assert!(bound_after > bound_before, "{events:#}");
     assert_eq!(steps(&events, "bound"), ["placed", "no_gain"], "{events:#}");
     let metrics = report.section("metrics");
     for line in [
