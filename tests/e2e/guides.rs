@@ -269,7 +269,7 @@ fn libvirt() {
     let guide = Guide {
         page: "libvirt.md",
         script: include_str!("guides/libvirt.sh"),
-        workload: r"machine-qemu\x2d1\x2dweb.scope",
+        workload: "machine-qemu-*-web.scope",
     };
     let page = fs::read_to_string(repository("docs/guides").join(guide.page)).unwrap();
     let xml = page.split("```xml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
@@ -277,6 +277,12 @@ fn libvirt() {
     fs::write(domain.path(), xml).unwrap();
     let Some(found) = guide.follow(|vm| vm.file(domain.path(), "/srv/web.xml")) else { return };
     let report = &found.report;
+    // Its threads are on both nodes, and its memory is not, or not near them.
+    let before = found.look("seen before");
+    assert!(before.estimate.unwrap() >= 20, "{before:?}");
+    let after = found.look("seen after");
+    assert!(after.estimate.unwrap() <= 5 && after.on(1) >= 90, "{after:?}");
+    found.assert_kept("seen after", 90, 128 * MIB);
     // CPUs and nodes of the scope and of each thread, by what runs there.
     let may_use = |section: &str, expected: &[(&str, &str)]| {
         let lines: Vec<_> = report.section(section).lines().map(str::trim).collect();

@@ -28,16 +28,19 @@ start_numaward() {
     wait_for 120 _ready
 }
 
+# _series: the metrics of the workload $unit, or of $workload where it is observed under another name.
+_series() { ask /metrics | grep -F "workload=\"${workload:-$unit}\""; }
+
 # look NAME: what numaward knows of the workload $unit by now.
 look() {
     section "$1"
     ask /api/v1/workloads
     section "$1 metrics"
-    ask /metrics | grep "workload=\"$unit\""
+    _series
 }
 
 # _estimated PATTERN: the share of accesses to other nodes that numaward estimates for $unit by now.
-_estimated() { ask /metrics | grep -qE "^numaward_remote_access_estimated_ratio\\{workload=\"$unit\"\\} ($1)"; }
+_estimated() { _series | grep -qE "^numaward_remote_access_estimated_ratio\\{workload=\"[^\"]*\"\\} ($1)"; }
 
 # settle: until where memory lies was read twice.
 settle() { sleep 12; }

@@ -1,5 +1,6 @@
 # A guest of libvirt: where its threads and its memory are, and what libvirt's own pinning does beside a guarantee.
 unit='machine-qemu\x2d1\x2dweb.scope'
+workload='machine-qemu-*-web.scope'
 _held() { numaward get "$unit" | grep -q ' held'; }
 _has_memory() { [ "$(cat "/sys/fs/cgroup/machine.slice/$unit/memory.current")" -ge $((128 << 20)) ]; }
 
@@ -34,6 +35,10 @@ virsh define web.xml
 virsh start web
 wait_for 240 _has_memory
 settle
+wait_for 240 _estimated '0\.[2-9]'
+section "top before"
+numaward top --once --filter web
+look "seen before"
 cgroups "before"
 section "declare"
 cat >>/etc/numaward/config.yaml <<'END'
@@ -49,6 +54,10 @@ wait_for 240 _held
 settle
 section "get"
 numaward get 'machine-qemu\x2d1\x2dweb.scope'
+wait_for 240 _estimated '0\.0'
+section "top after"
+numaward top --once --filter web
+look "seen after"
 cgroups "guaranteed"
 section "resident"
 cat "/sys/fs/cgroup/machine.slice/$unit/memory.numa_stat"

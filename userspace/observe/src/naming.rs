@@ -4,7 +4,8 @@
 //! whatever scrapes it. So ids and running numbers do not count as names:
 //!
 //! - a systemd unit has its own name; of those that systemd numbers, the number becomes `*`
-//!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`);
+//!   (`session-12.scope`: `session-*.scope`, `run-u34.service`: `run-*.service`), and of guests the number that libvirt
+//!   gives them at each start (`machine-qemu-3-web.scope`: `machine-qemu-*-web.scope`);
 //! - a container of a pod is `NAMESPACE/POD/CONTAINER` as soon as that is known (see [`crate::state`]), and one of
 //!   `pods` until then; others are named after their runtime (`docker`, `libpod`) if it is known, else `containers`: a user
 //!   may give a cgroup any name;
@@ -48,6 +49,14 @@ fn unit(name: &str) -> String {
             return format!("{prefix}*.{kind}");
         }
     }
+    for prefix in ["machine-qemu-", "machine-lxc-"] {
+        let guest = name.strip_prefix(prefix).and_then(|rest| rest.split_once('-'));
+        if let Some((number, guest)) = guest
+            && number.parse::<u32>().is_ok()
+        {
+            return format!("{prefix}*-{guest}");
+        }
+    }
     name.to_owned()
 }
 
@@ -71,6 +80,9 @@ mod tests {
             ("/system.slice/run-r0123456789abcdef0123456789abcdef.scope", "run-*.scope"),
             ("/system.slice/run-backup.service", "run-backup.service"),
             ("/system.slice/session-store.service", "session-store.service"),
+            (r"/machine.slice/machine-qemu\x2d3\x2dweb\x2dprod.scope/libvirt/vcpu0", "machine-qemu-*-web-prod.scope"),
+            (r"/machine.slice/machine-lxc\x2d12345\x2dweb.scope", "machine-lxc-*-web.scope"),
+            (r"/machine.slice/machine-web\x2d3.scope", "machine-web-3.scope"),
             ("/system.slice/docker-{ID}.scope", "docker"),
             ("/docker/{ID}", "containers"),
             ("/user.slice/user-1000.slice/user@1000.service/\x1b[2J-{ID}.scope", "containers"),
