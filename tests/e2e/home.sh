@@ -64,7 +64,11 @@ wait_for 180 _event '/spread keeps its home on node 0'
 cpuset "spread at home" spread
 accesses "spread at home, first"
 # Balancing looks at memory that is local less and less often.
-sleep 40
+_faults() { sed -n 's/^numa_hint_faults //p' $cgroups/spread/memory.stat; }
+first=$(_faults)
+_sampled() { [ $(($(_faults) - first)) -ge 200 ]; }
+wait_for 120 _sampled
+sleep 2
 accesses "spread at home, then"
 section "events of spread"
 ask /api/v1/events
