@@ -80,7 +80,10 @@ mod tests {
             ("/system.slice/run-r0123456789abcdef0123456789abcdef.scope", "run-*.scope"),
             ("/system.slice/run-backup.service", "run-backup.service"),
             ("/system.slice/session-store.service", "session-store.service"),
-            (r"/machine.slice/machine-qemu\x2d3\x2dweb\x2dprod.scope/libvirt/vcpu0", "machine-qemu-*-web-prod.scope"),
+            (
+                r"/machine.slice/machine-qemu\x2d3\x2dweb\x2dprod.scope/libvirt/vcpu0",
+                "machine-qemu-*-web-prod.scope",
+            ),
             (r"/machine.slice/machine-lxc\x2d12345\x2dweb.scope", "machine-lxc-*-web.scope"),
             (r"/machine.slice/machine-web\x2d3.scope", "machine-web-3.scope"),
             ("/system.slice/docker-{ID}.scope", "docker"),
