@@ -20,8 +20,8 @@ use crate::{
     testing::{self as fixture, Host},
 };
 
-/// Longer than a command takes.
-const WAIT: Duration = Duration::from_millis(300);
+/// Longer than a command takes, also on a host that is busy with something else.
+const WAIT: Duration = Duration::from_secs(1);
 
 pub(in crate::core) struct Bench {
     pub(in crate::core) core: Core,
