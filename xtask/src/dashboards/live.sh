@@ -37,6 +37,10 @@ again sh -c "echo 0-3 >$cgroups/bad/cpuset.mems" &
     again numaward-load --cgroup $cgroups/bad --size 64M --policy bind:$other --hold 2
 ) &
 
+# Memory on several nodes, of each of which it has a share.
+numaward exec --name wide --memory 520Mi -- numaward-load --size 64M --hold 100000 >/dev/null &
+wait_for [ -d $cgroups/numaward/wide ]
+
 # An intruder on the good one's CPU.
 cpus=$(cat $cgroups/numaward/good/cpuset.cpus)
 mkdir $cgroups/intruder
