@@ -2,8 +2,8 @@
 //! which mappings it samples at all, and pages that move between nodes.
 //!
 //! **Accesses.** `task_numa_fault(int last_cpupid, int mem_node, int pages, int flags)` (kernel/sched/fair.c) is
-//! called for each hinting fault. Whether the page was local is in `flags`, never in `mem_node`: after a
-//! migration that succeeded, it is the destination. Where the page came from is then not known (column "unknown").
+//! called for each hinting fault: see `hint.rs`. Where a page that was moved at once came from is not known (column
+//! "unknown").
 //!
 //! **Which mappings.** `vma_policy_mof(vma)` (mm/mempolicy.c) decides for each mapping whether it may be sampled. A
 //! policy without `MPOL_F_MOF`, such as plain `MPOL_BIND`, excludes it: no fault ever reports its accesses.
@@ -25,6 +25,7 @@ mod common;
 mod counters;
 mod current;
 mod current_cached;
+mod hint;
 mod nodes;
 mod roots;
 mod slot_cache;
@@ -38,18 +39,15 @@ use aya_ebpf::{
     maps::Array,
     programs::{BtfTracePointContext, FEntryContext, FExitContext, ProbeContext, TracePointContext},
 };
-use numaward_abi::{MAX_NODE_IDS, MIGRATE_REASONS, ScanCounters, UNKNOWN_NODE};
+use numaward_abi::{MIGRATE_REASONS, ScanCounters};
 
 use crate::{
     counters::{add_at, add_shared},
     current_cached::cached_current_slot,
-    nodes::{NODE_TABLE, NODES, home},
+    hint::{Access, access},
+    nodes::{NODE_TABLE, NODES},
     slot_cache::{SlotCache, slot_cache},
 };
-
-/// `TNF_MIGRATED` and `TNF_FAULT_LOCAL` of linux/sched/numa_balancing.h.
-const MIGRATED: i32 = 0x01;
-const LOCAL: i32 = 0x08;
 
 /// Counters per row: one for each node and one for "unknown"; or 2, for local and remote, where that would be
 /// too many.
@@ -102,26 +100,19 @@ fn hint_kprobe(ctx: ProbeContext) -> u32 {
 fn hint(mem_node: i32, pages: i32, flags: i32) {
     let Ok(pages) = u64::try_from(pages) else { return };
     let Some(nodes) = NODE_TABLE.get(0) else { return };
-    let home = home(nodes);
-    let memory = match mem_node as usize {
-        id if id < MAX_NODE_IDS => nodes.index[id],
-        _ => UNKNOWN_NODE,
-    };
+    let Access { home, local, memory } = access(nodes, mem_node, flags);
     let (count, columns) = (NODES.load(), COLUMNS.load());
-    let home = u32::from(home);
     if home >= count {
         return;
     }
-    // CPUs of a node without memory are at home on the nearest with some; the kernel does not know of this.
-    let local = flags & LOCAL != 0 || (flags & MIGRATED == 0 && u32::from(memory) == home);
     let column = if columns == 2 {
         u32::from(!local)
     } else if local {
         home
-    } else if flags & MIGRATED != 0 || u32::from(memory) >= count {
+    } else if memory >= count {
         count
     } else {
-        u32::from(memory)
+        memory
     };
     add_at(&ACCESS, (cached_current_slot(&HINT_CACHE) * count + home) * columns + column, pages);
 }

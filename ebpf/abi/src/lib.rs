@@ -251,6 +251,56 @@ pub struct IntruderTime {
     pub runs: u64,
 }
 
+/// What a call chain led to: [`ChainKey::kind`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainKind {
+    /// User pages were allocated on another node than that of the CPU.
+    Allocations = 0,
+    /// NUMA balancing saw an access to memory of another node.
+    Accesses = 1,
+}
+
+/// Kinds of call chains.
+pub const CHAIN_KINDS: u32 = 2;
+
+/// In place of the id of a stack: there is none, as for the user's part in a kernel thread.
+pub const NO_STACK: i32 = -1;
+
+/// In place of the id of a stack: the map of stacks had no room for it.
+pub const NO_ROOM: i32 = -2;
+
+/// In place of the index of a node: it is not known.
+pub const NO_NODE: u32 = u32::MAX;
+
+/// Which code it was, and what it did.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ChainKey {
+    /// The workload's slot.
+    pub slot: u32,
+    /// A [`ChainKind`].
+    pub kind: u32,
+    /// The index of the memory's node, or [`NO_NODE`].
+    pub node: u32,
+    /// The id of the user's part of the chain, or [`NO_STACK`] or [`NO_ROOM`].
+    pub user: i32,
+    /// The id of the kernel's part, likewise.
+    pub kernel: i32,
+}
+
+/// How much it did.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChainPages {
+    /// Pages, with those for which this chain stands because they were not looked at.
+    pub pages: u64,
+    /// The process that was seen first, in the host's namespace.
+    pub pid: u32,
+    /// Zero.
+    pub padding: u32,
+}
+
 /// Marks types that may be read from and written to maps.
 #[cfg(feature = "user")]
 macro_rules! pod {
@@ -261,4 +311,17 @@ macro_rules! pod {
 }
 
 #[cfg(feature = "user")]
-pod!(AllocTotals, CgroupId, CpuTimes, IntruderKey, IntruderTime, LongStall, Miss, NodeTable, OomKill, Slot);
+pod!(
+    AllocTotals,
+    CgroupId,
+    ChainKey,
+    ChainPages,
+    CpuTimes,
+    IntruderKey,
+    IntruderTime,
+    LongStall,
+    Miss,
+    NodeTable,
+    OomKill,
+    Slot
+);

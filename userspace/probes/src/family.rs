@@ -229,6 +229,11 @@ impl Family {
         set(map, "GENERATION", 0, generation)
     }
 
+    /// What found no room in a map.
+    pub(crate) fn lost(&self) -> Result<u64, MapAccessError> {
+        self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(access("LOST", "read")))
+    }
+
     /// What each probe of the family has cost, attached or not. What found no room in a map is booked to the first.
     pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
         let mut all: Vec<ProbeStats> = Vec::new();
@@ -275,6 +280,7 @@ fn map_bytes(ebpf: &Ebpf) -> u64 {
         | Map::PerCpuArray(map)
         | Map::HashMap(map)
         | Map::PerfEventArray(map)
+        | Map::StackTraceMap(map)
         | Map::RingBuf(map) => sys::fdinfo(map.fd().as_fd()).ok()?("memlock"),
         _ => None,
     };

@@ -17,6 +17,7 @@
 mod activity;
 mod alloc;
 mod btf;
+mod chains;
 mod duty;
 mod error;
 mod event;
@@ -49,13 +50,14 @@ pub use activity::{
     Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, NodeHugepages,
     OOM_CONSTRAINT_NAMES, Scanned, Stalls,
 };
+pub use chains::{CallChain, Stack};
 pub use duty::DutyCycle;
 pub use error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError};
 pub use event::{Incident, ProbeEvent};
 pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::{NoSections, home};
-pub use numaward_abi::CgroupId;
-pub use options::{DEFAULT_LONG_STALL, DEFAULT_SLOTS, Fakes, Options};
+pub use numaward_abi::{CgroupId, ChainKind};
+pub use options::{ChainOptions, DEFAULT_LONG_STALL, DEFAULT_SLOTS, Fakes, Options};
 pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
 pub use types::{Counters, NodeCounters, Pages, SlotId, Snapshot};

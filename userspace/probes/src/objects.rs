@@ -11,6 +11,7 @@ macro_rules! object {
 }
 
 object!(ALLOC, "/alloc");
+object!(CHAINS, "/chains");
 object!(FAULTS, "/faults");
 object!(TROUBLE, "/trouble");
 object!(SWITCH, "/switch");

@@ -31,6 +31,8 @@ pub struct Options<'a> {
     pub duty_cycle: Option<DutyCycle>,
     /// The probes other than that of allocations which are to be attached.
     pub others: Vec<Probe>,
+    /// How call chains are taken; `None` where they are not.
+    pub call_chains: Option<ChainOptions>,
     /// From when on a stall is reported as [`ProbeEvent::LongStall`](crate::ProbeEvent::LongStall).
     pub long_stall: Duration,
     /// Whether to compare the counts with known allocations at the start.
@@ -39,6 +41,15 @@ pub struct Options<'a> {
     pub debug_log: bool,
     /// For tests.
     pub fakes: Fakes,
+}
+
+/// How call chains of remote allocations and accesses are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainOptions {
+    /// For how many remote pages one chain is taken.
+    pub sample_every: u32,
+    /// How many chains there may be.
+    pub max_stacks: u32,
 }
 
 /// Untruths for tests on hosts with one node.
@@ -64,6 +75,7 @@ impl<'a> Options<'a> {
             duty_cycle: None,
             // The processor's counters are few, and others may want them.
             others: Probe::OTHERS.into_iter().filter(|probe| *probe != Probe::Hardware).collect(),
+            call_chains: None,
             long_stall: DEFAULT_LONG_STALL,
             self_check: true,
             debug_log: false,

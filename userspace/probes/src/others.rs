@@ -1,5 +1,5 @@
 //! The probes other than that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM,
-//! hugepages taken from the pools.
+//! hugepages taken from the pools, call chains.
 //!
 //! Each family is an object of its own, with its own table of registered cgroups; what is missing for one on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
@@ -20,10 +20,11 @@ use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
-    Activity, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeEvent, ProbeReport, Scanned,
-    Stalls,
+    Activity, CallChain, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeEvent, ProbeReport,
+    Scanned, Stalls,
     activity::{Columns, growth},
     btf::BtfError,
+    chains::Chains,
     error::Refusal,
     event,
     event_gate::{self, EventGate},
@@ -90,6 +91,7 @@ pub(crate) struct Others {
     pub(crate) switch: Option<Switch>,
     hardware: Option<Hardware>,
     hugepages: Option<Hugepages>,
+    pub(crate) chains: Option<Chains>,
     pub(crate) reports: Vec<ProbeReport>,
     /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
     pub(crate) skips_single_node_cpusets: Option<bool>,
@@ -99,7 +101,7 @@ impl Others {
     /// Loads and attaches those of [`Options::others`].
     pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Self {
         let mut others = Self::default();
-        if options.others.is_empty() {
+        if options.others.is_empty() && options.call_chains.is_none() {
             return others;
         }
         others.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
@@ -139,6 +141,11 @@ impl Others {
             others.reports.push(report);
             Ok(())
         });
+        if let Some(wanted) = options.call_chains {
+            let (chains, mut reports) = Chains::load(options, wanted, kernel, &others.nodes);
+            others.chains = chains;
+            others.reports.append(&mut reports);
+        }
         others
     }
 
@@ -305,6 +312,9 @@ impl Others {
         // A slot that nobody had before has counted nothing, and there may be thousands.
         base.retain(|_, words| words.iter().any(|&word| word > 0));
         self.set_allowed(slot, allowed)?;
+        if let Some(chains) = &mut self.chains {
+            chains.begin(slot)?;
+        }
         let mut added = self.families_mut().try_for_each(|family| family.add_root(cgroup, slot));
         if let Some(gate) = &mut self.long_stalls {
             added = added.and_then(|()| gate.watch(slot));
@@ -330,14 +340,16 @@ impl Others {
         let switch = self.switch.iter().map(|switch| &switch.family);
         let hardware = self.hardware.iter().map(|hardware| &hardware.family);
         let hugepages = self.hugepages.iter().map(|hugepages| &hugepages.family);
-        self.families.iter().chain(switch).chain(hardware).chain(hugepages)
+        let chains = self.chains.iter().map(|chains| &chains.family);
+        self.families.iter().chain(switch).chain(hardware).chain(hugepages).chain(chains)
     }
 
     fn families_mut(&mut self) -> impl Iterator<Item = &mut Family> {
         let switch = self.switch.iter_mut().map(|switch| &mut switch.family);
         let hardware = self.hardware.iter_mut().map(|hardware| &mut hardware.family);
         let hugepages = self.hugepages.iter_mut().map(|hugepages| &mut hugepages.family);
-        self.families.iter_mut().chain(switch).chain(hardware).chain(hugepages)
+        let chains = self.chains.iter_mut().map(|chains| &mut chains.family);
+        self.families.iter_mut().chain(switch).chain(hardware).chain(hugepages).chain(chains)
     }
 
     /// All counters of `count` slots from `first` on.
@@ -356,6 +368,9 @@ impl Others {
         }
         if let Some(gate) = &mut self.long_stalls {
             result = gate.forget(slot).and(result);
+        }
+        if let Some(chains) = &mut self.chains {
+            chains.end(slot);
         }
         self.bases.remove(&slot);
         result
@@ -433,6 +448,12 @@ impl Others {
             }
         }
         activity
+    }
+
+    /// The call chains of one slot.
+    pub(crate) fn call_chains(&mut self, slot: u32) -> Result<Vec<CallChain>, MapAccessError> {
+        let nodes = self.nodes.ids();
+        self.chains.as_mut().map_or_else(|| Ok(Vec::new()), |chains| chains.read(slot, nodes))
     }
 
     /// What the probes reported since the last call.

@@ -9,6 +9,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 use crate::{
     activity::Activity,
     alloc::Alloc,
+    chains::CallChain,
     duty::DutyCycle,
     error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError},
     event::ProbeEvent,
@@ -260,6 +261,18 @@ impl Probes {
     /// Who ran on CPUs that are exclusive to others.
     pub fn intruders(&self) -> Result<Vec<Intruder>, MapAccessError> {
         self.others.switch.as_ref().map_or_else(|| Ok(Vec::new()), Switch::intruders)
+    }
+
+    /// The call chains of a workload's remote allocations and accesses since it was registered, in no order. This reads
+    /// the maps entry by entry, which takes some microseconds each.
+    pub fn call_chains(&mut self, slot: SlotId) -> Result<Vec<CallChain>, SlotError> {
+        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        Ok(self.others.call_chains(slot.0)?)
+    }
+
+    /// How often a call chain of any workload found no room in the maps.
+    pub fn lost_chains(&self) -> Result<u64, MapAccessError> {
+        self.others.chains.as_ref().map_or(Ok(0), |chains| chains.family.lost())
     }
 
     /// How full the maps are.

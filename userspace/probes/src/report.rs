@@ -26,10 +26,14 @@ pub enum Probe {
     Switch,
     /// Accesses to local and remote DRAM: the processor's own counters, split at the same tracepoint.
     Hardware,
+    /// Which code allocates pages on other nodes: the tracepoint `kmem:mm_page_alloc`.
+    AllocChains,
+    /// Which code accesses remote memory: the function `task_numa_fault`.
+    AccessChains,
 }
 
 impl Probe {
-    /// All probes but that of allocations.
+    /// All probes but that of allocations, and those of [`Options::call_chains`](crate::Options::call_chains).
     pub const OTHERS: [Self; 8] = [
         Self::Hugepages,
         Self::Hint,

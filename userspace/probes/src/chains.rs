@@ -1,0 +1,254 @@
+//! The call chains of remote allocations and accesses: see `ebpf/src/chains.rs`.
+//!
+//! Nothing is loaded unless [`Options::call_chains`](crate::Options::call_chains) asks for it, and nothing is read unless
+//! somebody asks.
+//!
+//! Chains are kept by slot. Those of a slot that was freed are removed before another workload takes it, those of all such
+//! slots at once; so are the user's parts of stacks that no chain has any more. The kernel's parts stay: they are few, and
+//! workloads have them in common.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aya::{
+    EbpfLoader,
+    maps::{HashMap, MapData, MapError, StackTraceMap},
+};
+use numaward_abi::{ChainKey, ChainKind, ChainPages, NO_ROOM};
+use numaward_topology::NodeId;
+
+use crate::{
+    ChainOptions, MapAccessError, Mode, Options, Pages, Probe, ProbeReport,
+    btf::BtfError,
+    error::Refusal,
+    family::{Family, Hook, attach_by_first, report},
+    kernel::Kernel,
+    maps::access,
+    nodes::Numbering,
+    objects::CHAINS,
+};
+
+const MAP: &str = "CHAINS";
+const STACKS: &str = "STACKS";
+/// Slots that were freed, before the maps are gone through for them.
+const MOST_ENDED: usize = 64;
+
+/// One way through the code, and what it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallChain {
+    /// What it led to.
+    pub kind: ChainKind,
+    /// The node of the memory, where that is known.
+    pub node: Option<NodeId>,
+    /// Pages, with those for which this chain stands.
+    pub pages: Pages,
+    /// The process that was seen first, in the host's namespace.
+    pub pid: u32,
+    /// The user's part.
+    pub user: Stack,
+    /// The kernel's part.
+    pub kernel: Stack,
+}
+
+/// A part of a call chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stack {
+    /// There is none.
+    Empty,
+    /// It found no room in the map.
+    NoRoom,
+    /// Addresses of code, the innermost first. Those after the first are where a function returns to.
+    Addresses(Vec<u64>),
+}
+
+/// The chains' programs and maps.
+pub(crate) struct Chains {
+    pub(crate) family: Family,
+    chains: HashMap<MapData, ChainKey, ChainPages>,
+    stacks: StackTraceMap<MapData>,
+    /// Slots that were freed, and whose chains are still there.
+    ended: BTreeSet<u32>,
+}
+
+impl Chains {
+    /// Loads and attaches both programs, each on its own.
+    pub(crate) fn load(
+        options: &Options<'_>,
+        wanted: ChainOptions,
+        kernel: &Kernel,
+        numbering: &Numbering,
+    ) -> (Option<Self>, Vec<ProbeReport>) {
+        match Self::try_load(options, wanted, kernel, numbering) {
+            Ok((chains, reports)) => {
+                let is_attached = reports.iter().any(|report| report.mode != Mode::Absent);
+                (is_attached.then_some(chains), reports)
+            }
+            Err(refusal) => {
+                let reason = [(refusal.obstacle(), refusal.to_string())];
+                let absent = |probe| report(probe, Mode::Absent, &reason);
+                (None, [Probe::AllocChains, Probe::AccessChains].map(absent).into())
+            }
+        }
+    }
+
+    fn try_load(
+        options: &Options<'_>,
+        wanted: ChainOptions,
+        kernel: &Kernel,
+        numbering: &Numbering,
+    ) -> Result<(Self, Vec<ProbeReport>), Refusal> {
+        let object = CHAINS.map_err(Refusal::NotBuilt)?;
+        let node_shift = || kernel.get(|structures| &structures.node_shift);
+        let shift = options.fakes.node_shift.or(node_shift().ok()).unwrap_or(64);
+        let nodes = numbering.capacity();
+        let two_nodes = u32::from(numbering.ids().len() == 2);
+        let to_slot = kernel.to_slot()?;
+        let mut loader = EbpfLoader::new();
+        to_slot.show(&mut loader);
+        loader
+            .btf(kernel.btf())
+            .override_global("NODES", &nodes, true)
+            .override_global("NODE_SHIFT", &shift, true)
+            .override_global("TWO_NODES", &two_nodes, true)
+            .override_global("SAMPLE_EVERY", &wanted.sample_every, true)
+            .map_max_entries(MAP, wanted.max_stacks.max(1))
+            .map_max_entries(STACKS, wanted.max_stacks.max(1));
+        let mut family = Family::load(&mut loader, "chains", object, options.slots)?;
+        family.set_nodes(&numbering.table(options.machine))?;
+        let as_expected = || kernel.get(|structures| &structures.hint);
+        let allocations = vec![(
+            Mode::TpBtf,
+            node_shift().map(|_| vec![("alloc_chain_tp_btf", Hook::TpBtf("mm_page_alloc"))]),
+        )];
+        let accesses = vec![
+            (
+                Mode::Fentry,
+                as_expected().map(|()| vec![("access_chain_fentry", Hook::Fentry("task_numa_fault"))]),
+            ),
+            (
+                Mode::Kprobe,
+                match as_expected() {
+                    Err(Refusal::Btf(error @ BtfError::Arguments { .. })) => Err(Refusal::Btf(error)),
+                    _ => Ok(vec![("access_chain_kprobe", Hook::Kprobe("task_numa_fault"))]),
+                },
+            ),
+        ];
+        let reports = vec![
+            attach_by_first(&mut family, Probe::AllocChains, allocations, kernel.btf()),
+            attach_by_first(&mut family, Probe::AccessChains, accesses, kernel.btf()),
+        ];
+        let chains =
+            Self { chains: family.take(MAP)?, stacks: family.take(STACKS)?, ended: BTreeSet::new(), family };
+        Ok((chains, reports))
+    }
+
+    /// A slot is to be taken: it has no chains yet.
+    pub(crate) fn begin(&mut self, slot: u32) -> Result<(), MapAccessError> {
+        if self.ended.contains(&slot) || self.ended.len() > MOST_ENDED { self.purge() } else { Ok(()) }
+    }
+
+    /// A slot was freed.
+    pub(crate) fn end(&mut self, slot: u32) {
+        self.ended.insert(slot);
+    }
+
+    /// Removes the chains of slots that were freed.
+    fn purge(&mut self) -> Result<(), MapAccessError> {
+        let keys: Result<Vec<ChainKey>, MapError> = self.chains.keys().collect();
+        let keys = keys.map_err(access(MAP, "read"))?;
+        let (gone, kept): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| self.ended.contains(&key.slot));
+        let used: BTreeSet<i32> = kept.iter().map(|key| key.user).collect();
+        let unused: BTreeSet<u32> = gone
+            .iter()
+            .filter(|key| !used.contains(&key.user))
+            .filter_map(|key| u32::try_from(key.user).ok())
+            .collect();
+        for key in gone {
+            self.chains.remove(&key).or_else(absent).map_err(access(MAP, "write"))?;
+        }
+        for id in unused {
+            self.stacks.remove(&id).or_else(absent).map_err(access(STACKS, "write"))?;
+        }
+        self.ended.clear();
+        Ok(())
+    }
+
+    /// The chains of one slot.
+    pub(crate) fn read(&mut self, slot: u32, nodes: &[NodeId]) -> Result<Vec<CallChain>, MapAccessError> {
+        let mut stacks: BTreeMap<i32, Stack> = BTreeMap::new();
+        let mut found = Vec::new();
+        let keys: Result<Vec<ChainKey>, MapError> = self.chains.keys().collect();
+        for key in keys.map_err(access(MAP, "read"))?.into_iter().filter(|key| key.slot == slot) {
+            let counted = match self.chains.get(&key, 0) {
+                Ok(counted) => counted,
+                Err(MapError::KeyNotFound) => continue,
+                Err(error) => return Err(access(MAP, "read")(error)),
+            };
+            for id in [key.user, key.kernel] {
+                if !stacks.contains_key(&id) {
+                    stacks.insert(id, self.stack(id)?);
+                }
+            }
+            let of = |id| stacks.get(&id).cloned().unwrap_or(Stack::Empty);
+            found.extend(chain(&key, counted, nodes, of));
+        }
+        Ok(found)
+    }
+
+    fn stack(&self, id: i32) -> Result<Stack, MapAccessError> {
+        let Ok(place) = u32::try_from(id) else {
+            return Ok(if id == NO_ROOM { Stack::NoRoom } else { Stack::Empty });
+        };
+        match self.stacks.get(&place, 0) {
+            Ok(stack) => Ok(Stack::Addresses(stack.frames().iter().map(|frame| frame.ip).collect())),
+            Err(MapError::KeyNotFound) => Ok(Stack::Empty),
+            Err(error) => Err(access(STACKS, "read")(error)),
+        }
+    }
+}
+
+/// What is not there need not be removed.
+fn absent(error: MapError) -> Result<(), MapError> {
+    match error {
+        MapError::KeyNotFound => Ok(()),
+        MapError::SyscallError(error) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        error => Err(error),
+    }
+}
+
+fn chain(
+    key: &ChainKey,
+    counted: ChainPages,
+    nodes: &[NodeId],
+    stack: impl Fn(i32) -> Stack,
+) -> Option<CallChain> {
+    let kinds = [ChainKind::Allocations, ChainKind::Accesses];
+    Some(CallChain {
+        kind: kinds.into_iter().find(|kind| *kind as u32 == key.kind)?,
+        node: nodes.get(key.node as usize).copied(),
+        pages: Pages(counted.pages),
+        pid: counted.pid,
+        user: stack(key.user),
+        kernel: stack(key.kernel),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_abi::{NO_NODE, NO_STACK};
+
+    use super::*;
+
+    #[test]
+    fn a_chain_has_a_kind_and_maybe_a_node() {
+        let nodes = [NodeId(0), NodeId(4)];
+        let counted = ChainPages { pages: 64, pid: 7, padding: 0 };
+        let key = ChainKey { slot: 3, kind: ChainKind::Accesses as u32, node: 1, user: 12, kernel: NO_STACK };
+        let stack = |id| if id == 12 { Stack::Addresses(vec![0x1000]) } else { Stack::Empty };
+        let found = chain(&key, counted, &nodes, stack).unwrap();
+        assert_eq!((found.kind, found.node, found.pages), (ChainKind::Accesses, Some(NodeId(4)), Pages(64)));
+        assert_eq!((found.user, found.kernel), (Stack::Addresses(vec![0x1000]), Stack::Empty));
+        let nowhere = ChainKey { node: NO_NODE, ..key };
+        assert_eq!(chain(&nowhere, counted, &nodes, stack).unwrap().node, None);
+        assert_eq!(chain(&ChainKey { kind: 9, ..key }, counted, &nodes, stack), None);
+    }
+}
