@@ -14,9 +14,11 @@ mod kubelet_state;
 mod placement;
 pub mod problem;
 mod rebalance;
+mod regions;
 pub mod restore;
 mod sample;
 pub mod simulation;
+mod stacks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +49,9 @@ pub use self::{
         BytesSource, MigrationRate, Move, MovePlan, MoveState, PlanRequest, RateSource, Rebalance,
         RebalanceRequest, RebalanceState,
     },
+    regions::{MAX_REGIONS, Region, RegionNode, Regions},
     sample::Sample,
+    stacks::{CallStack, MAX_STACKS, StackKind, Stacks},
 };
 
 /// This version of numaward.
@@ -471,7 +475,7 @@ pub struct Probe {
     pub measured_runs: Option<u64>,
     /// The time of all these runs, in nanoseconds.
     pub measured_nanoseconds: Option<u64>,
-    /// Events that the kernel did not hand to it; absent where it is not attached.
+    /// Events that the kernel did not hand to it, or for which its maps had no room; absent where it is not attached.
     pub events_lost: Option<u64>,
     /// For which part of the time it is attached: what it counts is then multiplied accordingly, and so is an estimate.
     /// Absent where that is all the time.

@@ -10,7 +10,8 @@ use clap::{
 };
 use clap_complete::Shell;
 use numaward_api::{
-    Cpus, EventKind, MemoryPolicy, MemoryTier, PartitionKind, Tiers, TopologyManagerPolicy, UnknownName,
+    Cpus, EventKind, MemoryPolicy, MemoryTier, PartitionKind, StackKind, Tiers, TopologyManagerPolicy,
+    UnknownName,
 };
 use numaward_config::Interval;
 use numaward_engine::Quantity;
@@ -96,6 +97,31 @@ pub(crate) enum Command {
     },
     /// Print everything about a workload: what it holds and why, its memory by node, its last events
     Describe {
+        /// Name of the workload
+        name: String,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print which code of a workload allocates or accesses memory of other nodes, as folded call chains
+    ///
+    /// Each line is the process, its functions and those of the kernel, separated by semicolons, then bytes: what
+    /// flamegraph.pl and similar programs take. Needs `observe.callChains.enabled` in the daemon's configuration.
+    Stacks {
+        /// Name of the workload
+        name: String,
+        /// Only memory of this node
+        #[arg(long, value_name = "NODE")]
+        node: Option<u32>,
+        /// What the code did
+        #[arg(long, value_enum, default_value_t)]
+        kind: StackChoice,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print where the memory of a workload lies, by what it is for: heap, stacks, files
+    ///
+    /// The kernel goes through the page tables of its processes for that, some milliseconds for each GiB of small pages.
+    Regions {
         /// Name of the workload
         name: String,
         #[command(flatten)]
@@ -828,6 +854,25 @@ pub(crate) enum StrategyName {
     Kubelet,
     /// numaward's own
     Native,
+}
+
+/// What call chains led to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StackChoice {
+    /// Memory was allocated on another node than that of the CPU
+    #[default]
+    Allocations,
+    /// Memory of another node was accessed, as the kernel samples it
+    Accesses,
+}
+
+impl From<StackChoice> for StackKind {
+    fn from(choice: StackChoice) -> Self {
+        match choice {
+            StackChoice::Allocations => Self::Allocations,
+            StackChoice::Accesses => Self::Accesses,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

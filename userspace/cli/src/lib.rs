@@ -25,8 +25,10 @@ mod numactl;
 mod rebalance;
 mod record;
 mod recording;
+mod regions;
 mod remote;
 mod simulate;
+mod stacks;
 mod status;
 mod table;
 mod text;
@@ -117,6 +119,8 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Replay(args) => replay(&args),
         Command::Get { names, output } => get(&reached, &names, output),
         Command::Describe { name, output } => describe(&reached, &name, output),
+        Command::Stacks { name, node, kind, output } => stacks(&reached, &name, node, kind.into(), output),
+        Command::Regions { name, output } => regions(&reached, &name, output),
         Command::Events { follow, filter, output } => events(&reached, follow, &filter, output),
         Command::Exec(args) => exec(&reached, args),
         Command::Numactl { arguments } => numactl(&reached, &arguments),
@@ -528,6 +532,23 @@ fn get(reached: &Reached, names: &[String], output: ListOutput) -> anyhow::Resul
 fn describe(reached: &Reached, name: &str, output: Output) -> anyhow::Result<ExitCode> {
     let description = runtime()?.block_on(get::describe(&server(reached)?, name))?;
     print(output, &description, get::render_description)
+}
+
+fn stacks(
+    reached: &Reached,
+    name: &str,
+    node: Option<u32>,
+    kind: numaward_api::StackKind,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
+    let stacks = runtime()?.block_on(stacks::fetch(&server(reached)?, name, kind, node))?;
+    stacks::warn(&stacks);
+    print(output, &stacks, |stacks| stacks.folded(kind, node))
+}
+
+fn regions(reached: &Reached, name: &str, output: Output) -> anyhow::Result<ExitCode> {
+    let regions = runtime()?.block_on(regions::fetch(&server(reached)?, name))?;
+    print(output, &regions, regions::render)
 }
 
 fn events(

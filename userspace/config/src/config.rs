@@ -270,7 +270,8 @@ impl Probes {
     /// Whether a probe may be attached; the key that says so.
     pub fn is_enabled(&self, probe: numaward_probes::Probe) -> (bool, &'static str) {
         use numaward_probes::Probe::{
-            Alloc, Hardware, Hint, Hugepages, Migrate, OomKill, Scan, Stall, Switch,
+            AccessChains, Alloc, AllocChains, Hardware, Hint, Hugepages, Migrate, OomKill, Scan, Stall,
+            Switch,
         };
         match probe {
             Alloc | Hugepages => (self.allocation.enabled, "probes.allocation.enabled"),
@@ -279,6 +280,8 @@ impl Probes {
             OomKill => (self.oom_kills.enabled, "probes.oomKills.enabled"),
             Switch => (self.intruders.enabled, "probes.intruders.enabled"),
             Hardware => (self.hardware.enabled, "probes.hardware.enabled"),
+            // They are loaded only where that is true.
+            AllocChains | AccessChains => (true, "observe.callChains.enabled"),
         }
     }
 
@@ -359,6 +362,8 @@ pub struct Observe {
     pub keep_removed: Interval,
     /// An estimate of remote accesses where the kernel samples none.
     pub remote_estimate: RemoteEstimate,
+    /// Which code allocates and accesses memory of other nodes.
+    pub call_chains: CallChains,
 }
 
 /// An estimate of how much workloads use memory of other nodes, where the kernel does not sample their accesses: by where
@@ -374,4 +379,23 @@ pub struct RemoteEstimate {
     #[schemars(range(min = 1, max = 65_536))]
     #[educe(Default = 1024)]
     pub max_files: u32,
+}
+
+/// Which code allocates and accesses memory of other nodes: call chains, for `numaward stacks`, the page and the API. They
+/// show names of functions to everybody who may read the API. With this on, the daemon keeps `CAP_SYS_PTRACE` where it has
+/// it: without, functions of workloads have no names.
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CallChains {
+    /// Whether they are taken.
+    pub enabled: bool,
+    /// For how many remote pages one chain is taken, on each CPU. A chain costs some microseconds.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    #[educe(Default = 64)]
+    pub sample_every: u32,
+    /// How many different chains there is room for, of all workloads. Each takes some 1.2 KiB of the kernel's memory.
+    #[schemars(range(min = 64, max = 65_536))]
+    #[educe(Default = 4096)]
+    pub max_stacks: u32,
 }

@@ -39,7 +39,8 @@ mod tests;
 pub use self::{
     cluster::OperatingMode,
     config::{
-        AllocationProbe, Config, HardwareProbe, Log, Observe, ProbeSwitch, Probes, RemoteEstimate, StallProbe,
+        AllocationProbe, CallChains, Config, HardwareProbe, Log, Observe, ProbeSwitch, Probes,
+        RemoteEstimate, StallProbe,
     },
     control::{Access, Control, Tls},
     load::{

@@ -135,6 +135,8 @@ fn without(probe: Probe) -> &'static str {
         Probe::OomKill => "why the OOM killer took a process is not known; memory.events counts them",
         Probe::Switch => "it is not known who else runs on exclusive CPUs",
         Probe::Hardware => "accesses to local and remote DRAM are not counted",
+        Probe::AllocChains => "it is not known which code allocates on other nodes",
+        Probe::AccessChains => "it is not known which code accesses memory of other nodes",
     }
 }
 

@@ -9,6 +9,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 ///
 /// - `CAP_DAC_READ_SEARCH`: a cgroup delegated to a user may be unreadable for others, and root without this is one of
 ///   them.
+/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where call chains are taken: it shows where a process of another user, or with more
+///   capabilities, has mapped what, and lets that be read.
 const READS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 /// What is kept where cgroups are written, and why.
 ///
@@ -18,7 +20,7 @@ const READS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 /// - `CAP_SYS_NICE`: to hand the cpuset controller down to a cgroup with processes is, to older kernels (6.1 is one), to
 ///   schedule them anew, which nobody may do to a process that has more capabilities than himself.
 /// - [`CAP_SYS_PTRACE`](needs_ptrace), only where pages of single processes are moved: those of a process with more
-///   capabilities, or of another user.
+///   capabilities, or of another user; and where call chains are taken.
 /// - `CAP_NET_ADMIN`, only where interrupts are kept off exclusive CPUs: for the queues of network interfaces (RPS, XPS).
 const WRITES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::SYS_NICE);
 
@@ -57,10 +59,11 @@ fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode, demands: Dema
     held & (wanted | ptrace | bpf | network | instead)
 }
 
-/// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`): the kernel lets only those do
-/// that who may trace the process.
+/// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`), or their code looked at: the kernel
+/// lets only those do that who may trace the process.
 fn needs_ptrace(config: &Config, mode: OperatingMode, demands: Demands) -> bool {
-    mode == OperatingMode::Enforce && (demands.moves || config.holds_budgets() || config.places_homes())
+    let moves = demands.moves || config.holds_budgets() || config.places_homes();
+    mode == OperatingMode::Enforce && moves || config.observe.call_chains.enabled
 }
 
 /// Drops every capability but those that are [`kept`], from this thread and from those it starts later; none can be got
@@ -110,6 +113,8 @@ mod tests {
         let old = Demands { moves: true, ..new };
         assert!(super::needs_ptrace(&config, OperatingMode::Enforce, old), "the kernel moves nothing");
         assert!(!super::needs_ptrace(&config, OperatingMode::Observe, old));
+        config.observe.call_chains.enabled = true;
+        assert!(super::needs_ptrace(&config, OperatingMode::Observe, new), "functions are to have names");
     }
 
     #[test]

@@ -403,6 +403,8 @@ async fn every_route_is_documented_and_answers() {
             "/api/v1/workloads",
             "/api/v1/workloads/{name}/history",
             "/api/v1/workloads/{name}/intruders",
+            "/api/v1/workloads/{name}/regions",
+            "/api/v1/workloads/{name}/stacks",
             "/livez",
             "/metrics",
             "/openapi.json",

@@ -3,6 +3,7 @@
 
 import { chart } from "./chart.js";
 import { eventItem } from "./events.js";
+import { code } from "./stacks.js";
 import { fetchJson } from "./stream.js";
 import { bytes, counted, element, guarantee, knobValue, list, nodes, percent, rate, seconds } from "./format.js";
 import { isOff } from "./verdict.js";
@@ -53,7 +54,7 @@ export class DetailView {
     this.charts = element("div");
     this.live = element("div", { class: "tables" });
     this.rest = element("div", { class: "tables" });
-    this.body.replaceChildren(this.head, this.why, element("section", { class: "past", "aria-label": "Past" }, this.#spans(state), this.charts), this.live, this.rest);
+    this.body.replaceChildren(this.head, this.why, element("section", { class: "past", "aria-label": "Past" }, this.#spans(state), this.charts), this.live, code(row.workload.workload), this.rest);
     if (!this.dialog.open) this.dialog.showModal();
     this.body.scrollTop = 0;
     this.update(state);

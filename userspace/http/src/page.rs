@@ -26,7 +26,7 @@ macro_rules! files {
 }
 
 /// The files that the page refers to: name, media type, content.
-const FILES: [(&str, &str, &str); 14] = files! {
+const FILES: [(&str, &str, &str); 15] = files! {
     "chart.js": SCRIPT,
     "detail.js": SCRIPT,
     "events.js": SCRIPT,
@@ -36,6 +36,7 @@ const FILES: [(&str, &str, &str); 14] = files! {
     "main.js": SCRIPT,
     "matrix.js": SCRIPT,
     "route.js": SCRIPT,
+    "stacks.js": SCRIPT,
     "state.js": SCRIPT,
     "stream.js": SCRIPT,
     "style.css": "text/css; charset=utf-8",

@@ -15,6 +15,17 @@ pub struct Peer {
     pub(crate) place: Option<Arc<Place>>,
 }
 
+/// A request that came with a token or a client certificate that is taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Authorized;
+
+impl Peer {
+    /// Whether it is on this host, as far as addresses show.
+    pub(crate) fn is_local(&self) -> bool {
+        self.address.is_none_or(|address| address.ip().to_canonical().is_loopback())
+    }
+}
+
 /// What its client certificate says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Certificate {

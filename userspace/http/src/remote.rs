@@ -38,7 +38,7 @@ use tokio_rustls::{
 use crate::{
     credentials::{CredentialError, Credentials, Token, stamps},
     denials::Denials,
-    peer::{Certificate, Peer},
+    peer::{Authorized, Certificate, Peer},
     server::{Accept, Accepted, Opened},
 };
 
@@ -215,7 +215,7 @@ fn judge_request(
 }
 
 /// Lets through those who may.
-pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
     let Peer { address, mut certificate, judged_by, .. } =
         request.extensions().get().cloned().unwrap_or_default();
     let credentials = match gate.credentials().await {
@@ -233,6 +233,7 @@ pub(crate) async fn authorize(State(gate): State<Arc<Gate>>, request: Request, n
                 let peer = address.map(tracing::field::display);
                 tracing::info!(peer, by, method = %request.method(), uri = %request.uri(), "asked over TCP");
             }
+            request.extensions_mut().insert(Authorized);
             next.run(request).await
         }
         Err(denied) => {

@@ -258,7 +258,7 @@ pub struct ProbeFigures {
     pub runs: Option<u64>,
     /// Which part of the time it watches; `None` where it is not attached.
     pub sampled_ratio: Option<f64>,
-    /// Events that the kernel did not hand to it.
+    /// Events that the kernel did not hand to it, or for which its maps had no room.
     pub events_lost: Option<u64>,
 }
 

@@ -30,6 +30,7 @@ mod headroom;
 mod history;
 mod hotplug;
 mod hugepages;
+mod inside;
 mod intrusions;
 mod load;
 mod naming;
@@ -40,6 +41,7 @@ mod probe_events;
 mod probing;
 mod process;
 mod reading;
+mod regions;
 mod remember;
 mod residency;
 mod sampling;
@@ -47,12 +49,14 @@ mod shares;
 mod slot_policy;
 mod slots;
 mod snapshot;
+mod stacks;
 mod state;
 mod table;
 
 pub use self::{
     follow::{CgroupSource, Latches, spawn},
     foreign::ForeignPromises,
+    inside::NotInside,
     observer::Observer,
     part::Part,
 };

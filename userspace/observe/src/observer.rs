@@ -23,6 +23,7 @@ use crate::{
     part::{Health, Part},
     probing::{MEASURED, Probing},
     sampling::Sampled,
+    stacks::KernelSymbols,
     state::State,
 };
 
@@ -107,7 +108,13 @@ impl Observer {
         let events = Vec::new();
         let attached = Arc::new(Attached::of(probes.reports()));
         let (intrusions, health_of) = (Intrusions::default(), health.clone());
-        let probing = Probing { probes, attached, cost, intrusions, events, health: health_of };
+        let kernel_symbols = config.observe.call_chains.enabled.then(|| {
+            let opened = KernelSymbols::open(&config.host_root);
+            opened.inspect_err(|error| tracing::info!(%error, "functions of the kernel have no names")).ok()
+        });
+        let kernel_symbols = kernel_symbols.flatten().map(Arc::new);
+        let probing =
+            Probing { probes, attached, cost, intrusions, events, health: health_of, kernel_symbols };
         Self {
             config: config.clone(),
             events: Events::default(),
@@ -208,6 +215,10 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
             .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0)),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
         others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
+        call_chains: config.observe.call_chains.enabled.then(|| probes::ChainOptions {
+            sample_every: config.observe.call_chains.sample_every,
+            max_stacks: config.observe.call_chains.max_stacks,
+        }),
         long_stall: config.probes.stalls.event_from.0,
         debug_log: config.probes.allocation.debug_log,
         ..defaults

@@ -17,6 +17,7 @@ use crate::{
     activity::Attached,
     intrusions::Intrusions,
     part::{Health, Part},
+    stacks::KernelSymbols,
 };
 
 /// How long the probes are measured after the start: how long they run.
@@ -44,6 +45,8 @@ pub(crate) struct Probing {
     /// Events that are read and not yet reported.
     pub(crate) events: Vec<(ProbeEvent, Option<Subject>)>,
     pub(crate) health: Arc<Health>,
+    /// The kernel's functions, where call chains are taken.
+    pub(crate) kernel_symbols: Option<Arc<KernelSymbols>>,
 }
 
 impl Probing {

@@ -1,6 +1,7 @@
 //! The routes.
 
 mod events;
+mod inside;
 
 use std::sync::Arc;
 
@@ -39,6 +40,8 @@ pub struct App {
     blocking: Blocking,
     /// Runs what reads the events: a file that hangs does not keep it.
     recalling: Blocking,
+    /// Runs what reads files of workloads: one that hangs does not keep others.
+    symbolizing: Blocking,
     /// Scrapes that are written at once; each takes a thread.
     scrapes: Arc<Semaphore>,
     /// What those who watch are shown.
@@ -67,6 +70,7 @@ impl App {
             heartbeats: heartbeats.clone(),
             blocking: Blocking::default(),
             recalling: Blocking::default(),
+            symbolizing: Blocking::default(),
             scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
             open_api: open_api(described),
         })
@@ -88,6 +92,15 @@ impl App {
     ) -> Result<T, Failure> {
         let events = self.observer.events().clone();
         self.recalling.run(move || work(&events)).await
+    }
+
+    /// Asks what takes files of workloads, on a thread that may block.
+    pub(crate) async fn symbolize<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Observer) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let observer = self.observer.clone();
+        self.symbolizing.run(move || work(&observer)).await
     }
 }
 
@@ -148,6 +161,7 @@ fn documented() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(version))
         .routes(routes!(document))
         .merge(events::routes())
+        .merge(inside::routes())
 }
 
 pub(crate) fn router(app: Arc<App>) -> Router {

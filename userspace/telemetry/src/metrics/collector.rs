@@ -308,7 +308,7 @@ impl<S: Sink> Families<'_, S> {
              estimate",
             |probe| probe.sampled_ratio,
         )?;
-        let help = "Events that the kernel did not hand to the probe";
+        let help = "Events that the kernel did not hand to the probe, or for which its maps had no room";
         self.of_probes(Kind::Counter, "probe_events_lost", help, |probe| probe.events_lost)?;
         let entries = snapshot.maps.iter().map(|map| ([("map", map.map)], map.entries));
         self.out.gauge("probe_map_entries", "Entries in use in the map")?.put_all(entries)?;

@@ -1,0 +1,131 @@
+//! What is looked up inside of a workload: which code reaches across nodes, and where which part of its memory lies. It shows
+//! what programs do inside, so who is on another host has to authenticate.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    extract::{Path as UrlPath, State},
+    http::StatusCode,
+};
+use numaward_api as api;
+use numaward_api::problem::{CONTENT_TYPE, Problem};
+use numaward_observe::NotInside;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{App, PlainJson};
+use crate::{
+    peer::{Authorized, Peer},
+    problem::Failure,
+};
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(stacks)).routes(routes!(regions))
+}
+
+/// Which code of a workload allocates and accesses memory of other nodes, as call chains (`observe.callChains`). Names of
+/// functions are looked up when this is asked. A name with slashes is percent-encoded.
+#[utoipa::path(
+    get,
+    path = "/api/v1/workloads/{name}/stacks",
+    tag = "api",
+    params(("name" = String, Path, description = "The name of the workload")),
+    responses(
+        (status = 200, description = "The call chains", body = api::Stacks),
+        (
+            status = 403,
+            description = "Asked from another host, on an address that takes neither token nor client certificate",
+            body = Problem,
+            content_type = CONTENT_TYPE,
+        ),
+        (status = 404, description = "There is no such workload", body = Problem, content_type = CONTENT_TYPE),
+        (
+            status = 409,
+            description = "Call chains are not taken: `observe.callChains` is off, or this kernel has no probe for it",
+            body = Problem,
+            content_type = CONTENT_TYPE,
+        ),
+    )
+)]
+async fn stacks(
+    State(app): State<Arc<App>>,
+    UrlPath(name): UrlPath<String>,
+    peer: Option<Extension<Peer>>,
+    authorized: Option<Extension<Authorized>>,
+    _: PlainJson,
+) -> Result<Json<api::Stacks>, Failure> {
+    check_reader(peer.map(|Extension(peer)| peer).as_ref(), authorized.is_some())?;
+    let asked = name.clone();
+    let found = app.symbolize(move |observer| observer.stacks(&asked)).await?;
+    found.map(Json).map_err(|none| failure(&name, none))
+}
+
+/// Where the memory of a workload lies, by what it is for: heap, stacks, files. The kernel goes through the page tables of its
+/// processes when this is asked. A name with slashes is percent-encoded.
+#[utoipa::path(
+    get,
+    path = "/api/v1/workloads/{name}/regions",
+    tag = "api",
+    params(("name" = String, Path, description = "The name of the workload")),
+    responses(
+        (status = 200, description = "The regions", body = api::Regions),
+        (
+            status = 403,
+            description = "Asked from another host, on an address that takes neither token nor client certificate",
+            body = Problem,
+            content_type = CONTENT_TYPE,
+        ),
+        (status = 404, description = "There is no such workload", body = Problem, content_type = CONTENT_TYPE),
+    )
+)]
+async fn regions(
+    State(app): State<Arc<App>>,
+    UrlPath(name): UrlPath<String>,
+    peer: Option<Extension<Peer>>,
+    authorized: Option<Extension<Authorized>>,
+    _: PlainJson,
+) -> Result<Json<api::Regions>, Failure> {
+    check_reader(peer.map(|Extension(peer)| peer).as_ref(), authorized.is_some())?;
+    let asked = name.clone();
+    let found = app.symbolize(move |observer| observer.regions(&asked)).await?;
+    found.map(Json).map_err(|none| failure(&name, none))
+}
+
+fn failure(name: &str, none: NotInside) -> Failure {
+    match none {
+        NotInside::NoWorkload => {
+            let detail = format!("there is no workload named {name:?}; /api/v1/workloads lists all");
+            (StatusCode::NOT_FOUND, detail)
+        }
+        NotInside::Off(reason) => (StatusCode::CONFLICT, reason),
+    }
+}
+
+/// Whether somebody may see what programs of workloads do inside.
+fn check_reader(peer: Option<&Peer>, authorized: bool) -> Result<(), Failure> {
+    if authorized || peer.is_none_or(Peer::is_local) {
+        return Ok(());
+    }
+    let detail = "this shows what programs do inside: from another host it takes the token of listenTokenFile or a client \
+                  certificate of listenTls";
+    Err((StatusCode::FORBIDDEN, detail.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_on_another_host_has_to_authenticate() {
+        let may = |address: &str, authorized| {
+            let peer = Peer { address: Some(address.parse().unwrap()), ..Peer::default() };
+            check_reader(Some(&peer), authorized).is_ok()
+        };
+        assert!(
+            may("127.0.0.1:1000", false) && may("[::1]:1000", false) && may("[::ffff:127.0.0.1]:1", false)
+        );
+        assert!(!may("10.0.0.1:1000", false) && !may("[fd00::1]:1000", false));
+        assert!(may("10.0.0.1:1000", true));
+        assert!(check_reader(Some(&Peer::default()), false).is_ok(), "the control socket");
+    }
+}

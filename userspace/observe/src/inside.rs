@@ -1,0 +1,94 @@
+//! What is looked up within the processes of a workload, when somebody asks: which code reaches across nodes, and which regions
+//! of the address space have how much memory on which node.
+
+use std::{path::PathBuf, time::Instant};
+
+use numaward_api as api;
+use numaward_cgroup::CgroupId;
+use numaward_probes::{CallChain, Mode, Probe, SlotId};
+
+use crate::{
+    observer::Observer,
+    regions,
+    stacks::{self, Found},
+    table::{Member, Table},
+};
+
+/// Why there is nothing to show of the inside of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotInside {
+    /// There is no such workload.
+    NoWorkload,
+    /// Call chains are not taken, and why.
+    Off(String),
+}
+
+type Members = Vec<(CgroupId, Member<SlotId>)>;
+
+fn members_of(table: &Table<SlotId>, name: &str) -> Result<Members, NotInside> {
+    let (_, series) = table.series().find(|(found, _)| &***found == name).ok_or(NotInside::NoWorkload)?;
+    Ok(series.members.iter().map(|(id, member)| (*id, member.clone())).collect())
+}
+
+impl Observer {
+    /// The call chains of the workloads of a name. Reads maps of the probes and files of the workload.
+    pub fn stacks(&self, name: &str) -> Result<api::Stacks, NotInside> {
+        let settings = &self.config.observe.call_chains;
+        if !settings.enabled {
+            members_of(&self.lock().table, name)?;
+            let reason =
+                "call chains are not taken: set observe.callChains.enabled to true and restart the daemon";
+            return Err(NotInside::Off(reason.to_owned()));
+        }
+        let (members, chains, lost, kernel) = {
+            let mut probing = self.probing();
+            // Slots change hands under both locks only.
+            let members = members_of(&self.lock().table, name)?;
+            let reports = probing.probes.reports().iter();
+            let chain_probes =
+                reports.filter(|of| matches!(of.probe, Probe::AllocChains | Probe::AccessChains));
+            let (absent, attached): (Vec<_>, Vec<_>) = chain_probes.partition(|of| of.mode == Mode::Absent);
+            if attached.is_empty() {
+                let reasons: Vec<_> = absent.iter().filter_map(|of| of.reason.clone()).collect();
+                return Err(NotInside::Off(format!("call chains cannot be taken: {}", reasons.join("; "))));
+            }
+            let slots = members.iter().filter_map(|(_, member)| member.slot);
+            let chains = slots.filter_map(|slot| {
+                let chains = probing.probes.call_chains(slot);
+                chains.inspect_err(|error| tracing::warn!(%error, "call chains cannot be read")).ok()
+            });
+            let chains: Vec<CallChain> = chains.flatten().collect();
+            (
+                members,
+                chains,
+                probing.probes.lost_chains().unwrap_or_default(),
+                probing.kernel_symbols.clone(),
+            )
+        };
+        let found = Found { chains, lost, dirs: self.dirs(&members).collect() };
+        let proc = self.config.host_root.join("proc");
+        let deadline = Instant::now() + stacks::PATIENCE;
+        let named = stacks::named(found, &proc, kernel.as_deref(), self.page_size, deadline);
+        Ok(api::Stacks { sample_every: settings.sample_every, ..named })
+    }
+
+    /// Where the memory of the workloads of a name lies, by what it is for. Has the kernel go through the page tables of
+    /// their processes.
+    pub fn regions(&self, name: &str) -> Result<api::Regions, NotInside> {
+        let (members, promises) = {
+            let state = self.lock();
+            (members_of(&state.table, name)?, state.promises.clone())
+        };
+        let proc = self.config.host_root.join("proc");
+        let dirs = self.dirs(&members).zip(members.iter().map(|(id, _)| promises.nodes_of(*id)));
+        Ok(regions::read(&proc, dirs, Instant::now() + regions::PATIENCE))
+    }
+
+    /// The directories of the cgroups of workloads.
+    fn dirs(&self, members: &Members) -> impl Iterator<Item = PathBuf> {
+        let hierarchy = self.lock().hierarchy.clone();
+        let dirs: Vec<PathBuf> =
+            hierarchy.iter().flat_map(|of| members.iter().map(|(_, member)| of.dir(&member.path))).collect();
+        dirs.into_iter()
+    }
+}

@@ -1,0 +1,212 @@
+//! Names of functions in the file of a program or library, from its symbol tables.
+//!
+//! The files are those of workloads, so they may be anything, and may change while they are read: they are not mapped
+//! into memory, a table is read piece by piece, and no size in them decides how much memory is taken. Debug information is
+//! not used: it can be gigabytes.
+
+use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _, time::Instant};
+
+use object::{
+    LittleEndian,
+    elf::{
+        ELFCLASS64, ELFDATA2LSB, ELFMAG, FileHeader64, PT_LOAD, ProgramHeader64, SHT_DYNSYM, SHT_SYMTAB,
+        STT_FUNC, STT_GNU_IFUNC, SectionHeader64, Sym64,
+    },
+    pod::{Pod, bytes_of_slice, bytes_of_slice_mut, slice_from_bytes},
+};
+
+use super::floor::Floor;
+
+type Endian = LittleEndian;
+const E: Endian = LittleEndian;
+
+/// Headers of a kind that are looked at.
+const HEADERS: usize = 256;
+/// Symbols that are read at once.
+const PIECE: usize = 4096;
+/// Symbols that are looked at; the largest programs have some millions.
+const SYMBOLS: u64 = 8 << 20;
+/// Bytes of a name. Those of C++ and Rust can be long.
+const NAME: usize = 1024;
+
+/// A symbol that may be the one.
+#[derive(Clone, Copy, Debug)]
+struct Symbol {
+    size: u64,
+    /// Where its name is in the file.
+    name: u64,
+}
+
+/// The names of the functions at these offsets of a file. What has no name is absent; so is all after `deadline`.
+pub(super) fn names(
+    file: &File,
+    offsets: impl IntoIterator<Item = u64>,
+    deadline: Instant,
+) -> io::Result<BTreeMap<u64, String>> {
+    let [header]: [FileHeader64<Endian>; 1] = one(read_at(file, 0, 1)?)?;
+    if (header.e_ident.magic, header.e_ident.class, header.e_ident.data) != (ELFMAG, ELFCLASS64, ELFDATA2LSB)
+    {
+        return Ok(BTreeMap::new());
+    }
+    let count = usize::from(header.e_phnum.get(E)).min(HEADERS);
+    let segments: Vec<ProgramHeader64<Endian>> = read_at(file, header.e_phoff.get(E), count)?;
+    let count = usize::from(header.e_shnum.get(E)).min(HEADERS);
+    let sections: Vec<SectionHeader64<Endian>> = read_at(file, header.e_shoff.get(E), count)?;
+    // Symbols have the addresses at which the file wants to be loaded.
+    let at: Vec<(u64, u64)> =
+        offsets.into_iter().filter_map(|offset| Some((address_of(&segments, offset)?, offset))).collect();
+    let mut floor = Floor::new(at.iter().map(|(address, _)| *address));
+    for kind in [SHT_SYMTAB, SHT_DYNSYM] {
+        for section in sections.iter().filter(|section| section.sh_type.get(E) == kind) {
+            let Some(names) = sections.get(section.sh_link.get(E) as usize) else { continue };
+            offer(file, section, names.sh_offset.get(E), &mut floor, deadline)?;
+        }
+    }
+    let mut by_address = BTreeMap::new();
+    for (address, symbol) in floor.found() {
+        if let Some((start, symbol)) = symbol
+            // What assembler wrote may have no size.
+            && (symbol.size == 0 || address - start < symbol.size)
+            && let Some(name) = name_at(file, symbol.name)
+        {
+            by_address.insert(address, name);
+        }
+    }
+    let found =
+        at.into_iter().filter_map(|(address, offset)| Some((offset, by_address.get(&address)?.clone())));
+    Ok(found.collect())
+}
+
+/// Goes through a table of symbols.
+fn offer(
+    file: &File,
+    table: &SectionHeader64<Endian>,
+    names: u64,
+    floor: &mut Floor<Symbol>,
+    deadline: Instant,
+) -> io::Result<()> {
+    let size = size_of::<Sym64<Endian>>() as u64;
+    let count = (table.sh_size.get(E) / size).min(SYMBOLS);
+    let mut first = 0;
+    while first < count && Instant::now() < deadline {
+        let piece = usize::try_from(count - first).unwrap_or(PIECE).min(PIECE);
+        let at = table.sh_offset.get(E).saturating_add(first * size);
+        for symbol in read_at::<Sym64<Endian>>(file, at, piece)? {
+            let kind = symbol.st_info & 0xf;
+            let start = symbol.st_value.get(E);
+            // One that is not defined here has no address.
+            if (kind == STT_FUNC || kind == STT_GNU_IFUNC) && start != 0 {
+                let name = names.saturating_add(symbol.st_name.get(E).into());
+                floor.offer(start, || Symbol { size: symbol.st_size.get(E), name });
+            }
+        }
+        first += piece as u64;
+    }
+    Ok(())
+}
+
+/// The address at which an offset of the file is to be loaded.
+fn address_of(segments: &[ProgramHeader64<Endian>], offset: u64) -> Option<u64> {
+    segments.iter().filter(|segment| segment.p_type.get(E) == PT_LOAD).find_map(|segment| {
+        let within = offset.checked_sub(segment.p_offset.get(E))?;
+        (within < segment.p_filesz.get(E)).then(|| segment.p_vaddr.get(E).checked_add(within))?
+    })
+}
+
+/// The name that begins there, as people write it.
+fn name_at(file: &File, at: u64) -> Option<String> {
+    let mut bytes = vec![0; NAME];
+    let length = file.read_at(&mut bytes, at).ok()?;
+    let text = bytes.get(..length)?.split(|byte| *byte == 0).next()?;
+    let name = str::from_utf8(text).ok().filter(|name| !name.is_empty())?;
+    Some(readable(name))
+}
+
+/// A name as it is in the source, where it is one of Rust or C++.
+fn readable(name: &str) -> String {
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        // Without the hash at the end.
+        return format!("{rust:#}");
+    }
+    let options = cpp_demangle::DemangleOptions::new().no_params().no_return_type();
+    let cpp = name
+        .starts_with("_Z")
+        .then(|| cpp_demangle::Symbol::new(name).ok()?.demangle_with_options(&options).ok());
+    cpp.flatten().unwrap_or_else(|| name.to_owned())
+}
+
+/// `count` values from an offset of a file.
+fn read_at<T: Pod>(file: &File, offset: u64, count: usize) -> io::Result<Vec<T>> {
+    let length = count * size_of::<T>();
+    // Aligned as all of these types are.
+    let mut words = vec![0_u64; length.div_ceil(size_of::<u64>())];
+    let bytes = bytes_of_slice_mut(&mut words);
+    file.read_exact_at(bytes.get_mut(..length).unwrap_or_default(), offset)?;
+    let (values, _) =
+        slice_from_bytes(bytes_of_slice(&words), count).map_err(|()| io::ErrorKind::InvalidData)?;
+    Ok(values.to_vec())
+}
+
+fn one<T>(values: Vec<T>) -> io::Result<[T; 1]> {
+    values.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write as _, time::Duration};
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    /// This one, whose place is known. Not inlined, so that it has one.
+    #[inline(never)]
+    fn somewhere() -> u64 {
+        std::hint::black_box(7)
+    }
+
+    #[test]
+    fn a_function_of_this_program_is_found_by_its_place_in_the_file() {
+        let address = somewhere as fn() -> u64 as usize as u64;
+        somewhere();
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let mapping = super::super::process::mappings(&maps)
+            .into_iter()
+            .find(|of| of.range.contains(&address))
+            .unwrap();
+        let offset = address - mapping.range.start + mapping.offset;
+        let program = File::open("/proc/self/exe").unwrap();
+        let found = names(&program, [offset, u64::MAX], soon()).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(found[&offset].ends_with("elf::tests::somewhere"), "{found:?}");
+        assert!(names(&program, [offset], Instant::now()).unwrap().is_empty(), "no time is left");
+    }
+
+    #[test]
+    fn any_file_may_be_looked_at() {
+        let mut file = tempfile::tempfile().unwrap();
+        assert!(names(&file, [1], soon()).is_err(), "it is empty");
+        file.write_all(&[b'x'; 4096]).unwrap();
+        assert!(names(&file, [1], soon()).unwrap().is_empty(), "it is no program");
+        // A program whose sizes are all as large as can be.
+        let mut program = fs::read("/proc/self/exe").unwrap();
+        let sections = usize::try_from(u64::from_le_bytes(program[40..48].try_into().unwrap())).unwrap();
+        let count = usize::from(u16::from_le_bytes(program[60..62].try_into().unwrap()));
+        for section in 0..count {
+            let size = sections + section * 64 + 32;
+            program[size..size + 8].fill(0xff);
+        }
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&program).unwrap();
+        assert!(names(&file, [0x1000], soon()).is_err(), "its tables end before they should");
+    }
+
+    #[test]
+    fn names_are_those_of_the_source() {
+        assert_eq!(readable("main"), "main");
+        assert_eq!(readable("_ZN5alloc3vec3Vec4push17h0123456789abcdefE"), "alloc::vec::Vec::push");
+        assert_eq!(readable("_ZN3foo3barEi"), "foo::bar");
+    }
+}

@@ -1,0 +1,92 @@
+//! Names of the kernel's functions, from `/proc/kallsyms`.
+//!
+//! The kernel shows addresses to those only who may see them when the file is opened (`kernel.kptr_restrict`,
+//! `CAP_SYSLOG`). So it is opened at the start, before privileges are given up, and read when somebody asks. It is gone
+//! through line by line: all symbols together would take some 15 MB.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufRead, BufReader, Seek as _},
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use super::floor::Floor;
+
+/// The kernel's symbols.
+#[derive(Debug)]
+pub(crate) struct KernelSymbols(Mutex<File>);
+
+impl KernelSymbols {
+    /// Opens the file below `host_root`, which is `/` in production.
+    pub(crate) fn open(host_root: &Path) -> io::Result<Self> {
+        File::open(host_root.join("proc/kallsyms")).map(|file| Self(Mutex::new(file)))
+    }
+
+    /// The names of the functions at these addresses. Empty where this process may not see addresses.
+    pub(super) fn names(
+        &self,
+        addresses: impl IntoIterator<Item = u64>,
+    ) -> io::Result<BTreeMap<u64, String>> {
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        file.rewind()?;
+        names(BufReader::with_capacity(1 << 16, &mut *file), addresses)
+    }
+}
+
+fn names(
+    mut text: impl BufRead,
+    addresses: impl IntoIterator<Item = u64>,
+) -> io::Result<BTreeMap<u64, String>> {
+    let mut floor = Floor::new(addresses);
+    let mut line = String::new();
+    while text.read_line(&mut line)? > 0 {
+        let mut words = line.split_ascii_whitespace();
+        if let (Some(address), Some(_), Some(name)) = (words.next(), words.next(), words.next())
+            && let Ok(address) = u64::from_str_radix(address, 16)
+            && address != 0
+        {
+            floor.offer(address, || name.to_owned());
+        }
+        line.clear();
+    }
+    Ok(floor.found().filter_map(|(address, symbol)| Some((address, symbol?.1))).collect())
+}
+
+/// Whether a function is part of the probe itself, which sees itself on top of the stack.
+pub(super) fn is_of_probe(name: &str) -> bool {
+    [
+        "bpf_prog_",
+        "bpf_trace_run",
+        "bpf_trampoline_",
+        "__bpf_",
+        "bpf_get_stackid",
+        "__traceiter_",
+        "trace_call_bpf",
+    ]
+    .iter()
+    .any(|begins| name.starts_with(begins))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_reaches_to_the_next() {
+        let text =
+            "ffffffff81000000 T _text\nffffffff81000100 t first\nffffffff81000200 T second\t[module]\n";
+        let found = names(text.as_bytes(), [0xffff_ffff_8100_01ff, 0xffff_ffff_8100_0200, 0x1000]).unwrap();
+        assert_eq!(
+            found.into_iter().collect::<Vec<_>>(),
+            [(0xffff_ffff_8100_01ff, "first".to_owned()), (0xffff_ffff_8100_0200, "second".to_owned())]
+        );
+    }
+
+    #[test]
+    fn hidden_addresses_name_nothing() {
+        let text = "0000000000000000 T _text\n0000000000000000 t first\nnonsense\n";
+        assert!(names(text.as_bytes(), [0xffff_ffff_8100_01ff]).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,371 @@
+//! Which code of a workload allocates and accesses memory of other nodes (`observe.callChains`).
+//!
+//! The probes keep addresses. They become names when somebody asks, from the processes of the workload as they are then: one
+//! that has ended takes the names of its functions with it. Another process of the workload stands in for it, if it
+//! has code at all of the addresses: a process and its forks have the same.
+//!
+//! Names are looked for during [`PATIENCE`]; what is not found by then is shown by its place in a file.
+
+mod elf;
+mod floor;
+mod kernel;
+mod process;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use numaward_api::{self as api, CallStack, MAX_STACKS, StackKind};
+use numaward_model::error_chain;
+use numaward_probes::{CallChain, ChainKind, Stack};
+
+pub(crate) use self::{kernel::KernelSymbols, process::processes_below};
+use self::{
+    kernel::is_of_probe,
+    process::{Mapping, Process},
+};
+
+/// Time to look for names.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Processes of a workload that may stand in for one that has ended.
+const STAND_INS: usize = 64;
+/// A function of which nothing is known.
+const UNKNOWN: &str = "[unknown]";
+/// A function of the kernel, where its names may not be read.
+const KERNEL: &str = "[kernel]";
+
+/// The chains of some workloads.
+pub(crate) struct Found {
+    pub(crate) chains: Vec<CallChain>,
+    /// How often one of any workload found no room.
+    pub(crate) lost: u64,
+    /// The directories of their cgroups.
+    pub(crate) dirs: Vec<PathBuf>,
+}
+
+/// The chains with names. `proc` is where processes are.
+pub(crate) fn named(
+    found: Found,
+    proc: &Path,
+    kernel: Option<&KernelSymbols>,
+    page_size: u64,
+    deadline: Instant,
+) -> api::Stacks {
+    let Found { chains, lost, dirs } = found;
+    let mut notes = BTreeSet::new();
+    let kernel = kernel_names(&chains, kernel, &mut notes);
+    let mut processes = Processes::below(proc, &dirs);
+    let owners: Vec<Option<u32>> = chains.iter().map(|chain| processes.of(chain)).collect();
+    let names = processes.names(chains.iter().zip(owners.iter().copied()), deadline);
+    if Instant::now() >= deadline {
+        notes.insert("there was not enough time to look for all names".to_owned());
+    }
+    let mut sums: BTreeMap<(StackKind, Option<u32>, Vec<String>), u64> = BTreeMap::new();
+    for (chain, owner) in chains.iter().zip(owners) {
+        let process = owner.and_then(|pid| processes.known.get(&pid)?.as_ref());
+        let mut frames = vec![process.map_or("[ended]", |process| process.command.as_str()).to_owned()];
+        match process {
+            None => drop(notes.insert("processes that have ended have no names of functions".to_owned())),
+            Some(Process { denied: Some(error), .. }) => {
+                let hint = "functions of workloads have no names without CAP_SYS_PTRACE";
+                notes.insert(format!("{hint}: {}", error_chain(error)));
+            }
+            _ => {}
+        }
+        frames.extend(user_frames(&chain.user, process, owner.and_then(|pid| names.get(&pid))));
+        frames.extend(kernel_frames(&chain.kernel, &kernel));
+        let kind = match chain.kind {
+            ChainKind::Allocations => StackKind::Allocations,
+            ChainKind::Accesses => StackKind::Accesses,
+        };
+        let bytes = sums.entry((kind, chain.node.map(|node| node.0), frames)).or_default();
+        *bytes = bytes.saturating_add(chain.pages.0.saturating_mul(page_size));
+    }
+    let stacks =
+        sums.into_iter().map(|((kind, node, frames), bytes)| CallStack { kind, node, bytes, frames });
+    api::Stacks { sample_every: 1, lost, notes: notes.into_iter().collect(), stacks: most(stacks.collect()) }
+}
+
+/// Those with the most bytes first; what is too much is added up by kind and node.
+fn most(mut stacks: Vec<CallStack>) -> Vec<CallStack> {
+    stacks.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.frames.cmp(&b.frames)));
+    let rest = stacks.split_off(stacks.len().min(MAX_STACKS));
+    let mut sums: BTreeMap<(StackKind, Option<u32>), u64> = BTreeMap::new();
+    for stack in rest {
+        let sum = sums.entry((stack.kind, stack.node)).or_default();
+        *sum = sum.saturating_add(stack.bytes);
+    }
+    let others = |((kind, node), bytes)| CallStack { kind, node, bytes, frames: vec!["[others]".to_owned()] };
+    stacks.extend(sums.into_iter().map(others));
+    stacks
+}
+
+/// The names of the kernel's functions in chains.
+fn kernel_names(
+    chains: &[CallChain],
+    symbols: Option<&KernelSymbols>,
+    notes: &mut BTreeSet<String>,
+) -> BTreeMap<u64, String> {
+    let addresses: BTreeSet<u64> = chains.iter().flat_map(|chain| looked_up(&chain.kernel)).collect();
+    if addresses.is_empty() {
+        return BTreeMap::new();
+    }
+    let names = symbols.and_then(|symbols| symbols.names(addresses).ok()).unwrap_or_default();
+    if names.is_empty() {
+        let note = "functions of the kernel have no names: /proc/kallsyms shows them with CAP_SYSLOG only";
+        notes.insert(note.to_owned());
+    }
+    names
+}
+
+/// The addresses by which the functions of a stack are known, the innermost first. All but the first are where a function
+/// returns to, which may be the beginning of the next one.
+fn looked_up(stack: &Stack) -> Vec<u64> {
+    let Stack::Addresses(addresses) = stack else { return Vec::new() };
+    addresses
+        .iter()
+        .enumerate()
+        .map(|(depth, address)| address.saturating_sub(u64::from(depth > 0)))
+        .collect()
+}
+
+/// The kernel's part, the outermost first.
+fn kernel_frames(stack: &Stack, names: &BTreeMap<u64, String>) -> Vec<String> {
+    let mut addresses = looked_up(stack);
+    let is_of_probe = |address: &u64| names.get(address).is_some_and(|name| is_of_probe(name));
+    let own = addresses.iter().take_while(|address| is_of_probe(address)).count();
+    addresses.drain(..own);
+    if matches!(stack, Stack::NoRoom) || !addresses.is_empty() && names.is_empty() {
+        return vec![KERNEL.to_owned()];
+    }
+    let name =
+        |address: &u64| names.get(address).map_or_else(|| KERNEL.to_owned(), |name| format!("{name}_[k]"));
+    addresses.iter().rev().map(name).collect()
+}
+
+/// The user's part, the outermost first.
+fn user_frames(
+    stack: &Stack,
+    process: Option<&Process>,
+    names: Option<&BTreeMap<u64, String>>,
+) -> Vec<String> {
+    if matches!(stack, Stack::NoRoom) {
+        return vec!["[no room]".to_owned()];
+    }
+    let frame = |address: &u64| {
+        let known = names.and_then(|names| names.get(address)).cloned();
+        known.unwrap_or_else(|| {
+            process.and_then(|of| of.mapping(*address)).map_or_else(unknown, |of| place(of, *address))
+        })
+    };
+    let mut frames: Vec<String> = looked_up(stack).iter().rev().map(frame).collect();
+    frames.dedup_by(|a, b| a == UNKNOWN && b == UNKNOWN);
+    frames
+}
+
+fn unknown() -> String {
+    UNKNOWN.to_owned()
+}
+
+/// A place in a file.
+fn place(mapping: &Mapping, address: u64) -> String {
+    let name = mapping.name.rsplit('/').next().unwrap_or_default();
+    match name {
+        "" => unknown(),
+        // What the kernel maps, such as [vdso].
+        _ if name.starts_with('[') => name.to_owned(),
+        _ => format!(
+            "{name}+{:#x}",
+            address.saturating_sub(mapping.range.start).saturating_add(mapping.offset)
+        ),
+    }
+}
+
+/// The processes of a workload.
+struct Processes<'a> {
+    proc: &'a Path,
+    all: Vec<u32>,
+    known: BTreeMap<u32, Option<Process>>,
+}
+
+impl<'a> Processes<'a> {
+    fn below(proc: &'a Path, dirs: &[PathBuf]) -> Self {
+        let all = dirs.iter().flat_map(|dir| processes_below(dir)).collect();
+        Self { proc, all, known: BTreeMap::new() }
+    }
+
+    fn read(&mut self, pid: u32) -> Option<&Process> {
+        let proc = self.proc;
+        self.known.entry(pid).or_insert_with(|| Process::read(proc, pid)).as_ref()
+    }
+
+    /// The process whose names are those of a chain: its own if that still is of the workload, or one with code at the
+    /// same addresses.
+    fn of(&mut self, chain: &CallChain) -> Option<u32> {
+        let addresses = looked_up(&chain.user);
+        let has_all = |process: &Process| addresses.iter().all(|address| process.mapping(*address).is_some());
+        if self.all.contains(&chain.pid) && self.read(chain.pid).is_some() {
+            return Some(chain.pid);
+        }
+        let others: Vec<u32> = self.all.iter().copied().take(STAND_INS).collect();
+        let mut others = others.into_iter();
+        if addresses.is_empty() { None } else { others.find(|pid| self.read(*pid).is_some_and(has_all)) }
+    }
+
+    /// The names of the functions in chains, by process and address. Each file is read once.
+    fn names<'b>(
+        &self,
+        chains: impl Iterator<Item = (&'b CallChain, Option<u32>)>,
+        deadline: Instant,
+    ) -> BTreeMap<u32, BTreeMap<u64, String>> {
+        // By file, as it is in each process: two containers may have different ones of a name.
+        let mut wanted: BTreeMap<(u32, &str), BTreeMap<u64, u64>> = BTreeMap::new();
+        let mut mappings = BTreeMap::new();
+        for (chain, owner) in chains {
+            let Some((pid, process)) = owner.and_then(|pid| Some((pid, self.known.get(&pid)?.as_ref()?)))
+            else {
+                continue;
+            };
+            for address in looked_up(&chain.user) {
+                let Some(mapping) = process.mapping(address).filter(|of| of.name.starts_with('/')) else {
+                    continue;
+                };
+                let offset = address - mapping.range.start + mapping.offset;
+                wanted.entry((pid, &mapping.name)).or_default().insert(address, offset);
+                mappings.insert((pid, mapping.name.as_str()), (process, mapping));
+            }
+        }
+        let mut found: BTreeMap<u32, BTreeMap<u64, String>> = BTreeMap::new();
+        for ((pid, path), addresses) in wanted {
+            if Instant::now() >= deadline {
+                break;
+            }
+            let Some((process, mapping)) = mappings.get(&(pid, path)) else { continue };
+            let names = process
+                .open(mapping)
+                .and_then(|file| elf::names(&file, addresses.values().copied(), deadline))
+                .inspect_err(|error| tracing::debug!(pid, path, %error, "its functions have no names"))
+                .unwrap_or_default();
+            let named =
+                addresses.iter().filter_map(|(address, offset)| Some((*address, names.get(offset)?.clone())));
+            found.entry(pid).or_default().extend(named);
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use numaward_probes::Pages;
+    use numaward_topology::NodeId;
+
+    use super::*;
+
+    fn chain(pid: u32, pages: u64, user: &[u64], kernel: &[u64]) -> CallChain {
+        let stack = |addresses: &[u64]| match addresses {
+            [] => Stack::Empty,
+            some => Stack::Addresses(some.to_vec()),
+        };
+        CallChain {
+            kind: ChainKind::Allocations,
+            node: Some(NodeId(1)),
+            pages: Pages(pages),
+            pid,
+            user: stack(user),
+            kernel: stack(kernel),
+        }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    /// A host with the processes 10 and 11 in one cgroup, and 12 in none.
+    fn host() -> tempfile::TempDir {
+        let host = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = host.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("cgroup/cgroup.procs", "10\n11\n");
+        for (pid, start) in [(10, 0x1000), (11, 0x5000), (12, 0x1000)] {
+            write(&format!("proc/{pid}/comm"), &format!("process{pid}\n"));
+            let end = start + 0x1000;
+            write(
+                &format!("proc/{pid}/maps"),
+                &format!("{start:x}-{end:x} r-xp 00002000 fd:00 12     /usr/bin/server\n"),
+            );
+        }
+        write(
+            "proc/kallsyms",
+            "f0000000 T bpf_trace_run4\nf0001000 T handle_mm_fault\nf0002000 T exc_page_fault\n",
+        );
+        host
+    }
+
+    fn stacks_of(host: &Path, chains: Vec<CallChain>) -> api::Stacks {
+        let kernel = KernelSymbols::open(host).unwrap();
+        let found = Found { chains, lost: 3, dirs: vec![host.join("cgroup")] };
+        named(found, &host.join("proc"), Some(&kernel), 4096, soon())
+    }
+
+    #[test]
+    fn frames_begin_with_the_process_and_end_in_the_kernel() {
+        let host = host();
+        let kernel = [0xf000_0010, 0xf000_1010, 0xf000_2010];
+        let stacks = stacks_of(
+            host.path(),
+            vec![chain(10, 64, &[0x1800, 0x1101], &kernel), chain(10, 1, &[0x1800, 0x1101], &kernel)],
+        );
+        let [stack] = &*stacks.stacks else { panic!("{stacks:?}") };
+        assert_eq!(
+            stack.frames,
+            ["process10", "server+0x2100", "server+0x2800", "exc_page_fault_[k]", "handle_mm_fault_[k]"]
+        );
+        assert_eq!((stack.bytes, stack.node, stacks.lost), (65 * 4096, Some(1), 3));
+        assert!(stacks.notes.is_empty(), "{stacks:?}");
+    }
+
+    #[test]
+    fn another_process_stands_in_for_one_that_has_ended_but_none_of_others() {
+        let host = host();
+        let first = |chains| stacks_of(host.path(), chains).stacks.remove(0).frames;
+        // It has ended, and process 11 has code there.
+        assert_eq!(first(vec![chain(99, 1, &[0x5800], &[])]), ["process11", "server+0x2800"]);
+        // Its id is another's by now, who is not of the workload.
+        assert_eq!(first(vec![chain(12, 1, &[0x9800], &[])]), ["[ended]", UNKNOWN]);
+        let stacks = stacks_of(host.path(), vec![chain(99, 1, &[0x9800, 0x9900], &[])]);
+        assert_eq!(stacks.stacks[0].frames, ["[ended]", UNKNOWN]);
+        assert_eq!(stacks.notes.len(), 1, "{stacks:?}");
+    }
+
+    #[test]
+    fn what_may_not_be_read_is_said() {
+        let host = host();
+        fs::write(host.path().join("proc/kallsyms"), "0000000000000000 T handle_mm_fault\n").unwrap();
+        fs::remove_file(host.path().join("proc/10/maps")).unwrap();
+        let stacks = stacks_of(host.path(), vec![chain(10, 1, &[0x1800], &[0xf000_1010, 0xf000_2010])]);
+        assert_eq!(stacks.stacks[0].frames, ["process10", UNKNOWN, KERNEL]);
+        let notes = stacks.notes.join("\n");
+        assert!(notes.contains("CAP_SYS_PTRACE") && notes.contains("CAP_SYSLOG"), "{notes}");
+    }
+
+    #[test]
+    fn what_is_too_much_is_added_up() {
+        let stack = |number: usize| CallStack {
+            kind: StackKind::Allocations,
+            node: Some(0),
+            bytes: number as u64,
+            frames: vec![format!("f{number}")],
+        };
+        let all = most((1..=MAX_STACKS + 5).map(stack).collect());
+        assert_eq!(all.len(), MAX_STACKS + 1);
+        assert_eq!((all[0].bytes, all[MAX_STACKS].bytes), (MAX_STACKS as u64 + 5, 1 + 2 + 3 + 4 + 5));
+        assert_eq!(most(vec![stack(1)]), [stack(1)]);
+    }
+}

@@ -1,0 +1,249 @@
+//! The processes of a workload: what is mapped where, and the files of that.
+//!
+//! A file is opened as the process sees it, below `/proc/PID/root`, step by step: a link that leads out of there is followed
+//! within, so that a container cannot have files of the host read. Only files are opened, and only the one that is mapped,
+//! by its inode.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{self, File},
+    io::{self, Read as _},
+    ops::Range,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::ffi::{OsStrExt as _, OsStringExt as _},
+    },
+    path::{Component, Path, PathBuf},
+};
+
+use numaward_cgroup::read::processes;
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat},
+    io::Errno,
+};
+
+/// Processes of a workload that are known by name.
+const PROCESSES: usize = 4096;
+/// Bytes of `maps` that are read: those of some 65,530 mappings, which is what the kernel allows.
+const MAPS: u64 = 16 << 20;
+/// Links on the way to a file.
+const LINKS: usize = 40;
+
+/// A part of a process that is code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) range: Range<u64>,
+    /// Where it begins in the file.
+    pub(super) offset: u64,
+    pub(super) inode: u64,
+    /// The file, or a name in brackets; empty where it has none.
+    pub(super) name: String,
+}
+
+/// A process.
+#[derive(Debug)]
+pub(super) struct Process {
+    dir: PathBuf,
+    pub(super) command: String,
+    /// Its code, by address. Empty where it may not be read.
+    pub(super) code: Vec<Mapping>,
+    /// Why its code is not known.
+    pub(super) denied: Option<io::Error>,
+}
+
+impl Process {
+    /// Reads it below `proc`; `None` where it is gone.
+    pub(super) fn read(proc: &Path, pid: u32) -> Option<Self> {
+        let dir = proc.join(pid.to_string());
+        let command = fs::read(dir.join("comm")).ok()?;
+        let command = String::from_utf8_lossy(&command).trim_end().to_owned();
+        let maps = File::open(dir.join("maps")).and_then(|file| {
+            let mut text = Vec::new();
+            file.take(MAPS).read_to_end(&mut text)?;
+            Ok(String::from_utf8_lossy(&text).into_owned())
+        });
+        let (code, denied) = match maps {
+            Ok(maps) => (mappings(&maps), None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        Some(Self { dir, command, code, denied })
+    }
+
+    /// The mapping of an address.
+    pub(super) fn mapping(&self, address: u64) -> Option<&Mapping> {
+        let place = self.code.partition_point(|mapping| mapping.range.end <= address);
+        self.code.get(place).filter(|mapping| mapping.range.contains(&address))
+    }
+
+    /// The file of a mapping.
+    pub(super) fn open(&self, mapping: &Mapping) -> io::Result<File> {
+        let file = open_below(&self.dir.join("root"), Path::new(&mapping.name))?;
+        if fstat(&file)?.st_ino == mapping.inode {
+            Ok(file)
+        } else {
+            Err(io::Error::other("another file has its name by now"))
+        }
+    }
+}
+
+/// The mappings with code in the text of `/proc/PID/maps`, in the order of addresses.
+pub(super) fn mappings(maps: &str) -> Vec<Mapping> {
+    maps.lines().filter_map(mapping).collect()
+}
+
+fn mapping(line: &str) -> Option<Mapping> {
+    // 7f0000001000-7f0000002000 r-xp 00001000 fd:00 123   /usr/lib/a file
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (hex(start)?, hex(end)?);
+    words.next().filter(|access| access.contains('x'))?;
+    let offset = hex(words.next()?)?;
+    let inode = words.nth(1)?.parse().ok()?;
+    let name = words.next().unwrap_or_default().trim().to_owned();
+    Some(Mapping { range: start..end, offset, inode, name })
+}
+
+/// The processes in a cgroup and below, at most [`PROCESSES`]. Those that may not be read are absent.
+pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        found.extend(processes(&dir).unwrap_or_default().into_iter().filter(|pid| *pid != 0));
+        if found.len() >= PROCESSES {
+            found.truncate(PROCESSES);
+            break;
+        }
+        let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+        dirs.extend(
+            entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir())).map(|entry| entry.path()),
+        );
+    }
+    found
+}
+
+/// Opens a file as somebody sees it whose root is `root`.
+fn open_below(root: &Path, path: &Path) -> io::Result<File> {
+    let only_look = OFlags::PATH | OFlags::CLOEXEC;
+    let mut dirs: Vec<OwnedFd> = vec![openat(CWD, root, only_look | OFlags::DIRECTORY, Mode::empty())?];
+    let mut rest = steps(path);
+    let mut links = 0;
+    while let Some(step) = rest.pop() {
+        if step == ".." {
+            // Above the root is the root.
+            if dirs.len() > 1 {
+                dirs.pop();
+            }
+            continue;
+        }
+        let Some(dir) = dirs.last() else { break };
+        let fd = openat(dir, &*step, only_look | OFlags::NOFOLLOW, Mode::empty())?;
+        match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
+            FileType::Symlink if links < LINKS => {
+                links += 1;
+                let target = OsString::from_vec(readlinkat(&fd, "", Vec::new())?.into_bytes());
+                let target = PathBuf::from(target);
+                if target.has_root() {
+                    dirs.truncate(1);
+                }
+                rest.extend(steps(&target));
+            }
+            FileType::Symlink => return Err(Errno::LOOP.into()),
+            FileType::Directory => dirs.push(fd),
+            // It was only looked at so far: to open a device or a pipe may have effects.
+            FileType::RegularFile if rest.is_empty() => {
+                return File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+            }
+            _ => break,
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+/// The steps of a path, the last one first.
+fn steps(path: &Path) -> Vec<OsString> {
+    let step = |component| match component {
+        Component::Normal(name) => Some(OsStr::from_bytes(name.as_bytes()).to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().rev().filter_map(step).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn code_is_what_may_be_executed() {
+        let maps = "00400000-00401000 r--p 00000000 fd:00 12     /usr/bin/a program\n\
+            00401000-00402000 r-xp 00001000 fd:00 12     /usr/bin/a program\n\
+            7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
+            7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0                          [vdso]\n\
+            nonsense\n";
+        let found = mappings(maps);
+        let names: Vec<&str> = found.iter().map(|mapping| mapping.name.as_str()).collect();
+        assert_eq!(names, ["/usr/bin/a program", "", "[vdso]"]);
+        assert_eq!(
+            (found[0].range.clone(), found[0].offset, found[0].inode),
+            (0x401_000..0x402_000, 0x1000, 12)
+        );
+        let process = Process { dir: PathBuf::new(), command: String::new(), code: found, denied: None };
+        assert_eq!(process.mapping(0x401_fff).unwrap().name, "/usr/bin/a program");
+        assert_eq!(process.mapping(0x402_000), None);
+        assert_eq!(process.mapping(0), None);
+    }
+
+    #[test]
+    fn links_do_not_lead_out_of_the_root() {
+        let host = tempfile::tempdir().unwrap();
+        let root = host.path().join("root");
+        fs::create_dir_all(root.join("lib/deep")).unwrap();
+        fs::write(host.path().join("secret"), "of the host").unwrap();
+        fs::write(root.join("lib/file"), "inside").unwrap();
+        fs::write(root.join("secret"), "inside").unwrap();
+        symlink("/lib/file", root.join("absolute")).unwrap();
+        symlink("../../../../secret", root.join("lib/deep/up")).unwrap();
+        symlink(host.path().join("secret"), root.join("out")).unwrap();
+        symlink("loop", root.join("loop")).unwrap();
+        let text = |path: &str| {
+            let mut text = String::new();
+            open_below(&root, Path::new(path)).ok()?.read_to_string(&mut text).ok()?;
+            Some(text)
+        };
+        for path in ["/lib/file", "/absolute", "/lib/deep/up", "/lib/../../secret", "lib/./file"] {
+            assert_eq!(text(path).as_deref(), Some("inside"), "{path}");
+        }
+        for path in ["/out", "/loop", "/lib", "/lib/file/more", "/nowhere", ""] {
+            assert_eq!(text(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_the_file_that_is_mapped_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("7/root")).unwrap();
+        let file = dir.path().join("7/root/library");
+        fs::write(&file, "code").unwrap();
+        fs::write(dir.path().join("7/comm"), "some name\n").unwrap();
+        let process = Process::read(dir.path(), 7).unwrap();
+        assert_eq!(process.command, "some name");
+        assert!(process.denied.is_some(), "it has no maps");
+        let inode = fs::metadata(&file).unwrap().ino();
+        let mapping = |inode| Mapping { range: 0..1, offset: 0, inode, name: "/library".to_owned() };
+        assert!(process.open(&mapping(inode)).is_ok());
+        assert!(process.open(&mapping(inode + 1)).is_err());
+        assert!(Process::read(dir.path(), 8).is_none());
+    }
+
+    #[test]
+    fn processes_of_a_workload_are_those_below_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        fs::write(dir.path().join("cgroup.procs"), "10\n0\n").unwrap();
+        fs::write(dir.path().join("a/b/cgroup.procs"), "11\n").unwrap();
+        assert_eq!(processes_below(dir.path()), [10, 11]);
+    }
+}
