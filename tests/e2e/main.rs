@@ -44,6 +44,7 @@ mod rebalance;
 mod reconcile;
 mod resize;
 mod soak;
+mod stacks;
 mod systemd;
 mod tiers;
 mod uninstall;

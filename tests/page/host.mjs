@@ -111,6 +111,8 @@ export class Host {
   intrudedCpu = 3;
   #intrusion = 0;
   /** Who they are. */
+  /** Call chains; none where they are off. */
+  stacks = null;
   intruders = [{ class: "host", command: EVIL.slice(0, 15), micros: 1_234_567, runs: 3 }];
   /** How much is promised to the database, in bytes. */
   promised = 8 * GIB;
@@ -368,8 +370,14 @@ export class Host {
       }
       default:
         if (/^\/api\/v1\/workloads\/.*\/intruders$/.test(path)) return json({ watching: true, cpus: [], intruders: this.intruders });
+        if (/^\/api\/v1\/workloads\/.*\/stacks$/.test(path)) return this.stacks ? json(this.stacks) : this.#off(response);
         return this.#file(url.pathname, response);
     }
+  }
+
+  #off(response) {
+    response.writeHead(409, { "content-type": "application/problem+json" });
+    return response.end(JSON.stringify({ detail: "call chains are not taken: set observe.callChains.enabled" }));
   }
 
   async #file(path, response) {

@@ -69,13 +69,27 @@ function unknownFields(value, schema, place) {
   });
 }
 
+/** As the daemon has them: one function reaches across nodes on two ways, and a name is not ours. */
+const STACKS = {
+  sampleEvery: 64,
+  lost: 2,
+  notes: ["functions of the kernel have no names"],
+  stacks: [
+    { kind: "allocations", node: 1, bytes: 3 * 2 ** 20, frames: ["server", "main", "fill", "asm_exc_page_fault_[k]"] },
+    { kind: "allocations", node: 1, bytes: 2 ** 20, frames: ["server", "main", EVIL] },
+    { kind: "accesses", bytes: 2 ** 20, frames: ["server", "main", "scan"] },
+  ],
+};
+
 test("the host that is made up speaks as the API does", async (t) => {
   const { host } = await open(t, 3);
+  host.stacks = STACKS;
   host.missing = { cpus: "5", memory: [{ kind: "memory", nodes: "0", bytes: 2 ** 31 }] };
   const paths = ["topology", "version", "status", "allocations", "events", "history", "history/workloads"].map((path) => [`/api/v1/${path}`, `/api/v1/${path}`]);
   paths.push(
     ["/api/v1/workloads/%2Fsystem.slice%2Fdatabase.service/history", "/api/v1/workloads/{name}/history"],
     ["/api/v1/workloads/database/intruders", "/api/v1/workloads/{name}/intruders"],
+    ["/api/v1/workloads/database/stacks", "/api/v1/workloads/{name}/stacks"],
   );
   for (const [path, documented] of paths) {
     const { schema } = API.paths[documented].get.responses[200].content["application/json"];
@@ -213,6 +227,41 @@ test("it shows who uses memory of other nodes and who runs where they should not
   const body = await text(page, "#detail-body");
   for (const words of ["because it may use one node only", "node 1: 5, 2 moved at once", "0.020 s", "1.235 s"]) assert.ok(body.includes(words), words);
   await shot(page, "intruders");
+  assert.deepEqual(said, []);
+});
+
+test("it shows which code reaches across nodes, when that is asked", async (t) => {
+  const { host, page, said } = await open(t, 40);
+  const asked = () => host.requests.filter((path) => path.endsWith("/stacks")).length;
+  await page.click('#rows tr[data-key="/system.slice/database.service"] a');
+  await page.waitForSelector(".code summary");
+  assert.equal(asked(), 0, "nothing is read before it is opened");
+  const toggle = () => page.$eval(".code summary", (summary) => summary.click());
+  await toggle();
+  await page.waitForSelector(".flames .notice");
+  assert.ok((await text(page, ".flames")).includes("set observe.callChains.enabled"));
+  // The browser says that a request was answered with 409.
+  said.length = 0;
+  await toggle();
+  host.stacks = STACKS;
+  await toggle();
+  await page.waitForSelector(".flame");
+  const frames = () => page.$$eval(".flame > button", (all) => all.map((one) => one.getAttribute("aria-label")));
+  assert.deepEqual(await frames(), [
+    "all: 4.00 MiB, 100 %", "server: 4.00 MiB, 100 %", "main: 4.00 MiB, 100 %", "fill: 3.00 MiB, 75 %",
+    "asm_exc_page_fault_[k]: 3.00 MiB, 75 %", `${EVIL}: 1.00 MiB, 25 %`,
+  ]);
+  const widths = await page.$$eval(".callees .callees .callees > .flame", (all) => all.map((one) => one.getBoundingClientRect().width));
+  assert.ok(Math.abs(widths[0] / widths.at(-1) - 3) < 0.05, `${widths}`);
+  const below = await text(page, ".flames");
+  for (const words of ["functions of the kernel have no names.", "found no room 2 times"]) assert.ok(below.includes(words), words);
+  await shot(page, "code");
+  await page.evaluate(() => [...document.querySelectorAll(".flame > button")].find((one) => one.textContent === "fill").click());
+  assert.deepEqual(await frames(), ["fill: 3.00 MiB, 75 %", "asm_exc_page_fault_[k]: 3.00 MiB, 75 %"]);
+  await page.click(".flames .back");
+  assert.equal((await frames()).length, 6);
+  await page.evaluate(() => document.querySelector('.code input[value="accesses"]').click());
+  assert.equal((await frames()).at(-1), "scan: 1.00 MiB, 100 %");
   assert.deepEqual(said, []);
 });
 

@@ -200,6 +200,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("rebalance::", &["6.12"]),
     ("reconcile::", &["6.12"]),
     ("soak::", &[]),
+    ("stacks::", &[]),
     ("systemd::", &["6.12"]),
     ("tiers::", &[]),
 ];

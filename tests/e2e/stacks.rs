@@ -1,0 +1,70 @@
+//! Call chains: the function that allocates on another node is named, and none where nothing is remote.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+
+const MIB: u64 = 1 << 20;
+
+/// Builds the load, with frame pointers and without a library to look for.
+fn build(folder: &Path) -> String {
+    let program = folder.join("fills");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/stacks.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-static", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-o"]);
+    let status = compiler.arg(&program).arg(source).status().unwrap();
+    assert!(status.success(), "{status}");
+    program.to_str().unwrap().to_owned()
+}
+
+/// The lines of folded stacks: frames, and bytes.
+fn folded<'a>(report: &'a Report, section: &str) -> Vec<(&'a str, u64)> {
+    let lines = report.section(section).lines().filter(|line| !line.is_empty());
+    let parsed = lines.map(|line| {
+        let (frames, bytes) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}: {report}"));
+        (frames, bytes.parse().unwrap_or_else(|_| panic!("{line}: {report}")))
+    });
+    parsed.collect()
+}
+
+fn bytes_with(stacks: &[(&str, u64)], part: &str) -> u64 {
+    stacks.iter().filter(|(frames, _)| frames.contains(part)).map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn the_function_that_allocates_on_another_node_is_named() {
+    let Some(bench) = Bench::open() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path());
+    let machine = Machine::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
+    let vm = bench.vm(machine).limit(Duration::from_mins(6)).file(program, "/bin/fills");
+    let report = boot(&vm, include_str!("stacks.sh"));
+
+    let off = report.section("off");
+    assert!(off.contains("observe.callChains.enabled"), "{report}");
+
+    let remote = folded(&report, "remote");
+    let filled = bytes_with(&remote, ";main;outer_caller;fill_pages;");
+    // Each CPU keeps back what is less than a sample.
+    assert!(filled >= 31 * MIB && filled <= 33 * MIB, "{filled} bytes: {report}");
+    let faults = bytes_with(&remote, "fill_pages;asm_exc_page_fault_[k];");
+    assert!(faults >= 31 * MIB, "{faults} bytes: {report}");
+    assert_eq!(report.section("remote on node 0").trim(), "", "{report}");
+    let json = report.json("remote as JSON");
+    assert_eq!(json["sampleEvery"], 16, "{report}");
+    assert_eq!(json["lost"], 0, "{report}");
+    assert_eq!(json["stacks"][0]["node"], 1, "{report}");
+
+    // What libraries and the shell did before is remote too; of the load itself nothing is.
+    let local = folded(&report, "local");
+    assert_eq!(bytes_with(&local, "fill_pages"), 0, "{report}");
+    assert!(local.iter().map(|(_, bytes)| bytes).sum::<u64>() < MIB, "{report}");
+
+    assert!(report.section("nobody").contains("there is no workload named \"nobody\""), "{report}");
+    let accesses = folded(&report, "accesses");
+    assert!(bytes_with(&accesses, "main;use_pages") > 0, "{report}");
+    // Its process is gone, and with it the names.
+    let ended = report.section("ended");
+    assert!(ended.contains("[ended]") && !ended.contains("fill_pages"), "{report}");
+}

@@ -1,0 +1,68 @@
+# Two workloads run the same program on CPU 0: the memory
+# of one is on its node, that of the other on node 1.
+_ready() { wget -qO- http://127.0.0.1:9560/readyz; }
+_known() { wget -qO- http://127.0.0.1:9560/api/v1/workloads | grep -q "\"$1\""; }
+_filled() { [ -s "/tmp/$1.filled" ]; }
+
+make() {
+    mkdir $cgroups/$1
+    echo 0 >$cgroups/$1/cpuset.cpus
+    echo $2 >$cgroups/$1/cpuset.mems
+    wait_for 30 _known "$1"
+    rm -f /tmp/$1.filled
+    sh -c "echo \$\$ >$cgroups/$1/cgroup.procs; exec /bin/fills >/tmp/$1.filled" &
+    load_pid=$!
+    wait_for 60 _filled "$1"
+}
+
+echo +cpuset >$cgroups/cgroup.subtree_control
+numaward run 2>/tmp/daemon.log &
+daemon=$!
+wait_for 60 _ready
+mkdir $cgroups/remote
+wait_for 30 _known remote
+section "off"
+numaward stacks remote 2>&1 && fail "it is off"
+rmdir $cgroups/remote
+kill $daemon
+wait $daemon || true
+
+mkdir -p /etc/numaward
+printf 'observe: {callChains: {enabled: true, sampleEvery: 16}}\n' >/etc/numaward/config.yaml
+numaward run 2>/tmp/daemon.log &
+daemon=$!
+wait_for 60 _ready
+make remote 1
+remote=$load_pid
+make local 0
+section "remote"
+numaward stacks remote 2>/tmp/remote.err
+section "remote on node 0"
+numaward stacks remote --node 0 2>/dev/null
+section "remote as JSON"
+numaward stacks remote -o json 2>/dev/null
+section "counted"
+wget -qO- http://127.0.0.1:9560/metrics | grep -E '^numaward_(memory_allocated_bytes_total.*(remote|local)|probe_events_lost)'
+section "local"
+numaward stacks local
+section "nobody"
+numaward stacks nobody 2>&1 && fail "there is nobody"
+section "status"
+numaward status
+
+# The same memory is used, and may be moved.
+echo 1 >/proc/sys/kernel/numa_balancing
+echo 0-1 >$cgroups/remote/cpuset.mems
+_seen() { numaward stacks remote --kind accesses 2>/dev/null | grep -q fills; }
+wait_for 60 _seen
+section "accesses"
+numaward stacks remote --kind accesses
+
+# Names go with the process; nothing fails.
+kill $remote
+wait $remote || true
+section "ended"
+numaward stacks remote 2>&1
+section "log"
+cat /tmp/remote.err /tmp/daemon.log
+exit 0
