@@ -45,6 +45,10 @@ section "counted"
 wget -qO- http://127.0.0.1:9560/metrics | grep -E '^numaward_(memory_allocated_bytes_total.*(remote|local)|probe_events_lost)'
 section "local"
 numaward stacks local
+section "regions"
+numaward regions remote
+section "regions as JSON"
+numaward regions remote -o json
 section "nobody"
 numaward stacks nobody 2>&1 && fail "there is nobody"
 section "status"
