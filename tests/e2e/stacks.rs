@@ -12,7 +12,8 @@ fn build(folder: &Path) -> String {
     let program = folder.join("fills");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/stacks.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-static", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-o"]);
+    // Optimised, a function that calls nothing would have no frame.
+    compiler.args(["-O0", "-static", "-fno-omit-frame-pointer", "-o"]);
     let status = compiler.arg(&program).arg(source).status().unwrap();
     assert!(status.success(), "{status}");
     program.to_str().unwrap().to_owned()
@@ -47,7 +48,7 @@ fn the_function_that_allocates_on_another_node_is_named() {
     let remote = folded(&report, "remote");
     let filled = bytes_with(&remote, ";main;outer_caller;fill_pages;");
     // Each CPU keeps back what is less than a sample.
-    assert!(filled >= 31 * MIB && filled <= 33 * MIB, "{filled} bytes: {report}");
+    assert!((31 * MIB..=33 * MIB).contains(&filled), "{filled} bytes: {report}");
     let faults = bytes_with(&remote, "fill_pages;asm_exc_page_fault_[k];");
     assert!(faults >= 31 * MIB, "{faults} bytes: {report}");
     assert_eq!(report.section("remote on node 0").trim(), "", "{report}");

@@ -44,7 +44,7 @@ numaward stacks remote -o json 2>/dev/null
 section "counted"
 wget -qO- http://127.0.0.1:9560/metrics | grep -E '^numaward_(memory_allocated_bytes_total.*(remote|local)|probe_events_lost)'
 section "local"
-numaward stacks local
+numaward stacks local 2>/dev/null
 section "regions"
 numaward regions remote
 section "regions as JSON"
@@ -60,9 +60,10 @@ echo 0-1 >$cgroups/remote/cpuset.mems
 _seen() { numaward stacks remote --kind accesses 2>/dev/null | grep -q fills; }
 wait_for 60 _seen
 section "accesses"
-numaward stacks remote --kind accesses
+numaward stacks remote --kind accesses 2>/dev/null
 
-# Names go with the process; nothing fails.
+# Names go with the process; nothing fails. The shell says that it was killed.
+section "killed"
 kill $remote
 wait $remote || true
 section "ended"

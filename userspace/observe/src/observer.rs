@@ -215,7 +215,7 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
             .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0)),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
         others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
-        call_chains: config.observe.call_chains.enabled.then(|| probes::ChainOptions {
+        call_chains: config.observe.call_chains.enabled.then_some(probes::ChainOptions {
             sample_every: config.observe.call_chains.sample_every,
             max_stacks: config.observe.call_chains.max_stacks,
         }),

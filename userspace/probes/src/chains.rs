@@ -7,7 +7,7 @@
 //! slots at once; so are the user's parts of stacks that no chain has any more. The kernel's parts stay: they are few, and
 //! workloads have them in common.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use aya::{
     EbpfLoader,
@@ -63,7 +63,7 @@ pub enum Stack {
 /// The chains' programs and maps.
 pub(crate) struct Chains {
     pub(crate) family: Family,
-    chains: HashMap<MapData, ChainKey, ChainPages>,
+    counted: HashMap<MapData, ChainKey, ChainPages>,
     stacks: StackTraceMap<MapData>,
     /// Slots that were freed, and whose chains are still there.
     ended: BTreeSet<u32>,
@@ -137,7 +137,7 @@ impl Chains {
             attach_by_first(&mut family, Probe::AccessChains, accesses, kernel.btf()),
         ];
         let chains =
-            Self { chains: family.take(MAP)?, stacks: family.take(STACKS)?, ended: BTreeSet::new(), family };
+            Self { counted: family.take(MAP)?, stacks: family.take(STACKS)?, ended: BTreeSet::new(), family };
         Ok((chains, reports))
     }
 
@@ -153,7 +153,7 @@ impl Chains {
 
     /// Removes the chains of slots that were freed.
     fn purge(&mut self) -> Result<(), MapAccessError> {
-        let keys: Result<Vec<ChainKey>, MapError> = self.chains.keys().collect();
+        let keys: Result<Vec<ChainKey>, MapError> = self.counted.keys().collect();
         let keys = keys.map_err(access(MAP, "read"))?;
         let (gone, kept): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| self.ended.contains(&key.slot));
         let used: BTreeSet<i32> = kept.iter().map(|key| key.user).collect();
@@ -163,7 +163,7 @@ impl Chains {
             .filter_map(|key| u32::try_from(key.user).ok())
             .collect();
         for key in gone {
-            self.chains.remove(&key).or_else(absent).map_err(access(MAP, "write"))?;
+            self.counted.remove(&key).or_else(absent).map_err(access(MAP, "write"))?;
         }
         for id in unused {
             self.stacks.remove(&id).or_else(absent).map_err(access(STACKS, "write"))?;
@@ -176,16 +176,16 @@ impl Chains {
     pub(crate) fn read(&mut self, slot: u32, nodes: &[NodeId]) -> Result<Vec<CallChain>, MapAccessError> {
         let mut stacks: BTreeMap<i32, Stack> = BTreeMap::new();
         let mut found = Vec::new();
-        let keys: Result<Vec<ChainKey>, MapError> = self.chains.keys().collect();
+        let keys: Result<Vec<ChainKey>, MapError> = self.counted.keys().collect();
         for key in keys.map_err(access(MAP, "read"))?.into_iter().filter(|key| key.slot == slot) {
-            let counted = match self.chains.get(&key, 0) {
+            let counted = match self.counted.get(&key, 0) {
                 Ok(counted) => counted,
                 Err(MapError::KeyNotFound) => continue,
                 Err(error) => return Err(access(MAP, "read")(error)),
             };
             for id in [key.user, key.kernel] {
-                if !stacks.contains_key(&id) {
-                    stacks.insert(id, self.stack(id)?);
+                if let Entry::Vacant(place) = stacks.entry(id) {
+                    place.insert(self.stack(id)?);
                 }
             }
             let of = |id| stacks.get(&id).cloned().unwrap_or(Stack::Empty);

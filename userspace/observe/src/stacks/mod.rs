@@ -248,9 +248,9 @@ impl<'a> Processes<'a> {
                 .and_then(|file| elf::names(&file, addresses.values().copied(), deadline))
                 .inspect_err(|error| tracing::debug!(pid, path, %error, "its functions have no names"))
                 .unwrap_or_default();
-            let named =
+            let of_file =
                 addresses.iter().filter_map(|(address, offset)| Some((*address, names.get(offset)?.clone())));
-            found.entry(pid).or_default().extend(named);
+            found.entry(pid).or_default().extend(of_file);
         }
         found
     }
