@@ -93,8 +93,6 @@ pub(crate) struct Others {
     hugepages: Option<Hugepages>,
     pub(crate) chains: Option<Chains>,
     pub(crate) reports: Vec<ProbeReport>,
-    /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
-    pub(crate) skips_single_node_cpusets: Option<bool>,
 }
 
 impl Others {
@@ -105,8 +103,6 @@ impl Others {
             return others;
         }
         others.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
-        let structures = kernel.structures.as_ref().ok();
-        others.skips_single_node_cpusets = structures.map(|structures| structures.skips_single_node_cpusets);
         others.load_family(options, &[Probe::Hugepages], |others| {
             let (mut hugepages, report) = Hugepages::load(options, kernel, &others.nodes)?;
             let words = hugepages.words_of_slot(&others.nodes);

@@ -42,6 +42,7 @@ pub struct Probes {
     others: Others,
     slots: Slots,
     reports: Vec<ProbeReport>,
+    skips_single_node_cpusets: Option<bool>,
 }
 
 impl Probes {
@@ -84,9 +85,12 @@ impl Probes {
         let mut reports = vec![ProbeReport { self_check, ..report(Probe::Alloc, mode, &reasons) }];
         let mut others = Others::load(options, &kernel);
         reports.append(&mut others.reports);
+        // Nobody asks where accesses are not counted.
+        let skips = || kernel.structures.as_ref().ok().map(|structures| structures.skips_single_node_cpusets);
+        let skips_single_node_cpusets = (!options.others.is_empty()).then(skips).flatten();
         drop(kernel);
         sys::give_memory_back();
-        Self { alloc, others, slots: Slots::new(options.slots), reports }
+        Self { alloc, others, slots: Slots::new(options.slots), reports, skips_single_node_cpusets }
     }
 
     /// Whether this process must keep `CAP_BPF` for the calls that come: before Linux 5.19, `bpf(2)` serves nobody without
@@ -239,7 +243,7 @@ impl Probes {
 
     /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
     pub fn skips_single_node_cpusets(&self) -> Option<bool> {
-        self.others.skips_single_node_cpusets
+        self.skips_single_node_cpusets
     }
 
     /// Sets which CPUs are exclusive to which registered workloads. The scheduler's probe is attached while there
