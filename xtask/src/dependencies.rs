@@ -126,10 +126,15 @@ const TABLE: &[Rule] = &[
         own: &["numaward-topology"],
         // schemars and utoipa only behind the feature `schema`, which `api` turns on: they describe what is in the
         // configuration and the API.
-        others: Some(&["schemars", "serde", "serde_json", "thiserror", "utoipa"]),
+        others: Some(&["derive_more", "schemars", "serde", "serde_json", "thiserror", "utoipa"]),
         without: &["numaward-topology/sysfs"],
     },
-    Rule { package: "numaward-topology", own: &[], others: Some(&["serde", "thiserror"]), without: &[] },
+    Rule {
+        package: "numaward-topology",
+        own: &[],
+        others: Some(&["derive_more", "serde", "thiserror"]),
+        without: &[],
+    },
     // aya only behind a feature of userspace's: it marks the types that may be read from maps.
     Rule { package: "numaward-abi", own: &[], others: Some(&["aya"]), without: &[] },
     rule("numaward-ebpf", &["numaward-abi"]),

@@ -22,41 +22,55 @@ use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet, serde_as_text};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// A file of a cgroup that holds a setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A file of a cgroup that holds a setting. Printed as the name of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum Knob {
     /// `cpuset.cpus`: the CPUs asked for; empty = those of the parent.
+    #[display("cpuset.cpus")]
     CpusetCpus,
     /// `cpuset.cpus.effective`: the online CPUs that its tasks may really use. Read-only.
+    #[display("cpuset.cpus.effective")]
     CpusetCpusEffective,
     /// `cpuset.cpus.exclusive`: CPUs that may become a partition here or below (Linux 6.7).
+    #[display("cpuset.cpus.exclusive")]
     CpusetCpusExclusive,
     /// `cpuset.cpus.partition`: whether the CPUs are a scheduling domain of their own.
+    #[display("cpuset.cpus.partition")]
     CpusetPartition,
     /// `cpuset.mems`: the nodes asked for; empty = those of the parent. A write moves pages.
+    #[display("cpuset.mems")]
     CpusetMems,
     /// `cpuset.mems.effective`: the online nodes that its tasks may really use. Read-only.
+    #[display("cpuset.mems.effective")]
     CpusetMemsEffective,
     /// `memory.min`: memory that is never reclaimed. Bounded by every ancestor's.
+    #[display("memory.min")]
     MemoryMin,
     /// `memory.low`: memory that is reclaimed last. Bounded by every ancestor's.
+    #[display("memory.low")]
     MemoryLow,
     /// `memory.high`: above it, allocations are throttled and reclaim.
+    #[display("memory.high")]
     MemoryHigh,
     /// `memory.max`: above it, the cgroup is out of memory.
+    #[display("memory.max")]
     MemoryMax,
     /// `hugetlb.<size>.max`: huge pages of one size that may be in use.
+    #[display("hugetlb.{}.max", hugetlb_size(*_0))]
     HugetlbMax(HugepageSize),
     /// `cpu.max`: the CPU time that may be used in each period.
+    #[display("cpu.max")]
     CpuMax,
     /// `cgroup.subtree_control`: the controllers of the children. Written as `+name -name`.
+    #[display("cgroup.subtree_control")]
     SubtreeControl,
     /// `cgroup.procs`: the processes in the cgroup itself. A written one moves here.
+    #[display("cgroup.procs")]
     Procs,
 }
 
-/// The value of a knob.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The value of a knob. Printed as it is written to the knob.
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum Value {
     /// Of `cpuset.cpus` and its kin.
     Cpus(CpuSet),
@@ -69,26 +83,33 @@ pub enum Value {
     /// Of `cpuset.cpus.partition`.
     Partition(PartitionState),
     /// Of `cgroup.subtree_control`.
+    #[display("{}", joined(_0, " "))]
     Controllers(BTreeSet<String>),
     /// Of `cgroup.procs`: process ids as seen from here; 0 for those of another PID namespace.
+    #[display("{}", joined(_0, "\n"))]
     Processes(Vec<u32>),
 }
 
 /// A limit or a protection in bytes. `max` is above every number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum Limit {
     /// So many bytes.
+    // Not through `Bytes`, which prints units.
+    #[display("{}", _0.0)]
     Bytes(Bytes),
     /// No limit; for a protection: all that is in use.
+    #[display("max")]
     Max,
 }
 
 /// CPU time, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum Quota {
     /// No limit. The period stays as it is.
+    #[display("max")]
     Max,
     /// So much of each period.
+    #[display("{quota} {period}")]
     Of {
         /// The time.
         quota: u64,
@@ -98,8 +119,11 @@ pub enum Quota {
 }
 
 /// What `cpuset.cpus.partition` is asked to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display,
+)]
 #[serde(rename_all = "lowercase")]
+#[display(rename_all = "lowercase")]
 pub enum Partition {
     /// No partition: the CPUs are shared with the parent's.
     Member,
@@ -357,32 +381,12 @@ pub fn enable_controllers(dir: &Path, wanted: &BTreeSet<&str>) -> Result<(), Kno
     Knob::SubtreeControl.write(dir, &data)
 }
 
-impl fmt::Display for Knob {
-    /// The name of the knob's file.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::CpusetCpus => "cpuset.cpus",
-            Self::CpusetCpusEffective => "cpuset.cpus.effective",
-            Self::CpusetCpusExclusive => "cpuset.cpus.exclusive",
-            Self::CpusetPartition => "cpuset.cpus.partition",
-            Self::CpusetMems => "cpuset.mems",
-            Self::CpusetMemsEffective => "cpuset.mems.effective",
-            Self::MemoryMin => "memory.min",
-            Self::MemoryLow => "memory.low",
-            Self::MemoryHigh => "memory.high",
-            Self::MemoryMax => "memory.max",
-            Self::HugetlbMax(HugepageSize(Bytes(size))) => {
-                let (count, unit) = match size {
-                    _ if size >> 30 > 0 => (size >> 30, "GB"),
-                    _ if size >> 20 > 0 => (size >> 20, "MB"),
-                    _ => (size >> 10, "KB"),
-                };
-                return write!(f, "hugetlb.{count}{unit}.max");
-            }
-            Self::CpuMax => "cpu.max",
-            Self::SubtreeControl => "cgroup.subtree_control",
-            Self::Procs => "cgroup.procs",
-        })
+/// A size of huge pages as the kernel spells it in the names of knobs: `2MB`.
+fn hugetlb_size(HugepageSize(Bytes(size)): HugepageSize) -> String {
+    match size {
+        _ if size >> 30 > 0 => format!("{}GB", size >> 30),
+        _ if size >> 20 > 0 => format!("{}MB", size >> 20),
+        _ => format!("{}KB", size >> 10),
     }
 }
 
@@ -419,21 +423,6 @@ impl FromStr for Knob {
 
 serde_as_text!(Knob);
 
-impl fmt::Display for Value {
-    /// As it is written to the knob.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpus(cpus) => cpus.fmt(f),
-            Self::Nodes(nodes) => nodes.fmt(f),
-            Self::Limit(limit) => limit.fmt(f),
-            Self::Quota(quota) => quota.fmt(f),
-            Self::Partition(state) => state.fmt(f),
-            Self::Controllers(names) => f.write_str(&joined(names, " ")),
-            Self::Processes(processes) => f.write_str(&joined(processes, "\n")),
-        }
-    }
-}
-
 fn joined<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(separator)
 }
@@ -463,16 +452,6 @@ impl Limit {
     }
 }
 
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // Not through `Bytes`, which prints units.
-            Self::Bytes(Bytes(bytes)) => bytes.fmt(f),
-            Self::Max => f.write_str("max"),
-        }
-    }
-}
-
 /// A text is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number of bytes or `max`")]
@@ -492,15 +471,6 @@ impl FromStr for Limit {
     }
 }
 
-impl fmt::Display for Quota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Max => f.write_str("max"),
-            Self::Of { quota, period } => write!(f, "{quota} {period}"),
-        }
-    }
-}
-
 /// A text is no quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number of microseconds or `max`, and a period")]
@@ -515,16 +485,6 @@ impl FromStr for Quota {
         let number = |text: &str| text.parse().map_err(|_| QuotaError);
         let period = number(period)?;
         Ok(if quota == "max" { Self::Max } else { Self::Of { quota: number(quota)?, period } })
-    }
-}
-
-impl fmt::Display for Partition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Member => "member",
-            Self::Root => "root",
-            Self::Isolated => "isolated",
-        })
     }
 }
 

@@ -1,7 +1,6 @@
 //! What a cgroup is called: by the kernel a number, by us a path.
 
 use std::{
-    fmt,
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -13,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// The id of a cgroup: the inode number of its directory, and what the kernel's probes call it.
 ///
 /// Not reused while the machine runs (on 64-bit kernels).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display)]
 #[serde(transparent)]
 pub struct CgroupId(pub u64);
 
@@ -22,16 +21,10 @@ impl CgroupId {
     pub const NONE: Self = Self(0);
 }
 
-impl fmt::Display for CgroupId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// The path of a cgroup below the root of the hierarchy, as in `/proc/PID/cgroup`: `/system.slice/a.service`.
 ///
 /// Cheap to clone. Ordered by its names from the root down, so that a cgroup is directly followed by all that is below it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, derive_more::Display)]
 pub struct CgroupPath(Arc<str>);
 
 impl CgroupPath {
@@ -130,12 +123,6 @@ impl FromStr for CgroupPath {
             Some(names) if names.split('/').all(sound) => Ok(Self(text.into())),
             _ => Err(PathError(text.to_owned())),
         }
-    }
-}
-
-impl fmt::Display for CgroupPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

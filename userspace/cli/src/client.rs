@@ -1,6 +1,6 @@
 //! Asks a daemon: on its control socket, or on one of its addresses.
 
-use std::{fmt, io, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
@@ -26,25 +26,18 @@ const TIME_LIMIT: Duration = Duration::from_secs(35);
 pub(crate) const MAX_BYTES: usize = 256 << 20;
 
 /// A daemon, by the way to it.
+#[derive(derive_more::Display)]
 pub(crate) enum Server {
     /// That of this host, as its configuration says: on the control socket. Who may not open it, and where there is
     /// none as the daemon only observes, may still read on its address.
+    #[display("on its control socket {}", socket.display())]
     Local { socket: PathBuf, address: SocketAddr },
     /// The control socket that was named.
+    #[display("on its control socket {}", _0.display())]
     Socket(PathBuf),
     /// The address that was named: the read-only one, or the control address.
+    #[display("at {}", _0.url)]
     Remote(Box<Remote>),
-}
-
-impl fmt::Display for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local { socket, .. } | Self::Socket(socket) => {
-                write!(f, "on its control socket {}", socket.display())
-            }
-            Self::Remote(remote) => write!(f, "at {}", remote.url),
-        }
-    }
 }
 
 /// The daemon did not do what it was asked.

@@ -120,11 +120,12 @@ pub type Thresholds = BTreeMap<String, Threshold>;
 pub(super) const DEFAULT_THRESHOLD: Threshold = Threshold::Amount(Quantity::whole(100 << 20));
 
 /// How little is left of something when Kubernetes evicts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, derive_more::Display)]
 pub enum Threshold {
     /// So much.
     Amount(Quantity),
     /// So many percent of what there is. From 0 to 100, so never NaN.
+    #[display("{_0}%")]
     Percent(f32),
 }
 
@@ -146,15 +147,6 @@ impl Threshold {
             Self::Percent(percent) => {
                 Quantity::whole((capacity.0 as f64 * f64::from(percent / 100.0)) as u64)
             }
-        }
-    }
-}
-
-impl fmt::Display for Threshold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Amount(amount) => amount.fmt(f),
-            Self::Percent(percent) => write!(f, "{percent}%"),
         }
     }
 }

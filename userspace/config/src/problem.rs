@@ -5,10 +5,11 @@ use std::{fmt, path::PathBuf};
 use serde::Serialize;
 
 /// Where a value was given. Ordered as the sources are read.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase", tag = "source")]
 pub enum Origin {
     /// In the configuration file.
+    #[display("{}{}", file.display(), position.map_or_else(String::new, |at| format!(":{at}")))]
     #[serde(rename_all = "camelCase")]
     File {
         /// The file.
@@ -18,11 +19,13 @@ pub enum Origin {
         position: Option<Position>,
     },
     /// In a variable of the environment.
+    #[display("variable {variable}")]
     Variable {
         /// Its name.
         variable: String,
     },
     /// In a flag of the command line.
+    #[display("flag {flag}")]
     Flag {
         /// The flag, dashes included.
         flag: String,
@@ -30,25 +33,13 @@ pub enum Origin {
 }
 
 /// A place in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
+#[display("{line}:{column}")]
 pub struct Position {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File { file, position: Some(Position { line, column }) } => {
-                write!(f, "{}:{line}:{column}", file.display())
-            }
-            Self::File { file, position: None } => write!(f, "{}", file.display()),
-            Self::Variable { variable } => write!(f, "variable {variable}"),
-            Self::Flag { flag } => write!(f, "flag {flag}"),
-        }
-    }
 }
 
 /// One thing that is wrong with the configuration.

@@ -1,6 +1,6 @@
 //! Values with a form of their own.
 
-use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use http::Uri;
 use numaward_topology::serde_as_text;
@@ -64,15 +64,10 @@ impl FromStr for ListenAddress {
 }
 
 /// A span of time: `10s`, `1m30s`, `500ms`. Serves as an interval, so it is never zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+// As Kubernetes writes durations: without spaces.
+#[display("{}", humantime::format_duration(*_0).to_string().replace(' ', ""))]
 pub struct Interval(pub Duration);
-
-impl fmt::Display for Interval {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // As Kubernetes writes durations: without spaces.
-        f.write_str(&humantime::format_duration(self.0).to_string().replace(' ', ""))
-    }
-}
 
 impl FromStr for Interval {
     type Err = String;

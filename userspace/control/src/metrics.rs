@@ -176,7 +176,7 @@ impl Default for ControlMetrics {
         for outcome in ["moved", "taken_back", "stays", "gone"] {
             drop(figures.moves.get_or_create(&[("outcome", outcome.to_owned())]));
         }
-        figures.budget_moved(&PagesMoved(Outcome::ALL.map(|outcome| (outcome, Bytes(0))).into()));
+        figures.budget_moved(&PagesMoved(Outcome::ALL.iter().map(|&outcome| (outcome, Bytes(0))).collect()));
         for reason in REASONS.map(str::to_owned) {
             drop(figures.cpu_errors.get_or_create(&[("reason", reason.clone())]));
             drop(figures.memory_errors.get_or_create(&[("reason", reason)]));

@@ -149,7 +149,8 @@ pub struct Synchronized {
 }
 
 /// Why a container ran without what it should have had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Unpinned {
     /// It was started while we were not connected.
     Away,
@@ -165,16 +166,10 @@ pub enum Unpinned {
 
 impl Unpinned {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Away, Self::DoesNotFit, Self::Unfit, Self::Ledger, Self::Enforcement];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// A short name, for a metric's label.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Away => "away",
-            Self::DoesNotFit => "does_not_fit",
-            Self::Unfit => "unfit",
-            Self::Ledger => "ledger",
-            Self::Enforcement => "enforcement",
-        }
+    pub fn label(self) -> &'static str {
+        self.into()
     }
 }

@@ -112,7 +112,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let affinities = after.interrupts.affinities.into_values().map(|of| of.name);
     let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
     let power =
-        after.power.into_iter().map(|(path, of)| format!("{} of CPUs {} (/{path})", of.knob.name(), of.cpus));
+        after.power.into_iter().map(|(path, of)| format!("{} of CPUs {} (/{path})", of.knob, of.cpus));
     let groups = Resctrl::new(&config.resctrl_root(), Arc::new(Host)).ours().into_iter();
     let groups = groups.map(|group| group.display().to_string());
     let left = left.chain(affinities).chain(irqbalance).chain(power).chain(groups);

@@ -6,19 +6,21 @@
 //! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
 //! found. So a crash at any moment loses no value that a release has to bring back.
 
-use std::{fmt, ops::Bound, path::Path, sync::Arc};
+use std::{ops::Bound, path::Path, sync::Arc};
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_model::{Settings, Shared, Values};
 use serde::{Deserialize, Serialize};
 
 /// Who writes the knobs of a cgroup.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, derive_more::Display)]
 #[serde(rename_all = "lowercase")]
+#[display(rename_all = "lowercase")]
 pub enum Owner {
     /// We do, directly.
     Cgroupfs,
     /// systemd does, for this unit; what it has no property for is written directly.
+    #[display("systemd ({_0})")]
     Systemd(String),
 }
 
@@ -51,15 +53,6 @@ impl Owner {
         match self {
             Self::Cgroupfs => "cgroupfs",
             Self::Systemd(_) => "systemd",
-        }
-    }
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cgroupfs => f.write_str("cgroupfs"),
-            Self::Systemd(unit) => write!(f, "systemd ({unit})"),
         }
     }
 }

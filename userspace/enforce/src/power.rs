@@ -33,28 +33,24 @@ use serde::{Deserialize, Serialize};
 const CPUS: &str = "sys/devices/system/cpu";
 
 /// What can be set. In the order in which they are set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, derive_more::Display,
+)]
 #[serde(rename_all = "camelCase")]
 pub enum PowerKnob {
     /// `energy_performance_preference` of cpufreq.
+    #[display("energy preference")]
     EnergyPreference,
     /// `scaling_governor` of cpufreq.
+    #[display("governor")]
     Governor,
     /// `pm_qos_resume_latency_us` of the CPU: how long it may take to wake up, in µs. `0` is any time, and `n/a` no time at
     /// all.
+    #[display("wake-up latency")]
     WakeUpLatency,
 }
 
 impl PowerKnob {
-    /// Its name for people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::EnergyPreference => "energy preference",
-            Self::Governor => "governor",
-            Self::WakeUpLatency => "wake-up latency",
-        }
-    }
-
     /// Its file, from the directory of a CPU.
     fn file(self) -> &'static str {
         match self {
@@ -425,14 +421,14 @@ mod tests {
             let mut written = Vec::new();
             for write in plan.writes {
                 self.power().write(&write).unwrap();
-                written.push(format!("{} of {}: {}", write.knob.name(), write.cpus, write.value));
+                written.push(format!("{} of {}: {}", write.knob, write.cpus, write.value));
                 if write.is_back {
                     self.held.remove(&write.path);
                 } else if let Some(held) = self.held.get_mut(&write.path) {
                     held.before = None;
                 }
             }
-            let foreign = |of: Setting| format!("{} of {}: {}", of.knob.name(), of.cpus, of.value);
+            let foreign = |of: Setting| format!("{} of {}: {}", of.knob, of.cpus, of.value);
             (written, plan.foreign.into_iter().map(foreign).collect())
         }
     }

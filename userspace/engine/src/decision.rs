@@ -69,11 +69,12 @@ impl Rejection {
 }
 
 /// A rejection in a word: the kubelet's, as its users know these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, derive_more::Display)]
 pub enum Reason {
     /// The hints cannot be merged as the topology policy demands.
     TopologyAffinityError,
     /// Whole cores cannot be given.
+    #[display("SMTAlignmentError")]
     SmtAlignmentError,
     /// Containers that share what their pod has would be left with nothing.
     EmptyPodSharedPoolError,
@@ -81,18 +82,6 @@ pub enum Reason {
     UnexpectedAdmissionError,
     /// The request contradicts itself.
     InvalidRequest,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::TopologyAffinityError => "TopologyAffinityError",
-            Self::SmtAlignmentError => "SMTAlignmentError",
-            Self::EmptyPodSharedPoolError => "EmptyPodSharedPoolError",
-            Self::UnexpectedAdmissionError => "UnexpectedAdmissionError",
-            Self::InvalidRequest => "InvalidRequest",
-        })
-    }
 }
 
 /// What was wrong.

@@ -54,15 +54,19 @@ pub struct Candidate {
 }
 
 /// What became of a candidate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum Verdict {
     /// It is the result.
+    #[display("chosen")]
     Chosen,
     /// The policy takes one node only, preferred by every resource.
+    #[display("not one node that every resource prefers")]
     NotOnePreferredNode,
     /// Another is preferred, this is not.
+    #[display("not preferred by every resource, while another is")]
     NotPreferred,
     /// It has more nodes than the chosen one.
+    #[display("{nodes} nodes where {chosen} do")]
     Wider {
         /// How many it has.
         nodes: u32,
@@ -70,6 +74,7 @@ pub enum Verdict {
         chosen: u32,
     },
     /// It has fewer nodes than the most demanding resource needs, and the chosen one comes closer.
+    #[display("{nodes} nodes where a resource needs {needed}")]
     TooNarrow {
         /// How many it has.
         nodes: u32,
@@ -77,6 +82,7 @@ pub enum Verdict {
         needed: u32,
     },
     /// Its nodes are farther from each other.
+    #[display("distances add up to {distance}, those of the chosen nodes to {chosen}")]
     Farther {
         /// The sum of its distances.
         distance: u64,
@@ -84,23 +90,8 @@ pub enum Verdict {
         chosen: u64,
     },
     /// It is as good, but the chosen one has lower node ids.
+    #[display("as good, but its node ids are higher")]
     HigherIds,
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Chosen => f.write_str("chosen"),
-            Self::NotOnePreferredNode => f.write_str("not one node that every resource prefers"),
-            Self::NotPreferred => f.write_str("not preferred by every resource, while another is"),
-            Self::Wider { nodes, chosen } => write!(f, "{nodes} nodes where {chosen} do"),
-            Self::TooNarrow { nodes, needed } => write!(f, "{nodes} nodes where a resource needs {needed}"),
-            Self::Farther { distance, chosen } => {
-                write!(f, "distances add up to {distance}, those of the chosen nodes to {chosen}")
-            }
-            Self::HigherIds => f.write_str("as good, but its node ids are higher"),
-        }
-    }
 }
 
 /// Works out the candidates of a merge. The strategy that merged knows how.

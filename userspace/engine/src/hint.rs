@@ -5,7 +5,7 @@
 //! so they are kept packed: a node is a bit at its *position* among the machine's nodes in ascending order of
 //! ids, which keeps the order of sets and sets no limit on ids.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use numaward_topology::{NodeId, NodeSet, ZoneKind};
 
@@ -89,28 +89,19 @@ pub(crate) fn for_each_subset(of: Mask, mut visit: impl FnMut(Mask)) {
 }
 
 /// A resource for which hints are given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum Resource {
     /// Exclusive CPUs.
+    #[display("cpu")]
     Cpu,
     /// A kind of memory.
     Memory(ZoneKind),
     /// Devices.
+    #[display("devices")]
     Devices,
     /// Nodes that are wished for.
+    #[display("preferred nodes")]
     Wishes,
-}
-
-impl fmt::Display for Resource {
-    /// As Kubernetes names it: `cpu`, `memory`, `hugepages-2Mi`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Memory(kind) => kind.fmt(f),
-            Self::Devices => f.write_str("devices"),
-            Self::Wishes => f.write_str("preferred nodes"),
-        }
-    }
 }
 
 /// A set of nodes on which a resource could be served.
@@ -187,7 +178,8 @@ pub enum ProviderHints {
 }
 
 /// A source of hints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
+#[display(rename_all = "lowercase")]
 pub enum Provider {
     /// Exclusive CPUs (the kubelet's CPU Manager).
     Cpus,
@@ -196,18 +188,8 @@ pub enum Provider {
     /// Where a container's devices are.
     Devices,
     /// Where a container would like to be.
+    #[display("preferred nodes")]
     Wishes,
-}
-
-impl fmt::Display for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cpus => "cpus",
-            Self::Memory => "memory",
-            Self::Devices => "devices",
-            Self::Wishes => "preferred nodes",
-        })
-    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,6 @@
 //!
 //! Source: `ComputePodQOS` in k8s.io/kubernetes, package `apis/core/v1/helper/qos`.
 
-use std::fmt;
-
 use numaward_topology::ZoneKind;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +19,9 @@ use crate::{
 };
 
 /// A quality-of-service class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display,
+)]
 pub enum QosClass {
     /// Limits are promised in full.
     Guaranteed,
@@ -29,16 +29,6 @@ pub enum QosClass {
     Burstable,
     /// Nothing is promised.
     BestEffort,
-}
-
-impl fmt::Display for QosClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Guaranteed => "Guaranteed",
-            Self::Burstable => "Burstable",
-            Self::BestEffort => "BestEffort",
-        })
-    }
 }
 
 /// CPU and memory, where set and not zero: the resources that decide the class.

@@ -7,7 +7,7 @@
 //! Each container states requests (what it is promised) and limits (what it may use) of CPU, memory and
 //! hugepages. Its class of service follows from them (module `qos`).
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,11 @@ use crate::quantity::Quantity;
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(
+            Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display,
+            derive_more::From,
+        )]
+        #[from(&str, String)]
         #[serde(transparent)]
         pub struct $name(Arc<str>);
 
@@ -28,23 +32,6 @@ macro_rules! name {
             }
         }
 
-        impl From<&str> for $name {
-            fn from(name: &str) -> Self {
-                Self(name.into())
-            }
-        }
-
-        impl From<String> for $name {
-            fn from(name: String) -> Self {
-                Self(name.into())
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
     };
 }
 

@@ -7,7 +7,7 @@
 use std::{
     cell::RefCell,
     collections::BTreeMap,
-    fmt, io,
+    io,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -112,19 +112,16 @@ impl Heartbeat {
 }
 
 /// A thread that has not beaten for too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
+#[display(
+    "the thread {thread} has not responded for {} s; {} s is its limit",
+    silent.as_secs(),
+    limit.as_secs()
+)]
 pub struct Late {
     thread: &'static str,
     silent: Duration,
     limit: Duration,
-}
-
-impl fmt::Display for Late {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { thread, silent, limit } = self;
-        let (silent, limit) = (silent.as_secs(), limit.as_secs());
-        write!(f, "the thread {thread} has not responded for {silent} s; {limit} s is its limit")
-    }
 }
 
 /// A core thread that ended unasked.

@@ -1,10 +1,9 @@
 //! Releases of Linux, and what is used of a kernel where it has it.
 
-use std::fmt;
-
 /// A release of Linux, as far as features go. Distributions take features of later releases into older ones: look for the
 /// feature where it can be seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
+#[display("{major}.{minor}")]
 pub struct Release {
     /// The first number.
     pub major: u32,
@@ -22,12 +21,6 @@ impl Release {
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
         Some(Self { major: numbers.next()??, minor: numbers.next()?? })
-    }
-}
-
-impl fmt::Display for Release {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
     }
 }
 

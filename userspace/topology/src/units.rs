@@ -39,33 +39,20 @@ impl fmt::Display for Bytes {
 }
 
 /// The size of a huge page. Prints as Kubernetes writes it in resource names: `2Mi`, `1Gi`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub struct HugepageSize(pub Bytes);
-
-impl fmt::Display for HugepageSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// A kind of memory: base pages or huge pages of one size.
 ///
 /// Prints as the Kubernetes resource: `memory`, `hugepages-2Mi`, `hugepages-1Gi`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum ZoneKind {
     /// Huge pages of one size, taken from the node's pool. Before `Memory`, as names sort.
+    #[display("hugepages-{_0}")]
     Hugepages(HugepageSize),
     /// Base pages.
+    #[display("memory")]
     Memory,
-}
-
-impl fmt::Display for ZoneKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory => f.write_str("memory"),
-            Self::Hugepages(size) => write!(f, "hugepages-{size}"),
-        }
-    }
 }
 
 /// A text names no kind of memory.

@@ -4,7 +4,7 @@
 
 pub(crate) mod sys;
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use anyhow::Context as _;
 use numaward_api as api;
@@ -13,7 +13,8 @@ use numaward_topology::NodeSet;
 use self::sys::Mode;
 
 /// A memory policy, and the nodes that it chooses from: `interleave:0-1`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{policy}:{nodes}")]
 pub(crate) struct Spread {
     policy: api::MemoryPolicy,
     nodes: NodeSet,
@@ -36,12 +37,6 @@ impl Spread {
             api::MemoryPolicy::WeightedInterleave => Mode::WeightedInterleave,
         };
         set(mode, false, &self.nodes)
-    }
-}
-
-impl fmt::Display for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.policy, self.nodes)
     }
 }
 

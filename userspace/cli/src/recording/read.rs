@@ -170,16 +170,11 @@ impl Recording {
 }
 
 /// Moments that cannot be read.
+#[derive(derive_more::Display)]
+#[display("the recording is damaged: {moments} moments from {} on are skipped", time(*at))]
 struct Damage {
     at: u64,
     moments: usize,
-}
-
-impl std::fmt::Display for Damage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { at, moments } = self;
-        write!(f, "the recording is damaged: {moments} moments from {} on are skipped", time(*at))
-    }
 }
 
 fn number(bytes: &[u8], at: usize) -> u32 {

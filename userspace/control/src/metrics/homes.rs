@@ -12,7 +12,10 @@ use super::{By, ByState, ControlMetrics};
 const OUTCOMES: [&str; 6] = ["placed", "kept", "no_gain", "outgrown", "not_measured", "no_cpus"];
 
 /// Why a workload can have no home now. The word is the label `reason`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum HomeRefusal {
     /// It uses more CPUs than any node has left.
     Cpus,
@@ -24,22 +27,6 @@ pub(crate) enum HomeRefusal {
     LeftAlone,
     /// The knob could not be written.
     Write,
-}
-
-impl HomeRefusal {
-    /// All of them.
-    pub(crate) const ALL: [Self; 5] = [Self::Cpus, Self::Memory, Self::Cpuset, Self::LeftAlone, Self::Write];
-
-    /// The word for it.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Cpus => "cpus",
-            Self::Memory => "memory",
-            Self::Cpuset => "cpuset",
-            Self::LeftAlone => "left_alone",
-            Self::Write => "write",
-        }
-    }
 }
 
 /// Since the daemon started. Clones share them.
@@ -104,7 +91,7 @@ impl ControlMetrics {
     #[cfg(any(test, feature = "testing"))]
     pub fn show_homes(&self) {
         self.homes(NodeId(0), 0);
-        for reason in HomeRefusal::ALL {
+        for &reason in HomeRefusal::VARIANTS {
             self.homes_refused(reason, 0);
         }
     }
@@ -116,7 +103,7 @@ impl ControlMetrics {
 
     /// So many can have no home for this reason.
     pub(crate) fn homes_refused(&self, reason: HomeRefusal, workloads: usize) {
-        let of = self.homes.refused.get_or_create(&[("reason", reason.as_str())]);
+        let of = self.homes.refused.get_or_create(&[("reason", reason.into())]);
         of.set(i64::try_from(workloads).unwrap_or(i64::MAX));
     }
 

@@ -33,6 +33,7 @@ use numaward_config::home::HomeMode;
 use numaward_enforce::pages::{Outcome, PageMove, PagesMoved};
 use numaward_model::Report;
 use numaward_topology::{Bytes, NodeId};
+use strum::VariantArray as _;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -418,13 +419,13 @@ impl Homing {
             if let Err((refusal, why)) = found {
                 *refused.entry(refusal).or_default() += 1;
                 if refusal != HomeRefusal::LeftAlone
-                    && self.reported.insert((path.clone(), refusal.as_str().to_owned()))
+                    && self.reported.insert((path.clone(), <&str>::from(refusal).to_owned()))
                 {
                     report(core, &path, "refused", format!("{path} gets no home: {why}."));
                 }
             }
         }
-        for refusal in HomeRefusal::ALL {
+        for &refusal in HomeRefusal::VARIANTS {
             core.metrics.homes_refused(refusal, refused.get(&refusal).copied().unwrap_or(0));
         }
     }

@@ -99,16 +99,16 @@ impl PowerSettings {
             plan(&seen, wanted, &before, |path| self.power.read(path));
         let mut done = Done::default();
         for of in &foreign {
-            note(&mut done.foreign, format!("{} {}", of.knob.name(), of.value), &of.cpus);
+            note(&mut done.foreign, format!("{} {}", of.knob, of.value), &of.cpus);
         }
         for of in &refused {
-            note(&mut done.problems, format!("{}: {}", of.knob.name(), of.reason), &of.cpus);
+            note(&mut done.problems, format!("{}: {}", of.knob, of.reason), &of.cpus);
         }
         writes.retain(|write| {
             let failed =
                 self.failed.get(&write.path).filter(|(value, _)| *value == write.value && !write.is_back);
             if let Some((_, reason)) = failed {
-                note(&mut done.problems, format!("{}: {reason}", write.knob.name()), &write.cpus);
+                note(&mut done.problems, format!("{}: {reason}", write.knob), &write.cpus);
                 as_before(&mut held, &before, &write.path);
             }
             failed.is_none()
@@ -152,17 +152,17 @@ impl PowerSettings {
         match result {
             Ok(()) if is_back => {
                 held.remove(&path);
-                note(&mut done.back, format!("{} {value}", knob.name()), &cpus);
+                note(&mut done.back, format!("{knob} {value}"), &cpus);
             }
             Ok(()) => {
                 if let Some(of) = held.get_mut(&path) {
                     of.before = None;
                 }
-                note(&mut done.set, format!("{} {value}", knob.name()), &cpus);
+                note(&mut done.set, format!("{knob} {value}"), &cpus);
             }
             Err(error) => {
                 let reason = error.to_string();
-                note(&mut done.problems, format!("{}: {reason}", knob.name()), &cpus);
+                note(&mut done.problems, format!("{knob}: {reason}"), &cpus);
                 if !is_back {
                     // Where it took something else, that is to be given back.
                     let now = self.power.read(&path).ok().flatten();

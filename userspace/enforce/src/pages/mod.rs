@@ -41,7 +41,8 @@ const WINDOW: usize = 2 << 20;
 const NAP: Duration = Duration::from_millis(250);
 
 /// What became of pages that were to be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Outcome {
     /// They lie on the node they were to go to.
     Moved,
@@ -61,20 +62,11 @@ pub enum Outcome {
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Moved, Self::Shared, Self::Busy, Self::NoRoom, Self::Refused, Self::Other, Self::Reclaimed];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// The word for the label `outcome`.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Moved => "moved",
-            Self::Shared => "shared",
-            Self::Busy => "busy",
-            Self::NoRoom => "no_room",
-            Self::Refused => "refused",
-            Self::Other => "other",
-            Self::Reclaimed => "reclaimed",
-        }
+        self.into()
     }
 
     /// That of a page that is still where it was, by the kernel's answer.

@@ -14,7 +14,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
     time::Duration,
 };
@@ -366,16 +365,11 @@ impl Evicting {
 }
 
 /// Who makes a pod anew.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("the {kind} {name}")]
 pub struct Controller {
     /// Its kind.
     pub kind: String,
     /// Its name.
     pub name: String,
-}
-
-impl fmt::Display for Controller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the {} {}", self.kind, self.name)
-    }
 }

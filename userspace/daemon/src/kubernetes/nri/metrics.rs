@@ -24,7 +24,8 @@ impl NriMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let Self { connected, disconnects, unpinned, placed, refused } = self.clone();
         // All at zero from the start.
-        for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.map(Unpinned::label)) {
+        for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.iter().map(|of| of.label()))
+        {
             drop(unpinned.get_or_create(&[("reason", reason)]));
         }
         let help = "Whether the container runtime asks numaward where containers are to run";
