@@ -427,8 +427,8 @@ impl ReconcilerLoop {
         self.core.promises_changed();
         self.settle();
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
-        self.controllers.interrupts.handle(&mut self.core, &Event::Turn(Instant::now()));
-        self.controllers.power.handle(&mut self.core, &Event::Turn(Instant::now()));
+        self.controllers.interrupts.turn(&mut self.core, Instant::now());
+        self.controllers.power.turn(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&self.core);
         homing::Homing::adopt(&mut self.core);
     }

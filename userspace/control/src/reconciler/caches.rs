@@ -21,7 +21,6 @@ use numaward_engine::OwnerId;
 use numaward_model::Report;
 use tokio_util::sync::CancellationToken;
 
-use super::Event;
 use crate::{core::Core, metrics::CacheLabels, request::Target, worker::Worker};
 
 /// How often the tree is looked at.
@@ -41,7 +40,7 @@ pub(super) struct CacheClasses {
     worker: Option<CacheWorker>,
     wanted: Wanted,
     /// Whether other workloads may hold a guarantee by now.
-    is_outdated: bool,
+    pub(super) is_outdated: bool,
     next_look: Option<Instant>,
     /// What is not as it is to be, as reported last.
     problems: BTreeSet<String>,
@@ -64,19 +63,6 @@ impl CacheClasses {
         }
     }
 
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.turn(core, *now),
-            Event::Changed => self.is_outdated = true,
-            Event::Held(_)
-            | Event::Cgroups(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Gone(_)
-            | Event::Free => {}
-        }
-    }
-
     /// Removes what an earlier run made, where nothing of the kind is to be done.
     pub(super) fn adopt(&mut self, core: &Core) {
         if core.config.uses_resctrl().is_some() {
@@ -88,7 +74,7 @@ impl CacheClasses {
         }
     }
 
-    fn turn(&mut self, core: &Core, now: Instant) {
+    pub(super) fn turn(&mut self, core: &Core, now: Instant) {
         let Some(config) = core.config.uses_resctrl() else { return };
         if std::mem::take(&mut self.is_outdated) {
             let classes =

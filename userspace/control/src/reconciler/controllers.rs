@@ -1,6 +1,6 @@
 //! Those who look after what is held, in the order in which they learn of an event.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use tokio_util::sync::CancellationToken;
 
@@ -47,18 +47,46 @@ impl Controllers {
         }
     }
 
-    /// Lets all handle an event.
+    /// Lets those handle an event whom it concerns.
     pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        self.liveness.handle(core, event);
-        self.drift.handle(core, event);
-        self.throttling.handle(core, event);
-        self.homes.handle(core, event);
-        self.homing.handle(core, event);
-        self.budgets.handle(core, event);
-        self.guard.handle(core, event);
-        self.interrupts.handle(core, event);
-        self.power.handle(core, event);
-        self.caches.handle(core, event);
-        self.declarations.handle(core, event);
+        match *event {
+            Event::Turn(now) => self.turn(core, now),
+            Event::Written(now) => self.drift.look(core, now, false),
+            Event::Machine(now) => {
+                self.drift.look_at_all(core, now);
+                self.homing.is_outdated = true;
+            }
+            Event::Cgroups(events) => {
+                self.liveness.question_removed(core, events);
+                self.declarations.follow(core, events);
+            }
+            Event::Held(change) => {
+                self.liveness.follow_held(core, change);
+                self.drift.follow_held(change);
+            }
+            Event::Changed => {
+                self.drift.follow(&core.kept.state.applied);
+                self.throttling.is_outdated = true;
+                self.homes.is_outdated = true;
+                self.homing.is_outdated = true;
+                self.budgets.is_outdated = true;
+                self.caches.is_outdated = true;
+            }
+            Event::Gone(now) => self.liveness.release_gone(core, now, false),
+            Event::Free => self.declarations.try_waiting(core),
+        }
+    }
+
+    fn turn(&mut self, core: &mut Core, now: Instant) {
+        self.liveness.release_gone(core, now, true);
+        self.drift.look(core, now, true);
+        self.throttling.look(core, now);
+        self.homes.look(core, now);
+        self.homing.turn(core, now);
+        self.budgets.turn(core, now);
+        self.guard.turn(core, now);
+        self.interrupts.turn(core, now);
+        self.power.turn(core, now);
+        self.caches.turn(core, now);
     }
 }

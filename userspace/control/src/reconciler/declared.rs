@@ -19,7 +19,6 @@ use numaward_config::enforcement::Declared;
 use numaward_enforce as enforce;
 use numaward_model::Report;
 
-use super::Event;
 use crate::{
     Guarantee, Request,
     core::{Attempt, Core},
@@ -104,19 +103,6 @@ impl Declarations {
 }
 
 impl Declarations {
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Cgroups(events) => self.follow(core, events),
-            Event::Free => self.try_waiting(core),
-            Event::Turn(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Held(_)
-            | Event::Changed
-            | Event::Gone(_) => {}
-        }
-    }
-
     /// Releases what is not declared any more or in another way, and gives what is.
     pub(super) fn reconcile(&mut self, core: &mut Core) {
         let is_changed = |held: &Guarantee| {
@@ -149,7 +135,7 @@ impl Declarations {
     }
 
     /// Takes note of cgroups that came or went.
-    fn follow(&mut self, core: &mut Core, events: &[cgroup::Event]) {
+    pub(super) fn follow(&mut self, core: &mut Core, events: &[cgroup::Event]) {
         let mut is_new = false;
         for event in events {
             core.effects.isolate |= core.isolation.concerns(event);
@@ -173,7 +159,7 @@ impl Declarations {
     }
 
     /// Tries to give those that wait what is declared for them.
-    fn try_waiting(&mut self, core: &mut Core) {
+    pub(super) fn try_waiting(&mut self, core: &mut Core) {
         core.effects.no_room.clear();
         let waiting: Vec<CgroupPath> = self.waiting.keys().cloned().collect();
         let mut rejected = BTreeSet::new();

@@ -27,7 +27,7 @@ use numaward_cgroup::{CgroupPath, Writer, knob::Knob};
 use numaward_enforce::{AppliedSettings, ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
 use numaward_model::Report;
 
-use super::{Event, TURN};
+use super::TURN;
 use crate::{
     core::{Core, HeldChange},
     spans,
@@ -122,7 +122,7 @@ impl DriftController {
     }
 
     /// Other knobs are held from now on.
-    fn follow(&mut self, applied: &AppliedSettings) {
+    pub(super) fn follow(&mut self, applied: &AppliedSettings) {
         let before = std::mem::replace(&mut self.followed, applied.clone());
         let mut replaced = std::mem::take(&mut self.replaced);
         let mut changed = replaced.clone();
@@ -307,25 +307,23 @@ fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
 }
 
 impl DriftController {
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.look(core, *now, true),
-            Event::Written(now) => self.look(core, *now, false),
-            Event::Machine(now) => {
-                let seen = self.take();
-                let paths = core.kept.state.applied.iter().map(|(path, _)| path.clone()).collect();
-                self.look_at(core, paths, seen, now.duration_since(self.start));
-            }
-            Event::Held(HeldChange::Released { cgroup, .. } | HeldChange::Rewritten(cgroup)) => {
-                self.forget(cgroup);
-            }
-            Event::Changed => self.follow(&core.kept.state.applied),
-            Event::Held(HeldChange::Given(_)) | Event::Cgroups(_) | Event::Gone(_) | Event::Free => {}
+    /// What a cgroup holds is no longer what was written there.
+    pub(super) fn follow_held(&mut self, change: &HeldChange) {
+        match change {
+            HeldChange::Released { cgroup, .. } | HeldChange::Rewritten(cgroup) => self.forget(cgroup),
+            HeldChange::Given(_) => {}
         }
     }
 
+    /// Looks at everything: the machine changed.
+    pub(super) fn look_at_all(&mut self, core: &mut Core, now: Instant) {
+        let seen = self.take();
+        let paths = core.kept.state.applied.iter().map(|(path, _)| path.clone()).collect();
+        self.look_at(core, paths, seen, now.duration_since(self.start));
+    }
+
     /// Looks at what was written, what is due and, in `turn`, at a slice of the rest.
-    fn look(&mut self, core: &mut Core, now: Instant, turn: bool) {
+    pub(super) fn look(&mut self, core: &mut Core, now: Instant, turn: bool) {
         let now = now.duration_since(self.start);
         let seen = self.take();
         let mut paths = BTreeSet::new();

@@ -34,7 +34,6 @@ use numaward_topology::{Bytes, NodeId, NodeSet};
 pub use self::crowded::CrowdedNode;
 use self::crowded::Crowding;
 pub(super) use self::crowded::Shown;
-use super::Event;
 use crate::{core::Core, page_worker::LEAST};
 
 /// How long what was done for a node has to show, before more is.
@@ -62,20 +61,7 @@ impl Guard {
         self.crowding.shown.clone()
     }
 
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.turn(core, *now),
-            Event::Held(_)
-            | Event::Cgroups(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Changed
-            | Event::Gone(_)
-            | Event::Free => {}
-        }
-    }
-
-    fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         if !core.config.guard.acts() || core.mode() != EnforcementMode::On {
             // What an earlier run did.
             give_back(core, |_| NodeSet::new());
@@ -364,7 +350,7 @@ mod tests {
         fn turn(&mut self) {
             let ReconcilerLoop { controllers: Controllers { guard, .. }, core, .. } =
                 self.reconciler.as_mut().unwrap();
-            guard.handle(core, &Event::Turn(self.now));
+            guard.turn(core, self.now);
         }
 
         /// Ends the daemon and starts it anew.

@@ -20,7 +20,7 @@ use numaward_engine::OwnerId;
 use numaward_model::Report;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
-use super::{Event, drift::Round};
+use super::drift::Round;
 use crate::core::{Core, most};
 
 /// Each workload is looked at within this; sooner where the dwell time is short.
@@ -32,7 +32,7 @@ const LEAST: Bytes = Bytes::mib(16);
 #[derive(Debug)]
 pub(super) struct Homes {
     /// Whether others may be Burstable by now.
-    is_outdated: bool,
+    pub(super) is_outdated: bool,
     /// The workloads, with the names and cgroups of their guarantees.
     workloads: BTreeMap<OwnerId, Vec<(String, CgroupPath)>>,
     /// They are looked at in turns: the kernel takes its time to say where memory lies.
@@ -67,19 +67,6 @@ impl Homes {
         }
     }
 
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.look(core, *now),
-            Event::Changed => self.is_outdated = true,
-            Event::Held(_)
-            | Event::Cgroups(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Gone(_)
-            | Event::Free => {}
-        }
-    }
-
     /// Takes note of who may move now.
     fn follow(&mut self, core: &Core) {
         self.workloads = burstable(core);
@@ -87,7 +74,7 @@ impl Homes {
         self.away.retain(|owner, _| self.workloads.contains_key(owner));
     }
 
-    fn look(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn look(&mut self, core: &mut Core, now: Instant) {
         if std::mem::take(&mut self.is_outdated) {
             self.follow(core);
         }

@@ -40,7 +40,6 @@ use self::{
     choose::{Place, choose},
     measure::{Measured, has_fallen},
 };
-use super::Event;
 use crate::{
     core::Core,
     home_worker::{self, Done, HomeWorker, Job, Look, Reading, Sources},
@@ -72,7 +71,7 @@ pub(super) struct Homing {
     back: VecDeque<(CgroupPath, PageMove)>,
     next_look: Option<Instant>,
     /// Whether nodes may have other CPUs by now.
-    is_outdated: bool,
+    pub(super) is_outdated: bool,
     /// What was reported of those that have none.
     reported: BTreeSet<(CgroupPath, String)>,
     stop: CancellationToken,
@@ -103,14 +102,6 @@ impl Homing {
         Self { is_outdated: true, stop, ..Self::default() }
     }
 
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.turn(core, *now),
-            Event::Changed | Event::Machine(_) => self.is_outdated = true,
-            Event::Held(_) | Event::Cgroups(_) | Event::Written(_) | Event::Gone(_) | Event::Free => {}
-        }
-    }
-
     /// Takes back the homes that an earlier run gave, where none are to be given, or these are not.
     pub(super) fn adopt(core: &mut Core) {
         let (is_on, config) = (core.config.places_homes(), &core.config.home);
@@ -127,7 +118,7 @@ impl Homing {
         }
     }
 
-    fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         if core.config.home.mode == HomeMode::Off || core.mode() == EnforcementMode::Off {
             return;
         }

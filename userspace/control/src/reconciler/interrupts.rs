@@ -21,7 +21,6 @@ use numaward_enforce::{
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
-use super::Event;
 use crate::{core::Core, error::AdmissionError};
 
 /// How often it is looked what came or was written by others.
@@ -58,20 +57,7 @@ impl Interrupts {
         }
     }
 
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.turn(core, *now),
-            Event::Held(_)
-            | Event::Cgroups(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Changed
-            | Event::Gone(_)
-            | Event::Free => {}
-        }
-    }
-
-    fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let is_on = core.config.enforcement.moves_interrupts();
         let avoid = if is_on { core.kept.state.ledger.all_exclusive_cpus() } else { CpuSet::new() };
         let is_idle = avoid.is_empty() && core.kept.state.interrupts.is_empty();
@@ -307,7 +293,7 @@ mod tests {
 
     fn turn(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers: Controllers { interrupts, .. }, core, .. } = reconciler;
-        interrupts.handle(core, &Event::Turn(Instant::now()));
+        interrupts.turn(core, Instant::now());
     }
 
     fn is_untouched(path: &Path) -> bool {

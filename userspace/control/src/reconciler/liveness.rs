@@ -24,7 +24,7 @@ use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, Subject, re
 
 use numaward_model::Retry;
 
-use super::{Event, drift::Round, notices::Notices};
+use super::{drift::Round, notices::Notices};
 use crate::{
     Guarantee, Target,
     core::{Core, HeldChange},
@@ -154,35 +154,31 @@ impl Liveness {
 }
 
 impl Liveness {
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.release_gone(core, *now, true),
-            Event::Gone(now) => self.release_gone(core, *now, false),
-            Event::Cgroups(events) => {
-                for event in *events {
-                    if let cgroup::Event::Removed(cgroup) = event {
-                        // What it held becomes free for others.
-                        core.effects.gone |= self.question(&cgroup.path);
-                    }
-                }
+    /// What a cgroup that went held becomes free for others.
+    pub(super) fn question_removed(&mut self, core: &mut Core, events: &[cgroup::Event]) {
+        for event in events {
+            if let cgroup::Event::Removed(cgroup) = event {
+                core.effects.gone |= self.question(&cgroup.path);
             }
-            Event::Held(HeldChange::Given(name)) => {
+        }
+    }
+
+    /// Follows who holds something.
+    pub(super) fn follow_held(&mut self, core: &Core, change: &HeldChange) {
+        match change {
+            HeldChange::Given(name) => {
                 if let Some(guarantee) = core.kept.state.guarantees.get(name) {
                     self.hold(name, guarantee);
                 }
             }
-            Event::Held(HeldChange::Released { name, .. }) => self.let_go(name),
-            Event::Held(HeldChange::Rewritten(_))
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Changed
-            | Event::Free => {}
+            HeldChange::Released { name, .. } => self.let_go(name),
+            HeldChange::Rewritten(_) => {}
         }
     }
 
     /// Releases workloads that are gone and commands that ended, and goes on with what was begun. In a `turn`, also looks
     /// at a slice of those of which nothing was reported.
-    fn release_gone(&mut self, core: &mut Core, now: Instant, turn: bool) {
+    pub(super) fn release_gone(&mut self, core: &mut Core, now: Instant, turn: bool) {
         for notice in self.notices.read() {
             match notice {
                 Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(self.question(&path)),

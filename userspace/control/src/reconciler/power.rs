@@ -19,7 +19,6 @@ use numaward_enforce::power::{AllHeld, Held, Plan, Power, PowerKnob, Wanted, Wri
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
-use super::Event;
 use crate::{core::Core, error::AdmissionError};
 
 /// How often it is looked what others wrote.
@@ -61,20 +60,7 @@ impl PowerSettings {
         }
     }
 
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.turn(core, *now),
-            Event::Held(_)
-            | Event::Cgroups(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Changed
-            | Event::Gone(_)
-            | Event::Free => {}
-        }
-    }
-
-    fn turn(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let wanted = core.config.enforcement.power_settings().map(power_settings).unwrap_or_default();
         let cpus =
             if wanted.is_empty() { CpuSet::new() } else { core.kept.state.ledger.all_exclusive_cpus() };
@@ -321,7 +307,7 @@ mod tests {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
         let power = &mut controllers.power;
         let later = power.looked.map_or_else(Instant::now, |looked| looked + LOOK);
-        power.handle(core, &Event::Turn(later));
+        power.turn(core, later);
     }
 
     fn on_1_to_3(here: &str, elsewhere: &str) -> [String; 8] {

@@ -23,7 +23,7 @@ use numaward_enforce::Change;
 use numaward_model::{Report, Settings};
 use numaward_topology::Bytes;
 
-use super::{Event, notices::Notices};
+use super::notices::Notices;
 use crate::{State, core::Core};
 
 /// How often each workload is looked at.
@@ -40,7 +40,7 @@ pub(super) struct Throttling {
     looked: Option<Instant>,
     limited: BTreeMap<String, Limited>,
     /// Whether other workloads are limited since, or otherwise.
-    is_outdated: bool,
+    pub(super) is_outdated: bool,
     /// Those that are looked at.
     workloads: BTreeMap<String, Waits>,
 }
@@ -122,21 +122,8 @@ fn raised(high: Bytes, ceiling: Bytes) -> Limit {
 }
 
 impl Throttling {
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.look(core, *now),
-            Event::Changed => self.is_outdated = true,
-            Event::Held(_)
-            | Event::Cgroups(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Gone(_)
-            | Event::Free => {}
-        }
-    }
-
     /// Looks at the workloads that may be throttled.
-    fn look(&mut self, core: &mut Core, now: Instant) {
+    pub(super) fn look(&mut self, core: &mut Core, now: Instant) {
         if self.looked.is_some_and(|looked| now.duration_since(looked) < PACE) {
             return;
         }
@@ -307,8 +294,8 @@ mod tests {
 
         let start = Instant::now();
         let mut at = |seconds: u32| {
-            let event = Event::Turn(start + Duration::from_secs(seconds.into()));
-            reconciler.controllers.throttling.handle(&mut reconciler.core, &event);
+            let now = start + Duration::from_secs(seconds.into());
+            reconciler.controllers.throttling.look(&mut reconciler.core, now);
             reconciler.show();
             reconciler.read_model.of("a").unwrap().stalled
         };

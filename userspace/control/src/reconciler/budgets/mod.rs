@@ -32,7 +32,6 @@ use numaward_topology::{Bytes, NodeId, ZoneKind};
 use tokio_util::sync::CancellationToken;
 
 use self::share::{News, Shares};
-use super::Event;
 use crate::{
     core::Core,
     page_worker::{self, ByNode, Done, Job, LEAST, PageWorker},
@@ -53,7 +52,7 @@ const ORDER: u64 = 10;
 pub(super) struct Budgets {
     worker: Option<PageWorker>,
     /// Whether somebody else may have a budget by now.
-    is_outdated: bool,
+    pub(super) is_outdated: bool,
     /// By the owner in the ledger.
     workloads: BTreeMap<String, Workload>,
     next_look: Option<Instant>,
@@ -91,20 +90,7 @@ impl Budgets {
         Self { is_outdated: true, stop, ..Self::default() }
     }
 
-    pub(super) fn handle(&mut self, core: &mut Core, event: &Event) {
-        match event {
-            Event::Turn(now) => self.turn(core, *now),
-            Event::Changed => self.is_outdated = true,
-            Event::Held(_)
-            | Event::Cgroups(_)
-            | Event::Written(_)
-            | Event::Machine(_)
-            | Event::Gone(_)
-            | Event::Free => {}
-        }
-    }
-
-    fn turn(&mut self, core: &Core, now: Instant) {
+    pub(super) fn turn(&mut self, core: &Core, now: Instant) {
         if !core.config.holds_budgets() {
             return;
         }

@@ -79,7 +79,7 @@ fn turn(reconciler: &mut ReconcilerLoop) {
     caches.next_look = None;
     let until = Instant::now() + Duration::from_secs(30);
     loop {
-        caches.handle(core, &Event::Turn(Instant::now()));
+        caches.turn(core, Instant::now());
         if !caches.worker.as_ref().is_some_and(CacheWorker::is_busy) {
             break;
         }

@@ -11,7 +11,7 @@ use numaward_topology::CpuSet;
 use super::{measure::tests::reading, *};
 use crate::{
     Request,
-    reconciler::{ReconcilerLoop, tests::reconciler_loop},
+    reconciler::{Event, ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
 
