@@ -110,13 +110,8 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
             .collect::<BTreeMap<_, _>>();
         let found = written.keys().filter_map(|knob| unset(*knob)).collect();
         if let Ok(Some(id)) = hierarchy.id_of(&parent) {
-            let record = Record {
-                id,
-                owner: Owner::Cgroupfs,
-                settings: Settings::default(),
-                written: Values(written),
-                found: Values(found),
-            };
+            let (written, found) = (Values(written), Values(found));
+            let record = Record { written, found, ..Record::new(id, Owner::Cgroupfs) };
             state.applied.insert(parent, record.into());
         }
     }

@@ -73,6 +73,14 @@ pub struct Record {
     pub found: Values,
 }
 
+impl Record {
+    /// Of a cgroup in which nothing was written yet.
+    pub fn new(id: CgroupId, owner: Owner) -> Self {
+        let (settings, written, found) = Default::default();
+        Self { id, owner, settings, written, found }
+    }
+}
+
 /// All that enforcement has to remember. Cheap to copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]

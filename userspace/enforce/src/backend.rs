@@ -14,11 +14,10 @@ use numaward_cgroup::{
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
-    EnforceError, Owner, Step, Systemd,
+    EnforceError, Step, Systemd,
     batch::{self, Write},
     migration::{Migration, Moving, Resident, left_on, migrate, resident, stayed},
     pages,
-    systemd::property,
     writers::Writers,
 };
 
@@ -43,22 +42,6 @@ impl Options {
     pub fn new(possible_cpus: CpuSet, possible_nodes: NodeSet) -> Self {
         Self { possible_cpus, possible_nodes, migration_wait: Duration::from_secs(2) }
     }
-}
-
-/// Writes knobs of cgroups.
-pub trait Backend {
-    /// What a knob of a cgroup is set to in the backend's own books: what a release has to write back.
-    fn found(
-        &self,
-        cgroupfs: &Cgroupfs,
-        cgroup: &CgroupPath,
-        owner: &Owner,
-        knob: Knob,
-    ) -> Result<Value, EnforceError>;
-
-    /// Makes the knobs of one cgroup hold what the steps say, and returns when the kernel's files, read through
-    /// `cgroupfs`, say so.
-    fn write(&self, cgroupfs: &Cgroupfs, steps: &[Step]) -> Result<Option<Moving>, Box<StepError>>;
 }
 
 /// A step that failed.
@@ -373,21 +356,17 @@ fn is_everything(value: &Value) -> bool {
     }
 }
 
-impl Backend for Cgroupfs {
-    fn found(
-        &self,
-        _cgroupfs: &Cgroupfs,
-        cgroup: &CgroupPath,
-        _owner: &Owner,
-        knob: Knob,
-    ) -> Result<Value, EnforceError> {
+impl Cgroupfs {
+    /// What a knob is set to.
+    pub(super) fn found(&self, cgroup: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
         match self.read(cgroup, knob) {
             Err(KnobError::Missing { .. }) => Ok(unset(knob)),
             result => Ok(result?),
         }
     }
 
-    fn write(&self, _cgroupfs: &Cgroupfs, steps: &[Step]) -> Result<Option<Moving>, Box<StepError>> {
+    /// Makes the knobs of one cgroup hold what the steps say, and returns when they do.
+    pub(super) fn write(&self, steps: &[Step]) -> Result<Option<Moving>, Box<StepError>> {
         let mut moving = None;
         for step in steps {
             let fail = |error| StepError::new(error, step);
@@ -402,23 +381,16 @@ impl Backend for Cgroupfs {
     }
 }
 
-impl Backend for Systemd {
-    fn found(
+impl Systemd {
+    /// Makes the knobs of a unit's cgroup hold what the steps say, and returns when the kernel's files, read through
+    /// `cgroupfs`, say so.
+    pub(super) fn write_steps(
         &self,
+        unit: &str,
         cgroupfs: &Cgroupfs,
-        cgroup: &CgroupPath,
-        owner: &Owner,
-        knob: Knob,
-    ) -> Result<Value, EnforceError> {
-        match (owner, property(knob)) {
-            (Owner::Systemd(unit), Some(property)) => self.read(unit, knob, property),
-            _ => cgroupfs.found(cgroupfs, cgroup, owner, knob),
-        }
-    }
-
-    fn write(&self, cgroupfs: &Cgroupfs, steps: &[Step]) -> Result<Option<Moving>, Box<StepError>> {
+        steps: &[Step],
+    ) -> Result<Option<Moving>, Box<StepError>> {
         let Some(first) = steps.first() else { return Ok(None) };
-        let Owner::Systemd(unit) = &first.owner else { return cgroupfs.write(cgroupfs, steps) };
         let mut moving = None;
         let mut first_time = None;
         // Pages move while the writer waits, and that should not be the init of the host.
@@ -488,6 +460,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::Owner;
 
     #[test]
     fn a_set_that_holds_already_is_not_written_again() {

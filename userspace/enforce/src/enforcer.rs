@@ -7,15 +7,15 @@ use std::{
 };
 
 use numaward_cgroup::{
-    CgroupPath,
+    CgroupId, CgroupPath,
     knob::{Knob, KnobError, Limit, Value, enable_controllers},
 };
-use numaward_model::{Settings, Values, health};
+use numaward_model::{Settings, health};
 use numaward_topology::CpuSet;
 
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
-    backend::{Backend, Cgroupfs, Options, StepError, covers, unset},
+    backend::{Cgroupfs, Options, StepError, covers, unset},
     controllers::{EnabledControllers, is_enabled},
     drift::{Drift, DriftKind},
     error::EnforceError,
@@ -230,13 +230,7 @@ impl Enforcer {
         let Some(id) = id_of(&path.dir(self.root())) else { return };
         let mut record = match applied.get(path).filter(|record| record.id == id) {
             Some(record) => Record::clone(record),
-            None => Record {
-                id,
-                owner: self.owner(path),
-                settings: Settings::default(),
-                written: Values::default(),
-                found: Values::default(),
-            },
+            None => Record::new(id, self.owner(path)),
         };
         let mut without_us = without_us.values();
         for knob in knobs {
@@ -383,17 +377,33 @@ impl Enforcer {
         self.systemd.is_some() && matches!(owner, Owner::Systemd(_)) && systemd::property(knob).is_some()
     }
 
-    pub(super) fn backend(&self, owner: &Owner, knob: Knob) -> &dyn Backend {
-        match &self.systemd {
-            Some(systemd) if self.is_systemds(owner, knob) => systemd,
-            _ => &self.cgroupfs,
+    /// Which cgroup has the path.
+    pub(super) fn id_of(&self, path: &CgroupPath) -> Result<CgroupId, EnforceError> {
+        id_of(&path.dir(self.root())).ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })
+    }
+
+    /// What a knob of a cgroup is set to in the books of who writes it: what a release has to write back.
+    pub(super) fn found_by(
+        &self,
+        owner: &Owner,
+        path: &CgroupPath,
+        knob: Knob,
+    ) -> Result<Value, EnforceError> {
+        match (&self.systemd, owner, systemd::property(knob)) {
+            (Some(systemd), Owner::Systemd(unit), Some(property)) => systemd.read(unit, knob, property),
+            _ => self.cgroupfs.found(path, knob),
         }
     }
 
-    /// Writes steps of one cgroup and one backend.
+    /// Writes steps of one cgroup that the same writes.
     fn write(&self, steps: &[Step], moving: &mut Vec<(CgroupPath, Moving)>) -> Result<(), Box<StepError>> {
         let Some(first) = steps.first() else { return Ok(()) };
-        let moved = self.backend(&first.owner, first.knob).write(&self.cgroupfs, steps)?;
+        let moved = match (&self.systemd, &first.owner) {
+            (Some(systemd), Owner::Systemd(unit)) if systemd::property(first.knob).is_some() => {
+                systemd.write_steps(unit, &self.cgroupfs, steps)?
+            }
+            _ => self.cgroupfs.write(steps)?,
+        };
         moving.extend(moved.map(|moving| (first.cgroup.clone(), moving)));
         Ok(())
     }

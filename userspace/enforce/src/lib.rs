@@ -6,8 +6,8 @@
 //!
 //! Terms: [`Settings`](numaward_model::Settings) are what a cgroup is to hold. [`AppliedSettings`] are what was written
 //! where and what was found there; they are stored with the ledger. A [`Plan`] is the way from what is to what is
-//! wanted. A [`Backend`] writes knobs: cgroupfs directly, systemd as properties of its units. [`Drift`] is a knob that
-//! holds something else.
+//! wanted. [`Cgroupfs`] writes knobs directly, [`Systemd`] as properties of its units. [`Drift`] is a knob that holds
+//! something else.
 //!
 //! Algorithm: [`Enforcer::plan`] reads the kernel and decides, [`Plan::intent`] is stored, then
 //! [`Enforcer::execute`] writes, in the order of [`order`], reads each knob back, and [`Plan::outcome`] is
@@ -49,7 +49,7 @@ mod writers;
 mod tests;
 
 pub use applied::{AppliedSettings, Owner, Record};
-pub use backend::{Backend, Cgroupfs, Options, StepError};
+pub use backend::{Cgroupfs, Options, StepError};
 pub use controllers::EnabledControllers;
 pub use drift::{ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
 pub use enforcer::{Enforcer, Failure, Report};

@@ -136,7 +136,7 @@ impl Enforcer {
         if path.is_root() {
             return Err(EnforceError::Root);
         }
-        let id = id_of(&path.dir(self.root())).ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })?;
+        let id = self.id_of(path)?;
         let owner = self.owner(path);
         if let (Some(systemd), Owner::Systemd(unit)) = (&self.systemd, &owner) {
             systemd.check_owns(unit, path)?;
@@ -144,7 +144,7 @@ impl Enforcer {
         let settings = settings.clone();
         let record = match applied.get(path) {
             Some(record) => Record { settings, ..Record::clone(record) },
-            None => Record { id, owner, settings, written: Values::default(), found: Values::default() },
+            None => Record { settings, ..Record::new(id, owner) },
         };
         applied.put(path, record);
         Ok(())
@@ -303,9 +303,7 @@ impl Enforcer {
     fn found(&self, applied: &AppliedSettings, path: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
         match applied.get(path).and_then(|record| record.found.0.get(&knob)) {
             Some(found) => Ok(found.clone()),
-            None => {
-                self.backend(&self.owner(path), knob).found(&self.cgroupfs, path, &self.owner(path), knob)
-            }
+            None => self.found_by(&self.owner(path), path, knob),
         }
     }
 
@@ -317,10 +315,8 @@ impl Enforcer {
         owner: &Owner,
         knob: Knob,
     ) -> Result<Result<Value, Value>, EnforceError> {
-        let property = self
-            .is_systemds(owner, knob)
-            .then(|| self.backend(owner, knob).found(&self.cgroupfs, path, owner, knob))
-            .transpose()?;
+        let is_systemds = self.is_systemds(owner, knob);
+        let property = is_systemds.then(|| self.found_by(owner, path, knob)).transpose()?;
         let held = match self.cgroupfs.read(path, knob) {
             Ok(held) => held,
             Err(KnobError::Missing { .. }) => unset(knob),
@@ -336,14 +332,7 @@ impl Enforcer {
         let old = match plan.outcome.get(path).cloned() {
             Some(record) => record,
             None if values.0.is_empty() => return Ok(()),
-            None => Arc::new(Record {
-                id: id_of(&path.dir(self.root()))
-                    .ok_or_else(|| EnforceError::Gone { cgroup: path.clone() })?,
-                owner: self.owner(path),
-                settings: Settings::default(),
-                written: Values::default(),
-                found: Values::default(),
-            }),
+            None => Arc::new(Record::new(self.id_of(path)?, self.owner(path))),
         };
         let asked = old.settings.values();
         let step = |knob, from, to| Step { cgroup: path.clone(), owner: old.owner.clone(), knob, from, to };

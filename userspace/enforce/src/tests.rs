@@ -662,7 +662,7 @@ mod order_never_widens {
             let limits = |knob: Knob| (start(knob), plan.outcome.get(&path("/a/b")).and_then(|record| record.written.0.get(&knob).cloned()));
             let ends = [Knob::CpusetCpus, Knob::CpusetMems].map(|knob| (knob, limits(knob)));
             for step in &plan.steps {
-                tree.enforcer.cgroupfs.write(&tree.enforcer.cgroupfs, std::slice::from_ref(step)).map_err(|e| e.error).unwrap();
+                tree.enforcer.cgroupfs.write(std::slice::from_ref(step)).map_err(|e| e.error).unwrap();
                 for (knob, (from, to)) in &ends {
                     let now = knob_in(&tree, *knob);
                     let back = unset(*knob);
