@@ -5,8 +5,9 @@ pub(crate) mod homes;
 mod host;
 mod kubelet;
 
-use std::time::Duration;
+use std::{hash::Hash, time::Duration};
 
+use educe::Educe;
 use numaward_cgroup::knob::Knob;
 use numaward_enforce::{
     Failure, Report, Step,
@@ -42,14 +43,17 @@ const KNOBS: [Knob; 8] = [
     Knob::CpuMax,
 ];
 const BACKENDS: [&str; 2] = ["cgroupfs", "systemd"];
+const RESULTS: [&str; 3] = ["ok", "error", "dry_run"];
 /// The engine's words for a rejection by a manager.
 const REASONS: [&str; 3] = ["UnexpectedAdmissionError", "SMTAlignmentError", "EmptyPodSharedPoolError"];
 
 /// Counts since the daemon started. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Educe)]
+#[educe(Default)]
 pub struct ControlMetrics {
     topology_requests: Counter,
     topology_errors: Counter,
+    #[educe(Default(expression = Histogram::new([0.000_01, 0.000_1, 0.001, 0.01, 0.1, 1.0, 10.0])))]
     topology_duration: Histogram,
     cpu_requests: Counter,
     cpu_errors: By<1>,
@@ -138,59 +142,14 @@ fn asked(request: &Request, decision: &Decision) -> [Asked; 2] {
     [Asked { containers: cpus, error: cpu_error }, Asked { containers: memory, error: memory_error }]
 }
 
-impl Default for ControlMetrics {
-    /// All at zero.
-    fn default() -> Self {
-        let figures = Self {
-            topology_requests: Counter::default(),
-            topology_errors: Counter::default(),
-            topology_duration: Histogram::new([0.000_01, 0.000_1, 0.001, 0.01, 0.1, 1.0, 10.0]),
-            cpu_requests: Counter::default(),
-            cpu_errors: By::default(),
-            memory_requests: Counter::default(),
-            memory_errors: By::default(),
-            writes: By::default(),
-            drift: By::default(),
-            repaired: By::default(),
-            migrated: Counter::default(),
-            budget_moved: By::default(),
-            steered: Gauge::default(),
-            host: HostMetrics::default(),
-            caches: CacheMetrics::default(),
-            homes: HomeMetrics::default(),
-            stalls: Counter::default(),
-            raised: Counter::default(),
-            herd: ByState::default(),
-            declared: ByState::default(),
-            rebalances: By::default(),
-            moves: By::default(),
-            moved: Counter::default(),
-            rebalancing: Gauge::default(),
-            kubelet: KubeletForms::default(),
-        };
-        figures.herd(0, 0, 0);
-        figures.declared(0, 0);
-        for outcome in ["done", "failed", "cancelled"] {
-            drop(figures.rebalances.get_or_create(&[("outcome", outcome.to_owned())]));
-        }
-        for outcome in ["moved", "taken_back", "stays", "gone"] {
-            drop(figures.moves.get_or_create(&[("outcome", outcome.to_owned())]));
-        }
-        figures.budget_moved(&PagesMoved(Outcome::ALL.iter().map(|&outcome| (outcome, Bytes(0))).collect()));
-        for reason in REASONS.map(str::to_owned) {
-            drop(figures.cpu_errors.get_or_create(&[("reason", reason.clone())]));
-            drop(figures.memory_errors.get_or_create(&[("reason", reason)]));
-        }
-        for knob in KNOBS.map(|knob| knob.to_string()) {
-            drop(figures.drift.get_or_create(&[("knob", knob.clone())]));
-            drop(figures.repaired.get_or_create(&[("knob", knob.clone())]));
-            for backend in BACKENDS {
-                for result in ["ok", "error", "dry_run"] {
-                    drop(figures.writes.get_or_create(&write_labels(backend, &knob, result)));
-                }
-            }
-        }
-        figures
+/// Shows a family with these values of its label from the start.
+fn start<V: Clone + Hash + Eq + From<&'static str>, M>(
+    family: &Family<[(&'static str, V); 1], M>,
+    label: &'static str,
+    values: &[&'static str],
+) {
+    for value in values {
+        drop(family.get_or_create(&[(label, V::from(value))]));
     }
 }
 
@@ -205,8 +164,9 @@ fn write_labels(backend: &str, knob: &str, result: &str) -> [(&'static str, Stri
 }
 
 impl ControlMetrics {
-    /// Registers them, under the kubelet's names where it has one.
+    /// Registers them, under the kubelet's names where it has one, and all at zero from the start.
     pub fn register(&self, registry: &mut Registry) {
+        self.start();
         registry.register(
             "topology_manager_admission_requests",
             "Requests that the engine decided on",
@@ -300,6 +260,25 @@ impl ControlMetrics {
             self.declared.clone(),
         );
         self.register_rebalancing(registry);
+    }
+
+    fn start(&self) {
+        start(&self.herd, "state", &["herded", "dry_run", "refused"]);
+        start(&self.declared, "state", &["held", "refused"]);
+        start(&self.rebalances, "outcome", &["done", "failed", "cancelled"]);
+        start(&self.moves, "outcome", &["moved", "taken_back", "stays", "gone"]);
+        for outcome in Outcome::ALL {
+            start(&self.budget_moved, "outcome", &[outcome.as_str()]);
+        }
+        start(&self.cpu_errors, "reason", &REASONS);
+        start(&self.memory_errors, "reason", &REASONS);
+        for knob in KNOBS.map(|knob| knob.to_string()) {
+            drop(self.drift.get_or_create(&[("knob", knob.clone())]));
+            drop(self.repaired.get_or_create(&[("knob", knob.clone())]));
+            for (backend, result) in BACKENDS.iter().flat_map(|of| RESULTS.map(|result| (of, result))) {
+                drop(self.writes.get_or_create(&write_labels(backend, &knob, result)));
+            }
+        }
     }
 
     fn register_rebalancing(&self, registry: &mut Registry) {

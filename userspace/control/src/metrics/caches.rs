@@ -11,13 +11,13 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{ByState, ControlMetrics, set};
+use super::{ByState, ControlMetrics, set, start};
 
 /// The labels of a workload: `namespace`, `pod` and `container`, or `workload`.
 pub(crate) type CacheLabels = Vec<(&'static str, String)>;
 
 /// Since the daemon started. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CacheMetrics {
     workloads: ByState,
     groups: Family<[(&'static str, &'static str); 1], Gauge>,
@@ -28,24 +28,10 @@ pub(super) struct CacheMetrics {
     shown: Arc<Mutex<[BTreeSet<CacheLabels>; 2]>>,
 }
 
-impl Default for CacheMetrics {
-    /// All at zero.
-    fn default() -> Self {
-        let figures = Self {
-            workloads: ByState::default(),
-            groups: Family::default(),
-            moved: Counter::default(),
-            occupancy: Family::default(),
-            bandwidth: Family::default(),
-            shown: Arc::default(),
-        };
-        figures.classes(0, 0, [0, 0], 0);
-        figures
-    }
-}
-
 impl CacheMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
+        start(&self.workloads, "state", &["held", "refused"]);
+        start(&self.groups, "kind", &["class", "monitor"]);
         registry.register(
             "resctrl_workloads",
             "Workloads with a class of L3 caches and memory bandwidth that have it, and those that do not",

@@ -5,8 +5,9 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
+use strum::VariantArray as _;
 
-use super::{By, ByState, ControlMetrics};
+use super::{By, ByState, ControlMetrics, start};
 
 /// What became of workloads that were given a home.
 const OUTCOMES: [&str; 6] = ["placed", "kept", "no_gain", "outgrown", "not_measured", "no_cpus"];
@@ -30,7 +31,7 @@ pub(crate) enum HomeRefusal {
 }
 
 /// Since the daemon started. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct HomeMetrics {
     workloads: Family<[(&'static str, String); 1], Gauge>,
     outcomes: By<1>,
@@ -38,24 +39,9 @@ pub(super) struct HomeMetrics {
     moved: Counter,
 }
 
-impl Default for HomeMetrics {
-    /// All at zero.
-    fn default() -> Self {
-        let figures = Self {
-            workloads: Family::default(),
-            outcomes: By::default(),
-            refused: ByState::default(),
-            moved: Counter::default(),
-        };
-        for outcome in OUTCOMES {
-            drop(figures.outcomes.get_or_create(&[("outcome", outcome.to_owned())]));
-        }
-        figures
-    }
-}
-
 impl HomeMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
+        start(&self.outcomes, "outcome", &OUTCOMES);
         registry.register(
             "home_workloads",
             "Workloads without a guarantee that have a home on the node, on trial or for good; only with home.mode",

@@ -3,10 +3,10 @@
 use numaward_enforce::interrupts::WriteError;
 use prometheus_client::registry::Registry;
 
-use super::{By, ByState, ControlMetrics, set};
+use super::{By, ByState, ControlMetrics, set, start};
 
 /// Counts since the daemon started. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct HostMetrics {
     affinities: ByState,
     affinity_writes: By<1>,
@@ -14,29 +14,12 @@ pub(super) struct HostMetrics {
     power_writes: By<1>,
 }
 
-impl Default for HostMetrics {
-    /// All at zero.
-    fn default() -> Self {
-        let figures = Self {
-            affinities: ByState::default(),
-            affinity_writes: By::default(),
-            power_settings: ByState::default(),
-            power_writes: By::default(),
-        };
-        set(&figures.affinities, [("moved", 0), ("stays", 0)]);
-        set(&figures.power_settings, [("set", 0), ("given_up", 0), ("refused", 0)]);
-        for result in ["ok", "fixed", "error"] {
-            drop(figures.affinity_writes.get_or_create(&[("result", result.to_owned())]));
-        }
-        for result in ["ok", "error"] {
-            drop(figures.power_writes.get_or_create(&[("result", result.to_owned())]));
-        }
-        figures
-    }
-}
-
 impl HostMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
+        start(&self.affinities, "state", &["moved", "stays"]);
+        start(&self.affinity_writes, "result", &["ok", "fixed", "error"]);
+        start(&self.power_settings, "state", &["set", "given_up", "refused"]);
+        start(&self.power_writes, "result", &["ok", "error"]);
         registry.register(
             "interrupt_affinities",
             "Interrupts, queues of network interfaces and workqueues that are kept off exclusive CPUs, and those that stay \

@@ -1,5 +1,6 @@
 //! What the kubelet counts too, as it counts it.
 
+use educe::Educe;
 use numaward_engine::{
     Cause, Decision, Request,
     kubelet::{are_of_one_cache, as_reported_to_kubelet},
@@ -20,10 +21,12 @@ use super::Asked;
 
 /// The kubelet decides on each pod once; where a manager cannot give what the topology policy allowed, that is an error of
 /// both. Its errors have no reason, and it measures in milliseconds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Educe)]
+#[educe(Default)]
 pub(super) struct KubeletForms {
     pub(super) topology_requests: Counter,
     pub(super) topology_errors: Counter,
+    #[educe(Default(expression = Histogram::new(exponential_buckets(0.05, 2.0, 15))))]
     pub(super) topology_duration: Histogram,
     pub(super) cpu_requests: Counter,
     pub(super) cpu_errors: Counter,
@@ -61,20 +64,9 @@ pub(crate) struct Rules<'a> {
     pub(crate) machine: &'a Machine,
 }
 
-impl Default for KubeletForms {
-    fn default() -> Self {
-        let figures = Self {
-            topology_requests: Counter::default(),
-            topology_errors: Counter::default(),
-            topology_duration: Histogram::new(exponential_buckets(0.05, 2.0, 15)),
-            cpu_requests: Counter::default(),
-            cpu_errors: Counter::default(),
-            memory_requests: Counter::default(),
-            memory_errors: Counter::default(),
-            aligned: Aligned::default(),
-            misaligned: Aligned::default(),
-        };
-        let KubeletForms { aligned, misaligned, .. } = &figures;
+impl KubeletForms {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let Self { aligned, misaligned, .. } = self;
         for (of, boundary, scope) in [
             (aligned, NUMA_NODE, TopologyManagerScope::Pod),
             (aligned, NUMA_NODE, TopologyManagerScope::Container),
@@ -86,12 +78,6 @@ impl Default for KubeletForms {
         ] {
             add_aligned(of, boundary, scope, 0);
         }
-        figures
-    }
-}
-
-impl KubeletForms {
-    pub(super) fn register(&self, registry: &mut Registry) {
         for (name, counter) in [
             ("kubelet_topology_manager_admission_requests", &self.topology_requests),
             ("kubelet_topology_manager_admission_errors", &self.topology_errors),
