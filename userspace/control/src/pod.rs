@@ -9,6 +9,7 @@ use numaward_model::{
 };
 use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 /// An owner that was admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,20 +47,17 @@ pub struct Placed {
 }
 
 /// What a container asks for of memory, as far as its protection follows from it.
+#[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryAsk {
     /// The class of service of its pod; none where nothing says so.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<QosClass>,
     /// What it requests; none where only an API server could say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Bytes>,
     /// Its limit, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Bytes>,
     /// What its pod costs besides (the overhead of its `RuntimeClass`): the pod's cgroup is protected with it, as the
     /// kubelet counts it to what a pod requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overhead: Option<Bytes>,
 }
 

@@ -18,6 +18,7 @@ use numaward_model::Shared;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
 use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
+use serde_with_macros::skip_serializing_none;
 
 use super::{
     moving::Moving,
@@ -38,38 +39,26 @@ pub(super) struct SerializationCache {
 struct Kept<K, V>(Vec<(K, Arc<V>, Box<RawValue>)>);
 
 /// [`State`] with some of its parts in words already. A test holds them against each other.
+#[skip_serializing_none]
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Stored<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
     boot: Option<&'a str>,
     ledger: StoredLedger<'a>,
     guarantees: &'a Kept<String, Guarantee>,
     #[serde(rename = "book")]
     applied: &'a Kept<CgroupPath, Record>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     enabled: Option<&'a EnabledControllers>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     herded: Option<&'a BTreeSet<CgroupPath>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     homes: Option<&'a BTreeMap<CgroupPath, Home>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     left_alone: Option<&'a BTreeMap<CgroupPath, LeftAlone>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     interrupts: Option<&'a MovedAway>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     power: Option<&'a AllHeld>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     releasing: Option<&'a BTreeSet<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     admitting: Option<&'a BTreeSet<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pods: Option<&'a Shared<String, Admitted>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     containers: Option<&'a Shared<String, Placed>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     moving: Option<&'a Moving>,
 }
 

@@ -21,6 +21,7 @@ mod write;
 
 use numaward_api::{Allocations, Event, Sample, Status, Topology, Trends, Version};
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 pub(crate) use self::{
     read::Recording,
@@ -68,14 +69,13 @@ impl Sort {
 }
 
 /// What came since the moment before.
+#[skip_serializing_none]
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Moment {
     /// In complete ones.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<Host>,
     /// Absent where the daemon was not reached.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sample: Option<Sample>,
     /// What happened; in complete ones also the last of what happened before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -84,13 +84,10 @@ pub(crate) struct Moment {
     #[serde(default)]
     pub(crate) missed_events: u64,
     /// What is promised, or why that is not known; in complete ones, and where it changed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) allocations: Option<Result<Box<Allocations>, String>>,
     /// How the daemon is doing, or why that is not known; as for allocations.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<Result<Box<Status>, String>>,
     /// Why the daemon is not reached any more.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lost: Option<String>,
 }
 

@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, bail};
 use numaward_api::{Event, Node, Workload};
 use serde::Serialize;
+use serde_with_macros::skip_serializing_none;
 use tokio::sync::mpsc;
 
 use super::{
@@ -154,19 +155,17 @@ struct NodeReport<'a> {
     rates: Option<NodeRates>,
 }
 
+#[skip_serializing_none]
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct WorkloadReport<'a> {
     #[serde(flatten)]
     workload: &'a Workload,
     /// Bytes per second; absent where they are not counted.
-    #[serde(skip_serializing_if = "Option::is_none")]
     bytes_per_second: Option<Rates>,
     /// The nodes promised to it; absent without a guarantee.
-    #[serde(skip_serializing_if = "Option::is_none")]
     promised_nodes: Option<String>,
     /// The share of its memory that is near; absent where that is not known.
-    #[serde(skip_serializing_if = "Option::is_none")]
     local_share: Option<f64>,
 }
 
