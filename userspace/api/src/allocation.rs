@@ -311,6 +311,18 @@ pub struct DryRun {
     pub explanation: Explanation,
 }
 
+impl DryRun {
+    /// The request would be admitted.
+    pub fn admitted(allocation: Allocation, explanation: Explanation) -> Self {
+        Self { admitted: true, allocation: Some(allocation), rejection: None, explanation }
+    }
+
+    /// The request would be refused.
+    pub fn refused(rejection: Rejection, explanation: Explanation) -> Self {
+        Self { admitted: false, allocation: None, rejection: Some(rejection), explanation }
+    }
+}
+
 /// What became of a change: what is held now or, of a dry run, what would happen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]

@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 /// The id of a cgroup: the inode number of its directory, and what the kernel's probes call it.
 ///
 /// Not reused while the machine runs (on 64-bit kernels).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display,
+)]
 #[serde(transparent)]
 pub struct CgroupId(pub u64);
 
@@ -62,6 +64,11 @@ impl CgroupPath {
     /// Whether `other` is this cgroup or below it.
     pub fn contains(&self, other: &Self) -> bool {
         other.0.strip_prefix(self.below_root()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Whether one of the two contains the other.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other) || other.contains(self)
     }
 
     /// Whether `other` is directly below this cgroup.

@@ -86,6 +86,13 @@ pub enum AdmissionError {
     Stopping,
 }
 
+impl AdmissionError {
+    /// What is asked for goes against what is held.
+    pub(crate) fn conflict(field: &str, problem: impl Into<String>, allowed: &str) -> Self {
+        Self::Conflict(FieldError::new(field, problem, allowed))
+    }
+}
+
 pub(crate) fn in_words(rejection: &api::Rejection) -> String {
     let mut text = format!("{}: {}", rejection.reason, rejection.message);
     for shortfall in &rejection.shortfalls {

@@ -74,6 +74,11 @@ fn is_empty<V>(map: &Shared<String, V>) -> bool {
 }
 
 impl State {
+    /// Whether the cgroup of a guarantee is this one, above it or below it.
+    pub(crate) fn has_guarantee_around(&self, path: &CgroupPath) -> bool {
+        self.guarantees.values().any(|held| held.cgroup.overlaps(path))
+    }
+
     /// Goes on in this boot of the host. In another than before no cgroup is one that was known: paths and ids recur.
     pub(crate) fn continue_in(&mut self, boot: Option<String>) {
         let Some(now) = boot else { return };

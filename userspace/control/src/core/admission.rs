@@ -180,14 +180,7 @@ impl Core {
         if self.mode() == EnforcementMode::Off && !dry_run {
             return Err(AdmissionError::Off);
         }
-        if let Some(held) = self.kept.state.guarantees.get(&request.name) {
-            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
-            return Err(AdmissionError::Conflict(FieldError::new(
-                "name",
-                problem,
-                "a name that is not in use",
-            )));
-        }
+        self.check_name(&request.name)?;
         match &request.target {
             // By its name alone, another cgroup may look like it.
             Target::Unit(unit) if self.execution.enforcer.has_systemd() => {
@@ -197,32 +190,29 @@ impl Core {
         }
     }
 
+    /// Refuses a name that a guarantee has.
+    fn check_name(&self, name: &str) -> Result<(), AdmissionError> {
+        let Some(held) = self.kept.state.guarantees.get(name) else { return Ok(()) };
+        let problem = format!("{name:?} is held by {}", held.cgroup);
+        Err(AdmissionError::conflict("name", problem, "a name that is not in use"))
+    }
+
     /// Refuses what conflicts with what is held, or does not go with cgroup, configuration or machine; gives the terms.
     fn check(&self, request: &Request, path: &CgroupPath) -> Result<Terms, AdmissionError> {
-        let conflict = |field: &str, problem: String, allowed: &str| {
-            AdmissionError::Conflict(FieldError::new(field, problem, allowed))
-        };
-        if let Some(held) = self.kept.state.guarantees.get(&request.name) {
-            let problem = format!("{:?} is held by {}", request.name, held.cgroup);
-            return Err(conflict("name", problem, "a name that is not in use"));
-        }
+        self.check_name(&request.name)?;
         if self.kept.state.pods.contains_key(&request.name) {
             let problem = format!("{:?} is held by a pod", request.name);
-            return Err(conflict("name", problem, "a name that is not in use"));
+            return Err(AdmissionError::conflict("name", problem, "a name that is not in use"));
         }
         if request.target != Target::Exec {
             self.check_cgroup(path, request)?;
         }
-        let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(path);
-        if let Some((name, held)) = self.kept.state.guarantees.iter().find(|(_, held)| overlaps(&held.cgroup))
-        {
+        let mut guarantees = self.kept.state.guarantees.iter();
+        if let Some((name, held)) = guarantees.find(|(_, held)| path.overlaps(&held.cgroup)) {
             let problem =
                 format!("{path} overlaps with {}, which the allocation {name:?} holds", held.cgroup);
-            return Err(conflict(
-                "target",
-                problem,
-                "a cgroup neither above nor below one that has an allocation",
-            ));
+            let allowed = "a cgroup neither above nor below one that has an allocation";
+            return Err(AdmissionError::conflict("target", problem, allowed));
         }
 
         self.check_fit()?;
@@ -279,14 +269,9 @@ impl Core {
                 let settings = self.settings(request, &allocation);
                 let shown = (&allocation, &terms);
                 let allocation = self.describe(&request.name, &request.target, path, shown, &settings);
-                api::DryRun { admitted: true, allocation: Some(allocation), rejection: None, explanation }
+                api::DryRun::admitted(allocation, explanation)
             }
-            Err(rejection) => api::DryRun {
-                admitted: false,
-                allocation: None,
-                rejection: Some(explain::rejection(&rejection)),
-                explanation,
-            },
+            Err(rejection) => api::DryRun::refused(explain::rejection(&rejection), explanation),
         })
     }
 
@@ -466,14 +451,15 @@ impl Core {
 
     /// Refuses to release what is declared: it would be given again at once; and what is a container's.
     pub(super) fn check_release(&self, name: &str) -> Result<(), AdmissionError> {
-        if let Some(Target::Container(_)) = self.kept.state.guarantees.get(name).map(|held| &held.target) {
+        let Some(held) = self.kept.state.guarantees.get(name) else { return Ok(()) };
+        if let Target::Container(_) = held.target {
             return Err(AdmissionError::Conflict(crate::request::is_the_runtimes()));
         }
-        if let Some(declared) = self.kept.state.guarantees.get(name).and_then(|held| held.declared.as_ref()) {
+        if let Some(declared) = &held.declared {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
             let allowed =
                 "one that was asked for; take this one out of the configuration and restart the daemon";
-            return Err(AdmissionError::Conflict(FieldError::new("name", problem, allowed)));
+            return Err(AdmissionError::conflict("name", problem, allowed));
         }
         Ok(())
     }

@@ -371,9 +371,7 @@ impl Core {
     pub(crate) fn note_found(&mut self, drift: &Drift) {
         let Some(found) = drift.found.clone() else { return };
         self.kept.state.applied.note_found(&drift.cgroup, &Values([(drift.knob, found)].into()));
-        if let Err(error) = self.save() {
-            tracing::error!(%error, "the ledger cannot be stored");
-        }
+        self.store_outcome();
     }
 
     /// Writes one knob again that drifted.

@@ -32,7 +32,7 @@ impl Core {
 
     /// Whether something is promised to a cgroup, or above or below it.
     pub(crate) fn is_near_promise(&self, path: &CgroupPath) -> bool {
-        self.promised_cgroups().iter().any(|other| other.contains(path) || path.contains(other))
+        self.promised_cgroups().iter().any(|other| other.overlaps(path))
     }
 
     /// The CPUs that a cgroup would have at home on a node, or why it can have none there: its cpuset is somebody else's, or what

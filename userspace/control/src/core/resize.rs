@@ -71,9 +71,7 @@ impl Core {
                 if !dry_run {
                     return Err(AdmissionError::Rejected(rejection, explanation));
                 }
-                let rejection = Some(rejection);
-                let dry = api::DryRun { admitted: false, allocation: None, rejection, explanation };
-                return Ok(Admission::Dry(Box::new(dry)));
+                return Ok(Admission::Dry(Box::new(api::DryRun::refused(rejection, explanation))));
             }
         };
         self.hold_resized(&held, limit, ledger, dry_run)
@@ -81,9 +79,7 @@ impl Core {
 
     /// What holds under this name, unless it is somebody else's to change.
     fn held(&self, name: &str) -> Result<Held, AdmissionError> {
-        let conflict = |problem: String, allowed: &str| {
-            AdmissionError::Conflict(FieldError::new("name", problem, allowed))
-        };
+        let conflict = |problem: String, allowed| AdmissionError::conflict("name", problem, allowed);
         let unknown = || AdmissionError::Unknown(name.to_owned());
         let guarantee = Guarantee::clone(self.kept.state.guarantees.get(name).ok_or_else(unknown)?);
         if let Target::Container(_) = guarantee.target {
@@ -167,8 +163,7 @@ impl Core {
         if dry_run {
             let held = (&allocation, &resized.terms);
             let allocation = change.describe(&resized.name, &resized.target, cgroup, held, &settings);
-            let (admitted, rejection, explanation) = (true, None, api::Explanation::default());
-            let dry = api::DryRun { admitted, allocation: Some(allocation), rejection, explanation };
+            let dry = api::DryRun::admitted(allocation, api::Explanation::default());
             return Ok(Admission::Dry(Box::new(dry)));
         }
         change.note_settings(cgroup, &settings);

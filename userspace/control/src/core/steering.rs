@@ -81,8 +81,7 @@ impl Core {
     /// Lets go of what is steered or has a home, and is about to have a guarantee, or to be above or below one. What gets one
     /// itself is given its new settings in place of these.
     pub(super) fn let_go_around(&mut self, path: &CgroupPath) {
-        let is_around =
-            |other: &&CgroupPath| *other != path && (other.contains(path) || path.contains(other));
+        let is_around = |other: &&CgroupPath| *other != path && other.overlaps(path);
         let around: Vec<CgroupPath> = self.kept.state.steered.keys().filter(is_around).cloned().collect();
         for other in around {
             if let Err(error) = self.steer(&other, None) {

@@ -54,9 +54,8 @@ impl Core {
                     continue;
                 }
             };
-            let overlaps = |other: &CgroupPath| path.contains(other) || other.contains(&path);
             // Who is in the way is not known before it is held.
-            if given.iter().any(|given| overlaps(&given.granted.path)) {
+            if given.iter().any(|given| path.overlaps(&given.granted.path)) {
                 break;
             }
             let _span = spans::admit(&request.name, false);

@@ -165,13 +165,7 @@ impl Declarations {
         let mut rejected = BTreeSet::new();
         for path in waiting {
             let Some((rule, target)) = self.rule_of(&path) else { continue };
-            let is_taken = core
-                .kept
-                .state
-                .guarantees
-                .values()
-                .any(|held| path.contains(&held.cgroup) || held.cgroup.contains(&path));
-            if is_taken {
+            if core.kept.state.has_guarantee_around(&path) {
                 self.waiting.insert(path, Waiting { rule, refused: None });
                 continue;
             }

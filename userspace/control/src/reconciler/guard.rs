@@ -155,12 +155,7 @@ impl Guard {
 /// Whether the configuration lets this one be steered, and it is still what was seen.
 fn may_be_steered(core: &Core, other: &OtherWorkload) -> bool {
     let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
-    let is_promised = core
-        .kept
-        .state
-        .guarantees
-        .values()
-        .any(|held| held.cgroup.contains(&other.cgroup) || other.cgroup.contains(&held.cgroup));
+    let is_promised = core.kept.state.has_guarantee_around(&other.cgroup);
     let is_there = matches!(core.hierarchy.id_of(&other.cgroup), Ok(Some(id)) if id == other.id);
     !is_exempt && !is_promised && is_there
 }

@@ -27,7 +27,7 @@ use numaward_topology::Bytes;
 use tokio::sync::oneshot;
 
 use crate::{
-    FieldError, Request,
+    Request,
     core::{Answer, Asked, Begun, Core, plan_id},
     error::AdmissionError,
 };
@@ -151,7 +151,11 @@ impl Rebalancing {
         let plan = core.plan_moves(&request, &limits)?;
         if let Some(expected) = expected.filter(|expected| *expected != plan_id(&plan)) {
             let problem = format!("{expected:?} is stale: by now, something else would be moved");
-            return Err(conflict("plan", problem, "the id of a plan that was made of what is held now"));
+            return Err(AdmissionError::conflict(
+                "plan",
+                problem,
+                "the id of a plan that was made of what is held now",
+            ));
         }
         self.run(core, request, &plan, admit)
     }
@@ -192,12 +196,16 @@ impl Rebalancing {
 
     fn check_start(&self, core: &Core) -> Result<(), AdmissionError> {
         if self.run.is_some() {
-            let problem = "a rebalance is going on".to_owned();
-            return Err(conflict("request", problem, "one at a time: wait for its end, or cancel it"));
+            let problem = "a rebalance is going on";
+            return Err(AdmissionError::conflict(
+                "request",
+                problem,
+                "one at a time: wait for its end, or cancel it",
+            ));
         }
         if core.mode() != EnforcementMode::On {
-            let problem = "enforcement.mode is not on: nobody is moved".to_owned();
-            return Err(conflict("request", problem, "a plan, without carrying it out"));
+            let problem = "enforcement.mode is not on: nobody is moved";
+            return Err(AdmissionError::conflict("request", problem, "a plan, without carrying it out"));
         }
         Ok(())
     }
@@ -243,8 +251,8 @@ impl Rebalancing {
     /// Cancels what goes on: it is rolled back.
     pub(super) fn cancel(&mut self, core: &Core) -> Result<api::Rebalance, AdmissionError> {
         let Some(run) = &mut self.run else {
-            let problem = "no rebalance is going on".to_owned();
-            return Err(conflict("rebalance", problem, "to cancel one that is going on"));
+            let problem = "no rebalance is going on";
+            return Err(AdmissionError::conflict("rebalance", problem, "to cancel one that is going on"));
         };
         run.go_back(RebalanceState::Cancelled, "it was cancelled".to_owned());
         let shown = run.shown.clone();
@@ -333,10 +341,6 @@ pub(super) fn report_planned(core: &Core, request: &Request, plan: &api::MovePla
     report_step(core, "planned", Severity::Info, &message, |report| {
         report.detail("plan", &plan.id).detail("moves", count).detail("bytes", bytes.0)
     });
-}
-
-fn conflict(field: &str, problem: String, allowed: &str) -> AdmissionError {
-    AdmissionError::Conflict(FieldError::new(field, problem, allowed))
 }
 
 fn report_step(
