@@ -26,7 +26,7 @@ mod together;
 
 use std::{
     mem,
-    sync::{Arc, PoisonError, RwLock, mpsc},
+    sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -37,6 +37,7 @@ use numaward_config::Config;
 use numaward_enforce::Enforcer;
 use numaward_engine::Limits;
 use numaward_model::{Promises, health, pod::PodName};
+use parking_lot::RwLock;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -185,17 +186,17 @@ impl Reconciler {
 
     /// The latest rebalance since the daemon started, if there was one.
     pub fn rebalance(&self) -> Option<Arc<api::Rebalance>> {
-        self.rebalance.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.rebalance.read().clone()
     }
 
     /// Pods that run without what they ask for, because it is not there.
     pub fn unplaced(&self) -> Vec<PodName> {
-        self.unplaced.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.unplaced.read().clone()
     }
 
     /// What is held.
     pub fn allocations(&self) -> Arc<api::Allocations> {
-        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.view.read().clone()
     }
 
     /// Gives what is held.
@@ -448,7 +449,7 @@ impl ReconcilerLoop {
             self.show();
             self.dispatch(&Event::Machine(now));
         }
-        *self.unplaced.write().unwrap_or_else(PoisonError::into_inner) = self.core.unplaced();
+        *self.unplaced.write() = self.core.unplaced();
     }
 
     /// Publishes what changed.
@@ -470,7 +471,7 @@ impl ReconcilerLoop {
             }
             let Controllers { drift, declarations, .. } = &self.controllers;
             let allocations = self.read_model.allocations(&self.core, drift, declarations.waiting());
-            *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(allocations);
+            *self.view.write() = Arc::new(allocations);
             for change in held {
                 if let HeldChange::Released { cgroup, remove: Some(dir), .. } = change {
                     remove_cgroup(&cgroup, &dir);

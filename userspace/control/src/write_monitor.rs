@@ -11,13 +11,14 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use numaward_cgroup::{CgroupPath, KnobWatch, KnobWatchError, Touched, Writer, knob::Knob};
 use numaward_model::health::{self, Heartbeats};
+use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -72,7 +73,7 @@ impl WriteMonitor {
     ) -> io::Result<JoinHandle<()>> {
         let (this, ended) = (Arc::clone(self), stop.clone());
         heartbeats.spawn("write_monitor", LIMIT, stop, move || {
-            while !ended.is_cancelled() && !this.lock().failed {
+            while !ended.is_cancelled() && !this.state.lock().failed {
                 health::beat();
                 match poll(&mut [PollFd::new(&this.watch, PollFlags::IN)], Some(&TURN)) {
                     Ok(0) | Err(Errno::INTR) => continue,
@@ -92,7 +93,7 @@ impl WriteMonitor {
 
     /// Watches a knob; `false` if it cannot be watched, and has to be looked at.
     pub(super) fn add(&self, cgroup: &CgroupPath, knob: Knob) -> bool {
-        if self.lock().failed {
+        if self.state.lock().failed {
             return false;
         }
         self.watch.add(cgroup, knob).unwrap_or_else(|error| {
@@ -111,7 +112,7 @@ impl WriteMonitor {
 
     /// Reads what happened until now.
     pub(super) fn collect(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.failed {
             return;
         }
@@ -129,7 +130,7 @@ impl WriteMonitor {
 
     /// Whether there is something new; `true` once.
     fn has_news(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_news = !state.seen.knobs.is_empty() || state.seen.everything;
         is_news && !std::mem::replace(&mut state.reported, is_news)
     }
@@ -137,27 +138,22 @@ impl WriteMonitor {
     /// Takes what was seen.
     pub(super) fn take(&self) -> Seen {
         self.collect();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.reported = false;
         std::mem::take(&mut state.seen)
     }
 
     /// Whether the kernel still reports writes.
     pub(super) fn works(&self) -> bool {
-        !self.lock().failed
+        !self.state.lock().failed
     }
 
     fn fail(&self, error: &KnobWatchError) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.failed {
             tracing::error!(%error, "knobs are looked at every second instead of watched");
             state.failed = true;
             state.seen.everything = true;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic leaves at worst a writer unknown.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,16 +9,11 @@
 //!
 //! Invariants: each write is taken once, so that none comes after a later one to the same knob.
 
-use std::{
-    collections::BTreeSet,
-    mem,
-    path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, mem, path::PathBuf, sync::Arc, time::Duration};
 
 use numaward_cgroup::knob::{Knob, KnobError, Value};
 use numaward_model::health;
+use parking_lot::{Condvar, Mutex};
 
 use super::writers::Writers;
 
@@ -87,10 +82,6 @@ impl State {
 }
 
 impl Batch {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes and does writes until none is left.
     fn work(&self) {
         while let Some(taken) = self.take() {
@@ -100,7 +91,7 @@ impl Batch {
     }
 
     fn take(&self) -> Option<Taken<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let index = state.next;
         (index < self.writes.len()).then(|| {
             state.next += 1;
@@ -111,7 +102,7 @@ impl Batch {
 
     /// Another thread does what is left, or this one.
     fn go_on(self: &Arc<Self>, threads: &Writers) {
-        if self.lock().next == self.writes.len() {
+        if self.state.lock().next == self.writes.len() {
             return;
         }
         let batch = Arc::clone(self);
@@ -129,9 +120,9 @@ impl Batch {
         self.go_on(threads);
         loop {
             health::beat();
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if state.done < self.writes.len() && state.dropped.is_empty() {
-                state = self.news.wait_timeout(state, pace).unwrap_or_else(PoisonError::into_inner).0;
+                self.news.wait_for(&mut state, pace);
             }
             if state.done == self.writes.len() {
                 return mem::take(&mut state.results).into_iter().flatten().collect();
@@ -145,11 +136,11 @@ impl Batch {
             let is_dropped = !dropped.is_empty();
             for index in dropped {
                 let result = self.writes[index].write();
-                self.lock().finish(index, result);
+                self.state.lock().finish(index, result);
             }
             pace = if is_stuck { (pace * 2).min(SLOWEST_PACE) } else { PACE };
             let held = taken.into_iter().filter(|index| is_stuck && holds(&self.writes[*index]));
-            let left_behind = held.filter(|index| self.lock().finish(*index, Ok(()))).count();
+            let left_behind = held.filter(|index| self.state.lock().finish(*index, Ok(()))).count();
             if is_dropped || left_behind > 0 {
                 self.go_on(threads);
             }
@@ -165,7 +156,7 @@ struct Taken<'a> {
 
 impl Taken<'_> {
     fn finish(self, result: Result<(), KnobError>) {
-        let mut state = self.batch.lock();
+        let mut state = self.batch.state.lock();
         state.finish(self.index, result);
         if state.done == self.batch.writes.len() {
             self.batch.news.notify_one();
@@ -175,7 +166,7 @@ impl Taken<'_> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        let mut state = self.batch.lock();
+        let mut state = self.batch.state.lock();
         // It panicked.
         if state.taken.contains(&self.index) {
             state.dropped.push(self.index);

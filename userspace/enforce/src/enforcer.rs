@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
 };
 
 use numaward_cgroup::{
@@ -12,6 +11,7 @@ use numaward_cgroup::{
 };
 use numaward_model::{Settings, health};
 use numaward_topology::CpuSet;
+use parking_lot::Mutex;
 
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
@@ -117,7 +117,7 @@ impl Enforcer {
 
     /// Forgets what other cgroups were seen to claim: the next plan reads it anew. For the slow tick.
     pub fn refresh(&self) {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.claims.lock().clear();
     }
 
     /// Whether systemd is there to be asked.

@@ -3,7 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
-    sync::{Arc, PoisonError},
+    sync::Arc,
 };
 
 use numaward_cgroup::{
@@ -118,7 +118,7 @@ impl Enforcer {
     /// What a cgroup claimed that is gone, nobody claims.
     fn forget_claims(&self, path: &CgroupPath) {
         let Some(parent) = path.parent() else { return };
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.claims.lock();
         for knob in PROTECTIONS {
             if let Some(seen) = claims.get_mut(&(parent.clone(), knob)) {
                 seen.remove(path);
@@ -219,7 +219,7 @@ impl Enforcer {
         parent: &CgroupPath,
         knob: Knob,
     ) -> Result<Limit, EnforceError> {
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.claims.lock();
         let seen = match claims.entry((parent.clone(), knob)) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(self.read_claims(parent, knob)?),
@@ -269,7 +269,7 @@ impl Enforcer {
 
     /// Keeps what was seen of claims up to date with what is about to be written.
     fn note_claims(&self, applied: &AppliedSettings, wanted: &BTreeMap<&CgroupPath, Values>) {
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.claims.lock();
         for (path, values) in wanted {
             let Some(parent) = path.parent() else { continue };
             for knob in PROTECTIONS {

@@ -9,7 +9,7 @@
 //!
 //! Source: org.freedesktop.systemd1(5), systemd.resource-control(5).
 
-use std::{path::Path, sync::Mutex, time::Duration};
+use std::{path::Path, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -20,6 +20,7 @@ use numaward_topology::{
     Bytes,
     set::{Id, IdSet},
 };
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use zbus::{
     Connection, DynamicType, Message, ObjectPath, OwnedObjectPath, OwnedVariant, Variant, connection,
@@ -143,7 +144,7 @@ impl Systemd {
     ) -> Result<Message, EnforceError> {
         health::beat();
         let path = path.map_err(|error| refused(unit, error))?;
-        let mut held = self.connection.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut held = self.connection.lock();
         let kept = held.as_ref().filter(|connection| !connection.is_closed()).cloned();
         self.runtime.block_on(async {
             let connection = if let Some(connection) = kept {

@@ -5,11 +5,13 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         mpsc::{self, Sender},
     },
     thread,
 };
+
+use parking_lot::Mutex;
 
 /// Threads that stay although there is nothing to write.
 const IDLE: usize = 4;
@@ -32,14 +34,14 @@ struct Threads {
 impl Writers {
     /// How many are writing.
     pub(crate) fn busy(&self) -> usize {
-        lock(&self.0).busy
+        self.0.lock().busy
     }
 
     /// Lets a thread write. The error is that none could be started.
     pub(crate) fn run(&self, write: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut write: Write = Box::new(write);
         let idle = {
-            let mut threads = lock(&self.0);
+            let mut threads = self.0.lock();
             threads.busy += 1;
             threads.idle.pop()
         };
@@ -56,7 +58,7 @@ impl Writers {
             .stack_size(STACK)
             .spawn(move || work(write, &threads));
         if started.is_err() {
-            lock(&self.0).busy -= 1;
+            self.0.lock().busy -= 1;
         }
         started.map(drop)
     }
@@ -73,7 +75,7 @@ fn work(first: Write, threads: &Weak<Mutex<Threads>>) {
         let (sender, more) = mpsc::channel();
         {
             let Some(threads) = threads.upgrade() else { return };
-            let mut threads = lock(&threads);
+            let mut threads = threads.lock();
             if threads.idle.len() >= IDLE {
                 return;
             }
@@ -89,13 +91,9 @@ struct Done<'a>(&'a Weak<Mutex<Threads>>);
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         if let Some(threads) = self.0.upgrade() {
-            lock(&threads).busy -= 1;
+            threads.lock().busy -= 1;
         }
     }
-}
-
-fn lock(threads: &Mutex<Threads>) -> std::sync::MutexGuard<'_, Threads> {
-    threads.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -114,7 +112,7 @@ mod tests {
             writers.run(move || sender.send(thread::current().id()).unwrap()).unwrap();
             seen.push(ids.recv_timeout(Duration::from_secs(10)).unwrap());
             // It is among the idle ones soon after.
-            while writers.0.lock().unwrap().idle.is_empty() {
+            while writers.0.lock().idle.is_empty() {
                 thread::yield_now();
             }
         }
@@ -147,7 +145,7 @@ mod tests {
         while writers.busy() > 0 {
             thread::yield_now();
         }
-        assert!(writers.0.lock().unwrap().idle.len() <= IDLE);
+        assert!(writers.0.lock().idle.len() <= IDLE);
     }
 
     #[test]

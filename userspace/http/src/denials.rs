@@ -3,10 +3,10 @@
 use std::{
     fmt,
     net::SocketAddr,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 /// Lines in a minute.
 const LINES: u32 = 10;
 const MINUTE: Duration = Duration::from_mins(1);
@@ -32,7 +32,7 @@ impl Denials {
 
     /// Whether a line may be written; with the number of those that were not since the one before.
     fn allow(&self, now: Instant) -> Option<u64> {
-        let mut minute = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut minute = self.0.lock();
         let fresh = |suppressed| Minute { start: now, lines: 0, suppressed };
         let current = minute.get_or_insert_with(|| fresh(0));
         if now.saturating_duration_since(current.start) >= MINUTE {

@@ -16,11 +16,12 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv6Addr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
@@ -51,7 +52,7 @@ impl Peers {
     /// A place for a connection from this address; none, where its peer has as many as it may.
     pub(crate) fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Arc<Place>> {
         let peer = address.map(peer);
-        let mut all = self.lock();
+        let mut all = self.held.lock();
         let connections: usize = all.values().map(|held| held.connections).sum();
         let most = all.values().map(|held| held.served.len()).max().unwrap_or_default();
         let held = all.entry(peer).or_default();
@@ -66,10 +67,6 @@ impl Peers {
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
         let displaced = CancellationToken::new();
         Some(Arc::new(Place { peers: self.clone(), peer, number, displaced, unread: AtomicUsize::new(0) }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Option<IpAddr>, Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -99,14 +96,14 @@ pub(crate) struct Place {
 impl Place {
     /// It is served from now on.
     pub(crate) fn serve(&self, permit: OwnedSemaphorePermit) {
-        if let Some(held) = self.peers.lock().get_mut(&self.peer) {
+        if let Some(held) = self.peers.held.lock().get_mut(&self.peer) {
             held.served.insert(self.number, (permit, self.displaced.clone()));
         }
     }
 
     /// Takes the permit of the oldest place of the peer that has the most, if it has more than this one's peer.
     pub(crate) fn displace(&self) -> Option<OwnedSemaphorePermit> {
-        let mut all = self.peers.lock();
+        let mut all = self.peers.held.lock();
         let own = all.get(&self.peer).filter(|_| self.peer.is_some())?.connections;
         let most = all.values_mut().max_by_key(|held| held.served.len())?;
         if most.served.len() <= own {
@@ -125,7 +122,7 @@ impl Place {
     /// Whether a large response may be sent; if so, its bytes count until they are [taken](Self::took). The
     /// first of a peer, and the first of all, may always be.
     pub(crate) fn may_send(&self, bytes: usize) -> bool {
-        let mut all = self.peers.lock();
+        let mut all = self.peers.held.lock();
         let total: usize = all.values().map(|held| held.unread).sum();
         let Limits { unread, unread_of_a_peer, .. } = self.peers.limits;
         let Some(held) = all.get_mut(&self.peer) else { return false };
@@ -147,7 +144,7 @@ impl Place {
             (freed > 0).then(|| unread - freed)
         });
         if freed > 0
-            && let Some(held) = self.peers.lock().get_mut(&self.peer)
+            && let Some(held) = self.peers.held.lock().get_mut(&self.peer)
         {
             held.unread -= freed;
         }
@@ -156,7 +153,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut all = self.peers.lock();
+        let mut all = self.peers.held.lock();
         let Some(held) = all.get_mut(&self.peer) else { return };
         held.connections -= 1;
         held.served.remove(&self.number);
@@ -194,7 +191,7 @@ mod tests {
             drop(first);
             assert!(enter(&peers, addresses[2]).is_some(), "{addresses:?}");
             drop(second);
-            assert!(peers.lock().is_empty(), "{addresses:?}");
+            assert!(peers.held.lock().is_empty(), "{addresses:?}");
         }
         let peers = Peers::new(LIMITS);
         let places: Vec<_> = (0..9).map(|_| peers.enter(None)).collect();
@@ -222,7 +219,7 @@ mod tests {
         let crowd: Vec<_> = ["10.0.0.5", "10.0.0.6", "10.0.0.7"].map(|peer| enter(&peers, peer)).into();
         assert!(crowd[0].is_some() && crowd[1].is_none(), "only so many wait");
         drop((served, late, more, crowd));
-        assert!(peers.lock().is_empty());
+        assert!(peers.held.lock().is_empty());
         assert_eq!(permits.available_permits(), 3);
     }
 
@@ -247,6 +244,6 @@ mod tests {
         drop(a);
         assert!(d.may_send(1000), "the first may always be sent");
         drop(d);
-        assert!(peers.lock().is_empty());
+        assert!(peers.held.lock().is_empty());
     }
 }

@@ -12,12 +12,7 @@
 //! Invariants: on the control address no request passes without token or certificate, whatever it asks for; the token is
 //! compared in constant time and never logged; a slow handshake holds up nobody else.
 
-use std::{
-    borrow::Cow,
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{borrow::Cow, io, net::SocketAddr, sync::Arc};
 
 use axum::{
     extract::{Request, State},
@@ -28,6 +23,7 @@ use axum::{
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_config::Access;
 use numaward_model::FileStamp;
+use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{
@@ -66,7 +62,7 @@ impl Gate {
 
     /// The credentials as the files hold them now. Blocks for as long as it takes to look at the files.
     fn look(&self) -> Arc<Credentials> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         let (seen, credentials) = &mut *current;
         let now = stamps(&self.access);
         if *seen != now {

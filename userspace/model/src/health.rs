@@ -9,13 +9,14 @@ use std::{
     collections::BTreeMap,
     io,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 /// The parts that the daemon waits for before it is ready.
@@ -140,7 +141,7 @@ impl Default for Heartbeats {
 
 impl Heartbeats {
     fn hearts(&self) -> MutexGuard<'_, BTreeMap<&'static str, Heartbeat>> {
-        self.0.hearts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.hearts.lock()
     }
 
     /// A heart that beats now for the first time, and has to beat again within `limit`.

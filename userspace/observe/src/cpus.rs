@@ -15,7 +15,7 @@ use crate::{
     affinity::Affinity,
     exclusive::read_interrupts,
     intrusions::{LOOK, name},
-    observer::{Observer, held},
+    observer::Observer,
     part::Part,
 };
 
@@ -32,14 +32,14 @@ impl Observer {
     /// From now on, all threads of this process keep off exclusive CPUs.
     pub fn keep_off_exclusive_cpus(&self) {
         match Affinity::of_this_thread() {
-            Ok(affinity) => *held(&self.affinity) = Some(affinity),
+            Ok(affinity) => *self.affinity.lock() = Some(affinity),
             Err(error) => tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs"),
         }
     }
 
     /// Keeps our own threads off exclusive CPUs.
     pub(crate) fn step_aside(&self) {
-        let mut held = held(&self.affinity);
+        let mut held = self.affinity.lock();
         let Some(affinity) = held.as_mut() else { return };
         let promises = self.lock().promises.clone();
         let exclusive = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();

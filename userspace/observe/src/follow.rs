@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     guard,
     hotplug::{self, Fingerprint},
-    observer::{Observer, held},
+    observer::Observer,
     part::Part,
     remember, residency,
     slots::{AT_ONCE, Moving},
@@ -191,7 +191,7 @@ impl Observer {
             }
         };
         if !events.is_empty() {
-            held(&self.listeners).retain(|listener| listener(&events));
+            self.listeners.lock().retain(|listener| listener(&events));
             let mut moving = self.moving();
             for event in events {
                 moving.take(event);

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::Thread,
     time::{Duration, Instant},
 };
@@ -12,6 +12,7 @@ use numaward_config::Config;
 use numaward_model::{error_chain, headroom::Headroom, port::CgroupListener};
 use numaward_probes::{self as probes, Mode, Obstacle, Probe, ProbeReport, Probes};
 use numaward_topology::{Machine, NodeId, sysfs};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::{
@@ -173,7 +174,7 @@ impl Observer {
 
     /// Somebody asks for the workloads' figures.
     pub(crate) fn ask(&self) {
-        let mut demand = held(&self.demand);
+        let mut demand = self.demand.lock();
         demand.asked = Instant::now();
         if let Some(reader) = &demand.reader {
             reader.unpark();
@@ -190,18 +191,13 @@ impl Observer {
 
     /// The probes. To be locked before the books, where both are.
     pub(crate) fn probing(&self) -> MutexGuard<'_, Probing> {
-        held(&self.probing)
+        self.probing.lock()
     }
 
     /// The books.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        held(&self.state)
+        self.state.lock()
     }
-}
-
-/// Locks. A panic of another thread leaves at worst one workload's books incomplete.
-pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'a> {

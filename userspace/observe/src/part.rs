@@ -1,12 +1,9 @@
 //! The parts of the daemon that can work less well than they should.
 
-use std::{
-    collections::BTreeMap,
-    error::Error,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, error::Error};
 
 use numaward_model::error_chain;
+use parking_lot::{Mutex, MutexGuard};
 
 /// A part of the daemon that can work less well than it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
@@ -93,6 +90,6 @@ impl Health {
     }
 
     pub(crate) fn degraded(&self) -> MutexGuard<'_, BTreeMap<Part, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

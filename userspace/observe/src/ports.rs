@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use crate::{
     foreign::ForeignPromises,
-    observer::{Observer, held},
+    observer::Observer,
     slots::{AT_ONCE, Moving},
     table::Member,
 };
@@ -45,7 +45,7 @@ impl EventSink for Observer {
 
 impl CgroupEvents for Observer {
     fn subscribe(&self, listener: CgroupListener) {
-        held(&self.listeners).push(listener);
+        self.listeners.lock().push(listener);
     }
 }
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     history::{Counted, Seen, SeenNode, pause},
     naming::OTHER,
-    observer::{Observer, held},
+    observer::Observer,
 };
 
 /// Samples until `stop` is cancelled. The caller that cancels it also wakes the thread.
@@ -74,7 +74,7 @@ impl Observer {
             let totals = self.totals(Some(&counted.other), Some(&read.done.other));
             Seen { key: OTHER, name: OTHER, is_promised: false, counted: Some(totals), resident: None }
         });
-        held(&self.history).take(at, nodes, members.chain(other));
+        self.history.lock().take(at, nodes, members.chain(other));
     }
 
     /// What a workload allocated up to now, hugepages included.
@@ -95,16 +95,16 @@ impl Observer {
 
     /// The last hour of the host.
     pub fn history(&self) -> api::History {
-        held(&self.history).host(self.start)
+        self.history.lock().host(self.start)
     }
 
     /// The last hour of the workload with this cgroup, or of all with this name together; `None` where none is kept.
     pub fn workload_history(&self, asked: &str) -> Option<api::WorkloadHistory> {
-        held(&self.history).workload(self.start, asked)
+        self.history.lock().workload(self.start, asked)
     }
 
     /// The last ten minutes of all workloads.
     pub fn trends(&self) -> api::Trends {
-        held(&self.history).trends(self.start)
+        self.history.lock().trends(self.start)
     }
 }

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     estimate::{self, Estimator, Look, remote_share},
     hugepages,
-    observer::{Observer, held},
+    observer::Observer,
     part::Part,
     sampling::{Host, Sampled, Sampling, balancing},
     table::{Readings, Table, Trouble},
@@ -43,7 +43,7 @@ pub(crate) fn keep_reading(observer: &Observer, stop: &CancellationToken) {
     let estimate = &observer.config.observe.remote_estimate;
     let mut estimator = estimate.enabled.then(|| Estimator::new(estimate.max_files));
     let mut due = Instant::now();
-    held(&observer.demand).reader = Some(thread::current());
+    observer.demand.lock().reader = Some(thread::current());
     while !stop.is_cancelled() {
         if !observer.is_asked() {
             health::rest();
@@ -83,7 +83,7 @@ impl Observer {
     /// before.
     pub(crate) fn is_asked(&self) -> bool {
         let interest = (3 * self.config.observe.residency_interval.0).max(Duration::from_mins(1));
-        held(&self.demand).asked.elapsed() < interest
+        self.demand.lock().asked.elapsed() < interest
     }
 
     /// Where cgroups are found, the workloads and the machine, of one instant; `None` while the first is not known.

@@ -2,13 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::MutexGuard,
     time::{Duration, Instant},
 };
 
 use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_time};
 use numaward_model::error_chain;
 use numaward_probes::{self as probes, NodeCounters, RegisterError};
+use parking_lot::MutexGuard;
 
 use crate::{
     observer::Observer,

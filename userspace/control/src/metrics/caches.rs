@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
 };
 
 use numaward_enforce::resctrl::Counted;
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
@@ -92,7 +93,7 @@ impl CacheMetrics {
                 now[0].insert(labels);
             }
         }
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self.shown.lock();
         let before = std::mem::replace(&mut *shown, now.clone());
         drop(shown);
         for gone in before[0].difference(&now[0]) {

@@ -15,7 +15,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     mem,
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,6 +24,7 @@ use numaward_cgroup::CgroupPath;
 use numaward_engine::{Allocation, Ledger, Plan};
 use numaward_model::Report;
 use numaward_topology::Bytes;
+use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
 use crate::{
@@ -306,7 +307,7 @@ impl Rebalancing {
 
     /// Shows how a rebalance ended.
     pub(super) fn show_end(&self, shown: api::Rebalance) {
-        *self.shown.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(shown));
+        *self.shown.write() = Some(Arc::new(shown));
     }
 
     /// While pages move: how far they are.
@@ -328,7 +329,7 @@ impl Rebalancing {
         core.metrics.rebalancing(self.run.is_some());
         if let Some(run) = &self.run {
             let shown = Some(Arc::new(run.shown.clone()));
-            *self.shown.write().unwrap_or_else(PoisonError::into_inner) = shown;
+            *self.shown.write() = shown;
         }
     }
 }

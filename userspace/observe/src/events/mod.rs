@@ -18,12 +18,13 @@ mod metrics;
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use numaward_api::{Event, EventFilter, EventKind, EventPage, Severity};
 use numaward_model::Report;
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
@@ -91,7 +92,7 @@ impl Events {
 
     fn report_at(&self, report: Report, now: Instant, time: SystemTime) {
         let event = {
-            let mut books = self.lock();
+            let mut books = self.0.books.lock();
             let Some(suppressed) = books.allow(report.kind, report.workload.clone(), now) else {
                 drop(books);
                 self.0.metrics.suppressed.get_or_create(&[("kind", report.kind.as_str())]).inc();
@@ -124,7 +125,7 @@ impl Events {
 
     /// Events that match `filter`: those that follow [`EventFilter::since`], oldest first, or the last ones.
     pub fn page(&self, filter: &EventFilter) -> EventPage {
-        let books = self.lock();
+        let books = self.0.books.lock();
         let matching = books.history.iter().filter(|event| filter.matches(event));
         let mut events: Vec<Event> = match filter.since {
             Some(_) => matching.take(filter.limit).map(|event| Event::clone(event)).collect(),
@@ -142,7 +143,7 @@ impl Events {
 
     /// Hands on every event from now on, and those of the history that follow `since`, without a gap between.
     pub fn subscribe(&self, since: Option<u64>) -> Subscription {
-        let books = self.lock();
+        let books = self.0.books.lock();
         let missed =
             since.map(|since| books.history.iter().filter(|event| event.id > since).cloned().collect());
         Subscription {
@@ -161,11 +162,6 @@ impl Events {
     /// Registers what is counted of events.
     pub fn register(&self, registry: &mut Registry) {
         self.0.metrics.register(registry);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        // Nothing between two changes of the books can panic.
-        self.0.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

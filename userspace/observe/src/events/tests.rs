@@ -54,10 +54,10 @@ fn the_books_are_bounded_also_in_a_storm() {
     for i in 0..2 * MAX_WINDOWS {
         events.report_at(miss(&format!("w{i}")), start, time);
     }
-    assert_eq!(events.lock().windows.len(), MAX_WINDOWS);
-    assert_eq!(events.lock().history.len(), HISTORY);
+    assert_eq!(events.0.books.lock().windows.len(), MAX_WINDOWS);
+    assert_eq!(events.0.books.lock().history.len(), HISTORY);
     events.report_at(miss("later"), start + WINDOW, time);
-    assert_eq!(events.lock().windows.len(), 1, "old windows make room");
+    assert_eq!(events.0.books.lock().windows.len(), 1, "old windows make room");
 }
 
 #[test]

@@ -147,7 +147,7 @@ async fn what_nobody_takes_is_given_up() {
     let bench = bench("http://127.0.0.1:9/", |webhook| webhook.patience = Duration::ZERO);
     bench.webhook.report(alert("a", Status::Firing));
     bench.until(Fate::Expired, 1).await;
-    assert!(bench.webhook.lock().is_empty());
+    assert!(bench.webhook.waiting.lock().is_empty());
 }
 
 /// A workload that loses processes.

@@ -8,7 +8,6 @@
 use std::{
     collections::BTreeMap,
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,6 +15,7 @@ use backon::BackoffBuilder as _;
 use bytes::Bytes;
 use hyper::StatusCode;
 use numaward_model::backoff;
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
@@ -118,7 +118,7 @@ pub(super) struct Webhook {
     host: String,
     group_interval: Duration,
     /// By fingerprint.
-    waiting: Mutex<BTreeMap<String, Waiting>>,
+    pub(super) waiting: Mutex<BTreeMap<String, Waiting>>,
     news: Notify,
     counted: AlertMetrics,
     pub(super) first_wait: Duration,
@@ -140,7 +140,7 @@ impl Webhook {
 
     /// Takes an alert. Never waits.
     pub(super) fn report(&self, alert: Alert) {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         if waiting.len() >= MAX_WAITING && !waiting.contains_key(&alert.fingerprint) {
             self.counted.count(Fate::Overflowed, 1);
             return;
@@ -150,14 +150,9 @@ impl Webhook {
         self.news.notify_one();
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Waiting>> {
-        // Nothing between two changes can panic.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What is posted next: what waits longest. What waits too long is given up.
     fn next(&self) -> Vec<Alert> {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         let before = waiting.len();
         waiting.retain(|_, waiting| waiting.since.elapsed() < self.patience);
         let expired = before - waiting.len();
@@ -169,7 +164,7 @@ impl Webhook {
 
     /// These are done with, unless there is something newer to report.
     fn done(&self, alerts: &[Alert], fate: Fate) {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         for alert in alerts {
             if waiting.get(&alert.fingerprint).is_some_and(|waiting| waiting.alert == *alert) {
                 waiting.remove(&alert.fingerprint);

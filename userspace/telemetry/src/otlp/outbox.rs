@@ -6,7 +6,7 @@
 use std::{
     collections::VecDeque,
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -17,6 +17,7 @@ use numaward_model::backoff;
 use opentelemetry_proto::tonic::collector::{
     metrics::v1::ExportMetricsServiceResponse, trace::v1::ExportTraceServiceResponse,
 };
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
@@ -154,7 +155,7 @@ impl Outbox {
 
     /// Takes a batch. Never waits.
     pub(super) fn push(&self, batch: Batch) {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         waiting.bytes += batch.body.len();
         waiting.batches.push_back((Instant::now(), batch));
         while waiting.bytes > self.capacity {
@@ -170,17 +171,12 @@ impl Outbox {
         self.counted.count(self.signal, fate, items);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing between two changes can panic.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends what comes, for ever.
     pub(super) async fn run(self: Arc<Self>, poster: Poster) {
         let (signal, receiver) = (self.signal.name(), poster.receiver());
         let mut failing = false;
         loop {
-            let next = self.lock().pop();
+            let next = self.waiting.lock().pop();
             let Some((since, Batch { body, items })) = next else {
                 self.news.notified().await;
                 continue;

@@ -10,7 +10,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,6 +18,7 @@ use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{CgroupPath, classify};
 use numaward_model::{Report, headroom::Headroom};
 use numaward_topology::{Bytes, NodeId, NodeSet};
+use parking_lot::RwLock;
 
 use super::{super::Reconciler, may_be_steered};
 use crate::{core::Core, page_worker::LEAST};
@@ -41,7 +42,7 @@ pub(in super::super) type Shown = Arc<RwLock<Arc<Vec<CrowdedNode>>>>;
 impl Reconciler {
     /// Nodes that are short although nobody can be kept off them any more, where the guard may have pods evicted.
     pub fn crowded(&self) -> Arc<Vec<CrowdedNode>> {
-        self.crowded.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.crowded.read().clone()
     }
 }
 
@@ -78,7 +79,7 @@ impl Crowding {
         self.crowded.retain(|node, _| self.since.contains_key(node));
         let crowded = self.crowded.iter().map(|(node, pods)| CrowdedNode { node: *node, pods: pods.clone() });
         let crowded: Vec<CrowdedNode> = crowded.collect();
-        let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self.shown.write();
         if **shown != crowded {
             *shown = Arc::new(crowded);
         }
@@ -138,7 +139,7 @@ mod tests {
     }
 
     fn crowded(bench: &Bench) -> Vec<(u32, Vec<(String, u64)>)> {
-        let shown = bench.guard().crowding.shown.read().unwrap().clone();
+        let shown = bench.guard().crowding.shown.read().clone();
         let pods = |of: &CrowdedNode| of.pods.iter().map(|(uid, has)| (uid.clone(), has.0 >> 20)).collect();
         shown.iter().map(|of| (of.node.0, pods(of))).collect()
     }

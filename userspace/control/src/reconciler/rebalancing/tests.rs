@@ -175,7 +175,7 @@ impl Bench {
 
     fn shown(&self) -> api::Rebalance {
         let shown = self.reconciler.rebalancing.shown();
-        let shown = shown.read().unwrap().clone();
+        let shown = shown.read().clone();
         api::Rebalance::clone(&shown.unwrap())
     }
 

@@ -74,7 +74,7 @@ impl Bench {
     }
 
     fn shown(&self) -> Vec<u64> {
-        let shown = self.reconciler.view.read().unwrap().clone();
+        let shown = self.reconciler.view.read().clone();
         let kinds = shown.nodes.iter().flat_map(|node| node.memory.clone());
         kinds.filter(|of| of.kind == "hugepages-2Mi").map(|of| of.withheld_bytes >> 20).collect()
     }
@@ -173,7 +173,7 @@ fn a_refusal_is_reported_once_however_much_others_use() {
     let mut reasons = Vec::new();
     for mib in [0, 100, 200] {
         bench.see(ZoneKind::Memory, [mib, 0]);
-        reasons.push(bench.reconciler.view.read().unwrap().waiting[0].reason.clone());
+        reasons.push(bench.reconciler.view.read().waiting[0].reason.clone());
     }
     assert!(reasons.windows(2).all(|two| two[0] != two[1]), "what is shown is new: {reasons:?}");
     let happened = bench.host.happened.lock().unwrap();

@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use numaward_kube::{
     },
 };
 use numaward_topology::NodeId;
+use parking_lot::RwLock;
 use tokio::time::{interval, sleep};
 
 /// How often the kubelet is asked.
@@ -84,7 +85,7 @@ pub struct LastReported(Arc<RwLock<Arc<Devices>>>);
 impl LastReported {
     /// What was reported last.
     pub fn get(&self) -> Arc<Devices> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 
     /// Keeps asking the kubelet: now and then, and when a pod has changed, as it has devices before it runs.
@@ -107,7 +108,7 @@ impl LastReported {
                     () = next_change => {}
                 }
                 match Devices::ask(&socket).await {
-                    Ok(now) => *known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(now),
+                    Ok(now) => *known.write() = Arc::new(now),
                     Err(error) => tracing::debug!(%error, "the kubelet does not report its devices"),
                 }
                 sleep(PAUSE).await;

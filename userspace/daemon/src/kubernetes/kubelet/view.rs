@@ -1,11 +1,7 @@
 //! Holding the kubelet to its promises: they are taken for our own, for containers whose cgroups are there; and they are
 //! given in the forms in which they are served and exported.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use numaward_api::{self as api, PodContainer, Target};
 use numaward_cgroup::{CgroupId, CgroupPath, Container};
@@ -14,6 +10,7 @@ use numaward_engine::Ledger;
 use numaward_model::{Promise, placed};
 use numaward_observe::{ForeignPromises, Observer};
 use numaward_topology::{CpuSet, Machine, NodeSet};
+use parking_lot::RwLock;
 
 use super::names::Names;
 use crate::kubernetes::export::{Assigned, Held, Source};
@@ -95,11 +92,11 @@ pub struct LastRead(Arc<RwLock<Arc<Kept>>>);
 impl LastRead {
     /// What was read last.
     pub fn get(&self) -> Arc<Kept> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 
     pub(super) fn set(&self, kept: Arc<Kept>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = kept;
+        *self.0.write() = kept;
     }
 
     /// Gives them as allocations to the containers that this observer sees.

@@ -1,10 +1,6 @@
 //! Answers the container runtime.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
@@ -22,6 +18,7 @@ use numaward_kube::{
 };
 use numaward_model::{Report, Settings as Held, pod};
 use numaward_topology::Bytes;
+use parking_lot::Mutex;
 
 use super::{
     NriMetrics, Ports,
@@ -178,7 +175,7 @@ impl NriHandler {
 
     /// Warns once of `placement: off` where a pod may not opt out.
     fn warn_of_off(&self, pod: &Pod) {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = self.warned.lock();
         if self.builder.annotations(pod).wants_off && warned.insert(pod.uid.clone()) {
             // For hosts without an API server, too.
             tracing::warn!(namespace = pod.namespace, pod = pod.name, "{OFF_IGNORED}");
@@ -398,7 +395,7 @@ impl Handler for NriHandler {
             }
             Event::Pod(event @ (PodEvent::Stopped | PodEvent::Removed), pod) => {
                 if event == PodEvent::Removed {
-                    self.warned.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.uid);
+                    self.warned.lock().remove(&pod.uid);
                 }
                 note_stopping(self.reconciler.pod_over(pod.uid, pod.id).await);
             }

@@ -10,14 +10,12 @@
 //!
 //! Invariant: what waits is no more than one change of each container that exists.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_control::pod::Update;
 use numaward_kube::nri::types;
 use numaward_model::Settings;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::handler;
@@ -30,21 +28,17 @@ const AT_ONCE: usize = 4;
 pub(super) struct PendingUpdates(Arc<Mutex<BTreeMap<String, Settings>>>);
 
 impl PendingUpdates {
-    fn latest(&self) -> MutexGuard<'_, BTreeMap<String, Settings>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes what comes through the queue, until that is closed.
     pub(super) async fn follow(self, mut queue: mpsc::UnboundedReceiver<Vec<Update>>) {
         while let Some(updates) = queue.recv().await {
-            self.latest().extend(updates.into_iter().map(|update| (update.id, update.settings)));
+            self.0.lock().extend(updates.into_iter().map(|update| (update.id, update.settings)));
         }
     }
 
     /// Takes the next few for an answer about this container. What the kernel would refuse by now would spoil the answer, and
     /// is dropped.
     pub(super) fn take(&self, about: &str, online: &types::Online) -> Vec<types::Update> {
-        let mut latest = self.latest();
+        let mut latest = self.0.lock();
         latest.remove(about);
         let mut updates = Vec::new();
         while updates.len() < AT_ONCE
@@ -60,12 +54,12 @@ impl PendingUpdates {
 
     /// A container is no more.
     pub(super) fn forget(&self, id: &str) {
-        self.latest().remove(id);
+        self.0.lock().remove(id);
     }
 
     /// The runtime is about to learn everything.
     pub(super) fn clear(&self) {
-        self.latest().clear();
+        self.0.lock().clear();
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, panic,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock, mpsc::Sender},
+    sync::{Arc, mpsc::Sender},
 };
 
 use fastrand::Rng;
@@ -12,6 +12,7 @@ use numaward_api as api;
 use numaward_engine::{Quantity, Resources};
 use numaward_model::Settings;
 use numaward_topology::Machine;
+use parking_lot::RwLock;
 use tokio::sync::oneshot::{self};
 
 use super::{
@@ -421,7 +422,7 @@ impl World {
     }
 
     fn look(&mut self) {
-        let view = self.view.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let view = self.view.read().clone();
         if self.left > 0 && self.commands.is_some() {
             let others = view.allocations.iter().filter(|it| NAMES.contains(&it.name.as_str()));
             let lines = others.map(|held| line(&held.name, &held.cpus, &held.nodes)).collect();
