@@ -85,7 +85,7 @@ pub(crate) async fn run(server: Server, args: Record) -> anyhow::Result<()> {
     if is_full {
         eprintln!("numaward: the file has the size that --max-size allows; what comes now is not recorded");
     }
-    let (first, last, bytes) = (time(first), time(last), size(writer.bytes()));
+    let (first, last, bytes) = (time(first), time(last), size(writer.bytes));
     println!("{}: {count} moments from {first} to {last}, {bytes}", path.display());
     Ok(())
 }

@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn numbers(recording: &mut Recording, from: usize) -> Vec<u64> {
-        let all = (from..recording.marks().len()).map(|at| recording.moment(at).unwrap().missed_events);
+        let all = (from..recording.marks.len()).map(|at| recording.moment(at).unwrap().missed_events);
         all.collect()
     }
 
@@ -153,13 +153,13 @@ mod tests {
         let path = dir.path().join("r");
         recorded(&path, 150);
         let mut recording = Recording::open(&path).unwrap();
-        assert_eq!(recording.warnings(), [""; 0]);
+        assert_eq!(recording.warnings, [""; 0]);
         for from in [0, 149, 60, 59, 61, 7, 120, 1] {
             assert_eq!(numbers(&mut recording, from), (from as u64..150).collect::<Vec<_>>(), "{from}");
         }
         assert_eq!(recording.run_of(59), 0);
         assert_eq!(recording.run_of(60), 60);
-        let marks = recording.marks();
+        let marks = &recording.marks;
         assert!(marks[60].sort.is_complete && !marks[59].sort.is_complete && marks[2].at_millis == 1_002_000);
     }
 
@@ -176,7 +176,7 @@ mod tests {
                 Ok(mut recording) => {
                     assert_eq!(numbers(&mut recording, 0), (0..kept as u64).collect::<Vec<_>>(), "{length}");
                     let is_torn = !ends.contains(&(length as u64));
-                    assert_eq!(recording.warnings().len(), usize::from(is_torn), "{length}");
+                    assert_eq!(recording.warnings.len(), usize::from(is_torn), "{length}");
                 }
                 Err(error) => assert!(kept == 0, "{length}: {error}"),
             }
@@ -194,7 +194,7 @@ mod tests {
         fs::write(&path, damaged).unwrap();
         let mut recording = Recording::open(&path).unwrap();
         assert_eq!(numbers(&mut recording, 0), (0..10).chain(60..130).collect::<Vec<_>>());
-        let [warning] = recording.warnings() else { panic!("{:?}", recording.warnings()) };
+        let [warning] = recording.warnings.as_slice() else { panic!("{:?}", recording.warnings) };
         assert!(warning.contains("50 moments") && warning.contains("1970-01-01T00:16:50"), "{warning}");
     }
 
@@ -211,7 +211,7 @@ mod tests {
                 fs::write(&path, changed).unwrap();
                 let Ok(mut recording) = Recording::open(&path) else { continue };
                 let read = numbers(&mut recording, 0);
-                assert!(read.len() < 2 && !recording.warnings().is_empty(), "{at}: {read:?}");
+                assert!(read.len() < 2 && !recording.warnings.is_empty(), "{at}: {read:?}");
             }
         }
     }
@@ -253,7 +253,7 @@ mod tests {
             count += 1;
         }
         assert!(count > 10 && fs::metadata(&path).unwrap().len() <= 2000);
-        assert_eq!(Recording::open(&path).unwrap().marks().len() as u64, count);
+        assert_eq!(Recording::open(&path).unwrap().marks.len() as u64, count);
         let again = Writer::create(&path, 2000).unwrap_err();
         assert!(again.to_string().contains("cannot be made"), "{again}");
     }

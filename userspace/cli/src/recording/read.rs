@@ -47,8 +47,10 @@ pub(crate) struct Recording {
     path: PathBuf,
     file: File,
     frames: Vec<Frame>,
-    marks: Vec<Mark>,
-    warnings: Vec<String>,
+    /// The moments, at least one.
+    pub(crate) marks: Vec<Mark>,
+    /// What is torn or damaged.
+    pub(crate) warnings: Vec<String>,
     decompress: Decompress,
     /// The moment that the stream of DEFLATE goes on with.
     next: Option<usize>,
@@ -114,16 +116,6 @@ impl Recording {
         let decompress = Decompress::new(false);
         let file = reader.into_inner();
         Ok(Self { path: path.to_owned(), file, frames, marks, warnings, decompress, next: None })
-    }
-
-    /// The moments, at least one.
-    pub(crate) fn marks(&self) -> &[Mark] {
-        &self.marks
-    }
-
-    /// What is torn or damaged.
-    pub(crate) fn warnings(&self) -> &[String] {
-        &self.warnings
     }
 
     /// Where the run of a moment begins.

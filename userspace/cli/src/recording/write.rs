@@ -19,7 +19,8 @@ pub(crate) struct Writer {
     compress: Compress,
     /// Frames of this run.
     run: usize,
-    bytes: u64,
+    /// Bytes that were written.
+    pub(crate) bytes: u64,
     most: u64,
 }
 
@@ -38,11 +39,6 @@ impl Writer {
     /// Whether the next moment has to be complete.
     pub(crate) fn begins_run(&self) -> bool {
         self.run == 0 || self.run >= RUN
-    }
-
-    /// Bytes that were written.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Adds a moment. Not if the file would become too large: then there is nothing more to add.

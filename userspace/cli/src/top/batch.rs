@@ -65,16 +65,16 @@ pub(crate) async fn run(
 /// Prints moments of a recording. Not those without rates (the first one, and the first of a later
 /// connection), nor that at which the daemon was lost.
 pub(crate) fn replay(mut player: Player, shown: &Shown, format: Format) -> anyhow::Result<()> {
-    for warning in player.warnings() {
+    for warning in &player.recording.warnings {
         eprintln!("numaward: {}", clean_lines(warning));
     }
     let count = if shown.once { Some(1) } else { shown.count };
     // As for samples that come a little early.
     let interval = (shown.interval * 1000).saturating_sub(500);
     let (mut printed, mut last) = (0, None);
-    let mut seen = player.model().events.front().map_or(0, |event| event.id);
+    let mut seen = player.model.events.front().map_or(0, |event| event.id);
     while count.is_none_or(|count| printed < count) {
-        let (at, model) = (player.at_millis(), player.model());
+        let (at, model) = (player.at_millis(), &player.model);
         let is_due = last.is_none_or(|last| at.saturating_sub(last) >= interval);
         if is_due && model.shows_rates() && !model.is_lost() || player.is_alone() {
             let mut events: Vec<Event> =

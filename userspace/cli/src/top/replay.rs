@@ -24,14 +24,15 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// A recording, and where it is looked at.
 pub(crate) struct Player {
-    recording: Recording,
+    pub(crate) recording: Recording,
     marks: Vec<Mark>,
     /// The moments that are shown: the first and the last.
     range: (usize, usize),
     at: usize,
-    model: Model,
-    /// When the moment was come to.
-    came: Instant,
+    /// What is known at the moment.
+    pub(crate) model: Model,
+    /// When the moment was come to: it does not age.
+    pub(crate) came: Instant,
     is_playing: bool,
 }
 
@@ -39,7 +40,7 @@ impl Player {
     /// Opens a recording, at the beginning that was asked for.
     pub(crate) fn open(asked: &Replay) -> anyhow::Result<Self> {
         let mut recording = Recording::open(&asked.file)?;
-        let marks = recording.marks().to_vec();
+        let marks = recording.marks.clone();
         let (Some(begin), Some(end)) = (marks.first(), marks.last()) else {
             bail!("{} holds nothing", asked.file.display());
         };
@@ -63,21 +64,6 @@ impl Player {
             Self { recording, marks, range, at: 0, model, came: Instant::now(), is_playing: false };
         player.show(first)?;
         Ok(player)
-    }
-
-    /// What is known at the moment.
-    pub(crate) fn model(&self) -> &Model {
-        &self.model
-    }
-
-    /// When the moment was come to: it does not age.
-    pub(crate) fn now(&self) -> Instant {
-        self.came
-    }
-
-    /// What is torn or damaged.
-    pub(crate) fn warnings(&self) -> &[String] {
-        self.recording.warnings()
     }
 
     /// When the moment was, in milliseconds since 1970.
@@ -177,8 +163,8 @@ impl Player {
         let host = recording.moment(at)?.host.context("a complete moment of the recording has no host")?;
         let mut model = Model::new(host.topology, host.version, now);
         model.step_seconds = host.step_seconds.max(1);
-        if !recording.warnings().is_empty() {
-            model.troubles.insert("recording", recording.warnings().join("; "));
+        if !recording.warnings.is_empty() {
+            model.troubles.insert("recording", recording.warnings.join("; "));
         }
         Ok(model)
     }

@@ -59,7 +59,7 @@ impl Source {
     fn model(&self) -> &Model {
         match self {
             Self::Live { model, .. } => model,
-            Self::Recorded(player) => player.model(),
+            Self::Recorded(player) => &player.model,
         }
     }
 
@@ -67,7 +67,7 @@ impl Source {
     fn now(&self) -> Instant {
         match self {
             Self::Live { .. } => Instant::now(),
-            Self::Recorded(player) => player.now(),
+            Self::Recorded(player) => player.came,
         }
     }
 

@@ -124,14 +124,14 @@ impl Resctrl {
     /// What the host can do, and whether the tree is made up.
     pub fn look(&self) -> Result<(Info, bool), ResctrlError> {
         let tree = Tree::open(&self.root, self.kernel.clone())?;
-        Ok((tree.info()?, tree.is_made_up()))
+        Ok((tree.info()?, tree.is_made_up))
     }
 
     /// Which groups are ours. None where there is no tree.
     pub fn ours(&self) -> Vec<PathBuf> {
         let Ok(tree) = Tree::open(&self.root, self.kernel.clone()) else { return Vec::new() };
-        let in_root = tree.groups(tree.root()).map(|(ours, _)| ours).unwrap_or_default();
-        let counting = tree.groups(&tree.root().join("mon_groups")).map(|(ours, _)| ours);
+        let in_root = tree.groups(&tree.root).map(|(ours, _)| ours).unwrap_or_default();
+        let counting = tree.groups(&tree.root.join("mon_groups")).map(|(ours, _)| ours);
         in_root.into_iter().chain(counting.unwrap_or_default()).collect()
     }
 
@@ -145,7 +145,7 @@ impl Resctrl {
         });
         match run {
             Ok((tree, info)) => {
-                done.is_made_up = tree.is_made_up();
+                done.is_made_up = tree.is_made_up;
                 let adopts = !std::mem::replace(&mut self.has_followed, true);
                 let run = Run { tree: &tree, info: &info, wanted, adopts };
                 if let Err(error) = run.run(&mut done) {
@@ -188,7 +188,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn run(&self, done: &mut Done) -> Result<(), ResctrlError> {
         let in_use = self.in_use(done);
-        let (ours, others) = self.tree.groups(self.tree.root())?;
+        let (ours, others) = self.tree.groups(&self.tree.root)?;
         for group in &ours {
             let name = name_of(group).trim_start_matches(PREFIX).to_owned();
             if !in_use.contains_key(name.as_str()) {
@@ -294,7 +294,7 @@ impl Run<'_> {
     /// Threads that somebody else has put into a group.
     fn foreign(&self, others: &[PathBuf]) -> Result<Foreign, ResctrlError> {
         let mut foreign = Foreign::new();
-        let (_, counting) = self.tree.groups(&self.tree.root().join("mon_groups"))?;
+        let (_, counting) = self.tree.groups(&self.tree.root.join("mon_groups"))?;
         for group in others.iter().chain(&counting) {
             // It may be gone by now; a locked one has no list.
             let tasks = self.tree.tasks(group).unwrap_or_default();
@@ -338,7 +338,7 @@ impl Run<'_> {
                 all.extend(own);
             }
             for thread in there.difference(&all).filter(|_| is_alone) {
-                if self.tree.add(self.tree.root(), *thread)? {
+                if self.tree.add(&self.tree.root, *thread)? {
                     (has_moved, done.moved) = (true, done.moved + 1);
                 }
             }
@@ -357,12 +357,12 @@ impl Run<'_> {
         }
         let counts = self.wanted.monitors && is_known;
         let mut by_parent: BTreeMap<PathBuf, BTreeMap<PathBuf, (&str, &Path)>> = BTreeMap::new();
-        for parent in ready.iter().map(|class| self.tree.class(class)).chain([self.tree.root().to_owned()]) {
+        for parent in ready.iter().map(|class| self.tree.class(class)).chain([self.tree.root.clone()]) {
             by_parent.insert(parent.join("mon_groups"), BTreeMap::new());
         }
         for (name, of) in self.wanted.workloads.iter().filter(|_| counts) {
             let class = of.class.as_deref().filter(|class| ready.contains(class));
-            let parent = class.map_or_else(|| self.tree.root().to_owned(), |class| self.tree.class(class));
+            let parent = class.map_or_else(|| self.tree.root.clone(), |class| self.tree.class(class));
             let parent = parent.join("mon_groups");
             let group = parent.join(group_of(name));
             by_parent.entry(parent).or_default().insert(group, (name, &of.cgroup));
@@ -377,7 +377,7 @@ impl Run<'_> {
         }
         // Only now, as what was removed gives its numbers back.
         for (parent, wanted) in &by_parent {
-            let is_root = parent.parent() == Some(self.tree.root());
+            let is_root = parent.parent() == Some(self.tree.root.as_path());
             for (group, (name, cgroup)) in wanted {
                 health::beat();
                 match self.count_one(group, (name, cgroup), foreign, is_root, done) {

@@ -126,9 +126,9 @@ fn has_ended(error: &io::Error) -> bool {
 /// A tree.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     kernel: Arc<dyn Kernel>,
-    is_made_up: bool,
+    pub(super) is_made_up: bool,
 }
 
 impl Tree {
@@ -146,14 +146,6 @@ impl Tree {
             return Err(not_mounted());
         }
         Ok(Self { root: root.to_owned(), kernel, is_made_up })
-    }
-
-    pub(super) fn is_made_up(&self) -> bool {
-        self.is_made_up
-    }
-
-    pub(super) fn root(&self) -> &Path {
-        &self.root
     }
 
     /// The directory of a class.

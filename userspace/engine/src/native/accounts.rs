@@ -77,7 +77,7 @@ pub(super) fn release(host: &Host, ledger: &mut Ledger, owner: &OwnerId, contain
         let mut free = &cpus - &ledger.cpus_of_others(owner, container);
         // CPUs that went offline, or were reserved, since they were given.
         if let Some(manager) = &host.cpus {
-            free = &free & manager.idle_pool();
+            free = &free & &manager.idle_pool;
         }
         ledger.shared_pool = &ledger.shared_pool | &free;
     }

@@ -23,7 +23,7 @@ use crate::{
     decision::ResizeError,
     kubelet::cpu::{CpuError, StaticCpus},
     ledger::Ledger,
-    policy::{CpuOptions, StaticCpuProblem, TopologyManagerPolicy},
+    policy::CpuOptions,
 };
 
 /// The CPUs of a node.
@@ -40,10 +40,12 @@ struct NodeCpus {
 #[derive(Debug)]
 pub(super) struct Cpus {
     nodes: Vec<NodeCpus>,
-    manager: StaticCpus,
-    options: CpuOptions,
-    allocatable: CpuSet,
-    idle_pool: CpuSet,
+    pub(super) manager: StaticCpus,
+    pub(super) options: CpuOptions,
+    /// The CPUs that can become exclusive.
+    pub(super) allocatable: CpuSet,
+    /// The shared pool while nobody has exclusive CPUs.
+    pub(super) idle_pool: CpuSet,
     /// CPUs of a core, on average.
     per_core: usize,
 }
@@ -86,26 +88,6 @@ impl Cpus {
             manager,
             options,
         }
-    }
-
-    /// Whether the options go with a topology policy.
-    pub(super) fn check_policy(&self, policy: TopologyManagerPolicy) -> Result<(), StaticCpuProblem> {
-        self.manager.check_policy(policy)
-    }
-
-    /// Whether nobody but those with exclusive CPUs may run on reserved ones.
-    pub(super) fn strict_reservation(&self) -> bool {
-        self.options.strict_reservation
-    }
-
-    /// The CPUs that can become exclusive.
-    pub(super) fn allocatable(&self) -> &CpuSet {
-        &self.allocatable
-    }
-
-    /// The shared pool while nobody has exclusive CPUs.
-    pub(super) fn idle_pool(&self) -> &CpuSet {
-        &self.idle_pool
     }
 
     /// How many CPUs each node could give on the empty machine, by position.
@@ -160,16 +142,6 @@ impl Cpus {
             return Err(CpuError::NotWholeCores { requested, cpus_per_core: self.per_core });
         }
         Ok(())
-    }
-
-    /// Whether all nodes of a socket count as aligned.
-    pub(super) fn aligns_by_socket(&self) -> bool {
-        self.options.align_by_socket
-    }
-
-    /// Whether several nodes give equally many.
-    pub(super) fn splits_evenly(&self) -> bool {
-        self.options.distribute_across_numa
     }
 
     /// Divides a number of CPUs over the nodes of a set, of which each has so many free.

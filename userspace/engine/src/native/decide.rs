@@ -11,7 +11,7 @@ use numaward_topology::{Bytes, CpuSet};
 
 use super::{
     Native, accounts,
-    cpus::{Available, Cpus},
+    cpus::Available,
     host::{CPU, Host},
     init,
     rank::Placement,
@@ -80,14 +80,14 @@ impl Agreed<'_> {
             .rule(room, unit)
             .map_or_else(Found::default, |rule| search::search(self.host, room, unit, &rule));
         let by_socket = self.policy == TopologyManagerPolicy::Restricted
-            && self.host.cpus.as_ref().is_some_and(Cpus::aligns_by_socket);
+            && self.host.cpus.as_ref().is_some_and(|cpus| cpus.options.align_by_socket);
         if by_socket && found.placements.is_empty() { self.within_sockets(room, unit) } else { found }
     }
 
     /// On any nodes of one socket.
     fn within_sockets(&self, room: &Room, unit: &Unit) -> Found {
         let mut found = Found::default();
-        for socket in self.host.sockets() {
+        for socket in &self.host.sockets {
             let mut within = room.clone();
             within.keep_only(socket);
             let on_this = search::search(self.host, &within, unit, &Rule::Anywhere);
@@ -302,7 +302,7 @@ fn kept(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
 }
 
 fn candidate(host: &Host, placement: &Placement) -> Candidate {
-    let sets = host.resources().iter().zip(&placement.sets).filter(|(_, set)| !set.is_empty());
+    let sets = host.resources.iter().zip(&placement.sets).filter(|(_, set)| !set.is_empty());
     Candidate {
         nodes: host.set(&placement.nodes),
         by_resource: sets.map(|(&resource, set)| (resource, host.set(set))).collect(),
@@ -404,7 +404,7 @@ impl Native {
         };
         let placed = attempt.place(0);
         let is_needed = |&number: &usize| needs.containers.iter().any(|need| need.amounts[number] > 0);
-        let needed = (0..self.host.resources().len()).filter(is_needed);
+        let needed = (0..self.host.resources.len()).filter(is_needed);
         let withheld = needed.flat_map(|number| attempt.room.not_offered(&self.host, number)).collect();
         let offline = is_needed(&CPU).then(|| ledger.conditions().offline_cpus.clone());
         let offline_cpus = offline.unwrap_or_default();
@@ -460,7 +460,7 @@ impl Native {
 
     fn allocation(&self, holding: &Holding, cpus: CpuSet) -> Allocation {
         let mut allocation = Allocation { cpus: (!cpus.is_empty()).then_some(cpus), ..Allocation::default() };
-        for (number, resource) in self.host.resources().iter().enumerate() {
+        for (number, resource) in self.host.resources.iter().enumerate() {
             let &Resource::Memory(kind) = resource else { continue };
             let Some(set) = holding.sets.get(number).filter(|set| !set.is_empty()) else { continue };
             let shares = holding.shares.get(number).map_or(&[][..], Vec::as_slice);
@@ -477,7 +477,7 @@ impl Native {
     /// With `strict-cpu-reservation` all CPUs can become exclusive. Those that have none need one to run on: a ledger
     /// that leaves them none is refused, with the CPUs that were taken from the shared pool and those that were free.
     pub(super) fn check_shared_pool(&self, before: &CpuSet, next: &Ledger) -> Result<(), (u64, u64)> {
-        let Some(cpus) = self.host.cpus.as_ref().filter(|cpus| cpus.strict_reservation()) else {
+        let Some(cpus) = self.host.cpus.as_ref().filter(|cpus| cpus.options.strict_reservation) else {
             return Ok(());
         };
         let shares = |account: &OwnerAccount| {

@@ -23,7 +23,7 @@ pub(super) const CPU: usize = 0;
 #[derive(Debug)]
 pub(super) struct Host {
     /// Ids by position.
-    ids: Vec<NodeId>,
+    pub(super) ids: Vec<NodeId>,
     /// Distances between nodes, row by row. Where the machine does not say one, it is the kernel's default.
     distances: Vec<u64>,
     /// By position of a node with CPUs: the memory-only nodes that have none nearer.
@@ -33,12 +33,12 @@ pub(super) struct Host {
     /// The accounts of memory while nothing is promised; empty where memory is not managed.
     pub(super) idle: BTreeMap<NodeId, NodeAccount>,
     /// All resources by number.
-    resources: Vec<Resource>,
+    pub(super) resources: Vec<Resource>,
     /// What could be promised on the empty machine, by resource and position.
-    capacity: Vec<Vec<u64>>,
+    pub(super) capacity: Vec<Vec<u64>>,
     with_cpus: Vec<bool>,
     /// The nodes of each socket; memory-only nodes are on none.
-    sockets: Vec<Vec<usize>>,
+    pub(super) sockets: Vec<Vec<usize>>,
     /// By position: the distance from the nearest node with CPUs.
     from_cpus: Vec<u64>,
     /// By position: nodes with the same number have the same distances to all others.
@@ -109,11 +109,6 @@ impl Host {
         self.with_cpus[at]
     }
 
-    /// The nodes of each socket.
-    pub(super) fn sockets(&self) -> &[Vec<usize>] {
-        &self.sockets
-    }
-
     /// The distance from the nearest node with CPUs.
     pub(super) fn distance_from_cpus(&self, at: usize) -> u64 {
         self.from_cpus[at]
@@ -138,11 +133,6 @@ impl Host {
     /// The id of a node.
     pub(super) fn id(&self, at: usize) -> NodeId {
         self.ids[at]
-    }
-
-    /// All ids, ascending.
-    pub(super) fn ids(&self) -> &[NodeId] {
-        &self.ids
     }
 
     /// The positions of a set, ascending; nodes that the machine does not have are skipped.
@@ -170,29 +160,9 @@ impl Host {
         self.attached.iter().any(|of| !of.is_empty())
     }
 
-    /// All resources by number.
-    pub(super) fn resources(&self) -> &[Resource] {
-        &self.resources
-    }
-
     /// The number of a kind of memory.
     pub(super) fn number_of(&self, kind: ZoneKind) -> Option<usize> {
         self.resources.iter().position(|&of| of == Resource::Memory(kind))
-    }
-
-    /// What could be promised on the empty machine, by resource and position.
-    pub(super) fn capacity(&self) -> &[Vec<u64>] {
-        &self.capacity
-    }
-
-    /// A column of the accounts of memory, by position.
-    pub(super) fn column(
-        &self,
-        accounts: &BTreeMap<NodeId, NodeAccount>,
-        kind: ZoneKind,
-        value: fn(&KindAccount) -> Bytes,
-    ) -> Vec<u64> {
-        column(&self.ids, accounts, kind, value)
     }
 }
 
@@ -215,7 +185,7 @@ fn twins(distances: &[u64], len: usize) -> Vec<usize> {
 }
 
 /// A kind that a node does not have is one of which it has nothing.
-fn column(
+pub(super) fn column(
     ids: &[NodeId],
     accounts: &BTreeMap<NodeId, NodeAccount>,
     kind: ZoneKind,

@@ -173,7 +173,7 @@ impl Native {
 
     fn check(&self, terms: &Terms) -> Result<(), StartError> {
         let (policy, _) = self.agreement(terms);
-        let checked = self.host.cpus.as_ref().map_or(Ok(()), |cpus| cpus.check_policy(policy));
+        let checked = self.host.cpus.as_ref().map_or(Ok(()), |cpus| cpus.manager.check_policy(policy));
         let problem =
             |problem| StartError::of(Component::CpuManager, Phase::New)(StartProblem::StaticCpu(problem));
         checked.map_err(problem)
@@ -214,7 +214,7 @@ fn rejected(ledger: &Ledger, request: &Request, container: Option<ContainerName>
 
 impl Strategy for Native {
     fn idle(&self) -> Ledger {
-        let shared_pool = self.host.cpus.as_ref().map(|cpus| cpus.idle_pool().clone()).unwrap_or_default();
+        let shared_pool = self.host.cpus.as_ref().map(|cpus| cpus.idle_pool.clone()).unwrap_or_default();
         Ledger::idle(self.host.idle.clone(), shared_pool)
     }
 
@@ -225,7 +225,7 @@ impl Strategy for Native {
                 memory.entry(kind).or_default().insert(node, account.allocatable);
             }
         }
-        let cpus = self.host.cpus.as_ref().map(|cpus| cpus.allocatable().clone()).unwrap_or_default();
+        let cpus = self.host.cpus.as_ref().map(|cpus| cpus.allocatable.clone()).unwrap_or_default();
         Allocatable { cpus, memory }
     }
 

@@ -202,7 +202,7 @@ impl Native {
             let groups =
                 if together { vec![names] } else { names.into_iter().map(|name| vec![name]).collect() };
             for containers in groups.into_iter().filter(|of| !of.is_empty()) {
-                let mut leaves = vec![vec![0u64; self.host.len()]; self.host.resources().len()];
+                let mut leaves = vec![vec![0u64; self.host.len()]; self.host.resources.len()];
                 let mut bytes = 0u64;
                 for held in containers.iter().filter_map(|name| account.containers.get(name)) {
                     self.add_held(held, &mut leaves);
@@ -227,7 +227,7 @@ impl Native {
         for (&kind, nodes) in &held.placed {
             let Some(number) = self.host.number_of(kind) else { continue };
             for (node, bytes) in nodes {
-                if let Ok(at) = self.host.ids().binary_search(node) {
+                if let Ok(at) = self.host.ids.binary_search(node) {
                     to[number][at] += bytes.0;
                 }
             }
@@ -359,7 +359,7 @@ impl Native {
         let account = ledger.owner(&of.owner)?;
         let need = |name: &ContainerName| {
             let held = account.containers.get(name)?;
-            let mut columns = vec![vec![0u64; self.host.len()]; self.host.resources().len()];
+            let mut columns = vec![vec![0u64; self.host.len()]; self.host.resources.len()];
             self.add_held(held, &mut columns);
             let amounts = columns.iter().map(|column| column.iter().sum()).collect();
             Some(Need { name: name.clone(), amounts, ends: false })
@@ -388,7 +388,7 @@ impl Native {
             let sum = |column: &[u64]| column.iter().map(|&of| u128::from(of)).sum::<u128>();
             sum(leaves) * 1_000_000 / sum(capacity).max(1)
         };
-        of.leaves.iter().zip(self.host.capacity()).map(share).max().unwrap_or(0)
+        of.leaves.iter().zip(&self.host.capacity).map(share).max().unwrap_or(0)
     }
 
     /// What is accepted first of the ledgers in which a newcomer has its place, after moves.

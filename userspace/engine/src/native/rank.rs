@@ -152,7 +152,7 @@ pub(super) fn stranded(host: &Host, room: &Room, unit: &Unit, sets: &[&[usize]],
     let product = |cpus: u64, memory: u64| u128::from(cpus) * u128::from(memory);
     // Where nobody manages CPUs, every node counts as having one.
     let free_cpus = |at: usize| if host.cpus.is_some() { room.free[CPU][at] } else { 1 };
-    let even = host.cpus.as_ref().filter(|cpus| cpus.splits_evenly() && sets[CPU].len() > 1);
+    let even = host.cpus.as_ref().filter(|cpus| cpus.options.distribute_across_numa && sets[CPU].len() > 1);
     let even = even.map(|cpus| cpus.split(&room.free[CPU], sets[CPU], unit.need[CPU]));
     let of_cpus = |at: usize| match &even {
         Some(shares) => shares.iter().find(|(of, _)| *of == at).map_or(0, |(_, share)| *share),

@@ -64,8 +64,7 @@ pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered
         }
     }
     next.nodes = nodes;
-    next.shared_pool =
-        native.host.cpus.as_ref().map(|cpus| cpus.idle_pool() - &exclusive).unwrap_or_default();
+    next.shared_pool = native.host.cpus.as_ref().map(|cpus| &cpus.idle_pool - &exclusive).unwrap_or_default();
     (next, uncovered)
 }
 

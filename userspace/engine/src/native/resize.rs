@@ -6,7 +6,7 @@
 
 use numaward_topology::{Bytes, NodeId};
 
-use super::{Native, accounts, rank, room};
+use super::{Native, accounts, host::column, rank, room};
 use crate::{
     decision::{ResizeError, Shortfall},
     hint::Resource,
@@ -39,7 +39,7 @@ impl Native {
                 }
                 let chosen = manager.resized(ledger, cpus, whole, &nodes)?;
                 // What it gives back, and nothing that went offline or was reserved since it was given.
-                let free = &(cpus & manager.idle_pool()) - &ledger.cpus_of_others(owner, container);
+                let free = &(cpus & &manager.idle_pool) - &ledger.cpus_of_others(owner, container);
                 next.shared_pool = &(&next.shared_pool | &free) - &chosen;
                 let grows = chosen.len() > cpus.len();
                 next.allocation_mut(owner, container).cpus = Some(chosen);
@@ -80,7 +80,7 @@ impl Native {
             }
         } else {
             let missing = bytes - block.bytes.0;
-            let all = self.host.column(&ledger.nodes, kind, |account| account.free);
+            let all = column(&self.host.ids, &ledger.nodes, kind, |account| account.free);
             let free = room::offered(&self.host, ledger, kind);
             let withheld: Vec<u64> =
                 all.iter().zip(&free).map(|(all, free)| all.saturating_sub(*free)).collect();

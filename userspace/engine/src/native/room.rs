@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::{
-    host::Host,
+    host::{Host, column},
     rank::{Placement, amounts},
 };
 use crate::{
@@ -33,8 +33,8 @@ pub(super) struct Room {
 impl Room {
     /// What a ledger leaves, as the host is.
     pub(super) fn new(host: &Host, ledger: &Ledger) -> Self {
-        let mut free = Vec::with_capacity(host.resources().len());
-        for resource in host.resources() {
+        let mut free = Vec::with_capacity(host.resources.len());
+        for resource in &host.resources {
             free.push(match (resource, &host.cpus) {
                 (&Resource::Memory(kind), _) => offered(host, ledger, kind),
                 (_, Some(cpus)) => cpus.count(&cpus.available(ledger)),
@@ -45,16 +45,16 @@ impl Room {
         if !ledger.conditions().withheld.is_empty() {
             let rest = |(resource, offered): (&Resource, &Vec<u64>)| match *resource {
                 Resource::Memory(kind) => {
-                    let all = host.column(&ledger.nodes, kind, |account| account.free);
+                    let all = column(&host.ids, &ledger.nodes, kind, |account| account.free);
                     all.iter().zip(offered).map(|(all, offered)| all.saturating_sub(*offered)).collect()
                 }
                 _ => vec![0; host.len()],
             };
-            withheld = host.resources().iter().zip(&free).map(rest).collect();
+            withheld = host.resources.iter().zip(&free).map(rest).collect();
         }
         Self {
             free,
-            capacity: host.capacity().to_vec(),
+            capacity: host.capacity.clone(),
             memory: host.number_of(ZoneKind::Memory),
             withheld,
             conditions: ledger.conditions().clone(),
@@ -84,8 +84,8 @@ impl Room {
 
     /// What is withheld of a resource, by node.
     pub(super) fn not_offered(&self, host: &Host, resource: usize) -> Vec<Withheld> {
-        let Resource::Memory(kind) = host.resources()[resource] else { return Vec::new() };
-        let of = host.ids().iter().zip(self.withheld_of(resource)).filter(|(_, bytes)| **bytes > 0);
+        let Resource::Memory(kind) = host.resources[resource] else { return Vec::new() };
+        let of = host.ids.iter().zip(self.withheld_of(resource)).filter(|(_, bytes)| **bytes > 0);
         of.map(|(&node, &bytes)| Withheld { node, kind, bytes: Bytes(bytes) }).collect()
     }
 
@@ -137,7 +137,7 @@ impl Room {
     pub(super) fn shortfalls(&self, host: &Host, unit: &Unit, resources: &[usize]) -> Vec<Shortfall> {
         let mut shortfalls = Vec::new();
         for &number in resources {
-            let resource = host.resources()[number];
+            let resource = host.resources[number];
             let of = |at: usize| {
                 let (node, free) = (host.id(at), self.free[number][at]);
                 let withheld = self.withheld_of(number).get(at).copied().unwrap_or(0);
@@ -157,9 +157,9 @@ impl Room {
 
 /// What of a kind is free and available, by position.
 pub(super) fn offered(host: &Host, ledger: &Ledger, kind: ZoneKind) -> Vec<u64> {
-    let mut free = host.column(&ledger.nodes, kind, |account| account.free);
+    let mut free = column(&host.ids, &ledger.nodes, kind, |account| account.free);
     if let Some(withheld) = ledger.conditions().withheld.get(&kind) {
-        for (free, node) in free.iter_mut().zip(host.ids()) {
+        for (free, node) in free.iter_mut().zip(&host.ids) {
             *free = free.saturating_sub(withheld.get(node).map_or(0, |bytes| bytes.0));
         }
     }

@@ -44,7 +44,7 @@ impl Needs {
     pub(super) fn new(host: &Host, request: &Request, terms: &Terms) -> Result<Self, Refusal> {
         let guaranteed = request.qos() == QosClass::Guaranteed || terms.without_memory;
         let containers = request.all_containers().map(|container| {
-            let mut amounts = vec![0; host.resources().len()];
+            let mut amounts = vec![0; host.resources.len()];
             if guaranteed || terms.burstable {
                 fill(host, container, guaranteed, &mut amounts)?;
             }
@@ -93,7 +93,7 @@ pub(super) fn units(
         if running.is_empty() {
             return Ok(Vec::new());
         }
-        let mut sum = vec![0u64; host.resources().len()];
+        let mut sum = vec![0u64; host.resources.len()];
         for &index in &running {
             for (resource, amount) in needs.containers[index].amounts.iter().enumerate() {
                 sum[resource] = sum[resource].checked_add(*amount).ok_or(Refusal::SumTooLarge)?;
@@ -168,7 +168,7 @@ impl<'a> Wishes<'a> {
             let is_unwished = |&node: &NodeId| {
                 !preferred.is_empty() && !preferred.contains(node) || self.apart.contains(node)
             };
-            unwished = host.ids().iter().map(is_unwished).collect();
+            unwished = host.ids.iter().map(is_unwished).collect();
         }
         Unit { container, need, devices, unwished }
     }
@@ -177,7 +177,7 @@ impl<'a> Wishes<'a> {
 /// Takes away what a request does not want: other nodes than it names, and memory of other tiers.
 pub(super) fn only_wanted(host: &Host, room: &mut Room, terms: &Terms, tiers: &BTreeMap<NodeId, MemoryTier>) {
     for at in (0..host.len()).filter(|&at| !terms.nodes.is_empty() && !terms.nodes.contains(host.id(at))) {
-        for number in 0..host.resources().len() {
+        for number in 0..host.resources.len() {
             room.close(number, at);
             room.capacity[number][at] = 0;
         }
@@ -192,7 +192,7 @@ pub(super) fn only_wanted(host: &Host, room: &mut Room, terms: &Terms, tiers: &B
         if tier.is_some_and(|tier| terms.memory_tiers.contains(&tier)) {
             continue;
         }
-        for (number, resource) in host.resources().iter().enumerate() {
+        for (number, resource) in host.resources.iter().enumerate() {
             if matches!(resource, Resource::Memory(ZoneKind::Memory | ZoneKind::Hugepages(_))) {
                 room.close(number, at);
                 room.capacity[number][at] = 0;
