@@ -144,6 +144,13 @@ pub struct Shortfall {
     pub withheld: u64,
 }
 
+impl Shortfall {
+    /// Where nothing is withheld.
+    pub(crate) fn new(node: NodeId, resource: Resource, requested: u64, free: u64) -> Self {
+        Self { node, resource, requested, free, withheld: 0 }
+    }
+}
+
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, resource, requested, free, withheld } = self;

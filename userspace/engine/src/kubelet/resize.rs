@@ -79,13 +79,7 @@ fn resize_block(
             let account = ledger.nodes.get_mut(&node).and_then(|node| node.kinds.get_mut(&kind));
             let Some(account) = account else { continue };
             let (requested, free) = (bytes - block.bytes.0, account.free.0);
-            shortfalls.push(Shortfall {
-                node,
-                resource: Resource::Memory(kind),
-                requested,
-                free,
-                withheld: 0,
-            });
+            shortfalls.push(Shortfall::new(node, Resource::Memory(kind), requested, free));
             let share = account.charge(missing);
             missing -= share;
             ledger.allocation_mut(owner, container).place(kind, node, share);

@@ -415,12 +415,8 @@ impl HintProvider for StaticCpus {
             return Vec::new();
         }
         let free = self.topology.count_by_position(&self.available(ledger));
-        let shortfall = |(&node, free): (&NodeId, usize)| Shortfall {
-            node,
-            resource: Resource::Cpu,
-            requested: requested as u64,
-            free: free as u64,
-            withheld: 0,
+        let shortfall = |(&node, free): (&NodeId, usize)| {
+            Shortfall::new(node, Resource::Cpu, requested as u64, free as u64)
         };
         self.nodes.ids().iter().zip(free).map(shortfall).collect()
     }

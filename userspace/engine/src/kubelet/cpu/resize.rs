@@ -54,12 +54,8 @@ impl StaticCpus {
             return Ok(chosen);
         }
         let requested = wanted.saturating_sub(held.len()) as u64;
-        let shortfall = |(node, cpus): (_, CpuSet)| Shortfall {
-            node,
-            resource: Resource::Cpu,
-            requested,
-            free: (&free & &cpus).len() as u64,
-            withheld: 0,
+        let shortfall = |(node, cpus): (_, CpuSet)| {
+            Shortfall::new(node, Resource::Cpu, requested, (&free & &cpus).len() as u64)
         };
         Err(ResizeError::Shortfall(self.by_node(nodes).map(shortfall).collect()))
     }

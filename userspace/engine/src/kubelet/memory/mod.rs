@@ -306,12 +306,8 @@ impl HintProvider for StaticMemory {
         let of_kind = |(&kind, &requested): (&ZoneKind, &u64)| {
             let free =
                 move |account: &NodeAccount| account.kinds.get(&kind).map_or(0, |account| account.free.0);
-            let shortfall = move |(&node, account): (&NodeId, &NodeAccount)| Shortfall {
-                node,
-                resource: Resource::Memory(kind),
-                requested,
-                free: free(account),
-                withheld: 0,
+            let shortfall = move |(&node, account): (&NodeId, &NodeAccount)| {
+                Shortfall::new(node, Resource::Memory(kind), requested, free(account))
             };
             ledger.nodes.iter().map(shortfall).collect::<Vec<_>>()
         };
