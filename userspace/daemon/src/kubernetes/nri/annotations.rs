@@ -45,7 +45,8 @@ const MOST_IGNORED: usize = 16;
 const SHOWN: usize = 80;
 
 /// Whether something is promised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Placement {
     /// What the class of service deserves.
     #[default]
@@ -57,10 +58,12 @@ pub(super) enum Placement {
 }
 
 /// What is promised beyond what the class of service deserves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Extra {
     /// Nothing.
     #[default]
+    #[strum(serialize = "auto")]
     None,
     /// Memory on nodes, as much as is requested.
     Memory,
@@ -103,30 +106,8 @@ fn take<T>(field: &mut Option<T>, value: Option<T>) -> bool {
     field.is_some()
 }
 
-fn placement(value: &str) -> Option<Placement> {
-    match value {
-        "auto" => Some(Placement::Auto),
-        "shared" => Some(Placement::Shared),
-        "off" => Some(Placement::Off),
-        _ => None,
-    }
-}
-
-fn extra(value: &str) -> Option<Extra> {
-    match value {
-        "auto" => Some(Extra::None),
-        "memory" => Some(Extra::Memory),
-        "burstable" => Some(Extra::Burstable),
-        _ => None,
-    }
-}
-
 fn nodes(value: &str) -> Option<NodeSet> {
     value.parse().ok().filter(|nodes: &NodeSet| !nodes.is_empty())
-}
-
-fn yes(value: &str) -> Option<bool> {
-    value.parse().ok()
 }
 
 /// Values with commas between them; none if one is none.
@@ -166,8 +147,8 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
         "with" => (set(&mut terms.with, names(value)), named),
         "apart" => (set(&mut terms.apart, names(value)), named),
         "resctrl-class" => (take(&mut terms.resctrl_class, class(value)), "the name of a class"),
-        "same-cache" => (set(&mut terms.same_cache, yes(value)), "true or false"),
-        "immovable" => (set(&mut terms.immovable, yes(value)), "true or false"),
+        "same-cache" => (set(&mut terms.same_cache, value.parse().ok()), "true or false"),
+        "immovable" => (set(&mut terms.immovable, value.parse().ok()), "true or false"),
         _ => return None,
     })
 }
@@ -199,8 +180,10 @@ impl Annotations {
             let mut terms = read.terms.clone();
             let (is_taken, expected) = match (name, container) {
                 _ if value.len() > LONGEST_VALUE => (false, "at most 4096 bytes"),
-                ("placement", _) => (take(&mut target.placement, placement(value)), "auto, shared or off"),
-                ("guarantee", _) => (take(&mut target.extra, extra(value)), "auto, memory or burstable"),
+                ("placement", _) => (take(&mut target.placement, value.parse().ok()), "auto, shared or off"),
+                ("guarantee", _) => {
+                    (take(&mut target.extra, value.parse().ok()), "auto, memory or burstable")
+                }
                 ("preferred-nodes", _) => {
                     (take(&mut target.preferred_nodes, nodes(value)), "a list of nodes such as 0-1")
                 }
