@@ -1,6 +1,7 @@
 //! What a cgroup is called: by the kernel a number, by us a path.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -59,6 +60,13 @@ impl CgroupPath {
     /// The cgroup called `name` directly below.
     pub fn child(&self, name: &str) -> Result<Self, PathError> {
         format!("{}/{name}", self.below_root()).parse()
+    }
+
+    /// Those directly below it, in the hierarchy that is mounted at `root`; none if it is gone.
+    pub fn children(&self, root: &Path) -> Vec<Self> {
+        let entries = fs::read_dir(self.dir(root)).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.filter_map(|entry| self.child(entry.file_name().to_str()?).ok()).collect()
     }
 
     /// Whether `other` is this cgroup or below it.

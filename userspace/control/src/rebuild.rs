@@ -86,8 +86,7 @@ fn take_over(state: &mut State, mark: &Mark) {
 /// Commands whose cgroups have no marks: the knobs are all that is known.
 fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
     let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
-    let entries = std::fs::read_dir(hierarchy.dir(&parent)).into_iter().flatten().flatten();
-    for path in entries.filter_map(|entry| parent.child(entry.file_name().to_str()?).ok()) {
+    for path in parent.children(hierarchy.root()) {
         let is_running = read::populated(&hierarchy.dir(&path)).unwrap_or(false);
         if state.applied.get(&path).is_some() || !is_running {
             continue;

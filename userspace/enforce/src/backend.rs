@@ -187,10 +187,8 @@ impl Cgroupfs {
         {
             return Ok(cpus);
         }
-        let parent_dir = parent.dir(&self.root);
-        let siblings = std::fs::read_dir(&parent_dir).into_iter().flatten().flatten();
         let mut left = cpus;
-        for sibling in siblings.filter_map(|entry| parent.child(entry.file_name().to_str()?).ok()) {
+        for sibling in parent.children(&self.root) {
             let state = self.read(&sibling, Knob::CpusetPartition);
             let is_partition = matches!(
                 state,
@@ -212,8 +210,7 @@ impl Cgroupfs {
     pub(super) fn beside(&self, cgroup: &CgroupPath) -> Result<Vec<CgroupPath>, KnobError> {
         let own = self.cpus(cgroup, Knob::CpusetCpus)?;
         let Some(parent) = cgroup.parent() else { return Ok(Vec::new()) };
-        let siblings = std::fs::read_dir(parent.dir(&self.root)).into_iter().flatten().flatten();
-        let siblings = siblings.filter_map(|entry| parent.child(entry.file_name().to_str()?).ok());
+        let siblings = parent.children(&self.root).into_iter();
         let names_them = |sibling: &CgroupPath| {
             self.cpus(sibling, Knob::CpusetCpus).is_ok_and(|cpus| !(&cpus & &own).is_empty())
         };

@@ -475,13 +475,9 @@ impl Core {
         let held: BTreeSet<_> =
             self.kept.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
         let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
-        let Ok(entries) = fs::read_dir(self.hierarchy.dir(&parent)) else { return };
-        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            let path = entry.file_name().to_str().and_then(|name| parent.child(name).ok());
-            if path.is_some_and(|path| !held.contains(&path)) {
-                // One that is not empty stays: somebody runs in it.
-                let _ = fs::remove_dir(entry.path());
-            }
+        for path in parent.children(self.hierarchy.root()).iter().filter(|path| !held.contains(path)) {
+            // One that is not empty stays: somebody runs in it.
+            let _ = fs::remove_dir(self.hierarchy.dir(path));
         }
     }
 }

@@ -99,15 +99,6 @@ fn choose(
     chosen
 }
 
-/// The cgroups directly below one; none if it is gone.
-fn children(hierarchy: &Hierarchy, parent: &CgroupPath) -> Vec<CgroupPath> {
-    let entries = fs::read_dir(hierarchy.dir(parent)).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        .filter_map(|entry| parent.child(entry.file_name().to_str()?).ok())
-        .collect()
-}
-
 /// Processes of the root cgroup that are not the kernel's.
 fn processes_in_root(host_root: &Path, hierarchy: &Hierarchy) -> Option<u64> {
     /// `PF_KTHREAD` of linux/sched.h.
@@ -236,7 +227,7 @@ impl Core {
             let mut promised = self.promised_cgroups();
             promised.remove(path);
             let chosen =
-                choose(|parent| children(&self.hierarchy, parent), &self.isolation.system, &promised);
+                choose(|parent| parent.children(self.hierarchy.root()), &self.isolation.system, &promised);
             let cpus = chosen.herd.contains(path).then(|| self.share_of(path, &pool));
             if let Some(Ok(Some(cpus))) = cpus {
                 self.kept.state.herded.insert(path.clone());
@@ -293,7 +284,8 @@ impl Core {
         let mut refused = BTreeMap::new();
         self.isolation.opened = BTreeSet::from([CgroupPath::root()]);
         if let Some(pool) = pool.filter(|_| self.isolation.is_on()) {
-            let chosen = choose(|parent| children(&self.hierarchy, parent), &self.isolation.system, promised);
+            let chosen =
+                choose(|parent| parent.children(self.hierarchy.root()), &self.isolation.system, promised);
             self.isolation.opened = chosen.opened;
             for path in chosen.herd {
                 if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
