@@ -84,11 +84,12 @@ pub enum PartitionKind {
 }
 
 /// What an allocation is for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Target {
     /// A cgroup that is made for the allocation and removed with it. The allocation ends when the cgroup
     /// is empty again, or when nothing entered it for a minute.
+    #[default]
     Exec,
     /// A cgroup that exists: its path below the cgroup mount.
     #[schema(examples("/batch/render"))]
@@ -191,7 +192,7 @@ pub struct KindPromises {
 
 /// What a workload holds.
 #[skip_serializing_none]
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Allocation {
     /// The name of the workload.

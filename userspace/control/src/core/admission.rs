@@ -341,13 +341,10 @@ impl Core {
             placement: api::Placement::of(terms, Some(preferred).filter(|nodes| !nodes.is_empty())),
             settings: settings.map(|(knob, value)| (knob.to_string(), value.to_string())).collect(),
             enforced: self.mode() == EnforcementMode::On,
-            declared: None,
-            drift: Vec::new(),
-            stalled: false,
             releasing: self.kept.state.releasing.contains(name),
             moved: self.moved_of(cgroup),
-            missing: None,
-            explanation: None,
+            // What else is known of one that is held is added by the caller.
+            ..api::Allocation::default()
         }
     }
 

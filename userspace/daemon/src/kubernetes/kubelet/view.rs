@@ -1,7 +1,7 @@
 //! Holding the kubelet to its promises: they are taken for our own, for containers whose cgroups are there; and they are
 //! given in the forms in which they are served and exported.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use numaward_api::{self as api, PodContainer, Target};
 use numaward_cgroup::{CgroupId, CgroupPath, Container};
@@ -169,17 +169,7 @@ fn allocation(
         cpus: cpus.to_string(),
         nodes: blocks.iter().flat_map(|block| block.affinity.iter()).collect::<NodeSet>().to_string(),
         memory: blocks.iter().map(Into::into).collect(),
-        policy: None,
-        placement: api::Placement::default(),
-        // The kubelet writes them.
-        settings: BTreeMap::new(),
-        drift: Vec::new(),
-        missing: None,
-        stalled: false,
-        releasing: false,
-        moved: None,
-        enforced: false,
-        declared: None,
-        explanation: None,
+        // The kubelet writes its settings.
+        ..api::Allocation::default()
     })
 }
