@@ -7,12 +7,16 @@ use std::{
     process::ExitCode,
 };
 
-use numaward_engine::simulation::{compare::Comparison, trace::Trace};
+use numaward_engine::simulation::trace::Trace;
 
+use self::compare::Comparison;
+
+#[path = "../tests/compare/mod.rs"]
+mod compare;
 #[path = "../tests/folder/mod.rs"]
 mod folder;
 
-fn compare(directory: &Path) -> Result<Comparison, String> {
+fn all(directory: &Path) -> Result<Comparison, String> {
     let mut comparison = Comparison::new();
     for (_, traces) in folder::read::<Trace>(directory)? {
         for trace in &traces {
@@ -32,7 +36,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match compare(&directory) {
+    match all(&directory) {
         Ok(comparison) => {
             println!("{comparison}");
             if comparison.failures().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,7 +1,10 @@
 //! The strategy `native` on the scenarios and traces that come with the sources.
 
-use numaward_engine::simulation::{compare::Comparison, trace::Trace};
+use numaward_engine::simulation::trace::Trace;
 
+use self::compare::Comparison;
+
+mod compare;
 mod desired;
 mod folder;
 
@@ -22,5 +25,5 @@ fn traces_replay_without_failures() {
         }
     }
     assert!(comparison.failures().is_empty(), "\n{comparison}");
-    assert_eq!(comparison.traces(), 9);
+    assert_eq!(comparison.traces, 9);
 }

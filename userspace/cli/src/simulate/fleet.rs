@@ -13,7 +13,7 @@ use numaward_api::simulation::{FleetGroup, FleetOutcome, Offered, SimulatedFleet
 use numaward_config::Config;
 use numaward_engine::simulation::{
     fleet::{Deciders, Fleet, Group, Outcome},
-    table::per_mille,
+    quality::per_mille,
     trace::Sums,
     variant::Variant,
 };

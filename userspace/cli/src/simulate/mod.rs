@@ -13,8 +13,8 @@ use numaward_engine::{
     PolicyConfig, Request,
     simulation::{
         fleet::Member,
+        quality::per_mille,
         replay::Replay,
-        table::per_mille,
         trace::{Sums, Trace},
         variant::Variant,
     },

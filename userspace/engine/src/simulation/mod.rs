@@ -9,18 +9,11 @@
 //! | [`replay`] | a replay of a trace with a strategy |
 //! | [`quality`] | how well those were placed that were admitted |
 //! | [`variant`] | a strategy as it is replayed |
-//! | [`table`] | sums over many replays |
-//! | [`compare`] | both strategies on the same traces |
 //! | [`fleet`] | hosts alike, and a scheduler that picks one for each pod |
-//! | [`scenario`] | scenarios with what is desired, and whether `native` does it |
 
-mod checks;
-pub mod compare;
 pub mod fleet;
 pub mod format;
 pub mod quality;
 pub mod replay;
-pub mod scenario;
-pub mod table;
 pub mod trace;
 pub mod variant;

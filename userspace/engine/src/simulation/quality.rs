@@ -83,6 +83,12 @@ impl Quality {
     }
 }
 
+/// A share of what was offered, in tenths of a percent.
+pub fn per_mille(part: u64, whole: u64) -> u64 {
+    let (part, whole) = (u128::from(part), u128::from(whole.max(1)));
+    u64::try_from((part * 2000 + whole) / (whole * 2)).unwrap_or(u64::MAX)
+}
+
 fn ratio(part: u128, whole: u128) -> Option<u64> {
     part.checked_add(whole / 2)?.checked_div(whole).and_then(|ratio| u64::try_from(ratio).ok())
 }

@@ -2,7 +2,12 @@
 
 use std::{fmt, path::Path, time::Instant};
 
-use numaward_engine::{NativeOptions, simulation::scenario::Scenario};
+use numaward_engine::NativeOptions;
+
+use self::scenario::Scenario;
+
+mod checks;
+mod scenario;
 
 /// What a run found.
 #[derive(Default)]

@@ -6,54 +6,45 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use super::{
-    replay::Moves,
-    table::Table,
-    trace::{Sums, Trace},
-    variant::Variant,
+use numaward_engine::{
+    PolicyConfig,
+    policy::{Tiers, TopologyManagerPolicy},
+    simulation::{
+        replay::Moves,
+        trace::{Sums, Trace},
+        variant::Variant,
+    },
 };
-use crate::policy::{PolicyConfig, Tiers, TopologyManagerPolicy};
+
+use self::table::Table;
+
+mod table;
 
 /// As many containers are moved for a request.
-pub const MOVES: usize = 3;
+pub(crate) const MOVES: usize = 3;
 
 const TITLES: [&str; 6] =
     ["kubelet", "strict", "strict, moves", "attached", "attached, moves", "totals only"];
 
 /// What became of many traces.
 #[derive(Clone, Debug)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     table: Table,
     failures: Vec<String>,
-    traces: u64,
+    /// How many.
+    pub(crate) traces: u64,
     /// What moving cost, by title.
     moves: BTreeMap<&'static str, Moves>,
 }
 
-impl Default for Comparison {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Comparison {
     /// No trace yet.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { table: Table::new(&TITLES), failures: Vec::new(), traces: 0, moves: BTreeMap::new() }
     }
 
-    /// The traces that were added.
-    pub const fn traces(&self) -> u64 {
-        self.traces
-    }
-
-    /// The sums.
-    pub const fn table(&self) -> &Table {
-        &self.table
-    }
-
     /// What must hold and does not.
-    pub fn failures(&self) -> Vec<String> {
+    pub(crate) fn failures(&self) -> Vec<String> {
         let mut failures = self.failures.clone();
         for ((policy, load), row) in &self.table.rows {
             let (Some(policy), Some(load)) = (policy, load) else { continue };
@@ -71,7 +62,7 @@ impl Comparison {
     }
 
     /// Replays a trace in all ways.
-    pub fn add(&mut self, trace: &Trace) {
+    pub(crate) fn add(&mut self, trace: &Trace) {
         self.traces += 1;
         if let Err(error) = self.try_add(trace) {
             self.failures.push(format!("{}: {error}", trace.name));

@@ -2,42 +2,36 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use super::trace::Sums;
-
-/// A share of what was offered, in tenths of a percent.
-pub fn per_mille(part: u64, whole: u64) -> u64 {
-    let (part, whole) = (u128::from(part), u128::from(whole.max(1)));
-    u64::try_from((part * 2000 + whole) / (whole * 2)).unwrap_or(u64::MAX)
-}
+use numaward_engine::simulation::{quality::per_mille, trace::Sums};
 
 /// Sums of one row: what was offered, and what each column admitted.
 #[derive(Clone, Debug, Default)]
-pub struct Row {
+pub(crate) struct Row {
     /// Traces in this row.
-    pub traces: u64,
+    pub(crate) traces: u64,
     /// What was offered.
-    pub offered: Sums,
+    pub(crate) offered: Sums,
     /// What each column admitted.
-    pub columns: Vec<Sums>,
+    pub(crate) columns: Vec<Sums>,
 }
 
 /// Sums by row. Rows are ordered by their key.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub(crate) struct Table {
     /// What the columns are.
-    pub titles: Vec<String>,
+    pub(crate) titles: Vec<String>,
     /// All, by policy, by policy and load (in percent).
-    pub rows: BTreeMap<(Option<String>, Option<u64>), Row>,
+    pub(crate) rows: BTreeMap<(Option<String>, Option<u64>), Row>,
 }
 
 impl Table {
     /// A table with these columns.
-    pub fn new(titles: &[&str]) -> Self {
+    pub(crate) fn new(titles: &[&str]) -> Self {
         Self { titles: titles.iter().map(|&title| title.to_owned()).collect(), rows: BTreeMap::new() }
     }
 
     /// Adds what became of a trace.
-    pub fn add(&mut self, policy: &str, load_percent: u64, offered: &Sums, columns: &[Sums]) {
+    pub(crate) fn add(&mut self, policy: &str, load_percent: u64, offered: &Sums, columns: &[Sums]) {
         let keys = [(None, None), (Some(policy), None), (Some(policy), Some(load_percent))];
         for (policy, load) in keys {
             let row = self.rows.entry((policy.map(str::to_owned), load)).or_default();
@@ -51,7 +45,7 @@ impl Table {
     }
 
     /// The table as text: percent of pods, CPU time and memory time.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         let percent = |part, whole| {
             let share = per_mille(part, whole);

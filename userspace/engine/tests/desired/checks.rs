@@ -2,14 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use numaward_engine::{Allocation, ContainerName, OwnerId, Request, ledger::NodeAccount};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 use serde_json::{Map, Value};
 
 use super::scenario::{Outcome, World};
-use crate::{
-    ledger::Allocation,
-    request::{ContainerName, OwnerId, Request},
-};
 
 type Nodes = BTreeSet<u32>;
 
@@ -231,7 +228,7 @@ fn free_bytes(world: &World, expected: &Value) -> Verdict {
 fn free_sums(world: &World, expected: &Value) -> Verdict {
     for (kind, bytes) in expected.as_object().unwrap_or(&Map::new()) {
         let kind: ZoneKind = kind.parse().map_err(|error| format!("{error}"))?;
-        let free = |account: &crate::ledger::NodeAccount| account.kinds.get(&kind).map_or(0, |of| of.free.0);
+        let free = |account: &NodeAccount| account.kinds.get(&kind).map_or(0, |of| of.free.0);
         let sum: u64 = world.ledger.nodes().values().map(free).sum();
         expect(Some(sum) == bytes.as_u64(), || format!("{kind}: {sum}"))?;
     }

@@ -13,28 +13,24 @@ use std::{
     time::Duration,
 };
 
+use numaward_engine::{
+    Allocation, ContainerName, Ledger, Native, NativeOptions, OwnerId, Rejection, Request, Strategy,
+    simulation::{
+        format::{ConfigVector, MachineVector, PodVector},
+        replay,
+    },
+};
 use numaward_topology::{Machine, NodeId, ZoneKind};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{
-    checks,
-    format::{ConfigVector, MachineVector, PodVector},
-    replay,
-};
-use crate::{
-    decision::Rejection,
-    ledger::{Allocation, Ledger},
-    native::{Native, NativeOptions},
-    request::{ContainerName, OwnerId, Request},
-    strategy::Strategy,
-};
+use super::checks;
 
 /// A scenario with what is desired.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Scenario {
+pub(crate) struct Scenario {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     machine: MachineVector,
     config: ConfigVector,
     steps: Vec<Step>,
@@ -90,7 +86,7 @@ pub(super) struct World {
 
 impl Scenario {
     /// Runs the scenario with `native` and says what is not as desired. `clock` gives the time since any moment.
-    pub fn run_native(&self, options: &NativeOptions, clock: &dyn Fn() -> Duration) -> Vec<String> {
+    pub(crate) fn run_native(&self, options: &NativeOptions, clock: &dyn Fn() -> Duration) -> Vec<String> {
         self.run(options, clock).unwrap_or_else(|error| vec![format!("not a scenario: {error}")])
     }
 
@@ -271,19 +267,15 @@ impl World {
     fn invariants(&self, outcome: &Outcome) -> Vec<String> {
         let Some(native) = &self.native else { return Vec::new() };
         let mut allocatable = native.allocatable();
-        let mut ledger = self.ledger.clone();
         // CPUs that were reserved since they were given stay with those that run.
         allocatable.cpus = self.machine.cpu_ids();
         for (node, kind) in &self.short {
-            if let Some(account) = ledger.nodes.get_mut(node).and_then(|node| node.kinds.get_mut(kind)) {
-                let held = account.promised;
-                if held > account.allocatable && account.free.0 == 0 {
-                    allocatable.memory.entry(*kind).or_default().insert(*node, held);
-                    account.allocatable = held;
-                }
+            let account = self.ledger.nodes().get(node).and_then(|node| node.kinds.get(kind));
+            if let Some(account) = account.filter(|of| of.promised > of.allocatable && of.free.0 == 0) {
+                allocatable.memory.entry(*kind).or_default().insert(*node, account.promised);
             }
         }
-        let mut faults = replay::faults(&ledger, &allocatable);
+        let mut faults = replay::faults(&self.ledger, &allocatable);
         if let (Some(false), Some(request)) = (outcome.admitted, &outcome.pod)
             && let Some(account) = self.ledger.owner(&request.owner)
             && !account.containers.is_empty()
