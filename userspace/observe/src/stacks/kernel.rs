@@ -9,8 +9,9 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Seek as _},
     path::Path,
-    sync::{Mutex, PoisonError},
 };
+
+use parking_lot::Mutex;
 
 use super::floor::Floor;
 
@@ -29,7 +30,7 @@ impl KernelSymbols {
         &self,
         addresses: impl IntoIterator<Item = u64>,
     ) -> io::Result<BTreeMap<u64, String>> {
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.0.lock();
         file.rewind()?;
         names(BufReader::with_capacity(1 << 16, &mut *file), addresses)
     }
