@@ -4,7 +4,14 @@
 //! into memory, a table is read piece by piece, and no size in them decides how much memory is taken. Debug information is
 //! not used: it can be gigabytes.
 
-use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    fs::File,
+    io,
+    os::unix::fs::FileExt as _,
+    time::Instant,
+};
 
 use object::{
     LittleEndian,
@@ -122,17 +129,35 @@ fn name_at(file: &File, at: u64) -> Option<String> {
     Some(readable(name))
 }
 
-/// A name as it is in the source, where it is one of Rust or C++.
+/// A name as it is in the source, where it is one of Rust or C++ and is not too long there.
 fn readable(name: &str) -> String {
-    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+    let mut text = Short::default();
+    let written = if let Ok(rust) = rustc_demangle::try_demangle(name) {
         // Without the hash at the end.
-        return format!("{rust:#}");
+        write!(text, "{rust:#}")
+    } else if name.starts_with("_Z") {
+        let options = cpp_demangle::DemangleOptions::new().no_params().no_return_type();
+        cpp_demangle::Symbol::new(name)
+            .map_or(Err(fmt::Error), |cpp| cpp.structured_demangle(&mut text, &options))
+    } else {
+        Err(fmt::Error)
+    };
+    if written.is_ok() { text.0 } else { name.to_owned() }
+}
+
+/// Takes [`NAME`] bytes at most. Names refer to parts of themselves, so a few hundred bytes can stand for more than any
+/// memory holds.
+#[derive(Default)]
+struct Short(String);
+
+impl fmt::Write for Short {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        if self.0.len() + part.len() > NAME {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(part);
+        Ok(())
     }
-    let options = cpp_demangle::DemangleOptions::new().no_params().no_return_type();
-    let cpp = name
-        .starts_with("_Z")
-        .then(|| cpp_demangle::Symbol::new(name).ok()?.demangle_with_options(&options).ok());
-    cpp.flatten().unwrap_or_else(|| name.to_owned())
 }
 
 /// `count` values from an offset of a file.
@@ -208,5 +233,22 @@ mod tests {
         assert_eq!(readable("main"), "main");
         assert_eq!(readable("_ZN5alloc3vec3Vec4push17h0123456789abcdefE"), "alloc::vec::Vec::push");
         assert_eq!(readable("_ZN3foo3barEi"), "foo::bar");
+    }
+
+    #[test]
+    fn a_name_that_stands_for_an_endless_one_stays_as_it_is() {
+        // f<pair<int, int>, pair<A, A>, pair<B, B>, ...>: of each argument, the one before is twice a part.
+        let bomb = |arguments: u32| {
+            let place = |number| char::from_digit(number, 36).unwrap().to_ascii_uppercase();
+            let doubled = (1..arguments).map(|at| format!("S0_IS{0}_S{0}_E", place(at))).collect::<String>();
+            format!("_Z1fISt4pairIiiE{doubled}Evv")
+        };
+        assert_eq!(
+            readable(&bomb(2)),
+            "f<std::pair<int, int>, std::pair<std::pair<int, int>, std::pair<int, int> > >"
+        );
+        let bomb = bomb(30);
+        assert!(bomb.len() < NAME);
+        assert_eq!(readable(&bomb), bomb);
     }
 }
