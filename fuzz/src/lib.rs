@@ -28,7 +28,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "annotations", run: pods::annotations },
     Target { name: "checkpoint", run: files::checkpoint },
     Target { name: "config", run: files::config },
@@ -38,6 +38,7 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "ledger", run: files::ledger },
     Target { name: "nri", run: nri::run },
     Target { name: "pod", run: pods::pod },
+    Target { name: "program", run: files::program },
     Target { name: "record", run: text::record },
     Target { name: "request", run: requests::run },
     Target { name: "reserved", run: text::reserved },

@@ -53,6 +53,8 @@ mod stacks;
 mod state;
 mod table;
 
+#[cfg(feature = "testing")]
+pub use self::stacks::function_names;
 pub use self::{
     follow::{CgroupSource, Latches, spawn},
     foreign::ForeignPromises,

@@ -36,6 +36,16 @@ const UNKNOWN: &str = "[unknown]";
 /// A function of the kernel, where its names may not be read.
 const KERNEL: &str = "[kernel]";
 
+/// The names of the functions at these offsets of a program or library: [`elf::names`], for fuzzing.
+#[cfg(feature = "testing")]
+pub fn function_names(
+    file: &std::fs::File,
+    offsets: impl IntoIterator<Item = u64>,
+    deadline: Instant,
+) -> std::io::Result<BTreeMap<u64, String>> {
+    elf::names(file, offsets, deadline)
+}
+
 /// The chains of some workloads.
 pub(crate) struct Found {
     pub(crate) chains: Vec<CallChain>,
