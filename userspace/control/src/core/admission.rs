@@ -343,7 +343,7 @@ impl Core {
             enforced: self.mode() == EnforcementMode::On,
             releasing: self.kept.state.releasing.contains(name),
             moved: self.moved_of(cgroup),
-            // What else is known of one that is held is added by the caller.
+            // The caller adds the rest of what is known of one that is held.
             ..api::Allocation::default()
         }
     }

@@ -240,8 +240,8 @@ mod tests {
         // f<pair<int, int>, pair<A, A>, pair<B, B>, ...>: of each argument, the one before is twice a part.
         let bomb = |arguments: u32| {
             let place = |number| char::from_digit(number, 36).unwrap().to_ascii_uppercase();
-            let doubled = (1..arguments).map(|at| format!("S0_IS{0}_S{0}_E", place(at))).collect::<String>();
-            format!("_Z1fISt4pairIiiE{doubled}Evv")
+            let doubled: Vec<_> = (1..arguments).map(|at| format!("S0_IS{0}_S{0}_E", place(at))).collect();
+            format!("_Z1fISt4pairIiiE{}Evv", doubled.concat())
         };
         assert_eq!(
             readable(&bomb(2)),
