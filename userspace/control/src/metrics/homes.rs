@@ -5,7 +5,6 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use strum::VariantArray as _;
 
 use super::{By, ByState, ControlMetrics, start};
 
@@ -77,7 +76,7 @@ impl ControlMetrics {
     #[cfg(any(test, feature = "testing"))]
     pub fn show_homes(&self) {
         self.homes(NodeId(0), 0);
-        for &reason in HomeRefusal::VARIANTS {
+        for &reason in <HomeRefusal as strum::VariantArray>::VARIANTS {
             self.homes_refused(reason, 0);
         }
     }
