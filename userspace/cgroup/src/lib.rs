@@ -34,5 +34,6 @@ pub use mounts::MountsError;
 pub use notify::{Notice, Notifier, NotifyError, Subject};
 pub use path::{CgroupId, CgroupPath, PathError};
 pub use read::ReadError;
+pub use unescape::unescape;
 pub use watch::{Event, WatchMode, WatchOptions, Watcher};
 pub use workload::{Container, EXEC_PARENT, RUNTIMES, Workload, WorkloadKind, classify};

@@ -351,6 +351,25 @@ pub fn processes(dir: &Path) -> Result<Vec<u32>, ReadError> {
     ids(dir, "cgroup.procs")
 }
 
+/// The processes in a cgroup and those below it, `most` at most. What cannot be read has none: it is gone, or threaded, and
+/// then its processes are those of the domain above. Nor are there those of another PID namespace.
+pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut open = vec![dir.to_owned()];
+    while let Some(dir) = open.pop() {
+        found.extend(processes(&dir).unwrap_or_default().into_iter().filter(|&process| process != 0));
+        if found.len() >= most {
+            found.truncate(most);
+            break;
+        }
+        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
+        open.extend(
+            below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
+        );
+    }
+    found
+}
+
 /// Reads `cgroup.threads`: the threads in the cgroup itself. 0 is one of another PID namespace.
 pub fn threads(dir: &Path) -> Result<Vec<u32>, ReadError> {
     ids(dir, "cgroup.threads")

@@ -2,7 +2,7 @@
 
 /// What `text` was before each byte that could not stand for itself was written as `prefix` and `digits` digits.
 /// What is no such escape stays as it is.
-pub(crate) fn unescape(text: &[u8], prefix: &[u8], digits: usize, radix: u32) -> Vec<u8> {
+pub fn unescape(text: &[u8], prefix: &[u8], digits: usize, radix: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&first, tail)) = rest.split_first() {

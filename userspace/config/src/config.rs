@@ -390,7 +390,7 @@ pub struct RemoteEstimate {
 pub struct CallChains {
     /// Whether they are taken.
     pub enabled: bool,
-    /// For how many remote pages one chain is taken, on each CPU. A chain costs some microseconds.
+    /// For how many remote pages one chain is taken, on each CPU.
     #[schemars(range(min = 1, max = 1_048_576))]
     #[educe(Default = 64)]
     pub sample_every: u32,

@@ -52,7 +52,7 @@ function shown({ stacks, notes, lost }, kind) {
 }
 
 /** The chains by what they have in common. */
-export function tree(stacks) {
+function tree(stacks) {
   const root = { name: "all", bytes: 0, callees: new Map() };
   for (const stack of stacks) {
     let node = root;

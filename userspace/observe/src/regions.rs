@@ -13,6 +13,7 @@ use std::{
 };
 
 use numaward_api::{MAX_REGIONS, Region, RegionNode, Regions};
+use numaward_cgroup::unescape;
 use numaward_topology::{NodeId, NodeSet};
 
 use crate::stacks::processes_below;
@@ -104,7 +105,10 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
             "heap" | "stack" => name = format!("[{key}]"),
-            "file" => name = unescaped(value),
+            // Some characters are written as `\040`.
+            "file" => {
+                name = String::from_utf8_lossy(&unescape(value.as_bytes(), b"\\", 3, 8)).into_owned();
+            }
             "kernelpagesize_kB" => page = value.parse().ok()?,
             _ => {
                 if let Some(Ok(node)) = key.strip_prefix('N').map(str::parse)
@@ -120,25 +124,6 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
     }
     let bytes = |count: u64| count.saturating_mul(page).saturating_mul(1024);
     Some((name, pages.into_iter().map(|(node, count)| (node, bytes(count))).collect()))
-}
-
-/// A path in which the kernel has written some characters as `\040`.
-fn unescaped(path: &str) -> String {
-    let mut parts = path.split('\\');
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.split_at_checked(3).map(|(digits, rest)| (u8::from_str_radix(digits, 8), rest)) {
-            Some((Ok(byte), rest)) if byte.is_ascii() => {
-                text.push(byte.into());
-                text.push_str(rest);
-            }
-            _ => {
-                text.push('\\');
-                text.push_str(part);
-            }
-        }
-    }
-    text
 }
 
 /// Those with the most bytes first; what is too much is added up.
@@ -229,13 +214,6 @@ mod tests {
         let found = regions(host.path(), None, Instant::now());
         assert_eq!(found.notes, ["not all was read within 5 s"]);
         assert!(found.regions.is_empty());
-    }
-
-    #[test]
-    fn paths_are_as_they_were() {
-        assert_eq!(unescaped("/a\\040b\\134c"), "/a b\\c");
-        assert_eq!(unescaped("/a\\9\\04"), "/a\\9\\04");
-        assert_eq!(unescaped("/a\\777"), "/a\\777", "no byte");
     }
 
     #[test]

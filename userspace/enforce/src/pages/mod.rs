@@ -173,20 +173,10 @@ pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet) {
     }
 }
 
-/// The processes of cgroups and of those below them. What cannot be read has none: it is gone, or threaded, and then its
-/// processes are those of the domain above.
+/// The processes of cgroups and of those below them, without this one.
 fn processes(dirs: &[PathBuf]) -> Vec<u32> {
-    let mut found = Vec::new();
-    let mut open = dirs.to_owned();
-    while let Some(dir) = open.pop() {
-        found.extend(read::processes(&dir).unwrap_or_default());
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        open.extend(
-            below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()),
-        );
-    }
-    // 0 is a process of another PID namespace; as an argument of move_pages(2) it would be ourselves.
-    found.retain(|&process| process != 0 && process != std::process::id());
+    let mut found: Vec<_> = dirs.iter().flat_map(|dir| read::processes_below(dir, usize::MAX)).collect();
+    found.retain(|&process| process != std::process::id());
     found.sort_unstable();
     found.dedup();
     found

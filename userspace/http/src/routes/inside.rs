@@ -13,7 +13,7 @@ use numaward_api::problem::{CONTENT_TYPE, Problem};
 use numaward_observe::NotInside;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{App, PlainJson};
+use super::{App, PlainJson, no_workload};
 use crate::{
     peer::{Authorized, Peer},
     problem::Failure,
@@ -93,10 +93,7 @@ async fn regions(
 
 fn failure(name: &str, none: NotInside) -> Failure {
     match none {
-        NotInside::NoWorkload => {
-            let detail = format!("there is no workload named {name:?}; /api/v1/workloads lists all");
-            (StatusCode::NOT_FOUND, detail)
-        }
+        NotInside::NoWorkload => no_workload(name),
         NotInside::Off(reason) => (StatusCode::CONFLICT, reason),
     }
 }

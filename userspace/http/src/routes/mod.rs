@@ -331,10 +331,11 @@ async fn intruders(
 ) -> Result<Json<api::Intruders>, Failure> {
     let asked = name.clone();
     let found = app.ask(move |observer| observer.intruders(&asked)).await?;
-    found.map(Json).ok_or_else(|| {
-        let detail = format!("there is no workload named {name:?}; /api/v1/workloads lists all");
-        (StatusCode::NOT_FOUND, detail)
-    })
+    found.map(Json).ok_or_else(|| no_workload(&name))
+}
+
+fn no_workload(name: &str) -> Failure {
+    (StatusCode::NOT_FOUND, format!("there is no workload named {name:?}; /api/v1/workloads lists all"))
 }
 
 /// The last hour of the host: ten minutes in steps of five seconds, the hour in steps of a minute. It is kept in memory, also

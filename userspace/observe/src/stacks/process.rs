@@ -16,7 +16,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use numaward_cgroup::read::processes;
+use numaward_cgroup::read;
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat},
     io::Errno,
@@ -104,22 +104,9 @@ fn mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range: start..end, offset, inode, name })
 }
 
-/// The processes in a cgroup and below, at most [`PROCESSES`]. Those that may not be read are absent.
+/// The processes in a cgroup and below, at most [`PROCESSES`].
 pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
-    let mut found = Vec::new();
-    let mut dirs = vec![dir.to_owned()];
-    while let Some(dir) = dirs.pop() {
-        found.extend(processes(&dir).unwrap_or_default().into_iter().filter(|pid| *pid != 0));
-        if found.len() >= PROCESSES {
-            found.truncate(PROCESSES);
-            break;
-        }
-        let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
-        dirs.extend(
-            entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_dir())).map(|entry| entry.path()),
-        );
-    }
-    found
+    read::processes_below(dir, PROCESSES)
 }
 
 /// Opens a file as somebody sees it whose root is `root`.
