@@ -28,6 +28,7 @@ section "placed"
 where $db
 section "placed first instruction"
 grep -o -E '(Cpus|Mems)_allowed_list.*' /var/log/pods/db/main.log
+wait_for 30 booked "${db#$cgroups/}" $((48 << 20))
 section "placed memory"
 cat $db/memory.numa_stat
 section "placed misses"

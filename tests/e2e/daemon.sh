@@ -17,20 +17,13 @@ stop() {
     echo $?
 }
 
-# has_pages NAME: the kernel's book of a cgroup has the whole load. The kernel brings the book up to date every two
-# seconds, and at a read only if enough pages have changed.
-has_pages() {
-    awk '/^(anon|file) / { for (i = 2; i <= NF; i++) { sub(/.*=/, "", $i); bytes += $i } } END { exit bytes < 67108864 }' \
-        "$cgroups/$1/memory.numa_stat"
-}
-
 # measure NAME ARGUMENTS...: a load in the cgroup NAME, and what the kernel says about NAME's uppermost cgroup.
 measure() {
     _name=${1%%/*}
     _inner=$1
     shift
     load "$_inner" "$@"
-    wait_for 30 has_pages "$_name"
+    wait_for 30 booked "$_name" 67108864
     section "$round $_name numa_stat"
     grep -E '^(anon|file) ' "$cgroups/$_name/memory.numa_stat"
     counters "$_name"

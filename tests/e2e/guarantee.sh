@@ -60,6 +60,7 @@ cd /
 section "the daemon's CPUs"
 own_cpus() { cat /proc/$daemon/task/*/status | sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' | sort -u; }
 own_cpus
+wait_for 30 booked numaward/held $((128 << 20))
 section "held numa_stat"
 cat $cgroups/numaward/held/memory.numa_stat
 
@@ -90,6 +91,7 @@ own_cpus
 
 section "before guarantee"
 load batch --cpus 2 --size 128M --policy preferred:1
+wait_for 30 booked batch $((128 << 20))
 cat $cgroups/batch/memory.numa_stat
 section "guarantee"
 # Node 1 has two free CPUs, node 0 one: one CPU is taken from the fuller node.

@@ -40,12 +40,14 @@ section unknown
 unknown
 load late --cpus 0 --policy bind:2
 counters late late
+wait_for 30 booked late 67108864
 section "late numa_stat"
 grep '^anon ' $cgroups/late/memory.numa_stat
 unload late $load_pid
 # More than node 1 had before.
 load filling --cpus 2 --size 288M --policy bind:1
 counters filling filling
+wait_for 30 booked filling $((288 << 20))
 section "filling numa_stat"
 grep '^anon ' $cgroups/filling/memory.numa_stat
 unload filling $load_pid

@@ -10,6 +10,8 @@ place() {
     load "$_name" "$@"
     section "$_name report"
     cat "/tmp/load-$_name"
+    # Hugepages are not in it.
+    [ "$_name" = hugetlb ] || wait_for 30 booked "$_name" $(sed 's/.*"bytes":\([0-9]*\).*/\1/' /tmp/load-$_name)
     section "$_name numa_stat"
     cat "$cgroups/$_name/memory.numa_stat"
     section "$_name threads"

@@ -20,6 +20,7 @@ wait_for 60 [ -s /tmp/memory.json ]
 for name in part held; do wait_for 20 grep -q 'populated 1' $cgroups/numaward/$name/cgroup.events; done
 section "memory alone"
 knobs memory
+wait_for 30 booked numaward/memory $((128 << 20))
 section "memory alone numa_stat"
 cat $cgroups/numaward/memory/memory.numa_stat
 section "a part of a CPU"

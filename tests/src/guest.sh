@@ -41,6 +41,13 @@ load() {
 }
 _loaded() { [ -s "$_report" ] || ! kill -0 $load_pid; }
 
+# booked CGROUP BYTES: the kernel has that much of a cgroup's memory in its books, to within 1 %. It brings them up to
+# date every two seconds, and at a read only if it knows of enough changes: those of one CPU may not be among them.
+booked() {
+    awk -v bytes="$2" '/^(anon|file) / { for (i = 2; i <= NF; i++) { sub(/.*=/, "", $i); booked += $i } } END { exit booked < bytes * 0.99 }' \
+        "$cgroups/$1/memory.numa_stat"
+}
+
 # unload NAME PID: ends a load and removes its cgroup.
 unload() {
     kill "$2"
