@@ -2,8 +2,8 @@
 //! a terminal. On the way, what the page shows is held against `/metrics`, and the demo is gone through as
 //! its user does: the page is red, one command is run, the page is green. How long that takes is printed.
 //!
-//! With `--newcomer`, this is done in a fresh clone and ends with the green page. All of it must be over within
-//! [`LIMIT`]. Nothing is built in a clone; what cargo and the virtual machines have fetched is there already.
+//! With `--newcomer`, this is done in a fresh clone and ends with the green page. Nothing is built in a clone; what cargo and
+//! the virtual machines have fetched is there already.
 
 use std::{
     fs,
@@ -29,15 +29,13 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// The machine ends by itself if we do not end it.
 const LONGEST: u64 = 1200;
 
-/// What a newcomer's way to the green page may take.
-const LIMIT: Duration = Duration::from_mins(10);
 /// What a line begins with that says that a step is over.
 const STEP: &str = "step: ";
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Makes no pictures: clones this checkout, as somebody new does, goes through the demo there, and fails if that takes
-    /// ten minutes or more. What is not committed is not part of it
+    /// Makes no pictures: clones this checkout, as somebody new does, goes through the demo there, and prints how long each
+    /// step took. What is not committed is not part of it
     #[arg(long)]
     newcomer: bool,
     /// Only goes through the demo; its pictures go to this folder
@@ -127,18 +125,12 @@ fn newcomer() -> Result<()> {
         }
     }
     ensure!(demo.wait()?.success(), "a newcomer does not get to the green page: see above");
-    judge(&steps)
-}
-
-/// Prints how long each step took, and fails where all of them took too long.
-fn judge(steps: &[(String, Duration)]) -> Result<()> {
     let mut before = Duration::ZERO;
     println!("{:<26} {:>7} {:>8}", "step", "took", "since");
     for (step, since) in steps {
         println!("{step:<26} {:>5} s {:>6} s", since.saturating_sub(before).as_secs(), since.as_secs());
-        before = *since;
+        before = since;
     }
-    ensure!(before < LIMIT, "a newcomer needs {} s, of {} s at most", before.as_secs(), LIMIT.as_secs());
     Ok(())
 }
 
@@ -182,20 +174,4 @@ fn picture(terminal: &Terminal, path: &Path, title: &str, is_so: impl Fn(&str) -
         bail!("{title}: that does not come; the last was:\n{last}");
     }
     fs::write(path, terminal.svg(title)).with_context(|| format!("cannot write {}", path.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_way_of_ten_minutes_is_too_long() {
-        let way = |seconds: &[u64]| {
-            let steps = seconds.iter().map(|&since| ("a step".to_owned(), Duration::from_secs(since)));
-            judge(&steps.collect::<Vec<_>>())
-        };
-        way(&[1, 500, 599]).unwrap();
-        let error = way(&[1, 600]).unwrap_err().to_string();
-        assert_eq!(error, "a newcomer needs 600 s, of 600 s at most");
-    }
 }

@@ -61,7 +61,7 @@ enum Stage {
     Api,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
     Dashboards,
-    /// The way of somebody new: clone, demo, red page, fix, green page, in less than ten minutes (with --all)
+    /// The way of somebody new: clone, demo, red page, fix, green page, and how long that takes (with --all)
     Newcomer,
     /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster or with containerd 2.2:
     /// with --all, where `NUMAWARD_KUBERNETES` and `NUMAWARD_CONTAINERD` name their programs; see `vm test --help`)

@@ -8,6 +8,7 @@ use numaward_cgroup::CgroupId;
 use numaward_probes::{CallChain, Mode, Probe, SlotId};
 
 use crate::{
+    naming::OTHER,
     observer::Observer,
     regions,
     stacks::{self, Found},
@@ -19,6 +20,8 @@ use crate::{
 pub enum NotInside {
     /// There is no such workload.
     NoWorkload,
+    /// The name stands for all that belongs to no workload.
+    Others,
     /// Call chains are not taken, and why.
     Off(String),
 }
@@ -26,7 +29,8 @@ pub enum NotInside {
 type Members = Vec<(CgroupId, Member<SlotId>)>;
 
 fn members_of(table: &Table<SlotId>, name: &str) -> Result<Members, NotInside> {
-    let (_, series) = table.series().find(|(found, _)| &***found == name).ok_or(NotInside::NoWorkload)?;
+    let none = || if name == OTHER { NotInside::Others } else { NotInside::NoWorkload };
+    let (_, series) = table.series().find(|(found, _)| &***found == name).ok_or_else(none)?;
     Ok(series.members.iter().map(|(id, member)| (*id, member.clone())).collect())
 }
 
@@ -90,5 +94,17 @@ impl Observer {
         let dirs: Vec<PathBuf> =
             hierarchy.iter().flat_map(|of| members.iter().map(|(_, member)| of.dir(&member.path))).collect();
         dirs.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_belongs_to_no_workload_is_no_unknown_name() {
+        let why = |name: &str| members_of(&Table::default(), name).unwrap_err();
+        assert_eq!(why("other"), NotInside::Others);
+        assert_eq!(why("others"), NotInside::NoWorkload);
     }
 }

@@ -94,6 +94,11 @@ async fn regions(
 fn failure(name: &str, none: NotInside) -> Failure {
     match none {
         NotInside::NoWorkload => no_workload(name),
+        NotInside::Others => {
+            let detail =
+                format!("{name:?} stands for all that belongs to no workload: name one of the workloads");
+            (StatusCode::NOT_FOUND, detail)
+        }
         NotInside::Off(reason) => (StatusCode::CONFLICT, reason),
     }
 }
