@@ -14,6 +14,7 @@ mod cgroup_v1;
 mod chaos;
 mod cluster;
 mod containerd;
+mod cpu_kinds;
 mod cpu_power;
 mod crash;
 mod daemon;

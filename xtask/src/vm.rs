@@ -177,6 +177,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("containerd::containerd_with_systemd", &[]),
     ("containerd::forty_at_once", &[]),
     (REQUIRED, &[]),
+    ("cpu_kinds::", &["6.12"]),
     ("cpu_power::exclusive", &["6.12"]),
     ("cpu_power::the_unit", &[]),
     ("crash::", &["6.12"]),

@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::ledger::KindAccount;
-pub use numaward_engine::policy::{MemoryPolicy, MemoryTier, Tiers, TopologyManagerPolicy, UnknownName};
+pub use numaward_engine::policy::{
+    CpuKind, MemoryPolicy, MemoryTier, Tiers, TopologyManagerPolicy, UnknownName,
+};
 use numaward_topology::ZoneKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

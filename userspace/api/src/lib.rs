@@ -30,7 +30,7 @@ use utoipa::ToSchema;
 pub use self::{
     activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
     allocation::{
-        Allocation, AllocationRequest, Allocations, Block, Candidate, DryRun, Explanation, Hint,
+        Allocation, AllocationRequest, Allocations, Block, Candidate, CpuKind, DryRun, Explanation, Hint,
         KindPromises, MemoryPolicy, MemoryTier, Merge, MissingCapacity, Moved, NodePromises, PartitionKind,
         PodContainer, Refusal, Rejection, Resized, ResourceHints, Shortfall, Target, Tiers,
         TopologyManagerPolicy, UnknownName, Waiting,
@@ -77,6 +77,12 @@ pub struct Topology {
     pub possible_cpus: String,
     /// CPUs kept from the scheduler's load balancing (`isolcpus=`), as a list.
     pub isolated_cpus: String,
+    /// CPUs whose tick stops while one task runs (`nohz_full=`), as a list.
+    #[serde(default)]
+    pub nohz_full_cpus: String,
+    /// CPUs of cores that are slower than the fastest of the machine, as a list.
+    #[serde(default)]
+    pub efficiency_cpus: String,
     /// Size of a memory block (the unit of memory hotplug); 0 where there are none.
     pub memory_block_size_bytes: u64,
 }
@@ -205,6 +211,8 @@ impl From<&Machine> for Topology {
             online_cpus: machine.cpu_ids().to_string(),
             possible_cpus: machine.possible_cpus.to_string(),
             isolated_cpus: machine.isolated_cpus.to_string(),
+            nohz_full_cpus: machine.nohz_full_cpus.to_string(),
+            efficiency_cpus: machine.efficiency_cpus.to_string(),
             memory_block_size_bytes: machine.memory_block_size.0,
         }
     }

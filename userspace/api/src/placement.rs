@@ -9,7 +9,7 @@ use std::{
 
 use numaward_engine::{
     Quantity, Terms,
-    policy::{MemoryPolicy, MemoryTier, Tiers},
+    policy::{CpuKind, MemoryPolicy, MemoryTier, Tiers},
     quantity::QuantityError,
 };
 use numaward_topology::NodeSet;
@@ -48,6 +48,10 @@ pub struct Placement {
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<MemoryTier>)]
     pub memory_tiers: BTreeSet<MemoryTier>,
+    /// What its exclusive CPUs have to be, all of it; none: they may be any.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<CpuKind>)]
+    pub cpu_kinds: BTreeSet<CpuKind>,
     /// What others can name it by, besides its own name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -94,6 +98,7 @@ impl Placement {
             nodes: Some(terms.nodes.clone()).filter(|nodes| !nodes.is_empty()),
             tiers: terms.tiers,
             memory_tiers: terms.memory_tiers.clone(),
+            cpu_kinds: terms.cpu_kinds.clone(),
             labels: terms.labels.clone(),
             with: terms.with.clone(),
             apart: terms.apart.clone(),
@@ -232,7 +237,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_written() {
         assert_eq!(serde_json::to_string(&Placement::default()).unwrap(), "{}");
-        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","resctrlClass":"batch","immovable":true,"burstable":true}"#;
+        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"cpuKinds":["performance","nohz-full"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","resctrlClass":"batch","immovable":true,"burstable":true}"#;
         let placement: Placement = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&placement).unwrap(), text);
         assert!(serde_json::from_str::<Placement>(r#"{"tier":"strict"}"#).is_err());

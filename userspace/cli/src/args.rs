@@ -10,8 +10,8 @@ use clap::{
 };
 use clap_complete::Shell;
 use numaward_api::{
-    Cpus, EventKind, MemoryPolicy, MemoryTier, PartitionKind, StackKind, Tiers, TopologyManagerPolicy,
-    UnknownName,
+    CpuKind, Cpus, EventKind, MemoryPolicy, MemoryTier, PartitionKind, StackKind, Tiers,
+    TopologyManagerPolicy, UnknownName,
 };
 use numaward_config::Interval;
 use numaward_engine::Quantity;
@@ -560,6 +560,12 @@ pub(crate) struct Placement {
         value_parser = named(MemoryTier::ALL, MemoryTier::as_str, memory_tier_help)
     )]
     pub(crate) memory_tiers: Vec<MemoryTier>,
+    /// What its exclusive CPUs have to be; can be repeated, then they are all of it (native) [default: any]
+    #[arg(
+        long = "cpu-kind", help_heading = NODES, value_name = "KIND",
+        value_parser = named(CpuKind::ALL, CpuKind::as_str, cpu_kind_help)
+    )]
+    pub(crate) cpu_kinds: Vec<CpuKind>,
     /// Take CPUs that share a last-level cache if possible (native)
     #[arg(long, help_heading = NODES)]
     pub(crate) same_cache: bool,
@@ -612,6 +618,15 @@ fn memory_tier_help(tier: MemoryTier) -> &'static str {
         MemoryTier::Dram => "Ordinary memory",
         MemoryTier::Hbm => "High-bandwidth memory",
         MemoryTier::Cxl => "Memory behind a CXL link, and whatever is slower than ordinary memory",
+    }
+}
+
+fn cpu_kind_help(kind: CpuKind) -> &'static str {
+    match kind {
+        CpuKind::Performance => "Of cores as fast as any of the machine",
+        CpuKind::Efficiency => "Of cores that are slower than others of the machine, and take less power",
+        CpuKind::Isolated => "Kept from the scheduler's load balancing (isolcpus=)",
+        CpuKind::NohzFull => "Without a tick while one task runs (nohz_full=)",
     }
 }
 

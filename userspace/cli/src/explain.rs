@@ -57,6 +57,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
         nodes,
         tiers,
         memory_tiers,
+        cpu_kinds,
         labels,
         with,
         apart,
@@ -74,6 +75,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
     terms.extend(nodes.as_ref().map(|nodes| text("only nodes", nodes)));
     terms.extend(tiers.map(|tiers| text("tiers", &tiers)));
     terms.extend(memory_tiers.iter().map(|tier| text("memory tier", tier)));
+    terms.extend(cpu_kinds.iter().map(|kind| text("CPUs", kind)));
     terms.extend(labels.iter().map(|(key, value)| format!("label {key}={value}")));
     terms.extend(with.iter().map(|name| text("with", name)));
     terms.extend(apart.iter().map(|name| text("apart from", name)));

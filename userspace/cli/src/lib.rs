@@ -342,6 +342,7 @@ fn asked(
             nodes: placement.nodes.filter(|nodes| !nodes.is_empty()),
             tiers: placement.tiers,
             memory_tiers: placement.memory_tiers.into_iter().collect(),
+            cpu_kinds: placement.cpu_kinds.into_iter().collect(),
             labels: placement.labels.into_iter().collect(),
             with: placement.with.into_iter().collect(),
             apart: placement.apart.into_iter().collect(),

@@ -50,7 +50,15 @@ fn promises(promised: &[NodePromises]) -> String {
 /// The machine for people.
 pub(crate) fn render(shown: &Shown) -> String {
     let topology = &shown.topology;
-    let isolated = &topology.isolated_cpus;
+    let special = [
+        ("Isolated CPUs", &topology.isolated_cpus),
+        ("CPUs without a tick", &topology.nohz_full_cpus),
+        ("CPUs of slower cores", &topology.efficiency_cpus),
+    ];
+    let special: String = special
+        .into_iter()
+        .filter(|(_, cpus)| !cpus.is_empty())
+        .fold(String::new(), |text, (what, cpus)| text + what + ": " + cpus + "\n");
     let parts = [
         Some(summary(topology)),
         Some(nodes(topology)),
@@ -58,7 +66,7 @@ pub(crate) fn render(shown: &Shown) -> String {
         (topology.nodes.len() > 1).then(|| distances(topology)),
         Some(sockets(topology)),
         caches(topology),
-        (!isolated.is_empty()).then(|| format!("Isolated CPUs: {isolated}\n")),
+        (!special.is_empty()).then_some(special),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }

@@ -116,6 +116,10 @@ impl Request {
             let problem = "others are kept off exclusive CPUs, and none are asked for";
             return Err(FieldError::new("placement.isolate", problem, "false, or whole CPUs in cpus"));
         }
+        if !terms.cpu_kinds.is_empty() && shares {
+            let problem = "it is about exclusive CPUs, and none are asked for";
+            return Err(FieldError::new("placement.cpuKinds", problem, "nothing, or whole CPUs in cpus"));
+        }
         if terms.memory_policy.is_some() {
             let wrong = |problem| {
                 FieldError::new("placement.memoryPolicy", problem, "nothing, or a command to start")
@@ -321,6 +325,7 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
         without_memory: asked.memory.is_none() && asked.cpus.is_some(),
         tiers: placement.tiers,
         memory_tiers: placement.memory_tiers.clone(),
+        cpu_kinds: placement.cpu_kinds.clone(),
         labels: placement.labels.clone(),
         with: placement.with.clone(),
         apart: placement.apart.clone(),

@@ -176,6 +176,22 @@ named!(
 );
 
 named!(
+    /// What a CPU is like.
+    #[serde(rename_all = "kebab-case")]
+    "kind of CPU" CpuKind {
+        /// Of a core as fast as any of the machine.
+        #[default]
+        Performance = "performance",
+        /// Of a core that is slower than others of the machine, and takes less power.
+        Efficiency = "efficiency",
+        /// Kept from the scheduler's load balancing (`isolcpus=`).
+        Isolated = "isolated",
+        /// Without a tick while one task runs (`nohz_full=`).
+        NohzFull = "nohz-full",
+    }
+);
+
+named!(
     /// How the kernel chooses among the nodes of a workload for each new page: a policy of
     /// `Documentation/admin-guide/mm/numa_memory_policy.rst`.
     #[serde(rename_all = "kebab-case")]

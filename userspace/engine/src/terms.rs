@@ -9,7 +9,7 @@ use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    policy_names::{MemoryPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope},
+    policy_names::{CpuKind, MemoryPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope},
     preferences::PlacementPreferences,
 };
 
@@ -50,6 +50,9 @@ pub struct Terms {
     /// The only sorts of memory that it takes. Empty: any.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub memory_tiers: BTreeSet<MemoryTier>,
+    /// Its exclusive CPUs are of all these kinds. Empty: any.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub cpu_kinds: BTreeSet<CpuKind>,
     /// The name by which others know it, if that is not the owner's: of a pod `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -86,6 +89,7 @@ impl Terms {
             ("CPUs without memory", self.without_memory),
             ("tiers", self.tiers.is_some()),
             ("memoryTiers", !self.memory_tiers.is_empty()),
+            ("cpuKinds", !self.cpu_kinds.is_empty()),
             ("labels", !self.labels.is_empty()),
             ("with", !self.with.is_empty()),
             ("apart", !self.apart.is_empty()),

@@ -9,7 +9,8 @@ use numaward_engine::{
     PlacementPreferences, PolicyConfig, Quantity, Reason, Request, Resources, Strategy, Terms,
     hint::Resource,
     policy::{
-        CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers, TopologyManagerPolicy,
+        CpuKind, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
+        TopologyManagerPolicy,
     },
     searches::{Deciding, Verdict},
 };
@@ -96,6 +97,62 @@ fn memory_only_nodes_count_as_the_terms_say() {
     let cxl = Terms { memory_tiers: [MemoryTier::Cxl].into(), ..Terms::default() };
     assert_eq!(place(&native, &idle, (2, 20), &dram), "refused");
     assert_eq!(place(&native, &idle, (2, 4), &cxl), "4");
+}
+
+/// The exclusive CPUs of one.
+fn cpus(ledger: &Ledger, name: &str) -> String {
+    ledger.allocation(&name.into(), &name.into()).unwrap().cpus.as_ref().unwrap().to_string()
+}
+
+#[test]
+fn cpus_are_of_the_kinds_that_are_wanted() {
+    use CpuKind::{Efficiency, Isolated, NohzFull, Performance};
+
+    // 4 CPUs on each of two nodes, of which 0 is reserved.
+    let machine = Machine::builder()
+        .nodes(2)
+        .sockets(2)
+        .cores_per_node(4)
+        .memory(Bytes::gib(8))
+        .isolated_cpus("2-3,6".parse().unwrap())
+        .nohz_full_cpus("3,6-7".parse().unwrap())
+        .efficiency_cpus("4-5".parse().unwrap())
+        .build()
+        .unwrap();
+    let config = PolicyConfig {
+        cpu_reservation: Some(Quantity::whole(1)),
+        ..config(TopologyManagerPolicy::SingleNumaNode)
+    };
+    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let of = |kinds: &[CpuKind]| Terms { cpu_kinds: kinds.iter().copied().collect(), ..Terms::default() };
+    let idle = native.idle();
+    let placed = |ledger: &Ledger, count, kinds: &[CpuKind]| {
+        let decision = decide(&native, ledger, "new", (count, 1), &of(kinds));
+        decision.outcome.map(|_| cpus(&decision.ledger, "new")).map_err(|rejection| rejection.to_string())
+    };
+    let refused = |ledger: &Ledger, count, kinds: &[CpuKind]| placed(ledger, count, kinds).is_err();
+    assert_eq!(placed(&idle, 2, &[Isolated]).unwrap(), "2-3");
+    assert_eq!(placed(&idle, 2, &[NohzFull]).unwrap(), "6-7", "two of one node");
+    assert_eq!(placed(&idle, 2, &[Efficiency]).unwrap(), "4-5");
+    assert_eq!(placed(&idle, 2, &[Performance]).unwrap(), "1-2", "and not from where slower ones are");
+    assert_eq!(placed(&idle, 1, &[Isolated, NohzFull]).unwrap(), "3");
+    assert!(refused(&idle, 1, &[Efficiency, Isolated]), "there is none that is both");
+    assert!(refused(&idle, 3, &[Isolated]), "not on one node");
+    let held = admit(&native, &idle, "held", (1, 1), &of(&[Isolated]));
+    let resize = |count| native.resize(&held, &"held".into(), &"held".into(), &resources(count, 1));
+    assert_eq!(cpus(&resize(2).unwrap(), "held"), "2-3");
+    assert!(resize(3).is_err(), "no other CPU will do");
+    // Who takes any CPU is moved off those that are wanted.
+    let any = admit(&native, &idle, "any", (3, 1), &Terms::default());
+    assert_eq!(cpus(&any, "any"), "1-3");
+    assert!(refused(&any, 2, &[Isolated]));
+    let request = Request::workload("new", resources(2, 1));
+    let plan = native.plan(&any, &request, &of(&[Isolated]), &Limits::default()).unwrap();
+    assert_eq!((cpus(&plan.decision.ledger, "new"), plan.moves.len()), ("2-3".to_owned(), 1));
+    // The same where it has to be on a node.
+    let there = Terms { nodes: "0".parse().unwrap(), ..Terms::default() };
+    let plan = native.plan(&any, &request, &there, &Limits::default()).unwrap();
+    assert_eq!((cpus(&plan.decision.ledger, "new"), plan.moves.len()), ("1-2".to_owned(), 1));
 }
 
 /// 72 CPUs and 480 GiB; the 96 GiB of a GPU, of the tier that is configured for it; and two nodes that are empty.

@@ -46,6 +46,8 @@ pub struct MachineBuilder {
     smt: u32,
     distances: Distances,
     isolated_cpus: CpuSet,
+    nohz_full_cpus: CpuSet,
+    efficiency_cpus: CpuSet,
 }
 
 /// What one node has; unset values are the machine's. Made by [`MachineBuilder::node`].
@@ -79,6 +81,8 @@ impl Machine {
             smt: 1,
             distances: Distances::BySocket { within: REMOTE_DISTANCE, between: REMOTE_DISTANCE },
             isolated_cpus: CpuSet::new(),
+            nohz_full_cpus: CpuSet::new(),
+            efficiency_cpus: CpuSet::new(),
         }
     }
 }
@@ -171,16 +175,36 @@ impl MachineBuilder {
         self
     }
 
+    /// CPUs whose tick stops while one task runs.
+    #[must_use]
+    pub fn nohz_full_cpus(mut self, cpus: CpuSet) -> Self {
+        self.nohz_full_cpus = cpus;
+        self
+    }
+
+    /// CPUs of slower cores.
+    #[must_use]
+    pub fn efficiency_cpus(mut self, cpus: CpuSet) -> Self {
+        self.efficiency_cpus = cpus;
+        self
+    }
+
     /// The machine, or the first value that cannot be.
     pub fn build(self) -> Result<Machine, BuildError> {
         let specs = self.specs()?;
         let cpus = self.cpus(&specs)?;
         let distances = self.node_distances(&specs, &cpus)?;
         let online: CpuSet = cpus.keys().copied().collect();
-        if !self.isolated_cpus.is_subset(&online) {
-            let missing = &self.isolated_cpus - &online;
-            let text = format!("CPUs {missing} are isolated, but the machine has only {online}");
-            return Err(BuildError(text));
+        for (cpus, what) in [
+            (&self.isolated_cpus, "isolated"),
+            (&self.nohz_full_cpus, "without a tick"),
+            (&self.efficiency_cpus, "of slower cores"),
+        ] {
+            let missing = cpus - &online;
+            if !missing.is_empty() {
+                let text = format!("CPUs {missing} are {what}, but the machine has only {online}");
+                return Err(BuildError(text));
+            }
         }
 
         let total = specs.values().fold(0, |sum: u64, spec| sum.saturating_add(spec.memory.0));
@@ -214,6 +238,8 @@ impl MachineBuilder {
             cpus,
             possible_cpus: online,
             isolated_cpus: self.isolated_cpus,
+            nohz_full_cpus: self.nohz_full_cpus,
+            efficiency_cpus: self.efficiency_cpus,
             memory_block_size: block,
         })
     }

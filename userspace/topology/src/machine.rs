@@ -33,6 +33,10 @@ pub struct Machine {
     pub possible_cpus: CpuSet,
     /// CPUs kept from the scheduler's load balancing (`isolcpus=`).
     pub isolated_cpus: CpuSet,
+    /// CPUs whose tick stops while one task runs (`nohz_full=`).
+    pub nohz_full_cpus: CpuSet,
+    /// CPUs of cores that are slower than the fastest of the machine (E-cores, LITTLE); empty where all are alike.
+    pub efficiency_cpus: CpuSet,
     /// Size of the memory blocks that [`Node::memory_blocks`] number. Zero where sysfs has none.
     pub memory_block_size: Bytes,
 }

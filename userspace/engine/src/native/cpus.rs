@@ -23,7 +23,8 @@ use crate::{
     decision::ResizeError,
     kubelet::cpu::{CpuError, StaticCpus},
     ledger::Ledger,
-    policy::CpuOptions,
+    policy::{CpuKind, CpuOptions},
+    terms::Terms,
 };
 
 /// The CPUs of a node.
@@ -48,6 +49,7 @@ pub(super) struct Cpus {
     pub(super) idle_pool: CpuSet,
     /// CPUs of a core, on average.
     per_core: usize,
+    kinds: BTreeMap<CpuKind, CpuSet>,
 }
 
 /// Which CPUs can be taken, and how.
@@ -80,6 +82,12 @@ impl Cpus {
         };
         let nodes: Vec<NodeCpus> = machine.nodes.keys().map(of_node).collect();
         let cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
+        let kinds = BTreeMap::from([
+            (CpuKind::Performance, &machine.cpu_ids() - &machine.efficiency_cpus),
+            (CpuKind::Efficiency, machine.efficiency_cpus.clone()),
+            (CpuKind::Isolated, machine.isolated_cpus.clone()),
+            (CpuKind::NohzFull, machine.nohz_full_cpus.clone()),
+        ]);
         Self {
             allocatable: manager.allocatable(),
             idle_pool: manager.idle_pool(),
@@ -87,6 +95,7 @@ impl Cpus {
             nodes,
             manager,
             options,
+            kinds,
         }
     }
 
@@ -95,9 +104,20 @@ impl Cpus {
         self.count(&self.whole(&self.allocatable))
     }
 
-    /// The CPUs that can become exclusive now.
-    pub(super) fn available(&self, ledger: &Ledger) -> CpuSet {
-        self.allocatable_of(&online(ledger))
+    /// The same of those that a request takes.
+    pub(super) fn capacity_for(&self, terms: &Terms) -> Vec<u64> {
+        self.count(&self.whole(&self.wanted(&self.allocatable, terms)))
+    }
+
+    /// The CPUs that can become exclusive now, of those that a request takes.
+    pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> CpuSet {
+        self.allocatable_of(&self.wanted(&online(ledger), terms))
+    }
+
+    /// Those of these CPUs that are of all kinds that a request wants.
+    pub(super) fn wanted(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {
+        let of_kind = |cpus: CpuSet, kind| self.kinds.get(kind).map_or_else(CpuSet::new, |of| &cpus & of);
+        terms.cpu_kinds.iter().fold(cpus.clone(), of_kind)
     }
 
     /// Those of these CPUs that can become exclusive.
@@ -115,15 +135,16 @@ impl Cpus {
         (0..self.nodes.len()).filter(|&at| self.nodes[at].all.intersects(cpus)).collect()
     }
 
-    /// The CPUs that a container has instead of those it holds when it is to have so many, on these nodes.
+    /// The CPUs that a container with these terms has instead of those it holds when it is to have so many, on these nodes.
     pub(super) fn resized(
         &self,
         ledger: &Ledger,
+        terms: &Terms,
         held: &CpuSet,
         wanted: usize,
         nodes: &NodeSet,
     ) -> Result<CpuSet, ResizeError> {
-        self.manager.resized(&online(ledger), held, wanted, nodes)
+        self.manager.resized(&self.wanted(&online(ledger), terms), held, wanted, nodes)
     }
 
     /// With `full-pcpus-only` those that make up whole cores, else all.

@@ -369,7 +369,7 @@ impl Native {
 
     /// What a ledger leaves for those with these terms.
     pub(super) fn room(&self, ledger: &Ledger, terms: &Terms) -> Room {
-        let mut room = Room::new(&self.host, ledger);
+        let mut room = Room::new(&self.host, ledger, terms);
         units::only_wanted(&self.host, &mut room, terms, &self.options.memory_tiers);
         room
     }
@@ -427,7 +427,7 @@ impl Native {
     ) -> Result<Vec<Allocation>, Refusal> {
         let mut allocations = vec![Allocation::default(); result.len()];
         let mut available = Available {
-            cpus: self.host.cpus.as_ref().map(|cpus| cpus.available(ledger)).unwrap_or_default(),
+            cpus: self.host.cpus.as_ref().map(|cpus| cpus.available(ledger, terms)).unwrap_or_default(),
             by_cache: terms.same_cache,
         };
         let uncollected =

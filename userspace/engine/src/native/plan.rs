@@ -178,10 +178,10 @@ impl Native {
         Some((unit, self.room(ledger, terms)))
     }
 
-    /// All that may be moved.
-    fn movable(&self, ledger: &Ledger, newcomer: &OwnerId, search: &Effort) -> Vec<Movable> {
+    /// All that may be moved for a newcomer.
+    fn movable(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, search: &Effort) -> Vec<Movable> {
         let mut movable = Vec::new();
-        for (owner, account) in ledger.owners().filter(|(owner, _)| *owner != newcomer) {
+        for (owner, account) in ledger.owners().filter(|(owner, _)| **owner != newcomer.owner) {
             let Some(request) = account.request.as_ref().filter(|_| !account.terms.immovable) else {
                 continue;
             };
@@ -205,7 +205,7 @@ impl Native {
                 let mut leaves = vec![vec![0u64; self.host.len()]; self.host.resources.len()];
                 let mut bytes = 0u64;
                 for held in containers.iter().filter_map(|name| account.containers.get(name)) {
-                    self.add_held(held, &mut leaves);
+                    self.add_held(held, newcomer.terms, &mut leaves);
                     bytes = held
                         .placed
                         .values()
@@ -218,9 +218,10 @@ impl Native {
         movable
     }
 
-    fn add_held(&self, held: &Allocation, to: &mut [Vec<u64>]) {
+    /// Adds what somebody holds, of the CPUs those that are wanted on these terms.
+    fn add_held(&self, held: &Allocation, terms: &Terms, to: &mut [Vec<u64>]) {
         if let (Some(cpus), Some(manager)) = (&held.cpus, &self.host.cpus) {
-            for (sum, count) in to[CPU].iter_mut().zip(manager.count(cpus)) {
+            for (sum, count) in to[CPU].iter_mut().zip(manager.count(&manager.wanted(cpus, terms))) {
                 *sum += count;
             }
         }
@@ -360,7 +361,7 @@ impl Native {
         let need = |name: &ContainerName| {
             let held = account.containers.get(name)?;
             let mut columns = vec![vec![0u64; self.host.len()]; self.host.resources.len()];
-            self.add_held(held, &mut columns);
+            self.add_held(held, &Terms::default(), &mut columns);
             let amounts = columns.iter().map(|column| column.iter().sum()).collect();
             Some(Need { name: name.clone(), amounts, ends: false })
         };
@@ -403,14 +404,16 @@ impl Native {
             return None;
         }
         let (unit, room) = self.without_room(ledger, newcomer)?;
+        // Moves make no room on the whole machine, though they may where the newcomer has to be.
+        let all = Room::new(&self.host, ledger, &Terms::default()).free;
         let enough = |resource: usize| {
-            let all = room.free[resource].iter().fold(0u64, |sum, &free| sum.saturating_add(free));
-            all >= unit.need[resource]
+            let free = all[resource].iter().fold(0u64, |sum, &free| sum.saturating_add(free));
+            free >= unit.need[resource]
         };
         if !unit.resources().all(enough) {
             return None;
         }
-        let movable = self.movable(ledger, &newcomer.owner, search);
+        let movable = self.movable(ledger, newcomer, search);
         let groups = self.groups(&unit, &room, newcomer.terms, &movable, search);
         for (_, group) in groups {
             if search.tries == 0 || search.steps == 0 {

@@ -32,12 +32,12 @@ impl Native {
                 let whole = whole.and_then(|whole| usize::try_from(whole).ok());
                 let whole = whole.ok_or(ResizeError::NotWholeCpus(wanted))?;
                 let mut nodes = self.host.set(&manager.nodes_of(cpus));
-                let policy =
-                    ledger.owner(owner).and_then(|account| account.terms.policy).unwrap_or(self.policy);
+                let terms = ledger.owner(owner).map(|account| account.terms.clone()).unwrap_or_default();
+                let policy = terms.policy.unwrap_or(self.policy);
                 if matches!(policy, TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort) {
                     nodes.extend(held.memory_nodes().iter());
                 }
-                let chosen = manager.resized(ledger, cpus, whole, &nodes)?;
+                let chosen = manager.resized(ledger, &terms, cpus, whole, &nodes)?;
                 // What it gives back, and nothing that went offline or was reserved since it was given.
                 let free = &(cpus & &manager.idle_pool) - &ledger.cpus_of_others(owner, container);
                 next.shared_pool = &(&next.shared_pool | &free) - &chosen;

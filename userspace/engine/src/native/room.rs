@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::{
-    host::{Host, column},
+    host::{CPU, Host, column},
     rank::{Placement, amounts},
 };
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     hint::Resource,
     ledger::Ledger,
     request::ContainerName,
+    terms::Terms,
 };
 
 /// What is free, by resource and position.
@@ -31,13 +32,13 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// What a ledger leaves, as the host is.
-    pub(super) fn new(host: &Host, ledger: &Ledger) -> Self {
+    /// What a ledger leaves for those with these terms, as the host is.
+    pub(super) fn new(host: &Host, ledger: &Ledger, terms: &Terms) -> Self {
         let mut free = Vec::with_capacity(host.resources.len());
         for resource in &host.resources {
             free.push(match (resource, &host.cpus) {
                 (&Resource::Memory(kind), _) => offered(host, ledger, kind),
-                (_, Some(cpus)) => cpus.count(&cpus.available(ledger)),
+                (_, Some(cpus)) => cpus.count(&cpus.available(ledger, terms)),
                 (_, None) => vec![0; host.len()],
             });
         }
@@ -52,9 +53,13 @@ impl Room {
             };
             withheld = host.resources.iter().zip(&free).map(rest).collect();
         }
+        let mut capacity = host.capacity.clone();
+        if let Some(cpus) = host.cpus.as_ref().filter(|_| !terms.cpu_kinds.is_empty()) {
+            capacity[CPU] = cpus.capacity_for(terms);
+        }
         Self {
             free,
-            capacity: host.capacity.clone(),
+            capacity,
             memory: host.number_of(ZoneKind::Memory),
             withheld,
             conditions: ledger.conditions().clone(),

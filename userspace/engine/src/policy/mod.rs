@@ -21,7 +21,7 @@ pub use self::problem::{
     StaticCpuProblem,
 };
 pub use crate::policy_names::{
-    CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryPolicy, MemoryTier, Tiers,
+    CpuKind, CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryPolicy, MemoryTier, Tiers,
     TopologyManagerPolicy, TopologyManagerScope, UnknownName,
 };
 use crate::quantity::Quantity;

@@ -18,6 +18,8 @@ use crate::{
 
 pub(super) const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
+/// The efficiency cores of an Intel hybrid processor, by its counters.
+const ATOM_CPUS: &str = "sys/devices/cpu_atom/cpus";
 const MEMORY: &str = "sys/devices/system/memory";
 const MEMORY_TIERS: &str = "sys/devices/virtual/memory_tiering";
 pub(super) const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
@@ -71,9 +73,39 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
         possible_nodes: &possible_nodes.unwrap_or_default() | &nodes.keys().copied().collect(),
         possible_cpus: &possible.unwrap_or_default() | &online,
         isolated_cpus: &isolated.unwrap_or_default() & &online,
+        nohz_full_cpus: &nohz_full(source)? & &online,
+        efficiency_cpus: &efficiency_cpus(source, &online)? & &online,
         nodes,
         cpus,
     })
+}
+
+/// Kernels that could stop the tick and were not asked to say `(null)`.
+fn nohz_full(source: Source<'_>) -> Result<CpuSet, ReadError> {
+    let file = format!("{CPUS}/nohz_full");
+    match present(source.text(&file, "the CPUs whose tick stops"))? {
+        Some(text) if text.trim() != "(null)" => source.ids(&file, "the CPUs whose tick stops"),
+        _ => Ok(CpuSet::new()),
+    }
+}
+
+/// The CPUs of slower cores: as the counters of an Intel hybrid processor have it, else those whose capacity is below that of
+/// the fastest.
+///
+/// Source: `cpu_capacity` in Documentation/ABI/testing/sysfs-devices-system-cpu.
+fn efficiency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadError> {
+    if let Some(cpus) = present(source.ids(ATOM_CPUS, "the CPUs of efficiency cores"))? {
+        return Ok(cpus);
+    }
+    let mut capacities: BTreeMap<u64, CpuSet> = BTreeMap::new();
+    for cpu in online.iter() {
+        let file = format!("{CPUS}/cpu{cpu}/cpu_capacity");
+        // Where one has none, no machine of today has any.
+        let Some(capacity) = present(source.number(&file, "the CPU's capacity"))? else { break };
+        capacities.entry(capacity).or_default().insert(cpu);
+    }
+    capacities.pop_last();
+    Ok(capacities.into_values().flat_map(|cpus| cpus.iter().collect::<Vec<_>>()).collect())
 }
 
 fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, Node>, ReadError> {
@@ -317,6 +349,33 @@ mod tests {
         assert_eq!(machine.cpus[&CpuId(1)].socket, SocketId(0));
         assert_eq!(machine.cpus[&CpuId(1)].last_level_cache, None);
         assert_eq!(machine.memory_block_size, Bytes(0));
+    }
+
+    #[test]
+    fn slower_cores_are_known_by_counters_or_by_capacity() {
+        let slower = |files: &[(&str, &str)]| read_with(files).unwrap().efficiency_cpus.to_string();
+        let capacities = |second: &'static str| {
+            let (zero, one) =
+                ("sys/devices/system/cpu/cpu0/cpu_capacity", "sys/devices/system/cpu/cpu1/cpu_capacity");
+            [(zero, "1024\n"), (one, second)]
+        };
+        assert_eq!(slower(&[]), "");
+        assert_eq!(slower(&capacities("1024\n")), "", "all are alike");
+        assert_eq!(slower(&capacities("446\n")), "1");
+        assert_eq!(slower(&[("sys/devices/cpu_atom/cpus", "1-3\n")]), "1", "those that are online");
+        let wrong = read_with(&capacities("fast\n")).unwrap_err().to_string();
+        assert!(wrong.contains("cpu1/cpu_capacity") && wrong.contains("fast"), "{wrong}");
+    }
+
+    #[test]
+    fn cpus_whose_tick_stops_are_read() {
+        let nohz_full = |text: &str| {
+            read_with(&[("sys/devices/system/cpu/nohz_full", text)]).map(|machine| machine.nohz_full_cpus)
+        };
+        assert_eq!(nohz_full("1-3\n").unwrap().to_string(), "1");
+        assert_eq!(nohz_full("  (null)\n").unwrap().to_string(), "", "none was asked for");
+        assert_eq!(nohz_full("\n").unwrap().to_string(), "");
+        assert!(nohz_full("x\n").is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | `numaward.io/topology-scope` | `container`, `pod` |
 //! | `numaward.io/tiers` | `attached`, `strict`: how memory-only nodes count |
 //! | `numaward.io/memory-tiers` | the only sorts of memory that it takes: `dram`, `hbm`, `cxl`, with commas |
+//! | `numaward.io/cpu-kinds` | what its exclusive CPUs have to be, all of it: `performance`, `efficiency`, `isolated`, `nohz-full`, with commas |
 //! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
 //! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
 //! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
@@ -144,6 +145,10 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
         "memory-tiers" => {
             (set(&mut terms.memory_tiers, list(value)), "dram, hbm or cxl, with commas between")
         }
+        "cpu-kinds" => (
+            set(&mut terms.cpu_kinds, list(value)),
+            "performance, efficiency, isolated or nohz-full, with commas between",
+        ),
         "with" => (set(&mut terms.with, names(value)), named),
         "apart" => (set(&mut terms.apart, names(value)), named),
         "resctrl-class" => (take(&mut terms.resctrl_class, class(value)), "the name of a class"),
@@ -265,7 +270,7 @@ impl Annotations {
 
 #[cfg(test)]
 mod tests {
-    use numaward_engine::policy::{MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope};
+    use numaward_engine::policy::{CpuKind, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope};
 
     use super::*;
 
@@ -302,6 +307,7 @@ mod tests {
             ("numaward.io/topology-scope", "pod"),
             ("numaward.io/tiers", "strict"),
             ("numaward.io/memory-tiers", "dram, hbm"),
+            ("numaward.io/cpu-kinds", "performance,nohz-full"),
             ("numaward.io/with", "shop/db-0"),
             ("numaward.io/apart", "app=batch, shop/cache"),
             ("numaward.io/same-cache", "true"),
@@ -315,6 +321,7 @@ mod tests {
             scope: Some(TopologyManagerScope::Pod),
             tiers: Some(Tiers::Strict),
             memory_tiers: [MemoryTier::Dram, MemoryTier::Hbm].into(),
+            cpu_kinds: [CpuKind::Performance, CpuKind::NohzFull].into(),
             with: ["shop/db-0".to_owned()].into(),
             apart: ["app=batch".to_owned(), "shop/cache".to_owned()].into(),
             same_cache: true,
@@ -331,6 +338,7 @@ mod tests {
             ("numaward.io/topology-scope", "node", "container or pod"),
             ("numaward.io/tiers", "loose", "attached or strict"),
             ("numaward.io/memory-tiers", "dram,tape", "dram, hbm or cxl"),
+            ("numaward.io/cpu-kinds", "fast", "performance, efficiency, isolated or nohz-full"),
             ("numaward.io/with", "a,,b", "namespace/name"),
             ("numaward.io/apart", "=x", "namespace/name"),
             ("numaward.io/immovable", "yes", "true or false"),

@@ -1,0 +1,33 @@
+//! Exclusive CPUs of the kinds that are asked for, on a kernel that was started with some isolated and some without a tick.
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+
+#[test]
+fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
+    let vm = bench.vm(machine).append("isolcpus=2-3,6 nohz_full=3,5-6");
+    let report = boot(&vm, include_str!("cpu_kinds.sh"));
+
+    let topology = report.json("topology");
+    assert_eq!((&topology["isolatedCpus"], &topology["nohzFullCpus"]), (&"2-3,6".into(), &"3,5-6".into()));
+    assert_eq!(topology["efficiencyCpus"], "", "the emulated cores are alike");
+    assert!(report.section("topology for people").contains("CPUs without a tick: 3,5-6"), "{report}");
+
+    let allowed =
+        |cpus: &str, node: u32| format!("Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{node}\ncode 0");
+    assert_eq!(report.section("isolated"), allowed("2-3", 0));
+    assert_eq!(report.section("without a tick"), allowed("5-6", 1));
+    assert_eq!(report.section("both"), allowed("3", 0));
+    assert!(report.section("explained").contains("terms: CPUs isolated, CPUs nohz-full"), "{report}");
+    for (section, words) in [
+        ("too many", "node 0: cpu requested 3, free 2, too little"),
+        ("none of it", "node 0: cpu requested 1, free 0, too little"),
+        ("shared", "placement.cpuKinds"),
+        ("unknown", "[possible values: performance, efficiency, isolated, nohz-full]"),
+    ] {
+        let refused = report.section(section);
+        assert!(refused.contains(words) && !refused.ends_with("code 0"), "{section}: {refused}");
+    }
+}

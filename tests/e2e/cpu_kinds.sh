@@ -1,0 +1,38 @@
+NUMAWARD_STRATEGY=native numaward run 2>>/tmp/daemon.log &
+_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
+wait_for 20 _ready
+
+section "topology"
+wget -qO- http://127.0.0.1:9560/api/v1/topology
+section "topology for people"
+numaward topology
+
+# asked NAME ARGUMENTS...: where a command may run that asks for this.
+asked() {
+    section "$1"
+    shift
+    numaward exec "$@" -- grep -h -E '^(Cpus|Mems)_allowed_list' /proc/self/status 2>/dev/null
+    echo "code $?"
+}
+asked "isolated" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind isolated
+asked "without a tick" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind nohz-full
+asked "both" --cpus 1 --memory 16Mi --node 0 --cpu-kind isolated --cpu-kind nohz-full
+
+numaward exec --cpus 1 --memory 16Mi --cpu-kind isolated --cpu-kind nohz-full --name held -- sleep 1000 2>/dev/null &
+wait_for 20 grep -q 'populated 1' $cgroups/numaward/held/cgroup.events
+section "explained"
+numaward explain held
+numaward release held
+
+# refused NAME ARGUMENTS...: what is said.
+refused() {
+    section "$1"
+    shift
+    numaward exec "$@" -- true 2>&1
+    echo "code $?"
+}
+refused "too many" --cpus 3 --memory 16Mi --policy single-numa-node --cpu-kind isolated
+refused "none of it" --cpus 1 --memory 16Mi --cpu-kind efficiency
+refused "shared" --cpus 500m --memory 16Mi --cpu-kind isolated
+refused "unknown" --cpus 1 --memory 16Mi --cpu-kind fast
+exit 0
