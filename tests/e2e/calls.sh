@@ -11,6 +11,7 @@ count_calls() {
 }
 # calls WHICH PID...: the calls that these processes, and what they started since then, were refused or made. One that a filter
 # refuses ends, and never begins. So does what a child returns from that its parent called, and what another thread becomes.
+# What ended is read before what began: a call that ends meanwhile would be taken for one that never began.
 calls() {
     _which=$1
     shift
@@ -32,6 +33,6 @@ calls() {
             delete refused["sys_clone"]; delete refused["sys_fork"]; delete refused["sys_vfork"]; delete refused["sys_execve"]
             if (which == "made") for (name in made) print name
             else for (name in refused) print name
-        }' $_trace/events/sched/sched_process_fork/hist $_trace/events/raw_syscalls/sys_enter/hist \
-        $_trace/events/raw_syscalls/sys_exit/hist | sed 's/^sys_//' | sort
+        }' $_trace/events/raw_syscalls/sys_exit/hist $_trace/events/raw_syscalls/sys_enter/hist \
+        $_trace/events/sched/sched_process_fork/hist | sed 's/^sys_//' | sort
 }
