@@ -48,7 +48,7 @@ pub struct Placement {
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<MemoryTier>)]
     pub memory_tiers: BTreeSet<MemoryTier>,
-    /// What its exclusive CPUs have to be, all of it; none: they may be any.
+    /// The kinds that each of its exclusive CPUs must be of; none: any CPU will do.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<CpuKind>)]
     pub cpu_kinds: BTreeSet<CpuKind>,

@@ -560,7 +560,7 @@ pub(crate) struct Placement {
         value_parser = named(MemoryTier::ALL, MemoryTier::as_str, memory_tier_help)
     )]
     pub(crate) memory_tiers: Vec<MemoryTier>,
-    /// What its exclusive CPUs have to be; can be repeated, then they are all of it (native) [default: any]
+    /// The kind of its exclusive CPUs; can be repeated: each CPU is then of all these kinds (native) [default: any]
     #[arg(
         long = "cpu-kind", help_heading = NODES, value_name = "KIND",
         value_parser = named(CpuKind::ALL, CpuKind::as_str, cpu_kind_help)

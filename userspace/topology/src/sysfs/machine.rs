@@ -80,7 +80,7 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
     })
 }
 
-/// Kernels that could stop the tick and were not asked to say `(null)`.
+/// The CPUs whose tick stops. A kernel that could stop it, but was started without `nohz_full=`, says `(null)`.
 fn nohz_full(source: Source<'_>) -> Result<CpuSet, ReadError> {
     let file = format!("{CPUS}/nohz_full");
     match present(source.text(&file, "the CPUs whose tick stops"))? {
@@ -100,12 +100,12 @@ fn efficiency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadEr
     let mut capacities: BTreeMap<u64, CpuSet> = BTreeMap::new();
     for cpu in online.iter() {
         let file = format!("{CPUS}/cpu{cpu}/cpu_capacity");
-        // Where one has none, no machine of today has any.
+        // If one CPU has none, the kernel reports none.
         let Some(capacity) = present(source.number(&file, "the CPU's capacity"))? else { break };
         capacities.entry(capacity).or_default().insert(cpu);
     }
     capacities.pop_last();
-    Ok(capacities.into_values().flat_map(|cpus| cpus.iter().collect::<Vec<_>>()).collect())
+    Ok(capacities.into_values().fold(CpuSet::new(), |all, cpus| &all | &cpus))
 }
 
 fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, Node>, ReadError> {

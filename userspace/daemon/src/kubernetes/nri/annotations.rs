@@ -9,7 +9,7 @@
 //! | `numaward.io/topology-scope` | `container`, `pod` |
 //! | `numaward.io/tiers` | `attached`, `strict`: how memory-only nodes count |
 //! | `numaward.io/memory-tiers` | the only sorts of memory that it takes: `dram`, `hbm`, `cxl`, with commas |
-//! | `numaward.io/cpu-kinds` | what its exclusive CPUs have to be, all of it: `performance`, `efficiency`, `isolated`, `nohz-full`, with commas |
+//! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must be of: `performance`, `efficiency`, `isolated`, `nohz-full`, with commas |
 //! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
 //! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
 //! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
