@@ -84,6 +84,8 @@ const RUNS: &[Run] = &[
     run("numaward doctor", Way::Ends, &["ok"]),
     run("numaward events -f", Way::Goes(10), &[]),
     run("numaward exec", Way::Ends, &["served"]),
+    run("numaward exec --cpus 2 --memory 4Gi --cpu-kind isolated", Way::Ends, &["traded on 6-7 by "]),
+    run("numaward exec --cpus 2 --memory 4Gi --hide-siblings", Way::Ends, &["traded on "]),
     run("numaward exec --cpus 2 --near eth0", Way::Ends, &["forwarded on 8-9"]),
     run("numaward exec --cpus 8 --memory 64Gi", Way::Ends, &["scanned on ", "by interleave:"]),
     run("numaward explain", Way::Ends, &["would"]),
@@ -296,8 +298,8 @@ fn the_commands_of_the_book_are_true() {
     let vm = bench
         .vm_with_systemd(machine)
         .network_on(1)
-        // Else it has another name.
-        .append("net.ifnames=0")
+        // Else the interface has another name. Some CPUs are isolated, as a page asks for such.
+        .append("net.ifnames=0 isolcpus=6-7 nohz_full=6-7")
         .file(tools.join("jq"), "/usr/bin/jq")
         .file(tools.join("libjq.so.1"), format!("{libraries}/libjq.so.1"))
         .file(tools.join("libonig.so.5"), format!("{libraries}/libonig.so.5"))

@@ -24,7 +24,7 @@ cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
 policy=$(awk '/ \[?stack/ { print $2; exit }' /proc/self/numa_maps)
 END
 printf '#!/bin/sh\nsleep 1\necho served\n' >server
-for program in forwarder:forwarded batch:done scan:scanned; do
+for program in forwarder:forwarded batch:done scan:scanned trader:traded; do
     printf '#!/bin/sh\n. /run/here/where\necho "%s on $cpus by $policy"\n' "${program#*:}" >"${program%%:*}"
 done
 # The editor of `systemctl edit`, in which somebody writes below the first remark what the book says.
@@ -32,7 +32,7 @@ cat >editor <<'END'
 #!/bin/sh
 awk '{ print } /^### Anything between/ { print "[Service]\nMemoryMax=1G" }' "$1" >/tmp/edited && cat /tmp/edited >"$1"
 END
-chmod +x server forwarder batch scan editor
+chmod +x server forwarder batch scan trader editor
 export EDITOR=/run/here/editor
 
 # types WORDS KEYS COMMAND: in a terminal of 50 lines, in which the keys are typed once the words are on the screen.

@@ -1,4 +1,5 @@
-//! Exclusive CPUs of the kinds that are asked for, on a kernel that was started with some isolated and some without a tick.
+//! Exclusive CPUs as they are asked for: of kinds, on a kernel that was started with some isolated and some without a tick;
+//! and each on a core of its own.
 
 use numaward_tests::{Bench, boot};
 use numaward_vm::Machine;
@@ -30,4 +31,29 @@ fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
         let refused = report.section(section);
         assert!(refused.contains(words) && !refused.ends_with("code 0"), "{section}: {refused}");
     }
+}
+
+#[test]
+fn siblings_of_exclusive_cpus_are_hidden() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("4,8"), Some("512M,512M"), None).unwrap();
+    let report = boot(&bench.vm(machine.with_threads(2).unwrap()), include_str!("cpu_siblings.sh"));
+
+    let siblings: Vec<_> = report.section("siblings").lines().collect();
+    assert_eq!(siblings, ["0-1", "2-3", "4-5", "6-7", "8-9", "10-11"]);
+    let held = &report.json("held")[0];
+    assert_eq!((&held["cpus"], &held["hiddenCpus"]), (&"4,6".into(), &"5,7".into()), "{held}");
+    assert_eq!(held["placement"]["hideSiblings"], true);
+    assert!(report.section("explained").contains("other threads of its cores: CPUs 5,7"), "{report}");
+    assert_eq!(report.section("its CPUs"), "4,6");
+    assert_eq!(report.section("those of others"), "0-3,8-11");
+    for (section, words) in
+        [("too few", "node 1: cpu requested 2, free 1, too little"), ("shared", "placement.hideSiblings")]
+    {
+        let refused = report.section(section);
+        assert!(refused.contains(words) && !refused.ends_with("code 0"), "{section}: {refused}");
+    }
+    let kept = report.json("kept");
+    assert!(kept.as_array().unwrap().iter().any(|kept| kept["hiddenCpus"] == "5,7"), "{kept}");
+    assert_eq!(report.json("released"), serde_json::json!([]));
 }

@@ -210,6 +210,10 @@ pub struct Allocation {
     /// Its exclusive CPUs, as a list; empty where it shares those that are exclusive to nobody.
     #[schema(examples("2-3"))]
     pub cpus: String,
+    /// The other threads of their cores, as a list, where nobody may use them (`hideSiblings`).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schema(examples("10-11"))]
+    pub hidden_cpus: String,
     /// The nodes on which memory is promised to it, as a list.
     #[schema(examples("1"))]
     pub nodes: String,

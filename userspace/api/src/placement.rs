@@ -52,6 +52,9 @@ pub struct Placement {
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<CpuKind>)]
     pub cpu_kinds: BTreeSet<CpuKind>,
+    /// Each of its exclusive CPUs is of another core, and nobody may use the other threads of these cores.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub hide_siblings: bool,
     /// What others can name it by, besides its own name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -99,6 +102,7 @@ impl Placement {
             tiers: terms.tiers,
             memory_tiers: terms.memory_tiers.clone(),
             cpu_kinds: terms.cpu_kinds.clone(),
+            hide_siblings: terms.hide_siblings,
             labels: terms.labels.clone(),
             with: terms.with.clone(),
             apart: terms.apart.clone(),
@@ -237,7 +241,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_written() {
         assert_eq!(serde_json::to_string(&Placement::default()).unwrap(), "{}");
-        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"cpuKinds":["performance","nohz-full"],"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","resctrlClass":"batch","immovable":true,"burstable":true}"#;
+        let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"cpuKinds":["performance","nohz-full"],"hideSiblings":true,"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","resctrlClass":"batch","immovable":true,"burstable":true}"#;
         let placement: Placement = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&placement).unwrap(), text);
         assert!(serde_json::from_str::<Placement>(r#"{"tier":"strict"}"#).is_err());

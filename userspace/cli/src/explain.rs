@@ -24,6 +24,13 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
     for block in &allocation.memory {
         let _ = writeln!(text, "  {} {} on node {}", block.kind, size(block.bytes), block.nodes);
     }
+    if !allocation.hidden_cpus.is_empty() {
+        let _ = writeln!(
+            text,
+            "  nobody may use the other threads of its cores: CPUs {}",
+            allocation.hidden_cpus
+        );
+    }
     text.extend(terms(allocation).map(|terms| format!("  {terms}\n")));
     if !allocation.enforced {
         text.push_str("  not enforced: enforcement.mode is not on in the daemon's configuration\n");
@@ -58,6 +65,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
         tiers,
         memory_tiers,
         cpu_kinds,
+        hide_siblings,
         labels,
         with,
         apart,
@@ -82,6 +90,7 @@ fn terms(allocation: &Allocation) -> Option<String> {
     terms.extend(memory_policy.map(|policy| text("memory policy", &policy)));
     terms.extend(resctrl_class.as_ref().map(|class| text("cache and bandwidth class", class)));
     let flags = [
+        (hide_siblings, "hidden siblings"),
         (same_cache, "same cache"),
         (isolate, "isolated"),
         (immovable, "immovable"),

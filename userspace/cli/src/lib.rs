@@ -343,6 +343,7 @@ fn asked(
             tiers: placement.tiers,
             memory_tiers: placement.memory_tiers.into_iter().collect(),
             cpu_kinds: placement.cpu_kinds.into_iter().collect(),
+            hide_siblings: placement.hide_siblings,
             labels: placement.labels.into_iter().collect(),
             with: placement.with.into_iter().collect(),
             apart: placement.apart.into_iter().collect(),

@@ -116,9 +116,14 @@ impl Request {
             let problem = "others are kept off exclusive CPUs, and none are asked for";
             return Err(FieldError::new("placement.isolate", problem, "false, or whole CPUs in cpus"));
         }
-        if !terms.cpu_kinds.is_empty() && shares {
-            let problem = "it is about exclusive CPUs, and none are asked for";
-            return Err(FieldError::new("placement.cpuKinds", problem, "nothing, or whole CPUs in cpus"));
+        for (field, is_set) in
+            [("cpuKinds", !terms.cpu_kinds.is_empty()), ("hideSiblings", terms.hide_siblings)]
+        {
+            if is_set && shares {
+                let problem = "it is about exclusive CPUs, and none are asked for";
+                let field = format!("placement.{field}");
+                return Err(FieldError::new(field, problem, "nothing, or whole CPUs in cpus"));
+            }
         }
         if terms.memory_policy.is_some() {
             let wrong = |problem| {
@@ -326,6 +331,7 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
         tiers: placement.tiers,
         memory_tiers: placement.memory_tiers.clone(),
         cpu_kinds: placement.cpu_kinds.clone(),
+        hide_siblings: placement.hide_siblings,
         labels: placement.labels.clone(),
         with: placement.with.clone(),
         apart: placement.apart.clone(),
@@ -523,6 +529,11 @@ mod tests {
                 |asked| (asked.memory, asked.cpus) = (None, "1500m".parse().ok()),
                 "memory",
                 "nothing would be promised",
+            ),
+            (
+                |asked| (asked.placement.hide_siblings, asked.cpus) = (true, None),
+                "placement.hideSiblings",
+                "none are asked for",
             ),
             (
                 |asked| (asked.placement.isolate, asked.cpus) = (true, None),

@@ -74,7 +74,7 @@ impl Charge {
             .placed
             .iter()
             .flat_map(|(&kind, nodes)| nodes.iter().map(move |(&node, bytes)| ((kind, node), bytes.0)));
-        Self { cpus: held.cpus.clone().unwrap_or_default(), bytes: bytes.collect() }
+        Self { cpus: held.held_cpus(), bytes: bytes.collect() }
     }
 
     /// Both, each with its own.
@@ -196,7 +196,7 @@ pub fn begin(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move], next: &Mo
         .filter(|(owner, container, _)| {
             **owner != aside && !(**owner == next.owner && **container == next.container)
         })
-        .filter_map(|(_, _, held)| held.cpus.as_ref())
+        .flat_map(|(_, _, held)| held.cpus.iter().chain([&held.hidden_cpus]))
         .flat_map(CpuSet::iter)
         .collect();
     let begun = ledger.still_there(begun);
@@ -208,7 +208,7 @@ pub fn begin(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move], next: &Mo
     let mut after = needed(&all);
     after.cover(&held(&all));
     let more = after.beyond(&before);
-    let wanted = next.to.cpus.clone().unwrap_or_default();
+    let wanted = next.to.held_cpus();
     let taken = &(&wanted & &of_others) | &(&more.cpus - ledger.shared_pool());
     if !taken.is_empty() {
         return Err(Stale::Cpus { owner: next.owner.clone(), cpus: taken });

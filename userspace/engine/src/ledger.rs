@@ -40,6 +40,9 @@ pub struct Block {
 pub struct Allocation {
     /// CPUs that only this container may use. Without any, it runs on the shared pool.
     pub cpus: Option<CpuSet>,
+    /// CPUs that nobody may use, not even this container: the other threads of the cores of its own.
+    #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+    pub hidden_cpus: CpuSet,
     /// Memory promised to it, at most one block a kind.
     pub blocks: Vec<Block>,
     /// The bytes charged to each node for it, by kind. Zeros are omitted.
@@ -53,6 +56,11 @@ impl Allocation {
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.cpus.is_none() && self.blocks.is_empty() && !self.without_memory
+    }
+
+    /// The CPUs that no other container may use.
+    pub fn held_cpus(&self) -> CpuSet {
+        self.cpus.as_ref().map(|cpus| cpus | &self.hidden_cpus).unwrap_or_default()
     }
 
     /// The nodes on which memory is promised (`cpuset.mems`); empty if none is.
@@ -200,7 +208,8 @@ impl OwnerAccount {
 
     /// The CPUs that only this owner's containers may use.
     pub(crate) fn exclusive_cpus(&self) -> impl Iterator<Item = &CpuSet> {
-        self.containers.values().filter_map(|held| held.cpus.as_ref()).chain(&self.whole.cpus)
+        let held = self.containers.values().flat_map(|held| held.cpus.iter().chain([&held.hidden_cpus]));
+        held.chain(&self.whole.cpus)
     }
 }
 
@@ -299,9 +308,10 @@ impl Ledger {
         })
     }
 
-    /// The CPUs that are exclusive to any container.
+    /// The CPUs that are exclusive to any container, with those that are hidden beside them.
     pub fn all_exclusive_cpus(&self) -> CpuSet {
-        self.allocations().filter_map(|(_, _, held)| held.cpus.as_ref()).flat_map(CpuSet::iter).collect()
+        let held = self.allocations().flat_map(|(_, _, held)| held.cpus.iter().chain([&held.hidden_cpus]));
+        held.flat_map(CpuSet::iter).collect()
     }
 
     /// The accounts of memory by node and kind, for those who report them: what is promised on a node is the sum of
@@ -360,12 +370,13 @@ impl Ledger {
         self.allocation(owner, container)?.cpus.as_ref()
     }
 
-    /// The exclusive CPUs of the other containers of an owner. A container can share some with them: an init container
+    /// The CPUs that the other containers of an owner hold. A container can share some with them: an init container
     /// borrows from those that start after it has ended.
     pub(crate) fn cpus_of_others(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
         let containers = self.owner(owner).into_iter().flat_map(|account| &account.containers);
         let others = containers.filter(|(name, _)| *name != container);
-        others.filter_map(|(_, held)| held.cpus.as_ref()).flat_map(CpuSet::iter).collect()
+        let held = others.flat_map(|(_, held)| held.cpus.iter().chain([&held.hidden_cpus]));
+        held.flat_map(CpuSet::iter).collect()
     }
 
     /// The blocks of a container; none if it holds no memory.

@@ -53,6 +53,9 @@ pub struct Terms {
     /// Its exclusive CPUs are of all these kinds. Empty: any.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub cpu_kinds: BTreeSet<CpuKind>,
+    /// Of each core it has one exclusive CPU, and nobody may use the others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hide_siblings: bool,
     /// The name by which others know it, if that is not the owner's: of a pod `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -90,6 +93,7 @@ impl Terms {
             ("tiers", self.tiers.is_some()),
             ("memoryTiers", !self.memory_tiers.is_empty()),
             ("cpuKinds", !self.cpu_kinds.is_empty()),
+            ("hideSiblings", self.hide_siblings),
             ("labels", !self.labels.is_empty()),
             ("with", !self.with.is_empty()),
             ("apart", !self.apart.is_empty()),

@@ -114,8 +114,12 @@ fn request(init: usize, apps: usize) -> impl Strategy<Value = Request> {
 fn admit(native: &Native, ledger: &Ledger, request: &Request) -> Option<Ledger> {
     let decision = native.admit(ledger, request);
     decision.outcome.ok()?;
+    Some(start(native, decision.ledger, request))
+}
+
+fn start(native: &Native, ledger: Ledger, request: &Request) -> Ledger {
     let start = |ledger: Ledger, of: &ContainerRequest| native.started(&ledger, &request.owner, &of.name);
-    Some(request.all_containers().fold(decision.ledger, start))
+    request.all_containers().fold(ledger, start)
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -362,12 +366,13 @@ proptest! {
     fn nothing_is_promised_twice_and_all_is_given_back(
         machine in machine(4),
         (policy, scope) in (policy(), scope()),
-        steps in collection::vec((request(2, 3), any::<sample::Index>(), 0u8..8, 1u64..=12), 1..14),
+        steps in collection::vec((request(2, 3), any::<sample::Index>(), 0u8..8, 1u64..=12, any::<bool>()), 1..14),
     ) {
         let native = native(&machine, &config(policy, scope), Tiers::Attached);
         let mut ledger = native.idle();
         let mut running: Vec<Request> = Vec::new();
-        for (number, (request, index, kind, amount)) in steps.into_iter().enumerate() {
+        for (number, (request, index, kind, amount, hide_siblings)) in steps.into_iter().enumerate() {
+            let terms = Terms { hide_siblings, ..Terms::default() };
             match kind {
                 0 | 1 if !running.is_empty() => {
                     let request = running.remove(index.index(running.len()));
@@ -384,22 +389,20 @@ proptest! {
                 3 => {
                     let request = Request { owner: format!("o{number}").as_str().into(), ..request };
                     let limits = Limits { moves: 2, bytes: Bytes::gib(8), ..Limits::default() };
-                    if let Some(plan) = native.plan(&ledger, &request, &Terms::default(), &limits) {
+                    if let Some(plan) = native.plan(&ledger, &request, &terms, &limits) {
                         prop_assert!(plan.moves.len() <= 2 * 5 && plan.bytes <= limits.bytes);
-                        ledger = plan.decision.ledger;
-                        for container in request.all_containers() {
-                            ledger = native.started(&ledger, &request.owner, &container.name);
-                        }
+                        ledger = start(&native, plan.decision.ledger, &request);
                         running.push(request);
                     }
                 }
                 _ => {
                     let request = Request { owner: format!("o{number}").as_str().into(), ..request };
-                    if let Some(next) = admit(&native, &ledger, &request) {
-                        ledger = next;
+                    let decision = native.admit_watched(&ledger, &request, &terms, &|_| {});
+                    if decision.outcome.is_ok() {
+                        ledger = start(&native, decision.ledger, &request);
                         running.push(request);
                     } else {
-                        prop_assert_eq!(&native.admit(&ledger, &request).ledger, &ledger, "a refusal changes nothing");
+                        prop_assert_eq!(&decision.ledger, &ledger, "a refusal changes nothing");
                     }
                 }
             }

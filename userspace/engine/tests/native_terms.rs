@@ -14,7 +14,7 @@ use numaward_engine::{
     },
     searches::{Deciding, Verdict},
 };
-use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
+use numaward_topology::{Bytes, CpuId, CpuSet, Machine, NodeId, ZoneKind};
 
 const MEMORY: ZoneKind = ZoneKind::Memory;
 
@@ -153,6 +153,69 @@ fn cpus_are_of_the_kinds_that_are_wanted() {
     let there = Terms { nodes: "0".parse().unwrap(), ..Terms::default() };
     let plan = native.plan(&any, &request, &there, &Limits::default()).unwrap();
     assert_eq!((cpus(&plan.decision.ledger, "new"), plan.moves.len()), ("1-2".to_owned(), 1));
+}
+
+#[test]
+fn the_other_threads_of_a_core_are_hidden() {
+    // Cores 0 and 4, 1 and 5, 2 and 6, 3 and 7 on node 0; on node 1 likewise. CPUs 0 and 4 are reserved.
+    let machine = Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
+    let machine = machine.build().unwrap();
+    let core = |cpu: u32| {
+        let core = machine.cpus[&CpuId(cpu)].core;
+        machine.cpus.iter().filter(|(_, of)| of.core == core).map(|(&cpu, _)| cpu).collect::<CpuSet>()
+    };
+    let hide = Terms { hide_siblings: true, ..Terms::default() };
+    for options in [&[][..], &["full-pcpus-only"], &["full-pcpus-only", "distribute-cpus-across-numa"]] {
+        let config = PolicyConfig {
+            cpu_reservation: Some(Quantity::whole(2)),
+            cpu_manager_policy_options: options
+                .iter()
+                .map(|&name| (name.to_owned(), "true".to_owned()))
+                .collect(),
+            ..config(TopologyManagerPolicy::Restricted)
+        };
+        let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+        let idle = native.idle();
+        let held = |ledger: &Ledger, name: &str| {
+            let held = ledger.allocation(&name.into(), &name.into()).unwrap().clone();
+            (held.cpus.unwrap(), held.hidden_cpus)
+        };
+        // Each CPU is of a core of its own, all of which leaves the shared pool.
+        let check = |ledger: &Ledger, name: &str, count: usize| {
+            let (cpus, hidden) = held(ledger, name);
+            assert_eq!((cpus.len(), hidden.len()), (count, count), "{options:?}: {cpus} {hidden}");
+            let cores: CpuSet = cpus.iter().fold(CpuSet::new(), |cores, cpu| &cores | &core(cpu.0));
+            assert_eq!(&cpus | &hidden, cores, "{options:?}");
+            assert!(!ledger.shared_pool().intersects(&cores), "{options:?}");
+        };
+        let one = admit(&native, &idle, "one", (3, 1), &hide);
+        check(&one, "one", 3);
+        assert_eq!(one.shared_pool().len(), 10);
+        // More and fewer; what is given back is free again.
+        let resize = |count| native.resize(&one, &"one".into(), &"one".into(), &resources(count, 1));
+        let fewer = resize(1).unwrap();
+        check(&fewer, "one", 1);
+        assert_eq!(fewer.shared_pool().len(), 14);
+        assert_eq!(native.rebase(&fewer).0, fewer, "it is charged for as a whole");
+        // Three cores are left beside the reserved one and those of `one`, and the fourth is on the other node.
+        let both = admit(&native, &one, "two", (4, 1), &hide);
+        check(&both, "two", 4);
+        assert!(
+            decide(&native, &both, "three", (1, 1), &hide).outcome.is_err(),
+            "{options:?}: no core is whole"
+        );
+        assert_eq!(native.removed(&both, &"two".into()), one);
+        assert_eq!(native.removed(&one, &"one".into()), idle);
+    }
+    // A core of which somebody has one thread is none to be had.
+    let native =
+        Native::new(&machine, &config(TopologyManagerPolicy::SingleNumaNode), &NativeOptions::default());
+    let native = native.unwrap();
+    let some = admit(&native, &native.idle(), "some", (1, 1), &Terms::default());
+    let first = some.allocation(&"some".into(), &"some".into()).unwrap().cpus.clone().unwrap();
+    let with = admit(&native, &some, "with", (3, 1), &hide);
+    let held = with.allocation(&"with".into(), &"with".into()).unwrap();
+    assert!(!held.held_cpus().intersects(&core(first.first().unwrap().0)));
 }
 
 /// 72 CPUs and 480 GiB; the 96 GiB of a GPU, of the tier that is configured for it; and two nodes that are empty.

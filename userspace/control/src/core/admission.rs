@@ -335,6 +335,7 @@ impl Core {
             cgroup: cgroup.to_string(),
             directory: self.hierarchy.dir(cgroup).display().to_string(),
             cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
+            hidden_cpus: allocation.hidden_cpus.to_string(),
             nodes: allocation.memory_nodes().to_string(),
             memory: allocation.blocks.iter().map(Into::into).collect(),
             policy: terms.policy,

@@ -40,6 +40,7 @@ impl Kubelet {
                 }
                 let whole = wanted.whole_cpus().and_then(|whole| usize::try_from(whole).ok());
                 let whole = whole.filter(|&whole| whole > 0).ok_or(ResizeError::NotWholeCpus(wanted))?;
+                manager.check_whole_cores(whole)?;
                 let chosen = manager.resized(&ledger.shared_pool, cpus, whole, &nodes)?;
                 let free = cpus - &ledger.cpus_of_others(owner, container);
                 next.shared_pool = &(&next.shared_pool | &free) - &chosen;

@@ -33,9 +33,7 @@ pub(super) fn refund(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u
 
 /// Gives a container what an allocation says. It must hold nothing.
 pub(super) fn hold(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName, allocation: Allocation) {
-    if let Some(cpus) = &allocation.cpus {
-        ledger.shared_pool = &ledger.shared_pool - cpus;
-    }
+    ledger.shared_pool = &ledger.shared_pool - &allocation.held_cpus();
     for block in &allocation.blocks {
         for node in block.affinity.iter() {
             if let Some(account) = ledger.nodes.get_mut(&node) {
@@ -73,8 +71,8 @@ pub(super) fn release(host: &Host, ledger: &mut Ledger, owner: &OwnerId, contain
             refund(ledger, node, kind, bytes);
         }
     }
-    if let Some(cpus) = held.cpus {
-        let mut free = &cpus - &ledger.cpus_of_others(owner, container);
+    if held.cpus.is_some() {
+        let mut free = &held.held_cpus() - &ledger.cpus_of_others(owner, container);
         // CPUs that went offline, or were reserved, since they were given.
         if let Some(manager) = &host.cpus {
             free = &free & &manager.idle_pool;

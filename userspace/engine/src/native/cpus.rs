@@ -53,12 +53,14 @@ pub(super) struct Cpus {
 }
 
 /// Which CPUs can be taken, and how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Available {
     /// The CPUs that can become exclusive now.
     pub(super) cpus: CpuSet,
     /// Take CPUs that share a last-level cache where possible.
     pub(super) by_cache: bool,
+    /// Take whole cores only.
+    pub(super) whole_cores: bool,
 }
 
 impl Cpus {
@@ -106,18 +108,54 @@ impl Cpus {
 
     /// The same of those that a request takes.
     pub(super) fn capacity_for(&self, terms: &Terms) -> Vec<u64> {
-        self.count(&self.whole(&self.wanted(&self.allocatable, terms)))
+        self.count(&self.can_take(&self.allocatable, terms))
     }
 
-    /// The CPUs that can become exclusive now, of those that a request takes.
-    pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> CpuSet {
-        self.allocatable_of(&self.wanted(&online(ledger), terms))
+    /// Which CPUs a request can take now.
+    pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> Available {
+        Available {
+            cpus: self.can_take(&online(ledger), terms),
+            by_cache: terms.same_cache,
+            whole_cores: self.needs_whole_cores(terms),
+        }
     }
 
-    /// Those of these CPUs that are of all kinds that a request wants.
+    fn can_take(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {
+        let wanted = self.wanted(&(cpus & &self.allocatable), terms);
+        if self.needs_whole_cores(terms) { self.whole(&wanted) } else { wanted }
+    }
+
+    /// Whether a request takes whole cores only. Of a core whose siblings are hidden it takes one CPU.
+    fn needs_whole_cores(&self, terms: &Terms) -> bool {
+        self.options.full_pcpus_only && !terms.hide_siblings
+    }
+
+    /// Those of these CPUs that a request wants: they are of all its kinds, and where their siblings are to be hidden, one
+    /// of each core that is wholly among these.
     pub(super) fn wanted(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {
         let of_kind = |cpus: CpuSet, kind| self.kinds.get(kind).map_or_else(CpuSet::new, |of| &cpus & of);
-        terms.cpu_kinds.iter().fold(cpus.clone(), of_kind)
+        let of_kinds = terms.cpu_kinds.iter().fold(cpus.clone(), of_kind);
+        if !terms.hide_siblings {
+            return of_kinds;
+        }
+        self.cores()
+            .filter(|core| core.is_subset(cpus))
+            .filter_map(|core| (core & &of_kinds).first())
+            .collect()
+    }
+
+    /// What is hidden beside these CPUs on these terms: the other threads of their cores.
+    pub(super) fn hidden_beside(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {
+        if !terms.hide_siblings {
+            return CpuSet::new();
+        }
+        let cores: CpuSet =
+            self.cores().filter(|core| core.intersects(cpus)).flat_map(CpuSet::iter).collect();
+        &cores - cpus
+    }
+
+    fn cores(&self) -> impl Iterator<Item = &CpuSet> {
+        self.nodes.iter().flat_map(|node| &node.cores)
     }
 
     /// Those of these CPUs that can become exclusive.
@@ -144,7 +182,9 @@ impl Cpus {
         wanted: usize,
         nodes: &NodeSet,
     ) -> Result<CpuSet, ResizeError> {
-        self.manager.resized(&self.wanted(&online(ledger), terms), held, wanted, nodes)
+        self.check_cores(wanted as u64, terms).map_err(|error| ResizeError::Cores(error.to_string()))?;
+        let pool = self.wanted(&(&online(ledger) & &self.allocatable), terms);
+        self.manager.resized(&pool, held, wanted, nodes)
     }
 
     /// With `full-pcpus-only` those that make up whole cores, else all.
@@ -152,32 +192,35 @@ impl Cpus {
         if !self.options.full_pcpus_only {
             return cpus.clone();
         }
-        let cores = self.nodes.iter().flat_map(|node| &node.cores).filter(|core| core.is_subset(cpus));
-        cores.flat_map(CpuSet::iter).collect()
+        self.cores().filter(|core| core.is_subset(cpus)).flat_map(CpuSet::iter).collect()
     }
 
-    /// With `full-pcpus-only`: whether so many CPUs are a number of whole cores.
-    pub(super) fn check_cores(&self, requested: u64) -> Result<(), CpuError> {
+    /// Where a request takes whole cores only: whether so many CPUs are a number of them.
+    pub(super) fn check_cores(&self, requested: u64, terms: &Terms) -> Result<(), CpuError> {
         let requested = usize::try_from(requested).unwrap_or(usize::MAX);
-        if self.options.full_pcpus_only && !requested.is_multiple_of(self.per_core.max(1)) {
+        if self.needs_whole_cores(terms) && !requested.is_multiple_of(self.per_core.max(1)) {
             return Err(CpuError::NotWholeCores { requested, cpus_per_core: self.per_core });
         }
         Ok(())
     }
 
-    /// Divides a number of CPUs over the nodes of a set, of which each has so many free.
-    pub(super) fn split(&self, free: &[u64], set: &[usize], needed: u64) -> Vec<(usize, u64)> {
+    /// How many CPUs a request takes at once.
+    pub(super) fn at_once(&self, terms: &Terms) -> u64 {
+        if self.needs_whole_cores(terms) { self.per_core.max(1) as u64 } else { 1 }
+    }
+
+    /// Divides a number of CPUs over the nodes of a set, of which each has so many free and gives so many at once.
+    pub(super) fn split(&self, free: &[u64], set: &[usize], needed: u64, at_once: u64) -> Vec<(usize, u64)> {
         if !self.options.distribute_across_numa || set.len() < 2 {
             return super::rank::split(free, &[], set, needed);
         }
-        let group = if self.options.full_pcpus_only { self.per_core.max(1) as u64 } else { 1 };
         let mut left = needed;
         let mut shares: Vec<(usize, u64)> = set.iter().map(|&at| (at, 0)).collect();
         // Those with the least free first: what they cannot give the others give.
         shares.sort_by_key(|&(at, _)| (free[at], at));
         let count = shares.len() as u64;
         for (index, (at, share)) in (0u64..).zip(&mut shares) {
-            let even = left.div_ceil(count - index).next_multiple_of(group);
+            let even = left.div_ceil(count - index).next_multiple_of(at_once);
             *share = even.min(free[*at]).min(left);
             left -= *share;
         }
@@ -201,16 +244,17 @@ impl Cpus {
                 let &(size, index) = enough.or_else(|| {
                     sizes.iter().max_by_key(|(size, index)| (*size, node.caches.len() - index))
                 })?;
-                let part = self.pick_cores(node, &(&node.caches[index] & &free), left.min(size))?;
+                let part =
+                    self.pick_cores(node, &(&node.caches[index] & &free), left.min(size), from.whole_cores)?;
                 free = &free - &part;
                 taken = &taken | &part;
             }
             return Some(taken);
         }
-        self.pick_cores(node, &free, count)
+        self.pick_cores(node, &free, count, from.whole_cores)
     }
 
-    fn pick_cores(&self, node: &NodeCpus, free: &CpuSet, count: usize) -> Option<CpuSet> {
+    fn pick_cores(&self, node: &NodeCpus, free: &CpuSet, count: usize, whole_cores: bool) -> Option<CpuSet> {
         if free.len() == count {
             return Some(free.clone());
         }
@@ -244,7 +288,7 @@ impl Cpus {
                 rest.push((size, part));
             }
         }
-        if left > 0 && self.options.full_pcpus_only {
+        if left > 0 && whole_cores {
             return None;
         }
         // Cores that are in use already before those that are whole.

@@ -426,10 +426,8 @@ impl Native {
         terms: &Terms,
     ) -> Result<Vec<Allocation>, Refusal> {
         let mut allocations = vec![Allocation::default(); result.len()];
-        let mut available = Available {
-            cpus: self.host.cpus.as_ref().map(|cpus| cpus.available(ledger, terms)).unwrap_or_default(),
-            by_cache: terms.same_cache,
-        };
+        let mut available =
+            self.host.cpus.as_ref().map(|cpus| cpus.available(ledger, terms)).unwrap_or_default();
         let uncollected =
             |index: usize| Refusal::Uncollected { container: needs.containers[index].name.clone() };
         // Those that start last first: those before borrow from them.
@@ -447,13 +445,15 @@ impl Native {
                     .filter_map(|of| of.cpus.as_ref())
                     .flat_map(CpuSet::iter)
                     .collect();
-                let later = Available { cpus: later, by_cache: terms.same_cache };
+                let later = Available { cpus: later, ..available };
                 for &(at, share) in &holding.borrowed_cpus {
                     let part = cpus.pick(at, &later, share).ok_or_else(|| uncollected(index))?;
                     chosen = &chosen | &part;
                 }
             }
-            allocations[index] = self.allocation(holding, chosen);
+            let hidden = self.host.cpus.as_ref().map(|cpus| cpus.hidden_beside(&chosen, terms));
+            allocations[index] =
+                Allocation { hidden_cpus: hidden.unwrap_or_default(), ..self.allocation(holding, chosen) };
         }
         Ok(allocations)
     }

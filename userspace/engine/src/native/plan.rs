@@ -220,8 +220,9 @@ impl Native {
 
     /// Adds what somebody holds, of the CPUs those that are wanted on these terms.
     fn add_held(&self, held: &Allocation, terms: &Terms, to: &mut [Vec<u64>]) {
-        if let (Some(cpus), Some(manager)) = (&held.cpus, &self.host.cpus) {
-            for (sum, count) in to[CPU].iter_mut().zip(manager.count(&manager.wanted(cpus, terms))) {
+        if let Some(manager) = &self.host.cpus {
+            let wanted = manager.wanted(&held.held_cpus(), terms);
+            for (sum, count) in to[CPU].iter_mut().zip(manager.count(&wanted)) {
                 *sum += count;
             }
         }

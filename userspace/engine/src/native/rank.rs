@@ -80,7 +80,7 @@ pub(super) fn amounts(
     needed: u64,
 ) -> Vec<(usize, u64)> {
     match &host.cpus {
-        Some(cpus) if resource == CPU => cpus.split(&room.free[CPU], set, needed),
+        Some(cpus) if resource == CPU => cpus.split(&room.free[CPU], set, needed, room.cpus_at_once),
         _ => split(&room.free[resource], room.withheld_of(resource), set, needed),
     }
 }
@@ -153,7 +153,7 @@ pub(super) fn stranded(host: &Host, room: &Room, unit: &Unit, sets: &[&[usize]],
     // Where nobody manages CPUs, every node counts as having one.
     let free_cpus = |at: usize| if host.cpus.is_some() { room.free[CPU][at] } else { 1 };
     let even = host.cpus.as_ref().filter(|cpus| cpus.options.distribute_across_numa && sets[CPU].len() > 1);
-    let even = even.map(|cpus| cpus.split(&room.free[CPU], sets[CPU], unit.need[CPU]));
+    let even = even.map(|cpus| cpus.split(&room.free[CPU], sets[CPU], unit.need[CPU], room.cpus_at_once));
     let of_cpus = |at: usize| match &even {
         Some(shares) => shares.iter().find(|(of, _)| *of == at).map_or(0, |(_, share)| *share),
         None => share(|at| room.free[CPU][at], sets[CPU], unit.need[CPU], at),

@@ -36,7 +36,7 @@ pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered
     }
     let mut exclusive = CpuSet::new();
     for (_, _, held) in ledger.allocations() {
-        exclusive.extend(held.cpus.iter().flat_map(CpuSet::iter));
+        exclusive.extend(held.cpus.iter().chain([&held.hidden_cpus]).flat_map(CpuSet::iter));
         for (&kind, placed) in &held.placed {
             for (&node, bytes) in placed {
                 *free.entry((kind, node)).or_insert(0) -= i128::from(bytes.0);

@@ -39,10 +39,13 @@ impl Native {
                 }
                 let chosen = manager.resized(ledger, &terms, cpus, whole, &nodes)?;
                 // What it gives back, and nothing that went offline or was reserved since it was given.
-                let free = &(cpus & &manager.idle_pool) - &ledger.cpus_of_others(owner, container);
-                next.shared_pool = &(&next.shared_pool | &free) - &chosen;
+                let free =
+                    &(&held.held_cpus() & &manager.idle_pool) - &ledger.cpus_of_others(owner, container);
+                let hidden = manager.hidden_beside(&chosen, &terms);
+                next.shared_pool = &(&(&next.shared_pool | &free) - &chosen) - &hidden;
                 let grows = chosen.len() > cpus.len();
-                next.allocation_mut(owner, container).cpus = Some(chosen);
+                let holds = next.allocation_mut(owner, container);
+                (holds.cpus, holds.hidden_cpus) = (Some(chosen), hidden);
                 if grows && let Err((requested, free)) = self.check_shared_pool(&ledger.shared_pool, &next) {
                     return Err(ResizeError::SharedPool { requested, free });
                 }

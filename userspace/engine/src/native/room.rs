@@ -23,6 +23,8 @@ pub(super) struct Room {
     pub(super) free: Vec<Vec<u64>>,
     /// What could be promised on the empty machine.
     pub(super) capacity: Vec<Vec<u64>>,
+    /// CPUs are taken in groups of so many.
+    pub(super) cpus_at_once: u64,
     /// The number of base memory, where memory is managed.
     pub(super) memory: Option<usize>,
     /// What is free besides and not offered, by resource and position: it decides what fits, and not what is better.
@@ -38,7 +40,7 @@ impl Room {
         for resource in &host.resources {
             free.push(match (resource, &host.cpus) {
                 (&Resource::Memory(kind), _) => offered(host, ledger, kind),
-                (_, Some(cpus)) => cpus.count(&cpus.available(ledger, terms)),
+                (_, Some(cpus)) => cpus.count(&cpus.available(ledger, terms).cpus),
                 (_, None) => vec![0; host.len()],
             });
         }
@@ -54,12 +56,14 @@ impl Room {
             withheld = host.resources.iter().zip(&free).map(rest).collect();
         }
         let mut capacity = host.capacity.clone();
-        if let Some(cpus) = host.cpus.as_ref().filter(|_| !terms.cpu_kinds.is_empty()) {
+        if let Some(cpus) = host.cpus.as_ref().filter(|_| !terms.cpu_kinds.is_empty() || terms.hide_siblings)
+        {
             capacity[CPU] = cpus.capacity_for(terms);
         }
         Self {
             free,
             capacity,
+            cpus_at_once: host.cpus.as_ref().map_or(1, |cpus| cpus.at_once(terms)),
             memory: host.number_of(ZoneKind::Memory),
             withheld,
             conditions: ledger.conditions().clone(),

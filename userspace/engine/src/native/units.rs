@@ -46,7 +46,7 @@ impl Needs {
         let containers = request.all_containers().map(|container| {
             let mut amounts = vec![0; host.resources.len()];
             if guaranteed || terms.burstable {
-                fill(host, container, guaranteed, &mut amounts)?;
+                fill(host, container, guaranteed, terms, &mut amounts)?;
             }
             Ok(Need { name: container.name.clone(), amounts, ends: request.is_regular_init(&container.name) })
         });
@@ -58,11 +58,12 @@ fn fill(
     host: &Host,
     container: &ContainerRequest,
     guaranteed: bool,
+    terms: &Terms,
     amounts: &mut [u64],
 ) -> Result<(), Refusal> {
     if let (Some(cpus), Some(cpu), true) = (&host.cpus, container.requests.cpu, guaranteed) {
         let whole = cpu.whole_cpus().unwrap_or(0);
-        cpus.check_cores(whole).map_err(|error| Refusal::Cores(error.to_string()))?;
+        cpus.check_cores(whole, terms).map_err(|error| Refusal::Cores(error.to_string()))?;
         amounts[CPU] = whole;
     }
     if host.idle.is_empty() {

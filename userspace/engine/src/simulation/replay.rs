@@ -170,12 +170,11 @@ pub fn faults(ledger: &Ledger, allocatable: &Allocatable) -> Vec<String> {
     let mut seen: BTreeMap<&OwnerId, CpuSet> = BTreeMap::new();
     let mut bytes: BTreeMap<(ZoneKind, NodeId), u128> = BTreeMap::new();
     for (owner, container, held) in ledger.allocations() {
-        if let Some(cpus) = &held.cpus {
-            seen.entry(owner).or_default().extend(cpus.iter());
-            if !cpus.is_subset(&allocatable.cpus) {
-                faults.push(format!("{owner}: {container} has CPUs {cpus}, some of which are reserved"));
-            }
+        let cpus = held.held_cpus();
+        if !cpus.is_subset(&allocatable.cpus) {
+            faults.push(format!("{owner}: {container} has CPUs {cpus}, some of which are reserved"));
         }
+        seen.entry(owner).or_default().extend(cpus.iter());
         for (&kind, placed) in &held.placed {
             for (&node, placed) in placed {
                 *bytes.entry((kind, node)).or_default() += u128::from(placed.0);

@@ -1,4 +1,5 @@
-//! What the allocation probe costs, next to a program that does nothing on the same hook.
+//! What the allocation probe costs, next to a program that does nothing on the same hook, and what call chains of remote
+//! allocations cost beyond it.
 //!
 //! Two loads on one CPU: a pipe that is written and read in 64 KiB steps (next to nothing but page
 //! allocations), and first touches of anonymous memory (page faults). Each round measures every variant
@@ -19,8 +20,8 @@ use aya::{
     programs::{BtfTracePoint, TracePoint},
     sys::{Stats, enable_stats},
 };
-use numaward_probes::{Mode, Options, Probes};
-use numaward_topology::Machine;
+use numaward_probes::{CgroupId, ChainOptions, Fakes, Mode, Options, Probe, Probes};
+use numaward_topology::{Machine, NodeId};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{EMPTY, Result, count, median, nanoseconds};
@@ -33,15 +34,24 @@ const PAGE: usize = 4096;
 /// DESIGN.md: ours takes at most this much more than an empty program.
 const BUDGET: f64 = 2.0;
 
+/// The default of `observe.callChains`.
+const CHAINS: ChainOptions = ChainOptions { sample_every: 64, max_stacks: 4096 };
+
 #[derive(Clone, Copy)]
 enum Variant {
     Empty(Mode),
     Ours(Mode),
+    /// Ours and the program that takes chains. Where there is a number, each page is remote, and for so many of them
+    /// one chain is taken.
+    Chains(Option<u32>),
 }
 
-const VARIANTS: [(&str, Variant); 4] = [
+const VARIANTS: [(&str, Variant); 7] = [
     ("empty, tp_btf", Variant::Empty(Mode::TpBtf)),
     ("ours, tp_btf", Variant::Ours(Mode::TpBtf)),
+    ("call chains, all local", Variant::Chains(None)),
+    ("all remote, 1 of 64", Variant::Chains(Some(CHAINS.sample_every))),
+    ("all remote, each", Variant::Chains(Some(1))),
     ("empty, tracepoint", Variant::Empty(Mode::Tracepoint)),
     ("ours, tracepoint", Variant::Ours(Mode::Tracepoint)),
 ];
@@ -70,24 +80,36 @@ impl Attached {
                 }
                 Ok(Self::Empty(ebpf, name))
             }
-            Variant::Ours(mode) => {
-                let modes = [mode];
-                let options = Options {
-                    alloc_modes: &modes,
-                    self_check: false,
-                    others: Vec::new(),
-                    ..Options::new(machine)
-                };
-                let probes = Probes::load(&options);
-                match probes.reports() {
-                    [report] if report.mode == mode => Ok(Self::Ours(Box::new(probes))),
-                    reports => Err(format!("the probe is not attached: {reports:?}").into()),
-                }
+            Variant::Ours(mode) => Self::ours(machine, mode, None, Fakes::default()),
+            Variant::Chains(every) => {
+                let chains = ChainOptions { sample_every: every.unwrap_or(CHAINS.sample_every), ..CHAINS };
+                // A node that the machine does not have.
+                let fakes = Fakes { cpu_node: every.map(|_| NodeId(77)), ..Fakes::default() };
+                Self::ours(machine, Mode::TpBtf, Some(chains), fakes)
             }
         }
     }
 
-    /// Time in the program, and runs, so far.
+    fn ours(machine: &Machine, mode: Mode, chains: Option<ChainOptions>, fakes: Fakes) -> Result<Self> {
+        let options = Options {
+            alloc_modes: &[mode],
+            self_check: false,
+            others: Vec::new(),
+            call_chains: chains,
+            fakes,
+            ..Options::new(machine)
+        };
+        let mut probes = Probes::load(&options);
+        let is_in = |probe, mode| probes.reports().iter().any(|of| of.probe == probe && of.mode == mode);
+        if !is_in(Probe::Alloc, mode) || chains.is_some() && !is_in(Probe::AllocChains, Mode::TpBtf) {
+            return Err(format!("a probe is not attached: {:?}", probes.reports()).into());
+        }
+        // The root of all cgroups: chains are taken of workloads only.
+        probes.register(CgroupId(1), None)?;
+        Ok(Self::Ours(Box::new(probes)))
+    }
+
+    /// Time in the programs, and runs of the first, so far.
     fn stats(&self) -> Result<(Duration, u64)> {
         match self {
             Self::Empty(ebpf, name) => {
@@ -96,8 +118,10 @@ impl Attached {
             }
             Self::Ours(probes) => {
                 let stats = probes.stats()?;
-                let stats = stats.first().ok_or("no statistics")?;
-                Ok((stats.run_time, stats.run_count))
+                let of_hook = [Probe::Alloc, Probe::AllocChains];
+                let of_hook = || stats.iter().filter(|stats| of_hook.contains(&stats.probe));
+                let first = of_hook().next().ok_or("no statistics")?;
+                Ok((of_hook().map(|stats| stats.run_time).sum(), first.run_count))
             }
         }
     }
@@ -245,7 +269,7 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
         "without a program: {base_event:.0} ns per allocation (pipe), {base_fault:.0} ns per page fault"
     );
     println!(
-        "{:<18} {:>15} {:>22} {:>12} {:>6} {:>24}",
+        "{:<22} {:>15} {:>22} {:>12} {:>6} {:>24}",
         "", "ns/allocation", "times empty", "run_time ns", "ratio", "page fault, %"
     );
     let mut kept = true;
@@ -261,9 +285,10 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
         let (event, ratio, fault) =
             (Median::of(&mut seen.event), Median::of(&mut ratios), Median::of(&mut seen.fault));
         // An empty program takes time; where it seems not to, nothing was measured.
-        kept &= median(&mut empty.0.clone()) > 1.0 && ratio.value <= BUDGET;
+        kept &= median(&mut empty.0.clone()) > 1.0;
+        kept &= matches!(variant, Variant::Chains(_)) || ratio.value <= BUDGET;
         println!(
-            "{name:<18} {:>+15.1} {ratio:>22} {run_time:>12.1} {:>6.2} {fault:>24}",
+            "{name:<22} {:>+15.1} {ratio:>22} {run_time:>12.1} {:>6.2} {fault:>24}",
             event.value,
             run_time / empty.1,
         );

@@ -96,7 +96,7 @@ fn measure(
     }
     let by_btf = report.mode == Mode::TpBtf;
     // Nobody is in this cgroup: every task is an intruder, which is the longest way.
-    let owner = probes.register(CgroupId(1), None)?;
+    let owner = probes.register(CgroupId(u64::MAX), None)?;
     probes.set_exclusive(&BTreeMap::from([(CpuId(cpu), owner)]))?;
     let mut empty = Ebpf::load(EMPTY)?;
     let btf = Btf::from_sys_fs()?;

@@ -12,6 +12,7 @@
 //! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must be of: `performance`, `efficiency`, `isolated`, `nohz-full`, with commas |
 //! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
 //! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
+//! | `numaward.io/hide-siblings` | `true`: each of its exclusive CPUs is of another core, and nobody may use the other threads of these |
 //! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
 //! | `numaward.io/immovable` | `true`: it stays where it is placed first |
 //!
@@ -152,6 +153,7 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
         "with" => (set(&mut terms.with, names(value)), named),
         "apart" => (set(&mut terms.apart, names(value)), named),
         "resctrl-class" => (take(&mut terms.resctrl_class, class(value)), "the name of a class"),
+        "hide-siblings" => (set(&mut terms.hide_siblings, value.parse().ok()), "true or false"),
         "same-cache" => (set(&mut terms.same_cache, value.parse().ok()), "true or false"),
         "immovable" => (set(&mut terms.immovable, value.parse().ok()), "true or false"),
         _ => return None,
@@ -310,6 +312,7 @@ mod tests {
             ("numaward.io/cpu-kinds", "performance,nohz-full"),
             ("numaward.io/with", "shop/db-0"),
             ("numaward.io/apart", "app=batch, shop/cache"),
+            ("numaward.io/hide-siblings", "true"),
             ("numaward.io/same-cache", "true"),
             ("numaward.io/immovable", "false"),
             ("numaward.io/guarantee", "burstable"),
@@ -324,6 +327,7 @@ mod tests {
             cpu_kinds: [CpuKind::Performance, CpuKind::NohzFull].into(),
             with: ["shop/db-0".to_owned()].into(),
             apart: ["app=batch".to_owned(), "shop/cache".to_owned()].into(),
+            hide_siblings: true,
             same_cache: true,
             ..Terms::default()
         };
