@@ -36,8 +36,8 @@ fn a_runtime_is_answered_while_something_else_is_waited_for() {
     // The figures are of interest also where all is well: past the test harness, which would keep them.
     let _ = writeln!(io::stderr(), "{}", report.section("check"));
     let median = |name: &str| figure(&phase(&report, name), "medianMs");
-    // An emulated machine on a busy host is slow by itself, and not evenly so: what it takes when idle says how slow, and
-    // whoever waits for what is in progress takes most of that in half of the calls. Single calls are late there for
+    // An emulated machine on a busy host is slow by itself, and not evenly so: what it takes when idle says how slow. A
+    // daemon that waits for what is in progress needs most of that time for half of the calls. Single calls are late there for
     // nobody's fault (of an idle daemon's 50, the latest took 55 to 1184 ms): what holds for each of them is the time
     // after which containers run unpinned, with room, unless an idle daemon was as late.
     let latest = |name: &str| figure(&phase(&report, name), "maxMs");
@@ -48,7 +48,7 @@ fn a_runtime_is_answered_while_something_else_is_waited_for() {
         ("silent bus", "idle"),
         ("scraped", "idle with workloads"),
     ] {
-        let limit = (WAITED_MS / 2.0).max(5.0 * median(base));
+        let limit = (5.0 * median(base)).clamp(WAITED_MS / 2.0, 0.9 * WAITED_MS);
         let phase = phase(&report, name);
         assert!(phase["calls"].as_u64() >= Some(CALLS), "{name}: {phase}");
         assert!(figure(&phase, "medianMs") < limit, "{name}: {phase}, limit {limit} ms\n{report}");

@@ -52,7 +52,7 @@ pub struct Placement {
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<CpuKind>)]
     pub cpu_kinds: BTreeSet<CpuKind>,
-    /// Each of its exclusive CPUs is of another core, and nobody may use the other threads of these cores.
+    /// Each of its exclusive CPUs is of a different core, and nobody may use the other threads of these cores.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hide_siblings: bool,
     /// What others can name it by, besides its own name.

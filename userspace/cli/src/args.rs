@@ -566,7 +566,7 @@ pub(crate) struct Placement {
         value_parser = named(CpuKind::ALL, CpuKind::as_str, cpu_kind_help)
     )]
     pub(crate) cpu_kinds: Vec<CpuKind>,
-    /// Take each exclusive CPU from another core, and let nobody use the other threads of these cores (native)
+    /// Take each exclusive CPU from a different core, and give the other threads of these cores to nobody (native)
     #[arg(long, help_heading = NODES)]
     pub(crate) hide_siblings: bool,
     /// Take CPUs that share a last-level cache if possible (native)

@@ -9,12 +9,15 @@
 //! the same. What a kubelet would make of the files is tried with the strategy `kubelet`: it starts with them, and
 //! admits each pod again, as a kubelet does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 use numaward_api::{EnforcementMode, KubeletState};
 use numaward_config::Config;
 use numaward_engine::{
-    CheckpointError, Kubelet, Ledger, Request, Strategy as _,
+    Allocation, CheckpointError, Kubelet, Ledger, Request, Strategy as _,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     in_flight::SET_ASIDE,
     kubelet::Checkpoints,
@@ -45,7 +48,15 @@ pub(crate) fn export(
             if is_workload || container.as_str() == POD_SHARE {
                 others.insert(name.clone());
             }
-            held.push((uid.clone(), container.clone(), allocation.clone()));
+            let mut allocation = allocation.clone();
+            let hidden = mem::take(&mut allocation.hidden_cpus);
+            if !hidden.is_empty() {
+                // A kubelet would refuse a container that has other CPUs than it asks for. Those of a container that is
+                // not there are nobody's until it clears them away.
+                let nobody = format!("{container}-hidden").as_str().into();
+                held.push((uid.clone(), nobody, Allocation { cpus: Some(hidden), ..Allocation::default() }));
+            }
+            held.push((uid.clone(), container.clone(), allocation));
         }
         if !account.whole.is_empty() {
             wholes.push((uid.clone(), account.whole.clone()));
@@ -124,7 +135,7 @@ fn problems(
 
 #[cfg(test)]
 mod tests {
-    use numaward_engine::{ContainerRequest, OwnerId, Quantity, Resources, policy::KubeletVersion};
+    use numaward_engine::{ContainerRequest, OwnerId, Quantity, Resources, Terms, policy::KubeletVersion};
     use numaward_model::pod::PodName;
     use numaward_topology::{Bytes, NodeId, ZoneKind};
 
@@ -215,6 +226,26 @@ mod tests {
         let node = held.memory_nodes().first().unwrap();
         assert_eq!(ledger.nodes()[&node].kinds[&ZoneKind::Memory].promised, Bytes::gib(1));
         assert_eq!(ledger.nodes()[&NodeId(1 - node.0)].kinds[&ZoneKind::Memory].promised, Bytes(0));
+    }
+
+    #[test]
+    fn what_is_hidden_beside_cpus_is_nobodys() {
+        let config: Config = serde_json::from_str(r#"{"strategy": "native"}"#).unwrap();
+        let machine = Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(4));
+        let machine = machine.build().unwrap();
+        let strategy = policy::strategy(&config, &machine).unwrap();
+        let hide = Terms { hide_siblings: true, ..Terms::default() };
+        let decision =
+            strategy.admit_watched(&strategy.idle(), &pod("uid-1", &[("a", 2, 1)]), &hide, &|_| {});
+        let granted = decision.outcome.unwrap()[0].allocation.clone();
+        assert_eq!((granted.cpus.as_ref().unwrap().len(), granted.hidden_cpus.len()), (2, 2));
+        let state = State { ledger: decision.ledger, ..State::default() };
+        let exported = export(&config, &machine, &state).unwrap();
+        assert_eq!(exported.problems, Vec::<String>::new(), "a kubelet starts with them");
+        let ledger = read(&exported).ledger();
+        let held = ledger.allocation(&"uid-1".into(), &"a".into()).unwrap();
+        assert_eq!(held.cpus, granted.cpus);
+        assert!(!ledger.shared_pool().intersects(&granted.held_cpus()));
     }
 
     #[test]

@@ -2,11 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "what makes random cases fails the test if it fails")]
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use numaward_engine::{
-    Conditions, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions, PolicyConfig, Quantity,
-    Request, Resources, Strategy as _, Terms,
+    Allocation, Conditions, ContainerName, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions,
+    OwnerId, PolicyConfig, Quantity, Request, Resources, Strategy as _, Terms,
     hint::Resource,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, Tiers, TopologyManagerPolicy,
@@ -15,7 +18,7 @@ use numaward_engine::{
     searches::Rank,
     simulation::replay::faults,
 };
-use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
+use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, ZoneKind};
 use proptest::{collection, option, prelude::*, sample};
 
 const PAGE: HugepageSize = HugepageSize(Bytes::mib(2));
@@ -115,6 +118,22 @@ fn admit(native: &Native, ledger: &Ledger, request: &Request) -> Option<Ledger> 
     let decision = native.admit(ledger, request);
     decision.outcome.ok()?;
     Some(start(native, decision.ledger, request))
+}
+
+/// Containers that have other numbers of exclusive CPUs and of hidden ones than they asked for.
+fn wrong_counts(machine: &Machine, ledger: &Ledger) -> Vec<String> {
+    let cores: BTreeSet<_> = machine.cpus.values().map(|cpu| cpu.core).collect();
+    let siblings = machine.cpus.len() / cores.len() - 1;
+    let is_wrong = |owner: &OwnerId, container: &ContainerName, held: &Allocation| {
+        let account = ledger.owner(owner).unwrap();
+        let mut asked = account.request.as_ref().unwrap().all_containers();
+        let asked = asked.find(|of| of.name == *container).unwrap().requests.cpu.unwrap();
+        let count = held.cpus.as_ref().map_or(0, CpuSet::len);
+        let hidden = if account.terms.hide_siblings { count * siblings } else { 0 };
+        count > 0 && asked.whole_cpus() != Some(count as u64) || held.hidden_cpus.len() != hidden
+    };
+    let wrong = ledger.allocations().filter(|(owner, container, held)| is_wrong(owner, container, held));
+    wrong.map(|(owner, container, held)| format!("{owner}: {container}: {held:?}")).collect()
 }
 
 fn start(native: &Native, ledger: Ledger, request: &Request) -> Ledger {
@@ -243,7 +262,7 @@ fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
 fn question(machine: &Machine, native: &Native, ledger: &Ledger, container: &ContainerRequest) -> Question {
     let kinds: Vec<ZoneKind> = vec![ZoneKind::Hugepages(PAGE), ZoneKind::Memory];
     let allocatable = native.allocatable();
-    let cpus = |of: &numaward_topology::CpuSet| -> Vec<u64> {
+    let cpus = |of: &CpuSet| -> Vec<u64> {
         machine.nodes.values().map(|node| (&(of & &allocatable.cpus) & &node.cpus).len() as u64).collect()
     };
     let column = |kind: ZoneKind, capacity: bool| -> Vec<u64> {
@@ -408,6 +427,8 @@ proptest! {
             }
             let faults = faults(&ledger, &native.allocatable());
             prop_assert!(faults.is_empty(), "{:?}", faults);
+            let wrong = wrong_counts(&machine, &ledger);
+            prop_assert!(wrong.is_empty(), "{:?}", wrong);
             let text = serde_json::to_string(&ledger).unwrap();
             let read: Ledger = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(native.rebase(&read), (ledger.clone(), Vec::new()), "a restart changes nothing");

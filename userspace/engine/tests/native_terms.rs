@@ -207,10 +207,47 @@ fn the_other_threads_of_a_core_are_hidden() {
         assert_eq!(native.removed(&both, &"two".into()), one);
         assert_eq!(native.removed(&one, &"one".into()), idle);
     }
-    // A core of which somebody has one thread is none to be had.
-    let native =
-        Native::new(&machine, &config(TopologyManagerPolicy::SingleNumaNode), &NativeOptions::default());
-    let native = native.unwrap();
+    // One that is moved has as many CPUs as before, and their siblings are hidden there as well.
+    let config = config(TopologyManagerPolicy::SingleNumaNode);
+    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let there = |node: &str| Terms { nodes: node.parse().unwrap(), ..hide.clone() };
+    let moved = admit(&native, &native.idle(), "moved", (2, 1), &hide);
+    let node_of = |ledger: &Ledger, name: &str| {
+        let first = ledger.allocation(&name.into(), &name.into()).unwrap().cpus.as_ref().unwrap().first();
+        machine.cpus[&first.unwrap()].node.0
+    };
+    let node = node_of(&moved, "moved");
+    // All whole cores of its node, of which it has two.
+    let count = if node == 0 { 3 } else { 4 };
+    let request = Request::workload("new", resources(count, 1));
+    let plan = native.plan(&moved, &request, &there(&node.to_string()), &Limits::default()).unwrap();
+    let after = plan.decision.ledger;
+    assert_eq!((node_of(&after, "moved"), node_of(&after, "new")), (1 - node, node));
+    for (name, count) in [("moved", 2), ("new", usize::try_from(count).unwrap())] {
+        let held = after.allocation(&name.into(), &name.into()).unwrap();
+        assert_eq!((held.cpus.as_ref().unwrap().len(), held.hidden_cpus.len()), (count, count), "{name}");
+    }
+    // Who has one thread of a core leaves it whole.
+    let half = admit(&native, &native.idle(), "half", (1, 1), &Terms::default());
+    let node = node_of(&half, "half");
+    let request = Request::workload("new", resources(if node == 0 { 3 } else { 4 }, 1));
+    let plan = native.plan(&half, &request, &there(&node.to_string()), &Limits::default()).unwrap();
+    assert_eq!(plan.moves.len(), 1);
+    // A thread that comes online beside such a CPU is hidden as well, if nobody took it.
+    let mut without = machine.clone();
+    let held = moved.allocation(&"moved".into(), &"moved".into()).unwrap().clone();
+    let sibling = held.hidden_cpus.first().unwrap();
+    without.cpus.remove(&sibling);
+    for node in without.nodes.values_mut() {
+        node.cpus.remove(sibling);
+    }
+    let smaller = Native::new(&without, &config, &NativeOptions::default()).unwrap();
+    let alone = admit(&smaller, &smaller.idle(), "moved", (2, 1), &hide);
+    let (after, _) = native.rebase(&alone);
+    let held = after.allocation(&"moved".into(), &"moved".into()).unwrap();
+    assert_eq!(held.hidden_cpus.len(), 2, "{held:?}");
+    assert!(!after.shared_pool().intersects(&held.held_cpus()));
+    // A core of which somebody has one thread cannot be taken.
     let some = admit(&native, &native.idle(), "some", (1, 1), &Terms::default());
     let first = some.allocation(&"some".into(), &"some".into()).unwrap().cpus.clone().unwrap();
     let with = admit(&native, &some, "with", (3, 1), &hide);

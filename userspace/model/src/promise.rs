@@ -40,6 +40,11 @@ impl Promises {
         self.workloads.binary_search_by_key(&id, |promise| promise.id)
     }
 
+    /// The CPUs that workloads hold, used or hidden.
+    pub fn held_cpus(&self) -> CpuSet {
+        self.workloads.iter().fold(CpuSet::new(), |all, promise| &all | &promise.held_cpus())
+    }
+
     /// Whether the workload with this cgroup has an allocation.
     pub fn has(&self, id: CgroupId) -> bool {
         self.place(id).is_ok()
@@ -81,6 +86,8 @@ pub struct Promise {
     pub nodes: NodeSet,
     /// Its exclusive CPUs.
     pub cpus: CpuSet,
+    /// The other threads of their cores, where nobody may use them.
+    pub hidden_cpus: CpuSet,
     /// Whether what it has beyond its promise may lie on any node.
     pub is_burstable: bool,
     /// Memory promised to it, at most one block a kind.
@@ -91,6 +98,13 @@ pub struct Promise {
     pub offline_cpus: CpuSet,
     /// Memory promised to it that the machine does not have (any more).
     pub uncovered: Vec<Block>,
+}
+
+impl Promise {
+    /// The CPUs that nobody else may use.
+    pub fn held_cpus(&self) -> CpuSet {
+        &self.cpus | &self.hidden_cpus
+    }
 }
 
 /// Memory of an allocation, by kind and the node that is charged: [`Promise::placed`].

@@ -25,6 +25,7 @@ pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> Promis
         container: None,
         nodes: placed.iter().map(|(_, node, _)| NodeId(*node)).collect(),
         cpus: CpuSet::new(),
+        hidden_cpus: CpuSet::new(),
         is_burstable: false,
         blocks: Vec::new(),
         placed: placed.iter().map(|(kind, node, bytes)| (*kind, NodeId(*node), *bytes)).collect(),

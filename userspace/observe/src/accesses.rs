@@ -26,7 +26,7 @@ impl AccessSource for Observer {
         leaves(&read.table)
             .into_iter()
             .map(|(id, member)| {
-                let activity = member.slot.map(|slot| read.done.slots.get(&slot));
+                let activity = member.slot.map(|slot| read.done.slots.get(slot));
                 let counted = activity.map(|activity| activity.cloned().unwrap_or_default());
                 WorkloadAccesses {
                     cgroup: member.path.clone(),

@@ -10,7 +10,7 @@ use std::{
 use numaward_api as api;
 use numaward_model::snapshot::{AllocatedHugepages, StallFigures, WorkloadActivity};
 use numaward_probes::{
-    Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
+    Activity, BySlot, MIGRATION_REASONS, Mode, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
     ProbeReport, SlotId, Stalls,
 };
 use numaward_topology::{HugepageSize, NodeId};
@@ -20,7 +20,7 @@ use crate::table::Table;
 /// What was counted by one reading of the probes.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
-    pub(crate) slots: BTreeMap<SlotId, Activity>,
+    pub(crate) slots: BySlot<Activity>,
     /// What no name has.
     pub(crate) other: Activity,
 }
@@ -188,7 +188,7 @@ mod tests {
         table.add(id, "a", Member::new("/a".parse().unwrap(), WorkloadKind::Unit, None));
         table.keep_activity(id, &remote(0, 1, 5));
         let sum = |table: &Table<SlotId>| {
-            let counted = Counted { slots: BTreeMap::new(), other: remote(0, 1, 2) };
+            let counted = Counted { slots: BySlot::default(), other: remote(0, 1, 2) };
             counted.accesses(table).iter().map(accesses).collect::<Vec<_>>()
         };
         let expected = api::NodeAccesses {
@@ -228,6 +228,6 @@ mod tests {
         table.keep_activity(CgroupId(1), &one);
         table.keep_activity(CgroupId(1), &one);
         let (_, series) = table.series().next().unwrap();
-        assert_eq!(series.activity(&BTreeMap::<SlotId, _>::new()).oom_kills, [2, 0, 0, 0]);
+        assert_eq!(series.activity(|_: SlotId| None).oom_kills, [2, 0, 0, 0]);
     }
 }

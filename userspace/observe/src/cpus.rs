@@ -42,7 +42,7 @@ impl Observer {
         let mut held = self.affinity.lock();
         let Some(affinity) = held.as_mut() else { return };
         let promises = self.lock().promises.clone();
-        let exclusive = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
+        let exclusive = promises.held_cpus();
         if let Err(error) = affinity.keep_off(&exclusive) {
             tracing::warn!(%error, "the daemon's own threads may run on exclusive CPUs");
             *held = None;

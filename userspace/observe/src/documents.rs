@@ -34,7 +34,10 @@ impl Observer {
         let memory = self.node_memory();
         let read = self.read();
         let machine = &read.machine;
-        let allocated = read.counted.as_ref().map(|counted| read.table.sum(&counted.slots, &counted.other));
+        let allocated = read
+            .counted
+            .as_ref()
+            .map(|counted| read.table.sum(|slot| counted.slots.get(slot), &counted.other));
         let accesses = read.accesses();
         let nodes = memory.iter().map(node_figures).map(|memory| {
             let kinds = memory.kinds.iter().map(|(kind, total, free)| api::NodeMemory {
@@ -107,8 +110,8 @@ impl Observer {
         let mut workloads = Vec::new();
         for (name, series) in read.table.series() {
             if series.members.is_empty() {
-                let allocated = slots.and_then(|slots| series.counters(slots));
-                let activity = series.activity(&done.slots);
+                let allocated = slots.and_then(|slots| series.counters(|slot| slots.get(slot)));
+                let activity = series.activity(|slot| done.slots.get(slot));
                 let nodes = by_node(allocated.as_deref(), nowhere, Some(&activity), false);
                 let removed = row(name, series.kind, api::Counters::Removed, nodes, series.trouble());
                 let activity = served(&activity);
@@ -120,9 +123,9 @@ impl Observer {
                     Some(_) => api::Counters::Own,
                     None => api::Counters::Other,
                 };
-                let allocated = member.slot.and_then(|slot| slots?.get(&slot));
+                let allocated = member.slot.and_then(|slot| slots?.get(slot));
                 let lies = Lies { resident: member.resident.as_ref(), hugepages: &member.hugepages };
-                let activity = member.slot.and_then(|slot| done.slots.get(&slot));
+                let activity = member.slot.and_then(|slot| done.slots.get(slot));
                 let nodes = by_node(allocated, lies, activity, read.promises.nodes_of(id).is_some());
                 workloads.push(api::Workload {
                     cgroup: Some(member.path.to_string()),

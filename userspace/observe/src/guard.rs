@@ -170,7 +170,7 @@ impl Observer {
             (counted, self.lock().table.clone())
         };
         let mut taken: BTreeMap<NodeId, Bytes> = BTreeMap::new();
-        for (node, counters) in table.sum(&counted.slots, &counted.other).iter() {
+        for (node, counters) in table.sum(|slot| counted.slots.get(slot), &counted.other).iter() {
             taken.insert(node, self.bytes_of(counters.user_remote));
         }
         load.set(taken, now);

@@ -95,7 +95,7 @@ impl Read {
         let pools = pools(&self.machine);
         let mut missed = Vec::new();
         for (name, series) in self.table.series() {
-            let activity = series.activity(&self.done.slots);
+            let activity = series.activity(|slot| self.done.slots.get(slot));
             let is_promised = self.is_promised(series);
             let counted = activity.hugepages.iter().filter(|of| of.outside.0 > 0).map(|of| of.size);
             let sizes = pools.iter().copied().filter(|_| is_promised).chain(counted);

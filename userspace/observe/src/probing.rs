@@ -8,8 +8,8 @@ use std::{
 };
 
 use numaward_probes::{
-    self as probes, Activity, CpuUse, Intruder, Mode, Probe, ProbeEvent, ProbeReport, ProbeStats, Probes,
-    SlotId,
+    self as probes, Activity, BySlot, CpuUse, Intruder, Mode, Probe, ProbeEvent, ProbeReport, ProbeStats,
+    Probes,
 };
 use numaward_topology::{CpuId, NodeSet};
 
@@ -59,7 +59,7 @@ impl Probing {
     }
 
     /// What the probes other than that of allocations counted; nothing where that fails.
-    pub(crate) fn activity(&self) -> (BTreeMap<SlotId, Activity>, Activity) {
+    pub(crate) fn activity(&self) -> (BySlot<Activity>, Activity) {
         self.health.noted(Part::Activity, self.probes.activity()).unwrap_or_default()
     }
 

@@ -47,7 +47,7 @@ impl Observer {
         let read = self.read();
         let at = Instant::now();
         let counted = read.counted.as_ref();
-        let sums = counted.map(|counted| read.table.sum(&counted.slots, &counted.other));
+        let sums = counted.map(|counted| read.table.sum(|slot| counted.slots.get(slot), &counted.other));
         let nodes = memory.iter().map(|(node, memory)| {
             let of = sums.as_ref().map(|sums| self.in_bytes(sums.get(*node)));
             SeenNode {
@@ -59,8 +59,8 @@ impl Observer {
         let members = read.table.series().flat_map(|(name, series)| {
             series.members.iter().map(|(&id, member)| {
                 let slot = member.slot.filter(|_| counted.is_some());
-                let counters = slot.and_then(|slot| counted?.slots.get(&slot));
-                let activity = slot.and_then(|slot| read.done.slots.get(&slot));
+                let counters = slot.and_then(|slot| counted?.slots.get(slot));
+                let activity = slot.and_then(|slot| read.done.slots.get(slot));
                 Seen {
                     key: member.path.as_str(),
                     name,

@@ -204,7 +204,7 @@ impl Observer {
             };
             // Only where no probe sees it: this file is long.
             let stat = (!has_hints).then(|| numa_balancing(&dir).ok().flatten()).flatten();
-            let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(&member.slot?)?.scanned));
+            let scanned = activity.as_ref().and_then(|(slots, _)| Some(slots.get(member.slot?)?.scanned));
             looked.insert(id, (host.judge(allowed), scanned, stat));
         }
         let mut sampled = Sampled::clone(&self.latest.sampled.borrow());

@@ -172,7 +172,7 @@ impl Moving<'_> {
         let mut owners = BTreeMap::new();
         for promise in self.state.promises.workloads() {
             if let Some(slot) = self.state.table.slot(promise.id) {
-                owners.extend(promise.cpus.iter().map(|cpu| (cpu, slot)));
+                owners.extend(promise.held_cpus().iter().map(|cpu| (cpu, slot)));
             }
         }
         if owners == self.state.exclusive.owners {

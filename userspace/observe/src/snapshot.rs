@@ -17,7 +17,7 @@ use numaward_model::{
     },
 };
 use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
-use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeId, NodeSet, ZoneKind, sysfs};
+use numaward_topology::{Bytes, HugepageSize, NodeId, NodeSet, ZoneKind, sysfs};
 use strum::VariantArray as _;
 
 use crate::{
@@ -45,7 +45,8 @@ impl SnapshotSource for Observer {
         let as_before = read.machine.nodes.keys().eq(&nodes);
         let pools = pools(&read.machine);
         let workloads = read.table.series().map(|(name, series)| {
-            let allocated = counted.as_ref().and_then(|counted| series.counters(&counted.slots));
+            let allocated =
+                counted.as_ref().and_then(|counted| series.counters(|slot| counted.slots.get(slot)));
             let trouble = series.trouble();
             WorkloadFigures {
                 name: name.clone(),
@@ -346,7 +347,8 @@ impl Observer {
         }
         let bytes = |pages| self.bytes_of(pages);
         let missed = read.table.series().filter_map(|(name, series)| {
-            let counters = series.counters(&read.counted.as_ref()?.slots)?;
+            let slots = &read.counted.as_ref()?.slots;
+            let counters = series.counters(|slot| slots.get(slot))?;
             let is_promised = read.is_promised(series);
             // Misses of a promise that ended stay counted.
             if !is_promised && counters.values().all(|counters| counters.user_outside.0 == 0) {
@@ -362,7 +364,7 @@ impl Observer {
         let holdings = Holdings::new(read);
         let headroom = self.headroom(read, &holdings, memory);
         // Init containers pass theirs on, and where names are not known each container may have what its pod has.
-        let exclusive: CpuSet = promises.workloads().iter().flat_map(|promise| promise.cpus.iter()).collect();
+        let exclusive = promises.held_cpus();
         PromiseFigures {
             missed,
             missed_hugepages: read.missed_hugepages(),
@@ -407,13 +409,21 @@ impl Read {
         nodes: &[NodeId],
         pools: &BTreeSet<HugepageSize>,
     ) -> snapshot::WorkloadActivity {
-        let seen = || series.members.keys().filter_map(|id| sampled.seen.get(id));
-        let states: BTreeSet<Sampling> = seen().map(|seen| seen.state).collect();
+        let mut states: Vec<Sampling> = Vec::new();
+        let mut moved: Option<u64> = None;
+        // Nearly all have one member: a short list is cheaper than a set.
+        for seen in series.members.keys().filter_map(|id| sampled.seen.get(id)) {
+            if !states.contains(&seen.state) {
+                states.push(seen.state);
+            }
+            moved = seen.moved.map(|pages| moved.unwrap_or(0).saturating_add(pages)).or(moved);
+        }
+        states.sort_unstable();
         snapshot::WorkloadActivity {
-            moved: seen().filter_map(|seen| seen.moved).reduce(u64::saturating_add),
+            moved,
             sampling: states.into_iter().map(Into::into).collect(),
             estimated_remote_permille: sampled.estimates.mean(series.members.keys()),
-            ..self.attached.figures(&series.activity(&self.done.slots), nodes, pools)
+            ..self.attached.figures(&series.activity(|slot| self.done.slots.get(slot)), nodes, pools)
         }
     }
 }

@@ -275,13 +275,14 @@ impl<S: Copy + Eq> Table<S> {
     }
 
     /// What all allocated since the start, also those that are gone: by the probes in these slots, and outside all.
-    pub(crate) fn sum(&self, slots: &BTreeMap<S, NodeCounters>, unslotted: &NodeCounters) -> NodeCounters
-    where
-        S: Ord,
-    {
+    pub(crate) fn sum<'a>(
+        &'a self,
+        of_slot: impl Fn(S) -> Option<&'a NodeCounters>,
+        unslotted: &NodeCounters,
+    ) -> NodeCounters {
         let mut sum = unslotted.clone();
         sum.add(&self.gone);
-        self.series.values().flat_map(|series| series.counted_parts(slots)).for_each(|part| sum.add(part));
+        self.series.values().flat_map(|series| series.counted_parts(&of_slot)).for_each(|part| sum.add(part));
         sum
     }
 
@@ -315,27 +316,27 @@ fn sum<'a, T: Clone + Default>(
     })
 }
 
-impl<S: Copy + Ord> Series<S> {
+impl<S: Copy> Series<S> {
     /// What was allocated under this name; `None` if no member ever had a slot.
     pub(crate) fn counters<'a>(
         &'a self,
-        slots: &'a BTreeMap<S, NodeCounters>,
+        of_slot: impl Fn(S) -> Option<&'a NodeCounters>,
     ) -> Option<Cow<'a, NodeCounters>> {
-        self.counted.then(|| sum(self.counted_parts(slots), NodeCounters::is_empty, NodeCounters::add))
+        self.counted.then(|| sum(self.counted_parts(of_slot), NodeCounters::is_empty, NodeCounters::add))
     }
 
     /// What was allocated under this name, in parts.
     fn counted_parts<'a>(
         &'a self,
-        slots: &'a BTreeMap<S, NodeCounters>,
+        of_slot: impl Fn(S) -> Option<&'a NodeCounters>,
     ) -> impl Iterator<Item = &'a NodeCounters> {
-        let held = self.members.values().filter_map(|member| slots.get(&member.slot?));
+        let held = self.members.values().filter_map(move |member| of_slot(member.slot?));
         iter::once(&self.base).chain(held)
     }
 
     /// What was done under this name apart from allocating.
-    pub(crate) fn activity<'a>(&'a self, slots: &'a BTreeMap<S, Activity>) -> Cow<'a, Activity> {
-        let held = self.members.values().filter_map(|member| slots.get(&member.slot?));
+    pub(crate) fn activity<'a>(&'a self, of_slot: impl Fn(S) -> Option<&'a Activity>) -> Cow<'a, Activity> {
+        let held = self.members.values().filter_map(|member| of_slot(member.slot?));
         let parts = self.base_activity.as_deref().into_iter().chain(held);
         sum(parts, |_| false, Activity::add)
     }
@@ -443,10 +444,12 @@ mod tests {
             let mut served: Vec<_> = self
                 .table
                 .series()
-                .map(|(name, series)| (name.to_string(), series.counters(&self.slots).as_deref().map(count)))
+                .map(|(name, series)| {
+                    (name.to_string(), series.counters(|slot| self.slots.get(&slot)).as_deref().map(count))
+                })
                 .collect();
             served.push(("other".to_owned(), Some(count(&self.unslotted))));
-            let sum = count(&self.table.sum(&self.slots, &self.unslotted));
+            let sum = count(&self.table.sum(|slot| self.slots.get(&slot), &self.unslotted));
             assert!(sum >= self.served, "{sum} < {}: {served:?}", self.served);
             self.served = sum;
             served

@@ -60,4 +60,4 @@ pub use numaward_abi::{CgroupId, ChainKind};
 pub use options::{ChainOptions, DEFAULT_LONG_STALL, DEFAULT_SLOTS, Fakes, Options};
 pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
-pub use types::{Counters, NodeCounters, Pages, SlotId, Snapshot};
+pub use types::{BySlot, Counters, NodeCounters, Pages, SlotId, Snapshot};

@@ -20,8 +20,8 @@ use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
-    Activity, CallChain, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeEvent, ProbeReport,
-    Scanned, Stalls,
+    Activity, BySlot, CallChain, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeEvent,
+    ProbeReport, Scanned, Stalls,
     activity::{Columns, growth},
     btf::BtfError,
     chains::Chains,
@@ -390,7 +390,7 @@ impl Others {
         &self,
         held: impl Iterator<Item = u32>,
         end: u32,
-    ) -> Result<(BTreeMap<u32, Activity>, Activity), MapAccessError> {
+    ) -> Result<(BySlot<Activity>, Activity), MapAccessError> {
         let now = self.read_tables(OTHER_SLOT, end)?;
         let of_slot = |slot: u32| {
             let counters = self.tables.iter().filter_map(|(of, Table { words, .. })| {
@@ -399,7 +399,7 @@ impl Others {
             });
             self.activity(slot, counters)
         };
-        Ok((held.map(|slot| (slot, of_slot(slot))).collect(), of_slot(OTHER_SLOT)))
+        Ok((BySlot::new(end, held.map(|slot| (slot, of_slot(slot)))), of_slot(OTHER_SLOT)))
     }
 
     /// What one slot counted since it was taken.

@@ -24,7 +24,7 @@ use crate::{
     rows,
     slots::{Holder, Slots},
     sys,
-    types::{NodeCounters, SlotId, Snapshot},
+    types::{BySlot, NodeCounters, SlotId, Snapshot},
 };
 
 /// Lets the kernel count runs and time of BPF programs until the window, which is returned, is dropped.
@@ -187,15 +187,16 @@ impl Probes {
     /// Reads all counters.
     pub fn counters(&self) -> Result<Snapshot, MapAccessError> {
         let Some(alloc) = &self.alloc else { return Ok(Snapshot::default()) };
-        let now = alloc.rows.read(OTHER_SLOT, self.slots.in_use_up_to())?;
+        let end = self.slots.in_use_up_to();
+        let now = alloc.rows.read(OTHER_SLOT, end)?;
         let of = |slot: u32| {
             let words = alloc.rows.layout.words_of_slot();
             let start = slot as usize * words;
             now.get(start..start + words).unwrap_or_default()
         };
-        let slots = self.slots.holders();
+        let slots = self.slots.holders().map(|(slot, holder)| (slot, alloc.since(&holder.base, of(slot))));
         Ok(Snapshot {
-            slots: slots.map(|(slot, holder)| (SlotId(slot), alloc.since(&holder.base, of(slot)))).collect(),
+            slots: BySlot::new(end, slots),
             other: alloc.since(&[], of(OTHER_SLOT)),
             unknown_node: alloc.all_of(alloc.totals()?.unknown_node),
         })
@@ -217,10 +218,9 @@ impl Probes {
     }
 
     /// What each registered workload did apart from allocating, since it was registered, and what all else did.
-    pub fn activity(&self) -> Result<(BTreeMap<SlotId, Activity>, Activity), MapAccessError> {
+    pub fn activity(&self) -> Result<(BySlot<Activity>, Activity), MapAccessError> {
         let held = self.slots.holders().map(|(slot, _)| slot);
-        let (slots, other) = self.others.read(held, self.slots.in_use_up_to())?;
-        Ok((slots.into_iter().map(|(slot, activity)| (SlotId(slot), activity)).collect(), other))
+        self.others.read(held, self.slots.in_use_up_to())
     }
 
     /// The same of one workload. [`Probes::release`] does not return it: ask before.

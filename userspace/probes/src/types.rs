@@ -1,7 +1,5 @@
 //! Slots, pages, and what is counted of them.
 
-use std::collections::BTreeMap;
-
 use numaward_topology::NodeId;
 
 /// The place of a registered workload in the probes' maps. Reused after [`Probes::release`](crate::Probes::release).
@@ -89,11 +87,43 @@ impl FromIterator<(NodeId, Counters)> for NodeCounters {
     }
 }
 
+/// A value of each registered workload. Slot numbers are small and dense: a value is stored at the index of its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BySlot<T>(Vec<Option<T>>);
+
+impl<T> BySlot<T> {
+    /// That of one slot.
+    pub fn get(&self, slot: SlotId) -> Option<&T> {
+        self.0.get(slot.0 as usize)?.as_ref()
+    }
+
+    /// All of them, in the order of slots.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().flatten()
+    }
+
+    /// Of slots below `end`, in their order.
+    pub(crate) fn new(end: u32, values: impl Iterator<Item = (u32, T)>) -> Self {
+        let mut all = Vec::with_capacity(end as usize);
+        for (slot, value) in values {
+            all.resize_with(slot as usize, || None);
+            all.push(Some(value));
+        }
+        Self(all)
+    }
+}
+
+impl<T> Default for BySlot<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
 /// All counters at (nearly) one time. None of them ever goes down while its slot stays registered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Pages allocated by each registered workload since it was registered.
-    pub slots: BTreeMap<SlotId, NodeCounters>,
+    pub slots: BySlot<NodeCounters>,
     /// Pages allocated by everything else since the probe was attached.
     pub other: NodeCounters,
     /// Pages whose node is not known, of any owner: on a node or in a memory block that was added

@@ -193,7 +193,8 @@ pub(crate) fn exclusive<'a>(model: &'a Model, node: &Node) -> BTreeMap<CpuId, &'
     let list = |text: &str| text.parse::<CpuSet>().unwrap_or_default();
     let here = list(&node.cpus);
     let held = model.allocations.iter().flat_map(|held| &held.allocations);
-    held.flat_map(|held| list(&held.cpus).iter().map(|cpu| (cpu, &*held.name)).collect::<Vec<_>>())
+    let all = |held: &numaward_api::Allocation| &list(&held.cpus) | &list(&held.hidden_cpus);
+    held.flat_map(|held| all(held).iter().map(|cpu| (cpu, &*held.name)).collect::<Vec<_>>())
         .filter(|(cpu, _)| here.contains(*cpu))
         .collect()
 }

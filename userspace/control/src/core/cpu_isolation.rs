@@ -126,9 +126,8 @@ fn has_exclusive_cpus(ledger: &Ledger) -> bool {
 fn beside_isolated(ledger: &Ledger) -> Option<CpuSet> {
     let (mut isolated, mut others) = (CpuSet::new(), ledger.shared_pool().clone());
     for (_, account) in ledger.owners() {
-        let cpus = account.containers.values().filter_map(|held| held.cpus.as_ref());
-        let cpus = cpus.flat_map(CpuSet::iter);
-        if account.terms.isolate { isolated.extend(cpus) } else { others.extend(cpus) }
+        let of = if account.terms.isolate { &mut isolated } else { &mut others };
+        account.containers.values().for_each(|held| of.extend(held.held_cpus().iter()));
     }
     (!isolated.is_empty()).then_some(others)
 }

@@ -62,8 +62,11 @@ impl PowerSettings {
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let wanted = core.config.enforcement.power_settings().map(power_settings).unwrap_or_default();
+        // Nobody runs on what is hidden beside them: it is left alone, and sleeps.
+        let ledger = &core.kept.state.ledger;
+        let exclusive = || ledger.allocations().filter_map(|(_, _, held)| held.cpus.as_ref());
         let cpus =
-            if wanted.is_empty() { CpuSet::new() } else { core.kept.state.ledger.all_exclusive_cpus() };
+            if wanted.is_empty() { CpuSet::new() } else { exclusive().flat_map(CpuSet::iter).collect() };
         let is_idle = cpus.is_empty() && core.kept.state.power.is_empty();
         let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
         if cpus == self.cpus && (is_idle || !is_due) {

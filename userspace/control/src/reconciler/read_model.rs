@@ -144,9 +144,11 @@ impl Description {
         let missing = of.missing.clone().unwrap_or_default();
         // Until its pages have arrived, it is at home on both sides.
         let (mut nodes, mut cpus) = (held.memory_nodes(), held.cpus.clone().unwrap_or_default());
+        let mut hidden_cpus = held.hidden_cpus.clone();
         if let Some(left) = &of.leaves {
             nodes.extend(left.memory_nodes().iter());
             cpus = &cpus | left.cpus.as_ref().unwrap_or(&CpuSet::new());
+            hidden_cpus = &(&hidden_cpus | &left.hidden_cpus) - &cpus;
         }
         let promise = Promise {
             cgroup: guarantee.cgroup.clone(),
@@ -161,6 +163,7 @@ impl Description {
             blocks: held.blocks.clone(),
             placed: if of.is_shown { Vec::new() } else { placed(&held) },
             cpus,
+            hidden_cpus,
             offline_cpus: missing.cpus,
             uncovered: missing.memory,
         };

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, CpuSet};
 
 use super::Kubelet;
 use crate::{
@@ -42,9 +42,10 @@ impl Kubelet {
                 let whole = whole.filter(|&whole| whole > 0).ok_or(ResizeError::NotWholeCpus(wanted))?;
                 manager.check_whole_cores(whole)?;
                 let chosen = manager.resized(&ledger.shared_pool, cpus, whole, &nodes)?;
-                let free = cpus - &ledger.cpus_of_others(owner, container);
+                let free = &held.held_cpus() - &ledger.cpus_of_others(owner, container);
                 next.shared_pool = &(&next.shared_pool | &free) - &chosen;
-                next.allocation_mut(owner, container).cpus = Some(chosen);
+                let holds = next.allocation_mut(owner, container);
+                (holds.cpus, holds.hidden_cpus) = (Some(chosen), CpuSet::new());
             }
             for block in &held.blocks {
                 let Some(&wanted) = to.memory.get(&block.kind) else { continue };

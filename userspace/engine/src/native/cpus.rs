@@ -6,7 +6,7 @@
 //!
 //! | option | effect |
 //! |---|---|
-//! | `full-pcpus-only` | only whole cores count as free |
+//! | `full-pcpus-only` | only whole cores count as free; of a core with hidden siblings, one CPU is taken |
 //! | `distribute-cpus-across-numa` | several nodes give equally many |
 //! | `distribute-cpus-across-cores` | one CPU a core, in turn |
 //! | `prefer-align-cpus-by-uncorecache` | from as few last-level caches as possible |
@@ -111,6 +111,11 @@ impl Cpus {
         self.count(&self.can_take(&self.allocatable, terms))
     }
 
+    /// The CPUs that can become exclusive now, whole cores or not.
+    pub(super) fn free(&self, ledger: &Ledger) -> CpuSet {
+        &online(ledger) & &self.allocatable
+    }
+
     /// Which CPUs a request can take now.
     pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> Available {
         Available {
@@ -183,7 +188,7 @@ impl Cpus {
         nodes: &NodeSet,
     ) -> Result<CpuSet, ResizeError> {
         self.check_cores(wanted as u64, terms).map_err(|error| ResizeError::Cores(error.to_string()))?;
-        let pool = self.wanted(&(&online(ledger) & &self.allocatable), terms);
+        let pool = self.wanted(&self.free(ledger), terms);
         self.manager.resized(&pool, held, wanted, nodes)
     }
 

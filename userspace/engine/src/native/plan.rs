@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, CpuSet};
 
 use super::{
     Native, accounts,
@@ -181,6 +181,7 @@ impl Native {
     /// All that may be moved for a newcomer.
     fn movable(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, search: &Effort) -> Vec<Movable> {
         let mut movable = Vec::new();
+        let cpus = self.host.cpus.as_ref().map(|cpus| (cpus, cpus.free(ledger)));
         for (owner, account) in ledger.owners().filter(|(owner, _)| **owner != newcomer.owner) {
             let Some(request) = account.request.as_ref().filter(|_| !account.terms.immovable) else {
                 continue;
@@ -204,8 +205,16 @@ impl Native {
             for containers in groups.into_iter().filter(|of| !of.is_empty()) {
                 let mut leaves = vec![vec![0u64; self.host.len()]; self.host.resources.len()];
                 let mut bytes = 0u64;
-                for held in containers.iter().filter_map(|name| account.containers.get(name)) {
-                    self.add_held(held, newcomer.terms, &mut leaves);
+                let held = || containers.iter().filter_map(|name| account.containers.get(name));
+                if let Some((cpus, free)) = &cpus {
+                    // A core can become whole by what is free of it already.
+                    let after = held().fold(free.clone(), |free, held| &free | &held.held_cpus());
+                    let wanted = |of: &CpuSet| cpus.count(&cpus.wanted(of, newcomer.terms));
+                    let more = wanted(&after).into_iter().zip(wanted(free));
+                    leaves[CPU] = more.map(|(after, before)| after.saturating_sub(before)).collect();
+                }
+                for held in held() {
+                    self.add_memory(held, &mut leaves);
                     bytes = held
                         .placed
                         .values()
@@ -218,14 +227,8 @@ impl Native {
         movable
     }
 
-    /// Adds what somebody holds, of the CPUs those that are wanted on these terms.
-    fn add_held(&self, held: &Allocation, terms: &Terms, to: &mut [Vec<u64>]) {
-        if let Some(manager) = &self.host.cpus {
-            let wanted = manager.wanted(&held.held_cpus(), terms);
-            for (sum, count) in to[CPU].iter_mut().zip(manager.count(&wanted)) {
-                *sum += count;
-            }
-        }
+    /// Adds the memory that somebody holds.
+    fn add_memory(&self, held: &Allocation, to: &mut [Vec<u64>]) {
         for (&kind, nodes) in &held.placed {
             let Some(number) = self.host.number_of(kind) else { continue };
             for (node, bytes) in nodes {
@@ -362,8 +365,10 @@ impl Native {
         let need = |name: &ContainerName| {
             let held = account.containers.get(name)?;
             let mut columns = vec![vec![0u64; self.host.len()]; self.host.resources.len()];
-            self.add_held(held, &Terms::default(), &mut columns);
-            let amounts = columns.iter().map(|column| column.iter().sum()).collect();
+            self.add_memory(held, &mut columns);
+            let mut amounts: Vec<u64> = columns.iter().map(|column| column.iter().sum()).collect();
+            // Hidden ones come with them.
+            amounts[CPU] = held.cpus.as_ref().map_or(0, |cpus| cpus.len() as u64);
             Some(Need { name: name.clone(), amounts, ends: false })
         };
         let needs = Needs { containers: of.containers.iter().map(need).collect::<Option<_>>()? };

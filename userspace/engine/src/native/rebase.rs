@@ -34,8 +34,9 @@ pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered
             free.insert((kind, node), account.allocatable.0.into());
         }
     }
+    hide_siblings_that_came(native, &mut next);
     let mut exclusive = CpuSet::new();
-    for (_, _, held) in ledger.allocations() {
+    for (_, _, held) in next.allocations() {
         exclusive.extend(held.cpus.iter().chain([&held.hidden_cpus]).flat_map(CpuSet::iter));
         for (&kind, placed) in &held.placed {
             for (&node, bytes) in placed {
@@ -66,6 +67,26 @@ pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered
     next.nodes = nodes;
     next.shared_pool = native.host.cpus.as_ref().map(|cpus| &cpus.idle_pool - &exclusive).unwrap_or_default();
     (next, uncovered)
+}
+
+/// Hides the threads of cores that came online beside CPUs whose siblings are hidden, if they are free.
+fn hide_siblings_that_came(native: &Native, ledger: &mut Ledger) {
+    let Some(cpus) = &native.host.cpus else { return };
+    let exclusive = ledger.all_exclusive_cpus();
+    let mut came = Vec::new();
+    for (owner, account) in ledger.owners().filter(|(_, account)| account.terms.hide_siblings) {
+        for (container, held) in &account.containers {
+            let beside = held.cpus.as_ref().map(|held| cpus.hidden_beside(held, &account.terms));
+            let free = &beside.unwrap_or_default() - &exclusive;
+            if !free.is_empty() {
+                came.push((owner.clone(), container.clone(), free));
+            }
+        }
+    }
+    for (owner, container, free) in came {
+        let held = ledger.allocation_mut(&owner, &container);
+        held.hidden_cpus = &held.hidden_cpus | &free;
+    }
 }
 
 type Holder = (OwnerId, ContainerName, ZoneKind);

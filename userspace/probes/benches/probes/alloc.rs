@@ -41,8 +41,8 @@ const CHAINS: ChainOptions = ChainOptions { sample_every: 64, max_stacks: 4096 }
 enum Variant {
     Empty(Mode),
     Ours(Mode),
-    /// Ours and the program that takes chains. Where there is a number, each page is remote, and for so many of them
-    /// one chain is taken.
+    /// Ours and the program that takes chains. Where there is a number N, each page is remote, and one chain is taken of
+    /// every N.
     Chains(Option<u32>),
 }
 

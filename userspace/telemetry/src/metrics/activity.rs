@@ -3,13 +3,13 @@
 
 use std::{fmt, time::Duration};
 
-use numaward_model::snapshot::{Snapshot, StallFigures, WorkloadActivity};
+use numaward_model::snapshot::{StallFigures, WorkloadActivity, WorkloadFigures};
 use numaward_topology::{Bytes, CpuId, ZoneKind};
 
 use super::{
     NODE,
     collector::Families,
-    family::{Bound, Kind, Sink, made},
+    family::{Bound, Kind, Named, Sink, made},
 };
 
 /// The bounds of the histogram of stalls in seconds, each with how many buckets of [`StallFigures`] are below: 2^4 microseconds,
@@ -34,11 +34,11 @@ impl<S: Sink> Families<'_, S> {
     }
 
     fn hugepages(&mut self) -> fmt::Result {
-        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let nodes = self.nodes;
         let help = "Hugepages taken from the pools, by node of the page; local: by a CPU of that node, or for which it is the \
                     nearest node with memory";
         let mut family = self.out.counter("hugepages_allocated_bytes", help)?;
-        for (name, hugepages) in parts(snapshot, |of| of.hugepages.as_ref()) {
+        for (name, hugepages) in parts(self.workloads, |of| of.hugepages.as_ref()) {
             family.of(name);
             for (size, by_node) in hugepages {
                 let kind = ZoneKind::Hugepages(*size).to_string();
@@ -55,15 +55,13 @@ impl<S: Sink> Families<'_, S> {
 
     fn accesses(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
-        let workloads = || {
-            let workloads = snapshot.workloads.iter();
-            workloads.filter_map(|workload| Some((workload, workload.activity.as_ref()?)))
-        };
+        let workloads = self.workloads;
+        let workloads = || workloads.iter().filter_map(|(name, of)| Some((*name, of.activity.as_ref()?)));
         let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
                     none: see remote_sampling_info";
         let mut family = self.out.counter("remote_access_pages", help)?;
-        for (workload, activity) in workloads() {
-            family.of(&workload.name);
+        for (name, activity) in workloads() {
+            family.of(name);
             for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
                 family.put([node, made!("source", "hint_fault")], pages)?;
             }
@@ -82,26 +80,26 @@ impl<S: Sink> Families<'_, S> {
         let mut family = self
             .out
             .info("remote_sampling", "Whether the kernel samples the workload's accesses (on), or why not")?;
-        for (workload, activity) in workloads() {
+        for (name, activity) in workloads() {
             for state in &activity.sampling {
-                family.of(&workload.name).put([("state", state)], 1_u64)?;
+                family.of(name).put([("state", state)], 1_u64)?;
             }
         }
         let help = "An estimate, not a measurement (observe.remoteEstimate): the share of accesses to memory \
                     of other nodes, by where threads ran and where memory lies, of workloads whose accesses \
                     are not sampled";
-        let estimates = workloads().filter_map(|(workload, activity)| {
-            Some((&*workload.name, f64::from(activity.estimated_remote_permille?) / 1000.0))
+        let estimates = workloads().filter_map(|(name, activity)| {
+            Some((name, f64::from(activity.estimated_remote_permille?) / 1000.0))
         });
         self.out.gauge("remote_access_estimated_ratio", help)?.put_each(estimates)
     }
 
     fn dram(&mut self) -> fmt::Result {
-        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let nodes = self.nodes;
         let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of \
                     the CPU and whether the memory was of that node; only where probes.hardware is enabled";
         let mut family = self.out.counter("dram_accesses", help)?;
-        for (name, dram) in parts(snapshot, |of| of.dram.as_ref()) {
+        for (name, dram) in parts(self.workloads, |of| of.dram.as_ref()) {
             family.of(name);
             for (&node, (local, remote)) in nodes.iter().zip(dram) {
                 family.put_all(local.map(|local| ([node, made!("locality", "local")], local)))?;
@@ -112,11 +110,11 @@ impl<S: Sink> Families<'_, S> {
     }
 
     fn migrated(&mut self) -> fmt::Result {
-        let (snapshot, page_size) = (self.snapshot, self.snapshot.page_size.0);
+        let page_size = self.snapshot.page_size.0;
         let mut family = self
             .out
             .counter("migrated_bytes", "Memory moved to another node by a task of the workload, by reason")?;
-        for (name, migrated) in parts(snapshot, |of| of.migrated.as_ref()) {
+        for (name, migrated) in parts(self.workloads, |of| of.migrated.as_ref()) {
             let bytes = |(reason, pages): &(&'static str, u64)| {
                 ([("reason", *reason)], pages.saturating_mul(page_size))
             };
@@ -126,29 +124,27 @@ impl<S: Sink> Families<'_, S> {
     }
 
     fn stalls(&mut self) -> fmt::Result {
-        let snapshot = self.snapshot;
         let help = "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is \
                     not in it: see memory_pressure";
         let mut family = self.out.begin(Kind::Histogram, "reclaim_stall_seconds", help)?;
-        parts(snapshot, |of| of.stalls.as_ref()).try_for_each(|(name, stalls)| {
+        parts(self.workloads, |of| of.stalls.as_ref()).try_for_each(|(name, stalls)| {
             family.of(name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))
         })
     }
 
     fn oom_kills(&mut self) -> fmt::Result {
-        let snapshot = self.snapshot;
         let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
                     `unknown` (from memory.events) where no probe reports it";
         let mut family = self.out.counter("oom_kills", help)?;
-        for workload in &snapshot.workloads {
+        for &(name, workload) in self.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {
                 (Some(kills), _) => {
                     let kills = kills.map(|(constraint, kills)| ([("constraint", constraint)], kills));
-                    family.of(&workload.name).put_all(kills)?;
+                    family.of(name).put_all(kills)?;
                 }
                 (None, Some(kills)) => {
-                    family.of(&workload.name).put([("constraint", "unknown")], kills)?;
+                    family.of(name).put([("constraint", "unknown")], kills)?;
                 }
                 (None, None) => {}
             }
@@ -180,11 +176,10 @@ fn of_cpu(cpu: CpuId, label: &'static str, value: &str) -> [(&'static str, Strin
 
 /// A part of what workloads do, of those that have it, by name.
 fn parts<'s, T: 's>(
-    snapshot: &'s Snapshot,
+    workloads: &'s [(Named<'s>, &'s WorkloadFigures)],
     part: impl Fn(&'s WorkloadActivity) -> Option<&'s T>,
-) -> impl Iterator<Item = (&'s str, &'s T)> {
-    let workloads = snapshot.workloads.iter();
-    workloads.filter_map(move |workload| Some((&*workload.name, part(workload.activity.as_ref()?)?)))
+) -> impl Iterator<Item = (Named<'s>, &'s T)> {
+    workloads.iter().filter_map(move |(name, of)| Some((*name, part(of.activity.as_ref()?)?)))
 }
 
 /// How many stalls there were up to each bound, at most the largest number.

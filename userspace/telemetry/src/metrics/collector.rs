@@ -7,13 +7,14 @@ use std::{
 
 use numaward_config::exported::MetricFilter;
 use numaward_model::snapshot::{
-    HugepagesOutside, Pressure, ProbeFigures, ProcessFigures, PromiseFigures, Snapshot,
+    HugepagesOutside, Pressure, ProbeFigures, ProcessFigures, PromiseFigures, Snapshot, WorkloadFigures,
 };
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use super::{
     NODE, PREFIX,
-    family::{Family, Kind, Made, NONE, Number, Out, Sink, made},
+    family::{Family, Kind, Made, NONE, Named, Number, Out, Sink, made},
+    text::Labels,
 };
 
 /// Puts what a source gave into a sink: all families, or those that a filter admits.
@@ -28,8 +29,13 @@ pub(super) fn collect(
         .map(|node| (node.node.to_string(), format!("numa_node=\"{}\"", node.node)))
         .collect();
     let nodes: Vec<_> = nodes.iter().map(|(value, text)| Made { name: NODE, value, text }).collect();
+    let labels = Labels::new(snapshot.workloads.iter().map(|of| &*of.name));
+    let workloads = snapshot.workloads.iter().zip(labels.iter());
+    let workloads: Vec<_> =
+        workloads.map(|(of, text)| (Named { name: &of.name, text: Some(text) }, of)).collect();
     let out = Out::new(sink, Some(PREFIX), admitted);
-    let mut families = Families { out, snapshot, promises: &snapshot.promises, nodes: &nodes };
+    let promises = &snapshot.promises;
+    let mut families = Families { out, snapshot, workloads: &workloads, promises, nodes: &nodes };
     families.allocated()?;
     families.resident()?;
     families.trouble()?;
@@ -73,6 +79,7 @@ fn of_process<S: Sink>(process: &ProcessFigures, mut out: Out<'_, S>) -> fmt::Re
 pub(super) struct Families<'a, S> {
     pub(super) out: Out<'a, S>,
     pub(super) snapshot: &'a Snapshot,
+    pub(super) workloads: &'a [(Named<'a>, &'a WorkloadFigures)],
     promises: &'a PromiseFigures,
     /// The label `numa_node` of each.
     pub(super) nodes: &'a [Made<'a>],
@@ -80,16 +87,14 @@ pub(super) struct Families<'a, S> {
 
 impl<S: Sink> Families<'_, S> {
     fn allocated(&mut self) -> fmt::Result {
-        let (snapshot, nodes) = (self.snapshot, self.nodes);
+        let (workloads, nodes) = (self.workloads, self.nodes);
         let mut family = self.out.counter(
             "memory_allocated_bytes",
             "User memory allocated, by node of the page and whether the allocating CPU was of that node",
         )?;
-        let counted = || {
-            snapshot.workloads.iter().filter_map(|workload| Some((workload, workload.allocated.as_ref()?)))
-        };
-        for (workload, allocated) in counted() {
-            family.of(&workload.name);
+        let counted = || workloads.iter().filter_map(|(name, of)| Some((*name, of.allocated.as_ref()?)));
+        for (name, allocated) in counted() {
+            family.of(name);
             for (&node, bytes) in nodes.iter().zip(allocated) {
                 family.put([node, made!("locality", "local")], bytes.local.0)?;
                 family.put([node, made!("locality", "remote")], bytes.remote.0)?;
@@ -99,15 +104,15 @@ impl<S: Sink> Families<'_, S> {
             "kernel_memory_allocated_bytes",
             "Kernel memory allocated on behalf of the workload, by node of the page; a lower bound",
         )?;
-        for (workload, allocated) in counted() {
-            family.of(&workload.name);
+        for (name, allocated) in counted() {
+            family.of(name);
             for (&node, bytes) in nodes.iter().zip(allocated) {
                 family.put([node], bytes.kernel.0)?;
             }
         }
         let help = "Memory allocated on a page whose node the probe could not determine";
         let mut family = self.out.counter("unknown_node_allocated_bytes", help)?;
-        family.put_all(snapshot.unknown_node.map(|Bytes(bytes)| (NONE, bytes)))
+        family.put_all(self.snapshot.unknown_node.map(|Bytes(bytes)| (NONE, bytes)))
     }
 
     fn resident(&mut self) -> fmt::Result {
@@ -115,8 +120,8 @@ impl<S: Sink> Families<'_, S> {
             "memory_resident_bytes",
             "Memory of the workload by the node it lies on (memory.numa_stat; hugepages: hugetlb.*.numa_stat)",
         )?;
-        for workload in &self.snapshot.workloads {
-            family.of(&workload.name);
+        for &(name, workload) in self.workloads {
+            family.of(name);
             for (&node, bytes) in self.nodes.iter().zip(workload.resident.iter().flat_map(|of| of.iter())) {
                 for (kind, Bytes(bytes)) in [
                     (made!("type", "anon"), bytes.anon),
@@ -138,11 +143,9 @@ impl<S: Sink> Families<'_, S> {
 
     fn trouble(&mut self) -> fmt::Result {
         let mut seconds = |name, help, of: fn(Pressure) -> Duration| {
-            let pressures = self
-                .snapshot
-                .workloads
-                .iter()
-                .filter_map(|workload| Some((&*workload.name, of(workload.pressure?).as_secs_f64())));
+            let workloads = self.workloads.iter();
+            let pressures =
+                workloads.filter_map(|(name, workload)| Some((*name, of(workload.pressure?).as_secs_f64())));
             self.out.counter(name, help)?.put_each(pressures)
         };
         seconds(
@@ -158,11 +161,11 @@ impl<S: Sink> Families<'_, S> {
         let help = "Memory of the workload that the kernel moved between memory tiers: `demoted` to slower memory, `promoted` \
                     to faster memory; only on machines with several tiers, and since Linux 6.12";
         let mut family = self.out.counter("tiering_bytes", help)?;
-        for workload in &self.snapshot.workloads {
+        for &(name, workload) in self.workloads {
             let Some(tiering) = workload.tiering else { continue };
             let moved = [("demoted", tiering.demoted), ("promoted", tiering.promoted)];
             family
-                .of(&workload.name)
+                .of(name)
                 .put_all(moved.map(|(direction, Bytes(bytes))| ([("direction", direction)], bytes)))?;
         }
         Ok(())
@@ -239,10 +242,10 @@ impl<S: Sink> Families<'_, S> {
         self.residency()?;
         let missing = &self.promises.missing;
         let help = "Exclusive CPUs of the workload that are offline";
-        let offline = missing.iter().map(|of| (&*of.workload, of.offline_cpus));
+        let offline = missing.iter().map(|of| (&of.workload, of.offline_cpus));
         self.out.gauge("promised_cpus_offline", help)?.put_each(offline)?;
         let help = "Memory promised to the workload that its nodes do not have (any more)";
-        let memory = missing.iter().map(|of| (&*of.workload, of.uncovered.0));
+        let memory = missing.iter().map(|of| (&of.workload, of.uncovered.0));
         self.out.gauge("promised_memory_missing_bytes", help)?.put_each(memory)?;
         let help = "CPUs that are exclusive to workloads, by node";
         let cpus = self.promises.exclusive_cpus.iter().map(|(node, cpus)| ([(NODE, node.to_string())], cpus));

@@ -100,7 +100,7 @@ pub(super) trait Sink {
     fn begin(&mut self, family: Description) -> fmt::Result;
 
     /// The next samples are of this workload.
-    fn workload(&mut self, name: &str);
+    fn workload(&mut self, workload: Named<'_>);
 
     /// A sample of the family with these labels, after those of the workload.
     fn put<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result;
@@ -164,9 +164,9 @@ pub(super) struct Family<'s, S>(Option<&'s mut S>);
 
 impl<S: Sink> Family<'_, S> {
     /// The next samples are of this workload.
-    pub(super) fn of(&mut self, workload: &str) -> &mut Self {
+    pub(super) fn of<'n>(&mut self, workload: impl Into<Named<'n>>) -> &mut Self {
         if let Some(sink) = &mut self.0 {
-            sink.workload(workload);
+            sink.workload(workload.into());
         }
         self
     }
@@ -182,9 +182,9 @@ impl<S: Sink> Family<'_, S> {
     /// Puts a sample without other labels for each of these workloads.
     pub(super) fn put_each<'n, V: Into<Number>>(
         &mut self,
-        workloads: impl IntoIterator<Item = (&'n str, V)>,
+        workloads: impl IntoIterator<Item = (impl Into<Named<'n>>, V)>,
     ) -> fmt::Result {
-        workloads.into_iter().try_for_each(|(name, number)| self.of(name).put(NONE, number))
+        workloads.into_iter().try_for_each(|(workload, number)| self.of(workload).put(NONE, number))
     }
 
     /// Puts a sample with these labels, after those of the workload.
@@ -256,6 +256,20 @@ macro_rules! made {
 
 pub(super) use made;
 
+/// A workload of which samples are put.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named<'a> {
+    pub(super) name: &'a str,
+    /// Its labels as they are written, escapes and all, where they are made already.
+    pub(super) text: Option<&'a str>,
+}
+
+impl<'a, N: AsRef<str> + ?Sized> From<&'a N> for Named<'a> {
+    fn from(name: &'a N) -> Self {
+        Self { name: name.as_ref(), text: None }
+    }
+}
+
 /// Its name and value.
 impl<V: AsRef<str>> Label for (&str, V) {
     fn name(&self) -> &str {
@@ -276,7 +290,6 @@ pub(super) fn workload_labels(workload: &str) -> impl Iterator<Item = (&'static 
 }
 
 fn pod_labels(workload: &str) -> Option<[(&'static str, &str); 3]> {
-    // For each workload of each family.
     let mut slashes = memchr::memchr_iter(b'/', workload.as_bytes());
     let (first, second) = (slashes.next()?, slashes.next()?);
     let [namespace, pod, container] =

@@ -6,7 +6,7 @@ use numaward_config::exported::ExportedMetrics;
 
 use super::{
     Metrics,
-    family::{Bound, Description, Kind, Label, Number, Sink, workload_labels},
+    family::{Bound, Description, Kind, Label, Named, Number, Sink, workload_labels},
 };
 
 /// The value of a sample.
@@ -68,9 +68,9 @@ impl<V: FnMut(&Description, &Sample<'_>)> Sink for Visitor<V> {
         Ok(())
     }
 
-    fn workload(&mut self, name: &str) {
+    fn workload(&mut self, workload: Named<'_>) {
         self.workload.clear();
-        self.workload.extend(workload_labels(name).map(|(name, value)| (name, value.to_owned())));
+        self.workload.extend(workload_labels(workload.name).map(|(name, value)| (name, value.to_owned())));
     }
 
     fn put<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::{
     exposition::Writer,
-    family::{Bound, Description, Label, NONE, Number, Sink, workload_labels},
+    family::{Bound, Description, Label, NONE, Named, Number, Sink, workload_labels},
 };
 
 /// Writes lines.
@@ -18,50 +18,37 @@ pub(super) struct Lines<'w, S> {
     out: &'w mut Writer<S>,
     /// The name of the samples of the family.
     name: String,
-    /// The labels of the workload that the next samples are of, as they are written.
-    workload: String,
-    /// What the next lines begin with: name, brace and labels of the workload.
+    /// What the next lines begin with: name, brace, and the labels of the workload that the samples are of.
     start: String,
+    /// Where in `start` these labels are.
+    labels_at: usize,
 }
 
 impl<'w, S: FnMut(Bytes) -> bool> Lines<'w, S> {
     pub(super) const fn new(out: &'w mut Writer<S>) -> Self {
-        Self { out, name: String::new(), workload: String::new(), start: String::new() }
+        Self { out, name: String::new(), start: String::new(), labels_at: 0 }
     }
 
-    /// A line of a family of which there are others with more in the name.
-    fn line_of<const N: usize>(
-        &mut self,
-        suffix: &str,
-        labels: [impl Label; N],
-        value: Number,
-    ) -> fmt::Result {
-        self.begin_lines(suffix);
-        self.line(labels, value)?;
-        self.begin_lines("");
-        Ok(())
-    }
-
-    fn begin_lines(&mut self, suffix: &str) {
-        self.start.clear();
-        self.start.extend([&self.name, suffix, "{", &self.workload]);
-    }
-
+    /// A line of a family; where there are several sorts of them, with more in the name.
     #[inline]
-    fn line<const N: usize>(&mut self, labels: [impl Label; N], value: Number) -> fmt::Result {
+    fn line<const N: usize>(&mut self, suffix: &str, labels: [impl Label; N], value: Number) -> fmt::Result {
         let text = self.out.text();
-        if N > 0 || !self.workload.is_empty() {
-            text.push_str(&self.start);
+        let of_workload = &self.start[self.labels_at..];
+        if N > 0 || !of_workload.is_empty() {
+            if suffix.is_empty() {
+                text.push_str(&self.start);
+            } else {
+                text.extend([&self.name, suffix, "{", of_workload]);
+            }
             for (i, label) in labels.into_iter().enumerate() {
-                if i > 0 || !self.workload.is_empty() {
+                if i > 0 || !of_workload.is_empty() {
                     text.push(',');
                 }
                 push_label(text, &label);
             }
             text.push_str("} ");
         } else {
-            text.push_str(self.start.strip_suffix('{').unwrap_or(&self.start));
-            text.push(' ');
+            text.extend([&self.name, suffix, " "]);
         }
         push_number(text, value);
         text.push('\n');
@@ -77,32 +64,64 @@ impl<S: FnMut(Bytes) -> bool> Sink for Lines<'_, S> {
         if !unit.is_empty() {
             self.out.write_str(&format!("# UNIT {name} {unit}\n"))?;
         }
+        self.start = format!("{sample_name}{{");
+        self.labels_at = self.start.len();
         self.name = sample_name;
-        self.workload.clear();
-        self.begin_lines("");
         Ok(())
     }
 
-    fn workload(&mut self, name: &str) {
-        self.workload.clear();
-        for label in workload_labels(name) {
-            if !self.workload.is_empty() {
-                self.workload.push(',');
-            }
-            push_label(&mut self.workload, &label);
+    fn workload(&mut self, workload: Named<'_>) {
+        self.start.truncate(self.labels_at);
+        match workload.text {
+            Some(text) => self.start.push_str(text),
+            None => push_labels(&mut self.start, workload.name),
         }
-        self.begin_lines("");
     }
 
     #[inline]
     fn put<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result {
-        self.line(labels, number)
+        self.line("", labels, number)
     }
 
     fn histogram(&mut self, sum: f64, up_to: &[(Bound, u64)]) -> fmt::Result {
-        self.line_of("_sum", NONE, sum.into())?;
-        self.line_of("_count", NONE, up_to.last().map_or(0, |(_, count)| *count).into())?;
-        up_to.iter().try_for_each(|(bound, count)| self.line_of("_bucket", [("le", bound.1)], count.into()))
+        self.line("_sum", NONE, sum.into())?;
+        self.line("_count", NONE, up_to.last().map_or(0, |(_, count)| *count).into())?;
+        up_to.iter().try_for_each(|(bound, count)| self.line("_bucket", [("le", bound.1)], count.into()))
+    }
+}
+
+/// The labels of workloads as they are written. They are made once for all families, and stored next to each other: names
+/// scattered over the heap would be fetched again for each family.
+pub(super) struct Labels {
+    text: String,
+    /// Where those of each workload end.
+    ends: Vec<usize>,
+}
+
+impl Labels {
+    pub(super) fn new<'n>(workloads: impl Iterator<Item = &'n str>) -> Self {
+        let mut text = String::new();
+        let end = |name| {
+            push_labels(&mut text, name);
+            text.len()
+        };
+        Self { ends: workloads.map(end).collect(), text }
+    }
+
+    /// Those of each workload.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        starts.zip(&self.ends).map(|(&start, &end)| &self.text[start..end])
+    }
+}
+
+fn push_labels(text: &mut String, workload: &str) {
+    let start = text.len();
+    for label in workload_labels(workload) {
+        if text.len() > start {
+            text.push(',');
+        }
+        push_label(text, &label);
     }
 }
 

@@ -150,7 +150,8 @@ mod tests {
     fn held(pod: &str, container: &str, cpus: &str) -> Held {
         let [namespace, pod, container] = ["n", pod, container].map(str::to_owned);
         let of = PodContainer { namespace, pod_uid: pod.clone(), pod, container, shares_pod: false };
-        Held { container: Some(of), cpus: cpus.parse().unwrap(), blocks: Vec::new() }
+        let (cpus, hidden_cpus) = (cpus.parse().unwrap(), CpuSet::new());
+        Held { container: Some(of), cpus, hidden_cpus, blocks: Vec::new() }
     }
 
     #[tokio::test]

@@ -41,6 +41,8 @@ pub struct Held {
     pub container: Option<PodContainer>,
     /// Its exclusive CPUs.
     pub cpus: CpuSet,
+    /// The other threads of their cores, where nobody may use them.
+    pub hidden_cpus: CpuSet,
     /// Memory promised to it.
     pub blocks: Vec<Block>,
 }
@@ -65,6 +67,7 @@ impl Assigned {
         let held = promises.workloads().iter().map(|of| Held {
             container: of.container.clone(),
             cpus: of.cpus.clone(),
+            hidden_cpus: of.hidden_cpus.clone(),
             blocks: of.blocks.clone(),
         });
         Self::new(held.collect(), &promises.free_cpus, &promises.ledger, machine)
@@ -78,7 +81,7 @@ impl Assigned {
         memory.retain(|node, _| machine.nodes.contains_key(node));
         for of in &held {
             if of.container.is_some() {
-                pod_cpus = &pod_cpus | &of.cpus;
+                pod_cpus = &(&pod_cpus | &of.cpus) | &of.hidden_cpus;
                 continue;
             }
             for block in &of.blocks {

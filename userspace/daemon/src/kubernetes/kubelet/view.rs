@@ -58,6 +58,7 @@ impl ForeignPromises for Kept {
             container: None,
             nodes,
             cpus,
+            hidden_cpus: CpuSet::new(),
             is_burstable: false,
             // What the machine lost of the kubelet's promises is the kubelet's to find out.
             offline_cpus: CpuSet::new(),
@@ -119,6 +120,7 @@ fn assigned(kept: &Kept, machine: &Machine) -> Assigned {
         Held {
             container: Some(PodContainer { namespace, pod, container, pod_uid, shares_pod: false }),
             cpus: of.cpus.clone().unwrap_or_default(),
+            hidden_cpus: of.hidden_cpus.clone(),
             blocks: of.blocks.clone(),
         }
     });
@@ -147,7 +149,7 @@ fn allocation(
     kept: &Kept,
     containers: &[(CgroupPath, Container)],
     root: Option<&Path>,
-    Held { container, cpus, blocks }: Held,
+    Held { container, cpus, blocks, .. }: Held,
 ) -> Option<api::Allocation> {
     let of = container?;
     let of_pod = containers.iter().filter(|(_, found)| found.pod_uid.as_ref() == Some(&of.pod_uid));

@@ -12,7 +12,7 @@
 //! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must be of: `performance`, `efficiency`, `isolated`, `nohz-full`, with commas |
 //! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
 //! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
-//! | `numaward.io/hide-siblings` | `true`: each of its exclusive CPUs is of another core, and nobody may use the other threads of these |
+//! | `numaward.io/hide-siblings` | `true`: each of its exclusive CPUs is of a different core, and nobody may use the other threads of these cores |
 //! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
 //! | `numaward.io/immovable` | `true`: it stays where it is placed first |
 //!

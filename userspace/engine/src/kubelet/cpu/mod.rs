@@ -425,8 +425,13 @@ impl HintProvider for StaticCpus {
 /// Gives back the exclusive CPUs of a container, but for those that it shares with others of its owner (which
 /// took them over from it, or it from them).
 pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
-    let Some(cpus) = ledger.exclusive_cpus(owner, container).cloned() else { return };
-    ledger.allocation_mut(owner, container).cpus = None;
+    if ledger.exclusive_cpus(owner, container).is_none() {
+        return;
+    }
+    let held = ledger.allocation_mut(owner, container);
+    // Another strategy may have hidden some.
+    let cpus = held.held_cpus();
+    (held.cpus, held.hidden_cpus) = (None, CpuSet::new());
     if whole::is_part(ledger, owner) {
         whole::release(ledger, owner, container);
         return;
