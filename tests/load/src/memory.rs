@@ -12,6 +12,7 @@ use std::{
 
 use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
+    io::Errno,
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
 };
 
@@ -123,7 +124,7 @@ impl Memory {
         // SAFETY: the range is within the mapping, and the advice does not change its contents.
         match unsafe { madvise(self.start.cast(), self.size, advice) } {
             // A kernel without transparent huge pages need not be asked to use none.
-            Err(rustix::io::Errno::INVAL) if kind == Kind::Anon => Ok(()),
+            Err(Errno::INVAL) if kind == Kind::Anon => Ok(()),
             result => result.map_err(|errno| Error::Map {
                 size: self.size as u64,
                 source: errno.into(),
@@ -138,12 +139,15 @@ impl Memory {
             if self.ask {
                 let address = self.start.wrapping_add(step * self.step).cast();
                 // SAFETY: the range is within the mapping; populating leaves its contents as they are.
-                let asked = unsafe { madvise(address, self.step, Advice::LinuxPopulateWrite) };
-                asked.map_err(|errno| Error::Touch {
-                    page: step,
-                    source: errno.into(),
-                    hint: " (the pool of hugepages, the file system or the policy's nodes are full)",
-                })?;
+                match unsafe { madvise(address, self.step, Advice::LinuxPopulateWrite) } {
+                    // Before Linux 5.14 the kernel cannot be asked: a page that is not to be had ends this process.
+                    Err(Errno::INVAL) => Ok(()),
+                    asked => asked.map_err(|errno| Error::Touch {
+                        page: step,
+                        source: errno.into(),
+                        hint: " (the pool of hugepages, the file system or the policy's nodes are full)",
+                    }),
+                }?;
             }
             self.byte(step * self.step).store(1, Ordering::Relaxed);
         }
