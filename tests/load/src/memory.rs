@@ -140,7 +140,7 @@ impl Memory {
                 let address = self.start.wrapping_add(step * self.step).cast();
                 // SAFETY: the range is within the mapping; populating leaves its contents as they are.
                 match unsafe { madvise(address, self.step, Advice::LinuxPopulateWrite) } {
-                    // Before Linux 5.14 the kernel cannot be asked: a page that is not to be had ends this process.
+                    // Before Linux 5.14 the kernel cannot be asked: where it has no page, this process is killed.
                     Err(Errno::INVAL) => Ok(()),
                     asked => asked.map_err(|errno| Error::Touch {
                         page: step,
