@@ -3,7 +3,7 @@ daemon=$!
 _ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
 wait_for 20 _ready
 
-# Somebody else, who may use all CPUs.
+# Another cgroup, which may use all CPUs.
 mkdir $cgroups/other
 sleep 1000 &
 echo $! >$cgroups/other/cgroup.procs
@@ -21,7 +21,7 @@ cat $cgroups/other/cpuset.cpus.effective
 section "siblings"
 cat /sys/devices/system/cpu/cpu*/topology/thread_siblings_list | sort -n -u
 
-# Two cores of node 1 are left, of one of which somebody else gets a thread: one is whole.
+# Another workload takes one thread of the two cores that are left on node 1: one core is whole.
 numaward exec --cpus 1 --memory 16Mi --node 1 --name half -- sleep 1000 2>/dev/null &
 wait_for 20 grep -q 'populated 1' $cgroups/numaward/half/cgroup.events
 section "too few"

@@ -51,8 +51,8 @@ pub(crate) fn export(
             let mut allocation = allocation.clone();
             let hidden = mem::take(&mut allocation.hidden_cpus);
             if !hidden.is_empty() {
-                // A kubelet would refuse a container that has other CPUs than it asks for. Those of a container that is
-                // not there are nobody's until it clears them away.
+                // A kubelet would refuse a container that has other CPUs than it asks for. An entry of a container that
+                // does not exist keeps its CPUs from others until the kubelet clears it away.
                 let nobody = format!("{container}-hidden").as_str().into();
                 held.push((uid.clone(), nobody, Allocation { cpus: Some(hidden), ..Allocation::default() }));
             }

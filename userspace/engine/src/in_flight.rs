@@ -196,7 +196,7 @@ pub fn begin(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move], next: &Mo
         .filter(|(owner, container, _)| {
             **owner != aside && !(**owner == next.owner && **container == next.container)
         })
-        .flat_map(|(_, _, held)| held.cpus.iter().chain([&held.hidden_cpus]))
+        .flat_map(|(_, _, held)| held.held_sets())
         .flat_map(CpuSet::iter)
         .collect();
     let begun = ledger.still_there(begun);

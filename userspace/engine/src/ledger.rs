@@ -60,7 +60,12 @@ impl Allocation {
 
     /// The CPUs that no other container may use.
     pub fn held_cpus(&self) -> CpuSet {
-        self.cpus.as_ref().map(|cpus| cpus | &self.hidden_cpus).unwrap_or_default()
+        self.held_sets().fold(CpuSet::new(), |all, cpus| &all | cpus)
+    }
+
+    /// The same in parts: its own, and those that are hidden beside them.
+    pub(crate) fn held_sets(&self) -> impl Iterator<Item = &CpuSet> {
+        self.cpus.iter().chain([&self.hidden_cpus])
     }
 
     /// The nodes on which memory is promised (`cpuset.mems`); empty if none is.
@@ -208,8 +213,7 @@ impl OwnerAccount {
 
     /// The CPUs that only this owner's containers may use.
     pub(crate) fn exclusive_cpus(&self) -> impl Iterator<Item = &CpuSet> {
-        let held = self.containers.values().flat_map(|held| held.cpus.iter().chain([&held.hidden_cpus]));
-        held.chain(&self.whole.cpus)
+        self.containers.values().flat_map(Allocation::held_sets).chain(&self.whole.cpus)
     }
 }
 
@@ -310,8 +314,7 @@ impl Ledger {
 
     /// The CPUs that are exclusive to any container, with those that are hidden beside them.
     pub fn all_exclusive_cpus(&self) -> CpuSet {
-        let held = self.allocations().flat_map(|(_, _, held)| held.cpus.iter().chain([&held.hidden_cpus]));
-        held.flat_map(CpuSet::iter).collect()
+        self.allocations().flat_map(|(_, _, held)| held.held_sets()).flat_map(CpuSet::iter).collect()
     }
 
     /// The accounts of memory by node and kind, for those who report them: what is promised on a node is the sum of
@@ -375,8 +378,7 @@ impl Ledger {
     pub(crate) fn cpus_of_others(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
         let containers = self.owner(owner).into_iter().flat_map(|account| &account.containers);
         let others = containers.filter(|(name, _)| *name != container);
-        let held = others.flat_map(|(_, held)| held.cpus.iter().chain([&held.hidden_cpus]));
-        held.flat_map(CpuSet::iter).collect()
+        others.flat_map(|(_, held)| held.held_sets()).flat_map(CpuSet::iter).collect()
     }
 
     /// The blocks of a container; none if it holds no memory.

@@ -53,7 +53,7 @@ pub struct Terms {
     /// Its exclusive CPUs are of all these kinds. Empty: any.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub cpu_kinds: BTreeSet<CpuKind>,
-    /// Of each core it has one exclusive CPU, and nobody may use the others.
+    /// Each of its exclusive CPUs is of a different core, and nobody may use the other threads of these cores.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hide_siblings: bool,
     /// The name by which others know it, if that is not the owner's: of a pod `namespace/name`.

@@ -157,7 +157,7 @@ fn cpus_are_of_the_kinds_that_are_wanted() {
 
 #[test]
 fn the_other_threads_of_a_core_are_hidden() {
-    // Cores 0 and 4, 1 and 5, 2 and 6, 3 and 7 on node 0; on node 1 likewise. CPUs 0 and 4 are reserved.
+    // Two nodes with four cores of two threads each; one core is reserved.
     let machine = Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
     let machine = machine.build().unwrap();
     let core = |cpu: u32| {
@@ -191,13 +191,16 @@ fn the_other_threads_of_a_core_are_hidden() {
         let one = admit(&native, &idle, "one", (3, 1), &hide);
         check(&one, "one", 3);
         assert_eq!(one.shared_pool().len(), 10);
-        // More and fewer; what is given back is free again.
+        // Fewer, and more; what is given back is free again.
         let resize = |count| native.resize(&one, &"one".into(), &"one".into(), &resources(count, 1));
         let fewer = resize(1).unwrap();
         check(&fewer, "one", 1);
         assert_eq!(fewer.shared_pool().len(), 14);
         assert_eq!(native.rebase(&fewer).0, fewer, "it is charged for as a whole");
-        // Three cores are left beside the reserved one and those of `one`, and the fourth is on the other node.
+        let more = native.resize(&fewer, &"one".into(), &"one".into(), &resources(2, 1)).unwrap();
+        check(&more, "one", 2);
+        assert_eq!(more.shared_pool().len(), 12);
+        // Four cores are left beside the reserved one and those of `one`.
         let both = admit(&native, &one, "two", (4, 1), &hide);
         check(&both, "two", 4);
         assert!(
@@ -217,7 +220,7 @@ fn the_other_threads_of_a_core_are_hidden() {
         machine.cpus[&first.unwrap()].node.0
     };
     let node = node_of(&moved, "moved");
-    // All whole cores of its node, of which it has two.
+    // All cores of its node that can be exclusive: it has two of them.
     let count = if node == 0 { 3 } else { 4 };
     let request = Request::workload("new", resources(count, 1));
     let plan = native.plan(&moved, &request, &there(&node.to_string()), &Limits::default()).unwrap();
@@ -227,7 +230,7 @@ fn the_other_threads_of_a_core_are_hidden() {
         let held = after.allocation(&name.into(), &name.into()).unwrap();
         assert_eq!((held.cpus.as_ref().unwrap().len(), held.hidden_cpus.len()), (count, count), "{name}");
     }
-    // Who has one thread of a core leaves it whole.
+    // Where a workload with one thread of a core is moved away, the core is whole.
     let half = admit(&native, &native.idle(), "half", (1, 1), &Terms::default());
     let node = node_of(&half, "half");
     let request = Request::workload("new", resources(if node == 0 { 3 } else { 4 }, 1));

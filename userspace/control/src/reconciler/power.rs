@@ -62,7 +62,7 @@ impl PowerSettings {
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let wanted = core.config.enforcement.power_settings().map(power_settings).unwrap_or_default();
-        // Nobody runs on what is hidden beside them: it is left alone, and sleeps.
+        // Nobody runs on hidden CPUs: they may sleep.
         let ledger = &core.kept.state.ledger;
         let exclusive = || ledger.allocations().filter_map(|(_, _, held)| held.cpus.as_ref());
         let cpus =

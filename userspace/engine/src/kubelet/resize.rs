@@ -40,7 +40,8 @@ impl Kubelet {
                 }
                 let whole = wanted.whole_cpus().and_then(|whole| usize::try_from(whole).ok());
                 let whole = whole.filter(|&whole| whole > 0).ok_or(ResizeError::NotWholeCpus(wanted))?;
-                manager.check_whole_cores(whole)?;
+                let checked = manager.check_whole_cores(whole);
+                checked.map_err(|error| ResizeError::Cores(error.to_string()))?;
                 let chosen = manager.resized(&ledger.shared_pool, cpus, whole, &nodes)?;
                 let free = &held.held_cpus() - &ledger.cpus_of_others(owner, container);
                 next.shared_pool = &(&next.shared_pool | &free) - &chosen;

@@ -119,14 +119,14 @@ impl Cpus {
     /// Which CPUs a request can take now.
     pub(super) fn available(&self, ledger: &Ledger, terms: &Terms) -> Available {
         Available {
-            cpus: self.can_take(&online(ledger), terms),
+            cpus: self.can_take(&self.free(ledger), terms),
             by_cache: terms.same_cache,
             whole_cores: self.needs_whole_cores(terms),
         }
     }
 
-    fn can_take(&self, cpus: &CpuSet, terms: &Terms) -> CpuSet {
-        let wanted = self.wanted(&(cpus & &self.allocatable), terms);
+    fn can_take(&self, free: &CpuSet, terms: &Terms) -> CpuSet {
+        let wanted = self.wanted(free, terms);
         if self.needs_whole_cores(terms) { self.whole(&wanted) } else { wanted }
     }
 

@@ -37,7 +37,7 @@ pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered
     hide_siblings_that_came(native, &mut next);
     let mut exclusive = CpuSet::new();
     for (_, _, held) in next.allocations() {
-        exclusive.extend(held.cpus.iter().chain([&held.hidden_cpus]).flat_map(CpuSet::iter));
+        exclusive.extend(held.held_sets().flat_map(CpuSet::iter));
         for (&kind, placed) in &held.placed {
             for (&node, bytes) in placed {
                 *free.entry((kind, node)).or_insert(0) -= i128::from(bytes.0);

@@ -290,10 +290,8 @@ pub(super) fn workload_labels(workload: &str) -> impl Iterator<Item = (&'static 
 }
 
 fn pod_labels(workload: &str) -> Option<[(&'static str, &str); 3]> {
-    let mut slashes = memchr::memchr_iter(b'/', workload.as_bytes());
-    let (first, second) = (slashes.next()?, slashes.next()?);
-    let [namespace, pod, container] =
-        [&workload[..first], &workload[first + 1..second], &workload[second + 1..]];
-    let is_whole = slashes.next().is_none() && ![namespace, pod, container].contains(&"");
+    let mut parts = workload.split('/');
+    let (namespace, pod, container) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_whole = parts.next().is_none() && ![namespace, pod, container].contains(&"");
     is_whole.then_some([("namespace", namespace), ("pod", pod), ("container", container)])
 }

@@ -16,9 +16,7 @@ use super::{
 /// Writes lines.
 pub(super) struct Lines<'w, S> {
     out: &'w mut Writer<S>,
-    /// The name of the samples of the family.
-    name: String,
-    /// What the next lines begin with: name, brace, and the labels of the workload that the samples are of.
+    /// What the next lines begin with: the name of the family's samples, a brace, and the labels of their workload.
     start: String,
     /// Where in `start` these labels are.
     labels_at: usize,
@@ -26,19 +24,20 @@ pub(super) struct Lines<'w, S> {
 
 impl<'w, S: FnMut(Bytes) -> bool> Lines<'w, S> {
     pub(super) const fn new(out: &'w mut Writer<S>) -> Self {
-        Self { out, name: String::new(), start: String::new(), labels_at: 0 }
+        Self { out, start: String::new(), labels_at: 0 }
     }
 
     /// A line of a family; where there are several sorts of them, with more in the name.
     #[inline]
     fn line<const N: usize>(&mut self, suffix: &str, labels: [impl Label; N], value: Number) -> fmt::Result {
         let text = self.out.text();
-        let of_workload = &self.start[self.labels_at..];
+        let (name, of_workload) = self.start.split_at(self.labels_at);
+        let name = name.strip_suffix('{').unwrap_or(name);
         if N > 0 || !of_workload.is_empty() {
             if suffix.is_empty() {
                 text.push_str(&self.start);
             } else {
-                text.extend([&self.name, suffix, "{", of_workload]);
+                text.extend([name, suffix, "{", of_workload]);
             }
             for (i, label) in labels.into_iter().enumerate() {
                 if i > 0 || !of_workload.is_empty() {
@@ -48,7 +47,7 @@ impl<'w, S: FnMut(Bytes) -> bool> Lines<'w, S> {
             }
             text.push_str("} ");
         } else {
-            text.extend([&self.name, suffix, " "]);
+            text.extend([name, suffix, " "]);
         }
         push_number(text, value);
         text.push('\n');
@@ -64,9 +63,8 @@ impl<S: FnMut(Bytes) -> bool> Sink for Lines<'_, S> {
         if !unit.is_empty() {
             self.out.write_str(&format!("# UNIT {name} {unit}\n"))?;
         }
-        self.start = format!("{sample_name}{{");
+        self.start = sample_name + "{";
         self.labels_at = self.start.len();
-        self.name = sample_name;
         Ok(())
     }
 

@@ -303,14 +303,21 @@ impl StaticCpus {
         Ok(&chosen | &rest)
     }
 
+    /// With `full-pcpus-only`: whether so many CPUs are a number of whole cores.
+    pub(crate) fn check_whole_cores(&self, requested: usize) -> Result<(), CpuError> {
+        let cpus_per_core = self.topology.cpus_per_core;
+        if self.options.full_pcpus_only && cpus_per_core > 0 && !requested.is_multiple_of(cpus_per_core) {
+            return Err(CpuError::NotWholeCores { requested, cpus_per_core });
+        }
+        Ok(())
+    }
+
     /// With `full-pcpus-only`: whether whole cores can be given.
     fn check_cores(&self, ledger: &Ledger, requested: usize) -> Result<(), CpuError> {
+        self.check_whole_cores(requested)?;
         let cpus_per_core = self.topology.cpus_per_core;
         if !self.options.full_pcpus_only || cpus_per_core == 0 {
             return Ok(());
-        }
-        if !requested.is_multiple_of(cpus_per_core) {
-            return Err(CpuError::NotWholeCores { requested, cpus_per_core });
         }
         let available = (&ledger.shared_pool - &self.reserved_cores).len();
         if requested > available {

@@ -2,23 +2,13 @@
 
 use numaward_topology::{CpuSet, NodeId, NodeSet};
 
-use super::{CpuError, StaticCpus};
+use super::StaticCpus;
 use crate::{
     decision::{ResizeError, Shortfall},
     hint::Resource,
 };
 
 impl StaticCpus {
-    /// With `full-pcpus-only`: whether so many CPUs are a number of whole cores.
-    pub(crate) fn check_whole_cores(&self, wanted: usize) -> Result<(), ResizeError> {
-        let cpus_per_core = self.topology.cpus_per_core.max(1);
-        if self.options.full_pcpus_only && !wanted.is_multiple_of(cpus_per_core) {
-            let error = CpuError::NotWholeCores { requested: wanted, cpus_per_core };
-            return Err(ResizeError::Cores(error.to_string()));
-        }
-        Ok(())
-    }
-
     /// The CPUs that a container has instead of `held` when it is to have `wanted`: fewer of the same, or those and
     /// more of this shared pool on these nodes. Whole cores are kept, and filled up, first.
     pub(crate) fn resized(
