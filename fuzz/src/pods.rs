@@ -3,13 +3,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_config::{Config, policy::StrategyKind};
-use numaward_control::pod::Asked;
 use numaward_daemon::kubernetes::nri::testing::Builder;
 use numaward_engine::{
     Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Strategy,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
     simulation::replay::faults,
 };
+use numaward_guarantee::pod::Asked;
 use numaward_kube::{
     api,
     nri::types::{Container, Limit, Online, Pod, Resources},

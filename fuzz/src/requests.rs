@@ -1,7 +1,7 @@
 //! Bodies of requests on the control socket.
 
 use numaward_api as api;
-use numaward_control::{Request, Resize, request};
+use numaward_guarantee::request::{self, Request, Resize};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Reads a body. What is read is written as something that reads the same.

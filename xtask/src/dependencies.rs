@@ -1,7 +1,8 @@
 //! Holds the crates' dependencies on each other against the one table of what is allowed.
 //!
 //! The direction is the architecture: `numaward → {cli, daemon} → {http, control, observe, telemetry, kube}`, `http → {observe, telemetry}`,
-//! `control → {enforce, store, config, model, engine, cgroup}`, `observe → {probes, cgroup, config, model}`,
+//! `control → {guarantee, enforce, store, config, model, engine, cgroup}`, `guarantee → {enforce, store, config, model, engine, cgroup}`,
+//! `observe → {probes, cgroup, config, model}`,
 //! `telemetry → {model, config}`, `enforce → {model, cgroup, store}`, `config → {kube, probes, api}`,
 //! `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {engine, topology}`, `probes → {abi, topology}`,
 //! `cgroup → topology`, `engine → topology`, `ebpf → abi`.
@@ -62,6 +63,7 @@ const TABLE: &[Rule] = &[
             "numaward-control",
             "numaward-enforce",
             "numaward-engine",
+            "numaward-guarantee",
             "numaward-http",
             "numaward-kube",
             "numaward-model",
@@ -74,6 +76,20 @@ const TABLE: &[Rule] = &[
     ),
     rule(
         "numaward-control",
+        &[
+            "numaward-api",
+            "numaward-cgroup",
+            "numaward-config",
+            "numaward-enforce",
+            "numaward-engine",
+            "numaward-guarantee",
+            "numaward-model",
+            "numaward-store",
+            "numaward-topology",
+        ],
+    ),
+    rule(
+        "numaward-guarantee",
         &[
             "numaward-api",
             "numaward-cgroup",
@@ -148,6 +164,7 @@ const TABLE: &[Rule] = &[
             "numaward-control",
             "numaward-daemon",
             "numaward-engine",
+            "numaward-guarantee",
             "numaward-http",
             "numaward-kube",
             "numaward-model",

@@ -56,9 +56,9 @@ use self::{
     pods::Pods,
     storage::{KeptState, Storage},
 };
-use crate::{
-    ControlMetrics, error::StartError, ports::Ports, rebuild, xattr_backup, xattr_backup::XattrBackup,
-};
+use crate::StartError;
+use crate::{ControlMetrics, ports::Ports};
+use numaward_guarantee::{rebuild, xattr_backup, xattr_backup::XattrBackup};
 
 /// Whether something is asked for the first time, or tried again. What is refused again is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@
 //! write the same knobs, and the machine changes. No CPU and no byte may be promised twice, nothing may be
 //! half-applied, and what runs must not be disturbed.
 //!
-//! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`State`] is all that must
-//! survive: the engine's ledger, the guarantees, and the settings applied to each cgroup.
+//! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The
+//! [`State`](numaward_guarantee::state::State) is all that must survive: the engine's ledger, the guarantees, and the
+//! settings applied to each cgroup.
 //!
 //! Algorithm: one thread ([`reconciler`]) owns the state and takes commands one by one. To admit: the engine
 //! decides; the state is stored; the knobs are written; the probes are informed. What fails undoes what was done
@@ -23,45 +24,30 @@ use numaward_cgroup::{CgroupPath, EXEC_PARENT, Hierarchy, KnobWatch, OpenError};
 use numaward_config::Config;
 use numaward_enforce::{Enforcer, Options, Systemd, systemd};
 use numaward_engine::PolicyConfig;
+use numaward_guarantee::policy;
 use numaward_topology::Machine;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 mod core;
-mod decisions;
 mod error;
-mod explain;
-mod export;
 mod home_worker;
-pub mod import;
 pub mod metrics;
-mod moving;
 mod page_worker;
-pub mod pod;
-pub mod policy;
 mod ports;
-mod rebuild;
 pub mod reconciler;
-pub mod request;
 pub mod restore;
-mod serialization_cache;
 mod spans;
-pub mod state;
 #[cfg(any(test, feature = "testing"))]
 #[expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a host for tests")]
 pub mod testing;
 mod worker;
 mod write_monitor;
-mod xattr_backup;
 
-pub use error::{AdmissionError, StartError};
+pub use error::StartError;
 pub use metrics::ControlMetrics;
-pub use moving::{Leaving, Moving, Recent, Running};
-pub use policy::PolicyError;
 pub use ports::{Ports, View};
 pub use reconciler::{CrowdedNode, Reconciler, power_settings};
-pub use request::{FieldError, Request, Resize, Target};
-pub use state::{Guarantee, State};
 
 fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     match &config.cgroup_mount {

@@ -47,14 +47,14 @@ use self::{
     read_model::ReadModel,
     rebalancing::{Over, Rebalancing, Shown},
 };
+use crate::StartError;
 use crate::{
-    ControlMetrics, Request, Resize,
+    ControlMetrics,
     core::{Admission, CgroupNews, Command, Core, HeldChange, Inbox, Message, Worker, remove_cgroup},
-    error::{AdmissionError, StartError},
-    export,
     ports::{Ports, View},
     write_monitor::WriteMonitor,
 };
+use numaward_guarantee::{error::AdmissionError, export, request::Request, request::Resize};
 
 pub use self::guard::CrowdedNode;
 pub use crate::core::{Answer, Asked};

@@ -40,7 +40,8 @@ use numaward_topology::Machine;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{ControlMetrics, Ports, Prepared, StartError, State, hierarchy, start};
+use crate::{ControlMetrics, Ports, Prepared, StartError, hierarchy, start};
+use numaward_guarantee::state::State;
 
 /// How long a write that fails is tried again.
 const PATIENCE: Duration = Duration::from_secs(30);

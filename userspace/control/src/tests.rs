@@ -9,6 +9,11 @@ use std::{fs, path::Path, sync::Arc, thread::JoinHandle};
 
 use numaward_api as api;
 use numaward_config::policy::StrategyKind;
+use numaward_guarantee::{
+    error::AdmissionError,
+    request::{Request, Resize},
+    state::State,
+};
 use numaward_model::port::MachineSource as _;
 use numaward_store::{Loaded, Store};
 use numaward_topology::{Bytes, Machine};

@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path};
 
-use numaward_control::State;
+use numaward_guarantee::state::State;
 use numaward_store::{Loaded, Store};
 use serde_json::Value;
 

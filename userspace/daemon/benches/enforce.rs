@@ -26,7 +26,7 @@ use std::{
 };
 
 use numaward_cgroup::Hierarchy;
-use numaward_control::{AdmissionError, Request};
+use numaward_guarantee::{error::AdmissionError, request::Request};
 use numaward_topology::{Bytes, Machine};
 
 use self::support::{Daemon, Host};

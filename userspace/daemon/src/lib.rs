@@ -21,7 +21,8 @@ mod service;
 pub mod socket;
 mod uninstall;
 
-pub use numaward_control::{engine_policy, import};
+pub use numaward_control::engine_policy;
+pub use numaward_guarantee::import;
 
 pub use self::{
     service::{RunError, run},

@@ -19,11 +19,11 @@ use numaward_store::fault;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{Attempt, Core, HeldChange};
-use crate::{
+use crate::spans;
+use numaward_guarantee::{
     error::{AdmissionError, in_words, listed},
     explain, policy,
     request::{FieldError, Request, Target},
-    spans,
     state::Guarantee,
 };
 
@@ -133,7 +133,9 @@ impl Core {
                 });
             }
             Target::Cgroup(path) => path.clone(),
-            Target::Container(_) => return Err(AdmissionError::Conflict(crate::request::is_the_runtimes())),
+            Target::Container(_) => {
+                return Err(AdmissionError::Conflict(numaward_guarantee::request::is_the_runtimes()));
+            }
             Target::Unit(unit) => {
                 let cgroups = self.hierarchy.walk();
                 let cgroups =
@@ -451,7 +453,7 @@ impl Core {
     pub(super) fn check_release(&self, name: &str) -> Result<(), AdmissionError> {
         let Some(held) = self.kept.state.guarantees.get(name) else { return Ok(()) };
         if let Target::Container(_) = held.target {
-            return Err(AdmissionError::Conflict(crate::request::is_the_runtimes()));
+            return Err(AdmissionError::Conflict(numaward_guarantee::request::is_the_runtimes()));
         }
         if let Some(declared) = &held.declared {
             let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());

@@ -36,7 +36,7 @@ use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
 use super::{Core, HeldChange};
-use crate::error::AdmissionError;
+use numaward_guarantee::error::AdmissionError;
 
 /// What is known of the herd.
 #[derive(Debug, Default)]

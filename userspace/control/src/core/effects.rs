@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use numaward_cgroup::CgroupPath;
 
-use crate::request::Request;
+use numaward_guarantee::request::Request;
 
 /// What others are to do about changes that were made. It adds up until the loop comes to it.
 #[derive(Debug, Default)]

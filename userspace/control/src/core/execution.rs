@@ -41,7 +41,8 @@ use super::{
     migrations::Migrations,
     pods,
 };
-use crate::{error::AdmissionError, spans};
+use crate::spans;
+use numaward_guarantee::error::AdmissionError;
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
 const LOOK: Duration = Duration::from_millis(250);

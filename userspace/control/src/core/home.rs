@@ -5,7 +5,7 @@ use numaward_engine::{OwnerId, Terms};
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
 use super::Core;
-use crate::error::AdmissionError;
+use numaward_guarantee::error::AdmissionError;
 
 /// The node with most of some memory, and how much that is.
 pub(crate) fn most(by_node: impl IntoIterator<Item = (NodeId, Bytes)>) -> Option<(NodeId, Bytes)> {

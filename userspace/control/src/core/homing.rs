@@ -18,7 +18,7 @@ use numaward_model::Settings;
 use numaward_topology::{CpuSet, NodeId};
 
 use super::{Core, HeldChange};
-use crate::{
+use numaward_guarantee::{
     error::AdmissionError,
     state::{Home, LeftAlone},
 };

@@ -20,7 +20,7 @@ use numaward_engine::Limits;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::pods;
-use crate::{
+use numaward_guarantee::{
     error::AdmissionError,
     request::{Request, Resize, Target},
 };

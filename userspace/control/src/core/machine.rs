@@ -15,10 +15,8 @@ use numaward_model::Report;
 use numaward_topology::{CpuSet, Machine};
 
 use super::Core;
-use crate::{
-    error::{AdmissionError, StartError},
-    policy,
-};
+use crate::StartError;
+use numaward_guarantee::{error::AdmissionError, policy};
 
 /// The machine, and how it is shared out.
 pub(crate) struct Policy {

@@ -9,7 +9,7 @@ use numaward_cgroup::CgroupPath;
 use numaward_enforce::Change;
 
 use super::Core;
-use crate::error::AdmissionError;
+use numaward_guarantee::error::AdmissionError;
 
 impl Core {
     pub(crate) fn mode(&self) -> EnforcementMode {

@@ -59,13 +59,13 @@ use tokio::sync::mpsc;
 pub(crate) use self::commands::Command;
 use self::{unbound::Unbound, waiting::Waiting};
 use super::{Attempt, Core, HeldChange};
-use crate::{
-    Guarantee, Target,
+use crate::{metrics::Rules, spans};
+use numaward_guarantee::{
     error::AdmissionError,
     explain,
-    metrics::Rules,
     pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
-    spans,
+    request::Target,
+    state::Guarantee,
 };
 
 /// Shared containers that are held against the shared pool in one turn.

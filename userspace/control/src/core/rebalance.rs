@@ -30,13 +30,13 @@ use numaward_store::fault;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
 use super::Core;
-use crate::{
-    Target,
+use numaward_guarantee::{
     error::AdmissionError,
     explain,
     moving::{Leaving, Recent, Running},
     pod::Update,
     request::Request,
+    request::Target,
 };
 
 /// The time to which the cap of moved bytes applies.

@@ -18,7 +18,7 @@ use numaward_engine::{self as engine, Allocation, ContainerName, Ledger, OwnerId
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::{Admission, Core};
-use crate::{
+use numaward_guarantee::{
     error::AdmissionError,
     explain,
     request::{FieldError, Request, Resize, Target, check_limit},

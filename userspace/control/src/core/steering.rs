@@ -18,7 +18,7 @@ use numaward_model::Settings;
 use numaward_topology::{CpuSet, NodeSet};
 
 use super::{Core, HeldChange};
-use crate::error::AdmissionError;
+use numaward_guarantee::error::AdmissionError;
 
 impl Core {
     /// What a cgroup without a guarantee is to hold with these CPUs: they, or those of its home, and the nodes that it is

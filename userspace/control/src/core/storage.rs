@@ -9,8 +9,9 @@ use numaward_enforce::{interrupts::MovedAway, power::AllHeld};
 use numaward_store::{Store, StoreError};
 
 use super::Core;
-use crate::{
-    State, decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, spans,
+use crate::spans;
+use numaward_guarantee::{
+    decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, state::State,
     xattr_backup::XattrBackup,
 };
 

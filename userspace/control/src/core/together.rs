@@ -27,7 +27,8 @@ use super::{
     admission::{Granted, report_promised},
     execution::Transaction,
 };
-use crate::{Guarantee, Request, Target, error::AdmissionError, spans};
+use crate::spans;
+use numaward_guarantee::{error::AdmissionError, request::Request, request::Target, state::Guarantee};
 
 /// A request that was granted, and its place among all.
 struct Given<'a> {

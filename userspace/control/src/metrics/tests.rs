@@ -69,7 +69,7 @@ fn what_is_aligned_is_counted_as_the_kubelet_counts_it() {
             cpu_manager_policy_options: options.into_iter().collect(),
             ..numaward_config::Config::default()
         };
-        let strategy = crate::policy::strategy(&config, &machine).unwrap();
+        let strategy = numaward_guarantee::policy::strategy(&config, &machine).unwrap();
         let figures = ControlMetrics::default();
         let asked = request(containers);
         let decision = strategy.admit(&strategy.idle(), &asked);
@@ -136,7 +136,7 @@ fn containers_are_counted_that_a_manager_was_asked_for() {
             topology_manager_policy: Some(policy),
             ..numaward_config::Config::default()
         };
-        let strategy = crate::policy::strategy(&config, &machine).unwrap();
+        let strategy = numaward_guarantee::policy::strategy(&config, &machine).unwrap();
         let figures = ControlMetrics::default();
         let decision = strategy.admit(&strategy.idle(), &asked);
         let took = Duration::from_millis(3);

@@ -21,7 +21,8 @@ use numaward_engine::OwnerId;
 use numaward_model::Report;
 use tokio_util::sync::CancellationToken;
 
-use crate::{core::Core, metrics::CacheLabels, request::Target, worker::Worker};
+use crate::{core::Core, metrics::CacheLabels, worker::Worker};
+use numaward_guarantee::request::Target;
 
 /// How often the tree is looked at.
 const LOOK: Duration = Duration::from_secs(1);

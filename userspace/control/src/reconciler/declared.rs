@@ -19,11 +19,8 @@ use numaward_config::enforcement::Declared;
 use numaward_enforce as enforce;
 use numaward_model::Report;
 
-use crate::{
-    Guarantee, Request,
-    core::{Attempt, Core},
-    error::AdmissionError,
-};
+use crate::core::{Attempt, Core};
+use numaward_guarantee::{error::AdmissionError, request::Request, state::Guarantee};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]

@@ -251,10 +251,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Request,
         reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
+    use numaward_guarantee::request::Request;
 
     /// A host with these cgroups, of which `/kept` is promised memory on a node.
     pub(super) struct Bench {
@@ -361,7 +361,7 @@ mod tests {
             &self.reconciler.as_ref().unwrap().controllers.guard
         }
 
-        fn state(&self) -> &crate::State {
+        fn state(&self) -> &numaward_guarantee::state::State {
             &self.reconciler.as_ref().unwrap().core.kept.state
         }
 

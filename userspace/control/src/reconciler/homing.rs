@@ -45,8 +45,8 @@ use crate::{
     home_worker::{self, Done, HomeWorker, Job, Look, Reading, Sources},
     metrics::homes::HomeRefusal,
     page_worker::{ByNode, LEAST},
-    state::{Home, LeftAlone},
 };
+use numaward_guarantee::state::{Home, LeftAlone};
 
 /// Looking takes no more than this share of the time: one of so many parts.
 const COST: u32 = 100;

@@ -21,7 +21,8 @@ use numaward_enforce::{
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
-use crate::{core::Core, error::AdmissionError};
+use crate::core::Core;
+use numaward_guarantee::error::AdmissionError;
 
 /// How often it is looked what came or was written by others.
 const LOOK: Duration = Duration::from_secs(10);
@@ -225,10 +226,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Request,
         reconciler::{Answer, ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
+    use numaward_guarantee::request::Request;
 
     /// A host with one cgroup, an interrupt and a fixed one on CPU 1, and workqueues.
     struct Bench {

@@ -25,10 +25,8 @@ use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, Subject, re
 use numaward_model::Retry;
 
 use super::{drift::Round, notices::Notices};
-use crate::{
-    Guarantee, Target,
-    core::{Core, HeldChange},
-};
+use crate::core::{Core, HeldChange};
+use numaward_guarantee::{request::Target, state::Guarantee};
 
 /// All are looked at within this.
 const SWEEP: Duration = Duration::from_mins(1);

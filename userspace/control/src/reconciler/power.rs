@@ -19,7 +19,8 @@ use numaward_enforce::power::{AllHeld, Held, Plan, Power, PowerKnob, Wanted, Wri
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
-use crate::{core::Core, error::AdmissionError};
+use crate::core::Core;
+use numaward_guarantee::error::AdmissionError;
 
 /// How often it is looked what others wrote.
 const LOOK: Duration = Duration::from_secs(10);
@@ -230,10 +231,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Request,
         reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
+    use numaward_guarantee::request::Request;
 
     const CPU: &str = "sys/devices/system/cpu";
 

@@ -14,10 +14,8 @@ use numaward_model::{Promise, placed};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
 use super::{drift::DriftController, throttling::Throttling};
-use crate::{
-    Guarantee, Target,
-    core::{Core, MissingCapacity},
-};
+use crate::core::{Core, MissingCapacity};
+use numaward_guarantee::{request::Target, state::Guarantee};
 
 /// What is shown of all of them, in the order of their names.
 #[derive(Debug, Default)]

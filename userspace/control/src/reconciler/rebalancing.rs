@@ -27,11 +27,8 @@ use numaward_topology::Bytes;
 use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
-use crate::{
-    Request,
-    core::{Answer, Asked, Begun, Core, plan_id},
-    error::AdmissionError,
-};
+use crate::core::{Answer, Asked, Begun, Core, plan_id};
+use numaward_guarantee::{error::AdmissionError, request::Request};
 
 /// What cannot be stored is tried again after so long.
 const RETRY: Duration = Duration::from_secs(5);

@@ -7,8 +7,8 @@ use numaward_model::Settings;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Reconciler;
-use crate::{
-    core::{Message, pods::Command},
+use crate::core::{Message, pods::Command};
+use numaward_guarantee::{
     error::AdmissionError,
     pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
 };

@@ -26,10 +26,8 @@ use tracing_subscriber::{
 };
 
 use super::*;
-use crate::{
-    error::AdmissionError,
-    testing::{self as fixture, Host},
-};
+use crate::testing::{self as fixture, Host};
+use numaward_guarantee::error::AdmissionError;
 
 /// A span: its path from the root (`a>b`: b is part of a), which tree it is of, and its fields.
 #[derive(Clone, Debug, Default)]

@@ -24,7 +24,8 @@ use numaward_model::{Report, Settings};
 use numaward_topology::Bytes;
 
 use super::notices::Notices;
-use crate::{State, core::Core};
+use crate::core::Core;
+use numaward_guarantee::state::State;
 
 /// How often each workload is looked at.
 const PACE: Duration = Duration::from_secs(2);
@@ -254,12 +255,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        Request,
         reconciler::{Answer, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
     use numaward_api as api;
     use numaward_config::Config;
+    use numaward_guarantee::request::Request;
 
     /// A workload that may use four times what it is promised, from which it is kept at half of that, makes no progress
     /// there: what it is kept at in the end, whether it is shown as stalled, and what was reported.

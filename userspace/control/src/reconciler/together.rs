@@ -3,11 +3,8 @@
 use tokio::sync::oneshot;
 
 use super::ReconcilerLoop;
-use crate::{
-    Request,
-    core::{Admission, Answer, Command, Kind, Waiting},
-    error::AdmissionError,
-};
+use crate::core::{Admission, Answer, Command, Kind, Waiting};
+use numaward_guarantee::{error::AdmissionError, request::Request};
 
 impl ReconcilerLoop {
     /// Handles what was taken from the inbox at once.

@@ -16,9 +16,9 @@ use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
 use super::*;
 use crate::{
     ControlMetrics, Ports,
-    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
     testing::{self as fixture, Host},
 };
+use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 
 /// Longer than a command takes, also on a host that is busy with something else.
 const WAIT: Duration = Duration::from_secs(1);
@@ -67,7 +67,10 @@ impl Bench {
         self.ask(|answer| pods::Command::Create { ask: Box::new(ask.clone()), answer })
     }
 
-    pub(in crate::core) fn bind(&self, ask: &ContainerAsk) -> Receiver<Option<crate::pod::Unpinned>> {
+    pub(in crate::core) fn bind(
+        &self,
+        ask: &ContainerAsk,
+    ) -> Receiver<Option<numaward_guarantee::pod::Unpinned>> {
         let dir = self.dir_of(ask);
         fixture::cgroup(dir.parent().unwrap(), &self.core.policy.machine);
         fixture::cgroup(&dir, &self.core.policy.machine);
@@ -114,7 +117,7 @@ impl Bench {
             cpus: Some("500m".parse().unwrap()),
             ..numaward_api::AllocationRequest::new(name, target, "64Mi")
         };
-        drop(self.core.admit(&crate::Request::new(&asked).unwrap(), false).unwrap());
+        drop(self.core.admit(&numaward_guarantee::request::Request::new(&asked).unwrap(), false).unwrap());
     }
 
     /// Something of this cgroup is waited for.

@@ -9,8 +9,8 @@ use numaward_model::Settings;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Attempt;
-use crate::{
-    core::{Core, inbox::Numbered},
+use crate::core::{Core, inbox::Numbered};
+use numaward_guarantee::{
     error::AdmissionError,
     pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
 };

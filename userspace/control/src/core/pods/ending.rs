@@ -7,7 +7,8 @@ use std::{mem, sync::Arc};
 
 use numaward_engine::OwnerId;
 
-use crate::{Guarantee, State, Target, core::Core};
+use crate::core::Core;
+use numaward_guarantee::{request::Target, state::Guarantee, state::State};
 
 impl Core {
     /// A container ended, or was never started. What its pod holds stays until the pod is over.

@@ -17,7 +17,7 @@ use numaward_engine::memory_qos::MemorySettings;
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::{Core, MemoryKnobs};
-use crate::{
+use numaward_guarantee::{
     pod::{MemoryAsk, Placed},
     policy,
 };

@@ -8,8 +8,8 @@ use numaward_enforce::Change;
 use numaward_engine::{ContainerName, OwnerId, Quantity, Resources};
 use numaward_model::{Settings, pod::POD_SHARE};
 
-use crate::{
-    core::Core,
+use crate::core::Core;
+use numaward_guarantee::{
     error::AdmissionError,
     pod::{MemoryAsk, Placed, Update},
 };

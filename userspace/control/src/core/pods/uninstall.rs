@@ -16,10 +16,8 @@ use numaward_config::kubernetes::WhenPinned;
 use numaward_model::Settings;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
-use crate::{
-    core::Core,
-    pod::{ContainerAsk, Placed, Update},
-};
+use crate::core::Core;
+use numaward_guarantee::pod::{ContainerAsk, Placed, Update};
 
 impl Core {
     /// What a container would hold without us, the runtime having been asked for this; none where nothing is enforced.

@@ -15,7 +15,7 @@ use numaward_engine::{Ledger, OwnerId, in_flight::SET_ASIDE};
 use numaward_model::pod::PodName;
 
 use super::{Attempt, Core};
-use crate::pod::{Admitted, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
+use numaward_guarantee::pod::{Admitted, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
 
 /// Those that wait.
 #[derive(Default)]

@@ -35,8 +35,8 @@ use self::share::{News, Shares};
 use crate::{
     core::Core,
     page_worker::{self, ByNode, Done, Job, LEAST, PageWorker},
-    state::State,
 };
+use numaward_guarantee::state::State;
 
 /// How often it is read where memory lies, while somebody has more than a budget.
 const PACE: Duration = Duration::from_secs(1);
@@ -254,11 +254,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Request,
-        moving::Running,
         reconciler::{ReconcilerLoop, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
+    use numaward_guarantee::{moving::Running, request::Request};
 
     /// `/a` has 5 GiB on two nodes of 4 GiB.
     fn bench(burstable: bool) -> (tempfile::TempDir, Arc<Host>, ReconcilerLoop) {

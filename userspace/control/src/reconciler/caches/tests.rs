@@ -9,11 +9,10 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::*;
 use crate::{
-    FieldError, Request,
-    error::AdmissionError,
     reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host as Machine},
 };
+use numaward_guarantee::{error::AdmissionError, request::FieldError, request::Request};
 
 /// A host with two cgroups, each with a thread, and a made-up tree.
 struct Bench {

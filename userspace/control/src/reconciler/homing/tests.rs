@@ -10,10 +10,10 @@ use numaward_topology::CpuSet;
 
 use super::{measure::tests::reading, *};
 use crate::{
-    Request,
     reconciler::{Event, ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
+use numaward_guarantee::request::Request;
 
 /// Two nodes with four CPUs each, and cgroups that the thread has looked at.
 struct Bench {

@@ -22,11 +22,13 @@ use tempfile::TempDir;
 
 use super::{Asked as Room, *};
 use crate::{
-    State,
     core::{Command, Numbered, pods},
-    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
+};
+use numaward_guarantee::{
+    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
+    state::State,
 };
 
 struct Bench {
@@ -201,7 +203,8 @@ impl Bench {
     /// What a start would read.
     fn promised(&self) -> (Vec<(String, String)>, State) {
         let state = &self.reconciler.core.kept.state;
-        let moving = crate::Moving { running: state.moving.running.clone(), recent: Vec::new() };
+        let moving =
+            numaward_guarantee::moving::Moving { running: state.moving.running.clone(), recent: Vec::new() };
         (self.nodes(), State { moving, ..state.clone() })
     }
 

@@ -10,12 +10,11 @@ use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
 use super::reconciler_loop;
 use crate::{
-    Request,
     core::Answer,
-    error::AdmissionError,
     reconciler::ReconcilerLoop,
     testing::{self as fixture, Host},
 };
+use numaward_guarantee::{error::AdmissionError, request::Request};
 
 const SIZE: HugepageSize = HugepageSize(Bytes::mib(2));
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use numaward_control::pod::Unpinned;
+use numaward_guarantee::pod::Unpinned;
 use numaward_kube::nri::types::NoAnswerReason;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},

@@ -16,10 +16,10 @@ use numaward_config::{
     kubernetes::WhenPinned,
     policy::{KubeletVersion, StrategyKind},
 };
-use numaward_control::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_engine::{
     ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, policy::WholePods,
 };
+use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_kube::{
     cgroup_path::pod_levels,
     nri::types::{self as nri, Limit},

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use numaward_config::Config;
-use numaward_control::pod::{ContainerAsk, MemoryAsk, PodAsk};
 use numaward_engine::Resources;
+use numaward_guarantee::pod::{ContainerAsk, MemoryAsk, PodAsk};
 use numaward_kube::{
     nri::types::{self as nri, Online},
     pod::PodSource,

@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use numaward_control::pod::Update;
+use numaward_guarantee::pod::Update;
 use numaward_kube::nri::types;
 use numaward_model::Settings;
 use parking_lot::Mutex;

@@ -5,8 +5,8 @@
 //! their own slice, as in any pod; what is left of the pod's amounts is one more slice, [`POD_SHARE`], which the others
 //! share (KEP-5526). Init containers have what those after them have: they are no part of the sum.
 
-use numaward_control::pod::{Asked, MemoryAsk};
 use numaward_engine::{ContainerRequest, PodResources, QosClass, Quantity, Request, Resources};
+use numaward_guarantee::pod::{Asked, MemoryAsk};
 use numaward_kube::pod::Pod;
 use numaward_model::pod::{POD_SHARE, Slice};
 use numaward_topology::{Bytes, ZoneKind};

@@ -10,11 +10,11 @@ use numaward_topology::Bytes;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::model::{Answer, Call};
-use crate::{
-    Request,
+use crate::reconciler;
+use numaward_guarantee::{
     error::AdmissionError,
     pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
-    reconciler,
+    request::Request,
 };
 
 /// Looks whether there is an answer.

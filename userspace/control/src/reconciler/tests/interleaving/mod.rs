@@ -38,7 +38,7 @@ use self::{
     world::{Crash, NAMES, World},
 };
 use super::*;
-use crate::{Target, policy};
+use numaward_guarantee::{policy, request::Target};
 
 /// Orders that are tried.
 const ORDERS: u64 = 300;

@@ -10,9 +10,10 @@ use numaward_engine::{Ledger, OwnerId, Resources, Strategy};
 use numaward_topology::Bytes;
 
 use super::checker::{Entry, Model};
-use crate::{
-    Request, State,
+use numaward_guarantee::{
     pod::{Asked, ContainerAsk},
+    request::Request,
+    state::State,
 };
 
 /// What is asked, or happens.

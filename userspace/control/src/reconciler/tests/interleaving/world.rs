@@ -21,10 +21,12 @@ use super::{
     model::{Answer, Call, Promises, line},
 };
 use crate::{
-    Resize,
     core::{Command, Message, pods},
-    pod::{Asked, ContainerAsk, Synchronized, Unpinned},
     testing as fixture,
+};
+use numaward_guarantee::{
+    pod::{Asked, ContainerAsk, Synchronized, Unpinned},
+    request::Resize,
 };
 
 /// Workloads that are no pods, each with a cgroup of the same name.

@@ -291,7 +291,7 @@ async fn containers_are_placed_and_given_back_while_systemd_does_not_answer() {
     let shares = container(&before, "shares", 0, Bytes(0));
     bench.run(&shares).await.unwrap();
 
-    let request = numaward_control::Request::new(&numaward_api::AllocationRequest {
+    let request = numaward_guarantee::request::Request::new(&numaward_api::AllocationRequest {
         cpus: Some(numaward_api::Cpus::whole(4)),
         ..numaward_api::AllocationRequest::new(
             "slow",

@@ -2,8 +2,8 @@
 //! that a kubelet placed.
 
 use numaward_config::{kubernetes::Kubernetes, memory_qos::MemoryReservationPolicy};
-use numaward_control::{State, policy};
 use numaward_engine::{Quantity, Request};
+use numaward_guarantee::{policy, state::State};
 use numaward_kube::pod_resources::{
     Assigned,
     messages::{AllocatableResponse, ContainerDevices, ContainerResources, PodResources},

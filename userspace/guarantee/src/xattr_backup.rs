@@ -28,7 +28,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::state::{Guarantee, State};
+use crate::state::{Guarantee, State};
 
 const PREFIX: &str = "user.numaward.";
 /// The version of the format that is written. Others are not read.
@@ -39,40 +39,43 @@ const LIMIT: usize = 65_536;
 /// What is noted of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Mark {
+pub struct Mark {
     version: u32,
     /// The cgroup.
-    pub(super) cgroup: CgroupPath,
+    pub cgroup: CgroupPath,
     /// What was written there.
-    pub(super) record: Arc<Record>,
+    pub record: Arc<Record>,
     /// For whom; absent for a mere ancestor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) held: Option<Held>,
+    pub held: Option<Held>,
 }
 
 /// Who holds a cgroup, and what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Held {
-    pub(super) name: String,
-    pub(super) guarantee: Arc<Guarantee>,
-    pub(super) account: Arc<OwnerAccount>,
+pub struct Held {
+    /// The name of the allocation.
+    pub name: String,
+    /// Who holds it.
+    pub guarantee: Arc<Guarantee>,
+    /// What the engine promised.
+    pub account: Arc<OwnerAccount>,
 }
 
 /// What the cgroups say.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub struct Found {
     /// The marks that can be believed.
-    pub(super) marks: Vec<Mark>,
+    pub marks: Vec<Mark>,
     /// Every attribute of ours: its directory and name.
     places: Vec<(CgroupPath, String)>,
     /// Whether cgroups can have marks at all.
-    pub(super) is_supported: bool,
+    pub is_supported: bool,
 }
 
 /// Keeps the marks as the state is.
 #[derive(Debug)]
-pub(super) struct XattrBackup {
+pub struct XattrBackup {
     hierarchy: Hierarchy,
     /// What was written, with the directory it is on.
     written: BTreeMap<CgroupPath, (CgroupPath, Mark)>,
@@ -91,7 +94,7 @@ fn attribute(id: CgroupId) -> String {
 }
 
 /// Reads what the cgroups of this hierarchy say.
-pub(super) fn read(hierarchy: &Hierarchy) -> Found {
+pub fn read(hierarchy: &Hierarchy) -> Found {
     let mut found = Found { is_supported: true, ..Found::default() };
     let cgroups = hierarchy.walk().unwrap_or_else(|error| {
         tracing::error!(%error, "marks on cgroups cannot be read");
@@ -139,7 +142,7 @@ fn read_one(hierarchy: &Hierarchy, place: &CgroupPath, name: &str, id: CgroupId)
 }
 
 impl Mark {
-    pub(super) fn new(cgroup: CgroupPath, record: Arc<Record>, held: Option<Held>) -> Self {
+    pub(crate) fn new(cgroup: CgroupPath, record: Arc<Record>, held: Option<Held>) -> Self {
         Self { version: VERSION, cgroup, record, held }
     }
 
@@ -168,7 +171,7 @@ impl Mark {
 
 impl XattrBackup {
     /// Keeps them in this hierarchy, in which these were found.
-    pub(super) fn new(hierarchy: Hierarchy, found: Found, state: &State) -> Self {
+    pub fn new(hierarchy: Hierarchy, found: Found, state: &State) -> Self {
         let mut marks = Self { hierarchy, written: BTreeMap::new(), reported: false };
         let wanted: BTreeSet<_> =
             state.applied.iter().map(|(path, record)| (marks.place(path), attribute(record.id))).collect();
@@ -182,7 +185,7 @@ impl XattrBackup {
     }
 
     /// Marks the cgroups as the state is.
-    pub(super) fn follow(&mut self, state: &State) {
+    pub fn follow(&mut self, state: &State) {
         let held: HashMap<&CgroupPath, (&String, &Arc<Guarantee>)> =
             state.guarantees.iter().map(|(name, held)| (&held.cgroup, (name, held))).collect();
         let over: Vec<CgroupPath> =

@@ -112,7 +112,7 @@ pub struct ContainerAsk {
 
 impl ContainerAsk {
     /// Whether more is asked for with it than its share of what is nobody's.
-    pub(crate) fn has_claim(&self) -> bool {
+    pub fn has_claim(&self) -> bool {
         match &self.pod.asked {
             Asked::Nothing => false,
             Asked::Container(_) => true,
@@ -123,7 +123,7 @@ impl ContainerAsk {
     }
 
     /// The owner that the container is by itself.
-    pub(crate) fn alone(&self) -> String {
+    pub fn alone(&self) -> String {
         format!("{}/{}", self.pod.pod.uid, self.name)
     }
 }

@@ -118,7 +118,7 @@ fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTi
 }
 
 /// Nodes whose memory tier is not known, with the strategy `native`.
-pub(crate) fn nodes_of_unknown_tier(config: &Config, machine: &Machine) -> NodeSet {
+pub fn nodes_of_unknown_tier(config: &Config, machine: &Machine) -> NodeSet {
     let tiers = memory_tiers(config, machine);
     let unknown = machine.nodes.iter().filter(|(id, node)| node.memory.0 > 0 && !tiers.contains_key(id));
     unknown.filter(|_| config.strategy == StrategyKind::Native).map(|(&id, _)| id).collect()
@@ -127,7 +127,7 @@ pub(crate) fn nodes_of_unknown_tier(config: &Config, machine: &Machine) -> NodeS
 /// Makes the strategy `kubelet`, or says everything that is wrong.
 ///
 /// It gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
-pub(super) fn kubelet(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
+pub fn kubelet(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
     let machine = &as_reported_to_kubelet(machine);
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);

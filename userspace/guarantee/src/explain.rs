@@ -9,7 +9,7 @@ use numaward_engine::{
 };
 
 /// Why a request is rejected.
-pub(super) fn rejection(rejection: &engine::Rejection) -> api::Rejection {
+pub fn rejection(rejection: &engine::Rejection) -> api::Rejection {
     api::Rejection {
         reason: rejection.reason.to_string(),
         message: rejection.message.clone(),
@@ -29,7 +29,7 @@ fn shortfalls(shortfalls: &[engine::Shortfall]) -> Vec<api::Shortfall> {
 }
 
 /// Why a guarantee is not changed, in a word of Kubernetes for the same.
-pub(super) fn resize(error: &engine::ResizeError) -> api::Rejection {
+pub fn resize(error: &engine::ResizeError) -> api::Rejection {
     let (reason, missing) = match error {
         engine::ResizeError::Shortfall(missing) => ("Deferred", missing.as_slice()),
         engine::ResizeError::SharedPool { .. } => ("Deferred", &[][..]),
@@ -43,7 +43,7 @@ pub(super) fn resize(error: &engine::ResizeError) -> api::Rejection {
 }
 
 /// How a decision came about.
-pub(super) fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
+pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
     let in_use = explanation.withheld.iter().map(|of| {
         let engine::conditions::Withheld { node, kind, bytes } = of;
         format!("node {node}: {bytes} of {kind} are in use outside the ledger, and were not offered")

@@ -25,14 +25,10 @@ use numaward_engine::{
 use numaward_model::pod::POD_SHARE;
 use numaward_topology::{Machine, NodeSet};
 
-use crate::{AdmissionError, State, error::listed, policy};
+use crate::{error::AdmissionError, error::listed, policy, state::State};
 
 /// The state files for what is promised, and what a kubelet would make of them.
-pub(crate) fn export(
-    config: &Config,
-    machine: &Machine,
-    state: &State,
-) -> Result<KubeletState, AdmissionError> {
+pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<KubeletState, AdmissionError> {
     let kubelet =
         policy::kubelet(config, machine).map_err(|problems| AdmissionError::NoKubelet(listed(&problems)))?;
     let (mut held, mut wholes, mut others) = (Vec::new(), Vec::new(), BTreeSet::new());

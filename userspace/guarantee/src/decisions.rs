@@ -19,7 +19,7 @@ use numaward_api as api;
 use numaward_cgroup::CgroupId;
 use serde::{Deserialize, Serialize};
 
-use super::State;
+use crate::state::State;
 
 const NAME: &str = "decisions.jsonl";
 /// The file is written anew when it has more than twice as many lines as are needed, and these.
@@ -27,7 +27,7 @@ const SPARE: usize = 256;
 
 /// The file.
 #[derive(Debug)]
-pub(super) struct Decisions {
+pub struct Decisions {
     path: PathBuf,
     /// Open to append; `None` after a failure: then it has to be written anew.
     file: Option<File>,
@@ -48,7 +48,7 @@ struct Line<N, E> {
 
 impl Decisions {
     /// Reads what explains what is held.
-    pub(super) fn open(dir: &Path, state: &mut State) -> Self {
+    pub fn open(dir: &Path, state: &mut State) -> Self {
         let path = dir.join(NAME);
         let text = fs::read(&path).unwrap_or_default();
         let lines = text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
@@ -75,7 +75,7 @@ impl Decisions {
     }
 
     /// A guarantee, or a pod, of this name was given, and is in the state.
-    pub(super) fn note(&mut self, name: &str, state: &State) {
+    pub fn note(&mut self, name: &str, state: &State) {
         self.keep(|decisions| {
             let needed = state.guarantees.len() + state.pods.len();
             if decisions.file.is_none() || decisions.lines > 2 * needed + SPARE {
@@ -133,7 +133,7 @@ fn text(line: &Line<&str, &api::Explanation>) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Guarantee, Target};
+    use crate::{request::Target, state::Guarantee};
     use numaward_model::Settings;
 
     fn state(names: &[(&str, u64)]) -> State {

@@ -265,7 +265,7 @@ fn engine_request(
 }
 
 /// Refuses a limit below what is promised.
-pub(crate) fn check_limit(memory: Bytes, limit: Option<Bytes>) -> Result<(), FieldError> {
+pub fn check_limit(memory: Bytes, limit: Option<Bytes>) -> Result<(), FieldError> {
     let Some(limit) = limit.filter(|limit| *limit < memory) else { return Ok(()) };
     let problem = format!("{limit} is less than what is promised");
     Err(FieldError::new("memoryLimit", problem, format!("at least {memory}, or nothing")))
@@ -411,7 +411,7 @@ fn partition(kind: api::PartitionKind) -> Partition {
 }
 
 /// Why nobody else may promise to a container, or take it back.
-pub(crate) fn is_the_runtimes() -> FieldError {
+pub fn is_the_runtimes() -> FieldError {
     let problem = "a container of a pod is placed when the runtime creates it, and released with its pod";
     FieldError::new("target", problem, "a cgroup, a unit or a command")
 }

@@ -20,7 +20,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_with_macros::skip_serializing_none;
 
-use super::{
+use crate::{
     moving::Moving,
     pod::{Admitted, Placed},
     state::{Guarantee, Home, LeftAlone, State},
@@ -28,7 +28,7 @@ use super::{
 
 /// The texts of what the state holds.
 #[derive(Debug, Default)]
-pub(super) struct SerializationCache {
+pub struct SerializationCache {
     owners: Kept<OwnerId, OwnerAccount>,
     guarantees: Kept<String, Guarantee>,
     records: Kept<CgroupPath, Record>,
@@ -106,7 +106,7 @@ impl<K: Serialize, V> Serialize for Kept<K, V> {
 
 impl SerializationCache {
     /// The text of a state.
-    pub(super) fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
+    pub fn of(&mut self, state: &State) -> Result<Box<RawValue>, serde_json::Error> {
         let State {
             boot,
             ledger,
@@ -160,7 +160,7 @@ mod tests {
     use numaward_topology::{Bytes, Machine};
 
     use super::*;
-    use crate::{Target, policy};
+    use crate::{policy, request::Target};
     use numaward_api as api;
     use numaward_config::Config;
     use numaward_enforce::Owner;

@@ -20,14 +20,14 @@ use numaward_engine::{self as engine, Allocation, Block, OwnerAccount, OwnerId, 
 use numaward_model::{Settings, Values};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
-use super::{
+use crate::{
     request::Target,
     state::{Guarantee, State},
     xattr_backup::{Found, Held, Mark},
 };
 
 /// What can be known without the ledger. `previous` is the one before the last, if it can be read.
-pub(super) fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {
+pub fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {
     let mut state = State::default();
     for mark in &found.marks {
         take_over(&mut state, mark);

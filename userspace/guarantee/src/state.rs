@@ -11,7 +11,7 @@ use numaward_model::{Settings, Shared, pod::PodContainer};
 use numaward_topology::{Bytes, NodeId, NodeSet};
 use serde::{Deserialize, Serialize};
 
-use super::{
+use crate::{
     moving::Moving,
     pod::{Admitted, MemoryAsk, Placed},
     request::Target,
@@ -75,12 +75,12 @@ fn is_empty<V>(map: &Shared<String, V>) -> bool {
 
 impl State {
     /// Whether the cgroup of a guarantee is this one, above it or below it.
-    pub(crate) fn has_guarantee_around(&self, path: &CgroupPath) -> bool {
+    pub fn has_guarantee_around(&self, path: &CgroupPath) -> bool {
         self.guarantees.values().any(|held| held.cgroup.overlaps(path))
     }
 
     /// Goes on in this boot of the host. In another than before no cgroup is one that was known: paths and ids recur.
-    pub(crate) fn continue_in(&mut self, boot: Option<String>) {
+    pub fn continue_in(&mut self, boot: Option<String>) {
         let Some(now) = boot else { return };
         let was = self.boot.replace(now.clone());
         if was.is_some_and(|was| was != now) {
@@ -97,7 +97,7 @@ impl State {
     }
 
     /// Takes note of a container that holds its cgroup, where only that is known.
-    pub(crate) fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
+    pub fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
         let is_alone = of.owner != of.pod.uid;
         if !self.pods.contains_key(&of.owner) {
             let admitted = Admitted {
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// Takes from an owner all that it holds.
-    pub(crate) fn give_back(&mut self, owner: &OwnerId, strategy: &dyn Strategy) {
+    pub fn give_back(&mut self, owner: &OwnerId, strategy: &dyn Strategy) {
         let request = self.ledger.owner(owner).and_then(|account| account.request.clone());
         // What was never started is given back at once too.
         for container in request.iter().flat_map(|request| request.all_containers()) {
@@ -130,7 +130,7 @@ impl State {
     }
 
     /// Undoes admissions that were begun and not finished.
-    pub(crate) fn undo_admitting(&mut self, strategy: &dyn Strategy) {
+    pub fn undo_admitting(&mut self, strategy: &dyn Strategy) {
         for owner in std::mem::take(&mut self.admitting) {
             if !self.guarantees.contains_key(&owner) {
                 tracing::info!(owner, "was being admitted: that is undone");
@@ -141,7 +141,7 @@ impl State {
 
     /// Applies the difference between two states to this one, which may differ elsewhere. Not that of `enabled`, of which
     /// every copy takes note at once.
-    pub(crate) fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
+    pub fn patch(&mut self, from: &Self, to: &Self, strategy: &dyn Strategy) {
         fn set<T: Ord + Clone>(set: &mut BTreeSet<T>, from: &BTreeSet<T>, to: &BTreeSet<T>) {
             set.extend(to.difference(from).cloned());
             set.retain(|item| to.contains(item) || !from.contains(item));

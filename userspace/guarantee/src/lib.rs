@@ -1,0 +1,22 @@
+//! What workloads ask for, what is promised to them, and how both outlive the daemon.
+//!
+//! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`state::State`] is all that must
+//! survive: the engine's ledger, the guarantees, and the settings applied to each cgroup.
+//!
+//! Nothing here decides when something happens, and nothing runs on its own: that is `numaward_control`.
+
+#![forbid(unsafe_code)]
+
+pub mod decisions;
+pub mod error;
+pub mod explain;
+pub mod export;
+pub mod import;
+pub mod moving;
+pub mod pod;
+pub mod policy;
+pub mod rebuild;
+pub mod request;
+pub mod serialization_cache;
+pub mod state;
+pub mod xattr_backup;
