@@ -11,8 +11,9 @@ use std::{
 };
 
 use arbitrary::{Arbitrary, Unstructured};
+use numaward_config::kubernetes::{Nri, WhenPinned};
 use numaward_kube::nri::{
-    Handler, Options, Plugin, WhenPinned,
+    Handler, Options, Plugin,
     types::{
         Container, Creation, Event, Limit, NoAnswer, Online, Pod, Refusal, Resources, Settings, Snapshot,
         Update,
@@ -203,7 +204,8 @@ pub(crate) fn run(data: &[u8]) {
     }
     let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let options = Options { when_pinned: WhenPinned::Override, ..Options::default() };
+        let plugin = Nri { when_pinned: WhenPinned::Override, ..Nri::default() };
+        let options = Options { plugin, ..Options::default() };
         let plugin = Plugin::new(options, Arc::new(Asks(Builders::of_the_runtime())));
         let shutdown = CancellationToken::new();
         let mut status = plugin.status();

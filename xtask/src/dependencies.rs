@@ -3,8 +3,8 @@
 //! The direction is the architecture: `numaward → {cli, daemon} → {http, control, observe, telemetry, kube}`, `http → {observe, telemetry}`,
 //! `control → {guarantee, enforce, store, config, model, engine, cgroup}`, `guarantee → {enforce, store, config, model, engine, cgroup}`,
 //! `observe → {probes, cgroup, config, model}`,
-//! `telemetry → {model, config}`, `enforce → {model, cgroup, store}`, `config → {kube, probes, api}`,
-//! `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {engine, topology}`, `probes → {abi, topology}`,
+//! `telemetry → {model, config}`, `enforce → {model, cgroup, store}`, `config → {api, engine, cgroup}`,
+//! `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {config, engine, topology}`, `probes → {abi, topology}`,
 //! `cgroup → topology`, `engine → topology`, `ebpf → abi`.
 //! A crate may use what is below it, not only the next layer; an arrow back up is a fault. The engine decides and
 //! does nothing else, so it and what it is made of may use only crates that do no input or output either; of
@@ -120,21 +120,11 @@ const TABLE: &[Rule] = &[
     rule("numaward-telemetry", &["numaward-api", "numaward-config", "numaward-model", "numaward-topology"]),
     // The store for its fault points, nothing else.
     rule("numaward-enforce", &["numaward-cgroup", "numaward-model", "numaward-store", "numaward-topology"]),
-    rule(
-        "numaward-config",
-        &[
-            "numaward-api",
-            "numaward-cgroup",
-            "numaward-engine",
-            "numaward-kube",
-            "numaward-probes",
-            "numaward-topology",
-        ],
-    ),
+    rule("numaward-config", &["numaward-api", "numaward-cgroup", "numaward-engine", "numaward-topology"]),
     rule("numaward-model", &["numaward-api", "numaward-cgroup", "numaward-engine", "numaward-topology"]),
     rule("numaward-store", &[]),
     rule("numaward-api", &["numaward-engine", "numaward-topology"]),
-    rule("numaward-kube", &["numaward-engine", "numaward-topology"]),
+    rule("numaward-kube", &["numaward-config", "numaward-engine", "numaward-topology"]),
     rule("numaward-probes", &["numaward-abi", "numaward-topology"]),
     rule("numaward-cgroup", &["numaward-topology"]),
     Rule {

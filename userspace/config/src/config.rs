@@ -267,24 +267,6 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Whether a probe may be attached; the key that says so.
-    pub fn is_enabled(&self, probe: numaward_probes::Probe) -> (bool, &'static str) {
-        use numaward_probes::Probe::{
-            AccessChains, Alloc, AllocChains, Hardware, Hint, Hugepages, Migrate, OomKill, Scan, Stall,
-            Switch,
-        };
-        match probe {
-            Alloc | Hugepages => (self.allocation.enabled, "probes.allocation.enabled"),
-            Hint | Scan | Migrate => (self.accesses.enabled, "probes.accesses.enabled"),
-            Stall => (self.stalls.enabled, "probes.stalls.enabled"),
-            OomKill => (self.oom_kills.enabled, "probes.oomKills.enabled"),
-            Switch => (self.intruders.enabled, "probes.intruders.enabled"),
-            Hardware => (self.hardware.enabled, "probes.hardware.enabled"),
-            // They are loaded only where that is true.
-            AllocChains | AccessChains => (true, "observe.callChains.enabled"),
-        }
-    }
-
     /// Switches all of them off.
     #[must_use]
     pub fn all_off(mut self) -> Self {
@@ -325,7 +307,7 @@ pub struct StallProbe {
     #[educe(Default = true)]
     pub enabled: bool,
     /// How long a stall has to be for an event of its own; one a minute for each workload.
-    #[educe(Default(expression = Interval(numaward_probes::DEFAULT_LONG_STALL)))]
+    #[educe(Default(expression = Interval(Duration::from_millis(100))))]
     pub event_from: Interval,
 }
 

@@ -1,10 +1,9 @@
 //! Kubernetes: how this host's pods are placed and watched.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{collections::BTreeSet, path::PathBuf, str::FromStr};
 
 use educe::Educe;
-use numaward_kube::nri;
-pub use numaward_kube::nri::WhenPinned;
+use numaward_topology::serde_as_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +61,9 @@ pub enum CpuQuota {
     Keep,
 }
 
+/// Where containerd and CRI-O listen for plugins, unless configured otherwise.
+const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
+
 /// The Node Resource Interface, by which containerd and CRI-O ask where a container is to run.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
@@ -70,32 +72,71 @@ pub struct Nri {
     /// Whether containers are placed. Needs the control socket's directory to be writable, like every guarantee.
     pub enabled: bool,
     /// The runtime's socket.
-    #[educe(Default(expression = nri::Options::default().socket))]
+    #[educe(Default(expression = PathBuf::from(DEFAULT_SOCKET)))]
     pub socket: PathBuf,
     /// The plugin's name.
     #[schemars(with = "String", regex(pattern = r"^[a-zA-Z0-9_.+-]+$"), example = &"numaward")]
-    #[educe(Default(expression = nri::Options::default().name))]
-    pub plugin_name: nri::PluginName,
+    #[educe(Default(expression = PluginName("numaward".to_owned())))]
+    pub plugin_name: PluginName,
     /// The plugin's place among others: two digits, asked in ascending order.
     #[schemars(with = "String", regex(pattern = r"^\d\d$"), example = &"90")]
-    #[educe(Default(expression = nri::Options::default().index))]
-    pub plugin_index: nri::PluginIndex,
+    #[educe(Default(expression = PluginIndex(90)))]
+    pub plugin_index: PluginIndex,
     /// What to do with containers that another plugin or the kubelet has pinned already: when they are created, and when
     /// they run already as the runtime is connected.
     pub when_pinned: WhenPinned,
 }
 
-impl Nri {
-    /// The plugin's options.
-    pub fn options(&self) -> nri::Options {
-        nri::Options {
-            socket: self.socket.clone(),
-            name: self.plugin_name.clone(),
-            index: self.plugin_index,
-            when_pinned: self.when_pinned,
-            ..nri::Options::default()
+/// The name of a plugin: letters, digits and `_.+-`.
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+pub struct PluginName(String);
+
+impl FromStr for PluginName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
+        if text.is_empty() || !text.chars().all(allowed) {
+            let expected = "expected letters, digits and `_.+-`, at least one";
+            return Err(format!("{text:?} cannot name an NRI plugin ({expected})"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+serde_as_text!(PluginName);
+
+/// A plugin's place among the others: two digits. They are asked in ascending order, and each sees what the
+/// ones before have set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
+#[display("{_0:02}")]
+pub struct PluginIndex(u8);
+
+impl FromStr for PluginIndex {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.as_bytes() {
+            [tens @ b'0'..=b'9', ones @ b'0'..=b'9'] => Ok(Self((tens - b'0') * 10 + (ones - b'0'))),
+            _ => Err(format!(
+                "{text:?} cannot be the index of an NRI plugin (expected two digits, such as `90`)"
+            )),
         }
     }
+}
+
+serde_as_text!(PluginIndex);
+
+/// What to do with containers that somebody else has pinned.
+// The handler is not asked about one that is left alone: it learns of it by `no_answer`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenPinned {
+    /// Leave them alone.
+    #[default]
+    Yield,
+    /// Place them all the same. Where a plugin has pinned them, the runtime then fails their creation.
+    Override,
 }
 
 #[cfg(test)]
@@ -103,10 +144,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_the_plugins_and_read_back() {
+    fn names_and_indices_are_checked() {
+        for name in ["numaward", "a", "A_b.c+d-9"] {
+            assert_eq!(name.parse::<PluginName>().unwrap().to_string(), name);
+        }
+        for name in ["", "a b", "ä", "a/b", "a\n"] {
+            assert!(name.parse::<PluginName>().is_err(), "{name:?}");
+        }
+        for index in ["00", "07", "90"] {
+            assert_eq!(index.parse::<PluginIndex>().unwrap().to_string(), index);
+        }
+        for index in ["", "9", "100", "-1", "+1", "1a", "٠١"] {
+            assert!(index.parse::<PluginIndex>().is_err(), "{index:?}");
+        }
+    }
+
+    #[test]
+    fn the_defaults_of_the_plugin_are_read_back() {
         let nri = Nri::default();
         assert!(!nri.enabled);
-        assert_eq!(nri.options().socket, PathBuf::from(nri::DEFAULT_SOCKET));
+        assert_eq!(nri.socket, PathBuf::from(DEFAULT_SOCKET));
         let text = serde_json::to_string(&nri).unwrap();
         assert!(
             text.contains(r#""pluginName":"numaward","pluginIndex":"90","whenPinned":"yield""#),

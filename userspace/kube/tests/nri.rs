@@ -21,8 +21,9 @@ use std::{
     time::Duration,
 };
 
+use numaward_config::kubernetes::{Nri, WhenPinned};
 use numaward_kube::nri::{
-    Disconnect, EventMask, Handler, NriVersion, Options, Phase, Plugin, Status, WhenPinned, WireError,
+    Disconnect, EventMask, Handler, NriVersion, Options, Phase, Plugin, Status, WireError,
     fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
     types::{
         Call, Container, ContainerState, Creation, Event, Limit, NoAnswer, NoAnswerReason, Online, Pod,
@@ -741,12 +742,13 @@ async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
 async fn two_plugins_that_pin_exclude_each_other_unless_one_yields() {
     for when_pinned in [WhenPinned::Override, WhenPinned::Yield] {
         let rig = Rig::new(Config::containerd_2_1(online())).await;
-        let options = Options {
-            name: "second".parse().unwrap(),
-            index: "95".parse().unwrap(),
+        let plugin = Nri {
+            plugin_name: "second".parse().unwrap(),
+            plugin_index: "95".parse().unwrap(),
             when_pinned,
-            ..Options::default()
+            ..Nri::default()
         };
+        let options = Options { plugin, ..Options::default() };
         let second = Rig::on(&rig.runtime, options);
         assert!(rig.runtime.has_plugins(&[PLUGIN, "95-second"]).await);
         rig.runtime.run_pod(&pod("p1")).await.unwrap();
@@ -1011,7 +1013,7 @@ async fn a_runtime_that_does_not_tell_what_runs_is_given_up() {
     let first = Rig::on(
         &runtime,
         Options {
-            name: "first".parse().unwrap(),
+            plugin: Nri { plugin_name: "first".parse().unwrap(), ..Nri::default() },
             answer_within: Duration::from_mins(50),
             ..Options::default()
         },
@@ -1058,7 +1060,7 @@ async fn a_socket_that_appears_later_is_found() {
     let allocator = Arc::new(Allocator::default());
     let milliseconds = Duration::from_millis;
     let options = Options {
-        socket: socket.clone(),
+        plugin: Nri { socket: socket.clone(), ..Nri::default() },
         backoff: Options::default().backoff.with_min_delay(milliseconds(1)).with_max_delay(milliseconds(20)),
         ..Options::default()
     };

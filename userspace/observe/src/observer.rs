@@ -99,7 +99,7 @@ impl Observer {
             let (probe, mode) = (report.probe, report.mode);
             let reason = report.reason.as_deref();
             match mode {
-                Mode::Absent if !config.probes.is_enabled(probe).0 => tracing::info!(%probe, "switched off"),
+                Mode::Absent if !is_enabled(&config.probes, probe) => tracing::info!(%probe, "switched off"),
                 Mode::Absent => {
                     tracing::warn!(%probe, reason, "cannot be attached; `numaward doctor` says more");
                 }
@@ -149,7 +149,7 @@ impl Observer {
 
     /// Why a probe is not attached better.
     pub(crate) fn reason(&self, report: &ProbeReport) -> Option<String> {
-        if let (false, key) = self.config.probes.is_enabled(report.probe) {
+        if let (false, key) = switch(&self.config.probes, report.probe) {
             return Some(format!("switched off by {key}"));
         }
         report.reason.clone()
@@ -157,8 +157,11 @@ impl Observer {
 
     /// The same in a word, for metrics; empty where all is well.
     pub(crate) fn obstacle(&self, report: &ProbeReport) -> &'static str {
-        let (is_enabled, _) = self.config.probes.is_enabled(report.probe);
-        let obstacle = if is_enabled { report.obstacle } else { Some(Obstacle::SwitchedOff) };
+        let obstacle = if is_enabled(&self.config.probes, report.probe) {
+            report.obstacle
+        } else {
+            Some(Obstacle::SwitchedOff)
+        };
         obstacle.map_or("", Into::into)
     }
 
@@ -200,6 +203,24 @@ impl Observer {
     }
 }
 
+/// Whether the configuration allows a probe, and the key that says so.
+fn switch(config: &numaward_config::Probes, probe: Probe) -> (bool, &'static str) {
+    match probe {
+        Probe::Alloc | Probe::Hugepages => (config.allocation.enabled, "probes.allocation.enabled"),
+        Probe::Hint | Probe::Scan | Probe::Migrate => (config.accesses.enabled, "probes.accesses.enabled"),
+        Probe::Stall => (config.stalls.enabled, "probes.stalls.enabled"),
+        Probe::OomKill => (config.oom_kills.enabled, "probes.oomKills.enabled"),
+        Probe::Switch => (config.intruders.enabled, "probes.intruders.enabled"),
+        Probe::Hardware => (config.hardware.enabled, "probes.hardware.enabled"),
+        // They are loaded only where that is true.
+        Probe::AllocChains | Probe::AccessChains => (true, "observe.callChains.enabled"),
+    }
+}
+
+fn is_enabled(config: &numaward_config::Probes, probe: Probe) -> bool {
+    switch(config, probe).0
+}
+
 fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'a> {
     let defaults = probes::Options::new(machine);
     probes::Options {
@@ -210,7 +231,7 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
             .duty_cycle
             .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0)),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
-        others: Probe::OTHERS.into_iter().filter(|probe| config.probes.is_enabled(*probe).0).collect(),
+        others: Probe::OTHERS.into_iter().filter(|probe| is_enabled(&config.probes, *probe)).collect(),
         call_chains: config.observe.call_chains.enabled.then_some(probes::ChainOptions {
             sample_every: config.observe.call_chains.sample_every,
             max_stacks: config.observe.call_chains.max_stacks,

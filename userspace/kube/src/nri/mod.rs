@@ -34,15 +34,13 @@ pub mod types;
 mod version;
 mod wire;
 
-use std::{io, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use educe::Educe;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use numaward_topology::serde_as_text;
+use numaward_config::kubernetes::Nri;
 use parking_lot::Mutex;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,
@@ -61,9 +59,6 @@ use self::{
     messages::{Response, RpcStatus},
     types::{Container, Creation, Event, NoAnswer, Online, Pod, Refusal, Resources, Snapshot, Update},
 };
-
-/// Where containerd and CRI-O listen for plugins, unless configured otherwise.
-pub const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
 
 /// A connection that was kept for so long was a good one.
 const GOOD_CONNECTION: Duration = Duration::from_secs(5);
@@ -122,76 +117,15 @@ pub trait Handler: Send + Sync + 'static {
     fn no_answer(&self, call: NoAnswer);
 }
 
-/// The name of a plugin: letters, digits and `_.+-`.
-#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
-pub struct PluginName(String);
-
-impl FromStr for PluginName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
-        if text.is_empty() || !text.chars().all(allowed) {
-            let expected = "expected letters, digits and `_.+-`, at least one";
-            return Err(format!("{text:?} cannot name an NRI plugin ({expected})"));
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
-serde_as_text!(PluginName);
-
-/// A plugin's place among the others: two digits. They are asked in ascending order, and each sees what the
-/// ones before have set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
-#[display("{_0:02}")]
-pub struct PluginIndex(u8);
-
-impl FromStr for PluginIndex {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.as_bytes() {
-            [tens @ b'0'..=b'9', ones @ b'0'..=b'9'] => Ok(Self((tens - b'0') * 10 + (ones - b'0'))),
-            _ => Err(format!(
-                "{text:?} cannot be the index of an NRI plugin (expected two digits, such as `90`)"
-            )),
-        }
-    }
-}
-
-serde_as_text!(PluginIndex);
-
-/// What to do with containers that somebody else has pinned.
-// The handler is not asked about one that is left alone: it learns of it by `no_answer`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum WhenPinned {
-    /// Leave them alone.
-    #[default]
-    Yield,
-    /// Place them all the same. Where a plugin has pinned them, the runtime then fails their creation.
-    Override,
-}
-
 /// How to be a plugin.
 #[derive(Clone, Debug, Educe)]
 #[educe(Default)]
 pub struct Options {
-    /// The runtime's socket.
-    #[educe(Default(expression = PathBuf::from(DEFAULT_SOCKET)))]
-    pub socket: PathBuf,
-    /// The plugin's name.
-    #[educe(Default(expression = PluginName("numaward".to_owned())))]
-    pub name: PluginName,
-    /// Its place among the others.
-    #[educe(Default(expression = PluginIndex(90)))]
-    pub index: PluginIndex,
+    /// Where the runtime listens, what the plugin is called, and what it does with containers that somebody else has pinned.
+    pub plugin: Nri,
     /// The time that the runtime gives us for an answer, unless it reports a shorter one.
     #[educe(Default(expression = Duration::from_secs(2)))]
     pub answer_within: Duration,
-    /// What to do with containers that somebody else has pinned.
-    pub when_pinned: WhenPinned,
     /// How long to wait before connecting again. After a connection of 5 seconds it begins again.
     #[educe(Default(expression = reconnection()))]
     pub backoff: ExponentialBuilder,
@@ -342,7 +276,7 @@ impl<H: Handler> Plugin<H> {
     /// that are being answered then are still answered.
     pub fn run(self, shutdown: CancellationToken) -> BoxFuture<'static, ()> {
         async move {
-            let socket = self.shared.options.socket.clone();
+            let socket = self.shared.options.plugin.socket.clone();
             self.run_with(move || UnixStream::connect(socket.clone()), shutdown).await;
         }
         .boxed()
@@ -355,7 +289,7 @@ impl<H: Handler> Plugin<H> {
         F: Future<Output = io::Result<S>>,
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
-        let Options { socket, backoff, .. } = &self.shared.options;
+        let Options { plugin: Nri { socket, .. }, backoff, .. } = &self.shared.options;
         let mut waits = backoff.build();
         let mut logged = String::new();
         loop {
@@ -406,24 +340,6 @@ impl<H: Handler> Plugin<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_and_indices_are_checked() {
-        for name in ["numaward", "a", "A_b.c+d-9"] {
-            assert_eq!(name.parse::<PluginName>().unwrap().to_string(), name);
-        }
-        for name in ["", "a b", "ä", "a/b", "a\n"] {
-            assert!(name.parse::<PluginName>().is_err(), "{name:?}");
-        }
-        for index in ["00", "07", "90"] {
-            assert_eq!(index.parse::<PluginIndex>().unwrap().to_string(), index);
-        }
-        for index in ["", "9", "100", "-1", "+1", "1a", "٠١"] {
-            assert!(index.parse::<PluginIndex>().is_err(), "{index:?}");
-        }
-        let defaults = Options::default();
-        assert_eq!((defaults.name.to_string(), defaults.index.to_string()), ("numaward".into(), "90".into()));
-    }
 
     #[test]
     fn it_is_tried_again_without_end() {

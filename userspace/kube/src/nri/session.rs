@@ -10,6 +10,7 @@
 use std::{collections::HashSet, mem, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
+use numaward_config::kubernetes::WhenPinned;
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
@@ -24,7 +25,7 @@ use tokio_util::{
 use tonic::Code;
 
 use super::{
-    Disconnect, Handler, Phase, RuntimeInfo, Shared, WhenPinned, convert,
+    Disconnect, Handler, Phase, RuntimeInfo, Shared, convert,
     link::{CallError, Link},
     messages::{self, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response},
     status,
@@ -178,8 +179,8 @@ impl<H: Handler> Session<H> {
         let within = REGISTRATION_TIMEOUT;
         let deadline = Instant::now() + within;
         let request = messages::RegisterPluginRequest {
-            plugin_name: options.name.to_string(),
-            plugin_idx: options.index.to_string(),
+            plugin_name: options.plugin.plugin_name.to_string(),
+            plugin_idx: options.plugin.plugin_index.to_string(),
         };
         match self.link.call::<_, ()>(RUNTIME_SERVICE, "RegisterPlugin", &request, within).await {
             Ok(()) => {}
@@ -469,7 +470,7 @@ impl<H: Handler> Session<H> {
         let request: messages::ContainerRequest = read(call, payload)?;
         let (pod, container) = read_both(call, request.pod, request.container)?;
         let lost = unanswered(call, &pod, Some(&container));
-        if container.resources.is_pinned() && self.shared.options.when_pinned == WhenPinned::Yield {
+        if container.resources.is_pinned() && self.shared.options.plugin.when_pinned == WhenPinned::Yield {
             self.no_answer(NoAnswer { reason: NoAnswerReason::PinnedByOther, ..lost });
             return Ok(ok(&()));
         }

@@ -29,7 +29,7 @@ use numaward_api::EnforcementMode;
 use numaward_config::Config;
 use numaward_control::Reconciler;
 use numaward_kube::{
-    nri::{Handler, Phase, Plugin, Status},
+    nri::{Handler, Options, Phase, Plugin, Status},
     pod::PodSource,
 };
 use numaward_model::port::{ContainerNames, EventSink, MachineSource};
@@ -61,7 +61,8 @@ pub fn plugin(
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
     let handler = NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned, pending };
-    let plugin = Plugin::new(config.kubernetes.nri.options(), Arc::new(handler));
+    let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
+    let plugin = Plugin::new(options, Arc::new(handler));
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.status(), figures)).boxed());
     plugin
 }
