@@ -14,8 +14,9 @@ use axum::{
     http::{Request, StatusCode, header},
 };
 use numaward_config::Config;
-use numaward_control::{Ports, testing};
+use numaward_control::testing;
 use numaward_daemon::allocations;
+use numaward_guarantee::ports::Ports;
 use numaward_http::{App, Names, Peer};
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::Observer;

@@ -37,7 +37,9 @@ const TABLE: &[Rule] = &[
         "numaward",
         &[
             "numaward-cli",
+            "numaward-control",
             "numaward-daemon",
+            "numaward-guarantee",
             // For its tests.
             "numaward-api",
             "numaward-terminal",
@@ -60,7 +62,6 @@ const TABLE: &[Rule] = &[
             "numaward-api",
             "numaward-cgroup",
             "numaward-config",
-            "numaward-control",
             "numaward-enforce",
             "numaward-engine",
             "numaward-guarantee",

@@ -6,6 +6,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use numaward_config::{self as config, Sources};
+use numaward_control::Control;
 use numaward_tests_daemon::{Process, get, last_words, wait};
 
 use crate::client::Client;
@@ -16,7 +17,7 @@ const SIGABRT: i32 = 6;
 /// Runs the daemon in this process.
 pub(crate) fn main(config: PathBuf) -> Result<()> {
     let loaded = config::load(&Sources { file: Some(config), ..Sources::default() })?;
-    Ok(numaward_daemon::run(&loaded.config)?)
+    Ok(numaward_daemon::run(&loaded.config, Box::<Control>::default())?)
 }
 
 /// Where the daemon has its files.

@@ -39,13 +39,12 @@ use numaward_topology::CpuSet;
 
 #[cfg(test)]
 pub(crate) use self::inbox::Numbered;
-pub use self::inbox::{Answer, Asked};
 pub(crate) use self::{
     admission::{Admission, remove_cgroup},
     effects::{Effects, HeldChange},
     execution::Worker,
     home::most,
-    inbox::{CgroupNews, Command, Inbox, Kind, Message, Waiting},
+    inbox::{CgroupNews, Inbox, Waiting},
     machine::MissingCapacity,
     rebalance::{Begun, id as plan_id},
 };
@@ -56,9 +55,8 @@ use self::{
     pods::Pods,
     storage::{KeptState, Storage},
 };
-use crate::StartError;
-use crate::{ControlMetrics, ports::Ports};
-use numaward_guarantee::{rebuild, xattr_backup, xattr_backup::XattrBackup};
+use crate::ControlMetrics;
+use numaward_guarantee::{error::StartError, ports::Ports, rebuild, xattr_backup, xattr_backup::XattrBackup};
 
 /// Whether something is asked for the first time, or tried again. What is refused again is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,19 +23,21 @@ use std::{fs, io, thread::JoinHandle};
 use numaward_cgroup::{CgroupPath, EXEC_PARENT, Hierarchy, KnobWatch, OpenError};
 use numaward_config::Config;
 use numaward_enforce::{Enforcer, Options, Systemd, systemd};
-use numaward_engine::PolicyConfig;
-use numaward_guarantee::policy;
-use numaward_topology::Machine;
+use numaward_guarantee::{
+    error::StartError,
+    policy,
+    ports::{Guarantor, Ports},
+    reconciler::Reconciler,
+};
+use prometheus_client::registry::Registry;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 mod core;
-mod error;
 mod home_worker;
 pub mod metrics;
 mod page_worker;
-mod ports;
-pub mod reconciler;
+mod reconciler;
 pub mod restore;
 mod spans;
 #[cfg(any(test, feature = "testing"))]
@@ -44,10 +46,8 @@ pub mod testing;
 mod worker;
 mod write_monitor;
 
-pub use error::StartError;
 pub use metrics::ControlMetrics;
-pub use ports::{Ports, View};
-pub use reconciler::{CrowdedNode, Reconciler, power_settings};
+pub use reconciler::start;
 
 fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     match &config.cgroup_mount {
@@ -56,47 +56,70 @@ fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     }
 }
 
+/// The reconciler, as a part of a daemon.
+#[derive(Debug, Default)]
+pub struct Control {
+    metrics: ControlMetrics,
+    prepared: Option<Prepared>,
+}
+
 /// What only a daemon with all its privileges can make.
-#[derive(Debug)]
-pub struct Prepared {
+#[derive(Debug, Default)]
+struct Prepared {
+    /// Reports who writes knobs, where the kernel has it.
     watch: Option<KnobWatch>,
 }
 
-/// Does what needs privileges that the daemon gives up: it makes the cgroup in which those of commands are made, as
-/// the root of the hierarchy is read-only even for its owner, and the watch that reports who writes knobs.
-pub fn prepare(config: &Config) -> Prepared {
-    // `start` says so.
-    let Ok(hierarchy) = hierarchy(config) else { return Prepared { watch: None } };
-    let made =
-        CgroupPath::root().child(EXEC_PARENT).map_err(io::Error::other).and_then(
-            |parent| match fs::create_dir(hierarchy.dir(&parent)) {
+impl Guarantor for Control {
+    fn register(&self, registry: &mut Registry) {
+        self.metrics.register(registry);
+    }
+
+    fn register_kubelet(&self, registry: &mut Registry) {
+        self.metrics.register_kubelet(registry);
+    }
+
+    /// Makes the cgroup in which those of commands are made, as the root of the hierarchy is read-only even for its
+    /// owner, and the watch that reports who writes knobs.
+    fn prepare(&mut self, config: &Config) {
+        // `start` says so.
+        let Ok(hierarchy) = hierarchy(config) else {
+            self.prepared = Some(Prepared::default());
+            return;
+        };
+        let made = CgroupPath::root().child(EXEC_PARENT).map_err(io::Error::other).and_then(|parent| {
+            match fs::create_dir(hierarchy.dir(&parent)) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                 made => made,
-            },
-        );
-    if let Err(error) = made {
-        tracing::warn!(%error, "commands cannot be given guarantees: no cgroup can be made for them");
+            }
+        });
+        if let Err(error) = made {
+            tracing::warn!(%error, "commands cannot be given guarantees: no cgroup can be made for them");
+        }
+        let watch = KnobWatch::new(hierarchy.root());
+        if let Err(error) = &watch {
+            tracing::warn!(%error, "knobs are looked at every second instead, and who wrote them stays unknown");
+        }
+        self.prepared = Some(Prepared { watch: watch.ok() });
     }
-    let watch = KnobWatch::new(hierarchy.root());
-    if let Err(error) = &watch {
-        tracing::warn!(%error, "knobs are looked at every second instead, and who wrote them stays unknown");
+
+    fn start(
+        self: Box<Self>,
+        config: &Config,
+        ports: Ports,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError> {
+        let Some(Prepared { watch }) = self.prepared else { return Ok(None) };
+        start_here(config, ports, self.metrics, watch, runtime, stop)
     }
-    Prepared { watch: watch.ok() }
 }
 
-/// What the engine is configured to do on a machine.
-pub fn engine_policy(config: &Config, machine: &Machine) -> Result<PolicyConfig, StartError> {
-    policy::engine(config, machine).map_err(StartError::Policy)
-}
-
-/// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy.
-///
-/// A ledger or a policy that cannot be used is an error: silence would let go of what is promised.
-pub fn start(
+fn start_here(
     config: &Config,
     ports: Ports,
-    figures: ControlMetrics,
-    prepared: Prepared,
+    metrics: ControlMetrics,
+    watch: Option<KnobWatch>,
     runtime: &Handle,
     stop: &CancellationToken,
 ) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError> {
@@ -116,7 +139,7 @@ pub fn start(
     // Nodes that may come later are of no use to a cgroup that is given back what it had: it had none.
     let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
-    match Reconciler::start(config, hierarchy, enforcer, ports, figures, prepared.watch, stop.clone()) {
+    match start(config, hierarchy, enforcer, ports, metrics, watch, stop.clone()) {
         Err(StartError::Policy(problems)) if !policy::is_configured(config) => {
             for problem in problems {
                 tracing::warn!(%problem, "nothing can be promised on this machine");

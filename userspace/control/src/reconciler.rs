@@ -18,7 +18,6 @@ mod notices;
 mod power;
 mod read_model;
 mod rebalancing;
-mod runtime;
 #[cfg(test)]
 mod tests;
 mod throttling;
@@ -38,26 +37,26 @@ use numaward_enforce::Enforcer;
 use numaward_engine::Limits;
 use numaward_model::{Promises, health, pod::PodName};
 use parking_lot::RwLock;
-use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
-pub use self::power::power_settings;
 use self::{
     controllers::Controllers,
     read_model::ReadModel,
-    rebalancing::{Over, Rebalancing, Shown},
+    rebalancing::{Over, Rebalancing},
 };
-use crate::StartError;
 use crate::{
     ControlMetrics,
-    core::{Admission, CgroupNews, Command, Core, HeldChange, Inbox, Message, Worker, remove_cgroup},
-    ports::{Ports, View},
+    core::{Admission, CgroupNews, Core, HeldChange, Inbox, Worker, remove_cgroup},
     write_monitor::WriteMonitor,
 };
-use numaward_guarantee::{error::AdmissionError, export, request::Request, request::Resize};
-
-pub use self::guard::CrowdedNode;
-pub use crate::core::{Answer, Asked};
+use numaward_guarantee::{
+    command::{Command, Message},
+    error::{AdmissionError, StartError},
+    export,
+    ports::Ports,
+    reconciler::{Answer, Reconciler, Shown},
+    request::Request,
+};
 
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);
@@ -65,9 +64,6 @@ const TURN: Duration = Duration::from_millis(250);
 const REFRESH: Duration = Duration::from_secs(30);
 /// How much later than that, while the container runtime keeps asking.
 const LATEST: Duration = Duration::from_secs(1);
-
-/// What clients ask may wait in this many commands.
-const MAX_WAITING: usize = 1024;
 
 /// How long a turn may take before it counts as hung. A wait for pages or systemd is no turn.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -93,132 +89,44 @@ enum Event<'a> {
     Free,
 }
 
-/// Asks the thread. Clones ask the same one.
-#[derive(Clone, Debug)]
-pub struct Reconciler {
-    /// What clients ask waits in it only as far as there are `places`, and the container runtime waits for each answer.
-    commands: mpsc::Sender<Message>,
-    places: Arc<Semaphore>,
-    view: Arc<RwLock<Arc<api::Allocations>>>,
-    rebalance: Shown,
-    unplaced: Arc<RwLock<Vec<PodName>>>,
-    crowded: guard::Shown,
-}
-
-impl Reconciler {
-    /// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
-    /// promised stays so.
-    pub fn start(
-        config: &Config,
-        hierarchy: Hierarchy,
-        enforcer: Enforcer,
-        ports: Ports,
-        metrics: ControlMetrics,
-        watch: Option<KnobWatch>,
-        stop: CancellationToken,
-    ) -> Result<(Self, JoinHandle<()>), StartError> {
-        let (commands, queue) = mpsc::channel();
-        let heartbeats = ports.heartbeats.clone();
-        let write_monitor = watch.map(|watch| Arc::new(WriteMonitor::new(watch)));
-        let core = Core::open(config, hierarchy, enforcer, ports, metrics)?;
-        let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
-        let view = Arc::clone(&reconciler.view);
-        let rebalance = reconciler.rebalancing.shown();
-        let (unplaced, crowded) = (Arc::clone(&reconciler.unplaced), reconciler.controllers.guard.crowded());
-        if reconciler.wants_cgroups() {
-            // Before it looks what there is, so that nothing is missed in between.
-            let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
-            let send = move |events: &[_]| {
-                !news.add(events.len())
-                    || commands.send(Message::Other(Command::Cgroups(events.to_vec()))).is_ok()
-            };
-            reconciler.core.ports.cgroups.subscribe(Box::new(send));
-        }
-        reconciler.adopt();
-        let worker = Worker::start(reconciler.core.enforcer().clone(), commands.clone(), &heartbeats, &stop)?;
-        reconciler.core.serve(worker, Inbox::new(queue));
-        if let Some(write_monitor) = write_monitor {
-            let commands = commands.clone();
-            // It ends with the reconciler: nobody takes its commands then.
-            let wake = move || commands.send(Message::Other(Command::Written)).is_ok();
-            write_monitor.spawn(wake, &heartbeats, &stop)?;
-        }
-        let ended = stop.clone();
-        let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
-        let places = Arc::new(Semaphore::new(MAX_WAITING));
-        Ok((Self { commands, places, view, rebalance, unplaced, crowded }, thread))
+/// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
+/// promised stays so.
+pub fn start(
+    config: &Config,
+    hierarchy: Hierarchy,
+    enforcer: Enforcer,
+    ports: Ports,
+    metrics: ControlMetrics,
+    watch: Option<KnobWatch>,
+    stop: CancellationToken,
+) -> Result<(Reconciler, JoinHandle<()>), StartError> {
+    let (commands, queue) = mpsc::channel();
+    let heartbeats = ports.heartbeats.clone();
+    let write_monitor = watch.map(|watch| Arc::new(WriteMonitor::new(watch)));
+    let core = Core::open(config, hierarchy, enforcer, ports, metrics)?;
+    let mut reconciler = ReconcilerLoop::new(core, write_monitor.clone(), stop.clone());
+    let shown = reconciler.shown();
+    if reconciler.wants_cgroups() {
+        // Before it looks what there is, so that nothing is missed in between.
+        let (commands, news) = (commands.clone(), reconciler.cgroup_news.clone());
+        let send = move |events: &[_]| {
+            !news.add(events.len())
+                || commands.send(Message::Other(Command::Cgroups(events.to_vec()))).is_ok()
+        };
+        reconciler.core.ports.cgroups.subscribe(Box::new(send));
     }
-
-    /// Asks for an allocation; a dry run only shows what would happen.
-    pub async fn admit(&self, request: Request, dry_run: bool) -> Result<Answer, AdmissionError> {
-        self.ask(|answer| Command::Admit { request: Box::new(request), dry_run, answer }).await
+    reconciler.adopt();
+    let worker = Worker::start(reconciler.core.enforcer().clone(), commands.clone(), &heartbeats, &stop)?;
+    reconciler.core.serve(worker, Inbox::new(queue));
+    if let Some(write_monitor) = write_monitor {
+        let commands = commands.clone();
+        // It ends with the reconciler: nobody takes its commands then.
+        let wake = move || commands.send(Message::Other(Command::Written)).is_ok();
+        write_monitor.spawn(wake, &heartbeats, &stop)?;
     }
-
-    /// Changes an allocation; a dry run only shows what would happen.
-    pub async fn resize_allocation(&self, resize: Resize, dry_run: bool) -> Result<Answer, AdmissionError> {
-        self.ask(|answer| Command::Resize { resize: Box::new(resize), dry_run, answer }).await
-    }
-
-    /// Ends an allocation.
-    pub async fn release(&self, name: String) -> Result<(), AdmissionError> {
-        self.ask(|answer| Command::Release { name, answer }).await
-    }
-
-    /// Plans moves that make a request fit. Nothing is moved.
-    pub async fn plan(&self, request: Request, limits: Limits) -> Result<api::MovePlan, AdmissionError> {
-        self.ask(|answer| Command::Plan { request: Box::new(request), limits, answer }).await
-    }
-
-    /// Begins to carry moves out that make a request fit; [`Reconciler::rebalance`] says how far it is.
-    pub async fn start_rebalance(&self, asked: Asked) -> Result<api::Rebalance, AdmissionError> {
-        self.ask(|answer| Command::Rebalance { asked: Box::new(asked), answer }).await
-    }
-
-    /// Cancels the rebalance that goes on: what was moved is moved back.
-    pub async fn cancel_rebalance(&self) -> Result<api::Rebalance, AdmissionError> {
-        self.ask(|answer| Command::Cancel { answer }).await
-    }
-
-    /// What is promised, as the kubelet's state files.
-    pub async fn kubelet_state(&self) -> Result<api::KubeletState, AdmissionError> {
-        self.ask(|answer| Command::KubeletState { answer }).await
-    }
-
-    /// The latest rebalance since the daemon started, if there was one.
-    pub fn rebalance(&self) -> Option<Arc<api::Rebalance>> {
-        self.rebalance.read().clone()
-    }
-
-    /// Pods that run without what they ask for, because it is not there.
-    pub fn unplaced(&self) -> Vec<PodName> {
-        self.unplaced.read().clone()
-    }
-
-    /// What is held.
-    pub fn allocations(&self) -> Arc<api::Allocations> {
-        self.view.read().clone()
-    }
-
-    /// Gives what is held.
-    pub fn view(&self) -> View {
-        let reconciler = self.clone();
-        Arc::new(move || reconciler.allocations())
-    }
-
-    /// Asks on behalf of a client, and waits for the answer.
-    async fn ask<T>(
-        &self,
-        command: impl FnOnce(oneshot::Sender<Result<T, AdmissionError>>) -> Command,
-    ) -> Result<T, AdmissionError> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| AdmissionError::Busy)?;
-        let (answer, result) = oneshot::channel();
-        self.send(Message::Client(command(answer), place))?;
-        result.await.map_err(|_| AdmissionError::Stopping)?
-    }
-
-    fn send(&self, message: Message) -> Result<(), AdmissionError> {
-        self.commands.send(message).map_err(|_| AdmissionError::Stopping)
-    }
+    let ended = stop.clone();
+    let thread = heartbeats.spawn("guarantee", LIMIT, &ended, move || reconciler.run(&stop))?;
+    Ok((Reconciler::new(commands, shown), thread))
 }
 
 struct ReconcilerLoop {
@@ -243,6 +151,16 @@ impl ReconcilerLoop {
             cgroup_news: CgroupNews::default(),
             refreshed: Instant::now(),
             core,
+        }
+    }
+
+    /// What clients see without asking.
+    fn shown(&self) -> Shown {
+        Shown {
+            allocations: Arc::clone(&self.view),
+            rebalance: self.rebalancing.shown(),
+            unplaced: Arc::clone(&self.unplaced),
+            crowded: self.controllers.guard.crowded(),
         }
     }
 

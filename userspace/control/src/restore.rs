@@ -40,8 +40,8 @@ use numaward_topology::Machine;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{ControlMetrics, Ports, Prepared, StartError, hierarchy, start};
-use numaward_guarantee::state::State;
+use crate::{ControlMetrics, hierarchy, start_here};
+use numaward_guarantee::{error::StartError, ports::Ports, state::State};
 
 /// How long a write that fails is tried again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -75,8 +75,8 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     config.enforcement.mode = EnforcementMode::Off;
     let before = stored(&config)?;
     let (alone, stop) = (Arc::new(Alone(Arc::new(machine))), CancellationToken::new());
-    let (figures, prepared) = (ControlMetrics::default(), Prepared { watch: None });
-    let started = start(&config, Ports::of(&alone), figures, prepared, runtime, &stop)?;
+    let metrics = ControlMetrics::default();
+    let started = start_here(&config, Ports::of(&alone), metrics, None, runtime, &stop)?;
     let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
     let until = Instant::now() + PATIENCE;
     while !thread.is_finished() && Instant::now() < until {

@@ -22,7 +22,9 @@ use numaward_model::{
 use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
 
-use crate::{ControlMetrics, Ports, Reconciler};
+use numaward_guarantee::{ports::Ports, reconciler::Reconciler};
+
+use crate::{ControlMetrics, start};
 
 /// A machine, and all that is reported of it.
 pub struct Host {
@@ -163,7 +165,6 @@ pub fn reconciler(
     let (hierarchy, stop) = (Hierarchy::at(root), CancellationToken::new());
     let enforcer = enforcer(root, &ports.machine.machine(), systemd);
     let (reconciler, thread) =
-        Reconciler::start(config, hierarchy, enforcer, ports, ControlMetrics::default(), watch, stop.clone())
-            .unwrap();
+        start(config, hierarchy, enforcer, ports, ControlMetrics::default(), watch, stop.clone()).unwrap();
     (reconciler, thread, stop)
 }

@@ -18,7 +18,9 @@ use numaward_model::port::MachineSource as _;
 use numaward_store::{Loaded, Store};
 use numaward_topology::{Bytes, Machine};
 
-use super::{reconciler::Answer, *};
+use numaward_guarantee::reconciler::Answer;
+
+use super::*;
 use crate::{testing as fixture, testing::Host};
 
 struct Bench {

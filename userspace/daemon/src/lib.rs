@@ -16,15 +16,12 @@ pub mod allocations;
 pub mod doctor;
 pub mod kubernetes;
 mod logging;
+mod once;
 mod privileges;
 mod service;
 pub mod socket;
-mod uninstall;
-
-pub use numaward_control::engine_policy;
-pub use numaward_guarantee::import;
 
 pub use self::{
+    once::once,
     service::{RunError, run},
-    uninstall::{UninstallError, restore},
 };

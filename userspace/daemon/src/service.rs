@@ -12,7 +12,11 @@ use std::{
 use axum::Router;
 use futures_util::FutureExt as _;
 use numaward_config::{Config, OperatingMode};
-use numaward_control::{self as control, ControlMetrics};
+use numaward_guarantee::{
+    error::StartError,
+    ports::{Guarantor, Ports},
+    reconciler::{Reconciler, View},
+};
 use numaward_http::{
     self as http, App, ControlListener, CredentialError, Gate, ListenError, Names, RemoteListener,
 };
@@ -75,7 +79,7 @@ pub enum RunError {
     TwoMasters(#[from] kubelet::TwoMasters),
     /// What can be promised is not known.
     #[error("guarantees cannot be given: {0}")]
-    Guarantee(#[from] control::StartError),
+    Guarantee(#[from] StartError),
     /// A core thread ended unasked. The daemon ends as well, to be started again.
     #[error("the daemon ends, to be started again: {0}")]
     Ended(#[from] Ended),
@@ -88,7 +92,7 @@ pub enum RunError {
 ///
 /// What fails while observing degrades the daemon and does not end it. An address that cannot be
 /// listened on does: nobody could see what it does.
-pub fn run(config: &Config) -> Result<(), RunError> {
+pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), RunError> {
     let traces = Traces::new(&config.otlp);
     logging::start(&config.log, &traces);
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
@@ -102,11 +106,10 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let latches = observe::Latches::new(&mut readiness);
     let heartbeats = Heartbeats::default();
     let observer = Arc::new(Observer::new(config));
-    let figures = ControlMetrics::default();
     let (placing, sharing) = (nri::NriMetrics::default(), cluster::ClusterMetrics::default());
     let alerts = alerts::AlertMetrics::default();
     let metrics =
-        all_metrics((config, mode), &observer, &figures, &placing, &sharing, &alerts, &traces.metrics());
+        all_metrics((config, mode), &observer, &*guarantor, &placing, &sharing, &alerts, &traces.metrics());
     let metrics = Arc::new(metrics);
     let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
@@ -118,7 +121,9 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         OperatingMode::Enforce => control_socket(config)?,
         OperatingMode::Observe => None,
     };
-    let prepared = (control.is_some() || remote.is_some()).then(|| control::prepare(config));
+    if control.is_some() || remote.is_some() {
+        guarantor.prepare(config);
+    }
     let demands = Demands::of_this_kernel(observer.needs_cap_bpf());
     match privileges::drop_unneeded(config, mode, demands) {
         Ok(kept) => tracing::debug!(?kept, "privileges given up"),
@@ -135,11 +140,8 @@ pub fn run(config: &Config) -> Result<(), RunError> {
         None => CgroupSource::MountTable,
     };
     let mut threads = observe::spawn(&observer, cgroups, latches, &heartbeats, &stop)?;
-    let ports = control::Ports { heartbeats: heartbeats.clone(), ..control::Ports::of(&observer) };
-    let started = match prepared {
-        Some(prepared) => control::start(config, ports, figures, prepared, runtime.handle(), &stop)?,
-        None => None,
-    };
+    let ports = Ports { heartbeats: heartbeats.clone(), ..Ports::of(&observer) };
+    let started = guarantor.start(config, ports, runtime.handle(), &stop)?;
     let (reconciler, thread) = started.unzip();
     threads.extend(thread);
     let served = runtime.block_on(async {
@@ -259,7 +261,7 @@ fn log_configuration(config: &Config) {
 fn all_metrics(
     (config, mode): (&Config, OperatingMode),
     observer: &Arc<Observer>,
-    figures: &ControlMetrics,
+    guarantor: &dyn Guarantor,
     placing: &nri::NriMetrics,
     sharing: &cluster::ClusterMetrics,
     alerts: &alerts::AlertMetrics,
@@ -267,7 +269,7 @@ fn all_metrics(
 ) -> Metrics {
     let metrics = Metrics::new(observer.clone()).exporting(config.metrics.clone());
     let metrics = metrics.with(|registry| {
-        figures.register(registry);
+        guarantor.register(registry);
         observer.events().register(registry);
         placing.register(registry);
         sharing.register(registry);
@@ -278,7 +280,7 @@ fn all_metrics(
         return metrics.with_kubelet_names(|registry| {
             // The decisions of a kubelet that is observed are its own to count.
             if mode == OperatingMode::Enforce {
-                figures.register_kubelet(registry);
+                guarantor.register_kubelet(registry);
             }
         });
     }
@@ -309,7 +311,7 @@ fn start_sending(
 /// Places containers when they are created, where anything can be promised to them.
 fn start_placing(
     config: &Config,
-    reconciler: Option<control::Reconciler>,
+    reconciler: Option<Reconciler>,
     observer: &Arc<Observer>,
     cluster: &Cluster,
     metrics: nri::NriMetrics,
@@ -331,7 +333,7 @@ fn follow_kubelet(
     observer: &Arc<Observer>,
     pods: Option<Pods>,
     stop: &CancellationToken,
-) -> (control::View, export::Source) {
+) -> (View, export::Source) {
     let last = kubelet::view::LastRead::default();
     tokio::spawn(kubelet::follow(config.clone(), observer.clone(), pods, last.clone(), stop.clone()).boxed());
     (last.clone().view(observer.clone()), last.source(observer.clone()))
@@ -357,7 +359,7 @@ fn control_address(
 /// Takes changes over TCP.
 fn serve_remote(
     app: &Arc<App>,
-    reconciler: Option<&control::Reconciler>,
+    reconciler: Option<&Reconciler>,
     (listener, gate, names): (std::net::TcpListener, Arc<Gate>, Names),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {

@@ -18,7 +18,6 @@ use numaward_config::{
     guard::GuardMode,
     policy::{KubeletVersion, StrategyKind},
 };
-use numaward_control::View;
 use numaward_daemon::kubernetes::{
     cluster::{Cluster, ClusterMetrics},
     kubelet::{self, Policies, view::LastRead},
@@ -28,6 +27,7 @@ use numaward_engine::{
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     ledger::{KindAccount, NodeAccount},
 };
+use numaward_guarantee::reconciler::View;
 use numaward_kube::{
     api::fake::FakeApiServer,
     pod_resources::{

@@ -116,3 +116,17 @@ pub fn in_words(rejection: &api::Rejection) -> String {
 pub fn listed(problems: &[PolicyError]) -> String {
     problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
 }
+
+/// Guarantees cannot be given at all.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The policy does not fit the machine.
+    #[error("the policy cannot be applied:{}", listed(.0))]
+    Policy(Vec<PolicyError>),
+    /// The ledger cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No thread can be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}

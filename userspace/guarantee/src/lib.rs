@@ -1,12 +1,14 @@
-//! What workloads ask for, what is promised to them, and how both outlive the daemon.
+//! What workloads ask for, what is promised to them, how both outlive the daemon, and the way to the thread that decides.
 //!
 //! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`state::State`] is all that must
 //! survive: the engine's ledger, the guarantees, and the settings applied to each cgroup.
 //!
-//! Nothing here decides when something happens, and nothing runs on its own: that is `numaward_control`.
+//! Nothing here decides when something happens, and nothing runs on its own: that is `numaward_control`. Whoever asks
+//! for guarantees, like the daemon's servers, sees only this crate, and is not built anew when the reconciler changes.
 
 #![forbid(unsafe_code)]
 
+pub mod command;
 pub mod decisions;
 pub mod error;
 pub mod explain;
@@ -15,7 +17,10 @@ pub mod import;
 pub mod moving;
 pub mod pod;
 pub mod policy;
+pub mod ports;
+pub mod power;
 pub mod rebuild;
+pub mod reconciler;
 pub mod request;
 pub mod serialization_cache;
 pub mod state;

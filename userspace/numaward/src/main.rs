@@ -4,16 +4,23 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use numaward_cli::Daemon;
+use numaward_control::{Control, restore};
+use numaward_guarantee::{error::StartError, import, policy};
 
 fn main() -> ExitCode {
     numaward_cli::main(&Daemon {
-        run: |config| Ok(numaward_daemon::run(config)?),
+        run: |config| Ok(numaward_daemon::run(config, Box::<Control>::default())?),
         examine: numaward_daemon::doctor::examine,
-        policy: |config, machine| Ok(numaward_daemon::engine_policy(config, machine)?),
+        policy: |config, machine| Ok(policy::engine(config, machine).map_err(StartError::Policy)?),
         import: |config, machine, directory, dry_run| {
-            Ok(numaward_daemon::import::import(config, machine, directory, dry_run)?)
+            Ok(import::import(config, machine, directory, dry_run)?)
         },
-        restore: |config, machine| Ok(numaward_daemon::restore(config, machine)?),
+        restore: |config, machine| {
+            let restored =
+                numaward_daemon::once(config, |runtime| restore::restore(config, machine, runtime));
+            Ok(restored.context("cannot start")??)
+        },
     })
 }

@@ -35,14 +35,12 @@ use numaward_model::{
 use numaward_topology::{CpuSet, NodeSet};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Core, Inbox,
-    inbox::{Message, Numbered},
-    migrations::Migrations,
-    pods,
-};
+use super::{Core, Inbox, inbox::Numbered, migrations::Migrations};
 use crate::spans;
-use numaward_guarantee::error::AdmissionError;
+use numaward_guarantee::{
+    command::{Message, PodCommand},
+    error::AdmissionError,
+};
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
 const LOOK: Duration = Duration::from_millis(250);
@@ -476,7 +474,7 @@ impl Core {
     }
 
     /// Whether a command of the runtime can be handled although something is waited for.
-    fn may_answer(&self, command: &pods::Command) -> bool {
+    fn may_answer(&self, command: &PodCommand) -> bool {
         let is_apart = |cgroup: &CgroupPath| {
             let top = |cgroup: &CgroupPath| cgroup.components().next().map(str::to_owned);
             // What protects memory is raised in all cgroups above.
@@ -487,32 +485,30 @@ impl Core {
         let is_container_apart =
             |id: &str| self.kept.state.containers.get(id).is_none_or(|placed| is_apart(&placed.cgroup));
         match command {
-            pods::Command::RunPod { .. } | pods::Command::Create { .. } | pods::Command::SendUpdates(_) => {
-                true
-            }
-            pods::Command::Bind { id, ask, .. } => {
+            PodCommand::RunPod { .. } | PodCommand::Create { .. } | PodCommand::SendUpdates(_) => true,
+            PodCommand::Bind { id, ask, .. } => {
                 !self.is_put_off(id, None)
                     && is_container_apart(id)
                     && ask.as_ref().is_none_or(|ask| is_apart(&ask.cgroup))
             }
-            pods::Command::Stopped { id, .. } => !self.is_put_off(id, None) && is_container_apart(id),
-            pods::Command::PodOver { uid, sandbox, .. } => {
+            PodCommand::Stopped { id, .. } => !self.is_put_off(id, None) && is_container_apart(id),
+            PodCommand::PodOver { uid, sandbox, .. } => {
                 let mut containers = self.kept.state.containers.values();
                 !self.is_put_off("", Some(uid))
                     && containers.all(|placed| placed.of.sandbox != *sandbox || is_apart(&placed.cgroup))
             }
-            pods::Command::Synchronize { .. }
-            | pods::Command::Resize { .. }
-            | pods::Command::ResizePod { .. } => false,
+            PodCommand::Synchronize { .. } | PodCommand::Resize { .. } | PodCommand::ResizePod { .. } => {
+                false
+            }
         }
     }
 
     /// Whether something of this container, or of the pod with this UID, was tried too early and is to be tried again.
     fn is_put_off(&self, id: &str, uid: Option<&str>) -> bool {
         self.execution.put_off.iter().any(|numbered| match &numbered.command {
-            pods::Command::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
-            pods::Command::RunPod { ask, .. } => uid == Some(ask.pod.uid.as_str()),
-            pods::Command::Bind { id: of, .. } => {
+            PodCommand::Create { ask, .. } => ask.id == id || uid == Some(ask.pod.pod.uid.as_str()),
+            PodCommand::RunPod { ask, .. } => uid == Some(ask.pod.uid.as_str()),
+            PodCommand::Bind { id: of, .. } => {
                 let pod = self.kept.state.containers.get(of).map(|placed| placed.of.pod.uid.as_str());
                 of == id || uid.is_some() && uid == pod
             }

@@ -14,117 +14,8 @@ use std::{
     time::Duration,
 };
 
-use numaward_api as api;
-use numaward_cgroup::Event;
-use numaward_engine::Limits;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
-
-use super::pods;
-use numaward_guarantee::{
-    error::AdmissionError,
-    request::{Request, Resize, Target},
-};
-
-/// What a request for an allocation comes to.
-#[derive(Debug)]
-pub enum Answer {
-    /// It was admitted or changed, and the kernel holds it.
-    Admitted(api::Allocation),
-    /// It was a dry run.
-    Dry(api::DryRun),
-}
-
-/// What the thread receives.
-pub(crate) enum Message {
-    /// The container runtime asks something, or reports something.
-    Runtime(Box<pods::Command>),
-    /// A client asks something: it keeps a place while it waits.
-    Client(Command, OwnedSemaphorePermit),
-    /// Others report something.
-    Other(Command),
-    /// What was waited for is done.
-    Done,
-}
-
-/// What the reconciler is asked by others than the container runtime.
-pub(crate) enum Command {
-    Admit {
-        request: Box<Request>,
-        dry_run: bool,
-        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
-    },
-    Resize {
-        resize: Box<Resize>,
-        dry_run: bool,
-        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
-    },
-    Release {
-        name: String,
-        answer: oneshot::Sender<Result<(), AdmissionError>>,
-    },
-    /// Moves that make a request fit are asked for.
-    Plan {
-        request: Box<Request>,
-        limits: Limits,
-        answer: oneshot::Sender<Result<api::MovePlan, AdmissionError>>,
-    },
-    /// They are to be carried out.
-    Rebalance {
-        asked: Box<Asked>,
-        answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
-    },
-    /// What is being carried out is cancelled.
-    Cancel {
-        answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
-    },
-    /// What is promised, as the kubelet's state files.
-    KubeletState {
-        answer: oneshot::Sender<Result<api::KubeletState, AdmissionError>>,
-    },
-    /// Cgroups came or went.
-    Cgroups(Vec<Event>),
-    /// Somebody else wrote knobs.
-    Written,
-}
-
-impl Command {
-    /// Whether nobody waits any more for what would be given, changed or shown. What gives something back is done all the
-    /// same.
-    fn is_abandoned(&self) -> bool {
-        match self {
-            Self::Admit { answer, .. } | Self::Resize { answer, .. } => answer.is_closed(),
-            Self::Plan { answer, .. } => answer.is_closed(),
-            Self::Rebalance { answer, .. } => answer.is_closed(),
-            Self::KubeletState { answer } => answer.is_closed(),
-            Self::Release { .. } | Self::Cancel { .. } | Self::Cgroups(_) | Self::Written => false,
-        }
-    }
-
-    /// Whether it only says what has happened already.
-    fn is_news(&self) -> bool {
-        matches!(self, Self::Cgroups(_) | Self::Written)
-    }
-
-    /// With what it can be done together, and for whom it is. Not what systemd is asked for first.
-    pub(crate) fn goes_with(&self) -> Option<(Kind, &str)> {
-        match self {
-            Self::Admit { request, dry_run: false, .. }
-                if matches!(request.target, Target::Exec | Target::Cgroup(_)) =>
-            {
-                Some((Kind::Admission, &request.name))
-            }
-            Self::Release { name, .. } => Some((Kind::Release, name)),
-            _ => None,
-        }
-    }
-}
-
-/// What can be done together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Admission,
-    Release,
-}
+use numaward_guarantee::command::{Command, Message, PodCommand};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// No more are done together: a container runtime waits for the decisions on them.
 pub(crate) const MOST_TOGETHER: usize = 32;
@@ -161,19 +52,6 @@ impl CgroupNews {
     }
 }
 
-/// A rebalance that is asked for.
-#[derive(Clone, Debug)]
-pub struct Asked {
-    /// What room is made for.
-    pub request: Request,
-    /// What may be moved.
-    pub limits: Limits,
-    /// The plan that the client has seen.
-    pub plan: Option<String>,
-    /// Whether the request is admitted in the end.
-    pub admit: bool,
-}
-
 /// Commands that were received and not handled yet.
 pub(crate) struct Inbox {
     queue: Receiver<Message>,
@@ -200,7 +78,7 @@ pub(crate) struct Waiting {
 /// A command of the container runtime, with its number.
 pub(crate) struct Numbered {
     pub(crate) number: u64,
-    pub(crate) command: pods::Command,
+    pub(crate) command: PodCommand,
 }
 
 impl Inbox {
@@ -266,8 +144,8 @@ impl Inbox {
 
     /// What the container runtime asked first of that which may be handled now, and whether it overtakes something.
     /// Nothing overtakes `Synchronize`: its list is older, so that it would treat a newer container as gone.
-    pub(super) fn next_that(&mut self, may: impl Fn(&pods::Command) -> bool) -> Option<(Numbered, bool)> {
-        let is_all = |command: &pods::Command| matches!(command, pods::Command::Synchronize { .. });
+    pub(super) fn next_that(&mut self, may: impl Fn(&PodCommand) -> bool) -> Option<(Numbered, bool)> {
+        let is_all = |command: &PodCommand| matches!(command, PodCommand::Synchronize { .. });
         let mut commands = self.runtime.iter().map(|numbered| &numbered.command);
         let place = commands.by_ref().take_while(|command| !is_all(command)).position(may)?;
         Some((self.runtime.remove(place)?, place > 0))

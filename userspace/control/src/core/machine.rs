@@ -15,7 +15,7 @@ use numaward_model::Report;
 use numaward_topology::{CpuSet, Machine};
 
 use super::Core;
-use crate::StartError;
+use numaward_guarantee::error::StartError;
 use numaward_guarantee::{error::AdmissionError, policy};
 
 /// The machine, and how it is shared out.

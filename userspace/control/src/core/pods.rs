@@ -56,7 +56,6 @@ use numaward_model::{
 use numaward_topology::{Bytes, CpuSet};
 use tokio::sync::mpsc;
 
-pub(crate) use self::commands::Command;
 use self::{unbound::Unbound, waiting::Waiting};
 use super::{Attempt, Core, HeldChange};
 use crate::{metrics::Rules, spans};

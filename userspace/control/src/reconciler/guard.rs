@@ -31,7 +31,6 @@ use numaward_model::{
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
-pub use self::crowded::CrowdedNode;
 use self::crowded::Crowding;
 pub(super) use self::crowded::Shown;
 use crate::{core::Core, page_worker::LEAST};

@@ -14,13 +14,12 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_config::cpu_power::CpuPower;
-use numaward_enforce::power::{AllHeld, Held, Plan, Power, PowerKnob, Wanted, Write, plan};
+use numaward_enforce::power::{AllHeld, Held, Plan, Power, Wanted, Write, plan};
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
 use crate::core::Core;
-use numaward_guarantee::error::AdmissionError;
+use numaward_guarantee::{error::AdmissionError, power::power_settings};
 
 /// How often it is looked what others wrote.
 const LOOK: Duration = Duration::from_secs(10);
@@ -207,19 +206,6 @@ fn as_before(held: &mut AllHeld, before: &AllHeld, path: &str) {
         Some(of) => drop(held.insert(path.to_owned(), of.clone())),
         None => drop(held.remove(path)),
     }
-}
-
-/// What is configured, as the kernel shows it.
-pub fn power_settings(power: &CpuPower) -> Wanted {
-    let CpuPower { governor, energy_preference, wake_up_latency } = power;
-    let latency =
-        wake_up_latency.map(|micros| if micros == 0 { "n/a".to_owned() } else { micros.to_string() });
-    let settings = [
-        (PowerKnob::EnergyPreference, energy_preference.as_ref().map(ToString::to_string)),
-        (PowerKnob::Governor, governor.as_ref().map(ToString::to_string)),
-        (PowerKnob::WakeUpLatency, latency),
-    ];
-    settings.into_iter().filter_map(|(knob, value)| Some((knob, value?))).collect()
 }
 
 #[cfg(test)]

@@ -27,7 +27,8 @@ use numaward_topology::Bytes;
 use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
-use crate::core::{Answer, Asked, Begun, Core, plan_id};
+use crate::core::{Begun, Core, plan_id};
+use numaward_guarantee::reconciler::{Answer, Asked};
 use numaward_guarantee::{error::AdmissionError, request::Request};
 
 /// What cannot be stored is tried again after so long.

@@ -102,6 +102,8 @@ pub(super) fn reconciler_loop(config: &Config, root: &Path, host: &Arc<Host>) ->
 struct Served {
     held: ReconcilerLoop,
     client: Reconciler,
+    /// What the client sends.
+    commands: mpsc::Sender<Message>,
     root: PathBuf,
     dir: tempfile::TempDir,
 }
@@ -117,15 +119,8 @@ impl Served {
         let mut held = reconciler_loop(&config, &root, &host);
         let (commands, queue) = mpsc::channel();
         held.core.execution.inbox = Some(Inbox::new(queue));
-        let client = Reconciler {
-            commands,
-            places: Arc::new(Semaphore::new(MAX_WAITING)),
-            view: Arc::clone(&held.view),
-            rebalance: held.rebalancing.shown(),
-            unplaced: Arc::clone(&held.unplaced),
-            crowded: held.controllers.guard.crowded(),
-        };
-        Self { held, client, root, dir }
+        let client = Reconciler::new(commands.clone(), held.shown());
+        Self { held, client, commands, root, dir }
     }
 }
 

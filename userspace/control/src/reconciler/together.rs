@@ -3,7 +3,11 @@
 use tokio::sync::oneshot;
 
 use super::ReconcilerLoop;
-use crate::core::{Admission, Answer, Command, Kind, Waiting};
+use crate::core::{Admission, Waiting};
+use numaward_guarantee::{
+    command::{Command, Kind},
+    reconciler::Answer,
+};
 use numaward_guarantee::{error::AdmissionError, request::Request};
 
 impl ReconcilerLoop {

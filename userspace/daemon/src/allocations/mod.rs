@@ -12,8 +12,8 @@ use axum::{
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
-use numaward_control::{Reconciler, View, reconciler::Answer};
 use numaward_enforce::EnforceError;
+use numaward_guarantee::reconciler::{Answer, Reconciler, View};
 use numaward_guarantee::{error::AdmissionError, request::FieldError, request::Request, request::Resize};
 use numaward_http::{App, Blocking, Gate, Names};
 use serde::de::DeserializeOwned;

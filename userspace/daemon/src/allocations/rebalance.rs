@@ -12,8 +12,8 @@ use axum::{
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
-use numaward_control::{Reconciler, reconciler::Asked};
 use numaward_engine::Limits;
+use numaward_guarantee::reconciler::{Asked, Reconciler};
 use numaward_guarantee::{error::AdmissionError, request::FieldError, request::Request, request::limits};
 use utoipa_axum::{router::OpenApiRouter, routes};
 

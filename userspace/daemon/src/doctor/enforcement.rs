@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs};
 
 use numaward_config::cpu_power::CpuPower;
-use numaward_control::power_settings;
+use numaward_guarantee::power::power_settings;
 use numaward_topology::CpuId;
 
 use super::{Check, Host, Outcome, check, ok, warn};

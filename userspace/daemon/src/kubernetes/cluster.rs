@@ -10,8 +10,8 @@ use numaward_api::EnforcementMode;
 use numaward_config::{
     Config, OperatingMode, guard::GuardMode, kubernetes::WhenUnpinned, policy::TopologyManagerScope,
 };
-use numaward_control::{CrowdedNode, Reconciler};
 use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
+use numaward_guarantee::reconciler::{CrowdedNode, Reconciler};
 use numaward_kube::{
     api::{self, EventQueue, EventWriter, Evictor, Pace, Pods, StoredPod, ToEvict, Why},
     node_topology::{NodeTopology, Publisher, fingerprint},

@@ -14,8 +14,10 @@ use std::{
 
 use numaward_cgroup::{Hierarchy, KnobWatch};
 use numaward_config::Config;
-use numaward_control::{Ports, Reconciler, testing};
+use numaward_control::testing;
 use numaward_daemon::allocations;
+use numaward_guarantee::ports::Ports;
+use numaward_guarantee::reconciler::Reconciler;
 use numaward_http::App;
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::Observer;

@@ -15,8 +15,9 @@ use std::{
 use futures_util::{FutureExt as _, future::BoxFuture};
 use numaward_cgroup::{Hierarchy, KnobWatch};
 use numaward_config::{Config, Interval, policy::CpuList};
-use numaward_control::{ControlMetrics, Ports, Reconciler, testing};
+use numaward_control::{ControlMetrics, testing};
 use numaward_daemon::{allocations, kubernetes::nri, socket};
+use numaward_guarantee::ports::Ports;
 use numaward_http::{Accept, Accepted, App, ControlListener, Names, serve};
 use numaward_kube::pod::NoPods;
 use numaward_model::health::{Heartbeats, Readiness};
@@ -148,7 +149,8 @@ impl Place {
         // Without the privilege, knobs are looked at all the time.
         let watch = KnobWatch::new(&root).ok();
         let hierarchy = Hierarchy::at(&root);
-        let started = Reconciler::start(&config, hierarchy, enforcer, ports, figures, watch, stop.clone());
+        let started =
+            numaward_control::start(&config, hierarchy, enforcer, ports, figures, watch, stop.clone());
         let (reconciler, thread) = started.map_err(io::Error::other)?;
         threads.push(thread);
         let control = socket::listen(&self.socket(), "controlSocket").map_err(io::Error::other)?;

@@ -56,7 +56,7 @@ impl Bench {
     /// A command arrives.
     pub(in crate::core) fn ask<T>(
         &self,
-        command: impl FnOnce(oneshot::Sender<T>) -> pods::Command,
+        command: impl FnOnce(oneshot::Sender<T>) -> PodCommand,
     ) -> Receiver<T> {
         let (answer, result) = oneshot::channel();
         self.send.send(Message::Runtime(Box::new(command(answer)))).unwrap();
@@ -64,7 +64,7 @@ impl Bench {
     }
 
     pub(in crate::core) fn create(&self, ask: &ContainerAsk) -> Receiver<impl Sized + use<>> {
-        self.ask(|answer| pods::Command::Create { ask: Box::new(ask.clone()), answer })
+        self.ask(|answer| PodCommand::Create { ask: Box::new(ask.clone()), answer })
     }
 
     pub(in crate::core) fn bind(
@@ -74,7 +74,7 @@ impl Bench {
         let dir = self.dir_of(ask);
         fixture::cgroup(dir.parent().unwrap(), &self.core.policy.machine);
         fixture::cgroup(&dir, &self.core.policy.machine);
-        self.ask(|answer| pods::Command::Bind { id: ask.id.clone(), ask: None, answer })
+        self.ask(|answer| PodCommand::Bind { id: ask.id.clone(), ask: None, answer })
     }
 
     /// The directory of a container's cgroup.
@@ -167,10 +167,10 @@ fn what_was_tried_too_early_comes_before_what_is_said_of_it_later() {
     // All of this arrives while a cgroup beside them is waited for. The end of the first has to wait, so that the second
     // finds no room yet.
     let (uid, sandbox) = ("uid-first".to_owned(), "sandbox-first".to_owned());
-    let mut over = bench.ask(|answer| pods::Command::PodOver { uid, sandbox, answer });
+    let mut over = bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer });
     let mut created = bench.create(&second);
     let mut bound = bench.bind(&second);
-    let mut ended = bench.ask(|answer| pods::Command::PodOver {
+    let mut ended = bench.ask(|answer| PodCommand::PodOver {
         uid: "uid-none".to_owned(),
         sandbox: String::new(),
         answer,
@@ -246,7 +246,7 @@ fn one_that_shares_a_pool_that_grew_and_shrank_during_a_wait_leaves_what_others_
     bench.share("other");
     assert_eq!(bench.cpus("other"), "0");
     let (uid, sandbox) = ("uid-first".to_owned(), "sandbox-first".to_owned());
-    let mut over = bench.ask(|answer| pods::Command::PodOver { uid, sandbox, answer });
+    let mut over = bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer });
     let mut created = bench.create(&container("second", 3000));
     bench.wait("/busy");
     assert!(over.try_recv() == Ok(()) && created.try_recv().is_ok());
@@ -284,7 +284,7 @@ fn a_pod_that_comes_while_a_list_of_all_is_handled_stays() {
     let Asked::Container(request) = &new.pod.asked else { panic!("{new:?}") };
     let request = Request { owner: "uid-new".into(), ..request.clone() };
     let pod = PodAsk { asked: Asked::Pod(request), ..new.pod.clone() };
-    let mut admitted = bench.ask(|answer| pods::Command::RunPod { ask: Box::new(pod), answer });
+    let mut admitted = bench.ask(|answer| PodCommand::RunPod { ask: Box::new(pod), answer });
     bench.core.synchronize(&[], &BTreeMap::new(), true);
     assert!(admitted.try_recv().unwrap().is_ok());
     assert!(!bench.core.kept.state.pods.contains_key("uid-gone/c"));

@@ -1,71 +1,16 @@
 //! What the container runtime asks, and where each question goes.
 
-use std::collections::BTreeMap;
-
 use numaward_api::EnforcementMode;
 use numaward_enforce::Change;
-use numaward_engine as engine;
 use numaward_model::Settings;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::Attempt;
 use crate::core::{Core, inbox::Numbered};
-use numaward_guarantee::{
-    error::AdmissionError,
-    pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
-};
+use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::Synchronized};
 
 /// Answers the runtime.
 pub(super) type Reply = Box<dyn FnOnce() + Send>;
-
-/// What the runtime asks of us, or reports.
-pub(crate) enum Command {
-    RunPod {
-        ask: Box<PodAsk>,
-        answer: oneshot::Sender<Result<(), AdmissionError>>,
-    },
-    Create {
-        ask: Box<ContainerAsk>,
-        answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
-    },
-    Bind {
-        id: String,
-        /// What to make of it if it is not known: its creation was not answered in time.
-        ask: Option<Box<ContainerAsk>>,
-        answer: oneshot::Sender<Option<Unpinned>>,
-    },
-    Stopped {
-        id: String,
-        answer: oneshot::Sender<()>,
-    },
-    PodOver {
-        uid: String,
-        sandbox: String,
-        answer: oneshot::Sender<()>,
-    },
-    Synchronize {
-        containers: Vec<ContainerAsk>,
-        /// The UIDs of pods by the ids of their sandboxes.
-        sandboxes: BTreeMap<String, String>,
-        complete: bool,
-        answer: oneshot::Sender<Synchronized>,
-    },
-    Resize {
-        id: String,
-        to: engine::Resources,
-        memory: Option<MemoryAsk>,
-        has: Box<Settings>,
-        answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
-    },
-    /// What the containers of a pod share that have nothing of their own.
-    ResizePod {
-        uid: String,
-        to: engine::Resources,
-        answer: oneshot::Sender<Result<(), AdmissionError>>,
-    },
-    /// From now on the runtime is informed of settings that we write ourselves.
-    SendUpdates(mpsc::UnboundedSender<Vec<Update>>),
-}
 
 impl Core {
     /// Does what the runtime asks for. What is answered when all know what was decided is returned.
@@ -84,18 +29,18 @@ impl Core {
         }
         let Numbered { number, command } = numbered;
         Some(match command {
-            Command::SendUpdates(sender) => {
+            PodCommand::SendUpdates(sender) => {
                 self.pods.updates = Some(sender);
                 return None;
             }
-            Command::RunPod { answer, .. } if is_off => reply(answer, Ok(())),
-            Command::Bind { answer, .. } if is_off => reply(answer, None),
-            Command::Create { answer, .. } if is_off => reply(answer, Ok((Settings::default(), None))),
-            Command::Create { ask, answer } => {
+            PodCommand::RunPod { answer, .. } if is_off => reply(answer, Ok(())),
+            PodCommand::Bind { answer, .. } if is_off => reply(answer, None),
+            PodCommand::Create { answer, .. } if is_off => reply(answer, Ok((Settings::default(), None))),
+            PodCommand::Create { ask, answer } => {
                 let created = self.create(&ask, attempt);
                 if overtakes && matches!(created, Err(AdmissionError::Rejected(..))) {
                     // What it asks for may be given back by what it asked before.
-                    let command = Command::Create { ask, answer };
+                    let command = PodCommand::Create { ask, answer };
                     self.execution.put_off.push(Numbered { number, command });
                     return None;
                 }
@@ -111,10 +56,10 @@ impl Core {
                 }
                 return None;
             }
-            Command::RunPod { ask, answer } => {
+            PodCommand::RunPod { ask, answer } => {
                 let admitted = self.run_pod(&ask, attempt);
                 if overtakes && matches!(admitted, Err(AdmissionError::Rejected(..))) {
-                    let command = Command::RunPod { ask, answer };
+                    let command = PodCommand::RunPod { ask, answer };
                     self.execution.put_off.push(Numbered { number, command });
                     return None;
                 }
@@ -125,21 +70,21 @@ impl Core {
                 }
                 return None;
             }
-            Command::Bind { id, ask, answer } => {
+            PodCommand::Bind { id, ask, answer } => {
                 if let Some(ask) = ask.filter(|_| !self.kept.state.containers.contains_key(&id)) {
                     self.adopt_started(&ask);
                 }
                 reply(answer, self.bind(&id))
             }
-            Command::Stopped { id, answer } => {
+            PodCommand::Stopped { id, answer } => {
                 self.stopped(&id);
                 reply(answer, ())
             }
-            Command::PodOver { uid, sandbox, answer } => {
+            PodCommand::PodOver { uid, sandbox, answer } => {
                 self.pod_over(&uid, &sandbox);
                 reply(answer, ())
             }
-            Command::Synchronize { containers, sandboxes, complete, answer } => {
+            PodCommand::Synchronize { containers, sandboxes, complete, answer } => {
                 let mut result = Synchronized::default();
                 if is_off {
                     self.drop_gone(&containers, &sandboxes, complete);
@@ -154,8 +99,8 @@ impl Core {
                 }
                 reply(answer, result)
             }
-            Command::ResizePod { uid, to, answer } => reply(answer, self.resize_pod(&uid, &to)),
-            Command::Resize { id, to, memory, has, answer } => {
+            PodCommand::ResizePod { uid, to, answer } => reply(answer, self.resize_pod(&uid, &to)),
+            PodCommand::Resize { id, to, memory, has, answer } => {
                 let resized = self.resize(&id, &to, memory, *has);
                 reply(answer, resized.map(|held| held.map(|settings| self.for_runtime(&id, settings))))
             }
@@ -163,8 +108,8 @@ impl Core {
     }
 
     /// Whether something else is waited for, and this would have to wait as well: pages would have to move.
-    fn is_too_early(&mut self, command: &Command) -> bool {
-        let Command::Bind { id, .. } = command else { return false };
+    fn is_too_early(&mut self, command: &PodCommand) -> bool {
+        let PodCommand::Bind { id, .. } = command else { return false };
         let Some(placed) = self.kept.state.containers.get(id).cloned() else { return false };
         if self.execution.busy.is_none() || !self.is_promised(&placed) {
             return false;

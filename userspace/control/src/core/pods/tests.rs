@@ -2,6 +2,8 @@
 
 use std::{fs, time::Duration};
 
+use numaward_guarantee::command::PodCommand;
+
 use super::*;
 use crate::core::execution::tests::{Bench, container};
 
@@ -95,8 +97,8 @@ fn what_a_container_held_stays_promised_until_it_is_given_back() {
     assert_eq!(bound.try_recv(), Ok(None));
     in_the_way(&bench, &ask, true);
     let (id, uid, sandbox) = (ask.id.clone(), ask.pod.pod.uid.clone(), ask.pod.sandbox.clone());
-    let mut stopped = bench.ask(|answer| Command::Stopped { id, answer });
-    let mut over = bench.ask(|answer| Command::PodOver { uid, sandbox, answer });
+    let mut stopped = bench.ask(|answer| PodCommand::Stopped { id, answer });
+    let mut over = bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer });
     bench.handle();
     assert_eq!((stopped.try_recv(), over.try_recv()), (Ok(()), Ok(())), "the runtime does not wait");
     let now = Instant::now();

@@ -20,31 +20,16 @@ use numaward_model::{Report, headroom::Headroom};
 use numaward_topology::{Bytes, NodeId, NodeSet};
 use parking_lot::RwLock;
 
-use super::{super::Reconciler, may_be_steered};
+use numaward_guarantee::reconciler::CrowdedNode;
+
+use super::may_be_steered;
 use crate::{core::Core, page_worker::LEAST};
 
 /// How long a node has to be stuck before pods are named.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A node that is short although nobody can be kept off it any more, and the pods in the way there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CrowdedNode {
-    /// The node.
-    pub node: NodeId,
-    /// Pods without a guarantee, by UID as the runtime knows it, and what each has there that cannot be dropped: the one
-    /// with the most first.
-    pub pods: Vec<(String, Bytes)>,
-}
-
 /// What is shown of crowded nodes.
 pub(in super::super) type Shown = Arc<RwLock<Arc<Vec<CrowdedNode>>>>;
-
-impl Reconciler {
-    /// Nodes that are short although nobody can be kept off them any more, where the guard may have pods evicted.
-    pub fn crowded(&self) -> Arc<Vec<CrowdedNode>> {
-        self.crowded.read().clone()
-    }
-}
 
 /// Names pods.
 #[derive(Debug, Default)]

@@ -22,11 +22,12 @@ use tempfile::TempDir;
 
 use super::{Asked as Room, *};
 use crate::{
-    core::{Command, Numbered, pods},
+    core::Numbered,
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
 use numaward_guarantee::{
+    command::{Command, PodCommand},
     pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
     state::State,
 };
@@ -64,7 +65,7 @@ impl Bench {
     }
 
     /// The runtime asks.
-    fn runtime(&mut self, command: pods::Command) {
+    fn runtime(&mut self, command: PodCommand) {
         if let Some(reply) = self.reconciler.core.pod_command(Numbered { number: 0, command }, false) {
             reply();
         }
@@ -120,9 +121,9 @@ impl Bench {
             };
             let id = ask.id.clone();
             let (answer, _created) = oneshot::channel();
-            self.runtime(pods::Command::Create { ask: Box::new(ask), answer });
+            self.runtime(PodCommand::Create { ask: Box::new(ask), answer });
             let (answer, _bound) = oneshot::channel();
-            self.runtime(pods::Command::Bind { id, ask: None, answer });
+            self.runtime(PodCommand::Bind { id, ask: None, answer });
         }
     }
 
@@ -332,7 +333,7 @@ fn a_kernel_that_refuses_leaves_all_as_it_was() {
 fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     let mut bench = Bench::empty(RebalanceMode::Off);
     let (sender, mut updates) = tokio::sync::mpsc::unbounded_channel();
-    bench.runtime(pods::Command::SendUpdates(sender));
+    bench.runtime(PodCommand::SendUpdates(sender));
     let mut asked = request("uid/c", "1Gi").engine;
     asked.containers[0].name = "c".into();
     bench.run_pod(&Asked::Container(asked), Slice::Own, &["c"]);
@@ -351,7 +352,7 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     assert_eq!(update.settings.cpus.as_ref().unwrap().to_string(), bench.knobs("kubepods/pod/c")[0]);
     // It counts as any other from then on.
     let (answer, _over) = oneshot::channel();
-    bench.runtime(pods::Command::PodOver { uid: "uid".to_owned(), sandbox: "sandbox".to_owned(), answer });
+    bench.runtime(PodCommand::PodOver { uid: "uid".to_owned(), sandbox: "sandbox".to_owned(), answer });
     let expected = [("b", "0"), ("c", "1"), ("new", "0")];
     assert_eq!(bench.nodes(), expected.map(|(name, nodes)| (name.to_owned(), nodes.to_owned())));
 }
@@ -475,7 +476,7 @@ fn what_is_set_aside_outlives_what_the_runtime_lists() {
     assert_eq!(before[0].0, SET_ASIDE);
     let (answer, _done) = oneshot::channel();
     let (containers, sandboxes) = (Vec::new(), BTreeMap::new());
-    bench.runtime(pods::Command::Synchronize { containers, sandboxes, complete: true, answer });
+    bench.runtime(PodCommand::Synchronize { containers, sandboxes, complete: true, answer });
     assert_eq!(bench.nodes(), before);
 }
 

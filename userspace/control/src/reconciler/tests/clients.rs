@@ -6,6 +6,8 @@ use std::{
     task::{self, Poll, Waker},
 };
 
+use numaward_guarantee::reconciler::MAX_WAITING;
+
 use super::*;
 
 type Asking<'a> = Pin<Box<dyn Future<Output = Result<Answer, AdmissionError>> + 'a>>;
@@ -16,7 +18,7 @@ fn poll(asking: &mut Asking) -> Poll<Result<Answer, AdmissionError>> {
 
 #[test]
 fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
-    let Served { mut held, client, root, dir: _dir } = Served::new(&["a", "b", "c"]);
+    let Served { mut held, client, root, dir: _dir, .. } = Served::new(&["a", "b", "c"]);
     // Nothing is handled until then.
     let mut next = Instant::now() + Duration::from_hours(1);
     let written =
@@ -41,7 +43,6 @@ fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
     assert!(matches!(poll(&mut kept), Poll::Ready(Ok(Answer::Admitted(_)))));
     let cpus = |cgroup: &str| fixture::line(&root.join(cgroup).join("cpuset.cpus"));
     assert_eq!((cpus("a").as_str(), cpus("b").as_str()), ("", "1"));
-    assert_eq!(client.places.available_permits(), MAX_WAITING);
     assert_eq!(written("a"), before, "it was not even tried");
 
     // What gives something back is done although nobody waits for it.
@@ -54,4 +55,6 @@ fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
     assert!(poll(&mut again).is_pending());
     held.step(&mut next);
     assert!(matches!(poll(&mut again), Poll::Ready(Ok(Answer::Admitted(_)))));
+    let mut as_many: Vec<_> = (0..MAX_WAITING).map(|_| ask("a", 1)).collect();
+    assert!(as_many.iter_mut().all(|asking| poll(asking).is_pending()), "not all places came free");
 }

@@ -10,11 +10,10 @@ use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
 use super::reconciler_loop;
 use crate::{
-    core::Answer,
     reconciler::ReconcilerLoop,
     testing::{self as fixture, Host},
 };
-use numaward_guarantee::{error::AdmissionError, request::Request};
+use numaward_guarantee::{error::AdmissionError, reconciler::Answer, request::Request};
 
 const SIZE: HugepageSize = HugepageSize(Bytes::mib(2));
 

@@ -7,10 +7,11 @@ use std::{
     task::{Context as Task, Poll, Waker},
 };
 
+use numaward_guarantee::command::PodCommand;
 use numaward_store::fault;
+use tokio::sync::oneshot;
 
 use super::*;
-use crate::core::pods;
 
 type Asking<'a, T> = Pin<Box<dyn Future<Output = Result<T, AdmissionError>> + 'a>>;
 
@@ -69,7 +70,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 #[test]
 fn admissions_that_wait_together_are_stored_once_and_releases_twice() {
     let names = ["a", "b", "c", "d", "e", "f"];
-    let Served { mut held, client, root, dir: _dir } = Served::new(&names);
+    let Served { mut held, client, root, dir: _dir, .. } = Served::new(&names);
     let knob = |name: &str| fixture::line(&root.join(name).join("cpuset.cpus"));
     let mut asking: Vec<_> =
         names.iter().map(|name| admit(&client, name, if *name == "c" { 8 } else { 1 })).collect();
@@ -102,7 +103,7 @@ fn admissions_that_wait_together_are_stored_once_and_releases_twice() {
 
 #[test]
 fn those_who_share_the_pool_leave_what_was_given_to_others_at_the_same_time() {
-    let Served { mut held, client, root, dir: _dir } = Served::new(&["a", "b", "c"]);
+    let Served { mut held, client, root, dir: _dir, .. } = Served::new(&["a", "b", "c"]);
     let asked = api::AllocationRequest {
         cpus: Some("500m".parse().unwrap()),
         ..api::AllocationRequest::new("a", api::Target::Cgroup("/a".to_owned()), "256Mi")
@@ -119,7 +120,7 @@ fn those_who_share_the_pool_leave_what_was_given_to_others_at_the_same_time() {
 
 #[test]
 fn what_cannot_be_written_fails_for_its_workload_alone() {
-    let Served { mut held, client, root, dir: _dir } = Served::new(&["a", "b", "c", "d"]);
+    let Served { mut held, client, root, dir: _dir, .. } = Served::new(&["a", "b", "c", "d"]);
     let line = |file: &str| fixture::line(&root.join(file));
     // Written after others.
     fs::remove_file(root.join("b/cpuset.mems")).unwrap();
@@ -156,7 +157,7 @@ fn what_cannot_be_written_fails_for_its_workload_alone() {
 
 #[test]
 fn what_cannot_be_stored_fails_for_each() {
-    let Served { mut held, client, root, dir } = Served::new(&["a", "b"]);
+    let Served { mut held, client, root, dir, .. } = Served::new(&["a", "b"]);
     let in_the_way = dir.path().join("state/ledger.journal.new");
     fs::remove_file(dir.path().join("state/ledger.journal")).ok();
     fs::create_dir_all(&in_the_way).unwrap();
@@ -173,7 +174,7 @@ fn what_cannot_be_stored_fails_for_each() {
 
 #[test]
 fn who_is_refused_before_what_was_asked_for_earlier_is_asked_for_again() {
-    let Served { mut held, client, root: _root, dir: _dir } = Served::new(&["a", "b", "c", "d", "e"]);
+    let Served { mut held, client, root: _root, dir: _dir, .. } = Served::new(&["a", "b", "c", "d", "e"]);
     let mut first = ["a", "b"].map(|name| admit(&client, name, 3));
     step(&mut held);
     assert_eq!(first.each_mut().map(given), ["1-3", "4-6"].map(str::to_owned));
@@ -204,7 +205,7 @@ fn who_is_refused_before_what_was_asked_for_earlier_is_asked_for_again() {
 
 #[test]
 fn what_is_asked_for_the_same_name_stays_in_its_order() {
-    let Served { mut held, client, root: _root, dir: _dir } = Served::new(&["a", "b"]);
+    let Served { mut held, client, root: _root, dir: _dir, .. } = Served::new(&["a", "b"]);
     let (mut first, mut over) = (admit(&client, "a", 1), release(&client, "a"));
     let (mut again, mut b) = (admit(&client, "a", 2), admit(&client, "b", 1));
     step(&mut held);
@@ -219,13 +220,13 @@ fn what_is_asked_for_the_same_name_stays_in_its_order() {
 
 #[test]
 fn a_container_runtime_goes_before_the_rest_of_those_that_wait_together() {
-    let Served { mut held, client, root: _root, dir: _dir } = Served::new(&["a", "b", "c"]);
+    let Served { mut held, client, root: _root, dir: _dir, commands } = Served::new(&["a", "b", "c"]);
     let mut asking = ["a", "b", "c"].map(|name| admit(&client, name, 1));
     let (sender, mut listed) = oneshot::channel();
     let (containers, sandboxes) = (Vec::new(), BTreeMap::new());
-    let list = pods::Command::Synchronize { containers, sandboxes, complete: true, answer: sender };
+    let list = PodCommand::Synchronize { containers, sandboxes, complete: true, answer: sender };
     let mut message = Some(Message::Runtime(Box::new(list)));
-    let (commands, mut receives) = (client.commands.clone(), 0);
+    let mut receives = 0;
     held.core.execution.inbox.as_mut().unwrap().others_run = Some(Box::new(move |_| {
         receives += 1;
         // It asks while the first is decided on.

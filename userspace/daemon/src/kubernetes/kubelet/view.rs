@@ -5,8 +5,8 @@ use std::{path::Path, sync::Arc};
 
 use numaward_api::{self as api, PodContainer, Target};
 use numaward_cgroup::{CgroupId, CgroupPath, Container};
-use numaward_control::View;
 use numaward_engine::Ledger;
+use numaward_guarantee::reconciler::View;
 use numaward_model::{Promise, placed};
 use numaward_observe::{ForeignPromises, Observer};
 use numaward_topology::{CpuSet, Machine, NodeSet};

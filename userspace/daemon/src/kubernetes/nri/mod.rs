@@ -27,7 +27,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::Config;
-use numaward_control::Reconciler;
+use numaward_guarantee::reconciler::Reconciler;
 use numaward_kube::{
     nri::{Handler, Options, Phase, Plugin, Status},
     pod::PodSource,

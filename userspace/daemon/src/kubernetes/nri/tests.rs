@@ -22,9 +22,10 @@ use numaward_config::{
     Config,
     policy::{StrategyKind, TopologyManagerPolicy},
 };
-use numaward_control::{Ports as ReconcilerPorts, Reconciler, testing as fixture, testing::Host};
+use numaward_control::{testing as fixture, testing::Host};
 use numaward_enforce::Systemd;
 use numaward_engine::{ContainerRequest, Resources};
+use numaward_guarantee::{ports::Ports as ReconcilerPorts, reconciler::Reconciler};
 use numaward_kube::{
     cgroup_path,
     nri::{

@@ -20,11 +20,9 @@ use super::{
     checker::{Entry, Until},
     model::{Answer, Call, Promises, line},
 };
-use crate::{
-    core::{Command, Message, pods},
-    testing as fixture,
-};
+use crate::testing as fixture;
 use numaward_guarantee::{
+    command::{Command, Message, PodCommand},
     pod::{Asked, ContainerAsk, Synchronized, Unpinned},
     request::Resize,
 };
@@ -449,7 +447,7 @@ impl World {
             self.history[earlier].before = Some(index);
         }
         let (answer, result) = oneshot::channel();
-        let list = pods::Command::Synchronize { containers, sandboxes, complete: true, answer };
+        let list = PodCommand::Synchronize { containers, sandboxes, complete: true, answer };
         self.send(Message::Runtime(Box::new(list)));
         let done = |_: Synchronized| Ok(Answer::Done);
         self.calls.push((Waiting { index, poll: poll(result, done) }, String::new()));
@@ -484,13 +482,13 @@ impl World {
         let (call, command, poll): (_, _, Poll) = match stage {
             Stage::Asked if matches!(ask.pod.asked, Asked::Pod(_)) => {
                 let (answer, result) = oneshot::channel();
-                let command = pods::Command::RunPod { ask: Box::new(ask.pod.clone()), answer };
+                let command = PodCommand::RunPod { ask: Box::new(ask.pod.clone()), answer };
                 let done = |it: Result<(), _>| it.map(|()| Answer::Done).or_else(refused);
                 (Call::RunPod(Box::new(ask)), command, poll(result, done))
             }
             Stage::Asked | Stage::Admitted => {
                 let (answer, result) = oneshot::channel();
-                let command = pods::Command::Create { ask: Box::new(ask.clone()), answer };
+                let command = PodCommand::Create { ask: Box::new(ask.clone()), answer };
                 let created = |it: Result<(Settings, Option<Unpinned>), _>| match it {
                     Ok((settings, None)) => {
                         let cpus = settings.cpus.unwrap_or_default().to_string();
@@ -505,7 +503,7 @@ impl World {
                 fixture::cgroup(dir.parent().unwrap(), &self.machine);
                 fixture::cgroup(&dir, &self.machine);
                 let (answer, result) = oneshot::channel();
-                let command = pods::Command::Bind { id: id.clone(), ask: None, answer };
+                let command = PodCommand::Bind { id: id.clone(), ask: None, answer };
                 let bound = |unpinned| {
                     assert_eq!(unpinned, None);
                     Ok(Answer::Done)
@@ -519,7 +517,7 @@ impl World {
                 // Whatever is answered.
                 container.stage = Stage::Stopped;
                 let (answer, result) = oneshot::channel();
-                let command = pods::Command::Stopped { id: id.clone(), answer };
+                let command = PodCommand::Stopped { id: id.clone(), answer };
                 (Call::Stopped(id.clone()), command, poll(result, |()| Ok(Answer::Done)))
             }
             Stage::Stopped => {
@@ -527,7 +525,7 @@ impl World {
                 self.containers.remove(&id);
                 let (answer, result) = oneshot::channel();
                 let (uid, sandbox) = (ask.pod.pod.uid.clone(), ask.pod.sandbox.clone());
-                let command = pods::Command::PodOver { uid, sandbox: sandbox.clone(), answer };
+                let command = PodCommand::PodOver { uid, sandbox: sandbox.clone(), answer };
                 (Call::PodOver(sandbox), command, poll(result, |()| Ok(Answer::Done)))
             }
         };

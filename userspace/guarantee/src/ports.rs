@@ -1,15 +1,41 @@
-//! What the reconciler asks of the parts around it, and what it gives them.
+//! What the reconciler asks of the parts around it, and how the daemon starts it.
 
-use std::sync::Arc;
+use std::{sync::Arc, thread::JoinHandle};
 
-use numaward_api as api;
+use numaward_config::Config;
 use numaward_model::{
     health::Heartbeats,
     port::{AccessSource, AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource},
 };
 
-/// Gives what is assigned now.
-pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
+use prometheus_client::registry::Registry;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{error::StartError, reconciler::Reconciler};
+
+/// Gives guarantees, when the daemon starts it.
+pub trait Guarantor {
+    /// Adds its metrics.
+    fn register(&self, registry: &mut Registry);
+
+    /// Adds its metrics under the names that the kubelet gives them.
+    fn register_kubelet(&self, registry: &mut Registry);
+
+    /// Does what needs privileges that the daemon gives up. Where this is not called, nothing is promised.
+    fn prepare(&mut self, config: &Config);
+
+    /// Starts to give guarantees on this host, unless it cannot or was not prepared.
+    ///
+    /// A ledger or a policy that cannot be used is an error: silence would let go of what is promised.
+    fn start(
+        self: Box<Self>,
+        config: &Config,
+        ports: Ports,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError>;
+}
 
 /// The parts around the reconciler.
 #[derive(Clone)]

@@ -1,0 +1,161 @@
+//! What the thread that gives guarantees is asked, and what it is informed of.
+
+use std::collections::BTreeMap;
+
+use numaward_api as api;
+use numaward_cgroup::Event;
+use numaward_engine::{self as engine, Limits};
+use numaward_model::Settings;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use crate::{
+    error::AdmissionError,
+    pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
+    reconciler::{Answer, Asked},
+    request::{Request, Resize, Target},
+};
+
+/// What the thread receives.
+pub enum Message {
+    /// The container runtime asks something, or reports something.
+    Runtime(Box<PodCommand>),
+    /// A client asks something: it keeps a place while it waits.
+    Client(Command, OwnedSemaphorePermit),
+    /// Others report something.
+    Other(Command),
+    /// What was waited for is done.
+    Done,
+}
+
+/// What the reconciler is asked by others than the container runtime.
+#[expect(missing_docs, reason = "the methods of `Reconciler` say what each asks for, and with what")]
+pub enum Command {
+    Admit {
+        request: Box<Request>,
+        dry_run: bool,
+        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
+    },
+    Resize {
+        resize: Box<Resize>,
+        dry_run: bool,
+        answer: oneshot::Sender<Result<Answer, AdmissionError>>,
+    },
+    Release {
+        name: String,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
+    },
+    /// Moves that make a request fit are asked for.
+    Plan {
+        request: Box<Request>,
+        limits: Limits,
+        answer: oneshot::Sender<Result<api::MovePlan, AdmissionError>>,
+    },
+    /// They are to be carried out.
+    Rebalance {
+        asked: Box<Asked>,
+        answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
+    },
+    /// What is being carried out is cancelled.
+    Cancel {
+        answer: oneshot::Sender<Result<api::Rebalance, AdmissionError>>,
+    },
+    /// What is promised, as the kubelet's state files.
+    KubeletState {
+        answer: oneshot::Sender<Result<api::KubeletState, AdmissionError>>,
+    },
+    /// Cgroups came or went.
+    Cgroups(Vec<Event>),
+    /// Somebody else wrote knobs.
+    Written,
+}
+
+impl Command {
+    /// Whether nobody waits any more for what would be given, changed or shown. What gives something back is done all the
+    /// same.
+    pub fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Admit { answer, .. } | Self::Resize { answer, .. } => answer.is_closed(),
+            Self::Plan { answer, .. } => answer.is_closed(),
+            Self::Rebalance { answer, .. } => answer.is_closed(),
+            Self::KubeletState { answer } => answer.is_closed(),
+            Self::Release { .. } | Self::Cancel { .. } | Self::Cgroups(_) | Self::Written => false,
+        }
+    }
+
+    /// Whether it only says what has happened already.
+    pub fn is_news(&self) -> bool {
+        matches!(self, Self::Cgroups(_) | Self::Written)
+    }
+
+    /// With what it can be done together, and for whom it is. Not what systemd is asked for first.
+    pub fn goes_with(&self) -> Option<(Kind, &str)> {
+        match self {
+            Self::Admit { request, dry_run: false, .. }
+                if matches!(request.target, Target::Exec | Target::Cgroup(_)) =>
+            {
+                Some((Kind::Admission, &request.name))
+            }
+            Self::Release { name, .. } => Some((Kind::Release, name)),
+            _ => None,
+        }
+    }
+}
+
+/// What can be done together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Admissions.
+    Admission,
+    /// Releases.
+    Release,
+}
+
+/// What the runtime asks of us, or reports.
+#[expect(missing_docs, reason = "the methods of `Reconciler` say what each asks for, and with what")]
+pub enum PodCommand {
+    RunPod {
+        ask: Box<PodAsk>,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
+    },
+    Create {
+        ask: Box<ContainerAsk>,
+        answer: oneshot::Sender<Result<(Settings, Option<Unpinned>), AdmissionError>>,
+    },
+    Bind {
+        id: String,
+        /// What to make of it if it is not known: its creation was not answered in time.
+        ask: Option<Box<ContainerAsk>>,
+        answer: oneshot::Sender<Option<Unpinned>>,
+    },
+    Stopped {
+        id: String,
+        answer: oneshot::Sender<()>,
+    },
+    PodOver {
+        uid: String,
+        sandbox: String,
+        answer: oneshot::Sender<()>,
+    },
+    Synchronize {
+        containers: Vec<ContainerAsk>,
+        /// The UIDs of pods by the ids of their sandboxes.
+        sandboxes: BTreeMap<String, String>,
+        complete: bool,
+        answer: oneshot::Sender<Synchronized>,
+    },
+    Resize {
+        id: String,
+        to: engine::Resources,
+        memory: Option<MemoryAsk>,
+        has: Box<Settings>,
+        answer: oneshot::Sender<Result<Option<Settings>, AdmissionError>>,
+    },
+    /// What the containers of a pod share that have nothing of their own.
+    ResizePod {
+        uid: String,
+        to: engine::Resources,
+        answer: oneshot::Sender<Result<(), AdmissionError>>,
+    },
+    /// From now on the runtime is informed of settings that we write ourselves.
+    SendUpdates(mpsc::UnboundedSender<Vec<Update>>),
+}
