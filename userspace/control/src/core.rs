@@ -33,6 +33,12 @@ use std::{fs, path::Path, sync::Arc, time::Instant};
 use numaward_cgroup::{CgroupPath, Hierarchy};
 use numaward_config::Config;
 use numaward_enforce::{Change, Enforcer};
+use numaward_guarantee::{
+    error::StartError,
+    ports::Ports,
+    rebuild,
+    xattr_backup::{self, XattrBackup},
+};
 use numaward_model::{Report, headroom::Headroom};
 use numaward_store::{Loaded, Store};
 use numaward_topology::CpuSet;
@@ -56,7 +62,6 @@ use self::{
     storage::{KeptState, Storage},
 };
 use crate::ControlMetrics;
-use numaward_guarantee::{error::StartError, ports::Ports, rebuild, xattr_backup, xattr_backup::XattrBackup};
 
 /// Whether something is asked for the first time, or tried again. What is refused again is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -35,6 +35,14 @@ use numaward_cgroup::{self as cgroup, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::Enforcer;
 use numaward_engine::Limits;
+use numaward_guarantee::{
+    command::{Command, Message},
+    error::{AdmissionError, StartError},
+    export,
+    ports::Ports,
+    reconciler::{Answer, Reconciler, Shown},
+    request::Request,
+};
 use numaward_model::{Promises, health, pod::PodName};
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
@@ -48,14 +56,6 @@ use crate::{
     ControlMetrics,
     core::{Admission, CgroupNews, Core, HeldChange, Inbox, Worker, remove_cgroup},
     write_monitor::WriteMonitor,
-};
-use numaward_guarantee::{
-    command::{Command, Message},
-    error::{AdmissionError, StartError},
-    export,
-    ports::Ports,
-    reconciler::{Answer, Reconciler, Shown},
-    request::Request,
 };
 
 /// How often what is held is looked after.

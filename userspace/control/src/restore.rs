@@ -27,6 +27,7 @@ use numaward_enforce::{
     controllers::{self, StillEnabled},
     resctrl::{Host, Resctrl},
 };
+use numaward_guarantee::{error::StartError, ports::Ports, state::State};
 use numaward_model::{
     Promises, Report,
     accesses::WorkloadAccesses,
@@ -41,7 +42,6 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{ControlMetrics, hierarchy, start_here};
-use numaward_guarantee::{error::StartError, ports::Ports, state::State};
 
 /// How long a write that fails is tried again.
 const PATIENCE: Duration = Duration::from_secs(30);

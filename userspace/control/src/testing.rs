@@ -10,6 +10,7 @@ use std::{
 use numaward_cgroup::{CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::{Enforcer, Options, Systemd};
+use numaward_guarantee::{ports::Ports, reconciler::Reconciler};
 use numaward_model::{
     Promises, Report,
     accesses::WorkloadAccesses,
@@ -21,8 +22,6 @@ use numaward_model::{
 };
 use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
-
-use numaward_guarantee::{ports::Ports, reconciler::Reconciler};
 
 use crate::{ControlMetrics, start};
 

@@ -11,14 +11,13 @@ use numaward_api as api;
 use numaward_config::policy::StrategyKind;
 use numaward_guarantee::{
     error::AdmissionError,
+    reconciler::Answer,
     request::{Request, Resize},
     state::State,
 };
 use numaward_model::port::MachineSource as _;
 use numaward_store::{Loaded, Store};
 use numaward_topology::{Bytes, Machine};
-
-use numaward_guarantee::reconciler::Answer;
 
 use super::*;
 use crate::{testing as fixture, testing::Host};

@@ -25,7 +25,11 @@ use numaward_engine::{
 use numaward_model::pod::POD_SHARE;
 use numaward_topology::{Machine, NodeSet};
 
-use crate::{error::AdmissionError, error::listed, policy, state::State};
+use crate::{
+    error::{AdmissionError, listed},
+    policy,
+    state::State,
+};
 
 /// The state files for what is promised, and what a kubelet would make of them.
 pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<KubeletState, AdmissionError> {

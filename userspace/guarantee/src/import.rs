@@ -30,7 +30,10 @@ use numaward_engine::{
 use numaward_store::{Loaded, Store, StoreError};
 use numaward_topology::Machine;
 
-use crate::{policy, policy::PolicyError, state::State};
+use crate::{
+    policy::{self, PolicyError},
+    state::State,
+};
 
 /// The kubelet's state files.
 const CPU_STATE: &str = "cpu_manager_state";

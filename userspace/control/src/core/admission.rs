@@ -14,18 +14,18 @@ use numaward_engine::{
     self as engine, Allocation, Grant, Ledger, Terms,
     policy::{StartProblem, TopologyManagerPolicy},
 };
-use numaward_model::Settings;
-use numaward_store::fault;
-use numaward_topology::{Bytes, CpuSet, NodeSet};
-
-use super::{Attempt, Core, HeldChange};
-use crate::spans;
 use numaward_guarantee::{
     error::{AdmissionError, in_words, listed},
     explain, policy,
     request::{FieldError, Request, Target},
     state::Guarantee,
 };
+use numaward_model::Settings;
+use numaward_store::fault;
+use numaward_topology::{Bytes, CpuSet, NodeSet};
+
+use super::{Attempt, Core, HeldChange};
+use crate::spans;
 
 /// What a unit has to be to be given something.
 const RUNS: &str = "a unit that runs on this host";

@@ -32,11 +32,11 @@ use numaward_cgroup::{
 use numaward_config::enforcement::CgroupPattern;
 use numaward_enforce::Change;
 use numaward_engine::Ledger;
+use numaward_guarantee::error::AdmissionError;
 use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
 use super::{Core, HeldChange};
-use numaward_guarantee::error::AdmissionError;
 
 /// What is known of the herd.
 #[derive(Debug, Default)]

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use numaward_cgroup::CgroupPath;
-
 use numaward_guarantee::request::Request;
 
 /// What others are to do about changes that were made. It adds up until the loop comes to it.

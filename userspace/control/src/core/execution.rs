@@ -28,6 +28,10 @@ use numaward_cgroup::{CgroupPath, knob::Knob};
 use numaward_enforce::{
     AppliedSettings, Change, Drift, EnabledControllers, EnforceError, Enforcer, Failure, Plan, Report,
 };
+use numaward_guarantee::{
+    command::{Message, PodCommand},
+    error::AdmissionError,
+};
 use numaward_model::{
     Values,
     health::{self, Heartbeats},
@@ -37,10 +41,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Core, Inbox, inbox::Numbered, migrations::Migrations};
 use crate::spans;
-use numaward_guarantee::{
-    command::{Message, PodCommand},
-    error::AdmissionError,
-};
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
 const LOOK: Duration = Duration::from_millis(250);

@@ -2,10 +2,10 @@
 
 use numaward_cgroup::{CgroupPath, read};
 use numaward_engine::{OwnerId, Terms};
+use numaward_guarantee::error::AdmissionError;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
 use super::Core;
-use numaward_guarantee::error::AdmissionError;
 
 /// The node with most of some memory, and how much that is.
 pub(crate) fn most(by_node: impl IntoIterator<Item = (NodeId, Bytes)>) -> Option<(NodeId, Bytes)> {

@@ -14,14 +14,14 @@ use numaward_cgroup::{
     knob::{Knob, Value},
 };
 use numaward_enforce::Change;
-use numaward_model::Settings;
-use numaward_topology::{CpuSet, NodeId};
-
-use super::{Core, HeldChange};
 use numaward_guarantee::{
     error::AdmissionError,
     state::{Home, LeftAlone},
 };
+use numaward_model::Settings;
+use numaward_topology::{CpuSet, NodeId};
+
+use super::{Core, HeldChange};
 
 impl Core {
     /// The CPUs of a node that are exclusive to nobody.

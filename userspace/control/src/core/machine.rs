@@ -11,12 +11,14 @@ use numaward_api as api;
 use numaward_api::{EventKind, Severity};
 use numaward_config::Config;
 use numaward_engine::{Block, Strategy, Uncovered};
+use numaward_guarantee::{
+    error::{AdmissionError, StartError},
+    policy,
+};
 use numaward_model::Report;
 use numaward_topology::{CpuSet, Machine};
 
 use super::Core;
-use numaward_guarantee::error::StartError;
-use numaward_guarantee::{error::AdmissionError, policy};
 
 /// The machine, and how it is shared out.
 pub(crate) struct Policy {

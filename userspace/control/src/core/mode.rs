@@ -7,9 +7,9 @@
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::Change;
+use numaward_guarantee::error::AdmissionError;
 
 use super::Core;
-use numaward_guarantee::error::AdmissionError;
 
 impl Core {
     pub(crate) fn mode(&self) -> EnforcementMode {

@@ -49,6 +49,13 @@ use numaward_engine::{
     self as engine, Allocation, OwnerId, Terms,
     policy::{FULL_PCPUS_ONLY, go_bool},
 };
+use numaward_guarantee::{
+    error::AdmissionError,
+    explain,
+    pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
+    request::Target,
+    state::Guarantee,
+};
 use numaward_model::{
     Settings,
     pod::{PodContainer, Slice},
@@ -59,13 +66,6 @@ use tokio::sync::mpsc;
 use self::{unbound::Unbound, waiting::Waiting};
 use super::{Attempt, Core, HeldChange};
 use crate::{metrics::Rules, spans};
-use numaward_guarantee::{
-    error::AdmissionError,
-    explain,
-    pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
-    request::Target,
-    state::Guarantee,
-};
 
 /// Shared containers that are held against the shared pool in one turn.
 const LOOKED_AT: usize = 16;

@@ -25,19 +25,18 @@ use numaward_cgroup::{CgroupPath, read};
 use numaward_config::rebalance::RebalanceMode;
 use numaward_enforce::Change;
 use numaward_engine::{Allocation, ContainerName, Ledger, Limits, Move, OwnerId, Plan, Terms, in_flight};
-use numaward_model::Settings;
-use numaward_store::fault;
-use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
-
-use super::Core;
 use numaward_guarantee::{
     error::AdmissionError,
     explain,
     moving::{Leaving, Recent, Running},
     pod::Update,
-    request::Request,
-    request::Target,
+    request::{Request, Target},
 };
+use numaward_model::Settings;
+use numaward_store::fault;
+use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
+
+use super::Core;
 
 /// The time to which the cap of moved bytes applies.
 const HOUR: Duration = Duration::from_hours(1);

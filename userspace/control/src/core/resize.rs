@@ -15,15 +15,15 @@ use numaward_cgroup::{
 };
 use numaward_enforce::Change;
 use numaward_engine::{self as engine, Allocation, ContainerName, Ledger, OwnerId, Quantity, Resources};
-use numaward_topology::{Bytes, ZoneKind};
-
-use super::{Admission, Core};
 use numaward_guarantee::{
     error::AdmissionError,
     explain,
     request::{FieldError, Request, Resize, Target, check_limit},
     state::Guarantee,
 };
+use numaward_topology::{Bytes, ZoneKind};
+
+use super::{Admission, Core};
 
 /// What is to be changed, as it is now.
 struct Held {

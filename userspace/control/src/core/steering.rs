@@ -14,11 +14,11 @@ use numaward_cgroup::{
     knob::{Knob, Value},
 };
 use numaward_enforce::Change;
+use numaward_guarantee::error::AdmissionError;
 use numaward_model::Settings;
 use numaward_topology::{CpuSet, NodeSet};
 
 use super::{Core, HeldChange};
-use numaward_guarantee::error::AdmissionError;
 
 impl Core {
     /// What a cgroup without a guarantee is to hold with these CPUs: they, or those of its home, and the nodes that it is

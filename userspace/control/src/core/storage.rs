@@ -6,14 +6,14 @@
 use std::path::Path;
 
 use numaward_enforce::{interrupts::MovedAway, power::AllHeld};
-use numaward_store::{Store, StoreError};
-
-use super::Core;
-use crate::spans;
 use numaward_guarantee::{
     decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, state::State,
     xattr_backup::XattrBackup,
 };
+use numaward_store::{Store, StoreError};
+
+use super::Core;
+use crate::spans;
 
 /// After how many looks the file is written although the state keeps being stored, or tried again after it failed.
 const PATIENCE: u32 = 40;

@@ -19,6 +19,11 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{Change, Failure};
 use numaward_engine::OwnerId;
+use numaward_guarantee::{
+    error::AdmissionError,
+    request::{Request, Target},
+    state::Guarantee,
+};
 use numaward_model::Settings;
 use numaward_store::fault;
 
@@ -28,7 +33,6 @@ use super::{
     execution::Transaction,
 };
 use crate::spans;
-use numaward_guarantee::{error::AdmissionError, request::Request, request::Target, state::Guarantee};
 
 /// A request that was granted, and its place among all.
 struct Given<'a> {

@@ -18,11 +18,11 @@ use numaward_api::{EventKind, Severity};
 use numaward_config::resctrl::{Class, Monitor};
 use numaward_enforce::resctrl::{Done, Host, Kernel, Resctrl, Share, Wanted, Ways, Workload};
 use numaward_engine::OwnerId;
+use numaward_guarantee::request::Target;
 use numaward_model::Report;
 use tokio_util::sync::CancellationToken;
 
 use crate::{core::Core, metrics::CacheLabels, worker::Worker};
-use numaward_guarantee::request::Target;
 
 /// How often the tree is looked at.
 const LOOK: Duration = Duration::from_secs(1);

@@ -17,10 +17,10 @@ use numaward_api::EventKind;
 use numaward_cgroup::{self as cgroup, CgroupPath, EXEC_PARENT};
 use numaward_config::enforcement::Declared;
 use numaward_enforce as enforce;
+use numaward_guarantee::{error::AdmissionError, request::Request, state::Guarantee};
 use numaward_model::Report;
 
 use crate::core::{Attempt, Core};
-use numaward_guarantee::{error::AdmissionError, request::Request, state::Guarantee};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]

@@ -247,13 +247,13 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::{Config, enforcement::CgroupPattern};
+    use numaward_guarantee::request::Request;
 
     use super::*;
     use crate::{
         reconciler::{ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
-    use numaward_guarantee::request::Request;
 
     /// A host with these cgroups, of which `/kept` is promised memory on a node.
     pub(super) struct Bench {

@@ -31,6 +31,7 @@ use numaward_api::{EnforcementMode, EventKind};
 use numaward_cgroup::CgroupPath;
 use numaward_config::home::HomeMode;
 use numaward_enforce::pages::{Outcome, PageMove, PagesMoved};
+use numaward_guarantee::state::{Home, LeftAlone};
 use numaward_model::Report;
 use numaward_topology::{Bytes, NodeId};
 use strum::VariantArray as _;
@@ -46,7 +47,6 @@ use crate::{
     metrics::homes::HomeRefusal,
     page_worker::{ByNode, LEAST},
 };
-use numaward_guarantee::state::{Home, LeftAlone};
 
 /// Looking takes no more than this share of the time: one of so many parts.
 const COST: u32 = 100;

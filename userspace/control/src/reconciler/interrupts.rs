@@ -18,11 +18,11 @@ use numaward_enforce::{
     interrupts::{Affinities, MovedAway, Way, Write, WriteError, plan},
     irqbalance::Irqbalance,
 };
+use numaward_guarantee::error::AdmissionError;
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
 use crate::core::Core;
-use numaward_guarantee::error::AdmissionError;
 
 /// How often it is looked what came or was written by others.
 const LOOK: Duration = Duration::from_secs(10);
@@ -223,13 +223,13 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::{Config, enforcement};
+    use numaward_guarantee::request::Request;
 
     use super::*;
     use crate::{
         reconciler::{Answer, ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
-    use numaward_guarantee::request::Request;
 
     /// A host with one cgroup, an interrupt and a fixed one on CPU 1, and workqueues.
     struct Bench {

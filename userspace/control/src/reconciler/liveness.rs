@@ -22,11 +22,11 @@ use std::{
 
 use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, Subject, read};
 
+use numaward_guarantee::{request::Target, state::Guarantee};
 use numaward_model::Retry;
 
 use super::{drift::Round, notices::Notices};
 use crate::core::{Core, HeldChange};
-use numaward_guarantee::{request::Target, state::Guarantee};
 
 /// All are looked at within this.
 const SWEEP: Duration = Duration::from_mins(1);

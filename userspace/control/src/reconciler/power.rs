@@ -15,11 +15,11 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_enforce::power::{AllHeld, Held, Plan, Power, Wanted, Write, plan};
+use numaward_guarantee::{error::AdmissionError, power::power_settings};
 use numaward_model::Report;
 use numaward_topology::CpuSet;
 
 use crate::core::Core;
-use numaward_guarantee::{error::AdmissionError, power::power_settings};
 
 /// How often it is looked what others wrote.
 const LOOK: Duration = Duration::from_secs(10);
@@ -214,13 +214,13 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::Config;
+    use numaward_guarantee::request::Request;
 
     use super::*;
     use crate::{
         reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
-    use numaward_guarantee::request::Request;
 
     const CPU: &str = "sys/devices/system/cpu";
 

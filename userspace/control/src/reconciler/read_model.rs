@@ -10,12 +10,12 @@ use std::{collections::BTreeSet, sync::Arc};
 use numaward_api as api;
 use numaward_enforce::Record;
 use numaward_engine::{Allocation, Ledger, OwnerAccount, OwnerId, ledger::KindAccount};
+use numaward_guarantee::{request::Target, state::Guarantee};
 use numaward_model::{Promise, placed};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
 use super::{drift::DriftController, throttling::Throttling};
 use crate::core::{Core, MissingCapacity};
-use numaward_guarantee::{request::Target, state::Guarantee};
 
 /// What is shown of all of them, in the order of their names.
 #[derive(Debug, Default)]

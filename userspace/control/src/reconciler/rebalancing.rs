@@ -22,14 +22,17 @@ use std::{
 use numaward_api::{self as api, EnforcementMode, EventKind, MoveState, RebalanceState, Severity};
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{Allocation, Ledger, Plan};
+use numaward_guarantee::{
+    error::AdmissionError,
+    reconciler::{Answer, Asked},
+    request::Request,
+};
 use numaward_model::Report;
 use numaward_topology::Bytes;
 use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
 use crate::core::{Begun, Core, plan_id};
-use numaward_guarantee::reconciler::{Answer, Asked};
-use numaward_guarantee::{error::AdmissionError, request::Request};
 
 /// What cannot be stored is tried again after so long.
 const RETRY: Duration = Duration::from_secs(5);

@@ -12,6 +12,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use numaward_guarantee::error::AdmissionError;
 use numaward_model::{SPAN_TARGET, port::MachineSource as _};
 use tracing::{
     Subscriber,
@@ -27,7 +28,6 @@ use tracing_subscriber::{
 
 use super::*;
 use crate::testing::{self as fixture, Host};
-use numaward_guarantee::error::AdmissionError;
 
 /// A span: its path from the root (`a>b`: b is part of a), which tree it is of, and its fields.
 #[derive(Clone, Debug, Default)]

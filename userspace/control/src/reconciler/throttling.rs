@@ -20,12 +20,12 @@ use std::{
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, Notice, Subject, knob::Limit, read};
 use numaward_enforce::Change;
+use numaward_guarantee::state::State;
 use numaward_model::{Report, Settings};
 use numaward_topology::Bytes;
 
 use super::notices::Notices;
 use crate::core::Core;
-use numaward_guarantee::state::State;
 
 /// How often each workload is looked at.
 const PACE: Duration = Duration::from_secs(2);

@@ -1,14 +1,15 @@
 //! What clients asked for: commands that go together are handled as one, all others alone.
 
+use numaward_guarantee::{
+    command::{Command, Kind},
+    error::AdmissionError,
+    reconciler::Answer,
+    request::Request,
+};
 use tokio::sync::oneshot;
 
 use super::ReconcilerLoop;
 use crate::core::{Admission, Waiting};
-use numaward_guarantee::{
-    command::{Command, Kind},
-    reconciler::Answer,
-};
-use numaward_guarantee::{error::AdmissionError, request::Request};
 
 impl ReconcilerLoop {
     /// Handles what was taken from the inbox at once.

@@ -13,8 +13,11 @@ use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
 use numaward_enforce::EnforceError;
-use numaward_guarantee::reconciler::{Answer, Reconciler, View};
-use numaward_guarantee::{error::AdmissionError, request::FieldError, request::Request, request::Resize};
+use numaward_guarantee::{
+    error::AdmissionError,
+    reconciler::{Answer, Reconciler, View},
+    request::{FieldError, Request, Resize},
+};
 use numaward_http::{App, Blocking, Gate, Names};
 use serde::de::DeserializeOwned;
 use utoipa::openapi::OpenApi;

@@ -13,8 +13,11 @@ use axum::{
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_engine::Limits;
-use numaward_guarantee::reconciler::{Asked, Reconciler};
-use numaward_guarantee::{error::AdmissionError, request::FieldError, request::Request, request::limits};
+use numaward_guarantee::{
+    error::AdmissionError,
+    reconciler::{Asked, Reconciler},
+    request::{FieldError, Request, limits},
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{read, refusal, refused, respond};

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use numaward_config::Config;
 use numaward_engine::{Quantity, Request, Resources, Terms};
+use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_model::{
     Settings,
     pod::{PodName, Slice},
@@ -18,7 +19,6 @@ use crate::{
     ControlMetrics, Ports,
     testing::{self as fixture, Host},
 };
-use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 
 /// Longer than a command takes, also on a host that is busy with something else.
 const WAIT: Duration = Duration::from_secs(1);

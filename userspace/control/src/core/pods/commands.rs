@@ -2,12 +2,12 @@
 
 use numaward_api::EnforcementMode;
 use numaward_enforce::Change;
+use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::Synchronized};
 use numaward_model::Settings;
 use tokio::sync::oneshot;
 
 use super::Attempt;
 use crate::core::{Core, inbox::Numbered};
-use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::Synchronized};
 
 /// Answers the runtime.
 pub(super) type Reply = Box<dyn FnOnce() + Send>;

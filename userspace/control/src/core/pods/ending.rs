@@ -6,9 +6,12 @@
 use std::{mem, sync::Arc};
 
 use numaward_engine::OwnerId;
+use numaward_guarantee::{
+    request::Target,
+    state::{Guarantee, State},
+};
 
 use crate::core::Core;
-use numaward_guarantee::{request::Target, state::Guarantee, state::State};
 
 impl Core {
     /// A container ended, or was never started. What its pod holds stays until the pod is over.

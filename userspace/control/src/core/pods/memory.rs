@@ -14,13 +14,13 @@
 
 use numaward_config::{Config, memory_qos::MemoryReservationPolicy};
 use numaward_engine::memory_qos::MemorySettings;
-use numaward_topology::{Bytes, ZoneKind};
-
-use super::{Core, MemoryKnobs};
 use numaward_guarantee::{
     pod::{MemoryAsk, Placed},
     policy,
 };
+use numaward_topology::{Bytes, ZoneKind};
+
+use super::{Core, MemoryKnobs};
 
 /// What at least, and at most, is left to reclaim within a pod: more than a sandbox and the kernel's books of some
 /// cgroups take.

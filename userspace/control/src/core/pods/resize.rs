@@ -6,13 +6,13 @@ use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::Change;
 use numaward_engine::{ContainerName, OwnerId, Quantity, Resources};
-use numaward_model::{Settings, pod::POD_SHARE};
-
-use crate::core::Core;
 use numaward_guarantee::{
     error::AdmissionError,
     pod::{MemoryAsk, Placed, Update},
 };
+use numaward_model::{Settings, pod::POD_SHARE};
+
+use crate::core::Core;
 
 impl Core {
     /// A container's requests are to change to these amounts: within its promise, or not at all. `has` is what the runtime

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_cgroup::knob::Quota;
+use numaward_guarantee::pod::{ContainerAsk, Synchronized, Unpinned, Update};
 
 use crate::core::Core;
-use numaward_guarantee::pod::{ContainerAsk, Synchronized, Unpinned, Update};
 
 impl Core {
     /// Releases what is gone, where the runtime has listed all that runs.

@@ -9,10 +9,10 @@
 use std::time::{Duration, Instant};
 
 use numaward_cgroup::{CgroupPath, read};
+use numaward_guarantee::{error::AdmissionError, pod::Unpinned};
 use numaward_model::Retry;
 
 use crate::core::Core;
-use numaward_guarantee::{error::AdmissionError, pod::Unpinned};
 
 /// A container that was created and in whose cgroup nobody runs for so long will not be started.
 const START_LIMIT: Duration = Duration::from_mins(10);

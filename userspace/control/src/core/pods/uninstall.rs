@@ -13,11 +13,11 @@ use std::{collections::BTreeSet, mem};
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::{Knob, Limit, Quota};
 use numaward_config::kubernetes::WhenPinned;
+use numaward_guarantee::pod::{ContainerAsk, Placed, Update};
 use numaward_model::Settings;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use crate::core::Core;
-use numaward_guarantee::pod::{ContainerAsk, Placed, Update};
 
 impl Core {
     /// What a container would hold without us, the runtime having been asked for this; none where nothing is enforced.

@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_engine::{Ledger, OwnerId, in_flight::SET_ASIDE};
+use numaward_guarantee::pod::{Admitted, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
 use numaward_model::pod::PodName;
 
 use super::{Attempt, Core};
-use numaward_guarantee::pod::{Admitted, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
 
 /// Those that wait.
 #[derive(Default)]

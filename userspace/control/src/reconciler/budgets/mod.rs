@@ -27,6 +27,7 @@ use numaward_api::{EventKind, Severity};
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::pages::{Outcome, PageMove, PagesMoved};
 use numaward_engine::OwnerId;
+use numaward_guarantee::state::State;
 use numaward_model::Report;
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 use tokio_util::sync::CancellationToken;
@@ -36,7 +37,6 @@ use crate::{
     core::Core,
     page_worker::{self, ByNode, Done, Job, LEAST, PageWorker},
 };
-use numaward_guarantee::state::State;
 
 /// How often it is read where memory lies, while somebody has more than a budget.
 const PACE: Duration = Duration::from_secs(1);
@@ -251,13 +251,13 @@ mod tests {
     use numaward_api as api;
     use numaward_config::{Config, policy::StrategyKind};
     use numaward_engine::Move;
+    use numaward_guarantee::{moving::Running, request::Request};
 
     use super::*;
     use crate::{
         reconciler::{ReconcilerLoop, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
-    use numaward_guarantee::{moving::Running, request::Request};
 
     /// `/a` has 5 GiB on two nodes of 4 GiB.
     fn bench(burstable: bool) -> (tempfile::TempDir, Arc<Host>, ReconcilerLoop) {

@@ -5,6 +5,10 @@ use std::{fs, thread};
 use numaward_api as api;
 use numaward_config::{Config, resctrl};
 use numaward_enforce::resctrl::fake::Fake;
+use numaward_guarantee::{
+    error::AdmissionError,
+    request::{FieldError, Request},
+};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::*;
@@ -12,7 +16,6 @@ use crate::{
     reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host as Machine},
 };
-use numaward_guarantee::{error::AdmissionError, request::FieldError, request::Request};
 
 /// A host with two cgroups, each with a thread, and a made-up tree.
 struct Bench {

@@ -16,11 +16,10 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{CgroupPath, classify};
+use numaward_guarantee::reconciler::CrowdedNode;
 use numaward_model::{Report, headroom::Headroom};
 use numaward_topology::{Bytes, NodeId, NodeSet};
 use parking_lot::RwLock;
-
-use numaward_guarantee::reconciler::CrowdedNode;
 
 use super::may_be_steered;
 use crate::{core::Core, page_worker::LEAST};

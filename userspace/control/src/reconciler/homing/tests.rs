@@ -6,6 +6,7 @@ use numaward_config::{
     enforcement::{CgroupPattern, Size},
     home::Home as HomeConfig,
 };
+use numaward_guarantee::request::Request;
 use numaward_topology::CpuSet;
 
 use super::{measure::tests::reading, *};
@@ -13,7 +14,6 @@ use crate::{
     reconciler::{Event, ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
-use numaward_guarantee::request::Request;
 
 /// Two nodes with four CPUs each, and cgroups that the thread has looked at.
 struct Bench {

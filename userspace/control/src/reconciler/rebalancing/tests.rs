@@ -11,6 +11,11 @@ use numaward_config::{
     rebalance::RebalanceMode,
 };
 use numaward_engine::{Conditions, Limits, in_flight::SET_ASIDE};
+use numaward_guarantee::{
+    command::{Command, PodCommand},
+    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
+    state::State,
+};
 use numaward_model::{
     Settings,
     headroom::Headroom,
@@ -25,11 +30,6 @@ use crate::{
     core::Numbered,
     reconciler::{ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
-};
-use numaward_guarantee::{
-    command::{Command, PodCommand},
-    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
-    state::State,
 };
 
 struct Bench {

@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
 use numaward_cgroup::{CgroupPath, knob};
-use numaward_guarantee::reconciler::Reconciler;
-use numaward_guarantee::{error::AdmissionError, pod::Asked};
+use numaward_guarantee::{error::AdmissionError, pod::Asked, reconciler::Reconciler};
 use numaward_kube::{
     nri::{
         Handler,

@@ -2,6 +2,11 @@
 
 use numaward_api as api;
 use numaward_engine::{Quantity, Request as EngineRequest, Resources, Terms};
+use numaward_guarantee::{
+    error::AdmissionError,
+    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
+    request::Request,
+};
 use numaward_model::{
     Settings,
     pod::{PodName, Slice},
@@ -11,11 +16,6 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::model::{Answer, Call};
 use crate::reconciler;
-use numaward_guarantee::{
-    error::AdmissionError,
-    pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
-    request::Request,
-};
 
 /// Looks whether there is an answer.
 pub(super) type Poll = Box<dyn FnMut() -> Result<Option<Answer>, Lost> + Send>;

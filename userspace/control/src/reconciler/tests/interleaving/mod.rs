@@ -29,6 +29,7 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::{Knob, Value};
 use numaward_config::policy::StrategyKind;
+use numaward_guarantee::{policy, request::Target};
 use numaward_store::fault;
 use numaward_topology::{Bytes, CpuSet};
 
@@ -38,7 +39,6 @@ use self::{
     world::{Crash, NAMES, World},
 };
 use super::*;
-use numaward_guarantee::{policy, request::Target};
 
 /// Orders that are tried.
 const ORDERS: u64 = 300;

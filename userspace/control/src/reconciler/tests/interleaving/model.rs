@@ -7,14 +7,14 @@ use std::{
 };
 
 use numaward_engine::{Ledger, OwnerId, Resources, Strategy};
-use numaward_topology::Bytes;
-
-use super::checker::{Entry, Model};
 use numaward_guarantee::{
     pod::{Asked, ContainerAsk},
     request::Request,
     state::State,
 };
+use numaward_topology::Bytes;
+
+use super::checker::{Entry, Model};
 
 /// What is asked, or happens.
 #[derive(Clone)]

@@ -10,6 +10,11 @@ use std::{
 use fastrand::Rng;
 use numaward_api as api;
 use numaward_engine::{Quantity, Resources};
+use numaward_guarantee::{
+    command::{Command, Message, PodCommand},
+    pod::{Asked, ContainerAsk, Synchronized, Unpinned},
+    request::Resize,
+};
 use numaward_model::Settings;
 use numaward_topology::Machine;
 use parking_lot::RwLock;
@@ -21,11 +26,6 @@ use super::{
     model::{Answer, Call, Promises, line},
 };
 use crate::testing as fixture;
-use numaward_guarantee::{
-    command::{Command, Message, PodCommand},
-    pod::{Asked, ContainerAsk, Synchronized, Unpinned},
-    request::Resize,
-};
 
 /// Workloads that are no pods, each with a cgroup of the same name.
 pub(super) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
