@@ -70,8 +70,8 @@ mod tests {
     #[test]
     fn what_is_not_there_is_found_with_its_line() {
         let names = ["Core", "state", "wait_for"].map(str::to_owned).into();
-        let files = ["userspace/control/src/state.rs", "tests/e2e/answers.rs"];
-        let page = "`Core.state` waits in `wait_for`,\n`Core::gone`, `control/src/state.rs` `state.rs`\n`tests/e2e/no.rs` \
+        let files = ["userspace/guarantee/src/state.rs", "tests/e2e/answers.rs"];
+        let page = "`Core.state` waits in `wait_for`,\n`Core::gone`, `guarantee/src/state.rs` `state.rs`\n`tests/e2e/no.rs` \
                     and `GET /metrics`";
         assert_eq!(missing(page, &files, &names).unwrap(), ["2: Core::gone", "3: tests/e2e/no.rs"]);
     }

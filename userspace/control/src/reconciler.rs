@@ -36,11 +36,11 @@ use numaward_config::Config;
 use numaward_enforce::Enforcer;
 use numaward_engine::Limits;
 use numaward_guarantee::{
-    command::{Command, Message},
+    command::{Answer, Command, Message},
     error::{AdmissionError, StartError},
     export,
     ports::Ports,
-    reconciler::{Answer, Reconciler, Shown},
+    reconciler::{Reconciler, Shown},
     request::Request,
 };
 use numaward_model::{Promises, health, pod::PodName};

@@ -10,8 +10,8 @@ use std::{fs, path::Path, sync::Arc, thread::JoinHandle};
 use numaward_api as api;
 use numaward_config::policy::StrategyKind;
 use numaward_guarantee::{
+    command::Answer,
     error::AdmissionError,
-    reconciler::Answer,
     request::{Request, Resize},
     state::State,
 };

@@ -11,9 +11,30 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use crate::{
     error::AdmissionError,
     pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
-    reconciler::{Answer, Asked},
     request::{Request, Resize, Target},
 };
+
+/// What a request for an allocation comes to.
+#[derive(Debug)]
+pub enum Answer {
+    /// It was admitted or changed, and the kernel holds it.
+    Admitted(api::Allocation),
+    /// It was a dry run.
+    Dry(api::DryRun),
+}
+
+/// A rebalance that is asked for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// What room is made for.
+    pub request: Request,
+    /// What may be moved.
+    pub limits: Limits,
+    /// The plan that the client has seen.
+    pub plan: Option<String>,
+    /// Whether the request is admitted in the end.
+    pub admit: bool,
+}
 
 /// What the thread receives.
 pub enum Message {

@@ -3,8 +3,8 @@
 //! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The [`state::State`] is all that must
 //! survive: the engine's ledger, the guarantees, and the settings applied to each cgroup.
 //!
-//! Nothing here decides when something happens, and nothing runs on its own: that is `numaward_control`. Whoever asks
-//! for guarantees, like the daemon's servers, sees only this crate, and is not built anew when the reconciler changes.
+//! Nothing here decides when something happens, and nothing runs on its own: that is `numaward_control`. The
+//! daemon's servers ask for guarantees through this crate alone, so that a change of the reconciler does not build them anew.
 
 #![forbid(unsafe_code)]
 

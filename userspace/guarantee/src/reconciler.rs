@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use tokio::sync::{self, Semaphore, oneshot};
 
 use crate::{
-    command::{Command, Message, PodCommand},
+    command::{Answer, Asked, Command, Message, PodCommand},
     error::AdmissionError,
     pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
     request::{Request, Resize},
@@ -24,28 +24,6 @@ pub const MAX_WAITING: usize = 1024;
 
 /// Gives what is assigned now.
 pub type View = Arc<dyn Fn() -> Arc<api::Allocations> + Send + Sync>;
-
-/// What a request for an allocation comes to.
-#[derive(Debug)]
-pub enum Answer {
-    /// It was admitted or changed, and the kernel holds it.
-    Admitted(api::Allocation),
-    /// It was a dry run.
-    Dry(api::DryRun),
-}
-
-/// A rebalance that is asked for.
-#[derive(Clone, Debug)]
-pub struct Asked {
-    /// What room is made for.
-    pub request: Request,
-    /// What may be moved.
-    pub limits: Limits,
-    /// The plan that the client has seen.
-    pub plan: Option<String>,
-    /// Whether the request is admitted in the end.
-    pub admit: bool,
-}
 
 /// A node that is short although nobody can be kept off it any more, and the pods in the way there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -23,8 +23,8 @@ use numaward_api::{self as api, EnforcementMode, EventKind, MoveState, Rebalance
 use numaward_cgroup::CgroupPath;
 use numaward_engine::{Allocation, Ledger, Plan};
 use numaward_guarantee::{
+    command::{Answer, Asked},
     error::AdmissionError,
-    reconciler::{Answer, Asked},
     request::Request,
 };
 use numaward_model::Report;

@@ -1,9 +1,8 @@
 //! What clients asked for: commands that go together are handled as one, all others alone.
 
 use numaward_guarantee::{
-    command::{Command, Kind},
+    command::{Answer, Command, Kind},
     error::AdmissionError,
-    reconciler::Answer,
     request::Request,
 };
 use tokio::sync::oneshot;

@@ -14,8 +14,9 @@ use numaward_api::problem::CONTENT_TYPE;
 use numaward_cgroup::knob::KnobError;
 use numaward_enforce::EnforceError;
 use numaward_guarantee::{
+    command::Answer,
     error::AdmissionError,
-    reconciler::{Answer, Reconciler, View},
+    reconciler::{Reconciler, View},
     request::{FieldError, Request, Resize},
 };
 use numaward_http::{App, Blocking, Gate, Names};

@@ -14,8 +14,9 @@ use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
 use numaward_engine::Limits;
 use numaward_guarantee::{
+    command::Asked,
     error::AdmissionError,
-    reconciler::{Asked, Reconciler},
+    reconciler::Reconciler,
     request::{FieldError, Request, limits},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};

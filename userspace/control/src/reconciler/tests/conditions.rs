@@ -5,7 +5,7 @@ use std::{fs, sync::Arc};
 use numaward_api as api;
 use numaward_config::{Config, policy::StrategyKind};
 use numaward_engine::{Conditions, policy::TopologyManagerPolicy};
-use numaward_guarantee::{error::AdmissionError, reconciler::Answer, request::Request};
+use numaward_guarantee::{command::Answer, error::AdmissionError, request::Request};
 use numaward_model::headroom::Headroom;
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
 
