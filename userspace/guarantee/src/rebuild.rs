@@ -3,7 +3,7 @@
 //! Problem: what runs must keep what it has, under the same name, and nothing may be promised twice, although the only
 //! durable record of it cannot be read.
 //!
-//! Sources, in this order: the marks on cgroups ([`super::marks`]), which repeat the ledger as it was last; the ledger
+//! Sources, in this order: the marks on cgroups ([`crate::xattr_backup`]), which repeat the ledger as it was last; the ledger
 //! before the last, for units that have no cgroup just now; and the knobs of the cgroups made for commands, which are
 //! ours whatever else is known. What contradicts an earlier source is not taken over, and is reported.
 
