@@ -128,7 +128,6 @@ impl FromStr for PluginIndex {
 serde_as_text!(PluginIndex);
 
 /// What to do with containers that somebody else has pinned.
-// The handler is not asked about one that is left alone: it learns of it by `no_answer`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenPinned {
@@ -163,7 +162,7 @@ mod tests {
     fn the_defaults_of_the_plugin_are_read_back() {
         let nri = Nri::default();
         assert!(!nri.enabled);
-        assert_eq!(nri.socket, PathBuf::from(DEFAULT_SOCKET));
+        assert_eq!(nri.socket, PathBuf::from("/var/run/nri/nri.sock"));
         let text = serde_json::to_string(&nri).unwrap();
         assert!(
             text.contains(r#""pluginName":"numaward","pluginIndex":"90","whenPinned":"yield""#),

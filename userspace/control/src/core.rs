@@ -50,7 +50,7 @@ pub(crate) use self::{
     effects::{Effects, HeldChange},
     execution::Worker,
     home::most,
-    inbox::{CgroupNews, Inbox, Waiting},
+    inbox::{CgroupNews, Inbox, Kind, Waiting, goes_with},
     machine::MissingCapacity,
     rebalance::{Begun, id as plan_id},
 };
@@ -101,7 +101,7 @@ impl Core {
         let (store, loaded) = Store::open(&config.state_directory)?;
         let found = xattr_backup::read(&hierarchy);
         let is_complete = matches!(loaded, Loaded::Current { .. });
-        let is_fresh = matches!(loaded, Loaded::Fresh) && found.marks.is_empty();
+        let is_fresh = matches!(loaded, Loaded::Fresh) && found.is_empty();
         let (mut state, set_aside) = match loaded {
             Loaded::Current { ledger, set_aside } => (ledger, set_aside),
             // Also if somebody removed the file: what is held is held.

@@ -4,11 +4,9 @@
 //! write the same knobs, and the machine changes. No CPU and no byte may be promised twice, nothing may be
 //! half-applied, and what runs must not be disturbed.
 //!
-//! Terms: a *guarantee* is a workload that holds an allocation, with its cgroup. The
-//! [`State`](numaward_guarantee::state::State) is all that must survive: the engine's ledger, the guarantees, and the
-//! settings applied to each cgroup.
+//! Terms: those of [`numaward_guarantee`].
 //!
-//! Algorithm: one thread ([`reconciler`]) owns the state and takes commands one by one. To admit: the engine
+//! Algorithm: one thread (`reconciler`) owns the state and takes commands one by one. To admit: the engine
 //! decides; the state is stored; the knobs are written; the probes are informed. What fails undoes what was done
 //! before. To release: the knobs are given back; the state is stored. In between it looks after what it
 //! holds: a workload that is gone is released, a knob that drifted is written again, a machine that changed is
@@ -47,7 +45,7 @@ mod worker;
 mod write_monitor;
 
 pub use metrics::ControlMetrics;
-pub use reconciler::start;
+use reconciler::start;
 
 fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     match &config.cgroup_mount {
@@ -82,7 +80,7 @@ impl Guarantor for Control {
     /// Makes the cgroup in which those of commands are made, as the root of the hierarchy is read-only even for its
     /// owner, and the watch that reports who writes knobs.
     fn prepare(&mut self, config: &Config) {
-        // `start` says so.
+        // `start_on_this_host` reports it.
         let Ok(hierarchy) = hierarchy(config) else {
             self.prepared = Some(Prepared::default());
             return;
@@ -111,11 +109,13 @@ impl Guarantor for Control {
         stop: &CancellationToken,
     ) -> Result<Option<(Reconciler, JoinHandle<()>)>, StartError> {
         let Some(Prepared { watch }) = self.prepared else { return Ok(None) };
-        start_here(config, ports, self.metrics, watch, runtime, stop)
+        start_on_this_host(config, ports, self.metrics, watch, runtime, stop)
     }
 }
 
-fn start_here(
+/// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy, its machine is not known, or the default
+/// policy does not fit that.
+fn start_on_this_host(
     config: &Config,
     ports: Ports,
     metrics: ControlMetrics,

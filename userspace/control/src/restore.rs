@@ -41,7 +41,7 @@ use numaward_topology::Machine;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{ControlMetrics, hierarchy, start_here};
+use crate::{ControlMetrics, hierarchy, start_on_this_host};
 
 /// How long a write that fails is tried again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -76,7 +76,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let before = stored(&config)?;
     let (alone, stop) = (Arc::new(Alone(Arc::new(machine))), CancellationToken::new());
     let metrics = ControlMetrics::default();
-    let started = start_here(&config, Ports::of(&alone), metrics, None, runtime, &stop)?;
+    let started = start_on_this_host(&config, Ports::of(&alone), metrics, None, runtime, &stop)?;
     let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
     let until = Instant::now() + PATIENCE;
     while !thread.is_finished() && Instant::now() < until {

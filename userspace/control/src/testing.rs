@@ -23,7 +23,8 @@ use numaward_model::{
 use numaward_topology::{Bytes, Machine};
 use tokio_util::sync::CancellationToken;
 
-use crate::{ControlMetrics, start};
+use crate::ControlMetrics;
+pub use crate::reconciler::start;
 
 /// A machine, and all that is reported of it.
 pub struct Host {

@@ -1,4 +1,4 @@
-//! What commands do beside the daemon, as it would.
+//! For a command that does what otherwise the daemon does: `numaward uninstall --restore`.
 
 use std::io;
 
@@ -8,8 +8,8 @@ use tokio::runtime::{Builder, Handle};
 
 use crate::logging;
 
-/// Logs as configured, and does something beside the threads that speak with systemd. Call it while the process has one
-/// thread.
+/// Logs as configured, and calls `does` with a runtime whose thread talks to systemd. Call it while the process has one
+/// thread. Fails if that thread cannot be started.
 pub fn once<T>(config: &Config, does: impl FnOnce(&Handle) -> T) -> io::Result<T> {
     logging::start(&config.log, &Traces::new(&Otlp::default()));
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;

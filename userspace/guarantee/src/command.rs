@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use crate::{
     error::AdmissionError,
     pod::{ContainerAsk, MemoryAsk, PodAsk, Synchronized, Unpinned, Update},
-    request::{Request, Resize, Target},
+    request::{Request, Resize},
 };
 
 /// What a request for an allocation comes to.
@@ -88,47 +88,6 @@ pub enum Command {
     Cgroups(Vec<Event>),
     /// Somebody else wrote knobs.
     Written,
-}
-
-impl Command {
-    /// Whether nobody waits any more for what would be given, changed or shown. What gives something back is done all the
-    /// same.
-    pub fn is_abandoned(&self) -> bool {
-        match self {
-            Self::Admit { answer, .. } | Self::Resize { answer, .. } => answer.is_closed(),
-            Self::Plan { answer, .. } => answer.is_closed(),
-            Self::Rebalance { answer, .. } => answer.is_closed(),
-            Self::KubeletState { answer } => answer.is_closed(),
-            Self::Release { .. } | Self::Cancel { .. } | Self::Cgroups(_) | Self::Written => false,
-        }
-    }
-
-    /// Whether it only says what has happened already.
-    pub fn is_news(&self) -> bool {
-        matches!(self, Self::Cgroups(_) | Self::Written)
-    }
-
-    /// With what it can be done together, and for whom it is. Not what systemd is asked for first.
-    pub fn goes_with(&self) -> Option<(Kind, &str)> {
-        match self {
-            Self::Admit { request, dry_run: false, .. }
-                if matches!(request.target, Target::Exec | Target::Cgroup(_)) =>
-            {
-                Some((Kind::Admission, &request.name))
-            }
-            Self::Release { name, .. } => Some((Kind::Release, name)),
-            _ => None,
-        }
-    }
-}
-
-/// What can be done together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Admissions.
-    Admission,
-    /// Releases.
-    Release,
 }
 
 /// What the runtime asks of us, or reports.

@@ -112,7 +112,7 @@ pub fn in_words(rejection: &api::Rejection) -> String {
     text
 }
 
-/// Problems, each on a line of its own below what was said before.
+/// Each problem on a line of its own, each begun with a newline.
 pub fn listed(problems: &[PolicyError]) -> String {
     problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
 }

@@ -7,7 +7,6 @@ use numaward_model::{
     health::Heartbeats,
     port::{AccessSource, AssignmentSink, CgroupEvents, EventSink, HeadroomSource, MachineSource},
 };
-
 use prometheus_client::registry::Registry;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +24,8 @@ pub trait Guarantor {
     /// Does what needs privileges that the daemon gives up. Where this is not called, nothing is promised.
     fn prepare(&mut self, config: &Config);
 
-    /// Starts to give guarantees on this host, unless it cannot or was not prepared.
+    /// Starts to give guarantees on this host. None where it has no cgroup v2 hierarchy, its machine is not known, nothing is
+    /// configured and the default policy does not fit, or [`prepare`](Self::prepare) was not called.
     ///
     /// A ledger or a policy that cannot be used is an error: silence would let go of what is promised.
     fn start(

@@ -10,7 +10,7 @@ use numaward_engine::{self as engine, Limits};
 use numaward_model::{Settings, pod::PodName};
 use numaward_topology::{Bytes, NodeId};
 use parking_lot::RwLock;
-use tokio::sync::{self, Semaphore, oneshot};
+use tokio::sync::{Semaphore, mpsc::UnboundedSender, oneshot};
 
 use crate::{
     command::{Answer, Asked, Command, Message, PodCommand},
@@ -35,17 +35,23 @@ pub struct CrowdedNode {
     pub pods: Vec<(String, Bytes)>,
 }
 
+/// What is shown of the latest rebalance, if there was one.
+pub type ShownRebalance = Arc<RwLock<Option<Arc<api::Rebalance>>>>;
+
+/// What is shown of crowded nodes.
+pub type ShownCrowded = Arc<RwLock<Arc<Vec<CrowdedNode>>>>;
+
 /// What the thread shows of its work, to those who do not wait for it.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
     /// What is held.
     pub allocations: Arc<RwLock<Arc<api::Allocations>>>,
     /// The latest rebalance.
-    pub rebalance: Arc<RwLock<Option<Arc<api::Rebalance>>>>,
+    pub rebalance: ShownRebalance,
     /// Pods that run without what they ask for.
     pub unplaced: Arc<RwLock<Vec<PodName>>>,
     /// Nodes from which pods may be evicted.
-    pub crowded: Arc<RwLock<Arc<Vec<CrowdedNode>>>>,
+    pub crowded: ShownCrowded,
 }
 
 /// Asks the thread. Clones ask the same one.
@@ -140,9 +146,10 @@ impl Reconciler {
     }
 }
 
+/// What the container runtime asks.
 impl Reconciler {
     /// From now on what we write ourselves to containers is reported.
-    pub fn send_updates(&self, sender: sync::mpsc::UnboundedSender<Vec<Update>>) {
+    pub fn send_updates(&self, sender: UnboundedSender<Vec<Update>>) {
         // If the reconciler ends already, there is nothing to send.
         let _ = self.send(Message::Runtime(Box::new(PodCommand::SendUpdates(sender))));
     }

@@ -97,7 +97,7 @@ impl State {
     }
 
     /// Takes note of a container that holds its cgroup, where only that is known.
-    pub fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
+    pub(crate) fn take_over_container(&mut self, of: &PodContainer, cgroup: &CgroupPath) {
         let is_alone = of.owner != of.pod.uid;
         if !self.pods.contains_key(&of.owner) {
             let admitted = Admitted {

@@ -39,38 +39,45 @@ const LIMIT: usize = 65_536;
 /// What is noted of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Mark {
+pub(crate) struct Mark {
     version: u32,
     /// The cgroup.
-    pub cgroup: CgroupPath,
+    pub(crate) cgroup: CgroupPath,
     /// What was written there.
-    pub record: Arc<Record>,
+    pub(crate) record: Arc<Record>,
     /// For whom; absent for a mere ancestor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<Held>,
+    pub(crate) held: Option<Held>,
 }
 
 /// Who holds a cgroup, and what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Held {
+pub(crate) struct Held {
     /// The name of the allocation.
-    pub name: String,
+    pub(crate) name: String,
     /// Who holds it.
-    pub guarantee: Arc<Guarantee>,
+    pub(crate) guarantee: Arc<Guarantee>,
     /// What the engine promised.
-    pub account: Arc<OwnerAccount>,
+    pub(crate) account: Arc<OwnerAccount>,
 }
 
 /// What the cgroups say.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The marks that can be believed.
-    pub marks: Vec<Mark>,
+    pub(crate) marks: Vec<Mark>,
     /// Every attribute of ours: its directory and name.
     places: Vec<(CgroupPath, String)>,
     /// Whether cgroups can have marks at all.
-    pub is_supported: bool,
+    pub(crate) is_supported: bool,
+}
+
+impl Found {
+    /// Whether there is no mark that can be believed.
+    pub fn is_empty(&self) -> bool {
+        self.marks.is_empty()
+    }
 }
 
 /// Keeps the marks as the state is.

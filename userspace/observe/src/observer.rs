@@ -241,3 +241,16 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
         ..defaults
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_of_the_configuration_are_those_of_the_probes() {
+        let machine = Machine::default();
+        let (options, defaults) =
+            (probe_options(&Config::default(), &machine), probes::Options::new(&machine));
+        assert_eq!((options.slots, options.long_stall), (defaults.slots, defaults.long_stall));
+    }
+}

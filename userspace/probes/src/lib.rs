@@ -57,7 +57,7 @@ pub use event::{Incident, ProbeEvent};
 pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::{NoSections, home};
 pub use numaward_abi::{CgroupId, ChainKind};
-pub use options::{ChainOptions, DEFAULT_LONG_STALL, DEFAULT_SLOTS, Fakes, Options};
+pub use options::{ChainOptions, DEFAULT_SLOTS, Fakes, Options};
 pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
 pub use types::{BySlot, Counters, NodeCounters, Pages, SlotId, Snapshot};

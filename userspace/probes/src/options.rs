@@ -14,7 +14,7 @@ use crate::{
 pub const DEFAULT_SLOTS: u32 = 512;
 
 /// The default of [`Options::long_stall`]: users of a service notice it.
-pub const DEFAULT_LONG_STALL: Duration = Duration::from_millis(100);
+const DEFAULT_LONG_STALL: Duration = Duration::from_millis(100);
 
 /// What [`Probes::load`](crate::Probes::load) needs to know.
 #[derive(Clone, Debug)]

@@ -14,8 +14,47 @@ use std::{
     time::Duration,
 };
 
-use numaward_guarantee::command::{Command, Message, PodCommand};
+use numaward_guarantee::{
+    command::{Command, Message, PodCommand},
+    request::Target,
+};
 use tokio::sync::OwnedSemaphorePermit;
+
+/// Whether nobody waits any more for what would be given, changed or shown. What gives something back is done all the same.
+fn is_abandoned(command: &Command) -> bool {
+    match command {
+        Command::Admit { answer, .. } | Command::Resize { answer, .. } => answer.is_closed(),
+        Command::Plan { answer, .. } => answer.is_closed(),
+        Command::Rebalance { answer, .. } => answer.is_closed(),
+        Command::KubeletState { answer } => answer.is_closed(),
+        Command::Release { .. } | Command::Cancel { .. } | Command::Cgroups(_) | Command::Written => false,
+    }
+}
+
+/// Whether it only says what has happened already.
+fn is_news(command: &Command) -> bool {
+    matches!(command, Command::Cgroups(_) | Command::Written)
+}
+
+/// With what a command can be done together, and for whom it is. Not what systemd is asked for first.
+pub(crate) fn goes_with(command: &Command) -> Option<(Kind, &str)> {
+    match command {
+        Command::Admit { request, dry_run: false, .. }
+            if matches!(request.target, Target::Exec | Target::Cgroup(_)) =>
+        {
+            Some((Kind::Admission, &request.name))
+        }
+        Command::Release { name, .. } => Some((Kind::Release, name)),
+        _ => None,
+    }
+}
+
+/// What can be done together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Admission,
+    Release,
+}
 
 /// No more are done together: a container runtime waits for the decisions on them.
 pub(crate) const MOST_TOGETHER: usize = 32;
@@ -161,16 +200,16 @@ impl Inbox {
     /// wait behind it. None overtakes what is asked for the same name.
     pub(crate) fn next(&mut self) -> Vec<Waiting> {
         let mut others = std::iter::from_fn(|| self.others.pop_front());
-        let Some(first) = others.find(|waiting| !waiting.command.is_abandoned()) else { return Vec::new() };
-        let Some((kind, name)) = first.command.goes_with() else { return vec![first] };
+        let Some(first) = others.find(|waiting| !is_abandoned(&waiting.command)) else { return Vec::new() };
+        let Some((kind, name)) = goes_with(&first.command) else { return vec![first] };
         let mut names = BTreeSet::from([name.to_owned()]);
         let (mut together, mut overtakes, mut place) = (vec![first], false, 0);
         while let Some(waiting) = self.others.get(place).filter(|_| together.len() < MOST_TOGETHER) {
-            if waiting.command.is_abandoned() {
+            if is_abandoned(&waiting.command) {
                 self.others.remove(place);
                 continue;
             }
-            match waiting.command.goes_with() {
+            match goes_with(&waiting.command) {
                 Some((other, name)) => {
                     if names.insert(name.to_owned()) && other == kind {
                         let waiting = self.others.remove(place);
@@ -179,7 +218,7 @@ impl Inbox {
                     }
                     overtakes = true;
                 }
-                None if waiting.command.is_news() => {}
+                None if is_news(&waiting.command) => {}
                 None => break,
             }
             place += 1;

@@ -25,6 +25,7 @@ use numaward_api::{EnforcementMode, EventKind, Severity};
 use numaward_cgroup::CgroupPath;
 use numaward_config::guard::GuardMode;
 use numaward_engine::ledger::NodeAccount;
+use numaward_guarantee::reconciler::ShownCrowded;
 use numaward_model::{
     Report,
     headroom::{CALM, Headroom, NodeHeadroom, OtherWorkload},
@@ -32,7 +33,6 @@ use numaward_model::{
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
 use self::crowded::Crowding;
-pub(super) use self::crowded::Shown;
 use crate::{core::Core, page_worker::LEAST};
 
 /// How long what was done for a node has to show, before more is.
@@ -56,7 +56,7 @@ pub(super) struct Guard {
 
 impl Guard {
     /// What is shown of nodes where pods may be evicted.
-    pub(super) fn crowded(&self) -> Shown {
+    pub(super) fn crowded(&self) -> ShownCrowded {
         self.crowding.shown.clone()
     }
 

@@ -25,11 +25,11 @@ use numaward_engine::{Allocation, Ledger, Plan};
 use numaward_guarantee::{
     command::{Answer, Asked},
     error::AdmissionError,
+    reconciler::ShownRebalance,
     request::Request,
 };
 use numaward_model::Report;
 use numaward_topology::Bytes;
-use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
 use crate::core::{Begun, Core, plan_id};
@@ -44,8 +44,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// What is shown of the latest rebalance.
-pub(super) type Shown = Arc<RwLock<Option<Arc<api::Rebalance>>>>;
 /// Who waits for an admission.
 type Waiter = oneshot::Sender<Result<Answer, AdmissionError>>;
 
@@ -53,7 +51,7 @@ type Waiter = oneshot::Sender<Result<Answer, AdmissionError>>;
 #[derive(Default)]
 pub(super) struct Rebalancing {
     run: Option<Run>,
-    shown: Shown,
+    shown: ShownRebalance,
     /// What no room was made for lately, by the name of the request.
     tried: BTreeMap<String, Tried>,
 }
@@ -107,7 +105,7 @@ pub(super) struct Over {
 
 impl Rebalancing {
     /// What is shown of the latest one.
-    pub(super) fn shown(&self) -> Shown {
+    pub(super) fn shown(&self) -> ShownRebalance {
         self.shown.clone()
     }
 

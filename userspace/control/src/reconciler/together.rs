@@ -1,19 +1,19 @@
 //! What clients asked for: commands that go together are handled as one, all others alone.
 
 use numaward_guarantee::{
-    command::{Answer, Command, Kind},
+    command::{Answer, Command},
     error::AdmissionError,
     request::Request,
 };
 use tokio::sync::oneshot;
 
 use super::ReconcilerLoop;
-use crate::core::{Admission, Waiting};
+use crate::core::{Admission, Kind, Waiting, goes_with};
 
 impl ReconcilerLoop {
     /// Handles what was taken from the inbox at once.
     pub(super) fn together(&mut self, mut waiting: Vec<Waiting>) {
-        match waiting.first().and_then(|first| first.command.goes_with()) {
+        match waiting.first().and_then(|first| goes_with(&first.command)) {
             Some((kind, _)) if waiting.len() > 1 => match kind {
                 Kind::Admission => self.admissions(waiting),
                 Kind::Release => self.releases(waiting),

@@ -149,8 +149,7 @@ impl Place {
         // Without the privilege, knobs are looked at all the time.
         let watch = KnobWatch::new(&root).ok();
         let hierarchy = Hierarchy::at(&root);
-        let started =
-            numaward_control::start(&config, hierarchy, enforcer, ports, figures, watch, stop.clone());
+        let started = testing::start(&config, hierarchy, enforcer, ports, figures, watch, stop.clone());
         let (reconciler, thread) = started.map_err(io::Error::other)?;
         threads.push(thread);
         let control = socket::listen(&self.socket(), "controlSocket").map_err(io::Error::other)?;

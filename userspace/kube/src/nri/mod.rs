@@ -122,6 +122,7 @@ pub trait Handler: Send + Sync + 'static {
 #[educe(Default)]
 pub struct Options {
     /// Where the runtime listens, what the plugin is called, and what it does with containers that somebody else has pinned.
+    /// That it is enabled is for others to heed.
     pub plugin: Nri,
     /// The time that the runtime gives us for an answer, unless it reports a shorter one.
     #[educe(Default(expression = Duration::from_secs(2)))]

@@ -470,6 +470,7 @@ impl<H: Handler> Session<H> {
         let request: messages::ContainerRequest = read(call, payload)?;
         let (pod, container) = read_both(call, request.pod, request.container)?;
         let lost = unanswered(call, &pod, Some(&container));
+        // The handler is not asked about one that is left alone, but learns of it.
         if container.resources.is_pinned() && self.shared.options.plugin.when_pinned == WhenPinned::Yield {
             self.no_answer(NoAnswer { reason: NoAnswerReason::PinnedByOther, ..lost });
             return Ok(ok(&()));

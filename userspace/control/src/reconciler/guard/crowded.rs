@@ -16,19 +16,15 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{CgroupPath, classify};
-use numaward_guarantee::reconciler::CrowdedNode;
+use numaward_guarantee::reconciler::{CrowdedNode, ShownCrowded};
 use numaward_model::{Report, headroom::Headroom};
 use numaward_topology::{Bytes, NodeId, NodeSet};
-use parking_lot::RwLock;
 
 use super::may_be_steered;
 use crate::{core::Core, page_worker::LEAST};
 
 /// How long a node has to be stuck before pods are named.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-
-/// What is shown of crowded nodes.
-pub(in super::super) type Shown = Arc<RwLock<Arc<Vec<CrowdedNode>>>>;
 
 /// Names pods.
 #[derive(Debug, Default)]
@@ -38,7 +34,7 @@ pub(super) struct Crowding {
     /// What is in the way on those that are crowded.
     crowded: BTreeMap<NodeId, Vec<(String, Bytes)>>,
     /// What others see of it.
-    pub(super) shown: Shown,
+    pub(super) shown: ShownCrowded,
 }
 
 impl Crowding {

@@ -73,7 +73,7 @@ async fn memory_is_protected_at_every_level_and_given_back() {
     let pod = bench.pod("db", "", &[]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
-    // A little is left to reclaim within the pod: see `reconciler::pods::memory` of `numaward_control`.
+    // A little is left to reclaim within the pod: see `core::pods::memory` of `numaward_control`.
     let protected = ["992", "1024", "max"];
     let nothing = ["0", "0", "max"];
     assert_eq!(levels(&db, "kubepods/burstable"), [protected, protected, protected, nothing]);
