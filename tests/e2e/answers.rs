@@ -39,7 +39,7 @@ fn a_runtime_is_answered_while_something_else_is_waited_for() {
     // An emulated machine on a busy host is slow by itself, and not evenly so: what it takes when idle says how slow. A
     // daemon that waits for what is in progress needs most of that time for half of the calls. Single calls are late there for
     // nobody's fault (of an idle daemon's 50, the latest took 55 to 1184 ms): what holds for each of them is the time
-    // after which containers run unpinned, with room, unless an idle daemon was as late.
+    // after which containers run unpinned, with room, or four times what an idle daemon took.
     let latest = |name: &str| figure(&phase(&report, name), "maxMs");
     let latest_of_idle = latest("idle").max(latest("idle with workloads"));
     for (name, base) in [
@@ -52,7 +52,7 @@ fn a_runtime_is_answered_while_something_else_is_waited_for() {
         let phase = phase(&report, name);
         assert!(phase["calls"].as_u64() >= Some(CALLS), "{name}: {phase}");
         assert!(figure(&phase, "medianMs") < limit, "{name}: {phase}, limit {limit} ms\n{report}");
-        let latest = LATEST_MS.max(2.0 * latest_of_idle);
+        let latest = LATEST_MS.max(4.0 * latest_of_idle);
         assert!(figure(&phase, "maxMs") < latest, "{name}: {phase}, limit {latest} ms\n{report}");
     }
     let moved = figure(&phase(&report, "page move"), "shortestMoveMs");
