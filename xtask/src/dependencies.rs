@@ -1,9 +1,11 @@
 //! Holds the crates' dependencies on each other against the one table of what is allowed.
 //!
 //! The direction is the architecture: `numaward → {cli, control, daemon}`, `daemon → {http, guarantee, observe, telemetry, kube}`,
-//! `http → {observe, telemetry}`, `control → guarantee → {enforce, store, config, model, engine, cgroup}`,
+//! `http → {observe, telemetry}`, `control → guarantee`,
+//! `guarantee → {enforce, store, config, model, engine, cgroup}`,
 //! `observe → {probes, cgroup, config, model}`, `telemetry → {model, config}`, `enforce → {model, cgroup, store}`,
-//! `config → {api, engine, cgroup}`, `model → {api, engine, cgroup}`, `api → {engine, topology}`, `kube → {config, engine, topology}`, `probes → {abi, topology}`,
+//! `config → {api, engine, cgroup}`, `model → {api, engine, cgroup}`, `api → {engine, topology}`,
+//! `kube → {config, engine, topology}`, `probes → {abi, topology}`,
 //! `cgroup → topology`, `engine → topology`, `ebpf → abi`.
 //! A crate may use what is below it, not only the next layer; an arrow back up is a fault. The engine decides and
 //! does nothing else, so it and what it is made of may use only crates that do no input or output either; of
