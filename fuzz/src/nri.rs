@@ -168,7 +168,7 @@ impl Handler for Asks {
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
         let Update { settings, .. } = self.ask(&pod, &container, &Resources::default());
-        Ok(Creation { settings, updates: Vec::new() })
+        Ok(Creation { settings, ..Creation::default() })
     }
 
     async fn update_container(

@@ -2,6 +2,8 @@
 //!
 //! Containerd is Debian's. A folder with a newer one, which `--containerd` names, takes the place of [`V2`].
 
+mod newer;
+
 use std::{
     collections::BTreeSet,
     env,
@@ -17,7 +19,7 @@ use tempfile::TempDir;
 
 /// Names the folder with the programs of containerd 2.2 or newer.
 const CONTAINERD: &str = "NUMAWARD_CONTAINERD";
-/// What is unpacked, and where the machine has it. The folder has all but runc.
+/// What is unpacked, and where the machine has it. The folder may be without runc, which is Debian's then.
 const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", RUNC];
 const RUNC: &str = "runc";
 const LIBRARIES: [&str; 5] =
@@ -112,9 +114,9 @@ pub(crate) fn machine(
     let debian = ["usr/sbin", "usr/bin"].map(|folder| root.path().join(folder));
     let given = instead_of(release).map(|folder| [folder]);
     for program in PROGRAMS {
-        let folders: &[PathBuf] = match &given {
-            Some(folder) if program != RUNC => folder,
-            _ => &debian,
+        let folders: Vec<_> = match &given {
+            Some(folder) if program != RUNC => folder.iter().collect(),
+            _ => given.iter().flatten().chain(&debian).collect(),
         };
         let found: Vec<_> = folders.iter().map(|folder| folder.join(program)).collect();
         let path = found.iter().find(|path| path.is_file());
@@ -361,55 +363,6 @@ fn forty_at_once() {
             assert!(count == 0 || name.starts_with("numaward_nri_"), "{line}");
         }
     }
-    report.section("end");
-}
-
-/// What the validator of containerd says where numaward is missing.
-const NOT_PRESENT: &str = r#"required plugin "numaward" not present"#;
-
-/// A pod that must not start without numaward does not, whether it says so itself or containerd's configuration does.
-#[test]
-fn required() {
-    if instead_of(&V2).is_none() {
-        // Not even where `CI=true`: Debian's is older.
-        eprintln!(
-            "skipped: {CONTAINERD} is not set; run `cargo xtask vm test containerd::required --containerd DIR`"
-        );
-        return;
-    }
-    let script = include_str!("containerd/required.sh");
-    let Some(report) = report("3,3", &V2, Driver::Cgroupfs, script) else { return };
-    eprintln!("{report}");
-    let is_refused = |section: &str| {
-        let text = report.section(section);
-        assert!(text.contains("CreateContainer: ") && text.contains(NOT_PRESENT), "{section}: {text}");
-    };
-    let is_unpinned =
-        |section: &str| assert_eq!(lines(&report, section)[..2], [["cpus"], ["mems"]], "{section}");
-    let is_pinned = |section: &str| {
-        let found = lines(&report, section);
-        let [cpus, mems, allowed_cpus, allowed_mems] = &found[..] else { panic!("{section}: {found:?}") };
-        assert_eq!((numbers(cpus[1]).len(), numbers(mems[1]).len()), (1, 1), "{section}: {found:?}");
-        assert_eq!((cpus[1], mems[1]), (allowed_cpus[1], allowed_mems[1]), "{section}");
-    };
-
-    is_unpinned("not asked");
-    is_refused("asked");
-    is_refused("asked for a container");
-    is_refused("missing");
-    is_unpinned("tolerated");
-    is_pinned("placed");
-    let text = report.section("another is missing");
-    assert!(text.contains(r#"required plugin "other" not present"#), "{text}");
-    let held = report.json("given back");
-    let held: Vec<_> = held["allocations"].as_array().unwrap().iter().map(|held| &held["name"]).collect();
-    assert_eq!(held, ["default/placed/main"]);
-
-    // Containerd counts a plugin as present that it has just asked in vain: one container goes through.
-    is_unpinned("silent");
-    is_refused("after silent");
-    is_pinned("adopted");
-    is_refused("gone");
     report.section("end");
 }
 

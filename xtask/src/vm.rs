@@ -94,7 +94,7 @@ pub(crate) struct Folders {
     #[arg(long, value_name = "DIR", env = KUBERNETES)]
     kubernetes: Option<PathBuf>,
     /// Folder with containerd, containerd-shim-runc-v2 and ctr of containerd 2.2 or newer, instead of Debian's
-    /// containerd 2.1, and for the tests `containerd::required`
+    /// containerd 2.1, and for the tests `containerd::newer`, which take containerd 2.3; and its runc 1.4 or newer
     #[arg(long, value_name = "DIR", env = CONTAINERD)]
     containerd: Option<PathBuf>,
 }
@@ -156,8 +156,8 @@ const MADE: [&str; 4] = [CLUSTER, "deploy::", "package::", PACKAGES];
 const PACKAGES: &str = "packages::";
 /// Tests with a Kubernetes cluster, which need its programs.
 const CLUSTER: &str = "cluster::";
-/// Tests of what containerd can do from 2.2 on, which need its programs.
-const REQUIRED: &str = "containerd::required";
+/// Tests of what containerd can do from 2.2 and 2.3 on, which need its programs.
+const NEWER_CONTAINERD: &str = "containerd::newer";
 /// Tests that run the probes' own test program, which is built for them, and its name for them.
 const HOST: &str = "host::";
 const HOST_PROGRAM: &str = "numaward-probes-host";
@@ -176,7 +176,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("containerd::containerd_2", &["6.12"]),
     ("containerd::containerd_with_systemd", &[]),
     ("containerd::forty_at_once", &[]),
-    (REQUIRED, &[]),
+    (NEWER_CONTAINERD, &[]),
     ("cpu_kinds::", &["6.12"]),
     ("cpu_power::exclusive", &["6.12"]),
     ("cpu_power::the_unit", &[]),
@@ -232,7 +232,7 @@ pub(crate) fn rest() -> Vec<String> {
 
 /// Runs the end-to-end tests whose names contain one of `names` on one kernel; if there are none all, but for
 /// [`LEFT_OUT`] unless `slow`, on the oldest kernel [`ON_OLDEST`], and on Arm [`ON_ARM64`]. What is slow runs in full with
-/// `slow`. [`CLUSTER`] and [`REQUIRED`] run where their folders are given.
+/// `slow`. [`CLUSTER`] and [`NEWER_CONTAINERD`] run where their folders are given.
 pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folders: &Folders) -> Result<()> {
     let few = match arch {
         Arch::Arm64 => ON_ARM64,
@@ -307,7 +307,7 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
     }
     for (tests, folder, programs, option) in [
         (CLUSTER, &folders.kubernetes, "Kubernetes", "--kubernetes"),
-        (REQUIRED, &folders.containerd, "containerd 2.2 or newer", "--containerd"),
+        (NEWER_CONTAINERD, &folders.containerd, "containerd 2.3 or newer", "--containerd"),
     ] {
         if folder.is_none() && listed.lines().any(|line| line.starts_with(tests)) {
             println!("skipped: {tests} needs the programs of {programs}: give {option} DIR");

@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 pub use numaward_engine::policy::{
-    CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryTier, Tiers, TopologyManagerPolicy,
-    TopologyManagerScope,
+    CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryPolicy, MemoryTier, Tiers,
+    TopologyManagerPolicy, TopologyManagerScope,
 };
 use numaward_engine::{Quantity, policy::UnknownName};
 use numaward_topology::{Bytes, CpuSet, ZoneKind};

@@ -21,7 +21,10 @@ use std::{
     time::Duration,
 };
 
-use numaward_config::kubernetes::{Nri, WhenPinned};
+use numaward_config::{
+    kubernetes::{Nri, WhenPinned},
+    policy::MemoryPolicy,
+};
 use numaward_kube::nri::{
     Disconnect, EventMask, Handler, NriVersion, Options, Phase, Plugin, Status, WireError,
     fake::{Config, ContainerSpec, FakeRuntime, PodSpec},
@@ -142,7 +145,7 @@ impl Handler for Allocator {
             Mood::Refuse(why) => return Err(Refusal(why)),
             Mood::Answer(creation) => return Ok(creation),
         }
-        Ok(Creation { settings: self.pin(&id), updates: Vec::new() })
+        Ok(Creation { settings: self.pin(&id), memory_policy: None, updates: Vec::new() })
     }
 
     async fn update_container(
@@ -397,7 +400,7 @@ async fn a_late_handler_costs_the_pin_but_not_the_connection() {
 
     // The next answer repairs it.
     let updates = vec![update("c1", rig.allocator.pin("c1"))];
-    rig.mood(Mood::Answer(Creation { settings: Settings::default(), updates }));
+    rig.mood(Mood::Answer(Creation { settings: Settings::default(), memory_policy: None, updates }));
     rig.runtime.create_container(&container("c2")).await.unwrap();
     assert_eq!(rig.pins("c1"), pinned("0", "0"));
     assert_eq!(rig.status.borrow().disconnects, 0);
@@ -451,7 +454,7 @@ impl Handler for Blocking {
     }
     async fn create_container(&self, _: Pod, _: Container) -> Result<Creation, Refusal> {
         self.until.lock().unwrap().recv_timeout(Duration::from_mins(1)).unwrap();
-        Ok(Creation { settings: settings(CpuId(0)), updates: Vec::new() })
+        Ok(Creation { settings: settings(CpuId(0)), memory_policy: None, updates: Vec::new() })
     }
     async fn update_container(&self, _: Pod, _: Container, _: Resources) -> Result<Vec<Update>, Refusal> {
         Ok(Vec::new())
@@ -727,7 +730,7 @@ async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
         runtime.add_running(&pod("p1"), &container(&id(i)));
     }
     let updates: Vec<Update> = (0..100).map(|i| update(&id(i), pin(i))).collect();
-    rig.mood(Mood::Answer(Creation { settings: pin(5), updates: updates.clone() }));
+    rig.mood(Mood::Answer(Creation { settings: pin(5), memory_policy: None, updates: updates.clone() }));
     // A request of several frames.
     let annotations = BTreeMap::from([("long".to_owned(), "x".repeat(20_000))]);
     runtime.create_container(&ContainerSpec { annotations, ..container("new") }).await.unwrap();
@@ -819,7 +822,7 @@ async fn a_pin_is_taken_back_by_the_full_sets() {
     rig.runtime.create_container(&container("c1")).await.unwrap();
     let answer = async |id: &str, settings| {
         let updates = vec![update("c1", settings)];
-        rig.mood(Mood::Answer(Creation { settings: Settings::default(), updates }));
+        rig.mood(Mood::Answer(Creation { settings: Settings::default(), memory_policy: None, updates }));
         rig.runtime.create_container(&container(id)).await.unwrap();
     };
     let only_memory = Settings { memory_min: Some(Limit::At(Bytes::mib(1))), ..Settings::default() };
@@ -836,18 +839,34 @@ async fn settings_that_the_kernel_would_refuse_are_not_sent() {
     let rig = Rig::new(Config::containerd_2_1(online())).await;
     rig.runtime.run_pod(&pod("p1")).await.unwrap();
     let of = |mems: &str| Settings { mems: Some(mems.parse().unwrap()), ..Settings::default() };
+    let policy = |nodes: &str| Some((MemoryPolicy::Bind, nodes.parse().unwrap()));
     for (creation, problem) in [
-        (Creation { settings: of("7"), updates: vec![] }, "nodes 7 that have no memory"),
-        (Creation { settings: of(""), updates: vec![] }, "cpuset.mems is empty"),
+        (Creation { settings: of("7"), memory_policy: None, updates: vec![] }, "nodes 7 that have no memory"),
+        (Creation { settings: of(""), memory_policy: None, updates: vec![] }, "cpuset.mems is empty"),
         (
-            Creation { settings: of("0"), updates: vec![update("c1", of("0"))] },
+            Creation { settings: of("0"), memory_policy: None, updates: vec![update("c1", of("0"))] },
             "c1 is updated while it is being created",
         ),
         (
-            Creation { settings: of("0"), updates: vec![update("x", of("0")), update("x", of("1"))] },
+            Creation {
+                settings: of("0"),
+                memory_policy: None,
+                updates: vec![update("x", of("0")), update("x", of("1"))],
+            },
             "x is updated twice",
         ),
-        (Creation { settings: of("0"), updates: vec![update("x", of("0,9"))] }, "nodes 9"),
+        (
+            Creation { settings: of("0"), memory_policy: None, updates: vec![update("x", of("0,9"))] },
+            "nodes 9",
+        ),
+        (
+            Creation { settings: of("0"), memory_policy: policy("0-1"), updates: vec![] },
+            "the memory policy is over nodes 1, which are not among those of the container",
+        ),
+        (
+            Creation { settings: Settings::default(), memory_policy: policy(""), updates: vec![] },
+            "the node set of the memory policy is empty",
+        ),
     ] {
         rig.mood(Mood::Answer(creation));
         rig.runtime.create_container(&container("c1")).await.unwrap();
@@ -868,7 +887,7 @@ async fn an_update_that_fails_keeps_no_container_from_being_created() {
     }
     rig.runtime.fail_updates_of("c2");
     let updates = ["c1", "c2", "unknown"].map(|id| update(id, settings(CpuId(40)))).to_vec();
-    rig.mood(Mood::Answer(Creation { settings: settings(CpuId(2)), updates }));
+    rig.mood(Mood::Answer(Creation { settings: settings(CpuId(2)), memory_policy: None, updates }));
     rig.runtime.create_container(&container("c3")).await.unwrap();
     assert_eq!(
         [rig.pins("c1"), rig.pins("c2"), rig.pins("c3")],

@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
-use numaward_topology::{Bytes, HugepageSize, ZoneKind};
+use numaward_config::policy::MemoryPolicy;
+use numaward_topology::{Bytes, HugepageSize, NodeSet, ZoneKind};
 
 use super::{
     messages,
-    types::{Container, Device, DeviceKind, Limit, Malformed, Pod, Resources, Settings, Update},
+    types::{Container, Creation, Device, DeviceKind, Limit, Malformed, Pod, Resources, Settings, Update},
 };
 use crate::cgroup_path;
 
@@ -169,6 +170,25 @@ pub(crate) fn settings(settings: &Settings) -> Option<messages::LinuxResources> 
             .collect(),
         ..messages::LinuxResources::default()
     })
+}
+
+/// What a new container gets; none where nothing is to be set.
+pub(crate) fn adjustment(creation: &Creation) -> Option<messages::ContainerAdjustment> {
+    let resources = settings(&creation.settings);
+    let memory_policy = creation.memory_policy.as_ref().map(memory_policy);
+    let linux = messages::LinuxContainerAdjustment { resources, memory_policy };
+    let is_empty = linux == messages::LinuxContainerAdjustment::default();
+    (!is_empty).then_some(messages::ContainerAdjustment { linux: Some(linux) })
+}
+
+fn memory_policy((policy, nodes): &(MemoryPolicy, NodeSet)) -> messages::LinuxMemoryPolicy {
+    let mode = match policy {
+        MemoryPolicy::Bind => messages::MpolMode::Bind,
+        MemoryPolicy::PreferredMany => messages::MpolMode::PreferredMany,
+        MemoryPolicy::Interleave => messages::MpolMode::Interleave,
+        MemoryPolicy::WeightedInterleave => messages::MpolMode::WeightedInterleave,
+    };
+    messages::LinuxMemoryPolicy { mode: mode.into(), nodes: nodes.to_string() }
 }
 
 pub(crate) fn update(update: &Update) -> messages::ContainerUpdate {

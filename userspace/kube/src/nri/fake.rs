@@ -198,6 +198,7 @@ struct State {
     down: bool,
     fails_to_update: BTreeSet<String>,
     updates_received: usize,
+    memory_policies: BTreeMap<String, messages::LinuxMemoryPolicy>,
     replies: Vec<(String, Duration)>,
 }
 
@@ -288,6 +289,12 @@ impl FakeRuntime {
     /// A container with the resources that are in force.
     pub fn container(&self, id: &str) -> Option<Container> {
         self.inner.state.lock().containers.get(id).cloned().map(convert::container)
+    }
+
+    /// The memory policy that a container was created with, such as `Interleave:0-1`: the number's name and the nodes.
+    pub fn memory_policy(&self, id: &str) -> Option<String> {
+        let state = self.inner.state.lock();
+        state.memory_policies.get(id).map(|policy| format!("{:?}:{}", policy.mode(), policy.nodes))
     }
 
     /// The ids of all containers.
@@ -408,8 +415,12 @@ impl FakeRuntime {
             let asked = self.inner.call(&peer, "CreateContainer", &request).await;
             let applied = asked.and_then(|answer: Option<messages::CreateContainerResponse>| {
                 let Some(answer) = answer else { return Ok(()) };
-                let wanted = answer.adjust.and_then(|adjust| adjust.linux?.resources);
-                if let Some(wanted) = wanted {
+                let linux = answer.adjust.and_then(|adjust| adjust.linux).unwrap_or_default();
+                let knows = self.inner.config.nri_version >= Some(NriVersion::new(0, 12, 0));
+                if let Some(policy) = linux.memory_policy.filter(|_| knows) {
+                    self.inner.state.lock().memory_policies.insert(container.id.clone(), policy);
+                }
+                if let Some(wanted) = linux.resources {
                     owners.claim(&container.id, &peer.name, &wanted)?;
                     merge(resources_of(&mut message), &wanted);
                 }

@@ -179,6 +179,30 @@ pub(crate) struct ContainerAdjustment {
 pub(crate) struct LinuxContainerAdjustment {
     #[prost(message, optional, tag = "2")]
     pub(crate) resources: Option<LinuxResources>,
+    #[prost(message, optional, tag = "12")]
+    pub(crate) memory_policy: Option<LinuxMemoryPolicy>,
+}
+
+/// Without the flags of a policy, which are not used: the kernel moves the policy along with the cpuset.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct LinuxMemoryPolicy {
+    #[prost(enumeration = "MpolMode", tag = "1")]
+    pub(crate) mode: i32,
+    #[prost(string, tag = "2")]
+    pub(crate) nodes: String,
+}
+
+/// Numbers of `linux/mempolicy.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum MpolMode {
+    Default = 0,
+    Preferred = 1,
+    Bind = 2,
+    Interleave = 3,
+    Local = 4,
+    PreferredMany = 5,
+    WeightedInterleave = 6,
 }
 
 #[derive(Clone, PartialEq, Message)]

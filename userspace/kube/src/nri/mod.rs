@@ -170,6 +170,14 @@ pub struct RuntimeInfo {
     pub request_timeout: Duration,
 }
 
+impl RuntimeInfo {
+    /// Whether it gives containers the memory policies that plugins ask for, as far as it is known: from NRI 0.12 on
+    /// (containerd 2.3). Its OCI runtime has to know them, too (runc 1.4).
+    pub fn sets_memory_policies(&self) -> bool {
+        self.nri_version.is_some_and(|version| version >= NriVersion::new(0, 12, 0))
+    }
+}
+
 /// The state of the connection.
 #[derive(Clone, Debug, Default)]
 pub struct Status {

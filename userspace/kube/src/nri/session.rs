@@ -478,14 +478,11 @@ impl<H: Handler> Session<H> {
         let id = container.id.clone();
         let handler = Arc::clone(&self.shared.handler);
         let says = async move { handler.create_container(pod, container).await };
-        let answer = self.answer(lost, deadline, says, |Creation { settings, updates }| {
+        let answer = self.answer(lost, deadline, says, |creation: Creation| {
             let online = self.shared.handler.online();
-            settings.check(&online)?;
-            let update = check_updates(&updates, Some(&id), &online)?;
-            let adjust = convert::settings(&settings).map(|resources| messages::ContainerAdjustment {
-                linux: Some(messages::LinuxContainerAdjustment { resources: Some(resources) }),
-            });
-            Ok(messages::CreateContainerResponse { adjust, update })
+            creation.check(&online)?;
+            let update = check_updates(&creation.updates, Some(&id), &online)?;
+            Ok(messages::CreateContainerResponse { adjust: convert::adjustment(&creation), update })
         });
         Ok(answer.await)
     }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use numaward_config::policy::MemoryPolicy;
 use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeSet};
 
 /// A limit that may be absent.
@@ -230,6 +231,9 @@ pub enum InvalidSettings {
     /// Some nodes have no memory or do not exist: which, and all that have some.
     #[error("cpuset.mems has nodes {0} that have no memory or are not online (with memory: {1})")]
     NoMemory(NodeSet, NodeSet),
+    /// The memory policy is over nodes that the container may not use: which.
+    #[error("the memory policy is over nodes {0}, which are not among those of the container")]
+    PolicyOfOthers(NodeSet),
     /// Two updates of one container in one answer: the runtime takes the second for a conflict.
     #[error("container {0} is updated twice in one answer")]
     Twice(String),
@@ -270,8 +274,24 @@ pub struct Update {
 pub struct Creation {
     /// What the new container gets.
     pub settings: Settings,
+    /// The memory policy that its processes begin with, and the nodes that it is over. Runtimes without
+    /// [`RuntimeInfo::sets_memory_policies`](super::RuntimeInfo::sets_memory_policies) pass over it.
+    pub memory_policy: Option<(MemoryPolicy, NodeSet)>,
     /// What other containers get because of it, such as a smaller shared pool.
     pub updates: Vec<Update>,
+}
+
+impl Creation {
+    /// Checks the container's own part against the machine. What passes, the kernel takes.
+    pub fn check(&self, online: &Online) -> Result<(), InvalidSettings> {
+        self.settings.check(online)?;
+        let Some((_, nodes)) = &self.memory_policy else { return Ok(()) };
+        if nodes.is_empty() {
+            return Err(InvalidSettings::Empty("the node set of the memory policy"));
+        }
+        let missing = nodes - self.settings.mems.as_ref().unwrap_or(&online.mems);
+        if missing.is_empty() { Ok(()) } else { Err(InvalidSettings::PolicyOfOthers(missing)) }
+    }
 }
 
 /// A refusal: what was asked for fails, and the text reaches the user by way of the kubelet.

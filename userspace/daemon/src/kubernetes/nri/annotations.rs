@@ -11,13 +11,14 @@
 //! | `numaward.io/memory-tiers` | the only sorts of memory that it takes: `dram`, `hbm`, `cxl`, with commas |
 //! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must be of: `performance`, `efficiency`, `isolated`, `nohz-full`, with commas |
 //! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
+//! | `numaward.io/memory-policy` | how the kernel chooses among the nodes of each of its containers for a new page: `bind`, `preferred-many`, `interleave`, `weighted-interleave` |
 //! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
 //! | `numaward.io/hide-siblings` | `true`: each of its exclusive CPUs is of a different core, and nobody may use the other threads of these cores |
 //! | `numaward.io/same-cache` | `true`: CPUs that share a last-level cache where possible |
 //! | `numaward.io/immovable` | `true`: it stays where it is placed first |
 //!
 //! The first three can be given for one container too, in front: `CONTAINER.numaward.io/placement`. That counts more than
-//! the pod's. The others are of the whole pod; from `tiers` on (but not `resctrl-class`), and `guarantee: burstable`, they need
+//! the pod's. The others are of the whole pod; from `tiers` on (but not `memory-policy` and `resctrl-class`), and `guarantee: burstable`, they need
 //! the strategy `native`.
 //!
 //! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
@@ -32,8 +33,11 @@ use std::{
     str::FromStr,
 };
 
+use numaward_config::policy::MemoryPolicy;
 use numaward_engine::Terms;
-use numaward_topology::NodeSet;
+use numaward_topology::{NodeSet, Release};
+
+use super::memory_policy::since;
 
 /// What is said where `placement: off` is not allowed.
 pub(super) const OFF_IGNORED: &str = "numaward.io/placement: off counts as shared (kubernetes.placementOffNamespaces in \
@@ -152,6 +156,10 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
         ),
         "with" => (set(&mut terms.with, names(value)), named),
         "apart" => (set(&mut terms.apart, names(value)), named),
+        "memory-policy" => (
+            take(&mut terms.memory_policy, value.parse().ok()),
+            "bind, preferred-many, interleave or weighted-interleave",
+        ),
         "resctrl-class" => (take(&mut terms.resctrl_class, class(value)), "the name of a class"),
         "hide-siblings" => (set(&mut terms.hide_siblings, value.parse().ok()), "true or false"),
         "same-cache" => (set(&mut terms.same_cache, value.parse().ok()), "true or false"),
@@ -243,6 +251,18 @@ impl Annotations {
         self
     }
 
+    /// Takes a memory policy as not given that a kernel of this release does not have: the container could not start.
+    #[must_use]
+    pub(super) fn for_kernel(mut self, kernel: Release) -> Self {
+        if let Some(policy) = self.terms.memory_policy.take_if(|policy| kernel < since(*policy)) {
+            self.ignored.push(format!(
+                "numaward.io/memory-policy: {policy} is ignored (it takes Linux {} or newer)",
+                since(policy)
+            ));
+        }
+        self
+    }
+
     /// Takes `placement: off` for `shared`: this namespace may not opt out.
     #[must_use]
     pub(super) fn without_off(mut self) -> Self {
@@ -317,9 +337,11 @@ mod tests {
             ("numaward.io/immovable", "false"),
             ("numaward.io/guarantee", "burstable"),
             ("numaward.io/resctrl-class", "batch"),
+            ("numaward.io/memory-policy", "preferred-many"),
         ]);
         assert_eq!(read.ignored, [""; 0]);
         let expected = Terms {
+            memory_policy: Some(MemoryPolicy::PreferredMany),
             resctrl_class: Some("batch".to_owned()),
             scope: Some(TopologyManagerScope::Pod),
             tiers: Some(Tiers::Strict),
@@ -347,6 +369,8 @@ mod tests {
             ("numaward.io/apart", "=x", "namespace/name"),
             ("numaward.io/immovable", "yes", "true or false"),
             ("numaward.io/resctrl-class", "", "the name of a class"),
+            ("numaward.io/memory-policy", "MPOL_BIND", "interleave or weighted-interleave"),
+            ("db.numaward.io/memory-policy", "bind", "the whole pod only"),
             ("db.numaward.io/with", "a", "the whole pod only"),
             ("numaward.io/preferred-nodes", "", "a list of nodes"),
             ("numaward.io/preferred-nodes", "1-0", "a list of nodes"),
@@ -406,5 +430,20 @@ mod tests {
         let read = given.without_burstable();
         assert_eq!((read.of("db").extra, read.of("web").extra), (Extra::Memory, Extra::Memory));
         assert_eq!(read.ignored.len(), 1);
+    }
+
+    #[test]
+    fn a_policy_of_newer_kernels_is_as_if_not_given() {
+        for (policy, kernel, is_kept) in [
+            ("weighted-interleave", Release::new(6, 9), true),
+            ("weighted-interleave", Release::new(6, 8), false),
+            ("preferred-many", Release::new(5, 15), true),
+            ("preferred-many", Release::new(5, 10), false),
+            ("interleave", Release::new(2, 6), true),
+        ] {
+            let read = read(&[("numaward.io/memory-policy", policy)]).for_kernel(kernel);
+            assert_eq!(read.terms.memory_policy.is_some(), is_kept, "{policy}, {kernel:?}");
+            assert_eq!(read.ignored.len(), usize::from(!is_kept), "{:?}", read.ignored);
+        }
     }
 }

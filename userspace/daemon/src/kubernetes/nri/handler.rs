@@ -1,6 +1,11 @@
 //! Answers the container runtime.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
@@ -8,7 +13,7 @@ use numaward_cgroup::{CgroupPath, knob};
 use numaward_guarantee::{error::AdmissionError, pod::Asked, reconciler::Reconciler};
 use numaward_kube::{
     nri::{
-        Handler,
+        Handler, RuntimeInfo, Status,
         types::{
             Call, Container, ContainerEvent, ContainerState, Creation, Event, Limit, NoAnswer,
             NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
@@ -19,10 +24,13 @@ use numaward_kube::{
 use numaward_model::{Report, Settings as Held, pod};
 use numaward_topology::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::{
     NriMetrics, Ports,
     annotations::OFF_IGNORED,
+    memory_policy,
+    metrics::NO_MEMORY_POLICY,
     request::{LeftAlone, RequestBuilder, id_of, settings_in},
     updates::PendingUpdates,
 };
@@ -47,6 +55,9 @@ pub(super) struct NriHandler {
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
     /// What the runtime does not know yet.
     pub(super) pending: PendingUpdates,
+    /// The connection that the answers go to; none before there is a plugin.
+    pub(super) runtime: Arc<OnceLock<watch::Receiver<Status>>>,
+    pub(super) host_root: PathBuf,
 }
 
 /// Settings as the runtime takes them.
@@ -157,6 +168,47 @@ impl NriHandler {
         if let Some(held) = held {
             let what = container_of(pod, container);
             self.would(pod, Some(&cgroup), WOULD_PLACE, format!("Dry run: {what} would have had {held}."));
+        }
+    }
+
+    /// Reports a container that is about to start without the memory policy that the runtime was asked for.
+    async fn check_memory_policy(&self, pod: &Pod, container: &Container) {
+        if self.builder.annotations(pod).terms.memory_policy.is_none() {
+            return;
+        }
+        let Ok(ask) = self.builder.container(pod, container) else { return };
+        let (Some(policy), Some(pid)) = (ask.pod.terms.memory_policy, container.pid) else { return };
+        let runtime = self.runtime.get().and_then(|status| status.borrow().runtime.clone());
+        if let Some(runtime) = runtime.filter(|runtime| !runtime.sets_memory_policies()) {
+            let RuntimeInfo { name, version, .. } = runtime;
+            tracing::warn!(
+                pod = pod.name,
+                container = container.name,
+                "the container runtime {name} {version} passes over memory policies: it takes NRI 0.12 or newer \
+                 (containerd 2.3)"
+            );
+            return self.unpinned(pod, container, NO_MEMORY_POLICY);
+        }
+        let host_root = self.host_root.clone();
+        let looked =
+            tokio::task::spawn_blocking(move || memory_policy::is_set(&host_root, pid, policy)).await;
+        match looked {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => {
+                tracing::warn!(
+                    pod = pod.name,
+                    container = container.name,
+                    "the OCI runtime has not set the memory policy {policy}: runc takes version 1.4 or newer for that"
+                );
+                self.unpinned(pod, container, NO_MEMORY_POLICY);
+            }
+            Ok(Err(error)) => tracing::info!(
+                pod = pod.name,
+                container = container.name,
+                %error,
+                "whether the memory policy {policy} is set cannot be seen"
+            ),
+            Err(error) => tracing::error!(%error, "whether a memory policy is set was not looked up"),
         }
     }
 
@@ -327,6 +379,7 @@ impl Handler for NriHandler {
         };
         let is_whole = matches!(ask.pod.asked, Asked::Pod(_));
         let id = container.id.clone();
+        let policy = ask.pod.terms.memory_policy;
         match self.reconciler.create(ask).await {
             Ok((wanted, unpinned)) => {
                 match unpinned {
@@ -334,7 +387,13 @@ impl Handler for NriHandler {
                     None if self.is_dry_run => {}
                     None => drop(self.figures.placed.inc()),
                 }
-                Ok(Creation { settings: settings(&wanted), updates: self.pending(&id) })
+                let settings = settings(&wanted);
+                let policy = policy.filter(|_| !self.is_dry_run);
+                let memory_policy = policy.map(|policy| {
+                    // Nodes that it is not bound to may be any.
+                    (policy, settings.mems.clone().unwrap_or_else(|| self.online().mems))
+                });
+                Ok(Creation { settings, memory_policy, updates: self.pending(&id) })
             }
             // Its pod would not have come so far, and that was reported.
             Err(AdmissionError::Rejected(..)) if self.is_dry_run && is_whole => Ok(Creation::default()),
@@ -386,6 +445,8 @@ impl Handler for NriHandler {
                 }
                 if self.is_dry_run {
                     self.would_place(&pod, &container);
+                } else {
+                    self.check_memory_policy(&pod, &container).await;
                 }
             }
             Event::Container(ContainerEvent::Removed, _, container) => {

@@ -9,6 +9,9 @@ use prometheus_client::{
     registry::Registry,
 };
 
+/// The reason for which a container counts as started unpinned that lacks nothing but its memory policy.
+pub(super) const NO_MEMORY_POLICY: &str = "memory_policy";
+
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct NriMetrics {
@@ -24,8 +27,8 @@ impl NriMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let Self { connected, disconnects, unpinned, placed, refused } = self.clone();
         // All at zero from the start.
-        for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.iter().map(|of| of.label()))
-        {
+        let reasons = NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.iter().map(|of| of.label()));
+        for reason in reasons.chain([NO_MEMORY_POLICY]) {
             drop(unpinned.get_or_create(&[("reason", reason)]));
         }
         let help = "Whether the container runtime asks numaward where containers are to run";

@@ -13,6 +13,7 @@
 mod annotations;
 mod devices;
 mod handler;
+mod memory_policy;
 mod metrics;
 mod request;
 #[cfg(feature = "testing")]
@@ -60,9 +61,22 @@ pub fn plugin(
     let (counted, warned) = (figures.clone(), Arc::default());
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
-    let handler = NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned, pending };
+    let runtime = Arc::default();
+    let handler = NriHandler {
+        reconciler,
+        ports,
+        builder,
+        figures: counted,
+        is_dry_run,
+        warned,
+        pending,
+        runtime: Arc::clone(&runtime),
+        host_root: config.host_root.clone(),
+    };
     let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
     let plugin = Plugin::new(options, Arc::new(handler));
+    // It is new, so this is the first.
+    let _ = runtime.set(plugin.status());
     tokio::spawn(stop.clone().run_until_cancelled_owned(follow(plugin.status(), figures)).boxed());
     plugin
 }

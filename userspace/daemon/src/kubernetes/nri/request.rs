@@ -5,7 +5,7 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -29,11 +29,13 @@ use numaward_model::{
     Settings,
     pod::{POD_SHARE, PodName, Slice},
 };
-use numaward_topology::{Bytes, NodeSet};
+use numaward_topology::{Bytes, NodeSet, Release};
 
 use super::{
     annotations::{Annotations, Extra, Placement},
-    devices, whole,
+    devices,
+    memory_policy::OLDEST,
+    whole,
 };
 
 /// CPU shares that the kubelet gives for one CPU.
@@ -54,6 +56,7 @@ pub(super) struct RequestBuilder {
     /// The API server's pods, as far as it reported them.
     pub(super) pods: Arc<dyn PodSource>,
     host_root: PathBuf,
+    kernel: Release,
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
     version: KubeletVersion,
@@ -66,9 +69,12 @@ pub(super) struct RequestBuilder {
 impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
         let kubelet = Arc::new(devices::Kubelet::new(config));
+        let kernel = fs::read_to_string(config.host_root.join("proc/sys/kernel/osrelease"));
         Self {
             pods,
             host_root: config.host_root.clone(),
+            // Where it cannot be read, what every kernel has.
+            kernel: kernel.ok().and_then(|text| Release::parse(&text)).unwrap_or(OLDEST),
             kubelet,
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),
@@ -87,6 +93,7 @@ impl RequestBuilder {
     pub(super) fn annotations(&self, pod: &nri::Pod) -> Annotations {
         let read = Annotations::read(&pod.annotations);
         let read = if self.off_namespaces.contains(&pod.namespace) { read } else { read.without_off() };
+        let read = read.for_kernel(self.kernel);
         if self.strategy == StrategyKind::Native { read } else { read.without_burstable() }
     }
 
@@ -142,6 +149,13 @@ impl RequestBuilder {
                      the whole pod)"
                 ));
             }
+        }
+        if terms.burstable && terms.memory_policy.take().is_some() {
+            notes.push(
+                "numaward.io/memory-policy is ignored (the policy would not follow the home node of a Burstable \
+                 workload)"
+                    .to_owned(),
+            );
         }
         // By these others can name it, which only `native` knows.
         if self.strategy == StrategyKind::Native && asked != Asked::Nothing {

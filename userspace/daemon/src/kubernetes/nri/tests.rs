@@ -2,6 +2,7 @@
 
 mod faults;
 mod pods;
+mod policy;
 mod quota;
 mod uninstall;
 

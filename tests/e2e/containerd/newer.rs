@@ -1,0 +1,96 @@
+//! What containerd can do from 2.2 on, or 2.3: with its programs from a folder, as Debian's are older.
+
+use numaward_tests::{Bench, Report, boot};
+use serde_json::{Value, json};
+
+use super::{CONTAINERD, Driver, MEMORY, V2, full, instead_of, lines, machine, nodes, numbers};
+
+/// Boots a machine of so many CPUs and so much memory with the folder's containerd and runs the script; none, after saying
+/// why, where that cannot be.
+fn run(of: (&str, &str), script: &str) -> Option<Report> {
+    if instead_of(&V2).is_none() {
+        // Not even where `CI=true`: Debian's is older.
+        eprintln!(
+            "skipped: {CONTAINERD} is not set; run `cargo xtask vm test containerd::newer --containerd DIR`"
+        );
+        return None;
+    }
+    let (vm, _files) = machine(&Bench::open()?, nodes(of), &V2, Driver::Cgroupfs)?;
+    let report = boot(&vm, &full(&V2, Driver::Cgroupfs, script));
+    eprintln!("{report}");
+    Some(report)
+}
+
+/// Pages of 256 MiB that the load has on each node.
+fn pages(report: &Report, section: &str) -> [u64; 2] {
+    let pages = ["0", "1"].map(|node| report.json(section)["pages_by_node"][node].as_u64().unwrap_or(0));
+    assert_eq!(pages[0] + pages[1], 256 << 8, "{section}: {report}");
+    pages
+}
+
+/// A container has the memory policy that its pod asks for from its first instruction, as the OCI runtime sets it.
+#[test]
+fn memory_policies() {
+    let Some(report) = run(("3,3", "1280M,1280M"), include_str!("memory_policy.sh")) else { return };
+    for (policy, shown) in [
+        ("none", "default"),
+        ("bind", "bind:0-1"),
+        ("preferred-many", "prefer (many):0-1"),
+        ("interleave", "interleave:0-1"),
+        ("weighted-interleave", "weighted interleave:0-1"),
+    ] {
+        assert_eq!(report.section(&format!("nodes of {policy}")), "0-1", "{policy}");
+        assert_eq!(report.section(&format!("policy of {policy}")), shown, "{policy}");
+        let held = &report.json(&format!("allocation of {policy}"))["allocations"][0]["placement"];
+        let expected = if policy == "none" { Value::Null } else { json!(policy) };
+        assert_eq!(held["memoryPolicy"], expected, "{policy}: {held}");
+    }
+    let [first, second] = pages(&report, "load of interleave");
+    assert!(first.abs_diff(second) < 256, "{first} and {second} pages");
+    let [first, second] = pages(&report, "load of none");
+    assert!(first.min(second) < 256, "{first} and {second} pages: without a policy, they are near the CPU");
+    assert_eq!(report.section("policy of shared"), "interleave:0-1");
+    let metrics = report.section("metrics");
+    assert!(metrics.ends_with("{reason=\"memory_policy\"} 0"), "{metrics}");
+    report.section("end");
+}
+
+/// What the validator of containerd says where numaward is missing.
+const NOT_PRESENT: &str = r#"required plugin "numaward" not present"#;
+
+/// A pod that must not start without numaward does not, whether it says so itself or containerd's configuration does.
+#[test]
+fn required() {
+    let Some(report) = run(("3,3", MEMORY), include_str!("required.sh")) else { return };
+    let is_refused = |section: &str| {
+        let text = report.section(section);
+        assert!(text.contains("CreateContainer: ") && text.contains(NOT_PRESENT), "{section}: {text}");
+    };
+    let is_unpinned =
+        |section: &str| assert_eq!(lines(&report, section)[..2], [["cpus"], ["mems"]], "{section}");
+    let is_pinned = |section: &str| {
+        let found = lines(&report, section);
+        let [cpus, mems, allowed_cpus, allowed_mems] = &found[..] else { panic!("{section}: {found:?}") };
+        assert_eq!((numbers(cpus[1]).len(), numbers(mems[1]).len()), (1, 1), "{section}: {found:?}");
+        assert_eq!((cpus[1], mems[1]), (allowed_cpus[1], allowed_mems[1]), "{section}");
+    };
+
+    is_unpinned("not asked");
+    is_refused("asked");
+    is_refused("asked for a container");
+    is_refused("missing");
+    is_unpinned("tolerated");
+    is_pinned("placed");
+    let text = report.section("another is missing");
+    assert!(text.contains(r#"required plugin "other" not present"#), "{text}");
+    let held = report.json("given back");
+    let held: Vec<_> = held["allocations"].as_array().unwrap().iter().map(|held| &held["name"]).collect();
+    assert_eq!(held, ["default/placed/main"]);
+
+    // Containerd counts a plugin as present that it has just asked in vain: one container goes through.
+    is_unpinned("silent");
+    is_refused("after silent");
+    is_pinned("adopted");
+    is_refused("gone");
+    report.section("end");
+}

@@ -1,0 +1,93 @@
+//! Memory policies of containers: which kernels have them, and whether a container got the one that the runtime was asked for.
+//!
+//! Only a process itself can set its memory policy, so the OCI runtime does it in the container's first process, before the
+//! program runs. Runtimes that do not know memory policies pass over them without a word. So whether there is one is looked
+//! up when the container is about to start: its first process exists, and waits.
+//!
+//! Sources: `set_mempolicy(2)`, `numa(7)` on `numa_maps`, the OCI runtime specification 1.3 (`linux.memoryPolicy`).
+
+use std::{
+    fs::File,
+    io::{self, BufRead as _, BufReader, Read as _},
+    path::Path,
+};
+
+use numaward_config::policy::MemoryPolicy;
+use numaward_topology::Release;
+
+/// No line of `numa_maps` that says which policy there is is longer: the policy comes second.
+const LINE: u64 = 4096;
+
+/// The kernel that had the first memory policies.
+pub(super) const OLDEST: Release = Release::new(2, 6);
+
+/// The first kernel that has it.
+pub(super) const fn since(policy: MemoryPolicy) -> Release {
+    match policy {
+        MemoryPolicy::Bind | MemoryPolicy::Interleave => OLDEST,
+        MemoryPolicy::PreferredMany => Release::new(5, 15),
+        MemoryPolicy::WeightedInterleave => Release::new(6, 9),
+    }
+}
+
+/// Whether the process has it, by the first of its mappings: one without a policy of its own has the process's.
+///
+/// # Errors
+///
+/// `numa_maps` cannot be read: the process is gone, or the daemon may not trace it (`CAP_SYS_PTRACE`).
+pub(super) fn is_set(host_root: &Path, pid: u32, policy: MemoryPolicy) -> io::Result<bool> {
+    let file = File::open(host_root.join(format!("proc/{pid}/numa_maps")))?;
+    let mut line = String::new();
+    BufReader::new(file.take(LINE)).read_line(&mut line)?;
+    // What ends has no mappings any more.
+    let (_, found) = line.split_once(' ').ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(found.strip_prefix(shown_as(policy)).is_some_and(|rest| rest.starts_with([':', '='])))
+}
+
+/// The kernel's word for it in `numa_maps` (`mpol_to_str`).
+const fn shown_as(policy: MemoryPolicy) -> &'static str {
+    match policy {
+        MemoryPolicy::Bind => "bind",
+        MemoryPolicy::PreferredMany => "prefer (many)",
+        MemoryPolicy::Interleave => "interleave",
+        MemoryPolicy::WeightedInterleave => "weighted interleave",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_policy_of_a_process_is_the_one_of_its_first_mapping() {
+        let host = tempfile::tempdir().unwrap();
+        fs::create_dir_all(host.path().join("proc/7")).unwrap();
+        let found = |line: &str| {
+            fs::write(host.path().join("proc/7/numa_maps"), line).unwrap();
+            MemoryPolicy::ALL
+                .iter()
+                .copied()
+                .filter(|&of| is_set(host.path(), 7, of).unwrap())
+                .collect::<Vec<_>>()
+        };
+        let all: [(_, Vec<MemoryPolicy>); 7] = [
+            ("55d0 default file=/usr/bin/runc mapped=1 N0=1\n", vec![]),
+            ("55d0 bind:1 file=/usr/bin/runc\n", vec![MemoryPolicy::Bind]),
+            ("55d0 bind=static:1 file=/usr/bin/runc\n", vec![MemoryPolicy::Bind]),
+            ("55d0 prefer:1 anon=1\n", vec![]),
+            ("55d0 prefer (many):0-1 anon=1\n", vec![MemoryPolicy::PreferredMany]),
+            ("55d0 interleave:0-1 anon=1\n55d1 bind:1\n", vec![MemoryPolicy::Interleave]),
+            ("55d0 weighted interleave:0-1 anon=1\n", vec![MemoryPolicy::WeightedInterleave]),
+        ];
+        for (line, policies) in all {
+            assert_eq!(found(line), policies, "{line}");
+        }
+        fs::write(host.path().join("proc/7/numa_maps"), "").unwrap();
+        let ended = is_set(host.path(), 7, MemoryPolicy::Bind).unwrap_err();
+        assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
+        let gone = is_set(host.path(), 8, MemoryPolicy::Bind).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+    }
+}
