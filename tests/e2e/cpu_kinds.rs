@@ -1,5 +1,5 @@
-//! Exclusive CPUs as they are asked for: of kinds, on a kernel that was started with some isolated and some without a tick;
-//! and each on a core of its own.
+//! Exclusive CPUs as they are asked for: of kinds, on a kernel that was started with some isolated and some without a tick, with
+//! frequencies that are made up; and each on a core of its own.
 
 use numaward_tests::{Bench, boot};
 use numaward_vm::Machine;
@@ -14,6 +14,7 @@ fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
     let topology = report.json("topology");
     assert_eq!((&topology["isolatedCpus"], &topology["nohzFullCpus"]), (&"2-3,6".into(), &"3,5-6".into()));
     assert_eq!(topology["efficiencyCpus"], "", "the emulated cores are alike");
+    assert_eq!(topology["lowerFrequencyCpus"], "0,2-3,5-7", "as made up");
     assert!(report.section("topology for people").contains("CPUs without a tick: 3,5-6"), "{report}");
 
     let allowed =
@@ -21,12 +22,14 @@ fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
     assert_eq!(report.section("isolated"), allowed("2-3", 0));
     assert_eq!(report.section("without a tick"), allowed("5-6", 1));
     assert_eq!(report.section("both"), allowed("3", 0));
+    assert_eq!(report.section("of the highest frequency"), allowed("4", 1));
     assert!(report.section("explained").contains("terms: CPUs isolated, CPUs nohz-full"), "{report}");
     for (section, words) in [
         ("too many", "node 0: cpu requested 3, free 2, too little"),
+        ("too fast", "node 1: cpu requested 2, free 1, too little"),
         ("none of it", "node 0: cpu requested 1, free 0, too little"),
         ("shared", "placement.cpuKinds"),
-        ("unknown", "[possible values: performance, efficiency, isolated, nohz-full]"),
+        ("unknown", "[possible values: performance, efficiency, high-frequency, isolated, nohz-full]"),
     ] {
         let refused = report.section(section);
         assert!(refused.contains(words) && !refused.ends_with("code 0"), "{section}: {refused}");

@@ -1,3 +1,15 @@
+# Nothing here has a frequency, so these are made up: each CPU's folder is replaced by a copy that has one.
+cpus=/sys/devices/system/cpu
+for cpu in 0 1 2 3 4 5 6 7; do
+    cp -a $cpus/cpu$cpu /tmp/cpu$cpu 2>/dev/null
+    mkdir /tmp/cpu$cpu/cpufreq
+    echo 2100000 >/tmp/cpu$cpu/cpufreq/base_frequency
+done
+for cpu in 1 4; do echo 2700000 >/tmp/cpu$cpu/cpufreq/base_frequency; done
+for cpu in 0 1 2 3 4 5 6 7; do
+    mount --bind /tmp/cpu$cpu $cpus/cpu$cpu || fail "cpu$cpu"
+done
+
 NUMAWARD_STRATEGY=native numaward run 2>>/tmp/daemon.log &
 _ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
 wait_for 20 _ready
@@ -18,6 +30,8 @@ asked "isolated" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind iso
 asked "without a tick" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind nohz-full
 asked "both" --cpus 1 --memory 16Mi --node 0 --cpu-kind isolated --cpu-kind nohz-full
 
+asked "of the highest frequency" --cpus 1 --memory 16Mi --node 1 --cpu-kind high-frequency
+
 numaward exec --cpus 1 --memory 16Mi --cpu-kind isolated --cpu-kind nohz-full --name held -- sleep 1000 2>/dev/null &
 wait_for 20 grep -q 'populated 1' $cgroups/numaward/held/cgroup.events
 section "explained"
@@ -32,6 +46,7 @@ refused() {
     echo "code $?"
 }
 refused "too many" --cpus 3 --memory 16Mi --policy single-numa-node --cpu-kind isolated
+refused "too fast" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind high-frequency
 refused "none of it" --cpus 1 --memory 16Mi --cpu-kind efficiency
 refused "shared" --cpus 500m --memory 16Mi --cpu-kind isolated
 refused "unknown" --cpus 1 --memory 16Mi --cpu-kind fast

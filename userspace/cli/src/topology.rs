@@ -54,6 +54,7 @@ pub(crate) fn render(shown: &Shown) -> String {
         ("Isolated CPUs", &topology.isolated_cpus),
         ("CPUs without a tick", &topology.nohz_full_cpus),
         ("CPUs of slower cores", &topology.efficiency_cpus),
+        ("CPUs of a lower frequency", &topology.lower_frequency_cpus),
     ];
     let special: String = special
         .into_iter()

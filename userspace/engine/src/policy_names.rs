@@ -184,6 +184,8 @@ named!(
         Performance = "performance",
         /// Of a core that is slower than others of the machine, and takes less power.
         Efficiency = "efficiency",
+        /// As fast as any of the machine by its base frequency, or else by its highest.
+        HighFrequency = "high-frequency",
         /// Kept from the scheduler's load balancing (`isolcpus=`).
         Isolated = "isolated",
         /// Without a tick while one task runs (`nohz_full=`).

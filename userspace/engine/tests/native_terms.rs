@@ -106,7 +106,7 @@ fn cpus(ledger: &Ledger, name: &str) -> String {
 
 #[test]
 fn cpus_are_of_the_kinds_that_are_wanted() {
-    use CpuKind::{Efficiency, Isolated, NohzFull, Performance};
+    use CpuKind::{Efficiency, HighFrequency, Isolated, NohzFull, Performance};
 
     // 4 CPUs on each of two nodes, of which 0 is reserved.
     let machine = Machine::builder()
@@ -117,6 +117,7 @@ fn cpus_are_of_the_kinds_that_are_wanted() {
         .isolated_cpus("2-3,6".parse().unwrap())
         .nohz_full_cpus("3,6-7".parse().unwrap())
         .efficiency_cpus("4-5".parse().unwrap())
+        .lower_frequency_cpus("0,2,4-6".parse().unwrap())
         .build()
         .unwrap();
     let config = PolicyConfig {
@@ -135,6 +136,9 @@ fn cpus_are_of_the_kinds_that_are_wanted() {
     assert_eq!(placed(&idle, 2, &[NohzFull]).unwrap(), "6-7", "two of one node");
     assert_eq!(placed(&idle, 2, &[Efficiency]).unwrap(), "4-5");
     assert_eq!(placed(&idle, 2, &[Performance]).unwrap(), "1-2", "and not from where slower ones are");
+    assert_eq!(placed(&idle, 2, &[HighFrequency]).unwrap(), "1,3");
+    assert_eq!(placed(&idle, 1, &[HighFrequency, Isolated]).unwrap(), "3");
+    assert!(refused(&idle, 3, &[HighFrequency]), "not on one node");
     assert_eq!(placed(&idle, 1, &[Isolated, NohzFull]).unwrap(), "3");
     assert!(refused(&idle, 1, &[Efficiency, Isolated]), "there is none that is both");
     assert!(refused(&idle, 3, &[Isolated]), "not on one node");

@@ -48,6 +48,7 @@ pub struct MachineBuilder {
     isolated_cpus: CpuSet,
     nohz_full_cpus: CpuSet,
     efficiency_cpus: CpuSet,
+    lower_frequency_cpus: CpuSet,
 }
 
 /// What one node has; unset values are the machine's. Made by [`MachineBuilder::node`].
@@ -83,6 +84,7 @@ impl Machine {
             isolated_cpus: CpuSet::new(),
             nohz_full_cpus: CpuSet::new(),
             efficiency_cpus: CpuSet::new(),
+            lower_frequency_cpus: CpuSet::new(),
         }
     }
 }
@@ -189,6 +191,13 @@ impl MachineBuilder {
         self
     }
 
+    /// CPUs that do not reach the highest frequency.
+    #[must_use]
+    pub fn lower_frequency_cpus(mut self, cpus: CpuSet) -> Self {
+        self.lower_frequency_cpus = cpus;
+        self
+    }
+
     /// The machine, or the first value that cannot be.
     pub fn build(self) -> Result<Machine, BuildError> {
         let specs = self.specs()?;
@@ -199,6 +208,7 @@ impl MachineBuilder {
             (&self.isolated_cpus, "isolated"),
             (&self.nohz_full_cpus, "without a tick"),
             (&self.efficiency_cpus, "of slower cores"),
+            (&self.lower_frequency_cpus, "of a lower frequency"),
         ] {
             let missing = cpus - &online;
             if !missing.is_empty() {
@@ -240,6 +250,7 @@ impl MachineBuilder {
             isolated_cpus: self.isolated_cpus,
             nohz_full_cpus: self.nohz_full_cpus,
             efficiency_cpus: self.efficiency_cpus,
+            lower_frequency_cpus: self.lower_frequency_cpus,
             memory_block_size: block,
         })
     }

@@ -87,6 +87,7 @@ impl Cpus {
         let kinds = BTreeMap::from([
             (CpuKind::Performance, &machine.cpu_ids() - &machine.efficiency_cpus),
             (CpuKind::Efficiency, machine.efficiency_cpus.clone()),
+            (CpuKind::HighFrequency, &machine.cpu_ids() - &machine.lower_frequency_cpus),
             (CpuKind::Isolated, machine.isolated_cpus.clone()),
             (CpuKind::NohzFull, machine.nohz_full_cpus.clone()),
         ]);

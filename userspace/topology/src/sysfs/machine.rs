@@ -75,6 +75,7 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
         isolated_cpus: &isolated.unwrap_or_default() & &online,
         nohz_full_cpus: &nohz_full(source)? & &online,
         efficiency_cpus: &efficiency_cpus(source, &online)? & &online,
+        lower_frequency_cpus: lower_frequency_cpus(source, &online)?,
         nodes,
         cpus,
     })
@@ -97,15 +98,41 @@ fn efficiency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadEr
     if let Some(cpus) = present(source.ids(ATOM_CPUS, "the CPUs of efficiency cores"))? {
         return Ok(cpus);
     }
-    let mut capacities: BTreeMap<u64, CpuSet> = BTreeMap::new();
-    for cpu in online.iter() {
-        let file = format!("{CPUS}/cpu{cpu}/cpu_capacity");
-        // If one CPU has none, the kernel reports none.
-        let Some(capacity) = present(source.number(&file, "the CPU's capacity"))? else { break };
-        capacities.entry(capacity).or_default().insert(cpu);
+    Ok(below_the_highest(source, online, "cpu_capacity", "the CPU's capacity")?.unwrap_or_default())
+}
+
+/// The CPUs that do not reach the frequency of the fastest: by the base frequency, which firmware makes higher for some
+/// (Intel Speed Select), and where all have the same or none by the highest (favoured cores).
+///
+/// Sources: `base_frequency` in Documentation/admin-guide/pm/intel_pstate.rst, `cpuinfo_max_freq` in
+/// Documentation/admin-guide/pm/cpufreq.rst.
+fn lower_frequency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadError> {
+    for (file, what) in [
+        ("cpufreq/base_frequency", "the CPU's base frequency"),
+        ("cpufreq/cpuinfo_max_freq", "the CPU's highest frequency"),
+    ] {
+        if let Some(cpus) = below_the_highest(source, online, file, what)?.filter(|cpus| !cpus.is_empty()) {
+            return Ok(cpus);
+        }
     }
-    capacities.pop_last();
-    Ok(capacities.into_values().fold(CpuSet::new(), |all, cpus| &all | &cpus))
+    Ok(CpuSet::new())
+}
+
+/// The CPUs whose number in this file is below the highest of all; none where not every CPU has the file.
+fn below_the_highest(
+    source: Source<'_>,
+    online: &CpuSet,
+    file: &str,
+    what: &'static str,
+) -> Result<Option<CpuSet>, ReadError> {
+    let mut numbers: BTreeMap<u64, CpuSet> = BTreeMap::new();
+    for cpu in online.iter() {
+        let file = format!("{CPUS}/cpu{cpu}/{file}");
+        let Some(number) = present(source.number(&file, what))? else { return Ok(None) };
+        numbers.entry(number).or_default().insert(cpu);
+    }
+    numbers.pop_last();
+    Ok(Some(numbers.into_values().fold(CpuSet::new(), |all, cpus| &all | &cpus)))
 }
 
 fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, Node>, ReadError> {
@@ -365,6 +392,30 @@ mod tests {
         assert_eq!(slower(&[("sys/devices/cpu_atom/cpus", "1-3\n")]), "1", "those that are online");
         let wrong = read_with(&capacities("fast\n")).unwrap_err().to_string();
         assert!(wrong.contains("cpu1/cpu_capacity") && wrong.contains("fast"), "{wrong}");
+    }
+
+    #[test]
+    fn lower_frequencies_are_known_by_the_base_or_by_the_highest() {
+        let lower = |files: &[(&str, [&'static str; 2])]| {
+            let files: Vec<_> = files
+                .iter()
+                .flat_map(|(name, numbers)| {
+                    let path = |cpu| format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/{name}");
+                    [(path(0), numbers[0]), (path(1), numbers[1])]
+                })
+                .filter(|(_, number)| !number.is_empty())
+                .collect();
+            let files: Vec<_> = files.iter().map(|(path, number)| (path.as_str(), *number)).collect();
+            read_with(&files).map(|machine| machine.lower_frequency_cpus.to_string())
+        };
+        let (base, highest) = ("base_frequency", "cpuinfo_max_freq");
+        assert_eq!(lower(&[]).unwrap(), "", "the kernel scales nothing");
+        assert_eq!(lower(&[(base, ["2100000\n", "2700000\n"]), (highest, ["5\n", "4\n"])]).unwrap(), "0");
+        assert_eq!(lower(&[(base, ["2100000\n", "2100000\n"]), (highest, ["5\n", "4\n"])]).unwrap(), "1");
+        assert_eq!(lower(&[(highest, ["3900000\n", "3900000\n"])]).unwrap(), "", "all are alike");
+        assert_eq!(lower(&[(highest, ["3900000\n", ""])]).unwrap(), "", "one is not known");
+        let wrong = lower(&[(highest, ["fast\n", "1\n"])]).unwrap_err().to_string();
+        assert!(wrong.contains("cpu0/cpufreq/cpuinfo_max_freq") && wrong.contains("fast"), "{wrong}");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! | `numaward.io/topology-scope` | `container`, `pod` |
 //! | `numaward.io/tiers` | `attached`, `strict`: how memory-only nodes count |
 //! | `numaward.io/memory-tiers` | the only sorts of memory that it takes: `dram`, `hbm`, `cxl`, with commas |
-//! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must be of: `performance`, `efficiency`, `isolated`, `nohz-full`, with commas |
+//! | `numaward.io/cpu-kinds` | the kinds that each of its exclusive CPUs must be of: `performance`, `efficiency`, `high-frequency`, `isolated`, `nohz-full`, with commas |
 //! | `numaward.io/with`, `numaward.io/apart` | workloads on whose nodes it would like to be, or not to be: a pod as `namespace/name`, any by a label as `key=value`, with commas |
 //! | `numaward.io/memory-policy` | how the kernel chooses among the nodes of each of its containers for a new page: `bind`, `preferred-many`, `interleave`, `weighted-interleave` |
 //! | `numaward.io/resctrl-class` | the class of L3 caches and memory bandwidth of its containers that are promised something: one of `resctrl.classes` of the configuration |
@@ -33,7 +33,6 @@ use std::{
     str::FromStr,
 };
 
-use numaward_config::policy::MemoryPolicy;
 use numaward_engine::Terms;
 use numaward_topology::{NodeSet, Release};
 
@@ -152,7 +151,7 @@ fn take_term(terms: &mut Terms, name: &str, value: &str) -> Option<(bool, &'stat
         }
         "cpu-kinds" => (
             set(&mut terms.cpu_kinds, list(value)),
-            "performance, efficiency, isolated or nohz-full, with commas between",
+            "performance, efficiency, high-frequency, isolated or nohz-full, with commas between",
         ),
         "with" => (set(&mut terms.with, names(value)), named),
         "apart" => (set(&mut terms.apart, names(value)), named),
@@ -292,7 +291,9 @@ impl Annotations {
 
 #[cfg(test)]
 mod tests {
-    use numaward_engine::policy::{CpuKind, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope};
+    use numaward_engine::policy::{
+        CpuKind, MemoryPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope,
+    };
 
     use super::*;
 
@@ -329,7 +330,7 @@ mod tests {
             ("numaward.io/topology-scope", "pod"),
             ("numaward.io/tiers", "strict"),
             ("numaward.io/memory-tiers", "dram, hbm"),
-            ("numaward.io/cpu-kinds", "performance,nohz-full"),
+            ("numaward.io/cpu-kinds", "high-frequency, nohz-full"),
             ("numaward.io/with", "shop/db-0"),
             ("numaward.io/apart", "app=batch, shop/cache"),
             ("numaward.io/hide-siblings", "true"),
@@ -346,7 +347,7 @@ mod tests {
             scope: Some(TopologyManagerScope::Pod),
             tiers: Some(Tiers::Strict),
             memory_tiers: [MemoryTier::Dram, MemoryTier::Hbm].into(),
-            cpu_kinds: [CpuKind::Performance, CpuKind::NohzFull].into(),
+            cpu_kinds: [CpuKind::HighFrequency, CpuKind::NohzFull].into(),
             with: ["shop/db-0".to_owned()].into(),
             apart: ["app=batch".to_owned(), "shop/cache".to_owned()].into(),
             hide_siblings: true,
@@ -364,7 +365,11 @@ mod tests {
             ("numaward.io/topology-scope", "node", "container or pod"),
             ("numaward.io/tiers", "loose", "attached or strict"),
             ("numaward.io/memory-tiers", "dram,tape", "dram, hbm or cxl"),
-            ("numaward.io/cpu-kinds", "fast", "performance, efficiency, isolated or nohz-full"),
+            (
+                "numaward.io/cpu-kinds",
+                "fast",
+                "performance, efficiency, high-frequency, isolated or nohz-full",
+            ),
             ("numaward.io/with", "a,,b", "namespace/name"),
             ("numaward.io/apart", "=x", "namespace/name"),
             ("numaward.io/immovable", "yes", "true or false"),
