@@ -70,6 +70,7 @@ fn a_unit_keeps_its_pins_through_reload_and_restart() {
     assert_eq!(report.section("held").lines().last(), Some(bytes.as_str()), "the slice protects its unit");
 
     // The restarted unit has another cgroup: the daemon follows it, and so do the probes.
+    assert_eq!(report.section("restarted policy"), "interleave:1");
     let load = report.json("restarted load");
     assert_eq!(load["pages_by_node"]["1"], 32 * MIB / 4096, "{load}");
     for line in report.section("restarted misses").lines() {

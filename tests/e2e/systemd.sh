@@ -37,6 +37,9 @@ numaward guarantee load.service --cpus 2 --memory 64Mi -o json
 pins "held"
 cat $cgroups/system.slice/memory.min
 
+# From the next start on, it has a memory policy over whatever nodes it has then.
+mkdir /run/systemd/system/load.service.d
+printf '[Service]\nNUMAPolicy=interleave\nNUMAMask=all\n' >/run/systemd/system/load.service.d/policy.conf
 systemctl daemon-reload
 pins "reloaded"
 
@@ -45,6 +48,8 @@ rm /run/load.json
 systemctl restart load
 wait_for 60 _loaded
 pins "restarted"
+section "restarted policy"
+sed -n '/stack/{s/^[0-9a-f]* \([^ ]*\) .*/\1/p;q}' "/proc/$(systemctl show --value -p MainPID load)/numa_maps"
 section "restarted load"
 cat /run/load.json
 section "restarted misses"

@@ -129,8 +129,16 @@ impl Request {
             let wrong = |problem| {
                 FieldError::new("placement.memoryPolicy", problem, "nothing, or a command to start")
             };
-            if target != Target::Exec {
-                return Err(wrong("a process takes its memory policy itself, and this one runs already"));
+            match &target {
+                Target::Exec => {}
+                Target::Unit(_) => {
+                    return Err(wrong(
+                        "systemd sets the memory policy of a unit when it starts: NUMAPolicy= and NUMAMask=all in its file",
+                    ));
+                }
+                Target::Cgroup(_) | Target::Container(_) => {
+                    return Err(wrong("a process sets its memory policy itself, and this one runs already"));
+                }
             }
             if asked.memory.is_none() {
                 return Err(wrong("it is over the nodes of the memory, and none is asked for"));
@@ -464,6 +472,7 @@ mod tests {
         let table: &[(Change, Option<&str>)] = &[
             (|_| {}, None),
             (|asked| asked.target = api::Target::Cgroup("/a".to_owned()), Some("runs already")),
+            (|asked| asked.target = api::Target::Unit("db.service".to_owned()), Some("NUMAPolicy=")),
             (|asked| asked.memory = None, Some("none is asked for")),
             (|asked| (asked.cpus, asked.placement.burstable) = (None, true), Some("home node")),
         ];
