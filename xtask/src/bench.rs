@@ -79,7 +79,7 @@ fn run(package: &str, bench: &str, arguments: &[String]) -> Result<()> {
 fn in_vm(package: &str, bench: &str, command: &str) -> Result<ExitCode> {
     let (arch, kernel) = (Arch::Amd64, kernels::DEFAULT);
     setup::ensure(&[Part::Ebpf, Part::Qemu(arch), Part::Kernel(arch, kernels::find(arch, kernel)?)])?;
-    let program = build::static_bench(package, bench, "vm")?;
+    let program = build::static_bench(package, bench, "release")?;
     let machine = Machine::parse(Some(2), None, None, None)?;
     let vm = Vm::new(Kernel::find(&Cache::locate()?, arch, kernel)?, machine).limit(Duration::from_mins(15));
     println!("Linux {kernel} under emulation: these times are no figures, whatever the budget says");
@@ -120,7 +120,7 @@ pub(crate) fn simulate(arguments: &Simulate) -> Result<ExitCode> {
 /// Runs a program of the engine on a folder.
 fn engine(example: &str, folder: Option<&Path>) -> Result<ExitCode> {
     let mut cargo = command::cargo();
-    cargo.args(["run", "--quiet", "--release", "--package", "numaward-engine", "--example", example, "--"]);
+    cargo.args(["run", "--quiet", "--profile", "dist", "--package", "numaward-engine", "--example", example, "--"]);
     if let Some(folder) = folder {
         // Cargo runs in the checkout's root.
         cargo.arg(path::absolute(folder).with_context(|| format!("cannot resolve {}", folder.display()))?);

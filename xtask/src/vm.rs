@@ -295,7 +295,7 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
         names.join(" or ")
     );
     if listed.lines().any(|line| line.starts_with(HOST)) {
-        let program = build::static_test(arch, "numaward-probes", "host", "vm")?;
+        let program = build::static_test(arch, "numaward-probes", "host", "release")?;
         fs::copy(&program, folder.join(HOST_PROGRAM))
             .with_context(|| format!("cannot copy {}", program.display()))?;
     }
@@ -492,7 +492,7 @@ pub(crate) fn attend(
 /// The static programs that every machine has on its PATH.
 pub(crate) fn programs(arch: Arch, with_daemon: bool) -> Result<Vec<(String, PathBuf)>> {
     if !with_daemon {
-        return build::static_programs(arch, &[LOAD], "vm");
+        return build::static_programs(arch, &[LOAD], "release");
     }
     let mut programs = all_programs(arch)?;
     programs.retain(|(name, _)| [DAEMON, LOAD].contains(&name.as_str()));
@@ -507,13 +507,13 @@ pub(crate) fn daemon(programs: &[(String, PathBuf)]) -> Result<&PathBuf> {
 
 /// The daemon and the load alone, for somebody who builds nothing else: those of the tests take minutes.
 pub(crate) fn few_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
-    build::static_programs(arch, &[DAEMON, LOAD], "vm")
+    build::static_programs(arch, &[DAEMON, LOAD], "release")
 }
 
 /// They and those of the tests, always together: what is built for one serves the other.
 fn all_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
     setup::ensure(&[Part::Ebpf])?;
-    build::static_programs(arch, &[&[DAEMON, LOAD], HELPERS].concat(), "vm")
+    build::static_programs(arch, &[&[DAEMON, LOAD], HELPERS].concat(), "release")
 }
 
 fn copy(text: &str) -> Result<(PathBuf, String), String> {
