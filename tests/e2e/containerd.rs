@@ -17,9 +17,9 @@ use numaward_vm::{Arch, Cache, Machine, Vm};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Names the folder with the programs of containerd 2.2 or newer.
+/// Names the folder with the programs of containerd 2.3 or newer.
 const CONTAINERD: &str = "NUMAWARD_CONTAINERD";
-/// What is unpacked, and where the machine has it. The folder may be without runc, which is Debian's then.
+/// What is unpacked, and where the machine has it. The folder may have no runc; it is Debian's then.
 const PROGRAMS: [&str; 4] = ["containerd", "containerd-shim-runc-v2", "ctr", RUNC];
 const RUNC: &str = "runc";
 const LIBRARIES: [&str; 5] =
@@ -240,6 +240,9 @@ fn check(release: &Release) {
     assert!(metrics.contains("numaward_nri_connected 1"), "{metrics}");
     assert!(metrics.contains(r#"containers_started_unpinned_total{reason="away"} 1"#), "{metrics}");
 
+    if instead_of(release).is_none() {
+        assert_eq!(report.section("policies missing"), "numaward_nri_memory_policies_missing_total 1");
+    }
     // Two CPUs of one node are only on node 1.
     assert_eq!(lines(&report, "placed"), pinned("3-4", "1"));
     let first: Vec<_> = pinned("3-4", "1").split_off(2);

@@ -20,6 +20,14 @@ where $web
 section "adopted metrics"
 metrics | grep -E '^numaward_(containers_started_unpinned|nri_)'
 
+# This containerd ignores memory policies.
+annotation=numaward.io/memory-policy=interleave
+run policy burstable --millicpus 100 --unlimited -- sleep 1000000
+annotation=
+numaward-cri remove-pod $pod
+section "policies missing"
+metrics | grep '^numaward_nri_memory_policies_missing'
+
 run db guaranteed --millicpus 2000 --mebibytes 128 -- sh -c \
     'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status; exec numaward-load --size 48M --report json'
 db=$cgroup db_pod=$pod db_container=$container

@@ -21,7 +21,8 @@ pub(crate) const DIST: &str = "dist";
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// A static program, that runs on any Linux, instead of one for this host
+    /// A static program, that runs on any Linux, instead of one for this host. Both are quick builds: `dist` makes what
+    /// users get
     #[arg(long = "static")]
     is_static: bool,
     /// The processor that a static program is for

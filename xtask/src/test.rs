@@ -63,7 +63,7 @@ enum Stage {
     Dashboards,
     /// The way of somebody new: clone, demo, red page, fix, green page, and how long that takes (with --all)
     Newcomer,
-    /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster or with containerd 2.2:
+    /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster or with containerd 2.3:
     /// with --all, where `NUMAWARD_KUBERNETES` and `NUMAWARD_CONTAINERD` name their programs; see `vm test --help`)
     Vm,
 }

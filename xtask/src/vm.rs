@@ -93,8 +93,8 @@ pub(crate) struct Folders {
     /// if that is there
     #[arg(long, value_name = "DIR", env = KUBERNETES)]
     kubernetes: Option<PathBuf>,
-    /// Folder with containerd, containerd-shim-runc-v2 and ctr of containerd 2.2 or newer, instead of Debian's
-    /// containerd 2.1, and for the tests `containerd::newer`, which take containerd 2.3; and its runc 1.4 or newer
+    /// Folder with containerd, containerd-shim-runc-v2 and ctr of containerd 2.3 or newer, instead of Debian's
+    /// containerd 2.1, and for the tests `containerd::newer`, which also need runc 1.4 or newer there
     #[arg(long, value_name = "DIR", env = CONTAINERD)]
     containerd: Option<PathBuf>,
 }

@@ -33,7 +33,7 @@ run shared burstable --millicpus 100 -- sleep 1000000
 section "policy of shared"
 policy $cgroup
 section "metrics"
-metrics | grep '^numaward_containers_started_unpinned.*"memory_policy"'
+metrics | grep '^numaward_nri_memory_policies_missing'
 section "log"
 grep -E 'memory polic|WARN|ERROR' /tmp/daemon.log
 section "end"

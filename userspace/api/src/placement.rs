@@ -73,7 +73,8 @@ pub struct Placement {
     /// Others are kept off its exclusive CPUs, also where `enforcement.herding.mode` is not `on`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub isolate: bool,
-    /// How the kernel chooses among its nodes for each new page; absent: as for any process. Only for a command.
+    /// How the kernel chooses among its nodes for each new page; absent: as for any process. Of a command, or
+    /// of a container by annotation; refused for what runs already.
     pub memory_policy: Option<MemoryPolicy>,
     /// Its class of L3 caches and memory bandwidth, of `resctrl.classes` in the configuration; absent: none.
     #[schemars(extend("examples" = ["batch"]))]

@@ -628,7 +628,9 @@ fn cpu_kind_help(kind: CpuKind) -> &'static str {
     match kind {
         CpuKind::Performance => "Of cores as fast as any of the machine",
         CpuKind::Efficiency => "Of cores that are slower than others of the machine, and take less power",
-        CpuKind::HighFrequency => "As fast as any by its base frequency, or else by its highest",
+        CpuKind::HighFrequency => {
+            "Of the highest base frequency; where all have the same, of the highest maximum frequency"
+        }
         CpuKind::Isolated => "Kept from the scheduler's load balancing (isolcpus=)",
         CpuKind::NohzFull => "Without a tick while one task runs (nohz_full=)",
     }

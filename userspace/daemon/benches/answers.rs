@@ -30,7 +30,7 @@ use numaward_kube::nri::{
 use numaward_topology::Bytes;
 use rustix::process::{getpriority_process, setpriority_process};
 use tokio::{
-    runtime::{Builder, Runtime},
+    runtime::{Builder, Handle, Runtime},
     task::JoinSet,
 };
 
@@ -144,7 +144,7 @@ async fn all_are_served(daemon: &Process, workloads: usize) -> Result<(), String
     }
 }
 
-async fn measure(node: Node, daemon: &Process) -> Result<bool, String> {
+async fn measure(node: Node, daemon: &Process, readers: &Handle) -> Result<bool, String> {
     let (workloads, pods) = (option("workloads", 1000), option("pods", 250));
     let (clients, containers) = (option("clients", 50), option("containers", 50));
     assert!(node.runtime.has_plugins(&[PLUGIN]).await, "{:?}", node.runtime.log());
@@ -160,7 +160,7 @@ async fn measure(node: Node, daemon: &Process) -> Result<bool, String> {
     print(&format!("{workloads} workloads, no clients"), &mut idle, without);
 
     let (read, bytes) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (readers, mut tasks) = (other_machines(), JoinSet::new());
+    let mut tasks = JoinSet::new();
     for client in 0..clients {
         let (address, read, bytes) = (daemon.address, read.clone(), bytes.clone());
         let reads = async move {
@@ -173,7 +173,7 @@ async fn measure(node: Node, daemon: &Process) -> Result<bool, String> {
                 read.fetch_add(1, Relaxed);
             }
         };
-        tasks.spawn_on(reads, readers.handle());
+        tasks.spawn_on(reads, readers);
     }
     // Until all are in the middle of it.
     while read.load(Relaxed) < clients {
@@ -191,7 +191,7 @@ async fn measure(node: Node, daemon: &Process) -> Result<bool, String> {
         started.elapsed(),
         bytes.load(Relaxed) / read.load(Relaxed)
     );
-    readers.shutdown_background();
+    tasks.shutdown().await;
     let kept = percentile(&mut busy, 100) < BUDGET && without + without_too == 0;
     println!("budget: each in less than {BUDGET:?}, with a CPU: {}", if kept { "kept" } else { "EXCEEDED" });
     Ok(kept)
@@ -204,13 +204,14 @@ fn main() -> ExitCode {
     let memory = std::path::Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
     let tokio = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let readers = other_machines();
     let kept = tokio.block_on(async {
         let place = Place::new(dir.path()).unwrap();
         let runtime = FakeRuntime::new(Config::containerd_2_1(Online::from(&place.machine)));
         let socket = dir.path().join("nri.sock");
         runtime.listen(&socket).unwrap();
         let daemon = Process::start(dir.path(), Some(&socket)).unwrap();
-        measure(Node { place, runtime }, &daemon).await
+        measure(Node { place, runtime }, &daemon, readers.handle()).await
     });
     match kept {
         Ok(true) => ExitCode::SUCCESS,

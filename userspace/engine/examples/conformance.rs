@@ -1,6 +1,6 @@
 //! Runs the conformance vectors of a directory, by default those that come with the sources.
 //!
-//! `cargo run --release -p numaward-engine --example conformance -- [DIR]`
+//! `cargo run --profile dist -p numaward-engine --example conformance -- [DIR]`
 
 use std::{path::PathBuf, process::ExitCode};
 

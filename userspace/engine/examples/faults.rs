@@ -1,7 +1,7 @@
 //! Runs the fault scenarios of a directory, by default those that come with the sources: the strategy `kubelet` against
 //! the record, `native` against what is desired.
 //!
-//! `cargo run --release -p numaward-engine --example faults -- [DIR]`
+//! `cargo run --profile dist -p numaward-engine --example faults -- [DIR]`
 
 use std::{path::PathBuf, process::ExitCode};
 

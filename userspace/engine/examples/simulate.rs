@@ -1,6 +1,6 @@
 //! Replays the traces of a directory with both strategies, by default those that come with the sources.
 //!
-//! `cargo run --release -p numaward-engine --example simulate -- [DIR]`
+//! `cargo run --profile dist -p numaward-engine --example simulate -- [DIR]`
 
 use std::{
     path::{Path, PathBuf},

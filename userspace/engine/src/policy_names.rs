@@ -184,7 +184,7 @@ named!(
         Performance = "performance",
         /// Of a core that is slower than others of the machine, and takes less power.
         Efficiency = "efficiency",
-        /// As fast as any of the machine by its base frequency, or else by its highest.
+        /// Of the highest base frequency of the machine; where all have the same, of the highest maximum frequency.
         HighFrequency = "high-frequency",
         /// Kept from the scheduler's load balancing (`isolcpus=`).
         Isolated = "isolated",

@@ -133,7 +133,7 @@ impl Request {
                 Target::Exec => {}
                 Target::Unit(_) => {
                     return Err(wrong(
-                        "systemd sets the memory policy of a unit when it starts: NUMAPolicy= and NUMAMask=all in its file",
+                        "systemd sets the memory policy of a unit when it starts (set NUMAPolicy= and NUMAMask=all in its file)",
                     ));
                 }
                 Target::Cgroup(_) | Target::Container(_) => {

@@ -860,8 +860,8 @@ async fn settings_that_the_kernel_would_refuse_are_not_sent() {
             "nodes 9",
         ),
         (
-            Creation { settings: of("0"), memory_policy: policy("0-1"), updates: vec![] },
-            "the memory policy is over nodes 1, which are not among those of the container",
+            Creation { settings: of("0"), memory_policy: policy("1"), updates: vec![] },
+            "the memory policy is over nodes 1, none of which the container may use",
         ),
         (
             Creation { settings: Settings::default(), memory_policy: policy(""), updates: vec![] },

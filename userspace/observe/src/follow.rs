@@ -210,7 +210,7 @@ impl Observer {
 
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
     fn read_machine(&self) {
-        let machine = sysfs::read(&self.config.host_root);
+        let machine = sysfs::read_again(&self.config.host_root, &self.machine());
         let Some(machine) = self.health.noted(Part::Topology, machine) else { return };
         let refreshed = self.probing().probes.refresh(&machine);
         self.health.noted(Part::ProbeNodes, refreshed);

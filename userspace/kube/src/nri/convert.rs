@@ -188,7 +188,9 @@ fn memory_policy((policy, nodes): &(MemoryPolicy, NodeSet)) -> messages::LinuxMe
         MemoryPolicy::Interleave => messages::MpolMode::Interleave,
         MemoryPolicy::WeightedInterleave => messages::MpolMode::WeightedInterleave,
     };
-    messages::LinuxMemoryPolicy { mode: mode.into(), nodes: nodes.to_string() }
+    // Of these nodes the kernel takes those of the cpuset, also when that changes.
+    let flags = vec![messages::MpolFlag::StaticNodes.into()];
+    messages::LinuxMemoryPolicy { mode: mode.into(), nodes: nodes.to_string(), flags }
 }
 
 pub(crate) fn update(update: &Update) -> messages::ContainerUpdate {
@@ -294,6 +296,20 @@ mod tests {
             message.unified.iter().map(|(knob, value)| (knob.as_str(), value.as_str())).collect();
         assert_eq!(unified, [("memory.high", "max"), ("memory.min", "1048576")]);
         assert_eq!((message.memory, message.hugepage_limits.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_memory_policy_is_encoded_as_in_the_protocol() {
+        use prost::Message as _;
+
+        let creation = Creation {
+            memory_policy: Some((MemoryPolicy::WeightedInterleave, "0-1".parse().unwrap())),
+            ..Creation::default()
+        };
+        // linux (6) { memory_policy (12) { mode (1): 6, nodes (2): "0-1", flags (3): [0] } }
+        let bytes = [0x32, 0x0c, 0x62, 0x0a, 0x08, 6, 0x12, 3, b'0', b'-', b'1', 0x1a, 1, 0];
+        assert_eq!(adjustment(&creation).unwrap().encode_to_vec(), bytes);
+        assert_eq!(adjustment(&Creation::default()), None);
     }
 
     #[test]

@@ -183,13 +183,23 @@ pub(crate) struct LinuxContainerAdjustment {
     pub(crate) memory_policy: Option<LinuxMemoryPolicy>,
 }
 
-/// Without the flags of a policy, which are not used: the kernel moves the policy along with the cpuset.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct LinuxMemoryPolicy {
     #[prost(enumeration = "MpolMode", tag = "1")]
     pub(crate) mode: i32,
     #[prost(string, tag = "2")]
     pub(crate) nodes: String,
+    #[prost(enumeration = "MpolFlag", repeated, tag = "3")]
+    pub(crate) flags: Vec<i32>,
+}
+
+/// Numbers of NRI, unlike those of the modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum MpolFlag {
+    StaticNodes = 0,
+    RelativeNodes = 1,
+    NumaBalancing = 2,
 }
 
 /// Numbers of `linux/mempolicy.h`.

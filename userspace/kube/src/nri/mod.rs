@@ -172,7 +172,7 @@ pub struct RuntimeInfo {
 
 impl RuntimeInfo {
     /// Whether it gives containers the memory policies that plugins ask for, as far as it is known: from NRI 0.12 on
-    /// (containerd 2.3). Its OCI runtime has to know them, too (runc 1.4).
+    /// (containerd 2.3). Its OCI runtime has to set them, too (runc does from 1.4 on).
     pub fn sets_memory_policies(&self) -> bool {
         self.nri_version.is_some_and(|version| version >= NriVersion::new(0, 12, 0))
     }

@@ -231,8 +231,8 @@ pub enum InvalidSettings {
     /// Some nodes have no memory or do not exist: which, and all that have some.
     #[error("cpuset.mems has nodes {0} that have no memory or are not online (with memory: {1})")]
     NoMemory(NodeSet, NodeSet),
-    /// The memory policy is over nodes that the container may not use: which.
-    #[error("the memory policy is over nodes {0}, which are not among those of the container")]
+    /// The memory policy is over nodes of which the container may use none: which.
+    #[error("the memory policy is over nodes {0}, none of which the container may use")]
     PolicyOfOthers(NodeSet),
     /// Two updates of one container in one answer: the runtime takes the second for a conflict.
     #[error("container {0} is updated twice in one answer")]
@@ -274,8 +274,9 @@ pub struct Update {
 pub struct Creation {
     /// What the new container gets.
     pub settings: Settings,
-    /// The memory policy that its processes begin with, and the nodes that it is over. Runtimes without
-    /// [`RuntimeInfo::sets_memory_policies`](super::RuntimeInfo::sets_memory_policies) pass over it.
+    /// The memory policy that its processes begin with, and the nodes that it is over: those of them that the container may
+    /// use, also when that changes (`MPOL_F_STATIC_NODES`). Runtimes without
+    /// [`RuntimeInfo::sets_memory_policies`](super::RuntimeInfo::sets_memory_policies) ignore it.
     pub memory_policy: Option<(MemoryPolicy, NodeSet)>,
     /// What other containers get because of it, such as a smaller shared pool.
     pub updates: Vec<Update>,
@@ -289,8 +290,11 @@ impl Creation {
         if nodes.is_empty() {
             return Err(InvalidSettings::Empty("the node set of the memory policy"));
         }
-        let missing = nodes - self.settings.mems.as_ref().unwrap_or(&online.mems);
-        if missing.is_empty() { Ok(()) } else { Err(InvalidSettings::PolicyOfOthers(missing)) }
+        let usable = self.settings.mems.as_ref().unwrap_or(&online.mems);
+        if (nodes & usable).is_empty() {
+            return Err(InvalidSettings::PolicyOfOthers(nodes.clone()));
+        }
+        Ok(())
     }
 }
 

@@ -40,6 +40,16 @@ pub fn offline_cpus(root: &Path) -> Result<CpuSet, ReadError> {
 /// Offline CPUs and nodes are skipped. A CPU of unknown package (`-1`, as on Arm boards without ACPI) counts
 /// as socket 0. The last-level cache of a CPU is its unified cache of the highest level.
 pub fn read(root: &Path) -> Result<Machine, ReadError> {
+    read_beside(root, None)
+}
+
+/// Reads the machine once more. The frequencies of CPUs are not read while the same are online: the kernel may interrupt a
+/// CPU to learn its base frequency.
+pub fn read_again(root: &Path, known: &Machine) -> Result<Machine, ReadError> {
+    read_beside(root, Some(known))
+}
+
+fn read_beside(root: &Path, known: Option<&Machine>) -> Result<Machine, ReadError> {
     let source = Source { root };
     let list = format!("{CPUS}/online");
     let online: CpuSet = source.ids(&list, "the online CPUs; is sysfs mounted?")?;
@@ -75,7 +85,10 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
         isolated_cpus: &isolated.unwrap_or_default() & &online,
         nohz_full_cpus: &nohz_full(source)? & &online,
         efficiency_cpus: &efficiency_cpus(source, &online)? & &online,
-        lower_frequency_cpus: lower_frequency_cpus(source, &online)?,
+        lower_frequency_cpus: match known {
+            Some(known) if known.cpu_ids() == online => known.lower_frequency_cpus.clone(),
+            _ => lower_frequency_cpus(source, &online)?,
+        },
         nodes,
         cpus,
     })
@@ -102,17 +115,20 @@ fn efficiency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadEr
 }
 
 /// The CPUs that do not reach the frequency of the fastest: by the base frequency, which firmware makes higher for some
-/// (Intel Speed Select), and where all have the same or none by the highest (favoured cores).
+/// (Intel Speed Select), and where all have the same or none by the maximum (favoured cores of Intel).
 ///
 /// Sources: `base_frequency` in Documentation/admin-guide/pm/intel_pstate.rst, `cpuinfo_max_freq` in
 /// Documentation/admin-guide/pm/cpufreq.rst.
 fn lower_frequency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadError> {
     for (file, what) in [
         ("cpufreq/base_frequency", "the CPU's base frequency"),
-        ("cpufreq/cpuinfo_max_freq", "the CPU's highest frequency"),
+        ("cpufreq/cpuinfo_max_freq", "the CPU's maximum frequency"),
     ] {
-        if let Some(cpus) = below_the_highest(source, online, file, what)?.filter(|cpus| !cpus.is_empty()) {
-            return Ok(cpus);
+        match below_the_highest(source, online, file, what) {
+            Ok(Some(cpus)) if !cpus.is_empty() => return Ok(cpus),
+            // `EBUSY` while the driver changes: no reason not to know the rest of the machine.
+            Ok(_) | Err(ReadError::Unreadable { .. }) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(CpuSet::new())
@@ -416,6 +432,33 @@ mod tests {
         assert_eq!(lower(&[(highest, ["3900000\n", ""])]).unwrap(), "", "one is not known");
         let wrong = lower(&[(highest, ["fast\n", "1\n"])]).unwrap_err().to_string();
         assert!(wrong.contains("cpu0/cpufreq/cpuinfo_max_freq") && wrong.contains("fast"), "{wrong}");
+    }
+
+    #[test]
+    fn frequencies_are_read_once() {
+        let host = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = host.path().join("sys/devices/system/cpu").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let maximum = |cpu: u32, text: &str| write(&format!("cpu{cpu}/cpufreq/cpuinfo_max_freq"), text);
+        for cpu in 0..3 {
+            write(&format!("cpu{cpu}/topology/physical_package_id"), "0\n");
+            write(&format!("cpu{cpu}/topology/core_id"), "0\n");
+        }
+        fs::create_dir_all(host.path().join("proc")).unwrap();
+        fs::write(host.path().join("proc/meminfo"), "MemTotal: 1024 kB\n").unwrap();
+        write("online", "0-1\n");
+        maximum(0, "2\n");
+        maximum(1, "1\n");
+        let known = read(host.path()).unwrap();
+        assert_eq!(known.lower_frequency_cpus.to_string(), "1");
+        maximum(0, "0\n");
+        assert_eq!(read_again(host.path(), &known).unwrap(), known);
+        maximum(2, "1\n");
+        write("online", "0-2\n");
+        assert_eq!(read_again(host.path(), &known).unwrap().lower_frequency_cpus.to_string(), "0");
     }
 
     #[test]

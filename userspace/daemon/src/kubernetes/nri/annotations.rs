@@ -18,8 +18,8 @@
 //! | `numaward.io/immovable` | `true`: it stays where it is placed first |
 //!
 //! The first three can be given for one container too, in front: `CONTAINER.numaward.io/placement`. That counts more than
-//! the pod's. The others are of the whole pod; from `tiers` on (but not `memory-policy` and `resctrl-class`), and `guarantee: burstable`, they need
-//! the strategy `native`.
+//! the pod's. The others are of the whole pod. Those from `tiers` on need the strategy `native`, all but `memory-policy` and
+//! `resctrl-class`. So does `guarantee: burstable`.
 //!
 //! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
 //! the decision says so: a typing error in an annotation must not keep a pod from running.
@@ -33,7 +33,7 @@ use std::{
     str::FromStr,
 };
 
-use numaward_engine::Terms;
+use numaward_engine::{Terms, policy::MemoryPolicy};
 use numaward_topology::{NodeSet, Release};
 
 use super::memory_policy::since;
@@ -252,10 +252,11 @@ impl Annotations {
 
     /// Takes a memory policy as not given that a kernel of this release does not have: the container could not start.
     #[must_use]
-    pub(super) fn for_kernel(mut self, kernel: Release) -> Self {
-        if let Some(policy) = self.terms.memory_policy.take_if(|policy| kernel < since(*policy)) {
+    pub(super) fn for_kernel(mut self, kernel: Option<Release>) -> Self {
+        let is_newer = |policy: &mut MemoryPolicy| kernel.is_none_or(|kernel| kernel < since(*policy));
+        if let Some(policy) = self.terms.memory_policy.take_if(is_newer) {
             self.ignored.push(format!(
-                "numaward.io/memory-policy: {policy} is ignored (it takes Linux {} or newer)",
+                "numaward.io/memory-policy: {policy} is ignored (it needs Linux {} or newer)",
                 since(policy)
             ));
         }
@@ -446,7 +447,7 @@ mod tests {
             ("preferred-many", Release::new(5, 10), false),
             ("interleave", Release::new(2, 6), true),
         ] {
-            let read = read(&[("numaward.io/memory-policy", policy)]).for_kernel(kernel);
+            let read = read(&[("numaward.io/memory-policy", policy)]).for_kernel(Some(kernel));
             assert_eq!(read.terms.memory_policy.is_some(), is_kept, "{policy}, {kernel:?}");
             assert_eq!(read.ignored.len(), usize::from(!is_kept), "{:?}", read.ignored);
         }

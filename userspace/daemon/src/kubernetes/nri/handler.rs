@@ -1,7 +1,7 @@
 //! Answers the container runtime.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -10,10 +10,11 @@ use std::{
 use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
 use numaward_cgroup::{CgroupPath, knob};
+use numaward_config::policy::MemoryPolicy;
 use numaward_guarantee::{error::AdmissionError, pod::Asked, reconciler::Reconciler};
 use numaward_kube::{
     nri::{
-        Handler, RuntimeInfo, Status,
+        Handler, Status,
         types::{
             Call, Container, ContainerEvent, ContainerState, Creation, Event, Limit, NoAnswer,
             NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
@@ -22,7 +23,7 @@ use numaward_kube::{
     pod::Notice,
 };
 use numaward_model::{Report, Settings as Held, pod};
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, NodeSet};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -30,7 +31,6 @@ use super::{
     NriMetrics, Ports,
     annotations::OFF_IGNORED,
     memory_policy,
-    metrics::NO_MEMORY_POLICY,
     request::{LeftAlone, RequestBuilder, id_of, settings_in},
     updates::PendingUpdates,
 };
@@ -55,9 +55,19 @@ pub(super) struct NriHandler {
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
     /// What the runtime does not know yet.
     pub(super) pending: PendingUpdates,
+    pub(super) policies: Policies,
+}
+
+/// What memory policies of containers need. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Policies {
+    /// Whether what is decided is carried out.
+    pub(super) is_on: bool,
     /// The connection that the answers go to; none before there is a plugin.
     pub(super) runtime: Arc<OnceLock<watch::Receiver<Status>>>,
     pub(super) host_root: PathBuf,
+    /// Which policy the runtime was asked for, by container, until that is about to start.
+    pub(super) asked: Arc<Mutex<BTreeMap<String, MemoryPolicy>>>,
 }
 
 /// Settings as the runtime takes them.
@@ -171,45 +181,58 @@ impl NriHandler {
         }
     }
 
+    /// The memory policy to ask the runtime for: over any node, of which the kernel takes those of the cpuset.
+    fn memory_policy(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        policy: MemoryPolicy,
+    ) -> Option<(MemoryPolicy, NodeSet)> {
+        let runtime = self.policies.runtime.get().and_then(|status| status.borrow().runtime.clone());
+        if let Some(runtime) = runtime.filter(|runtime| !runtime.sets_memory_policies()) {
+            let why = format!(
+                "{} {} ignores memory policies, which need NRI 0.12 or newer (containerd 2.3)",
+                runtime.name, runtime.version
+            );
+            self.without_policy(pod, container, policy, &why);
+            return None;
+        }
+        self.policies.asked.lock().insert(container.id.clone(), policy);
+        Some((policy, self.online().mems))
+    }
+
     /// Reports a container that is about to start without the memory policy that the runtime was asked for.
     async fn check_memory_policy(&self, pod: &Pod, container: &Container) {
-        if self.builder.annotations(pod).terms.memory_policy.is_none() {
-            return;
-        }
-        let Ok(ask) = self.builder.container(pod, container) else { return };
-        let (Some(policy), Some(pid)) = (ask.pod.terms.memory_policy, container.pid) else { return };
-        let runtime = self.runtime.get().and_then(|status| status.borrow().runtime.clone());
-        if let Some(runtime) = runtime.filter(|runtime| !runtime.sets_memory_policies()) {
-            let RuntimeInfo { name, version, .. } = runtime;
-            tracing::warn!(
-                pod = pod.name,
-                container = container.name,
-                "the container runtime {name} {version} passes over memory policies: it takes NRI 0.12 or newer \
-                 (containerd 2.3)"
-            );
-            return self.unpinned(pod, container, NO_MEMORY_POLICY);
-        }
-        let host_root = self.host_root.clone();
+        let policy = self.policies.asked.lock().remove(&container.id);
+        let (Some(policy), Some(pid)) = (policy, container.pid) else { return };
+        let host_root = self.policies.host_root.clone();
         let looked =
             tokio::task::spawn_blocking(move || memory_policy::is_set(&host_root, pid, policy)).await;
         match looked {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => {
-                tracing::warn!(
-                    pod = pod.name,
-                    container = container.name,
-                    "the OCI runtime has not set the memory policy {policy}: runc takes version 1.4 or newer for that"
-                );
-                self.unpinned(pod, container, NO_MEMORY_POLICY);
+                let why = "its first process does not have it: the OCI runtime may be too old (runc sets it from 1.4 on)";
+                self.without_policy(pod, container, policy, why);
             }
-            Ok(Err(error)) => tracing::info!(
+            Ok(Err(error)) => tracing::warn!(
+                namespace = pod.namespace,
                 pod = pod.name,
                 container = container.name,
                 %error,
-                "whether the memory policy {policy} is set cannot be seen"
+                "whether the memory policy {policy} is set cannot be seen, which needs SYS_PTRACE and the host's process ids"
             ),
             Err(error) => tracing::error!(%error, "whether a memory policy is set was not looked up"),
         }
+    }
+
+    /// Counts and reports a container without the memory policy that its pod asks for.
+    fn without_policy(&self, pod: &Pod, container: &Container, policy: MemoryPolicy, why: &str) {
+        self.figures.memory_policies_missing.inc();
+        let what = container_of(pod, container);
+        tracing::warn!("{what} starts without the memory policy {policy}: {why}");
+        let message =
+            format!("Container {} starts without the memory policy {policy}: {why}.", container.name);
+        self.notify(pod, "NumaMemoryPolicyMissing", message, true);
     }
 
     /// Waits a moment for the API server to report a pod.
@@ -388,11 +411,8 @@ impl Handler for NriHandler {
                     None => drop(self.figures.placed.inc()),
                 }
                 let settings = settings(&wanted);
-                let policy = policy.filter(|_| !self.is_dry_run);
-                let memory_policy = policy.map(|policy| {
-                    // Nodes that it is not bound to may be any.
-                    (policy, settings.mems.clone().unwrap_or_else(|| self.online().mems))
-                });
+                let policy = policy.filter(|_| self.policies.is_on);
+                let memory_policy = policy.and_then(|policy| self.memory_policy(&pod, &container, policy));
                 Ok(Creation { settings, memory_policy, updates: self.pending(&id) })
             }
             // Its pod would not have come so far, and that was reported.
@@ -445,13 +465,13 @@ impl Handler for NriHandler {
                 }
                 if self.is_dry_run {
                     self.would_place(&pod, &container);
-                } else {
-                    self.check_memory_policy(&pod, &container).await;
                 }
+                self.check_memory_policy(&pod, &container).await;
             }
             Event::Container(ContainerEvent::Removed, _, container) => {
                 self.ports.container_is_gone(&container.id);
                 self.pending.forget(&container.id);
+                self.policies.asked.lock().remove(&container.id);
                 note_stopping(self.reconciler.stopped(container.id).await);
             }
             Event::Pod(event @ (PodEvent::Stopped | PodEvent::Removed), pod) => {
@@ -470,6 +490,9 @@ impl Handler for NriHandler {
 
     fn no_answer(&self, call: NoAnswer) {
         let NoAnswer { call: Call::CreateContainer, pod, container, reason } = call else { return };
+        if let Some(container) = &container {
+            self.policies.asked.lock().remove(&container.id);
+        }
         match (pod, container) {
             // That somebody else places it may be intended.
             (Some(pod), Some(container)) if reason != NoAnswerReason::PinnedByOther => {

@@ -1,7 +1,7 @@
 //! Memory policies of containers: which kernels have them, and whether a container got the one that the runtime was asked for.
 //!
 //! Only a process itself can set its memory policy, so the OCI runtime does it in the container's first process, before the
-//! program runs. Runtimes that do not know memory policies pass over them without a word. So whether there is one is looked
+//! program runs. Runtimes that do not know memory policies ignore them without a word. So whether there is one is looked
 //! up when the container is about to start: its first process exists, and waits.
 //!
 //! Sources: `set_mempolicy(2)`, `numa(7)` on `numa_maps`, the OCI runtime specification 1.3 (`linux.memoryPolicy`).
@@ -15,16 +15,13 @@ use std::{
 use numaward_config::policy::MemoryPolicy;
 use numaward_topology::Release;
 
-/// No line of `numa_maps` that says which policy there is is longer: the policy comes second.
+/// Enough of a line of `numa_maps`: the policy comes second.
 const LINE: u64 = 4096;
-
-/// The kernel that had the first memory policies.
-pub(super) const OLDEST: Release = Release::new(2, 6);
 
 /// The first kernel that has it.
 pub(super) const fn since(policy: MemoryPolicy) -> Release {
     match policy {
-        MemoryPolicy::Bind | MemoryPolicy::Interleave => OLDEST,
+        MemoryPolicy::Bind | MemoryPolicy::Interleave => Release::new(2, 6),
         MemoryPolicy::PreferredMany => Release::new(5, 15),
         MemoryPolicy::WeightedInterleave => Release::new(6, 9),
     }
@@ -37,11 +34,13 @@ pub(super) const fn since(policy: MemoryPolicy) -> Release {
 /// `numa_maps` cannot be read: the process is gone, or the daemon may not trace it (`CAP_SYS_PTRACE`).
 pub(super) fn is_set(host_root: &Path, pid: u32, policy: MemoryPolicy) -> io::Result<bool> {
     let file = File::open(host_root.join(format!("proc/{pid}/numa_maps")))?;
-    let mut line = String::new();
-    BufReader::new(file.take(LINE)).read_line(&mut line)?;
+    // It has the name of a file, which may be any bytes.
+    let mut line = Vec::new();
+    BufReader::new(file.take(LINE)).read_until(b'\n', &mut line)?;
     // What ends has no mappings any more.
-    let (_, found) = line.split_once(' ').ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(found.strip_prefix(shown_as(policy)).is_some_and(|rest| rest.starts_with([':', '='])))
+    let start = line.iter().position(|&byte| byte == b' ').ok_or(io::ErrorKind::UnexpectedEof)? + 1;
+    let rest = line.get(start..).and_then(|found| found.strip_prefix(shown_as(policy).as_bytes()));
+    Ok(rest.is_some_and(|rest| matches!(rest.first(), Some(b':' | b'='))))
 }
 
 /// The kernel's word for it in `numa_maps` (`mpol_to_str`).
@@ -84,6 +83,8 @@ mod tests {
         for (line, policies) in all {
             assert_eq!(found(line), policies, "{line}");
         }
+        fs::write(host.path().join("proc/7/numa_maps"), b"55d0 bind=static:1 file=/\xff\n").unwrap();
+        assert!(is_set(host.path(), 7, MemoryPolicy::Bind).unwrap());
         fs::write(host.path().join("proc/7/numa_maps"), "").unwrap();
         let ended = is_set(host.path(), 7, MemoryPolicy::Bind).unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);

@@ -9,9 +9,6 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// The reason for which a container counts as started unpinned that lacks nothing but its memory policy.
-pub(super) const NO_MEMORY_POLICY: &str = "memory_policy";
-
 /// Counts since the daemon started. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct NriMetrics {
@@ -20,15 +17,17 @@ pub struct NriMetrics {
     pub(super) unpinned: Family<[(&'static str, &'static str); 1], Counter>,
     pub(super) placed: Counter,
     pub(super) refused: Counter,
+    pub(super) memory_policies_missing: Counter,
 }
 
 impl NriMetrics {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
-        let Self { connected, disconnects, unpinned, placed, refused } = self.clone();
+        let Self { connected, disconnects, unpinned, placed, refused, memory_policies_missing } =
+            self.clone();
         // All at zero from the start.
-        let reasons = NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.iter().map(|of| of.label()));
-        for reason in reasons.chain([NO_MEMORY_POLICY]) {
+        for reason in NoAnswerReason::LABELS.iter().copied().chain(Unpinned::ALL.iter().map(|of| of.label()))
+        {
             drop(unpinned.get_or_create(&[("reason", reason)]));
         }
         let help = "Whether the container runtime asks numaward where containers are to run";
@@ -45,6 +44,8 @@ impl NriMetrics {
             "Containers that were created where numaward placed them",
             placed,
         );
+        let help = "Containers that were started without the memory policy that their pod asks for";
+        registry.register("nri_memory_policies_missing", help, memory_policies_missing);
         registry.register("nri_refusals", "Pods and containers whose creation numaward refused", refused);
     }
 

@@ -38,7 +38,11 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::NriMetrics;
-use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
+use self::{
+    handler::{NriHandler, Policies},
+    request::RequestBuilder,
+    updates::PendingUpdates,
+};
 
 /// What placing containers asks of the parts around it.
 pub trait Ports: MachineSource + EventSink + ContainerNames {}
@@ -61,18 +65,15 @@ pub fn plugin(
     let (counted, warned) = (figures.clone(), Arc::default());
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
-    let runtime = Arc::default();
-    let handler = NriHandler {
-        reconciler,
-        ports,
-        builder,
-        figures: counted,
-        is_dry_run,
-        warned,
-        pending,
-        runtime: Arc::clone(&runtime),
+    let policies = Policies {
+        is_on: config.enforcement.mode == EnforcementMode::On,
+        runtime: Arc::default(),
         host_root: config.host_root.clone(),
+        asked: Arc::default(),
     };
+    let runtime = Arc::clone(&policies.runtime);
+    let handler =
+        NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned, pending, policies };
     let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
     let plugin = Plugin::new(options, Arc::new(handler));
     // It is new, so this is the first.

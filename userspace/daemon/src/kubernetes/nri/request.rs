@@ -5,7 +5,7 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -33,9 +33,7 @@ use numaward_topology::{Bytes, NodeSet, Release};
 
 use super::{
     annotations::{Annotations, Extra, Placement},
-    devices,
-    memory_policy::OLDEST,
-    whole,
+    devices, whole,
 };
 
 /// CPU shares that the kubelet gives for one CPU.
@@ -56,7 +54,8 @@ pub(super) struct RequestBuilder {
     /// The API server's pods, as far as it reported them.
     pub(super) pods: Arc<dyn PodSource>,
     host_root: PathBuf,
-    kernel: Release,
+    /// None where it is not named by numbers.
+    kernel: Option<Release>,
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
     version: KubeletVersion,
@@ -69,12 +68,11 @@ pub(super) struct RequestBuilder {
 impl RequestBuilder {
     pub(super) fn new(pods: Arc<dyn PodSource>, config: &Config) -> Self {
         let kubelet = Arc::new(devices::Kubelet::new(config));
-        let kernel = fs::read_to_string(config.host_root.join("proc/sys/kernel/osrelease"));
+        let kernel = rustix::system::uname();
         Self {
             pods,
             host_root: config.host_root.clone(),
-            // Where it cannot be read, what every kernel has.
-            kernel: kernel.ok().and_then(|text| Release::parse(&text)).unwrap_or(OLDEST),
+            kernel: Release::parse(&kernel.release().to_string_lossy()),
             kubelet,
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),

@@ -25,7 +25,8 @@ async fn a_container_gets_its_policy_over_its_nodes() {
     let pod = bench.pod("db", "", &[ASKED]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(80));
     bench.run(&db).await.unwrap();
-    assert_eq!(bench.runtime.memory_policy(&db.id), Some(format!("Interleave:{}", bench.mems(&db))));
+    // Of all nodes, the kernel takes those of the cpuset.
+    assert_eq!(bench.runtime.memory_policy(&db.id).as_deref(), Some("Interleave:0-3"));
     assert!(bench.mems(&db).parse::<numaward_topology::NodeSet>().unwrap().len() == 2, "{}", bench.mems(&db));
     let held = daemon.reconciler.allocations().allocations[0].clone();
     assert_eq!(held.placement.memory_policy, Some(numaward_api::MemoryPolicy::Interleave));
@@ -39,13 +40,13 @@ async fn a_container_gets_its_policy_over_its_nodes() {
     let other = container(&pod, "other", 2, Bytes::gib(1));
     bench.run(&other).await.unwrap();
     assert_eq!(bench.runtime.memory_policy(&other.id), None);
-    assert_eq!(daemon.figures.unpinned_for("memory_policy"), 0);
+    assert_eq!(daemon.figures.memory_policies_missing.get(), 0);
 
     // The OCI runtime has passed over it.
     bench.has_policy("default");
     let pod = bench.pod("late", "", &[ASKED]).await.unwrap();
     bench.run(&container(&pod, "late", 2, Bytes::gib(1))).await.unwrap();
-    assert_eq!(daemon.figures.unpinned_for("memory_policy"), 1);
+    assert_eq!(daemon.figures.memory_policies_missing.get(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,18 +60,55 @@ async fn a_runtime_that_knows_no_policies_is_reported() {
     bench.run(&db).await.unwrap();
     assert_eq!(bench.cpus(&db).len(), 2, "it is placed all the same");
     assert_eq!(bench.runtime.memory_policy(&db.id), None);
-    assert_eq!(daemon.figures.unpinned_for("memory_policy"), 1);
+    assert_eq!(daemon.figures.memory_policies_missing.get(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_a_dry_run_no_policy_is_asked_for_or_missed() {
-    let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_3);
-    bench.config.enforcement.mode = EnforcementMode::DryRun;
+async fn where_nothing_is_enforced_no_policy_is_asked_for_or_missed() {
+    for mode in [EnforcementMode::DryRun, EnforcementMode::Off] {
+        let mut bench = Bench::new(Arc::new(NoPods), fake::Config::containerd_2_3);
+        bench.config.enforcement.mode = mode;
+        let daemon = bench.start().await;
+        bench.has_policy("default");
+        let pod = bench.pod("db", "", &[ASKED]).await.unwrap();
+        let db = container(&pod, "db", 2, Bytes::gib(1));
+        bench.run(&db).await.unwrap();
+        assert_eq!(bench.runtime.memory_policy(&db.id), None, "{mode:?}");
+        assert_eq!(daemon.figures.memory_policies_missing.get(), 0, "{mode:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_not_asked_for_or_cannot_be_seen_is_not_missed() {
+    let known = Arc::new(Known::default());
+    let bench = Bench::new(known.clone(), fake::Config::containerd_2_3);
     let daemon = bench.start().await;
-    bench.has_policy("default");
+    // There is no `numa_maps`.
     let pod = bench.pod("db", "", &[ASKED]).await.unwrap();
     let db = container(&pod, "db", 2, Bytes::gib(1));
     bench.run(&db).await.unwrap();
-    assert_eq!(bench.runtime.memory_policy(&db.id), None);
-    assert_eq!(daemon.figures.unpinned_for("memory_policy"), 0);
+    assert_eq!(bench.runtime.memory_policy(&db.id).as_deref(), Some("Interleave:0-3"));
+
+    bench.has_policy("default");
+    let pod = bench.pod("other", "", &[ASKED]).await.unwrap();
+    let pinned = ContainerSpec { cpus: "3".to_owned(), ..container(&pod, "pinned", 2, Bytes::gib(1)) };
+    bench.run(&pinned).await.unwrap();
+    let burstable = ("numaward.io/guarantee", "burstable");
+    let pod = bench.pod("burst", "/burstable", &[ASKED, burstable]).await.unwrap();
+    let burst = container(&pod, "burst", 1, Bytes::gib(1));
+    bench.run(&burst).await.unwrap();
+    for spec in [&pinned, &burst] {
+        assert_eq!(bench.runtime.memory_policy(&spec.id), None, "{}", spec.name);
+    }
+    assert_eq!(daemon.figures.memory_policies_missing.get(), 0);
+    assert!(known.notices.lock().unwrap().is_empty());
+
+    let pod = bench.pod("late", "", &[ASKED]).await.unwrap();
+    bench.run(&container(&pod, "late", 2, Bytes::gib(1))).await.unwrap();
+    assert_eq!(daemon.figures.memory_policies_missing.get(), 1);
+    let notices = known.notices.lock().unwrap().clone();
+    assert!(
+        matches!(&notices[..], [of] if of.reason == "NumaMemoryPolicyMissing" && of.is_warning),
+        "{notices:?}"
+    );
 }
