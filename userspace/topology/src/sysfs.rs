@@ -20,7 +20,7 @@ mod memory;
 mod source;
 mod zones;
 
-pub use machine::{memory_tiers, offline_cpus, read};
+pub use machine::{memory_tiers, offline_cpus, read, read_again};
 pub use memory::{NodeMemory, node_memory};
 pub use source::ReadError;
 pub use zones::{Watermarks, watermarks};

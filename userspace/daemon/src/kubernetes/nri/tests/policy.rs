@@ -94,6 +94,10 @@ async fn what_was_not_asked_for_or_cannot_be_seen_is_not_missed() {
     let pinned = ContainerSpec { cpus: "3".to_owned(), ..container(&pod, "pinned", 2, Bytes::gib(1)) };
     bench.run(&pinned).await.unwrap();
     let burstable = ("numaward.io/guarantee", "burstable");
+    let resources = Resources::none().with_cpu("1".parse().unwrap()).with_memory("1Gi".parse().unwrap());
+    let asked =
+        ContainerRequest { limits: Resources::none(), ..ContainerRequest::guaranteed("burst", resources) };
+    known.tell("burst", vec![asked], None);
     let pod = bench.pod("burst", "/burstable", &[ASKED, burstable]).await.unwrap();
     let burst = container(&pod, "burst", 1, Bytes::gib(1));
     bench.run(&burst).await.unwrap();
