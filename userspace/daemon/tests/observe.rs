@@ -121,9 +121,10 @@ fn workloads_come_are_read_and_go() {
 
     // An unreadable file is reported once and does not stop the rest.
     fs::write(cgroups.path().join("batch/memory.numa_stat"), "anon N0=x\n").unwrap();
-    let degraded = wait_for("the fault", || observer.status().degraded.pop());
-    assert_eq!(degraded.part, "residency");
-    assert!(degraded.reason.contains("batch/memory.numa_stat:1"), "{degraded:?}");
+    // It may be seen before it is written, here if not in a real hierarchy.
+    let is_line = |reason: &str| reason.contains("batch/memory.numa_stat:1");
+    let fault = || observer.status().degraded.pop().filter(|of| is_line(&of.reason));
+    assert_eq!(wait_for("the fault", fault).part, "residency");
     cgroup(cgroups.path(), "batch", [0, 0], 0);
     wait_for("the recovery", || observer.status().degraded.is_empty().then_some(()));
 

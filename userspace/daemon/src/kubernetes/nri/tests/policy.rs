@@ -5,7 +5,7 @@ use super::*;
 const ASKED: (&str, &str) = ("numaward.io/memory-policy", "interleave");
 
 impl Bench {
-    /// What the kernel says of the first process of every container that the runtime starts.
+    /// What the kernel shows of the first process of every container that the runtime starts.
     fn has_policy(&self, policy: &str) {
         let proc = self.dir.path().join("proc/1000");
         fs::create_dir_all(&proc).unwrap();
