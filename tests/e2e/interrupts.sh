@@ -37,6 +37,8 @@ disk() {
     done
 }
 _away() { [ "$(cat $workqueues)" = 27 ]; }
+# One thing is written after the other.
+_card_away() { [ "$(cat /proc/irq/$irq/smp_affinity_list)" = 5 ] && [ "$(cat $rps)" = 00 ]; }
 _back() { [ "$(cat $workqueues)" = 3f ] && [ "$(cat /proc/irq/$irq/smp_affinity_list)" != 5 ]; }
 hold() {
     numaward guarantee /held --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
@@ -60,6 +62,7 @@ done
 disk "disk"
 state "before"
 hold
+wait_for 20 _card_away
 state "held"
 disk "disk while held"
 section "figures"
@@ -76,6 +79,7 @@ release
 state "released"
 
 hold
+wait_for 20 _card_away
 echo 1 >/proc/irq/$irq/smp_affinity_list
 release
 state "administrator"
