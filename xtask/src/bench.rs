@@ -120,17 +120,7 @@ pub(crate) fn simulate(arguments: &Simulate) -> Result<ExitCode> {
 /// Runs a program of the engine on a folder.
 fn engine(example: &str, folder: Option<&Path>) -> Result<ExitCode> {
     let mut cargo = command::cargo();
-    cargo.args([
-        "run",
-        "--quiet",
-        "--profile",
-        "dist",
-        "--package",
-        "numaward-engine",
-        "--example",
-        example,
-        "--",
-    ]);
+    cargo.args(["run", "--quiet", "--profile=dist", "--package=numaward-engine", "--example", example, "--"]);
     if let Some(folder) = folder {
         // Cargo runs in the checkout's root.
         cargo.arg(path::absolute(folder).with_context(|| format!("cannot resolve {}", folder.display()))?);

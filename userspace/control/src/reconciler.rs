@@ -91,6 +91,10 @@ enum Event<'a> {
 
 /// Takes over what an earlier run promised, and starts the thread. It ends when `stop` is cancelled; what is
 /// promised stays so.
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(unreachable_pub, reason = "others reach it by the module `testing`")
+)]
 pub fn start(
     config: &Config,
     hierarchy: Hierarchy,

@@ -193,24 +193,20 @@ pub(crate) struct LinuxMemoryPolicy {
     pub(crate) flags: Vec<i32>,
 }
 
-/// Numbers of NRI, unlike those of the modes.
+/// Numbers of NRI, unlike those of the modes. Only what is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(crate) enum MpolFlag {
     StaticNodes = 0,
-    RelativeNodes = 1,
-    NumaBalancing = 2,
 }
 
-/// Numbers of `linux/mempolicy.h`.
+/// Numbers of `linux/mempolicy.h`: the default, and what is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub(crate) enum MpolMode {
     Default = 0,
-    Preferred = 1,
     Bind = 2,
     Interleave = 3,
-    Local = 4,
     PreferredMany = 5,
     WeightedInterleave = 6,
 }

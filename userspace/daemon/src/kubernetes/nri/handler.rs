@@ -1,11 +1,6 @@
 //! Answers the container runtime.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use numaward_api::{Allocation, EventKind};
@@ -14,7 +9,7 @@ use numaward_config::policy::MemoryPolicy;
 use numaward_guarantee::{error::AdmissionError, pod::Asked, reconciler::Reconciler};
 use numaward_kube::{
     nri::{
-        Handler, Status,
+        Handler,
         types::{
             Call, Container, ContainerEvent, ContainerState, Creation, Event, Limit, NoAnswer,
             NoAnswerReason, Online, Pod, PodEvent, Refusal, Resources, Settings, Snapshot, Update,
@@ -25,7 +20,6 @@ use numaward_kube::{
 use numaward_model::{Report, Settings as Held, pod};
 use numaward_topology::{Bytes, NodeSet};
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use super::{
     NriMetrics, Ports,
@@ -55,19 +49,7 @@ pub(super) struct NriHandler {
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
     /// What the runtime does not know yet.
     pub(super) pending: PendingUpdates,
-    pub(super) policies: Policies,
-}
-
-/// What memory policies of containers need. Clones are the same.
-#[derive(Clone)]
-pub(super) struct Policies {
-    /// Whether what is decided is carried out.
-    pub(super) is_on: bool,
-    /// The connection that the answers go to; none before there is a plugin.
-    pub(super) runtime: Arc<OnceLock<watch::Receiver<Status>>>,
-    pub(super) host_root: PathBuf,
-    /// Which policy the runtime was asked for, by container, until that is about to start.
-    pub(super) asked: Arc<Mutex<BTreeMap<String, MemoryPolicy>>>,
+    pub(super) policies: memory_policy::Asked,
 }
 
 /// Settings as the runtime takes them.
@@ -197,13 +179,13 @@ impl NriHandler {
             self.without_policy(pod, container, policy, &why);
             return None;
         }
-        self.policies.asked.lock().insert(container.id.clone(), policy);
+        self.policies.waiting.lock().insert(container.id.clone(), policy);
         Some((policy, self.online().mems))
     }
 
     /// Reports a container that is about to start without the memory policy that the runtime was asked for.
     async fn check_memory_policy(&self, pod: &Pod, container: &Container) {
-        let policy = self.policies.asked.lock().remove(&container.id);
+        let policy = self.policies.waiting.lock().remove(&container.id);
         let (Some(policy), Some(pid)) = (policy, container.pid) else { return };
         let host_root = self.policies.host_root.clone();
         let looked =
@@ -471,7 +453,7 @@ impl Handler for NriHandler {
             Event::Container(ContainerEvent::Removed, _, container) => {
                 self.ports.container_is_gone(&container.id);
                 self.pending.forget(&container.id);
-                self.policies.asked.lock().remove(&container.id);
+                self.policies.waiting.lock().remove(&container.id);
                 note_stopping(self.reconciler.stopped(container.id).await);
             }
             Event::Pod(event @ (PodEvent::Stopped | PodEvent::Removed), pod) => {
@@ -491,7 +473,7 @@ impl Handler for NriHandler {
     fn no_answer(&self, call: NoAnswer) {
         let NoAnswer { call: Call::CreateContainer, pod, container, reason } = call else { return };
         if let Some(container) = &container {
-            self.policies.asked.lock().remove(&container.id);
+            self.policies.waiting.lock().remove(&container.id);
         }
         match (pod, container) {
             // That somebody else places it may be intended.

@@ -7,13 +7,30 @@
 //! Sources: `set_mempolicy(2)`, `numa(7)` on `numa_maps`, the OCI runtime specification 1.3 (`linux.memoryPolicy`).
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{self, BufRead as _, BufReader, Read as _},
-    path::Path,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
 };
 
 use numaward_config::policy::MemoryPolicy;
+use numaward_kube::nri::Status;
 use numaward_topology::Release;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// What runtimes are asked for. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Asked {
+    /// Whether what is decided is carried out.
+    pub(super) is_on: bool,
+    /// The connection that the answers go to; none before there is a plugin.
+    pub(super) runtime: Arc<OnceLock<watch::Receiver<Status>>>,
+    pub(super) host_root: PathBuf,
+    /// Which policy the runtime was asked for, by container, until that is about to start.
+    pub(super) waiting: Arc<Mutex<BTreeMap<String, MemoryPolicy>>>,
+}
 
 /// Enough of a line of `numa_maps`: the policy comes second.
 const LINE: u64 = 4096;

@@ -38,11 +38,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::metrics::NriMetrics;
-use self::{
-    handler::{NriHandler, Policies},
-    request::RequestBuilder,
-    updates::PendingUpdates,
-};
+use self::{handler::NriHandler, request::RequestBuilder, updates::PendingUpdates};
 
 /// What placing containers asks of the parts around it.
 pub trait Ports: MachineSource + EventSink + ContainerNames {}
@@ -65,11 +61,11 @@ pub fn plugin(
     let (counted, warned) = (figures.clone(), Arc::default());
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
-    let policies = Policies {
+    let policies = memory_policy::Asked {
         is_on: config.enforcement.mode == EnforcementMode::On,
         runtime: Arc::default(),
         host_root: config.host_root.clone(),
-        asked: Arc::default(),
+        waiting: Arc::default(),
     };
     let runtime = Arc::clone(&policies.runtime);
     let handler =

@@ -42,7 +42,7 @@ async fn a_container_gets_its_policy_over_its_nodes() {
     assert_eq!(bench.runtime.memory_policy(&other.id), None);
     assert_eq!(daemon.figures.memory_policies_missing.get(), 0);
 
-    // The OCI runtime has passed over it.
+    // The OCI runtime has ignored it.
     bench.has_policy("default");
     let pod = bench.pod("late", "", &[ASKED]).await.unwrap();
     bench.run(&container(&pod, "late", 2, Bytes::gib(1))).await.unwrap();
