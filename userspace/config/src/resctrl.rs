@@ -53,8 +53,8 @@ pub enum Monitor {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Class {
-    /// How many ways of the L3 cache: those that no other class has, the lowest that are left, in the order of names.
-    /// Default: all ways.
+    /// How many ways of the L3 cache: those that no other class has, the lowest that are left, in the order of names,
+    /// exclusive classes first. Default: all ways but those of exclusive classes.
     #[schemars(range(min = 1, max = 32))]
     pub l3_ways: Option<u32>,
     /// The same, as a part of all ways in percent, rounded down. Either this or `l3Ways`.
@@ -63,6 +63,10 @@ pub struct Class {
     /// How much of the memory bandwidth, in percent, at most: rounded up to a step of the processor. Default: all of it.
     #[schemars(range(min = 1, max = 100))]
     pub memory_bandwidth_percent: Option<u32>,
+    /// Whether nobody else has the ways of the class: they are taken from resctrl's default group while a workload has the
+    /// class, and given back afterwards. Needs `l3Ways` or `l3Percent`. Default: false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub exclusive: bool,
 }
 
 /// The name of a class.
@@ -118,6 +122,11 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(Strin
                     "give l3Ways, l3Percent or memoryBandwidthPercent: a class needs at least one of them";
                 problems.push((at(""), problem.to_owned()));
             }
+            (None, None) if class.exclusive => {
+                let problem =
+                    "give l3Ways or l3Percent as well: an exclusive class has ways that nobody else has";
+                problems.push((at(".exclusive"), problem.to_owned()));
+            }
             _ => {}
         }
         for (key, value, sum, most, what) in [
@@ -132,6 +141,14 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(Strin
                 problems.push((at(key), problem));
             }
         }
+    }
+    let exclusive = classes.iter().filter(|(_, class)| class.exclusive);
+    let exclusive: Vec<_> = exclusive.filter_map(|(name, class)| Some((name, class.l3_percent?))).collect();
+    if let Some((name, _)) = exclusive.last()
+        && exclusive.iter().map(|(_, percent)| percent).sum::<u32>() == 100
+    {
+        let problem = "exclusive classes have all ways; leave some to those that have no class";
+        problems.push((format!("resctrl.classes.{name}.l3Percent"), problem.to_owned()));
     }
     for (number, declared) in guarantees.iter().enumerate() {
         if let Some(problem) =
@@ -182,6 +199,13 @@ mod tests {
             (r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 40}}"#, &[]),
             (r#"{"a": {"l3Ways": 4, "l3Percent": 50}}"#, &["resctrl.classes.a.l3Percent"]),
             (r#"{"a": {}}"#, &["resctrl.classes.a"]),
+            (r#"{"a": {"l3Ways": 4, "exclusive": true}}"#, &[]),
+            (r#"{"a": {"l3Percent": 60, "exclusive": true}, "b": {"l3Percent": 40}}"#, &[]),
+            (
+                r#"{"a": {"l3Percent": 60, "exclusive": true}, "b": {"l3Percent": 40, "exclusive": true}}"#,
+                &["resctrl.classes.b.l3Percent"],
+            ),
+            (r#"{"a": {"memoryBandwidthPercent": 10, "exclusive": true}}"#, &["resctrl.classes.a.exclusive"]),
             (
                 r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 41}, "c": {"l3Percent": 1}}"#,
                 &["resctrl.classes.b.l3Percent"],

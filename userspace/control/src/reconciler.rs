@@ -352,7 +352,7 @@ impl ReconcilerLoop {
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
         self.controllers.interrupts.turn(&mut self.core, Instant::now());
         self.controllers.power.turn(&mut self.core, Instant::now());
-        self.controllers.caches.adopt(&self.core);
+        self.controllers.caches.adopt(&mut self.core);
         homing::Homing::adopt(&mut self.core);
     }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{EnabledControllers, Record, interrupts::MovedAway, power::AllHeld};
+use numaward_enforce::{EnabledControllers, Record, interrupts::MovedAway, power::AllHeld, resctrl::Reduced};
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
 use numaward_model::Shared;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
@@ -55,6 +55,7 @@ struct Stored<'a> {
     left_alone: Option<&'a BTreeMap<CgroupPath, LeftAlone>>,
     interrupts: Option<&'a MovedAway>,
     power: Option<&'a AllHeld>,
+    cache_ways: Option<&'a Reduced>,
     releasing: Option<&'a BTreeSet<String>>,
     admitting: Option<&'a BTreeSet<String>>,
     pods: Option<&'a Shared<String, Admitted>>,
@@ -119,6 +120,7 @@ impl SerializationCache {
             left_alone,
             interrupts,
             power,
+            cache_ways,
             releasing,
             admitting,
             pods,
@@ -144,6 +146,7 @@ impl SerializationCache {
             left_alone: Some(left_alone).filter(|left_alone| !left_alone.is_empty()),
             interrupts: Some(interrupts).filter(|interrupts| !interrupts.is_empty()),
             power: Some(power).filter(|power| !power.is_empty()),
+            cache_ways: Some(cache_ways).filter(|ways| !ways.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
             admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
             pods: Some(pods).filter(|pods| !pods.is_empty()),
@@ -221,6 +224,8 @@ mod tests {
         let power =
             serde_json::json!({"/f": {"knob": "governor", "cpus": "1", "found": "a", "written": "b"}});
         state.power = serde_json::from_value(power).unwrap();
+        let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
+        state.cache_ways = serde_json::from_value(ways).unwrap();
         state.boot = Some("d1bfa0b5".to_owned());
         state.releasing.insert("a".to_owned());
         state.admitting.insert("b".to_owned());

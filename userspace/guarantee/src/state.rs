@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
-use numaward_enforce::{AppliedSettings, EnabledControllers, interrupts::MovedAway, power::AllHeld};
+use numaward_enforce::{
+    AppliedSettings, EnabledControllers, interrupts::MovedAway, power::AllHeld, resctrl::Reduced,
+};
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
 use numaward_topology::{Bytes, NodeId, NodeSet};
@@ -52,6 +54,9 @@ pub struct State {
     /// Power settings of exclusive CPUs: what was found and what was written.
     #[serde(default, skip_serializing_if = "AllHeld::is_empty")]
     pub power: AllHeld,
+    /// Ways of L3 caches that resctrl's default group gives up: what was found and what was written.
+    #[serde(default, skip_serializing_if = "Reduced::is_empty")]
+    pub cache_ways: Reduced,
     /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
@@ -92,6 +97,7 @@ impl State {
             // The kernel has begun anew, and irqbalance with it.
             self.interrupts = MovedAway::default();
             self.power = AllHeld::default();
+            self.cache_ways = Reduced::default();
             self.enabled = EnabledControllers::default();
         }
     }
@@ -180,6 +186,9 @@ impl State {
         }
         if from.power != to.power {
             self.power.clone_from(&to.power);
+        }
+        if from.cache_ways != to.cache_ways {
+            self.cache_ways.clone_from(&to.cache_ways);
         }
         if from.ledger == to.ledger {
             return;
@@ -332,6 +341,8 @@ mod tests {
         let power =
             serde_json::json!({"/f": {"knob": "wakeUpLatency", "cpus": "1", "found": "0", "written": "20"}});
         answered.power = serde_json::from_value(power).unwrap();
+        let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
+        answered.cache_ways = serde_json::from_value(ways).unwrap();
         let expected = answered.ledger.allocation(&"answered".into(), &"answered".into()).unwrap();
 
         let mut after = before.clone();
@@ -340,7 +351,7 @@ mod tests {
         assert!(after.ledger.owner(&"open".into()).is_none() && after.admitting.is_empty());
         assert_eq!((after.herded.clone(), after.steered.clone()), (answered.herded, answered.steered));
         assert_eq!((after.homes.clone(), after.left_alone.clone()), (answered.homes, answered.left_alone));
-        assert_eq!(after.power, answered.power);
+        assert_eq!((&after.power, &after.cache_ways), (&answered.power, &answered.cache_ways));
         let (with, without) = (after.clone(), State { steered: BTreeMap::new(), ..after.clone() });
         after.patch(&with, &without, &*strategy);
         assert!(after.steered.is_empty(), "what went in between is gone");
@@ -359,17 +370,22 @@ mod tests {
         let power =
             serde_json::json!({"/f": {"knob": "governor", "cpus": "1", "found": "a", "written": "b"}});
         let power: AllHeld = serde_json::from_value(power).unwrap();
+        let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
+        let ways: Reduced = serde_json::from_value(ways).unwrap();
         let mut state = State {
             interrupts: moved.clone(),
             power: power.clone(),
+            cache_ways: ways.clone(),
             enabled: enabled.clone(),
             ..State::default()
         };
         state.continue_in(Some("one".to_owned()));
         state.continue_in(Some("one".to_owned()));
         assert_eq!((&state.interrupts, &state.power, &state.enabled), (&moved, &power, &enabled));
+        assert_eq!(state.cache_ways, ways);
         state.continue_in(Some("two".to_owned()));
         assert!(state.interrupts.is_empty() && state.power.is_empty() && state.enabled.is_empty());
+        assert!(state.cache_ways.is_empty());
     }
 
     #[test]

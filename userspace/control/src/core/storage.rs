@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use numaward_enforce::{interrupts::MovedAway, power::AllHeld};
+use numaward_enforce::{interrupts::MovedAway, power::AllHeld, resctrl::Reduced};
 use numaward_guarantee::{
     decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, state::State,
     xattr_backup::XattrBackup,
@@ -140,6 +140,16 @@ impl Core {
         }
         let mut change = self.begin();
         change.kept.state.power = power;
+        change.store()
+    }
+
+    /// Stores which ways were found and written in resctrl's default group, if that changed.
+    pub(crate) fn save_cache_ways(&mut self, ways: Reduced) -> Result<(), AdmissionError> {
+        if self.kept.state.cache_ways == ways {
+            return Ok(());
+        }
+        let mut change = self.begin();
+        change.kept.state.cache_ways = ways;
         change.store()
     }
 }

@@ -4,9 +4,10 @@
 //! the thread `caches` makes the kernel's tree as it is to be and reads what is counted, see [`numaward_enforce::resctrl`].
 //! Where that takes long, it is done less often.
 //!
-//! Invariants: this thread reads no file of the tree but at its start, and waits for nothing. Where nothing is configured any
-//! more, what an earlier run made is gone before anybody is answered. A guarantee is given whether its class can be held or
-//! not. What is not as it is to be is reported once.
+//! Invariants: this thread reads no file of the tree but at its start, and waits for nothing. What was found in the default
+//! group is stored before anything is written there. Where nothing is configured any more, what an earlier run made is gone
+//! before anybody is answered. A guarantee is given whether its class can be held or not. What is not as it is to be is reported
+//! once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -65,35 +66,44 @@ impl CacheClasses {
     }
 
     /// Removes what an earlier run made, where nothing of the kind is to be done.
-    pub(super) fn adopt(&mut self, core: &Core) {
+    pub(super) fn adopt(&mut self, core: &mut Core) {
         if core.config.uses_resctrl().is_some() {
             return;
         }
         let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
-        if !tree.ours().is_empty() {
-            self.report(core, &tree.follow(&Wanted::default()));
+        let nothing = Wanted { reduced: core.kept.state.cache_ways.clone(), ..Wanted::default() };
+        if nothing.is_any() || !tree.ours().is_empty() {
+            let done = tree.follow(&nothing);
+            store(core, &done);
+            self.report(core, &done);
         }
     }
 
-    pub(super) fn turn(&mut self, core: &Core, now: Instant) {
+    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let Some(config) = core.config.uses_resctrl() else { return };
         if std::mem::take(&mut self.is_outdated) {
             let classes =
                 config.classes.iter().map(|(name, class)| (name.to_string(), share(class))).collect();
             let monitors = config.monitor != Monitor::Off;
             let (workloads, labels) = workloads(core);
-            let wanted = Wanted { classes, workloads, monitors };
+            let reduced = self.wanted.reduced.clone();
+            let wanted = Wanted { classes, workloads, monitors, reduced };
             if wanted != self.wanted {
                 (self.wanted, self.next_look) = (wanted, None);
             }
             self.labels = labels;
         }
         if let Some((done, took)) = self.worker.as_mut().and_then(CacheWorker::take) {
-            self.report(core, &done);
+            let is_stored = store(core, &done);
+            let goes_on = done.waits && is_stored;
+            if !done.waits {
+                self.report(core, &done);
+            }
             if self.next_look.is_some() {
-                self.next_look = Some(now + LOOK.max(took * COST));
+                self.next_look = (!goes_on).then(|| now + LOOK.max(took * COST));
             }
         }
+        self.wanted.reduced.clone_from(&core.kept.state.cache_ways);
         let is_busy = self.worker.as_ref().is_some_and(CacheWorker::is_busy);
         let is_idle = !self.wanted.is_any() && self.problems.is_empty() && self.next_look.is_some();
         if is_busy || is_idle || self.next_look.is_some_and(|next| now < next) {
@@ -123,7 +133,7 @@ impl CacheClasses {
     }
 
     fn report(&mut self, core: &Core, done: &Done) {
-        let Done { is_made_up, set, removed, problems, held, refused, groups, moved, readings } = done;
+        let Done { is_made_up, set, removed, problems, held, refused, groups, moved, readings, .. } = done;
         let metrics = &core.metrics;
         metrics.cache_classes(held.len(), refused.len(), *groups, *moved);
         let exported = &core.config.metrics.workloads;
@@ -154,10 +164,19 @@ impl CacheClasses {
     }
 }
 
+/// Stores what was found in the default group and is written there; whether that worked.
+fn store(core: &mut Core, done: &Done) -> bool {
+    let stored = core.save_cache_ways(done.reduced.clone());
+    if let Err(error) = &stored {
+        tracing::error!(%error, "what resctrl's default group had cannot be stored, so its ways stay as they are");
+    }
+    stored.is_ok()
+}
+
 fn share(class: &Class) -> Share {
-    let Class { l3_ways, l3_percent, memory_bandwidth_percent } = *class;
+    let Class { l3_ways, l3_percent, memory_bandwidth_percent, exclusive } = *class;
     let ways = l3_ways.map(Ways::Count).or(l3_percent.map(Ways::Percent));
-    Share { ways, bandwidth_percent: memory_bandwidth_percent }
+    Share { ways, bandwidth_percent: memory_bandwidth_percent, is_exclusive: exclusive }
 }
 
 /// All who hold a guarantee, and the labels of their figures.

@@ -8,7 +8,7 @@
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "this is part of tests")]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -179,28 +179,36 @@ impl Fake {
         let (name, values) = line.split_once(':').unwrap();
         let file = group.join("schemata");
         let before = fs::read_to_string(&file).unwrap();
-        if !before.lines().any(|line| line.trim_start().starts_with(&format!("{name}:"))) {
+        let values_of = |line: &str| -> Option<BTreeMap<String, String>> {
+            let values = line.trim_start().strip_prefix(&format!("{name}:"))?.split(';');
+            Some(
+                values.map(|of| of.split_once('=').unwrap()).map(|(of, to)| (of.into(), to.into())).collect(),
+            )
+        };
+        let Some(mut taken) = before.lines().find_map(values_of) else {
             return Err(self.fails(Errno::INVAL, &format!("Unknown or unsupported resource name '{name}'")));
-        }
-        let mut taken = Vec::new();
+        };
+        // Caches that are not named keep theirs.
         for value in values.split(';') {
             let (cache, value) = value.split_once('=').unwrap();
-            taken.push(if name == "MB" {
+            let value = if name == "MB" {
                 let percent: u32 = value.parse().unwrap();
                 if !(10..=100).contains(&percent) {
                     let status = format!("MB value {percent} out of range [10,100]");
                     return Err(self.fails(Errno::INVAL, &status));
                 }
-                format!("{cache}={:>3}", percent.next_multiple_of(10))
+                format!("{:>3}", percent.next_multiple_of(10))
             } else {
                 let mask = u64::from_str_radix(value, 16).unwrap();
                 let low = mask >> mask.trailing_zeros().min(63);
                 if mask & !MASK != 0 || low & (low + 1) != 0 || mask.count_ones() < LEAST {
                     return Err(self.fails(Errno::INVAL, &format!("Need at least {LEAST} bits in the mask")));
                 }
-                format!("{cache}={mask:03x}")
-            });
+                format!("{mask:03x}")
+            };
+            taken.insert(cache.to_owned(), value);
         }
+        let taken: Vec<String> = taken.iter().map(|(cache, value)| format!("{cache}={value}")).collect();
         let lines = before.lines().map(|line| {
             let (this, _) = line.split_once(':').unwrap();
             if this.trim() == name { format!("{this}:{}\n", taken.join(";")) } else { format!("{line}\n") }

@@ -13,11 +13,13 @@
 //! and again until none is left to move. Nothing is kept between two calls, so that it does not matter who made a group.
 //!
 //! Invariants: of groups, only those whose names begin with `numaward-` are changed or removed, and no thread is taken out of
-//! another. The default group's own share is never written. A class is held as a whole or not at all. A workload whose class
+//! another. Of the default group, only ways are taken that an exclusive class is to have alone, see [`default_group`], and
+//! nothing is before the caller has stored what was found. A class is held as a whole or not at all. A workload whose class
 //! cannot be held is in the default group.
 //!
 //! Sources: Documentation/filesystems/resctrl.rst (before Linux 6.17 Documentation/arch/x86/resctrl.rst), `fs/resctrl`.
 
+mod default_group;
 #[cfg(any(test, feature = "testing"))]
 pub mod fake;
 mod schemata;
@@ -32,10 +34,12 @@ use std::{
 use numaward_model::{hash::fnv1a, health};
 
 pub use self::{
+    default_group::Reduced,
     schemata::{Bandwidth, Caches, Info, Monitoring, Share, Ways},
     tree::{Counted, Host, Kernel, MADE_UP, ResctrlError},
 };
 use self::{
+    default_group::plan,
     schemata::{Target, targets},
     tree::{PREFIX, Tree, threads},
 };
@@ -63,12 +67,16 @@ pub struct Wanted {
     pub workloads: BTreeMap<String, Workload>,
     /// Whether each of them is counted.
     pub monitors: bool,
+    /// What is stored of the default group.
+    pub reduced: Reduced,
 }
 
 impl Wanted {
-    /// Whether anything is.
+    /// Whether anything is, or is to be given back.
     pub fn is_any(&self) -> bool {
-        self.monitors && !self.workloads.is_empty() || self.workloads.values().any(|of| of.class.is_some())
+        self.monitors && !self.workloads.is_empty()
+            || self.workloads.values().any(|of| of.class.is_some())
+            || !self.reduced.is_empty()
     }
 }
 
@@ -104,6 +112,10 @@ pub struct Done {
     pub moved: u64,
     /// What is counted.
     pub readings: Vec<Reading>,
+    /// What is to be stored of the default group.
+    pub reduced: Reduced,
+    /// Whether nothing was done, as that has to be stored first.
+    pub waits: bool,
 }
 
 /// The tree of a host.
@@ -138,7 +150,7 @@ impl Resctrl {
     /// Makes the tree hold what is wanted, as far as it can, and reads what is counted. Takes as long as the kernel does: for
     /// each group whose threads are listed, it goes through all threads of the host.
     pub fn follow(&mut self, wanted: &Wanted) -> Done {
-        let mut done = Done::default();
+        let mut done = Done { reduced: wanted.reduced.clone(), ..Done::default() };
         let run = Tree::open(&self.root, self.kernel.clone()).and_then(|tree| {
             let info = tree.info()?;
             Ok((tree, info))
@@ -188,6 +200,13 @@ struct Run<'a> {
 impl Run<'_> {
     fn run(&self, done: &mut Done) -> Result<(), ResctrlError> {
         let in_use = self.in_use(done);
+        let mut targets =
+            targets(self.wanted.classes.iter().map(|(name, share)| (name.as_str(), *share)), self.info);
+        targets.retain(|name, _| in_use.contains_key(name));
+        let taken = self.taken(&targets);
+        if self.waits(taken, done) {
+            return Ok(());
+        }
         let (ours, others) = self.tree.groups(&self.tree.root)?;
         for group in &ours {
             let name = name_of(group).trim_start_matches(PREFIX).to_owned();
@@ -198,8 +217,15 @@ impl Run<'_> {
                 }
             }
         }
+        if let Err(problem) = self.reduce(taken, &others, done) {
+            let exclusive = targets.iter_mut().filter(|(name, _)| self.is_exclusive(name));
+            let refused = exclusive.map(|(_, target)| *target = Err(problem.clone())).count();
+            if refused == 0 {
+                done.problems.insert(format!("ways cannot be given back to the default group: {problem}"));
+            }
+        }
         let mut ready = BTreeSet::new();
-        for (class, target) in self.targets(&in_use, done) {
+        for (class, target) in self.known(targets, done) {
             match self.class(class, target, done) {
                 Ok(()) => drop(ready.insert(class)),
                 Err(error) => drop(done.problems.insert(format!("class {class}: {error}"))),
@@ -238,15 +264,77 @@ impl Run<'_> {
         in_use
     }
 
-    /// What the groups of the classes in use are to hold.
-    fn targets<'a>(
-        &'a self,
-        in_use: &BTreeMap<&str, Vec<(&str, &Path)>>,
+    fn is_exclusive(&self, class: &str) -> bool {
+        self.wanted.classes.get(class).is_some_and(|share| share.is_exclusive)
+    }
+
+    /// The ways that the default group is not to have: those of exclusive classes in use, and those below them, as what a group
+    /// has is to have no gaps.
+    fn taken(&self, targets: &BTreeMap<&str, Result<Target, String>>) -> u64 {
+        let exclusive = targets.iter().filter(|(name, _)| self.is_exclusive(name));
+        let masks = exclusive.filter_map(|(_, target)| target.as_ref().ok()?.mask);
+        masks.fold(0, |taken, mask| taken | u64::MAX.checked_shr(mask.leading_zeros()).unwrap_or(0))
+    }
+
+    /// Whether something is to be stored before the default group is changed.
+    fn waits(&self, taken: u64, done: &mut Done) -> bool {
+        let Some(caches) = self.info.caches.as_ref().filter(|_| taken != 0) else { return false };
+        // `reduce` reports what cannot be read.
+        let Ok(shown) = self.tree.masks(&self.tree.root, caches) else { return false };
+        let plan = plan(shown.into_iter(), taken, &self.wanted.reduced);
+        done.waits = !plan.writes.is_empty() && plan.reduced != self.wanted.reduced;
+        if done.waits {
+            done.reduced = plan.reduced;
+        }
+        done.waits
+    }
+
+    /// Takes from the default group what nobody without an exclusive class is to have, and gives back the rest. An error says
+    /// why somebody else has some of it.
+    fn reduce(&self, taken: u64, others: &[PathBuf], done: &mut Done) -> Result<(), String> {
+        let is_any = taken != 0 || !self.wanted.reduced.is_empty();
+        let Some(caches) = self.info.caches.as_ref().filter(|_| is_any) else { return Ok(()) };
+        let root = &self.tree.root;
+        let shown = || self.tree.masks(root, caches).map_err(|error| error.to_string());
+        let first = plan(shown()?.into_iter(), taken, &self.wanted.reduced);
+        let mut result = Ok(());
+        for (resource, masks) in &first.writes {
+            match self.tree.set_masks(root, resource, masks) {
+                Ok(line) => done.set.push(format!("the default group ({line})")),
+                Err(error) if taken == 0 => drop(done.problems.insert(error.to_string())),
+                Err(error) => {
+                    result = Err(format!("its ways cannot be taken from the default group: {error}"))
+                }
+            }
+        }
+        let after = plan(shown()?.into_iter(), taken, &self.wanted.reduced);
+        done.reduced = after.reduced;
+        if let Some((resource, cache, mask)) = after.foreign.first() {
+            return Err(format!(
+                "somebody else has given the default group {resource}:{cache}={mask:x}, which has ways of exclusive \
+                 classes; give it others, or write what it had before"
+            ));
+        }
+        for group in others {
+            // It may be gone by now.
+            let masks = self.tree.masks(group, caches).unwrap_or_default();
+            if masks.iter().flat_map(|(_, masks)| masks.values()).any(|mask| mask & taken != 0) {
+                return Err(format!(
+                    "the group {}, which is not numaward's, has some of its ways",
+                    name_of(group)
+                ));
+            }
+        }
+        result
+    }
+
+    /// What the groups of classes are to hold, where that is known. Others are not there afterwards.
+    fn known<'a>(
+        &self,
+        targets: BTreeMap<&'a str, Result<Target, String>>,
         done: &mut Done,
     ) -> Vec<(&'a str, Target)> {
-        let classes = self.wanted.classes.iter().map(|(name, share)| (name.as_str(), *share));
-        let targets = targets(classes, self.info).into_iter().filter(|(name, _)| in_use.contains_key(name));
-        let known = targets.filter_map(|(name, target)| match target {
+        let known = targets.into_iter().filter_map(|(name, target)| match target {
             Ok(target) => Some((name, target)),
             Err(problem) => {
                 // One that was made before holds something else.

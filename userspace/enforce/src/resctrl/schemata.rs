@@ -40,10 +40,10 @@ impl Schemata {
 /// Memory bandwidth, in `schemata` and below `info`.
 pub(super) const BANDWIDTH: &str = "MB";
 
-/// The line that gives each cache this value.
-pub(super) fn line(resource: &str, caches: impl Iterator<Item = u32>, value: &str) -> String {
+/// The line that gives caches these values.
+pub(super) fn line(resource: &str, values: impl Iterator<Item = (u32, String)>) -> String {
     let mut text = format!("{resource}:");
-    for (number, cache) in caches.enumerate() {
+    for (number, (cache, value)) in values.enumerate() {
         let comma = if number == 0 { "" } else { ";" };
         // Writing to a String cannot fail.
         let _ = write!(text, "{comma}{cache}={value}");
@@ -120,6 +120,8 @@ pub struct Share {
     pub ways: Option<Ways>,
     /// Of the memory bandwidth, in percent; none: all of it.
     pub bandwidth_percent: Option<u32>,
+    /// Whether nobody else is to have its ways.
+    pub is_exclusive: bool,
 }
 
 /// What the group of a class is to hold.
@@ -130,22 +132,29 @@ pub(super) struct Target {
 }
 
 /// What the groups of all classes are to hold, or why that cannot be: each class that names ways has its own, the lowest that
-/// are left, in the order of names. So where a class lies does not depend on which of them are in use.
+/// are left, in the order of names, exclusive ones first, so that what is left for others has no gaps. So where a class lies
+/// does not depend on which of them are in use. A class that names none has all but those of exclusive ones.
 pub(super) fn targets<'a>(
     classes: impl Iterator<Item = (&'a str, Share)>,
     info: &Info,
 ) -> BTreeMap<&'a str, Result<Target, String>> {
-    let mut taken = 0;
+    let (mut taken, mut exclusive) = (0, 0);
     let mut target = |share: Share| {
+        let own = share.ways.map(|ways| mask(ways, info.caches.as_ref(), &mut taken)).transpose()?;
+        if share.is_exclusive {
+            exclusive |= own.unwrap_or_default();
+        }
+        let others = info.caches.as_ref().filter(|_| exclusive != 0).map(|of| of.mask & !exclusive);
         Ok(Target {
-            mask: share.ways.map(|ways| mask(ways, info.caches.as_ref(), &mut taken)).transpose()?,
+            mask: own.or(others),
             bandwidth: share
                 .bandwidth_percent
                 .map(|percent| bandwidth(percent, info.bandwidth.as_ref()))
                 .transpose()?,
         })
     };
-    classes.map(|(name, share)| (name, target(share))).collect()
+    let (first, then): (Vec<_>, Vec<_>) = classes.partition(|(_, share)| share.is_exclusive);
+    first.into_iter().chain(then).map(|(name, share)| (name, target(share))).collect()
 }
 
 fn mask(ways: Ways, caches: Option<&Caches>, taken: &mut u32) -> Result<u64, String> {
@@ -201,7 +210,8 @@ mod tests {
         }
         // A word that is no number is no value, and no panic.
         assert_eq!(Schemata::parse("L3:0=zz\nMB:0=\n").unwrap().masks("L3"), None);
-        assert_eq!(line("L3", [0, 3].into_iter(), "f0"), "L3:0=f0;3=f0\n");
+        let values = [(0, "f0".to_owned()), (3, "f".to_owned())];
+        assert_eq!(line("L3", values.into_iter()), "L3:0=f0;3=f\n");
     }
 
     fn info() -> Info {
@@ -213,7 +223,24 @@ mod tests {
     }
 
     fn of(ways: Option<Ways>, bandwidth_percent: Option<u32>) -> Share {
-        Share { ways, bandwidth_percent }
+        Share { ways, bandwidth_percent, is_exclusive: false }
+    }
+
+    #[test]
+    fn exclusive_ways_are_the_lowest_and_no_other_class_has_them() {
+        let exclusive = |ways| Share { is_exclusive: true, ..of(Some(Ways::Count(ways)), None) };
+        let classes = [
+            ("a", of(Some(Ways::Count(4)), None)),
+            ("b", exclusive(2)),
+            ("c", of(None, Some(50))),
+            ("d", exclusive(40)),
+            ("e", exclusive(3)),
+        ];
+        let found = targets(classes.into_iter(), &info());
+        let mask = |name: &str| found[name].as_ref().map(|of| of.mask);
+        assert_eq!((mask("b"), mask("e")), (Ok(Some(0x3)), Ok(Some(0x1c))));
+        assert_eq!((mask("a"), mask("c")), (Ok(Some(0x1e0)), Ok(Some(0xf_ffe0))));
+        assert!(found["d"].as_ref().unwrap_err().contains("40 of the L3 cache's ways are asked for"));
     }
 
     #[test]

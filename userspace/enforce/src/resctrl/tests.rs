@@ -21,7 +21,11 @@ impl Bench {
         let root = dir.path().join("resctrl");
         let fake = Fake::new(&root);
         let resctrl = Resctrl::new(&root, fake.clone());
-        let share = |ways, bandwidth_percent| Share { ways: Some(Ways::Count(ways)), bandwidth_percent };
+        let share = |ways, bandwidth_percent| Share {
+            ways: Some(Ways::Count(ways)),
+            bandwidth_percent,
+            is_exclusive: false,
+        };
         let classes = [("batch".to_owned(), share(4, Some(25))), ("db".to_owned(), share(6, None))].into();
         Self { dir, fake, resctrl, wanted: Wanted { classes, ..Wanted::default() } }
     }
@@ -195,10 +199,10 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
     bench.restart();
     bench.wanted.workloads.remove("b");
     bench.wanted.workloads.remove("c");
-    bench
-        .wanted
-        .classes
-        .insert("batch".to_owned(), Share { ways: Some(Ways::Count(2)), bandwidth_percent: None });
+    bench.wanted.classes.insert(
+        "batch".to_owned(),
+        Share { ways: Some(Ways::Count(2)), bandwidth_percent: None, ..Share::default() },
+    );
     let done = bench.follow();
     assert_eq!((done.removed, done.set), (vec!["db".to_owned()], vec!["batch (L3:0=3;1=3)".to_owned()]));
     assert_eq!(bench.fake.groups(), ["numaward-batch", "numaward-batch/mon_groups/numaward-a"]);
@@ -228,9 +232,15 @@ fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
     bench.wanted.workloads.remove("a");
     assert_eq!(bench.follow().held, names(["b"]), "its number is given to the other");
     // A share that is not taken leaves no group behind.
-    bench.wanted.classes.insert("db".to_owned(), Share { ways: None, bandwidth_percent: Some(40) });
+    bench
+        .wanted
+        .classes
+        .insert("db".to_owned(), Share { ways: None, bandwidth_percent: Some(40), ..Share::default() });
     bench.fake.put("info/MB/min_bandwidth", "5");
-    bench.wanted.classes.insert("low".to_owned(), Share { ways: None, bandwidth_percent: Some(5) });
+    bench
+        .wanted
+        .classes
+        .insert("low".to_owned(), Share { ways: None, bandwidth_percent: Some(5), ..Share::default() });
     bench.want("b", Some("low"), &[2]);
     let done = bench.follow();
     let problem = done.problems.first().unwrap();
@@ -250,10 +260,10 @@ fn code_and_data_have_the_same_ways_where_they_are_shared_out_apart() {
     fs::create_dir(info.join("L3DATA")).unwrap();
     let (found, is_made_up) = bench.resctrl.look().unwrap();
     assert_eq!((found.caches.unwrap().resources, is_made_up), (vec!["L3CODE", "L3DATA"], true));
-    bench
-        .wanted
-        .classes
-        .insert("db".to_owned(), Share { ways: Some(Ways::Percent(50)), bandwidth_percent: None });
+    bench.wanted.classes.insert(
+        "db".to_owned(),
+        Share { ways: Some(Ways::Percent(50)), bandwidth_percent: None, ..Share::default() },
+    );
     bench.want("a", Some("db"), &[1]);
     let done = bench.follow();
     assert_eq!(done.set, ["db (L3CODE:0=3f0;1=3f0, L3DATA:0=3f0;1=3f0)"], "{:?}", done.problems);
@@ -307,4 +317,101 @@ fn names_of_groups_are_those_of_directories() {
     assert!(a.starts_with("numaward-a_b+") && a != b, "{a} {b}");
     assert_eq!(a, group_of("a/b"));
     assert!(group_of(&"é\n/".repeat(200)).len() < 255 && !group_of("a\nb").contains('\n'));
+}
+
+/// A look as the daemon has it: what is to be stored is stored, and the next look goes on.
+fn store(bench: &mut Bench) -> Done {
+    let mut done = bench.follow();
+    bench.wanted.reduced = done.reduced.clone();
+    if done.waits {
+        assert!(bench.fake.commands().is_empty(), "nothing is done before");
+        done = bench.follow();
+        assert!(!done.waits);
+        bench.wanted.reduced = done.reduced.clone();
+    }
+    done
+}
+
+fn exclusive(bench: &mut Bench, class: &str) {
+    bench.wanted.classes.get_mut(class).unwrap().is_exclusive = true;
+}
+
+fn default_has(bench: &Bench, masks: &str) {
+    let text = bench.fake.text("schemata");
+    assert!(text.lines().any(|line| line.trim() == format!("L3:{masks}")), "{text}");
+}
+
+#[test]
+fn an_exclusive_class_has_its_ways_alone_and_they_come_back() {
+    let mut bench = Bench::new();
+    exclusive(&mut bench, "db");
+    bench.wanted.classes.insert("slow".to_owned(), Share { bandwidth_percent: Some(10), ..Share::default() });
+    bench.want("a", Some("batch"), &[1]);
+    bench.want("s", Some("slow"), &[3]);
+    let done = store(&mut bench);
+    assert_eq!(done.held, names(["a", "s"]), "{:?}", done.problems);
+    assert!(
+        bench.fake.text("numaward-batch/schemata").contains("L3:0=3c0;1=3c0"),
+        "above the exclusive ones"
+    );
+    assert!(bench.fake.text("numaward-slow/schemata").contains("L3:0=fc0;1=fc0"), "all but those");
+    default_has(&bench, "0=fff;1=fff");
+    bench.fake.commands();
+    bench.want("web", Some("db"), &[2]);
+    let done = store(&mut bench);
+    assert_eq!(
+        done.set,
+        ["the default group (L3:0=fc0;1=fc0)", "db (L3:0=03f;1=03f)"].map(|of| of.replace("=0", "="))
+    );
+    assert_eq!((done.held, done.problems), (names(["a", "s", "web"]), BTreeSet::new()));
+    default_has(&bench, "0=fc0;1=fc0");
+    bench.fake.commands();
+    bench.restart();
+    assert!(store(&mut bench).set.is_empty() && bench.fake.commands().is_empty(), "after a crash as well");
+    bench.wanted.workloads.remove("web");
+    assert_eq!(store(&mut bench).removed, ["db"]);
+    default_has(&bench, "0=fff;1=fff");
+    assert!(bench.wanted.reduced.is_empty());
+}
+
+#[test]
+fn ways_come_back_as_they_were_found_and_those_that_somebody_else_wrote_stay() {
+    let mut bench = Bench::new();
+    exclusive(&mut bench, "db");
+    bench.fake.put("schemata", "     L3:0=3ff;1=fff\n     MB:0=100;1=100");
+    bench.want("web", Some("db"), &[2]);
+    store(&mut bench);
+    default_has(&bench, "0=3c0;1=fc0");
+    // Somebody else gives the default group some of them.
+    bench.fake.put("schemata", "     L3:0=3c0;1=00f\n     MB:0=100;1=100");
+    let done = store(&mut bench);
+    let problem = done.problems.first().unwrap();
+    assert!(problem.contains("class db: somebody else has given the default group L3:1=f"), "{problem}");
+    assert_eq!((done.refused, bench.fake.groups().len()), (names(["web"]), 0), "as a whole or not at all");
+    default_has(&bench, "0=3c0;1=00f");
+    bench.wanted.workloads.clear();
+    store(&mut bench);
+    default_has(&bench, "0=3ff;1=00f");
+    assert!(bench.wanted.reduced.is_empty());
+}
+
+#[test]
+fn an_exclusive_class_is_refused_where_others_would_be_left_nothing_or_have_its_ways() {
+    let mut bench = Bench::new();
+    exclusive(&mut bench, "db");
+    bench.wanted.classes.get_mut("db").unwrap().ways = Some(Ways::Count(11));
+    bench.want("web", Some("db"), &[2]);
+    let done = store(&mut bench);
+    let problem = done.problems.first().unwrap();
+    assert!(problem.starts_with("class db: its ways cannot be taken from the default group: "), "{problem}");
+    assert!(problem.ends_with("(the kernel says: Need at least 2 bits in the mask)"), "{problem}");
+    default_has(&bench, "0=fff;1=fff");
+    bench.wanted.classes.get_mut("db").unwrap().ways = Some(Ways::Count(6));
+    bench.fake.make(&bench.dir.path().join("resctrl/pqos")).unwrap();
+    bench.fake.commands();
+    let done = store(&mut bench);
+    let problem = done.problems.first().unwrap();
+    assert!(problem.ends_with("the group pqos, which is not numaward's, has some of its ways"), "{problem}");
+    bench.fake.put("pqos/schemata", "     L3:0=fc0;1=fc0\n     MB:0=100;1=100");
+    assert_eq!(store(&mut bench).held, names(["web"]));
 }

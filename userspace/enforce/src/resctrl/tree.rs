@@ -273,7 +273,7 @@ impl Tree {
                 let holds = |of: &Schemata| of.masks(resource).filter(|masks| !masks.is_empty());
                 let caches = holds(&now).unwrap_or_default();
                 if caches.is_empty() || caches.values().any(|shown| *shown != mask) {
-                    let text = line(resource, caches.keys().copied(), &format!("{mask:x}"));
+                    let text = line(resource, caches.keys().map(|cache| (*cache, format!("{mask:x}"))));
                     let is_held =
                         |of: &Schemata| holds(of).is_some_and(|of| of.values().all(|now| *now == mask));
                     written.push(self.set(group, &text, is_held)?);
@@ -286,7 +286,7 @@ impl Tree {
                 return Err(ResctrlError::NoPercent { path: group.join("schemata"), shown: *shown });
             }
             if shown.is_empty() || !shown.values().all(|shown| bandwidth.holds(percent, *shown)) {
-                let text = line(BANDWIDTH, shown.keys().copied(), &percent.to_string());
+                let text = line(BANDWIDTH, shown.keys().map(|cache| (*cache, percent.to_string())));
                 let is_held = |of: &Schemata| {
                     let now = of.bandwidth().filter(|now| !now.is_empty());
                     now.is_some_and(|now| now.values().all(|now| bandwidth.holds(percent, *now)))
@@ -295,6 +295,35 @@ impl Tree {
             }
         }
         Ok(written)
+    }
+
+    /// The ways that a group has, by resource and cache.
+    pub(super) fn masks<'a>(
+        &self,
+        group: &Path,
+        caches: &'a Caches,
+    ) -> Result<Vec<(&'a str, BTreeMap<u32, u64>)>, ResctrlError> {
+        let now = self.schemata(group)?;
+        let masks = caches.resources.iter().map(|resource| Some((*resource, now.masks(resource)?)));
+        masks.collect::<Option<_>>().ok_or_else(|| ResctrlError::Malformed {
+            path: group.join("schemata"),
+            text: format!("{now:?}").chars().take(80).collect(),
+            expected: "a mask of ways for each L3 cache",
+        })
+    }
+
+    /// Gives a group these ways on these caches; says what was written.
+    pub(super) fn set_masks(
+        &self,
+        group: &Path,
+        resource: &str,
+        masks: &BTreeMap<u32, u64>,
+    ) -> Result<String, ResctrlError> {
+        let text = line(resource, masks.iter().map(|(cache, mask)| (*cache, format!("{mask:x}"))));
+        self.set(group, &text, |of| {
+            let now = of.masks(resource).unwrap_or_default();
+            masks.iter().all(|(cache, mask)| now.get(cache) == Some(mask))
+        })
     }
 
     /// Writes a line of `schemata`, and reads it back.

@@ -255,3 +255,34 @@ fn where_nothing_of_the_kind_is_configured_any_more_all_is_removed_at_the_start(
         assert!(reconciler.controllers.caches.worker.is_none(), "there is no thread for it");
     }
 }
+
+#[test]
+fn ways_of_an_exclusive_class_come_back_over_a_crash_and_with_another_configuration() {
+    let exclusive = r#"{"batch": {"l3Ways": 4}, "db": {"l3Percent": 50, "exclusive": true}}"#;
+    let bench = Bench::new(exclusive, Monitor::Off);
+    let default = |bench: &Bench| bench.fake.text("schemata").lines().next().unwrap().trim().to_owned();
+    bench.fake.put("schemata", "     L3:0=fff;1=3ff\n     MB:0=100;1=100");
+    let mut reconciler = bench.start();
+    admit(&mut reconciler, "a", Some("db")).unwrap();
+    turn(&mut reconciler);
+    assert_eq!(
+        (default(&bench), bench.fake.tasks("numaward-db")),
+        ("L3:0=fc0;1=3c0".to_owned(), [10].into())
+    );
+    let made = "Classes were given their shares in a made-up tree, which is not the kernel's: the default group \
+        (L3:0=fc0;1=3c0); db (L3:0=3f;1=3f).";
+    assert_eq!(bench.happened(), [made]);
+    // The daemon dies, and another one goes on.
+    drop(reconciler);
+    bench.fake.commands();
+    let mut reconciler = bench.start();
+    assert!(!reconciler.core.kept.state.cache_ways.is_empty(), "what was found is in the ledger");
+    turn(&mut reconciler);
+    assert!(bench.fake.commands().is_empty() && bench.happened().is_empty());
+    // As at a start with another configuration.
+    let ReconcilerLoop { controllers, core, .. } = &mut reconciler;
+    core.config.resctrl = resctrl::Resctrl::default();
+    controllers.caches.adopt(core);
+    assert_eq!((default(&bench), bench.fake.groups().len()), ("L3:0=fff;1=3ff".to_owned(), 0));
+    assert!(reconciler.core.kept.state.cache_ways.is_empty());
+}

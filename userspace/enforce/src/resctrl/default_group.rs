@@ -1,0 +1,139 @@
+//! Ways that the default group gives up for exclusive classes, and what it had before.
+//!
+//! Problem: who has no class is in the default group, which has all ways. While workloads have an exclusive class, its ways are
+//! taken from that group, and come back afterwards. Others may have given the group another share before, or do so meanwhile.
+//!
+//! Algorithm: [`plan`] compares what each cache shows with what was found there and what was written since. What is to be
+//! written is stored first, beside what was found.
+//!
+//! Invariants: only a mask that was found, or that is stored as written, is replaced. Another one is somebody else's, and stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// What was taken from the default group, by resource (`L3`, or `L3CODE` and `L3DATA`) and the id of the cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Reduced(BTreeMap<String, BTreeMap<u32, Masks>>);
+
+impl Reduced {
+    /// Whether nothing is.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn of(&self, resource: &str, cache: u32) -> Option<&Masks> {
+        self.0.get(resource)?.get(&cache)
+    }
+}
+
+/// The share of the default group on one cache, a bit for each way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Masks {
+    found: u64,
+    /// What it may hold by our hand: more than one while one is written over the other.
+    written: BTreeSet<u64>,
+}
+
+/// What is to be done.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// What is to be stored before anything is written.
+    pub(super) reduced: Reduced,
+    /// Masks to write, by resource and cache.
+    pub(super) writes: BTreeMap<String, BTreeMap<u32, u64>>,
+    /// Caches on which somebody else's mask has some of the ways: resource, cache and mask.
+    pub(super) foreign: Vec<(String, u32, u64)>,
+}
+
+/// What is to be done so that the default group, which shows these masks, has none of the ways in `taken`.
+pub(super) fn plan<'a>(
+    shown: impl Iterator<Item = (&'a str, BTreeMap<u32, u64>)>,
+    taken: u64,
+    before: &Reduced,
+) -> Plan {
+    let mut plan = Plan::default();
+    for (resource, caches) in shown {
+        for (cache, shown) in caches {
+            let known = before.of(resource, cache);
+            let is_ours = known.is_none_or(|of| of.found == shown || of.written.contains(&shown));
+            let found = known.map_or(shown, |of| of.found);
+            let wanted = found & !taken;
+            if !is_ours && shown & taken != 0 {
+                plan.foreign.push((resource.to_owned(), cache, shown));
+            }
+            let writes = is_ours && shown != wanted;
+            if writes {
+                plan.writes.entry(resource.to_owned()).or_default().insert(cache, wanted);
+            }
+            let mut written = known.map(|of| of.written.clone()).unwrap_or_default();
+            if is_ours {
+                written.retain(|mask| *mask == shown);
+                written.insert(wanted);
+            }
+            // Nothing is taken any more, and nothing is left to give back.
+            if (known.is_some() || writes) && (taken != 0 || writes) {
+                let masks = Masks { found, written };
+                plan.reduced.0.entry(resource.to_owned()).or_default().insert(cache, masks);
+            }
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(shown: [u64; 2], taken: u64, before: &Reduced) -> Plan {
+        plan([("L3", [(0, shown[0]), (3, shown[1])].into())].into_iter(), taken, before)
+    }
+
+    fn writes(plan: &Plan) -> Vec<(u32, u64)> {
+        plan.writes.values().flatten().map(|(cache, mask)| (*cache, *mask)).collect()
+    }
+
+    #[test]
+    fn ways_are_taken_and_come_back_as_they_were_found() {
+        assert_eq!(look([0xfff, 0xfff], 0, &Reduced::default()), Plan::default());
+        let first = look([0xfff, 0xf0f], 0x3f, &Reduced::default());
+        assert_eq!(writes(&first), [(0, 0xfc0), (3, 0xf00)]);
+        // What is stored says what to do after a crash, before or after the write.
+        for shown in [[0xfff, 0xf0f], [0xfc0, 0xf0f]] {
+            let again = look(shown, 0x3f, &first.reduced);
+            assert_eq!((again.writes.contains_key("L3"), &again.foreign), (true, &Vec::new()));
+            assert_eq!(again.reduced, first.reduced, "nothing new is to be stored");
+        }
+        let kept = look([0xfc0, 0xf00], 0x3f, &first.reduced);
+        assert_eq!((writes(&kept), &kept.reduced), (Vec::new(), &first.reduced));
+        // Another class comes.
+        let more = look([0xfc0, 0xf00], 0xff, &first.reduced);
+        assert_eq!(writes(&more), [(0, 0xf00)], "the other has none of them");
+        let halfway = look([0xfc0, 0xf00], 0xff, &more.reduced);
+        assert_eq!((writes(&halfway), &halfway.reduced), (vec![(0, 0xf00)], &more.reduced));
+        let back = look([0xf00, 0xf00], 0, &more.reduced);
+        assert_eq!(writes(&back), [(0, 0xfff), (3, 0xf0f)]);
+        assert_eq!(look([0xfff, 0xf0f], 0, &back.reduced), Plan::default());
+        let text = serde_json::to_string(&first.reduced).unwrap();
+        assert_eq!(serde_json::from_str::<Reduced>(&text).unwrap(), first.reduced, "{text}");
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_stays() {
+        let first = look([0xfff, 0xfff], 0x3f, &Reduced::default());
+        let other = look([0x0ff, 0xfc0], 0x3f, &first.reduced);
+        assert_eq!((writes(&other), other.foreign), (Vec::new(), vec![("L3".to_owned(), 0, 0xff)]));
+        let apart = look([0x800, 0xfc0], 0x3f, &first.reduced);
+        assert_eq!((apart.foreign.len(), apart.writes.len()), (0, 0), "it has none of the ways");
+        let back = look([0x0ff, 0xfc0], 0, &first.reduced);
+        assert_eq!(writes(&back), [(3, 0xfff)]);
+    }
+
+    #[test]
+    fn ways_that_the_administrator_has_taken_already_are_not_given_back() {
+        let first = look([0xfc0, 0xfc0], 0x3f, &Reduced::default());
+        assert_eq!(first, Plan::default());
+        assert_eq!(look([0xfc0, 0xfc0], 0, &first.reduced), Plan::default());
+    }
+}
