@@ -94,11 +94,8 @@ impl CacheClasses {
             self.labels = labels;
         }
         if let Some((done, took)) = self.worker.as_mut().and_then(CacheWorker::take) {
-            let is_stored = store(core, &done);
-            let goes_on = done.waits && is_stored;
-            if !done.waits {
-                self.report(core, &done);
-            }
+            let goes_on = store(core, &done) && done.waits;
+            self.report(core, &done);
             if self.next_look.is_some() {
                 self.next_look = (!goes_on).then(|| now + LOOK.max(took * COST));
             }
@@ -168,7 +165,7 @@ impl CacheClasses {
 fn store(core: &mut Core, done: &Done) -> bool {
     let stored = core.save_cache_ways(done.reduced.clone());
     if let Err(error) = &stored {
-        tracing::error!(%error, "what resctrl's default group had cannot be stored, so its ways stay as they are");
+        tracing::error!(%error, "what resctrl's default group had cannot be stored, so none of its ways is taken");
     }
     stored.is_ok()
 }

@@ -3,8 +3,8 @@
 //! Problem: who has no class is in the default group, which has all ways. While workloads have an exclusive class, its ways are
 //! taken from that group, and come back afterwards. Others may have given the group another share before, or do so meanwhile.
 //!
-//! Algorithm: [`plan`] compares what each cache shows with what was found there and what was written since. What is to be
-//! written is stored first, beside what was found.
+//! Algorithm: [`obstacle`] says why a class cannot be held. [`plan`] compares what each cache shows with what was found there and
+//! what was written since. What is to be written is stored first, beside what was found.
 //!
 //! Invariants: only a mask that was found, or that is stored as written, is replaced. Another one is somebody else's, and stays.
 
@@ -36,6 +36,16 @@ struct Masks {
     written: BTreeSet<u64>,
 }
 
+impl Masks {
+    /// Whether this was found or written.
+    fn is(&self, shown: u64) -> bool {
+        self.found == shown || self.written.contains(&shown)
+    }
+}
+
+/// The ways that a group has, by resource and cache.
+pub(super) type Shown<'a> = Vec<(&'a str, BTreeMap<u32, u64>)>;
+
 /// What is to be done.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
@@ -43,39 +53,54 @@ pub(super) struct Plan {
     pub(super) reduced: Reduced,
     /// Masks to write, by resource and cache.
     pub(super) writes: BTreeMap<String, BTreeMap<u32, u64>>,
-    /// Caches on which somebody else's mask has some of the ways: resource, cache and mask.
-    pub(super) foreign: Vec<(String, u32, u64)>,
+}
+
+/// The ways up to the highest one of these: what a group is left with has no gaps then.
+pub(super) fn up_to(ways: u64) -> u64 {
+    u64::MAX.checked_shr(ways.leading_zeros()).unwrap_or(0)
+}
+
+/// Why the default group, which shows these masks and has to keep so many ways, cannot do without these.
+pub(super) fn obstacle(shown: &Shown<'_>, ways: u64, before: &Reduced, least: u32) -> Option<String> {
+    let masks = shown.iter().flat_map(|(resource, caches)| caches.iter().map(move |of| (*resource, of)));
+    masks.into_iter().find_map(|(resource, (cache, shown))| {
+        let known = before.of(resource, *cache);
+        if known.is_some_and(|of| !of.is(*shown)) {
+            return (shown & ways != 0).then(|| {
+                format!(
+                    "somebody else has given the default group {resource}:{cache}={shown:x}, which has some of its ways"
+                )
+            });
+        }
+        let left = (known.map_or(*shown, |of| of.found) & !up_to(ways)).count_ones();
+        let least = least.max(1);
+        (left < least).then(|| {
+            format!("it would leave {left} ways of {resource}:{cache} to those that have no class, which need {least}")
+        })
+    })
 }
 
 /// What is to be done so that the default group, which shows these masks, has none of the ways in `taken`.
-pub(super) fn plan<'a>(
-    shown: impl Iterator<Item = (&'a str, BTreeMap<u32, u64>)>,
-    taken: u64,
-    before: &Reduced,
-) -> Plan {
+pub(super) fn plan(shown: &Shown<'_>, taken: u64, before: &Reduced) -> Plan {
     let mut plan = Plan::default();
     for (resource, caches) in shown {
-        for (cache, shown) in caches {
+        for (&cache, &shown) in caches {
             let known = before.of(resource, cache);
-            let is_ours = known.is_none_or(|of| of.found == shown || of.written.contains(&shown));
+            let is_ours = known.is_none_or(|of| of.is(shown));
             let found = known.map_or(shown, |of| of.found);
             let wanted = found & !taken;
-            if !is_ours && shown & taken != 0 {
-                plan.foreign.push((resource.to_owned(), cache, shown));
-            }
             let writes = is_ours && shown != wanted;
             if writes {
-                plan.writes.entry(resource.to_owned()).or_default().insert(cache, wanted);
+                plan.writes.entry((*resource).to_owned()).or_default().insert(cache, wanted);
             }
             let mut written = known.map(|of| of.written.clone()).unwrap_or_default();
             if is_ours {
                 written.retain(|mask| *mask == shown);
                 written.insert(wanted);
             }
-            // Nothing is taken any more, and nothing is left to give back.
-            if (known.is_some() || writes) && (taken != 0 || writes) {
+            if taken != 0 || writes {
                 let masks = Masks { found, written };
-                plan.reduced.0.entry(resource.to_owned()).or_default().insert(cache, masks);
+                plan.reduced.0.entry((*resource).to_owned()).or_default().insert(cache, masks);
             }
         }
     }
@@ -86,8 +111,12 @@ pub(super) fn plan<'a>(
 mod tests {
     use super::*;
 
-    fn look(shown: [u64; 2], taken: u64, before: &Reduced) -> Plan {
-        plan([("L3", [(0, shown[0]), (3, shown[1])].into())].into_iter(), taken, before)
+    fn shown(shown: [u64; 2]) -> Shown<'static> {
+        vec![("L3", [(0, shown[0]), (3, shown[1])].into())]
+    }
+
+    fn look(of: [u64; 2], taken: u64, before: &Reduced) -> Plan {
+        plan(&shown(of), taken, before)
     }
 
     fn writes(plan: &Plan) -> Vec<(u32, u64)> {
@@ -102,7 +131,7 @@ mod tests {
         // What is stored says what to do after a crash, before or after the write.
         for shown in [[0xfff, 0xf0f], [0xfc0, 0xf0f]] {
             let again = look(shown, 0x3f, &first.reduced);
-            assert_eq!((again.writes.contains_key("L3"), &again.foreign), (true, &Vec::new()));
+            assert!(again.writes.contains_key("L3"));
             assert_eq!(again.reduced, first.reduced, "nothing new is to be stored");
         }
         let kept = look([0xfc0, 0xf00], 0x3f, &first.reduced);
@@ -122,18 +151,32 @@ mod tests {
     #[test]
     fn what_somebody_else_wrote_stays() {
         let first = look([0xfff, 0xfff], 0x3f, &Reduced::default());
-        let other = look([0x0ff, 0xfc0], 0x3f, &first.reduced);
-        assert_eq!((writes(&other), other.foreign), (Vec::new(), vec![("L3".to_owned(), 0, 0xff)]));
-        let apart = look([0x800, 0xfc0], 0x3f, &first.reduced);
-        assert_eq!((apart.foreign.len(), apart.writes.len()), (0, 0), "it has none of the ways");
-        let back = look([0x0ff, 0xfc0], 0, &first.reduced);
-        assert_eq!(writes(&back), [(3, 0xfff)]);
+        let why = |of, ways| obstacle(&shown(of), ways, &first.reduced, 2);
+        let other = look([0x00f, 0xfc0], 0x3f, &first.reduced);
+        assert_eq!((writes(&other), &other.reduced), (Vec::new(), &first.reduced));
+        assert!(why([0x00f, 0xfc0], 0x3f).unwrap().contains("L3:0=f, which has some of its ways"));
+        assert_eq!(why([0x00f, 0xfc0], 0x30), None, "it has none of these");
+        assert_eq!(why([0xfc0, 0xfff], 0x3f), None, "both are known");
+        assert_eq!(writes(&look([0x00f, 0xfc0], 0, &first.reduced)), [(3, 0xfff)]);
+    }
+
+    #[test]
+    fn something_is_left_for_those_without_a_class() {
+        let none = Reduced::default();
+        let left = |of, ways, least| obstacle(&shown(of), ways, &none, least);
+        let why = left([0xfff, 0xfff], 0x7ff, 2).unwrap();
+        assert!(why.starts_with("it would leave 1 ways of L3:0") && why.ends_with("which need 2"), "{why}");
+        assert_eq!(left([0xfff, 0xfff], 0x7ff, 0), None);
+        assert!(left([0xfff, 0xfff], 0xfff, 0).is_some(), "also where the kernel takes an empty mask");
+        assert!(left([0xfff, 0x0ff], 0xf0, 2).unwrap().contains("L3:3"));
+        assert_eq!((up_to(0), up_to(0x30), up_to(1 << 63)), (0, 0x3f, u64::MAX));
     }
 
     #[test]
     fn ways_that_the_administrator_has_taken_already_are_not_given_back() {
         let first = look([0xfc0, 0xfc0], 0x3f, &Reduced::default());
-        assert_eq!(first, Plan::default());
+        assert!(first.writes.is_empty() && !first.reduced.is_empty());
         assert_eq!(look([0xfc0, 0xfc0], 0, &first.reduced), Plan::default());
+        assert_eq!(writes(&look([0xfff, 0xfc0], 0x3f, &first.reduced)), [], "somebody else's by now");
     }
 }

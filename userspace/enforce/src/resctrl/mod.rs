@@ -10,11 +10,11 @@
 //! Algorithm: [`Resctrl::follow`] compares the tree with what is [`Wanted`] and changes it accordingly: groups that nobody wants
 //! are removed, those that are missing are made, and what a group holds is written where it differs. Then the threads of the
 //! workloads' cgroups are put into their groups, and those that are no longer in these cgroups back into the default one, again
-//! and again until none is left to move. Nothing is kept between two calls, so that it does not matter who made a group.
+//! and again until none is left to move. Nothing is kept between two calls but by the caller, so that it does not matter who made a group.
 //!
 //! Invariants: of groups, only those whose names begin with `numaward-` are changed or removed, and no thread is taken out of
-//! another. Of the default group, only ways are taken that an exclusive class is to have alone, see [`default_group`], and
-//! nothing is before the caller has stored what was found. A class is held as a whole or not at all. A workload whose class
+//! another. Of the default group, only the ways of exclusive classes and those below them are taken, see [`default_group`], and
+//! none is taken before the caller has stored what was found. A class is held as a whole or not at all. A workload whose class
 //! cannot be held is in the default group.
 //!
 //! Sources: Documentation/filesystems/resctrl.rst (before Linux 6.17 Documentation/arch/x86/resctrl.rst), `fs/resctrl`.
@@ -39,7 +39,7 @@ pub use self::{
     tree::{Counted, Host, Kernel, MADE_UP, ResctrlError},
 };
 use self::{
-    default_group::plan,
+    default_group::{obstacle, plan, up_to},
     schemata::{Target, targets},
     tree::{PREFIX, Tree, threads},
 };
@@ -114,7 +114,7 @@ pub struct Done {
     pub readings: Vec<Reading>,
     /// What is to be stored of the default group.
     pub reduced: Reduced,
-    /// Whether nothing was done, as that has to be stored first.
+    /// Whether that has to be stored before the default group is changed.
     pub waits: bool,
 }
 
@@ -203,10 +203,6 @@ impl Run<'_> {
         let mut targets =
             targets(self.wanted.classes.iter().map(|(name, share)| (name.as_str(), *share)), self.info);
         targets.retain(|name, _| in_use.contains_key(name));
-        let taken = self.taken(&targets);
-        if self.waits(taken, done) {
-            return Ok(());
-        }
         let (ours, others) = self.tree.groups(&self.tree.root)?;
         for group in &ours {
             let name = name_of(group).trim_start_matches(PREFIX).to_owned();
@@ -217,13 +213,7 @@ impl Run<'_> {
                 }
             }
         }
-        if let Err(problem) = self.reduce(taken, &others, done) {
-            let exclusive = targets.iter_mut().filter(|(name, _)| self.is_exclusive(name));
-            let refused = exclusive.map(|(_, target)| *target = Err(problem.clone())).count();
-            if refused == 0 {
-                done.problems.insert(format!("ways cannot be given back to the default group: {problem}"));
-            }
-        }
+        self.refuse_exclusive(&mut targets, &others);
         let mut ready = BTreeSet::new();
         for (class, target) in self.known(targets, done) {
             match self.class(class, target, done) {
@@ -231,6 +221,7 @@ impl Run<'_> {
                 Err(error) => drop(done.problems.insert(format!("class {class}: {error}"))),
             }
         }
+        self.reduce(&mut ready, done);
         done.groups[0] = ready.len();
         let foreign = self.foreign(&others)?;
         for class in &ready {
@@ -268,64 +259,85 @@ impl Run<'_> {
         self.wanted.classes.get(class).is_some_and(|share| share.is_exclusive)
     }
 
-    /// The ways that the default group is not to have: those of exclusive classes in use, and those below them, as what a group
-    /// has is to have no gaps.
-    fn taken(&self, targets: &BTreeMap<&str, Result<Target, String>>) -> u64 {
-        let exclusive = targets.iter().filter(|(name, _)| self.is_exclusive(name));
-        let masks = exclusive.filter_map(|(_, target)| target.as_ref().ok()?.mask);
-        masks.fold(0, |taken, mask| taken | u64::MAX.checked_shr(mask.leading_zeros()).unwrap_or(0))
-    }
-
-    /// Whether something is to be stored before the default group is changed.
-    fn waits(&self, taken: u64, done: &mut Done) -> bool {
-        let Some(caches) = self.info.caches.as_ref().filter(|_| taken != 0) else { return false };
-        // `reduce` reports what cannot be read.
-        let Ok(shown) = self.tree.masks(&self.tree.root, caches) else { return false };
-        let plan = plan(shown.into_iter(), taken, &self.wanted.reduced);
-        done.waits = !plan.writes.is_empty() && plan.reduced != self.wanted.reduced;
-        if done.waits {
-            done.reduced = plan.reduced;
+    /// Refuses exclusive classes whose ways somebody else has and keeps, or that would leave nothing to others.
+    fn refuse_exclusive(&self, targets: &mut BTreeMap<&str, Result<Target, String>>, others: &[PathBuf]) {
+        let Some(caches) = &self.info.caches else { return };
+        let exclusive = targets.iter_mut().filter(|(name, _)| self.is_exclusive(name));
+        for (_, target) in exclusive {
+            let Ok(Target { mask: Some(ways), .. }) = *target else { continue };
+            let of_other = others.iter().find(|group| {
+                // It may be gone by now.
+                let masks = self.tree.masks(group, caches).unwrap_or_default();
+                masks.iter().flat_map(|(_, masks)| masks.values()).any(|mask| mask & ways != 0)
+            });
+            let problem = match (of_other, self.tree.masks(&self.tree.root, caches)) {
+                (Some(group), _) => Some(format!(
+                    "the group {}, which is not numaward's, has some of its ways",
+                    name_of(group)
+                )),
+                (None, Ok(shown)) => obstacle(&shown, ways, &self.wanted.reduced, caches.least),
+                (None, Err(error)) => Some(error.to_string()),
+            };
+            if let Some(problem) = problem {
+                *target = Err(problem);
+            }
         }
-        done.waits
     }
 
-    /// Takes from the default group what nobody without an exclusive class is to have, and gives back the rest. An error says
-    /// why somebody else has some of it.
-    fn reduce(&self, taken: u64, others: &[PathBuf], done: &mut Done) -> Result<(), String> {
-        let is_any = taken != 0 || !self.wanted.reduced.is_empty();
-        let Some(caches) = self.info.caches.as_ref().filter(|_| is_any) else { return Ok(()) };
-        let root = &self.tree.root;
-        let shown = || self.tree.masks(root, caches).map_err(|error| error.to_string());
-        let first = plan(shown()?.into_iter(), taken, &self.wanted.reduced);
-        let mut result = Ok(());
-        for (resource, masks) in &first.writes {
-            match self.tree.set_masks(root, resource, masks) {
-                Ok(line) => done.set.push(format!("the default group ({line})")),
-                Err(error) if taken == 0 => drop(done.problems.insert(error.to_string())),
-                Err(error) => {
-                    result = Err(format!("its ways cannot be taken from the default group: {error}"))
+    /// Takes from the default group the ways of those exclusive classes that are ready, and gives back the others. Where the
+    /// kernel refuses that, they are ready no more.
+    fn reduce(&self, ready: &mut BTreeSet<&str>, done: &mut Done) {
+        let exclusive: Vec<&str> = ready.iter().copied().filter(|class| self.is_exclusive(class)).collect();
+        if exclusive.is_empty() && self.wanted.reduced.is_empty() {
+            return;
+        }
+        let Some(caches) = &self.info.caches else {
+            let problem = "ways cannot be given back to the default group: there is no info/L3";
+            done.problems.insert(problem.to_owned());
+            return;
+        };
+        let written = exclusive.iter().try_fold(0, |taken, class| {
+            let masks = self.tree.masks(&self.tree.class(class), caches)?;
+            let masks = masks.iter().flat_map(|(_, masks)| masks.values());
+            Ok(masks.fold(taken, |taken, ways| taken | up_to(*ways)))
+        });
+        match written.and_then(|taken| self.write_default(taken, caches, done)) {
+            Ok(()) => {}
+            Err(error) if exclusive.is_empty() => {
+                done.problems.insert(format!("ways cannot be given back to the default group: {error}"));
+            }
+            Err(error) => {
+                for class in exclusive {
+                    ready.remove(class);
+                    done.problems.insert(format!(
+                        "class {class}: its ways cannot be taken from the default group: {error}"
+                    ));
+                    if let Err(error) = self.tree.remove(&self.tree.class(class)) {
+                        done.problems.insert(error.to_string());
+                    }
+                }
+                if let Err(error) = self.write_default(0, caches, done) {
+                    done.problems.insert(format!("ways cannot be given back to the default group: {error}"));
                 }
             }
         }
-        let after = plan(shown()?.into_iter(), taken, &self.wanted.reduced);
-        done.reduced = after.reduced;
-        if let Some((resource, cache, mask)) = after.foreign.first() {
-            return Err(format!(
-                "somebody else has given the default group {resource}:{cache}={mask:x}, which has ways of exclusive \
-                 classes; give it others, or write what it had before"
-            ));
+    }
+
+    /// Has the default group do without these ways, once what was found is stored.
+    fn write_default(&self, taken: u64, caches: &Caches, done: &mut Done) -> Result<(), ResctrlError> {
+        let root = &self.tree.root;
+        let first = plan(&self.tree.masks(root, caches)?, taken, &self.wanted.reduced);
+        done.waits = taken != 0 && !first.writes.is_empty() && first.reduced != self.wanted.reduced;
+        done.reduced = first.reduced;
+        if done.waits {
+            return Ok(());
         }
-        for group in others {
-            // It may be gone by now.
-            let masks = self.tree.masks(group, caches).unwrap_or_default();
-            if masks.iter().flat_map(|(_, masks)| masks.values()).any(|mask| mask & taken != 0) {
-                return Err(format!(
-                    "the group {}, which is not numaward's, has some of its ways",
-                    name_of(group)
-                ));
-            }
+        for (resource, masks) in &first.writes {
+            let line = self.tree.set_masks(root, resource, masks)?;
+            done.set.push(format!("the default group ({line})"));
         }
-        result
+        done.reduced = plan(&self.tree.masks(root, caches)?, taken, &done.reduced).reduced;
+        Ok(())
     }
 
     /// What the groups of classes are to hold, where that is known. Others are not there afterwards.

@@ -144,9 +144,14 @@ pub(super) fn targets<'a>(
         if share.is_exclusive {
             exclusive |= own.unwrap_or_default();
         }
-        let others = info.caches.as_ref().filter(|_| exclusive != 0).map(|of| of.mask & !exclusive);
+        let others = info.caches.as_ref().filter(|_| own.is_none() && exclusive != 0);
+        let others = others.map(|of| {
+            let left = of.mask & !exclusive;
+            let is_enough = left.count_ones() >= of.least.max(1);
+            is_enough.then_some(left).ok_or_else(|| "exclusive classes leave it no ways".to_owned())
+        });
         Ok(Target {
-            mask: own.or(others),
+            mask: own.or(others.transpose()?),
             bandwidth: share
                 .bandwidth_percent
                 .map(|percent| bandwidth(percent, info.bandwidth.as_ref()))
@@ -161,16 +166,14 @@ fn mask(ways: Ways, caches: Option<&Caches>, taken: &mut u32) -> Result<u64, Str
     let Some(caches) = caches else {
         return Err("the L3 cache cannot be shared out on this host (there is no info/L3)".to_owned());
     };
-    let all = caches.mask.count_ones();
+    // AMD's processors take none at all.
+    let (all, least) = (caches.mask.count_ones(), caches.least.max(1));
     let count = match ways {
         Ways::Count(count) => count,
-        Ways::Percent(percent) => (all * percent / 100).max(caches.least),
+        Ways::Percent(percent) => (all * percent / 100).max(least),
     };
-    if count < caches.least {
-        return Err(format!(
-            "{count} of the L3 cache's ways are fewer than the kernel takes: {}",
-            caches.least
-        ));
+    if count < least {
+        return Err(format!("{count} of the L3 cache's ways are fewer than the kernel takes: {least}"));
     }
     let left = all.saturating_sub(*taken);
     if count > left {
@@ -284,6 +287,13 @@ mod tests {
         assert!(found["c"].is_ok());
         let found = targets([("b", of(None, Some(50)))].into_iter(), &Info::default());
         assert!(found["b"].as_ref().unwrap_err().contains("info/MB"));
+        // Where the kernel takes an empty mask, a class has one way at least.
+        let caches = Caches { resources: vec!["L3"], mask: 0xffff, least: 0, groups: 16 };
+        let info = Info { caches: Some(caches), ..Info::default() };
+        let classes = [("a", of(Some(Ways::Percent(5)), None)), ("b", of(Some(Ways::Count(0)), None))];
+        let found = targets(classes.into_iter(), &info);
+        assert_eq!(found["a"], Ok(Target { mask: Some(1), bandwidth: None }));
+        assert!(found["b"].is_err());
         // All 64 bits do not overflow.
         let caches = Caches { resources: vec!["L3"], mask: u64::MAX, least: 1, groups: 2 };
         let info = Info { caches: Some(caches), ..Info::default() };

@@ -13,6 +13,7 @@ use std::{
 use numaward_cgroup::read;
 use rustix::io::Errno;
 
+use super::default_group::Shown;
 use super::schemata::{BANDWIDTH, Bandwidth, Caches, Info, Monitoring, Schemata, Target, line};
 
 /// `RDTGROUP_SUPER_MAGIC` of linux/magic.h.
@@ -298,11 +299,7 @@ impl Tree {
     }
 
     /// The ways that a group has, by resource and cache.
-    pub(super) fn masks<'a>(
-        &self,
-        group: &Path,
-        caches: &'a Caches,
-    ) -> Result<Vec<(&'a str, BTreeMap<u32, u64>)>, ResctrlError> {
+    pub(super) fn masks<'a>(&self, group: &Path, caches: &'a Caches) -> Result<Shown<'a>, ResctrlError> {
         let now = self.schemata(group)?;
         let masks = caches.resources.iter().map(|resource| Some((*resource, now.masks(resource)?)));
         masks.collect::<Option<_>>().ok_or_else(|| ResctrlError::Malformed {
