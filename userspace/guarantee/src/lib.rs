@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod caches;
 pub mod command;
 pub mod decisions;
 pub mod error;

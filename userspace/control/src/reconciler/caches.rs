@@ -16,10 +16,10 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_config::resctrl::{Class, Monitor};
-use numaward_enforce::resctrl::{Done, Host, Kernel, Resctrl, Share, Wanted, Ways, Workload};
+use numaward_config::resctrl::Monitor;
+use numaward_enforce::resctrl::{Done, Host, Kernel, Resctrl, Wanted, Workload};
 use numaward_engine::OwnerId;
-use numaward_guarantee::request::Target;
+use numaward_guarantee::{caches::shares, request::Target};
 use numaward_model::Report;
 use tokio_util::sync::CancellationToken;
 
@@ -82,8 +82,7 @@ impl CacheClasses {
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         let Some(config) = core.config.uses_resctrl() else { return };
         if std::mem::take(&mut self.is_outdated) {
-            let classes =
-                config.classes.iter().map(|(name, class)| (name.to_string(), share(class))).collect();
+            let classes = shares(config);
             let monitors = config.monitor != Monitor::Off;
             let (workloads, labels) = workloads(core);
             let reduced = self.wanted.reduced.clone();
@@ -168,12 +167,6 @@ fn store(core: &mut Core, done: &Done) -> bool {
         tracing::error!(%error, "what resctrl's default group had cannot be stored, so none of its ways is taken");
     }
     stored.is_ok()
-}
-
-fn share(class: &Class) -> Share {
-    let Class { l3_ways, l3_percent, memory_bandwidth_percent, exclusive } = *class;
-    let ways = l3_ways.map(Ways::Count).or(l3_percent.map(Ways::Percent));
-    Share { ways, bandwidth_percent: memory_bandwidth_percent, is_exclusive: exclusive }
 }
 
 /// All who hold a guarantee, and the labels of their figures.

@@ -4,6 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use numaward_config::resctrl::{Monitor, Resctrl as Wanted};
 use numaward_enforce::resctrl::{Host, Info, Resctrl};
+use numaward_guarantee::caches::shares;
 
 use super::{Outcome, ok, warn};
 
@@ -42,6 +43,13 @@ pub(super) fn caches(root: &Path, wanted: &Wanted) -> Outcome {
         return warn(
             format!("this host does not have: {missing}; it has: {there}"),
             "configure what this host has; a mount option or the firmware may hide the rest",
+        );
+    }
+    let refused = info.refused(&shares(wanted));
+    if !refused.is_empty() {
+        return warn(
+            format!("not held on this host: {}; {there}", refused.join("; ")),
+            "configure classes with fewer ways, or shares that this host takes",
         );
     }
     let groups = [info.caches.as_ref().map(|of| of.groups), info.bandwidth.as_ref().map(|of| of.groups)];
@@ -116,6 +124,13 @@ mod tests {
         assert!(verdict == Verdict::Warn && finding == expected, "{finding}");
         let (verdict, finding, _) = judge(r#"{"classes": {"a": {"l3Ways": 2}}}"#);
         assert!(verdict == Verdict::Ok && finding.ends_with("a made-up tree, not the kernel's"), "{finding}");
+        let most =
+            r#"{"classes": {"a": {"l3Ways": 8, "exclusive": true}, "b": {"l3Ways": 3, "exclusive": true}}}"#;
+        let (verdict, finding, _) = judge(most);
+        let expected = "not held on this host: exclusive classes leave 0 ways to those that have no class, which need 1; L3";
+        assert!(verdict == Verdict::Warn && finding.starts_with(expected), "{finding}");
+        let (_, finding, _) = judge(r#"{"classes": {"a": {"l3Ways": 12}}}"#);
+        assert!(finding.contains("class a: 12 of the L3 cache's ways are asked for: it has 11"), "{finding}");
         let three = r#"{"classes": {"a": {"l3Ways": 2}, "b": {"l3Ways": 2}, "c": {"l3Ways": 2}}}"#;
         let (verdict, finding, _) = judge(three);
         assert!(

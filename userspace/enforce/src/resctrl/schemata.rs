@@ -104,6 +104,31 @@ pub struct Info {
     pub monitoring: Option<Monitoring>,
 }
 
+impl Info {
+    /// What of these classes cannot be held on this host, whatever else there is in its tree.
+    pub fn refused(&self, classes: &BTreeMap<String, Share>) -> Vec<String> {
+        let targets = targets(classes.iter().map(|(name, share)| (name.as_str(), *share)), self);
+        let refused = targets.iter().filter_map(|(name, target)| {
+            let problem = target.as_ref().err()?;
+            Some(format!("class {name}: {problem}"))
+        });
+        let mut refused: Vec<String> = refused.collect();
+        let exclusive =
+            targets.iter().filter(|(name, _)| classes.get(**name).is_some_and(|of| of.is_exclusive));
+        let exclusive = exclusive.filter_map(|(_, target)| target.as_ref().ok()?.mask);
+        let exclusive = exclusive.fold(0, |all, ways| all | ways);
+        if let Some(caches) = &self.caches {
+            let (left, least) = ((caches.mask & !exclusive).count_ones(), caches.least.max(1));
+            if left < least {
+                refused.push(format!(
+                    "exclusive classes leave {left} ways to those that have no class, which need {least}"
+                ));
+            }
+        }
+        refused
+    }
+}
+
 /// How much of the L3 caches a class has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ways {
@@ -244,6 +269,16 @@ mod tests {
         assert_eq!((mask("b"), mask("e")), (Ok(Some(0x3)), Ok(Some(0x1c))));
         assert_eq!((mask("a"), mask("c")), (Ok(Some(0x1e0)), Ok(Some(0xf_ffe0))));
         assert!(found["d"].as_ref().unwrap_err().contains("40 of the L3 cache's ways are asked for"));
+        let refused = |classes: &[(&str, Share)]| {
+            info().refused(&classes.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect())
+        };
+        assert_eq!(refused(&classes).len(), 1);
+        let most = [("a", exclusive(10)), ("b", exclusive(9))];
+        assert_eq!(
+            refused(&most),
+            ["exclusive classes leave 1 ways to those that have no class, which need 2"]
+        );
+        assert!(refused(&[("a", exclusive(10)), ("b", of(Some(Ways::Count(10)), None))]).is_empty());
     }
 
     #[test]
