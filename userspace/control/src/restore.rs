@@ -117,7 +117,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let groups = Resctrl::new(&config.resctrl_root(), Arc::new(Host)).ours().into_iter();
     let groups = groups.map(|group| group.display().to_string());
     let default = (!after.cache_ways.is_empty())
-        .then(|| "ways of resctrl's default group (unmounting it gives them back, too)".to_owned());
+        .then(|| "ways of resctrl's default group (unmounting resctrl gives them back, too)".to_owned());
     let left = left.chain(affinities).chain(irqbalance).chain(power).chain(groups).chain(default);
     let left = left.map(|name| Left { name, reason: None });
     let kept = kept.into_iter().map(|kept| Left {

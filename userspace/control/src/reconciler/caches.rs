@@ -73,8 +73,8 @@ impl CacheClasses {
         let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
         let nothing = Wanted { reduced: core.kept.state.cache_ways.clone(), ..Wanted::default() };
         if nothing.is_any() || !tree.ours().is_empty() {
-            let done = tree.follow(&nothing);
-            store(core, &done);
+            let mut done = tree.follow(&nothing);
+            store(core, &mut done);
             self.report(core, &done);
         }
     }
@@ -92,9 +92,11 @@ impl CacheClasses {
             }
             self.labels = labels;
         }
-        if let Some((done, took)) = self.worker.as_mut().and_then(CacheWorker::take) {
-            let goes_on = store(core, &done) && done.waits;
-            self.report(core, &done);
+        if let Some((mut done, took)) = self.worker.as_mut().and_then(CacheWorker::take) {
+            let goes_on = store(core, &mut done) && done.waits;
+            if !goes_on {
+                self.report(core, &done);
+            }
             if self.next_look.is_some() {
                 self.next_look = (!goes_on).then(|| now + LOOK.max(took * COST));
             }
@@ -161,10 +163,10 @@ impl CacheClasses {
 }
 
 /// Stores what was found in the default group and is written there; whether that worked.
-fn store(core: &mut Core, done: &Done) -> bool {
+fn store(core: &mut Core, done: &mut Done) -> bool {
     let stored = core.save_cache_ways(done.reduced.clone());
     if let Err(error) = &stored {
-        tracing::error!(%error, "what resctrl's default group had cannot be stored, so none of its ways is taken");
+        done.problems.insert(format!("what resctrl's default group had before cannot be stored: {error}"));
     }
     stored.is_ok()
 }

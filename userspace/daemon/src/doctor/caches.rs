@@ -48,7 +48,7 @@ pub(super) fn caches(root: &Path, wanted: &Wanted) -> Outcome {
     let refused = info.refused(&shares(wanted));
     if !refused.is_empty() {
         return warn(
-            format!("not held on this host: {}; {there}", refused.join("; ")),
+            format!("not to be held on this host: {}; {there}", refused.join("; ")),
             "configure classes with fewer ways, or shares that this host takes",
         );
     }
@@ -127,7 +127,7 @@ mod tests {
         let most =
             r#"{"classes": {"a": {"l3Ways": 8, "exclusive": true}, "b": {"l3Ways": 3, "exclusive": true}}}"#;
         let (verdict, finding, _) = judge(most);
-        let expected = "not held on this host: exclusive classes leave 0 ways to those that have no class, which need 1; L3";
+        let expected = "not to be held on this host: all exclusive classes leave 0 of the ways to those without a class, which need 1; L3";
         assert!(verdict == Verdict::Warn && finding.starts_with(expected), "{finding}");
         let (_, finding, _) = judge(r#"{"classes": {"a": {"l3Ways": 12}}}"#);
         assert!(finding.contains("class a: 12 of the L3 cache's ways are asked for: it has 11"), "{finding}");

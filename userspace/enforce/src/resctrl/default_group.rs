@@ -44,7 +44,7 @@ impl Masks {
 }
 
 /// The ways that a group has, by resource and cache.
-pub(super) type Shown<'a> = Vec<(&'a str, BTreeMap<u32, u64>)>;
+pub(super) type Shown = Vec<(&'static str, BTreeMap<u32, u64>)>;
 
 /// What is to be done.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -61,27 +61,28 @@ pub(super) fn up_to(ways: u64) -> u64 {
 }
 
 /// Why the default group, which shows these masks and has to keep so many ways, cannot do without these.
-pub(super) fn obstacle(shown: &Shown<'_>, ways: u64, before: &Reduced, least: u32) -> Option<String> {
+pub(super) fn obstacle(shown: &Shown, ways: u64, before: &Reduced, least: u32) -> Option<String> {
     let masks = shown.iter().flat_map(|(resource, caches)| caches.iter().map(move |of| (*resource, of)));
     masks.into_iter().find_map(|(resource, (cache, shown))| {
         let known = before.of(resource, *cache);
         if known.is_some_and(|of| !of.is(*shown)) {
             return (shown & ways != 0).then(|| {
                 format!(
-                    "somebody else has given the default group {resource}:{cache}={shown:x}, which has some of its ways"
+                    "somebody else has given the default group {resource}:{cache}={shown:x}, which has some of the ways of the class"
                 )
             });
         }
         let left = (known.map_or(*shown, |of| of.found) & !up_to(ways)).count_ones();
         let least = least.max(1);
         (left < least).then(|| {
-            format!("it would leave {left} ways of {resource}:{cache} to those that have no class, which need {least}")
+            format!("it would leave {left} of the ways of {resource}:{cache} to those without a class, which need {least}")
         })
     })
 }
 
-/// What is to be done so that the default group, which shows these masks, has none of the ways in `taken`.
-pub(super) fn plan(shown: &Shown<'_>, taken: u64, before: &Reduced) -> Plan {
+/// What is to be done so that the default group, which shows these masks, has none of the ways in `taken`. While any exclusive
+/// class is in use, what was found is known also where somebody else has written since.
+pub(super) fn plan(shown: &Shown, taken: u64, before: &Reduced, is_any_in_use: bool) -> Plan {
     let mut plan = Plan::default();
     for (resource, caches) in shown {
         for (&cache, &shown) in caches {
@@ -98,7 +99,7 @@ pub(super) fn plan(shown: &Shown<'_>, taken: u64, before: &Reduced) -> Plan {
                 written.retain(|mask| *mask == shown);
                 written.insert(wanted);
             }
-            if taken != 0 || writes {
+            if taken != 0 || writes || (!is_ours && is_any_in_use) {
                 let masks = Masks { found, written };
                 plan.reduced.0.entry((*resource).to_owned()).or_default().insert(cache, masks);
             }
@@ -111,12 +112,12 @@ pub(super) fn plan(shown: &Shown<'_>, taken: u64, before: &Reduced) -> Plan {
 mod tests {
     use super::*;
 
-    fn shown(shown: [u64; 2]) -> Shown<'static> {
+    fn shown(shown: [u64; 2]) -> Shown {
         vec![("L3", [(0, shown[0]), (3, shown[1])].into())]
     }
 
     fn look(of: [u64; 2], taken: u64, before: &Reduced) -> Plan {
-        plan(&shown(of), taken, before)
+        plan(&shown(of), taken, before, taken != 0)
     }
 
     fn writes(plan: &Plan) -> Vec<(u32, u64)> {
@@ -154,10 +155,15 @@ mod tests {
         let why = |of, ways| obstacle(&shown(of), ways, &first.reduced, 2);
         let other = look([0x00f, 0xfc0], 0x3f, &first.reduced);
         assert_eq!((writes(&other), &other.reduced), (Vec::new(), &first.reduced));
-        assert!(why([0x00f, 0xfc0], 0x3f).unwrap().contains("L3:0=f, which has some of its ways"));
+        assert!(
+            why([0x00f, 0xfc0], 0x3f).unwrap().contains("L3:0=f, which has some of the ways of the class")
+        );
         assert_eq!(why([0x00f, 0xfc0], 0x30), None, "it has none of these");
         assert_eq!(why([0xfc0, 0xfff], 0x3f), None, "both are known");
         assert_eq!(writes(&look([0x00f, 0xfc0], 0, &first.reduced)), [(3, 0xfff)]);
+        let refused = plan(&shown([0x00f, 0xfff]), 0, &first.reduced, true);
+        assert!(refused.writes.is_empty() && refused.reduced.of("L3", 0).is_some_and(|of| of.found == 0xfff));
+        assert!(refused.reduced.of("L3", 3).is_none());
     }
 
     #[test]
@@ -165,7 +171,10 @@ mod tests {
         let none = Reduced::default();
         let left = |of, ways, least| obstacle(&shown(of), ways, &none, least);
         let why = left([0xfff, 0xfff], 0x7ff, 2).unwrap();
-        assert!(why.starts_with("it would leave 1 ways of L3:0") && why.ends_with("which need 2"), "{why}");
+        assert!(
+            why.starts_with("it would leave 1 of the ways of L3:0") && why.ends_with("which need 2"),
+            "{why}"
+        );
         assert_eq!(left([0xfff, 0xfff], 0x7ff, 0), None);
         assert!(left([0xfff, 0xfff], 0xfff, 0).is_some(), "also where the kernel takes an empty mask");
         assert!(left([0xfff, 0x0ff], 0xf0, 2).unwrap().contains("L3:3"));

@@ -30,13 +30,15 @@ const LEAST: u32 = 2;
 pub struct Fake {
     root: PathBuf,
     commands: Mutex<Vec<String>>,
+    /// A mask that is not taken.
+    refused: Mutex<Option<u64>>,
 }
 
 impl Fake {
     /// A tree with two caches of 12 ways, bandwidth in steps of 10 %, monitoring, four groups of classes with the default one, and
     /// six that are counted.
     pub fn new(root: &Path) -> Arc<Self> {
-        let fake = Self { root: root.to_owned(), commands: Mutex::default() };
+        let fake = Self { root: root.to_owned(), commands: Mutex::default(), refused: Mutex::default() };
         for (file, text) in [
             (
                 MADE_UP,
@@ -68,6 +70,11 @@ impl Fake {
     /// What a file holds.
     pub fn text(&self, path: &str) -> String {
         fs::read_to_string(self.root.join(path)).unwrap()
+    }
+
+    /// From now on, this mask is not taken.
+    pub fn refuse(&self, mask: u64) {
+        *self.refused.lock().unwrap() = Some(mask);
     }
 
     /// The threads of a group, from the root.
@@ -200,6 +207,9 @@ impl Fake {
                 format!("{:>3}", percent.next_multiple_of(10))
             } else {
                 let mask = u64::from_str_radix(value, 16).unwrap();
+                if *self.refused.lock().unwrap() == Some(mask) {
+                    return Err(self.fails(Errno::INVAL, "Refused by the test"));
+                }
                 let low = mask >> mask.trailing_zeros().min(63);
                 if mask & !MASK != 0 || low & (low + 1) != 0 || mask.count_ones() < LEAST {
                     return Err(self.fails(Errno::INVAL, &format!("Need at least {LEAST} bits in the mask")));

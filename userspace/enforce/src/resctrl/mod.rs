@@ -20,6 +20,7 @@
 //! Sources: Documentation/filesystems/resctrl.rst (before Linux 6.17 Documentation/arch/x86/resctrl.rst), `fs/resctrl`.
 
 mod default_group;
+mod exclusive;
 #[cfg(any(test, feature = "testing"))]
 pub mod fake;
 mod schemata;
@@ -39,7 +40,7 @@ pub use self::{
     tree::{Counted, Host, Kernel, MADE_UP, ResctrlError},
 };
 use self::{
-    default_group::{obstacle, plan, up_to},
+    exclusive::Refusals,
     schemata::{Target, targets},
     tree::{PREFIX, Tree, threads},
 };
@@ -125,12 +126,21 @@ pub struct Resctrl {
     kernel: Arc<dyn Kernel>,
     /// Whether all groups that are there are as this configuration makes them.
     has_followed: bool,
+    refusals: Refusals,
+    /// What looks that waited have set and removed.
+    unreported: [Vec<String>; 2],
 }
 
 impl Resctrl {
     /// The tree mounted at this directory.
     pub fn new(root: &Path, kernel: Arc<dyn Kernel>) -> Self {
-        Self { root: root.to_owned(), kernel, has_followed: false }
+        Self {
+            root: root.to_owned(),
+            kernel,
+            has_followed: false,
+            refusals: Refusals::new(),
+            unreported: Default::default(),
+        }
     }
 
     /// What the host can do, and whether the tree is made up.
@@ -160,7 +170,7 @@ impl Resctrl {
                 done.is_made_up = tree.is_made_up;
                 let adopts = !std::mem::replace(&mut self.has_followed, true);
                 let run = Run { tree: &tree, info: &info, wanted, adopts };
-                if let Err(error) = run.run(&mut done) {
+                if let Err(error) = run.run(&mut done, &mut self.refusals) {
                     done.problems.insert(error.to_string());
                 }
             }
@@ -169,6 +179,14 @@ impl Resctrl {
         }
         let with_class = wanted.workloads.iter().filter(|(_, of)| of.class.is_some()).map(|(name, _)| name);
         done.refused = with_class.filter(|name| !done.held.contains(*name)).cloned().collect();
+        for (before, now) in self.unreported.iter_mut().zip([&mut done.set, &mut done.removed]) {
+            before.append(now);
+            if !done.waits {
+                std::mem::swap(before, now);
+            }
+        }
+        // Such a class was made, and is gone again.
+        done.set.retain(|line| !self.refusals.keys().any(|class| line.split(' ').next() == Some(class)));
         done
     }
 }
@@ -198,7 +216,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn run(&self, done: &mut Done) -> Result<(), ResctrlError> {
+    fn run(&self, done: &mut Done, refusals: &mut Refusals) -> Result<(), ResctrlError> {
         let in_use = self.in_use(done);
         let mut targets =
             targets(self.wanted.classes.iter().map(|(name, share)| (name.as_str(), *share)), self.info);
@@ -213,16 +231,21 @@ impl Run<'_> {
                 }
             }
         }
-        self.refuse_exclusive(&mut targets, &others);
-        let mut ready = BTreeSet::new();
+        let is_any_in_use = targets.keys().any(|class| self.is_exclusive(class));
+        self.refuse_exclusive(&mut targets, &others, refusals);
+        let (mut ready, mut exclusive) = (BTreeSet::new(), BTreeMap::new());
         for (class, target) in self.known(targets, done) {
             match self.class(class, target, done) {
-                Ok(()) => drop(ready.insert(class)),
+                Ok(()) => {
+                    ready.insert(class);
+                    exclusive
+                        .extend(target.mask.filter(|_| self.is_exclusive(class)).map(|ways| (class, ways)));
+                }
                 Err(error) => drop(done.problems.insert(format!("class {class}: {error}"))),
             }
         }
-        self.reduce(&mut ready, done);
-        done.groups[0] = ready.len();
+        let waiting = self.reduce(&exclusive, is_any_in_use, &mut ready, done, refusals);
+        done.groups[0] = ready.len() + waiting.len();
         let foreign = self.foreign(&others)?;
         for class in &ready {
             health::beat();
@@ -236,7 +259,7 @@ impl Run<'_> {
                 Err(error) => drop(done.problems.insert(format!("class {class}: {error}"))),
             }
         }
-        self.count(&ready, &foreign, done)
+        self.count(&ready, &waiting, &foreign, done)
     }
 
     /// The classes that workloads have, with the workloads: their names and cgroups.
@@ -253,91 +276,6 @@ impl Run<'_> {
             }
         }
         in_use
-    }
-
-    fn is_exclusive(&self, class: &str) -> bool {
-        self.wanted.classes.get(class).is_some_and(|share| share.is_exclusive)
-    }
-
-    /// Refuses exclusive classes whose ways somebody else has and keeps, or that would leave nothing to others.
-    fn refuse_exclusive(&self, targets: &mut BTreeMap<&str, Result<Target, String>>, others: &[PathBuf]) {
-        let Some(caches) = &self.info.caches else { return };
-        let exclusive = targets.iter_mut().filter(|(name, _)| self.is_exclusive(name));
-        for (_, target) in exclusive {
-            let Ok(Target { mask: Some(ways), .. }) = *target else { continue };
-            let of_other = others.iter().find(|group| {
-                // It may be gone by now.
-                let masks = self.tree.masks(group, caches).unwrap_or_default();
-                masks.iter().flat_map(|(_, masks)| masks.values()).any(|mask| mask & ways != 0)
-            });
-            let problem = match (of_other, self.tree.masks(&self.tree.root, caches)) {
-                (Some(group), _) => Some(format!(
-                    "the group {}, which is not numaward's, has some of its ways",
-                    name_of(group)
-                )),
-                (None, Ok(shown)) => obstacle(&shown, ways, &self.wanted.reduced, caches.least),
-                (None, Err(error)) => Some(error.to_string()),
-            };
-            if let Some(problem) = problem {
-                *target = Err(problem);
-            }
-        }
-    }
-
-    /// Takes from the default group the ways of those exclusive classes that are ready, and gives back the others. Where the
-    /// kernel refuses that, they are ready no more.
-    fn reduce(&self, ready: &mut BTreeSet<&str>, done: &mut Done) {
-        let exclusive: Vec<&str> = ready.iter().copied().filter(|class| self.is_exclusive(class)).collect();
-        if exclusive.is_empty() && self.wanted.reduced.is_empty() {
-            return;
-        }
-        let Some(caches) = &self.info.caches else {
-            let problem = "ways cannot be given back to the default group: there is no info/L3";
-            done.problems.insert(problem.to_owned());
-            return;
-        };
-        let written = exclusive.iter().try_fold(0, |taken, class| {
-            let masks = self.tree.masks(&self.tree.class(class), caches)?;
-            let masks = masks.iter().flat_map(|(_, masks)| masks.values());
-            Ok(masks.fold(taken, |taken, ways| taken | up_to(*ways)))
-        });
-        match written.and_then(|taken| self.write_default(taken, caches, done)) {
-            Ok(()) => {}
-            Err(error) if exclusive.is_empty() => {
-                done.problems.insert(format!("ways cannot be given back to the default group: {error}"));
-            }
-            Err(error) => {
-                for class in exclusive {
-                    ready.remove(class);
-                    done.problems.insert(format!(
-                        "class {class}: its ways cannot be taken from the default group: {error}"
-                    ));
-                    if let Err(error) = self.tree.remove(&self.tree.class(class)) {
-                        done.problems.insert(error.to_string());
-                    }
-                }
-                if let Err(error) = self.write_default(0, caches, done) {
-                    done.problems.insert(format!("ways cannot be given back to the default group: {error}"));
-                }
-            }
-        }
-    }
-
-    /// Has the default group do without these ways, once what was found is stored.
-    fn write_default(&self, taken: u64, caches: &Caches, done: &mut Done) -> Result<(), ResctrlError> {
-        let root = &self.tree.root;
-        let first = plan(&self.tree.masks(root, caches)?, taken, &self.wanted.reduced);
-        done.waits = taken != 0 && !first.writes.is_empty() && first.reduced != self.wanted.reduced;
-        done.reduced = first.reduced;
-        if done.waits {
-            return Ok(());
-        }
-        for (resource, masks) in &first.writes {
-            let line = self.tree.set_masks(root, resource, masks)?;
-            done.set.push(format!("the default group ({line})"));
-        }
-        done.reduced = plan(&self.tree.masks(root, caches)?, taken, &done.reduced).reduced;
-        Ok(())
     }
 
     /// What the groups of classes are to hold, where that is known. Others are not there afterwards.
@@ -450,7 +388,13 @@ impl Run<'_> {
     }
 
     /// Makes the groups in which workloads are counted, removes others of ours, and reads what is counted.
-    fn count(&self, ready: &BTreeSet<&str>, foreign: &Foreign, done: &mut Done) -> Result<(), ResctrlError> {
+    fn count(
+        &self,
+        ready: &BTreeSet<&str>,
+        waiting: &BTreeSet<&str>,
+        foreign: &Foreign,
+        done: &mut Done,
+    ) -> Result<(), ResctrlError> {
         let is_known = self.info.monitoring.is_some();
         if self.wanted.monitors && !is_known && !self.wanted.workloads.is_empty() {
             done.problems.insert("nothing can be counted on this host (there is no info/L3_MON)".to_owned());
@@ -460,7 +404,8 @@ impl Run<'_> {
         for parent in ready.iter().map(|class| self.tree.class(class)).chain([self.tree.root.clone()]) {
             by_parent.insert(parent.join("mon_groups"), BTreeMap::new());
         }
-        for (name, of) in self.wanted.workloads.iter().filter(|_| counts) {
+        let waits = |of: &Workload| of.class.as_deref().is_some_and(|class| waiting.contains(class));
+        for (name, of) in self.wanted.workloads.iter().filter(|(_, of)| counts && !waits(of)) {
             let class = of.class.as_deref().filter(|class| ready.contains(class));
             let parent = class.map_or_else(|| self.tree.root.clone(), |class| self.tree.class(class));
             let parent = parent.join("mon_groups");

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
+use super::default_group::up_to;
+
 /// The value of each cache (by its id, which need not be without gaps), by resource.
 ///
 /// The kernel pads names and values with spaces, and the order of the lines differs by kernel.
@@ -116,12 +118,12 @@ impl Info {
         let exclusive =
             targets.iter().filter(|(name, _)| classes.get(**name).is_some_and(|of| of.is_exclusive));
         let exclusive = exclusive.filter_map(|(_, target)| target.as_ref().ok()?.mask);
-        let exclusive = exclusive.fold(0, |all, ways| all | ways);
+        let exclusive = exclusive.fold(0, |all, ways| all | up_to(ways));
         if let Some(caches) = &self.caches {
             let (left, least) = ((caches.mask & !exclusive).count_ones(), caches.least.max(1));
             if left < least {
                 refused.push(format!(
-                    "exclusive classes leave {left} ways to those that have no class, which need {least}"
+                    "all exclusive classes leave {left} of the ways to those without a class, which need {least}"
                 ));
             }
         }
@@ -276,7 +278,7 @@ mod tests {
         let most = [("a", exclusive(10)), ("b", exclusive(9))];
         assert_eq!(
             refused(&most),
-            ["exclusive classes leave 1 ways to those that have no class, which need 2"]
+            ["all exclusive classes leave 1 of the ways to those without a class, which need 2"]
         );
         assert!(refused(&[("a", exclusive(10)), ("b", of(Some(Ways::Count(10)), None))]).is_empty());
     }

@@ -330,12 +330,10 @@ fn store(bench: &mut Bench) -> Done {
             !commands.iter().any(|of| of.starts_with("schemata")),
             "not before it is stored: {commands:?}"
         );
-        let mut next = bench.follow();
-        assert!(!next.waits);
-        bench.wanted.reduced = next.reduced.clone();
-        done.set.append(&mut next.set);
-        next.set = done.set;
-        done = next;
+        assert!(done.set.is_empty() && done.removed.is_empty(), "it is said with the next look: {done:?}");
+        done = bench.follow();
+        assert!(!done.waits);
+        bench.wanted.reduced = done.reduced.clone();
     }
     done
 }
@@ -394,6 +392,12 @@ fn ways_come_back_as_they_were_found_and_those_that_somebody_else_wrote_stay() {
     assert!(problem.contains("class db: somebody else has given the default group L3:1=f"), "{problem}");
     assert_eq!((done.refused, bench.fake.groups().len()), (names(["web"]), 0), "as a whole or not at all");
     default_has(&bench, "0=3ff;1=00f");
+    // Also one that leaves enough stays, however often it is looked at.
+    bench.fake.put("schemata", "     L3:0=3ff;1=7ff\n     MB:0=100;1=100");
+    for _ in 0..3 {
+        assert_eq!(store(&mut bench).refused, names(["web"]));
+        default_has(&bench, "0=3ff;1=7ff");
+    }
     // And takes them away again.
     bench.fake.put("schemata", "     L3:0=3ff;1=fc0\n     MB:0=100;1=100");
     assert_eq!(store(&mut bench).held, names(["web"]));
@@ -415,7 +419,7 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
     assert!(
-        problem.starts_with("class db: it would leave 1 ways of L3:0 to those that have no class"),
+        problem.starts_with("class db: it would leave 1 of the ways of L3:0 to those without a class"),
         "{problem}"
     );
     assert_eq!(done.held, names(["a"]), "the other one is held");
@@ -457,9 +461,38 @@ fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_ch
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
     assert!(problem.starts_with("class db: its ways cannot be taken from the default group: "), "{problem}");
-    assert_eq!((done.refused, bench.fake.groups().len()), (names(["web"]), 0));
+    assert_eq!((&done.refused, bench.fake.groups().len()), (&names(["web"]), 0));
+    assert!(!done.set.iter().any(|set| set.starts_with("db")), "{:?}", done.set);
     default_has(&bench, "0=fff;1=fbf");
     assert!(bench.wanted.reduced.is_empty());
+    // It is not tried again, unless it may be taken by now.
+    bench.fake.commands();
+    let again = bench.follow();
+    assert_eq!((again.waits, again.refused), (false, names(["web"])));
+    let commands = bench.fake.commands();
+    assert!(!commands.iter().any(|of| of.starts_with("mkdir") || of.starts_with("schemata")), "{commands:?}");
+    bench.fake.put("schemata", "     L3:0=fff;1=ff0\n     MB:0=100;1=100");
+    assert_eq!(store(&mut bench).held, names(["web"]));
+    default_has(&bench, "0=ff0;1=ff0");
+}
+
+#[test]
+fn a_class_that_is_held_stays_so_beside_one_that_the_kernel_refuses() {
+    let mut bench = Bench::new();
+    exclusive(&mut bench, "batch");
+    exclusive(&mut bench, "db");
+    bench.wanted.classes.get_mut("batch").unwrap().ways = Some(Ways::Count(2));
+    bench.wanted.classes.get_mut("db").unwrap().ways = Some(Ways::Count(2));
+    bench.want("a", Some("batch"), &[1]);
+    store(&mut bench);
+    default_has(&bench, "0=ffc;1=ffc");
+    bench.fake.refuse(0xff0);
+    bench.want("web", Some("db"), &[2]);
+    let done = store(&mut bench);
+    assert_eq!((done.held, done.refused), (names(["a"]), names(["web"])), "{:?}", done.problems);
+    assert_eq!(bench.fake.groups(), ["numaward-batch"]);
+    default_has(&bench, "0=ffc;1=ffc");
+    assert_eq!(bench.fake.tasks("numaward-batch"), set([1]));
 }
 
 #[test]

@@ -299,7 +299,7 @@ impl Tree {
     }
 
     /// The ways that a group has, by resource and cache.
-    pub(super) fn masks<'a>(&self, group: &Path, caches: &'a Caches) -> Result<Shown<'a>, ResctrlError> {
+    pub(super) fn masks(&self, group: &Path, caches: &Caches) -> Result<Shown, ResctrlError> {
         let now = self.schemata(group)?;
         let masks = caches.resources.iter().map(|resource| Some((*resource, now.masks(resource)?)));
         masks.collect::<Option<_>>().ok_or_else(|| ResctrlError::Malformed {

@@ -1,0 +1,171 @@
+//! Exclusive classes: who stands in their way, and what the default group gives up for them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Done, Run,
+    default_group::{Shown, obstacle, plan, up_to},
+    name_of,
+    schemata::{Caches, Target},
+    tree::ResctrlError,
+};
+
+/// What the kernel refused, by class. The same is not tried again.
+pub(super) type Refusals = BTreeMap<String, Refusal>;
+
+/// What the default group had, the ways that it should do without, and why it does not.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    shown: Shown,
+    ways: u64,
+    problem: String,
+}
+
+fn has_some(shown: &Shown, ways: u64) -> bool {
+    shown.iter().flat_map(|(_, masks)| masks.values()).any(|mask| mask & ways != 0)
+}
+
+impl Run<'_> {
+    pub(super) fn is_exclusive(&self, class: &str) -> bool {
+        self.wanted.classes.get(class).is_some_and(|share| share.is_exclusive)
+    }
+
+    /// Refuses exclusive classes whose ways somebody else has and keeps, or that would leave too little to others.
+    pub(super) fn refuse_exclusive(
+        &self,
+        targets: &mut BTreeMap<&str, Result<Target, String>>,
+        others: &[PathBuf],
+        refusals: &Refusals,
+    ) {
+        let Some(caches) = &self.info.caches else { return };
+        for (name, target) in targets.iter_mut().filter(|(name, _)| self.is_exclusive(name)) {
+            let Ok(Target { mask: Some(ways), .. }) = *target else { continue };
+            if let Err(problem) = self.vet(name, ways, caches, others, refusals) {
+                *target = Err(problem);
+            }
+        }
+    }
+
+    fn vet(
+        &self,
+        class: &str,
+        ways: u64,
+        caches: &Caches,
+        others: &[PathBuf],
+        refusals: &Refusals,
+    ) -> Result<(), String> {
+        for group in others {
+            let has_some = match self.tree.masks(group, caches) {
+                Ok(masks) => has_some(&masks, ways),
+                // One that is being locked has none yet.
+                Err(ResctrlError::Malformed { .. }) => false,
+                Err(ResctrlError::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    false
+                }
+                Err(error) => return Err(error.to_string()),
+            };
+            if has_some {
+                let name = name_of(group);
+                return Err(format!("the group {name}, which is not numaward's, has some of its ways"));
+            }
+        }
+        let shown = self.tree.masks(&self.tree.root, caches).map_err(|error| error.to_string())?;
+        match refusals.get(class) {
+            Some(of) if of.ways == ways && of.shown == shown => Err(of.problem.clone()),
+            _ => obstacle(&shown, ways, &self.wanted.reduced, caches.least).map_or(Ok(()), Err),
+        }
+    }
+
+    /// Takes from the default group the ways of these exclusive classes, and gives back others. Classes for which the kernel
+    /// refuses that are ready no more. Neither are those that wait until something is stored, which are returned.
+    pub(super) fn reduce<'a>(
+        &self,
+        exclusive: &BTreeMap<&'a str, u64>,
+        is_any_in_use: bool,
+        ready: &mut BTreeSet<&'a str>,
+        done: &mut Done,
+        refusals: &mut Refusals,
+    ) -> BTreeSet<&'a str> {
+        let mut waiting = BTreeSet::new();
+        if exclusive.is_empty() && self.wanted.reduced.is_empty() {
+            return waiting;
+        }
+        let failed = |error: &dyn std::fmt::Display| {
+            format!("ways cannot be given back to resctrl's default group: {error}")
+        };
+        let Some(caches) = &self.info.caches else {
+            done.problems.insert(failed(&"there is no info/L3"));
+            return waiting;
+        };
+        let taken = |of: &BTreeMap<&str, u64>| of.values().fold(0, |taken, ways| taken | up_to(*ways));
+        let shown = || self.tree.masks(&self.tree.root, caches);
+        let mut refused = BTreeMap::new();
+        if let Err(error) = self.write_default(taken(exclusive), is_any_in_use, caches, done) {
+            let left = shown().ok();
+            let is_refused = |ways| left.as_ref().is_none_or(|left| has_some(left, ways));
+            let rest;
+            (refused, rest) = exclusive
+                .iter()
+                .map(|(class, ways)| (*class, *ways))
+                .partition(|(_, ways)| is_refused(*ways));
+            if refused.is_empty() {
+                done.problems.insert(failed(&error));
+            }
+            for (class, ways) in &refused {
+                let problem = format!("its ways cannot be taken from the default group: {error}");
+                ready.remove(class);
+                done.problems.insert(format!("class {class}: {problem}"));
+                if let Err(error) = self.tree.remove(&self.tree.class(class)) {
+                    done.problems.insert(error.to_string());
+                }
+                refusals.insert((*class).to_owned(), Refusal { shown: Shown::new(), ways: *ways, problem });
+            }
+            if !refused.is_empty()
+                && let Err(error) = self.write_default(taken(&rest), is_any_in_use, caches, done)
+            {
+                done.problems.insert(failed(&error));
+            }
+        }
+        let now = shown().unwrap_or_default();
+        for class in refused.keys() {
+            if let Some(refusal) = refusals.get_mut(*class) {
+                refusal.shown.clone_from(&now);
+            }
+        }
+        refusals.retain(|class, _| !ready.contains(class.as_str()));
+        if done.waits {
+            let still_there = exclusive.iter().filter(|(_, ways)| has_some(&now, **ways));
+            waiting.extend(still_there.map(|(class, _)| *class).filter(|class| ready.remove(class)));
+        }
+        waiting
+    }
+
+    /// Has the default group do without these ways, once what was found is stored.
+    fn write_default(
+        &self,
+        taken: u64,
+        is_any_in_use: bool,
+        caches: &Caches,
+        done: &mut Done,
+    ) -> Result<(), ResctrlError> {
+        let root: &Path = &self.tree.root;
+        let first = plan(&self.tree.masks(root, caches)?, taken, &self.wanted.reduced, is_any_in_use);
+        done.waits = taken != 0 && !first.writes.is_empty() && first.reduced != self.wanted.reduced;
+        done.reduced = first.reduced;
+        if done.waits {
+            return Ok(());
+        }
+        let mut lines = Vec::new();
+        for (resource, masks) in &first.writes {
+            let line = self.tree.set_masks(root, resource, masks)?;
+            lines.push(format!("the default group ({line})"));
+        }
+        done.set.append(&mut lines);
+        done.reduced = plan(&self.tree.masks(root, caches)?, taken, &done.reduced, is_any_in_use).reduced;
+        Ok(())
+    }
+}
