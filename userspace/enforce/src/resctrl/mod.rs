@@ -10,7 +10,8 @@
 //! Algorithm: [`Resctrl::follow`] compares the tree with what is [`Wanted`] and changes it accordingly: groups that nobody wants
 //! are removed, those that are missing are made, and what a group holds is written where it differs. Then the threads of the
 //! workloads' cgroups are put into their groups, and those that are no longer in these cgroups back into the default one, again
-//! and again until none is left to move. Nothing is kept between two calls but by the caller, so that it does not matter who made a group.
+//! and again until none is left to move. Nothing of the tree is kept between two calls, so that it does not matter who made a
+//! group.
 //!
 //! Invariants: of groups, only those whose names begin with `numaward-` are changed or removed, and no thread is taken out of
 //! another. Of the default group, only the ways of exclusive classes and those below them are taken, see [`default_group`], and
@@ -127,8 +128,8 @@ pub struct Resctrl {
     /// Whether all groups that are there are as this configuration makes them.
     has_followed: bool,
     refusals: Refusals,
-    /// What looks that waited have set and removed.
-    unreported: [Vec<String>; 2],
+    /// What looks that waited have set, removed and moved.
+    unreported: (Vec<String>, Vec<String>, u64),
 }
 
 impl Resctrl {
@@ -179,11 +180,14 @@ impl Resctrl {
         }
         let with_class = wanted.workloads.iter().filter(|(_, of)| of.class.is_some()).map(|(name, _)| name);
         done.refused = with_class.filter(|name| !done.held.contains(*name)).cloned().collect();
-        for (before, now) in self.unreported.iter_mut().zip([&mut done.set, &mut done.removed]) {
-            before.append(now);
-            if !done.waits {
-                std::mem::swap(before, now);
-            }
+        let (set, removed, moved) = &mut self.unreported;
+        set.append(&mut done.set);
+        removed.append(&mut done.removed);
+        *moved += done.moved;
+        if done.waits {
+            done.moved = 0;
+        } else {
+            (done.set, done.removed, done.moved) = std::mem::take(&mut self.unreported);
         }
         // Such a class was made, and is gone again.
         done.set.retain(|line| !self.refusals.keys().any(|class| line.split(' ').next() == Some(class)));
