@@ -1,6 +1,6 @@
 //! Where which part of the memory of a workload lies, from `/proc/PID/numa_maps` (`numa(7)`).
 //!
-//! The kernel goes through the page tables of a process for that, mapping by mapping, 10 to 20 ms for each GiB of small
+//! The kernel goes through the page tables of a process for that, mapping by mapping, 10 to 23 ms for each GiB of small
 //! pages. So it is read only when somebody asks, and for [`PATIENCE`] at most: what was not read by then is missing, and said
 //! to be.
 

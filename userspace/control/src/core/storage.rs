@@ -5,7 +5,6 @@
 
 use std::path::Path;
 
-use numaward_enforce::{interrupts::MovedAway, power::AllHeld, resctrl::Reduced};
 use numaward_guarantee::{
     decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, state::State,
     xattr_backup::XattrBackup,
@@ -123,33 +122,17 @@ impl Core {
         self.kept.save()
     }
 
-    /// Stores what of the kernel's own work is kept off exclusive CPUs, if that changed.
-    pub(crate) fn save_interrupts(&mut self, interrupts: MovedAway) -> Result<(), AdmissionError> {
-        if self.kept.state.interrupts == interrupts {
+    /// Stores a part of the state, if it changed.
+    pub(crate) fn save_part<T: PartialEq>(
+        &mut self,
+        part: fn(&mut State) -> &mut T,
+        now: T,
+    ) -> Result<(), AdmissionError> {
+        if *part(&mut self.kept.state) == now {
             return Ok(());
         }
         let mut change = self.begin();
-        change.kept.state.interrupts = interrupts;
-        change.store()
-    }
-
-    /// Stores what was found and written of power settings, if that changed.
-    pub(crate) fn save_power(&mut self, power: AllHeld) -> Result<(), AdmissionError> {
-        if self.kept.state.power == power {
-            return Ok(());
-        }
-        let mut change = self.begin();
-        change.kept.state.power = power;
-        change.store()
-    }
-
-    /// Stores which ways were found and written in resctrl's default group, if that changed.
-    pub(crate) fn save_cache_ways(&mut self, ways: Reduced) -> Result<(), AdmissionError> {
-        if self.kept.state.cache_ways == ways {
-            return Ok(());
-        }
-        let mut change = self.begin();
-        change.kept.state.cache_ways = ways;
+        *part(&mut change.kept.state) = now;
         change.store()
     }
 }

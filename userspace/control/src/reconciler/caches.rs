@@ -164,7 +164,7 @@ impl CacheClasses {
 
 /// Stores what was found in the default group and is written there; whether that worked.
 fn store(core: &mut Core, done: &mut Done) -> bool {
-    let stored = core.save_cache_ways(done.reduced.clone());
+    let stored = core.save_part(|state| &mut state.cache_ways, done.reduced.clone());
     if let Err(error) = &stored {
         done.problems.insert(format!("what resctrl's default group had before cannot be stored: {error}"));
     }

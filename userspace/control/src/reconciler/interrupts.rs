@@ -89,7 +89,10 @@ impl Interrupts {
         }
         let mut plan = plan(&seen, &before, &self.avoid, &core.policy.machine);
         let stored = |core: &mut Core, affinities| {
-            core.save_interrupts(MovedAway { affinities, ..core.kept.state.interrupts.clone() })
+            core.save_part(
+                |state| &mut state.interrupts,
+                MovedAway { affinities, ..core.kept.state.interrupts.clone() },
+            )
         };
         stored(core, plan.moved.clone())?;
         let (mut moved, mut back, mut returned) = (Vec::new(), Vec::new(), Vec::new());
@@ -148,7 +151,10 @@ impl Interrupts {
             if self.asked.contains(&wanted) {
                 continue;
             }
-            core.save_interrupts(MovedAway { banned: Some(found), ..core.kept.state.interrupts.clone() })?;
+            core.save_part(
+                |state| &mut state.interrupts,
+                MovedAway { banned: Some(found), ..core.kept.state.interrupts.clone() },
+            )?;
             if let Err(error) = one.ban(&wanted.1) {
                 return Ok(Some(self.unheeded(&error.to_string())));
             }
@@ -168,7 +174,10 @@ impl Interrupts {
                 return Ok(Some(format!("irqbalance still keeps off them: {error}")));
             }
         }
-        core.save_interrupts(MovedAway { banned: None, ..core.kept.state.interrupts.clone() })?;
+        core.save_part(
+            |state| &mut state.interrupts,
+            MovedAway { banned: None, ..core.kept.state.interrupts.clone() },
+        )?;
         Ok(None)
     }
 

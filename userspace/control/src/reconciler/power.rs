@@ -102,7 +102,7 @@ impl PowerSettings {
             }
             failed.is_none()
         });
-        core.save_power(held.clone())?;
+        core.save_part(|state| &mut state.power, held.clone())?;
         // What one setting stands in the way of can be written after it.
         let mut again = Vec::new();
         for write in writes {
@@ -114,7 +114,7 @@ impl PowerSettings {
         let given_up = held.values().filter(|of| of.is_given_up).count();
         let is_refused = done.problems.values().map(CpuSet::len).sum();
         core.metrics.power_settings(held.len() - given_up, given_up, is_refused);
-        core.save_power(held)?;
+        core.save_part(|state| &mut state.power, held)?;
         self.report(core, done);
         Ok(())
     }

@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::schemata::{Shown, up_to};
+
 /// What was taken from the default group, by resource (`L3`, or `L3CODE` and `L3DATA`) and the id of the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -43,9 +45,6 @@ impl Masks {
     }
 }
 
-/// The ways that a group has, by resource and cache.
-pub(super) type Shown = Vec<(&'static str, BTreeMap<u32, u64>)>;
-
 /// What is to be done.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
@@ -53,11 +52,6 @@ pub(super) struct Plan {
     pub(super) reduced: Reduced,
     /// Masks to write, by resource and cache.
     pub(super) writes: BTreeMap<String, BTreeMap<u32, u64>>,
-}
-
-/// The ways up to the highest one of these: what a group is left with has no gaps then.
-pub(super) fn up_to(ways: u64) -> u64 {
-    u64::MAX.checked_shr(ways.leading_zeros()).unwrap_or(0)
 }
 
 /// Why the default group, which shows these masks and has to keep so many ways, cannot do without these.

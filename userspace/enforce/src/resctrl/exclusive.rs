@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     Done, Run,
-    default_group::{Shown, obstacle, plan, up_to},
+    default_group::{obstacle, plan},
     name_of,
-    schemata::{Caches, Target},
+    schemata::{Caches, Shown, Target, up_to},
     tree::ResctrlError,
 };
 
@@ -85,7 +85,6 @@ impl Run<'_> {
     pub(super) fn reduce<'a>(
         &self,
         exclusive: &BTreeMap<&'a str, u64>,
-        is_any_in_use: bool,
         ready: &mut BTreeSet<&'a str>,
         done: &mut Done,
         refusals: &mut Refusals,
@@ -103,41 +102,38 @@ impl Run<'_> {
         };
         let taken = |of: &BTreeMap<&str, u64>| of.values().fold(0, |taken, ways| taken | up_to(*ways));
         let shown = || self.tree.masks(&self.tree.root, caches);
-        let mut refused = BTreeMap::new();
-        if let Err(error) = self.write_default(taken(exclusive), is_any_in_use, caches, done) {
+        if let Err(error) = self.write_default(taken(exclusive), caches, done) {
             let left = shown().ok();
             let is_refused = |ways| left.as_ref().is_none_or(|left| has_some(left, ways));
-            let rest;
-            (refused, rest) = exclusive
+            let (refused, rest): (BTreeMap<_, _>, BTreeMap<_, _>) = exclusive
                 .iter()
                 .map(|(class, ways)| (*class, *ways))
                 .partition(|(_, ways)| is_refused(*ways));
             if refused.is_empty() {
                 done.problems.insert(failed(&error));
             }
-            for (class, ways) in &refused {
-                let problem = format!("its ways cannot be taken from the default group: {error}");
+            let problem = format!("its ways cannot be taken from the default group: {error}");
+            for class in refused.keys() {
                 ready.remove(class);
                 done.problems.insert(format!("class {class}: {problem}"));
                 if let Err(error) = self.tree.remove(&self.tree.class(class)) {
                     done.problems.insert(error.to_string());
                 }
-                refusals.insert((*class).to_owned(), Refusal { shown: Shown::new(), ways: *ways, problem });
             }
             if !refused.is_empty()
-                && let Err(error) = self.write_default(taken(&rest), is_any_in_use, caches, done)
+                && let Err(error) = self.write_default(taken(&rest), caches, done)
             {
                 done.problems.insert(failed(&error));
             }
-        }
-        let now = shown().unwrap_or_default();
-        for class in refused.keys() {
-            if let Some(refusal) = refusals.get_mut(*class) {
-                refusal.shown.clone_from(&now);
+            let shown = shown().unwrap_or_default();
+            for (class, ways) in refused {
+                let refusal = Refusal { shown: shown.clone(), ways, problem: problem.clone() };
+                refusals.insert(class.to_owned(), refusal);
             }
         }
         refusals.retain(|class, _| !ready.contains(class.as_str()));
         if done.waits {
+            let now = shown().unwrap_or_default();
             let still_there = exclusive.iter().filter(|(_, ways)| has_some(&now, **ways));
             waiting.extend(still_there.map(|(class, _)| *class).filter(|class| ready.remove(class)));
         }
@@ -145,13 +141,9 @@ impl Run<'_> {
     }
 
     /// Has the default group do without these ways, once what was found is stored.
-    fn write_default(
-        &self,
-        taken: u64,
-        is_any_in_use: bool,
-        caches: &Caches,
-        done: &mut Done,
-    ) -> Result<(), ResctrlError> {
+    fn write_default(&self, taken: u64, caches: &Caches, done: &mut Done) -> Result<(), ResctrlError> {
+        let classes = self.wanted.workloads.values().filter_map(|of| of.class.as_deref());
+        let is_any_in_use = classes.into_iter().any(|class| self.is_exclusive(class));
         let root: &Path = &self.tree.root;
         let first = plan(&self.tree.masks(root, caches)?, taken, &self.wanted.reduced, is_any_in_use);
         done.waits = taken != 0 && !first.writes.is_empty() && first.reduced != self.wanted.reduced;

@@ -190,7 +190,10 @@ impl Resctrl {
             (done.set, done.removed, done.moved) = std::mem::take(&mut self.unreported);
         }
         // Such a class was made, and is gone again.
-        done.set.retain(|line| !self.refusals.keys().any(|class| line.split(' ').next() == Some(class)));
+        let is_of = |line: &str, class: &str| {
+            line.strip_prefix(class).is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
+        };
+        done.set.retain(|line| !self.refusals.keys().any(|class| is_of(line, class)));
         done
     }
 }
@@ -235,7 +238,6 @@ impl Run<'_> {
                 }
             }
         }
-        let is_any_in_use = targets.keys().any(|class| self.is_exclusive(class));
         self.refuse_exclusive(&mut targets, &others, refusals);
         let (mut ready, mut exclusive) = (BTreeSet::new(), BTreeMap::new());
         for (class, target) in self.known(targets, done) {
@@ -248,7 +250,7 @@ impl Run<'_> {
                 Err(error) => drop(done.problems.insert(format!("class {class}: {error}"))),
             }
         }
-        let waiting = self.reduce(&exclusive, is_any_in_use, &mut ready, done, refusals);
+        let waiting = self.reduce(&exclusive, &mut ready, done, refusals);
         done.groups[0] = ready.len() + waiting.len();
         let foreign = self.foreign(&others)?;
         for class in &ready {

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use super::default_group::up_to;
-
 /// The value of each cache (by its id, which need not be without gaps), by resource.
 ///
 /// The kernel pads names and values with spaces, and the order of the lines differs by kernel.
@@ -37,6 +35,14 @@ impl Schemata {
         let of = self.0.get(BANDWIDTH)?;
         of.iter().map(|(cache, value)| Some((*cache, value.parse().ok()?))).collect()
     }
+}
+
+/// The ways that a group has, by resource and cache.
+pub(super) type Shown = Vec<(&'static str, BTreeMap<u32, u64>)>;
+
+/// The ways up to the highest one of these: what a group is left with has no gaps then.
+pub(super) fn up_to(ways: u64) -> u64 {
+    u64::MAX.checked_shr(ways.leading_zeros()).unwrap_or(0)
 }
 
 /// Memory bandwidth, in `schemata` and below `info`.

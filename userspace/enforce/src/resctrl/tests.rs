@@ -338,8 +338,9 @@ fn store(bench: &mut Bench) -> Done {
     done
 }
 
-fn exclusive(bench: &mut Bench, class: &str) {
-    bench.wanted.classes.get_mut(class).unwrap().is_exclusive = true;
+fn exclusive(bench: &mut Bench, class: &str, ways: u32) {
+    let share = bench.wanted.classes.get_mut(class).unwrap();
+    (share.is_exclusive, share.ways) = (true, Some(Ways::Count(ways)));
 }
 
 fn default_has(bench: &Bench, masks: &str) {
@@ -350,7 +351,7 @@ fn default_has(bench: &Bench, masks: &str) {
 #[test]
 fn an_exclusive_class_has_its_ways_alone_and_they_come_back() {
     let mut bench = Bench::new();
-    exclusive(&mut bench, "db");
+    exclusive(&mut bench, "db", 6);
     bench.wanted.classes.insert("slow".to_owned(), Share { bandwidth_percent: Some(10), ..Share::default() });
     bench.want("a", Some("batch"), &[1]);
     bench.want("s", Some("slow"), &[3]);
@@ -380,7 +381,7 @@ fn an_exclusive_class_has_its_ways_alone_and_they_come_back() {
 #[test]
 fn ways_come_back_as_they_were_found_and_those_that_somebody_else_wrote_stay() {
     let mut bench = Bench::new();
-    exclusive(&mut bench, "db");
+    exclusive(&mut bench, "db", 6);
     bench.fake.put("schemata", "     L3:0=3ff;1=fff\n     MB:0=100;1=100");
     bench.want("web", Some("db"), &[2]);
     store(&mut bench);
@@ -411,9 +412,8 @@ fn ways_come_back_as_they_were_found_and_those_that_somebody_else_wrote_stay() {
 #[test]
 fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
     let mut bench = Bench::new();
-    exclusive(&mut bench, "batch");
-    exclusive(&mut bench, "db");
-    bench.wanted.classes.get_mut("db").unwrap().ways = Some(Ways::Count(7));
+    exclusive(&mut bench, "batch", 4);
+    exclusive(&mut bench, "db", 7);
     bench.want("a", Some("batch"), &[1]);
     bench.want("web", Some("db"), &[2]);
     let done = store(&mut bench);
@@ -424,7 +424,7 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
     );
     assert_eq!(done.held, names(["a"]), "the other one is held");
     default_has(&bench, "0=ff0;1=ff0");
-    bench.wanted.classes.get_mut("db").unwrap().ways = Some(Ways::Count(6));
+    exclusive(&mut bench, "db", 6);
     bench.fake.make(&bench.dir.path().join("resctrl/pqos")).unwrap();
     bench.fake.put("pqos/schemata", "     L3:0=030;1=fc0\n     MB:0=100;1=100");
     let done = store(&mut bench);
@@ -438,7 +438,6 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
     assert_eq!(store(&mut bench).held, names(["a", "web"]));
     default_has(&bench, "0=c00;1=c00");
     // There is no room for its group.
-    bench.want("c", None, &[3]);
     bench.wanted.classes.insert("low".to_owned(), Share { bandwidth_percent: Some(50), ..Share::default() });
     bench.wanted.workloads.remove("web");
     bench.want("low", Some("low"), &[4]);
@@ -453,10 +452,9 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
 #[test]
 fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_change() {
     let mut bench = Bench::new();
-    exclusive(&mut bench, "db");
+    exclusive(&mut bench, "db", 4);
     // What is left of this has gaps, which processors of this kind do not take.
     bench.fake.put("schemata", "     L3:0=fff;1=fbf\n     MB:0=100;1=100");
-    bench.wanted.classes.get_mut("db").unwrap().ways = Some(Ways::Count(4));
     bench.want("web", Some("db"), &[2]);
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
@@ -479,10 +477,8 @@ fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_ch
 #[test]
 fn a_class_that_is_held_stays_so_beside_one_that_the_kernel_refuses() {
     let mut bench = Bench::new();
-    exclusive(&mut bench, "batch");
-    exclusive(&mut bench, "db");
-    bench.wanted.classes.get_mut("batch").unwrap().ways = Some(Ways::Count(2));
-    bench.wanted.classes.get_mut("db").unwrap().ways = Some(Ways::Count(2));
+    exclusive(&mut bench, "batch", 2);
+    exclusive(&mut bench, "db", 2);
     bench.want("a", Some("batch"), &[1]);
     store(&mut bench);
     default_has(&bench, "0=ffc;1=ffc");
@@ -502,7 +498,7 @@ fn what_an_earlier_configuration_limited_is_limited_no_more() {
     store(&mut bench);
     bench.restart();
     bench.wanted.classes.get_mut("batch").unwrap().bandwidth_percent = None;
-    exclusive(&mut bench, "batch");
+    exclusive(&mut bench, "batch", 4);
     assert_eq!(store(&mut bench).held, names(["a"]));
     assert!(bench.fake.text("numaward-batch/schemata").contains("MB:0=100"), "it is made anew");
     default_has(&bench, "0=ff0;1=ff0");

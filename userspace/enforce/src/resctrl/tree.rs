@@ -13,8 +13,7 @@ use std::{
 use numaward_cgroup::read;
 use rustix::io::Errno;
 
-use super::default_group::Shown;
-use super::schemata::{BANDWIDTH, Bandwidth, Caches, Info, Monitoring, Schemata, Target, line};
+use super::schemata::{BANDWIDTH, Bandwidth, Caches, Info, Monitoring, Schemata, Shown, Target, line};
 
 /// `RDTGROUP_SUPER_MAGIC` of linux/magic.h.
 const MAGIC: u64 = 0x0765_5821;
