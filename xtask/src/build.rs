@@ -156,3 +156,24 @@ fn build(
     }
     Ok(programs)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// The packages that a table of the workspace's `Cargo.toml` gives this `opt-level`.
+    fn packages<'a>(manifest: &'a str, table: &str, level: u8) -> BTreeSet<&'a str> {
+        let end = format!(".opt-level = {level}");
+        let lines = manifest.lines().skip_while(|line| *line != table).skip(1);
+        lines.take_while(|line| !line.starts_with('[')).filter_map(|line| line.strip_suffix(&end)).collect()
+    }
+
+    /// `dist` inherits from `release`: it would ship unoptimised what it does not name itself.
+    #[test]
+    fn dist_optimises_what_release_does_not() {
+        let manifest = include_str!("../../Cargo.toml");
+        let unoptimised = packages(manifest, "[profile.release.package]", 0);
+        assert!(unoptimised.contains("numaward-cli"), "{unoptimised:?}");
+        assert_eq!(packages(manifest, "[profile.dist.package]", 3), unoptimised);
+    }
+}
