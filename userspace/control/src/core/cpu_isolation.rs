@@ -490,6 +490,11 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use numaward_config::Config;
+    use numaward_engine::{ContainerRequest, Quantity, Request, Resources, Terms};
+    use numaward_guarantee::policy;
+    use numaward_topology::{Bytes, Machine};
+
     use super::*;
 
     fn path(text: &str) -> CgroupPath {
@@ -556,5 +561,31 @@ mod tests {
         let hierarchy = Hierarchy::at(&root.path().join("cgroup"));
         assert_eq!(processes_in_root(root.path(), &hierarchy), Some(1));
         assert_eq!(processes_in_root(root.path(), &Hierarchy::at(root.path())), None);
+    }
+
+    #[test]
+    fn isolation_covers_hidden_siblings() {
+        let config: Config = serde_json::from_str(r#"{"strategy": "native"}"#).unwrap();
+        let machine = Machine::builder().cores_per_node(4).smt(2).memory(Bytes::gib(4)).build().unwrap();
+        let strategy = policy::strategy(&config, &machine).unwrap();
+        let admit = |ledger: &Ledger, name: &str, terms: &Terms| {
+            let resources = Resources::none().with_cpu(Quantity::whole(1));
+            let resources = resources.with_memory(Quantity::whole(Bytes::gib(1).0));
+            let request = Request {
+                owner: name.into(),
+                init_containers: Vec::new(),
+                containers: vec![ContainerRequest::guaranteed(name, resources)],
+                resources: None,
+            };
+            let decision = strategy.admit_watched(ledger, &request, terms, &|_| {});
+            (decision.outcome.unwrap()[0].allocation.clone(), decision.ledger)
+        };
+        let hidden = Terms { hide_siblings: true, ..Terms::default() };
+        let isolated = Terms { isolate: true, ..hidden.clone() };
+        let (other, ledger) = admit(&strategy.idle(), "other", &hidden);
+        assert_eq!(beside_isolated(&ledger), None);
+        let (alone, ledger) = admit(&ledger, "alone", &isolated);
+        assert_eq!((other.hidden_cpus.len(), alone.hidden_cpus.len()), (1, 1));
+        assert_eq!(beside_isolated(&ledger), Some(&machine.cpu_ids() - &alone.held_cpus()));
     }
 }
