@@ -159,21 +159,27 @@ fn build(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::BTreeMap;
 
-    /// The packages that a table of the workspace's `Cargo.toml` gives this `opt-level`.
-    fn packages<'a>(manifest: &'a str, table: &str, level: u8) -> BTreeSet<&'a str> {
-        let end = format!(".opt-level = {level}");
-        let lines = manifest.lines().skip_while(|line| *line != table).skip(1);
-        lines.take_while(|line| !line.starts_with('[')).filter_map(|line| line.strip_suffix(&end)).collect()
+    /// A table of the workspace's `Cargo.toml`: values by key.
+    fn table(name: &str) -> BTreeMap<&'static str, &'static str> {
+        let lines = include_str!("../../Cargo.toml").lines();
+        let lines = lines.skip_while(|line| *line != name).skip(1).take_while(|line| !line.starts_with('['));
+        lines.filter_map(|line| line.split_once(" = ")).collect()
     }
 
-    /// `dist` inherits from `release`: it would ship unoptimised what it does not name itself.
+    /// `dist` inherits from `release`: what it does not set itself would reach users as `release` has it.
     #[test]
-    fn dist_optimises_what_release_does_not() {
-        let manifest = include_str!("../../Cargo.toml");
-        let unoptimised = packages(manifest, "[profile.release.package]", 0);
-        assert!(unoptimised.contains("numaward-cli"), "{unoptimised:?}");
-        assert_eq!(packages(manifest, "[profile.dist.package]", 3), unoptimised);
+    fn dist_has_settings_of_its_own_for_each_package() {
+        let (release, dist) = (table("[profile.release.package]"), table("[profile.dist.package]"));
+        assert_eq!(release.get("numaward-cli.opt-level"), Some(&"0"));
+        assert_eq!(dist.keys().collect::<Vec<_>>(), release.keys().collect::<Vec<_>>());
+        for (key, value) in dist {
+            let wanted = match key.split_once('.') {
+                Some((_, "strip")) => "\"none\"",
+                _ => "3",
+            };
+            assert_eq!(value, wanted, "{key}");
+        }
     }
 }
