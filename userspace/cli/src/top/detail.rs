@@ -298,3 +298,31 @@ pub(crate) fn help(paint: Paint, is_recorded: bool) -> Vec<Line<'static>> {
     parts.retain(|part| !part.is_empty());
     parts.join(&Line::default())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Instant};
+
+    use numaward_api::{Allocation, Allocations, Topology, Version};
+
+    use super::*;
+    use crate::top::feed::Update;
+
+    #[test]
+    fn hidden_siblings_belong_to_who_hides_them() {
+        let topology = Topology::from(&numaward_topology::Machine::default());
+        let mut model = Model::new(topology, Version::on("6.12"), Instant::now());
+        let held = Allocation {
+            name: "database".to_owned(),
+            cpus: "1,5".to_owned(),
+            hidden_cpus: "9,13".to_owned(),
+            ..Allocation::default()
+        };
+        let allocations = Allocations { allocations: vec![Arc::new(held)], ..Allocations::default() };
+        model.take(Update::Allocations(Ok(Box::new(allocations))), Instant::now());
+        let node = Node { node: 0, cpus: "0-3,8-11".to_owned(), memory: Vec::new(), allocated: None };
+        let of: Vec<(u32, &str)> =
+            exclusive(&model, &node).into_iter().map(|(cpu, of)| (cpu.0, of)).collect();
+        assert_eq!(of, [(1, "database"), (9, "database")]);
+    }
+}

@@ -428,7 +428,6 @@ mod tests {
     use numaward_api::{Counters, Trend};
 
     use super::*;
-    use crate::top::detail::exclusive;
 
     fn workload(key: &str) -> Workload {
         Workload {
@@ -495,22 +494,5 @@ mod tests {
         assert_eq!(lengths, [21, HISTORY, 1]);
         let locals: Vec<f64> = model.rows["/a"].history.iter().map(|rates| rates.local).collect();
         assert_eq!((locals[0], locals[10], locals[20]), (20.0, 30.0, 0.0), "the oldest that is known first");
-    }
-
-    #[test]
-    fn hidden_siblings_belong_to_who_hides_them() {
-        let topology = Topology::from(&numaward_topology::Machine::default());
-        let mut model = Model::new(topology, Version::on("6.12"), Instant::now());
-        let held = Allocation {
-            name: "database".to_owned(),
-            cpus: "1,5".to_owned(),
-            hidden_cpus: "9,13".to_owned(),
-            ..Allocation::default()
-        };
-        model.promise(Allocations { allocations: vec![Arc::new(held)], ..Allocations::default() });
-        let node = Node { node: 0, cpus: "0-3,8-11".to_owned(), memory: Vec::new(), allocated: None };
-        let of: Vec<(u32, &str)> =
-            exclusive(&model, &node).into_iter().map(|(cpu, of)| (cpu.0, of)).collect();
-        assert_eq!(of, [(1, "database"), (9, "database")]);
     }
 }
