@@ -27,7 +27,7 @@ const PAGES: [(&str, usize, &str); 8] = [
 const TRACES: [&str; 2] = ["cxl", "four"];
 /// Of the book, and what is run.
 const SMALLER: [(&str, &str); 3] =
-    [("--for 10m", "--for 20s"), ("+5m", "+5s"), ("--hosts 1000", "--hosts 12")];
+    [("--for 10m", "--for 30s"), ("+5m", "+5s"), ("--hosts 1000", "--hosts 12")];
 
 /// How a command is run.
 #[derive(Clone, Copy)]

@@ -69,12 +69,15 @@ configured() {
     mkdir -p /etc/numaward
     echo 'topologyManagerPolicy: restricted' >/etc/numaward/config.yaml
 }
-# A recording of the night: five seconds before half past two. In it, somebody rewrites what a guarantee has written.
+# A recording of the night: five seconds before half past two. In it, somebody rewrites what a guarantee has written, once
+# the recording has its first moment: what was before is none of its events.
+_recorded() { [ "$(stat -c %s night.record)" -gt 100 ]; }
 night() {
     numaward guarantee small.service --cpus 1 --memory 20Mi
     date -u -s "@$((($(date +%s) / 86400 + 1) * 86400 + 9000 - 5))"
     {
-        sleep 8
+        wait_for 60 _recorded
+        sleep 3
         echo 0-7 >"$(cgroup_of small.service)/cpuset.cpus"
         sleep 5
         numaward release small.service
