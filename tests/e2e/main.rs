@@ -28,6 +28,7 @@ mod guides;
 mod herd;
 mod home;
 mod host;
+mod hot;
 mod hotplug;
 mod hugepages;
 mod interrupts;

@@ -188,6 +188,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("herd::", &["6.12"]),
     ("home::", &[]),
     (HOST, &[]),
+    ("hot::", &["6.12"]),
     ("hotplug::", &["6.12"]),
     ("interrupts::", &["6.12"]),
     ("kernels::", &[kernels::OLDEST, "6.12"]),

@@ -36,6 +36,9 @@ pub(crate) struct Arguments {
     /// Keeps writing to every page in turn while holding
     #[arg(long)]
     pub(crate) walk: bool,
+    /// With --walk, only to the first so many bytes [default: all]
+    #[arg(long, requires = "walk", value_name = "BYTES", value_parser = size)]
+    pub(crate) walk_size: Option<u64>,
     /// With --walk, each thread writes to all pages, not only to its own share
     #[arg(long, requires = "walk")]
     pub(crate) shared: bool,

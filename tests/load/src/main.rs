@@ -103,7 +103,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
                     // It could be pinned to this CPU before; should that have changed, walking goes on elsewhere.
                     let _ = pin(cpu);
                     let (index, threads) = if arguments.shared { (0, 1) } else { (index, threads) };
-                    memory.walk(index, threads, is_over);
+                    memory.walk(arguments.walk_size, index, threads, is_over);
                 });
             }
         }

@@ -154,12 +154,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes to each page of the share, over and over.
-    pub(crate) fn walk(&self, index: usize, threads: usize, is_over: impl Fn() -> bool) {
-        let pages = self.pages();
-        let share = share(pages, index, threads);
-        let mut chunks = share.clone().step_by(WALK_CHUNK).cycle();
+    /// Writes to each page of the share, over and over; of all memory, or of its first bytes.
+    pub(crate) fn walk(&self, bytes: Option<u64>, index: usize, threads: usize, is_over: impl Fn() -> bool) {
         let size = page();
+        let pages = bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX) / size);
+        let share = share(pages.min(self.pages()), index, threads);
+        let mut chunks = share.clone().step_by(WALK_CHUNK).cycle();
         while let Some(first) = chunks.next().filter(|_| !is_over()) {
             for page in first..(first + WALK_CHUNK).min(share.end) {
                 self.byte(page * size).fetch_add(1, Ordering::Relaxed);
@@ -325,10 +325,16 @@ mod tests {
     fn a_walk_touches_its_share_until_told() {
         let memory = map("--size 4M").unwrap();
         let looks = std::cell::Cell::new(0);
-        memory.walk(1, 2, || looks.replace(looks.get() + 1) >= 4);
+        memory.walk(None, 1, 2, || looks.replace(looks.get() + 1) >= 4);
         let nodes = memory.nodes_of_pages().unwrap();
         assert!(nodes[..512].iter().all(Option::is_none) && nodes[512..].iter().all(Option::is_some));
         assert_eq!(memory.byte(512 * page()).load(Ordering::Relaxed), 2, "two rounds of two chunks");
+
+        let memory = map("--size 4M").unwrap();
+        looks.set(0);
+        memory.walk(Some(2 << 20), 0, 1, || looks.replace(looks.get() + 1) >= 4);
+        let nodes = memory.nodes_of_pages().unwrap();
+        assert!(nodes[..512].iter().all(Option::is_some) && nodes[512..].iter().all(Option::is_none));
     }
 
     #[test]

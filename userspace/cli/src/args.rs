@@ -121,9 +121,16 @@ pub(crate) enum Command {
     /// Print where the memory of a workload lies, by what it is for: heap, stacks, files
     ///
     /// The kernel goes through the page tables of its processes for that, some milliseconds for each GiB of small pages.
+    /// With --hot, its monitor of accesses (DAMON, Linux 6.2 or newer) watches the processes for a while.
     Regions {
         /// Name of the workload
         name: String,
+        /// Which areas are accessed, and how much of that reaches across nodes; takes root on the workload's own host
+        #[arg(long)]
+        hot: bool,
+        /// Watch for this long, or until Ctrl-C
+        #[arg(long = "for", value_name = "TIME", value_parser = seconds, default_value = "10s", requires = "hot")]
+        span: Interval,
         #[command(flatten)]
         output: Output,
     },
@@ -470,7 +477,7 @@ pub(crate) struct Replay {
 fn seconds(text: &str) -> Result<Interval, String> {
     let interval: Interval = text.parse()?;
     if interval.0 < Duration::from_secs(1) {
-        return Err(format!("{text}: the daemon shows what it sees once a second"));
+        return Err(format!("{text}: it takes a second at least"));
     }
     Ok(interval)
 }

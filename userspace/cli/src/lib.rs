@@ -19,6 +19,7 @@ mod explain;
 mod export;
 mod get;
 mod heap;
+mod hot;
 mod import;
 mod mempolicy;
 mod numactl;
@@ -120,7 +121,8 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Get { names, output } => get(&reached, &names, output),
         Command::Describe { name, output } => describe(&reached, &name, output),
         Command::Stacks { name, node, kind, output } => stacks(&reached, &name, node, kind.into(), output),
-        Command::Regions { name, output } => regions(&reached, &name, output),
+        Command::Regions { name, hot: true, span, output } => hot(&reached, &name, span, output),
+        Command::Regions { name, output, .. } => regions(&reached, &name, output),
         Command::Events { follow, filter, output } => events(&reached, follow, &filter, output),
         Command::Exec(args) => exec(&reached, args),
         Command::Numactl { arguments } => numactl(&reached, &arguments),
@@ -551,6 +553,11 @@ fn stacks(
 fn regions(reached: &Reached, name: &str, output: Output) -> anyhow::Result<ExitCode> {
     let regions = runtime()?.block_on(regions::fetch(&server(reached)?, name))?;
     print(output, &regions, regions::render)
+}
+
+fn hot(reached: &Reached, name: &str, Interval(span): Interval, output: Output) -> anyhow::Result<ExitCode> {
+    let hot = runtime()?.block_on(hot::watch(&local_server(reached)?, name, span))?;
+    print(output, &hot, hot::render)
 }
 
 fn events(

@@ -277,7 +277,7 @@ fn a_real_daemon_is_recorded_for_as_long_and_as_large_as_asked() {
     assert!(!reports(&small, &[]).is_empty());
 
     for (args, says) in [
-        (&["--every", "100ms"][..], "once a second"),
+        (&["--every", "100ms"][..], "a second at least"),
         (&["--for", "0s"], "above zero"),
         (&["--max-size", "much"], "much"),
     ] {

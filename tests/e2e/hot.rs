@@ -1,0 +1,53 @@
+//! The kernel's monitor of accesses: which part of a workload's memory is used, and that it is off-node.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, Report, boot};
+use numaward_vm::Machine;
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes on a node of the areas that are accessed in at least half of the looks, or never.
+fn bytes_on(hot: &Value, node: u64, is_accessed: bool) -> u64 {
+    let areas = hot["areas"].as_array().unwrap().iter();
+    let of = areas.filter(|area| {
+        let percent = area["accessedPercent"].as_f64().unwrap();
+        area["region"] == "[anonymous]" && if is_accessed { percent >= 50.0 } else { percent < 10.0 }
+    });
+    let nodes = of.flat_map(|area| area["nodes"].as_array().unwrap());
+    nodes.filter(|on| on["node"] == node).map(|on| on["bytes"].as_u64().unwrap()).sum()
+}
+
+fn monitors(report: &Report, section: &str) -> u32 {
+    report.section(section).trim().parse().unwrap_or_else(|_| panic!("{section}: {report}"))
+}
+
+#[test]
+fn what_is_accessed_on_another_node_is_found() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
+    let vm = bench.vm(machine).limit(Duration::from_mins(6));
+    let report = boot(&vm, include_str!("hot.sh"));
+
+    // A quarter of 64 MiB is used, all of it on node 1, from node 0.
+    let hot = report.json("hot as JSON");
+    let (used, unused) = (bytes_on(&hot, 1, true), bytes_on(&hot, 1, false));
+    assert!((12 * MIB..=20 * MIB).contains(&used), "{used} bytes are used: {report}");
+    assert!((40 * MIB..=52 * MIB).contains(&unused), "{unused} bytes are not: {report}");
+    assert_eq!(bytes_on(&hot, 0, true), 0, "{report}");
+    let first = &hot["areas"][0];
+    assert!(first["remotePercent"].as_f64().unwrap() > 90.0, "{report}");
+    let process = &hot["processes"][0];
+    assert_eq!((&process["command"], &process["ranOn"][0]["node"]), (&"numaward-load".into(), &0.into()));
+    assert!(process["monitorMillis"].is_u64(), "{report}");
+    assert!(report.section("hot").contains("numaward-load) ran on: node 0"), "{report}");
+
+    // Nothing stays, also where the user has enough before; nor is anything of somebody else touched.
+    assert_eq!(monitors(&report, "afterwards"), 0, "{report}");
+    assert!(report.section("interrupted").contains("not accessed: "), "{report}");
+    assert_eq!(monitors(&report, "after an interrupt"), 0, "{report}");
+    assert!(report.section("in use").contains("somebody else uses DAMON (1 monitors)"), "{report}");
+    assert_eq!(monitors(&report, "after that"), 1, "{report}");
+    assert!(report.section("nobody").contains("there is no workload named \"nobody\""), "{report}");
+}

@@ -1,0 +1,32 @@
+# A workload on node 0 with all of its memory on node 1, of which it uses the first quarter.
+_ready() { wget -qO- http://127.0.0.1:9560/readyz; }
+_known() { wget -qO- http://127.0.0.1:9560/api/v1/workloads | grep -q '"uses"'; }
+monitors() { cat /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds; }
+
+numaward run 2>/tmp/daemon.log &
+wait_for 60 _ready
+load uses --cpus 0 --size 64M --walk --walk-size 16M --policy bind:1
+wait_for 30 _known
+# The monitor does not flush TLBs, and an emulated one may hold all: somebody else on the CPU does.
+taskset -c 0 sh -c 'while :; do :; done' &
+
+section "hot"
+numaward regions uses --hot
+section "hot as JSON"
+numaward regions uses --hot -o json
+section "afterwards"
+monitors
+section "interrupted"
+timeout -s INT 5 numaward regions uses --hot --for 1h
+section "after an interrupt"
+monitors
+echo 1 >/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds
+section "in use"
+numaward regions uses --hot 2>&1 && fail "somebody else uses it"
+section "after that"
+monitors
+section "nobody"
+numaward regions nobody --hot 2>&1 && fail "there is nobody"
+section "log"
+cat /tmp/daemon.log
+exit 0

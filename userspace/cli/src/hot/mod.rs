@@ -1,0 +1,443 @@
+//! `numaward regions --hot`: which areas of a workload's memory are accessed, and on which node those lie.
+//!
+//! The kernel's monitor (DAMON) looks at one page of each area of a process 200 times a second, and splits and joins areas by
+//! what it sees. Which CPU accessed a page is nowhere to be seen, so what is remote is an estimate: as if each area were
+//! accessed from the nodes on which the threads of its process spend their time, in proportion.
+
+mod damon;
+mod running;
+mod sys;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use numaward_api::{RegionNode, Workloads};
+use numaward_cgroup::{CgroupPath, Hierarchy, read};
+use procfs::process::{MMapPath, Process};
+use serde::Serialize;
+use serde_with_macros::skip_serializing_none;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant as TokioInstant, interval, sleep_until},
+};
+
+use self::{
+    damon::{AGGREGATE, Accessed, LOOKS, Monitors},
+    running::Running,
+};
+use crate::{
+    client::Server,
+    table::{columns, or_dash, row, size},
+};
+
+/// Processes that are monitored at most, those with the most memory: each costs a thread of the kernel.
+const PROCESSES: usize = 16;
+/// Processes that are looked at to choose from.
+const CANDIDATES: usize = 10_000;
+/// Pages of an area of which the node is asked.
+const PAGES: u64 = 64;
+/// Areas in the table.
+const ROWS: usize = 20;
+
+/// Which areas of a workload's memory were accessed.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Hot {
+    /// For how long it was looked at.
+    seconds: f64,
+    processes: Vec<Watched>,
+    /// What is missing, and why.
+    notes: Vec<String>,
+    /// The areas with memory, those that are accessed most first.
+    areas: Vec<Area>,
+}
+
+/// A process that was looked at.
+#[skip_serializing_none]
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Watched {
+    pid: u32,
+    command: String,
+    /// Where its threads ran; empty if they used too little CPU time to say.
+    ran_on: Vec<Share>,
+    /// CPU time of the thread that monitored it; absent where the kernel does not say.
+    monitor_millis: Option<u64>,
+}
+
+/// A share of CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Share {
+    node: u32,
+    percent: f64,
+}
+
+/// Pages of a mapping that are accessed about equally often.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Area {
+    pid: u32,
+    /// As in the regions: `[heap]`, `[stack]`, `[anonymous]`, or a file.
+    region: String,
+    /// The first address, and the one behind the last, in hexadecimal.
+    start: String,
+    end: String,
+    /// In which share of the looks a page had been accessed since the one before, 5 ms earlier.
+    accessed_percent: f64,
+    /// For how long that has been so.
+    age_seconds: f64,
+    /// Its memory by node.
+    nodes: Vec<RegionNode>,
+    /// The share of accesses that reach across nodes, estimated; absent if it is not known where the threads ran.
+    remote_percent: Option<f64>,
+}
+
+impl Area {
+    fn bytes(&self) -> u64 {
+        self.nodes.iter().map(|on| on.bytes).sum()
+    }
+
+    /// What it counts for: how much memory is accessed, how often.
+    #[expect(clippy::cast_precision_loss, reason = "only to sort by")]
+    fn weight(&self) -> f64 {
+        self.accessed_percent * self.bytes() as f64
+    }
+}
+
+/// Watches the processes of a workload for some time, or until the user has enough.
+pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<Hot> {
+    let mut notes = BTreeSet::new();
+    let processes = processes(server, name, &mut notes).await?;
+    let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
+    let mut running = Running::new(&numaward_topology::sysfs::read(Path::new("/"))?);
+    let mut ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
+    let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut ends else {
+        bail!("signals cannot be received");
+    };
+    let began = Instant::now();
+    let monitors = Monitors::start(Path::new("/"), &pids)?;
+    let over = sleep_until(TokioInstant::now() + span);
+    tokio::pin!(over);
+    let mut seconds = interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            _ = seconds.tick() => running.sample(&pids),
+            () = &mut over => break,
+            _ = terminate.recv() => break,
+            _ = hangup.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    running.sample(&pids);
+    let mut hot = Hot { seconds: began.elapsed().as_secs_f64(), ..Hot::default() };
+    for (at, (pid, command)) in processes.into_iter().enumerate() {
+        let monitor_millis = monitors.thread(at).and_then(running::cpu_millis);
+        let ran_on = running.shares(pid);
+        match monitors.areas(at).map_err(anyhow::Error::from).and_then(|found| areas(pid, &found, &ran_on)) {
+            Ok(areas) => hot.areas.extend(areas),
+            Err(error) => {
+                notes.insert(format!("process {pid} ({command}) is missing: {error:#}"));
+            }
+        }
+        hot.processes.push(Watched { pid, command, ran_on, monitor_millis });
+    }
+    drop(monitors);
+    hot.areas.sort_by(|one, other| other.weight().total_cmp(&one.weight()));
+    hot.notes = notes.into_iter().collect();
+    Ok(hot)
+}
+
+/// The processes of the workload with the most memory.
+async fn processes(
+    server: &Server,
+    name: &str,
+    notes: &mut BTreeSet<String>,
+) -> anyhow::Result<Vec<(u32, String)>> {
+    let Workloads { workloads } = server.get("/api/v1/workloads").await?;
+    let mut named = workloads.iter().filter(|workload| workload.workload == name).peekable();
+    named.peek().with_context(|| format!("there is no workload named {name:?}"))?;
+    let hierarchy = Hierarchy::open()?;
+    let cgroups = named.filter_map(|workload| workload.cgroup.as_deref());
+    let mut found = Vec::new();
+    for cgroup in cgroups {
+        let path: CgroupPath = cgroup.parse()?;
+        for pid in read::processes_below(&hierarchy.dir(&path), CANDIDATES) {
+            // One that ended is none.
+            let about = i32::try_from(pid).ok().and_then(|pid| {
+                let process = Process::new(pid).ok()?;
+                Some((process.statm().ok()?.resident, process.stat().ok()?.comm))
+            });
+            // Threads of the kernel have no memory.
+            found.extend(about.filter(|(pages, _)| *pages > 0).map(|(pages, command)| (pages, pid, command)));
+        }
+    }
+    if found.is_empty() {
+        bail!("{name}: no process with memory was found in its cgroup");
+    }
+    found.sort_by(|one, other| other.cmp(one));
+    if found.len() > PROCESSES {
+        let rest = found.len() - PROCESSES;
+        notes.insert(format!(
+            "only the {PROCESSES} processes with the most memory were looked at: {rest} more are there"
+        ));
+        found.truncate(PROCESSES);
+    }
+    Ok(found.into_iter().map(|(_, pid, command)| (pid, command)).collect())
+}
+
+/// The areas of a process that have memory, cut where its mappings end.
+fn areas(pid: u32, found: &[Accessed], ran_on: &[Share]) -> anyhow::Result<Vec<Area>> {
+    let maps = Process::new(i32::try_from(pid)?)?.maps()?;
+    let maps: Vec<(u64, u64, String)> =
+        maps.into_iter().map(|map| (map.address.0, map.address.1, region(&map.pathname))).collect();
+    let pieces = cut(found, &maps);
+    let page = rustix::param::page_size();
+    let addresses: Vec<Vec<usize>> =
+        pieces.iter().map(|piece| sample(piece.start, piece.end, page)).collect();
+    let mut nodes = sys::nodes(pid, &addresses.concat())?.into_iter();
+    let mut areas = Vec::new();
+    for (piece, addresses) in pieces.iter().zip(&addresses) {
+        let asked = addresses.len();
+        let on = by_node(piece.end - piece.start, asked, nodes.by_ref().take(asked));
+        if on.is_empty() {
+            continue;
+        }
+        areas.push(Area {
+            pid,
+            region: piece.region.to_owned(),
+            start: format!("{:#x}", piece.start),
+            end: format!("{:#x}", piece.end),
+            accessed_percent: f64::from(piece.looks.min(LOOKS)) / f64::from(LOOKS) * 100.0,
+            age_seconds: f64::from(piece.age) * f64::from(AGGREGATE) / 1e6,
+            remote_percent: remote(&on, ran_on),
+            nodes: on,
+        });
+    }
+    Ok(areas)
+}
+
+/// What a mapping is called, as the daemon calls it in the regions.
+fn region(path: &MMapPath) -> String {
+    match path {
+        MMapPath::Path(path) => path.to_string_lossy().into_owned(),
+        MMapPath::Heap => "[heap]".to_owned(),
+        MMapPath::Stack | MMapPath::TStack(_) => "[stack]".to_owned(),
+        MMapPath::Other(name) => format!("[{name}]"),
+        _ => "[anonymous]".to_owned(),
+    }
+}
+
+/// A part of an area that lies in one mapping.
+#[derive(Debug, PartialEq, Eq)]
+struct Piece<'a> {
+    start: u64,
+    end: u64,
+    region: &'a str,
+    looks: u32,
+    age: u32,
+}
+
+/// Cuts areas where mappings end; both are in the order of addresses.
+fn cut<'a>(areas: &[Accessed], maps: &'a [(u64, u64, String)]) -> Vec<Piece<'a>> {
+    let mut pieces = Vec::new();
+    for area in areas {
+        let first = maps.partition_point(|(_, end, _)| *end <= area.start);
+        let within =
+            maps.get(first..).unwrap_or_default().iter().take_while(|(start, _, _)| *start < area.end);
+        pieces.extend(within.map(|(start, end, region)| Piece {
+            start: area.start.max(*start),
+            end: area.end.min(*end),
+            region,
+            looks: area.looks,
+            age: area.age,
+        }));
+    }
+    pieces
+}
+
+/// Addresses of pages of an area: all, or so many at equal distances.
+fn sample(start: u64, end: u64, page: usize) -> Vec<usize> {
+    let page_bytes = page as u64;
+    let pages = (end.saturating_sub(start)).div_ceil(page_bytes);
+    let count = pages.min(PAGES);
+    (0..count).filter_map(|at| usize::try_from(start + pages * at / count * page_bytes).ok()).collect()
+}
+
+/// The bytes of an area by node, from the nodes of so many of its pages.
+fn by_node(bytes: u64, asked: usize, nodes: impl Iterator<Item = Option<u32>>) -> Vec<RegionNode> {
+    let mut counts = BTreeMap::<u32, u64>::new();
+    for node in nodes.flatten() {
+        *counts.entry(node).or_default() += 1;
+    }
+    let share = |count: u64| u128::from(bytes) * u128::from(count) / (asked.max(1) as u128);
+    let on = |(node, count)| RegionNode { node, bytes: u64::try_from(share(count)).unwrap_or(u64::MAX) };
+    counts.into_iter().map(on).collect()
+}
+
+/// The share of accesses that reach across nodes if threads access all of it, in proportion to where they ran.
+#[expect(clippy::cast_precision_loss, reason = "a share needs no more")]
+fn remote(nodes: &[RegionNode], ran_on: &[Share]) -> Option<f64> {
+    let bytes: u64 = nodes.iter().map(|on| on.bytes).sum();
+    if bytes == 0 || ran_on.is_empty() {
+        return None;
+    }
+    let local = |on: &RegionNode| {
+        let share = ran_on.iter().find(|share| share.node == on.node).map_or(0.0, |share| share.percent);
+        share * on.bytes as f64 / bytes as f64
+    };
+    Some((100.0 - nodes.iter().map(local).sum::<f64>()).clamp(0.0, 100.0))
+}
+
+/// For people: the areas that are accessed most, and what the others come to.
+pub(crate) fn render(hot: &Hot) -> String {
+    let nodes: BTreeSet<u32> =
+        hot.areas.iter().flat_map(|area| area.nodes.iter().map(|on| on.node)).collect();
+    let accessed: Vec<&Area> = hot.areas.iter().filter(|area| area.accessed_percent > 0.0).collect();
+    let mut text = String::new();
+    if accessed.is_empty() {
+        text.push_str("none of its memory was accessed\n");
+    } else {
+        let mut titles = row(["PID", "ADDRESS", "REGION", "ACCESSED", "FOR"]);
+        titles.extend(nodes.iter().map(|node| format!("NODE {node}")));
+        titles.push("REMOTE".to_owned());
+        let cells = |area: &&Area| {
+            let mut cells = row([&area.pid.to_string(), &area.start, &area.region]);
+            cells.push(percent(area.accessed_percent));
+            cells.push(format!("{:.1} s", area.age_seconds));
+            let on = |node: &u32| area.nodes.iter().find(|on| on.node == *node).map_or(0, |on| on.bytes);
+            cells.extend(nodes.iter().map(|node| size(on(node))));
+            cells.push(or_dash(area.remote_percent.map(percent)));
+            cells
+        };
+        let rows = accessed.iter().take(ROWS).map(cells);
+        text.push_str(&columns(&std::iter::once(titles).chain(rows).collect::<Vec<_>>()));
+        if accessed.len() > ROWS {
+            let _ = writeln!(text, "{} more areas are accessed less: -o json has all", accessed.len() - ROWS);
+        }
+    }
+    let all: u64 = hot.areas.iter().map(Area::bytes).sum();
+    let of_accessed: u64 = accessed.iter().map(|area| area.bytes()).sum();
+    let _ = writeln!(text, "not accessed: {} of {}", size(all - of_accessed), size(all));
+    for process in &hot.processes {
+        let shares =
+            process.ran_on.iter().map(|share| format!("node {} {}", share.node, percent(share.percent)));
+        let shares = shares.collect::<Vec<_>>().join(", ");
+        let ran_on = if shares.is_empty() { "on no node for long enough to say" } else { &shares };
+        let _ = writeln!(text, "process {} ({}) ran on: {ran_on}", process.pid, process.command);
+    }
+    let cost: u64 = hot.processes.iter().filter_map(|process| process.monitor_millis).sum();
+    let _ = writeln!(text, "looking took {cost} ms of CPU time in {:.1} s", hot.seconds);
+    for note in &hot.notes {
+        let _ = writeln!(text, "{note}");
+    }
+    text
+}
+
+fn percent(share: f64) -> String {
+    format!("{share:.0} %")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn on(node: u32, bytes: u64) -> RegionNode {
+        RegionNode { node, bytes }
+    }
+
+    fn area(accessed_percent: f64, nodes: Vec<RegionNode>) -> Area {
+        Area {
+            pid: 7,
+            region: "[heap]".to_owned(),
+            start: "0x1000".to_owned(),
+            end: "0x2000".to_owned(),
+            accessed_percent,
+            age_seconds: 2.5,
+            remote_percent: remote(
+                &nodes,
+                &[Share { node: 0, percent: 75.0 }, Share { node: 1, percent: 25.0 }],
+            ),
+            nodes,
+        }
+    }
+
+    #[test]
+    fn areas_are_cut_where_mappings_end() {
+        let areas =
+            [(100, 300, 20), (300, 500, 0)].map(|(start, end, looks)| Accessed { start, end, looks, age: 1 });
+        let maps = [(0, 50, "[heap]"), (120, 200, "/a"), (200, 400, "[anonymous]"), (450, 600, "[stack]")]
+            .map(|(start, end, name)| (start, end, name.to_owned()));
+        let pieces = cut(&areas, &maps);
+        let found: Vec<_> =
+            pieces.iter().map(|piece| (piece.start, piece.end, piece.region, piece.looks)).collect();
+        let expected = [
+            (120, 200, "/a", 20),
+            (200, 300, "[anonymous]", 20),
+            (300, 400, "[anonymous]", 0),
+            (450, 500, "[stack]", 0),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn pages_are_asked_for_at_equal_distances() {
+        assert_eq!(sample(0x1000, 0x4000, 0x1000), [0x1000, 0x2000, 0x3000]);
+        let many = sample(0, 1 << 30, 0x1000);
+        assert_eq!((many.len(), many[1] - many[0], many[63]), (64, 1 << 24, 63 << 24));
+        assert!(sample(5, 5, 0x1000).is_empty());
+    }
+
+    #[test]
+    fn a_page_that_is_not_there_has_no_bytes() {
+        let nodes = [Some(0), Some(1), Some(1), None];
+        assert_eq!(by_node(4 * MIB, 4, nodes.into_iter()), [on(0, MIB), on(1, 2 * MIB)]);
+        assert!(by_node(MIB, 1, [None].into_iter()).is_empty());
+    }
+
+    #[test]
+    fn what_is_remote_goes_by_where_the_threads_ran() {
+        let ran_on = [Share { node: 0, percent: 75.0 }, Share { node: 1, percent: 25.0 }];
+        assert_eq!(remote(&[on(0, MIB)], &ran_on), Some(25.0));
+        assert_eq!(remote(&[on(0, MIB), on(1, MIB)], &ran_on), Some(50.0));
+        assert_eq!(remote(&[on(2, MIB)], &ran_on), Some(100.0));
+        assert_eq!(remote(&[on(0, MIB)], &[]), None);
+        assert_eq!(remote(&[], &ran_on), None);
+    }
+
+    #[test]
+    fn people_see_what_is_accessed_and_what_is_not() {
+        let hot = Hot {
+            seconds: 10.0,
+            processes: vec![Watched {
+                pid: 7,
+                command: "db\n".to_owned(),
+                ran_on: vec![Share { node: 0, percent: 100.0 }],
+                monitor_millis: Some(12),
+            }],
+            notes: vec!["something is missing".to_owned()],
+            areas: vec![area(95.0, vec![on(1, 2 * MIB)]), area(0.0, vec![on(0, 6 * MIB)])],
+        };
+        let text = render(&hot);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            lines[0],
+            ["PID", "ADDRESS", "REGION", "ACCESSED", "FOR", "NODE", "0", "NODE", "1", "REMOTE"]
+        );
+        assert_eq!(lines[1].join(" "), "7 0x1000 [heap] 95 % 2.5 s 0 B 2.0 MiB 75 %");
+        assert!(text.contains("\nnot accessed: 6.0 MiB of 8.0 MiB\n"), "{text}");
+        assert!(text.contains("looking took 12 ms of CPU time in 10.0 s\nsomething is missing\n"), "{text}");
+        let nothing = render(&Hot::default());
+        assert!(
+            nothing.starts_with("none of its memory was accessed\nnot accessed: 0 B of 0 B\n"),
+            "{nothing}"
+        );
+    }
+}
