@@ -179,7 +179,7 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("sed 's#^URIs: ADDRESS#", "there is no download here: `packages::apt` does it"),
     ("sha256sum --check ", "there is no download here: `packages::apt` verifies one"),
     (
-        "target/x86_64-unknown-linux-gnu/vm/numaward ",
+        "target/x86_64-unknown-linux-gnu/release/numaward ",
         "there is no checkout here: `cargo xtask screenshots` runs what the demo prints",
     ),
 ];

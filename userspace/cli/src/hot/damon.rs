@@ -1,8 +1,8 @@
 //! The kernel's monitor of data accesses (DAMON), by its files in sysfs
 //! (<https://docs.kernel.org/admin-guide/mm/damon/usage.html>).
 //!
-//! Each process gets a monitor of its own, a thread called `kdamond`: the files that say what was found do not say of which
-//! process it is.
+//! Each process gets a monitor of its own, a thread called `kdamond`: the files with what was found do not name the
+//! process.
 
 use std::{
     fs, io,
@@ -26,13 +26,13 @@ const PATTERN: [(&str, u64); 3] = [("sz", u64::MAX), ("nr_accesses", LOOKS as u6
 pub(super) enum DamonError {
     /// This kernel has none, or one that is too old.
     #[error(
-        "{}: this kernel has none: --hot takes Linux 6.2 or newer with CONFIG_DAMON_SYSFS and CONFIG_DAMON_VADDR",
-        _0.display()
+        "{}: this kernel has no {what} there: --hot takes Linux 6.2 or newer with CONFIG_DAMON_SYSFS and CONFIG_DAMON_VADDR",
+        path.display()
     )]
-    Absent(PathBuf),
+    Absent { path: PathBuf, what: &'static str },
     /// Somebody else has monitors.
     #[error(
-        "{}: somebody else uses DAMON ({count} monitors), and it serves one at a time; if whoever made them is gone, write \
+        "{}: somebody else uses DAMON ({count} monitors), and it serves one at a time; if the one who made them is gone, write \
          off into the file state of each, and then 0 into this one",
         path.display()
     )]
@@ -77,7 +77,7 @@ impl Monitors {
         let kdamonds = root.join(KDAMONDS);
         let number = kdamonds.join("nr_kdamonds");
         if !number.exists() {
-            return Err(DamonError::Absent(kdamonds));
+            return Err(DamonError::Absent { path: kdamonds, what: "nr_kdamonds" });
         }
         match read(&number)? {
             0 => write(&number, &processes.len())?,
@@ -115,7 +115,7 @@ impl Monitors {
         let context = self.context(at);
         let operations = context.join("avail_operations");
         if !fs::read_to_string(&operations).is_ok_and(|all| all.lines().any(|one| one == "vaddr")) {
-            return Err(DamonError::Absent(operations));
+            return Err(DamonError::Absent { path: operations, what: "vaddr" });
         }
         write(&context.join("operations"), "vaddr")?;
         let attributes = context.join("monitoring_attrs");
@@ -131,7 +131,7 @@ impl Monitors {
         write(&context.join("schemes/nr_schemes"), &1)?;
         let scheme = context.join("schemes/0");
         if !scheme.join("tried_regions").exists() {
-            return Err(DamonError::Absent(scheme.join("tried_regions")));
+            return Err(DamonError::Absent { path: scheme, what: "tried_regions" });
         }
         write(&scheme.join("action"), "stat")?;
         for (name, most) in PATTERN {
@@ -277,7 +277,10 @@ mod tests {
         let nothing = tempfile::tempdir().unwrap();
         let absent = Monitors::start(nothing.path(), &[1]).unwrap_err().to_string();
         assert!(absent.contains("Linux 6.2"), "{absent}");
-        for (name, text) in [("avail_operations", Some("paddr\n")), ("schemes/0/tried_regions", None)] {
+        for (name, text, what) in [
+            ("avail_operations", Some("paddr\n"), "vaddr"),
+            ("schemes/0/tried_regions", None, "tried_regions"),
+        ] {
             let root = tree();
             let path = root.path().join(KDAMONDS).join("0/contexts/0").join(name);
             match text {
@@ -285,7 +288,7 @@ mod tests {
                 None => fs::remove_dir_all(path).unwrap(),
             }
             let absent = Monitors::start(root.path(), &[1]).unwrap_err();
-            assert!(absent.to_string().contains(name), "{absent}");
+            assert!(absent.to_string().contains(&format!("has no {what} there")), "{absent}");
             assert!(shown(root.path(), "nr_kdamonds").starts_with('0'));
         }
     }
