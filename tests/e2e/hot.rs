@@ -47,7 +47,7 @@ fn what_is_accessed_on_another_node_is_found() {
     assert_eq!(monitors(&report, "afterwards"), 0, "{report}");
     assert!(report.section("interrupted").contains("not accessed: "), "{report}");
     assert_eq!(monitors(&report, "after an interrupt"), 0, "{report}");
-    assert!(report.section("in use").contains("somebody else uses DAMON (1 monitors)"), "{report}");
+    assert!(report.section("in use").contains("somebody else uses DAMON (monitors: 1)"), "{report}");
     assert_eq!(monitors(&report, "after that"), 1, "{report}");
     assert!(report.section("nobody").contains("there is no workload named \"nobody\""), "{report}");
 }

@@ -5,9 +5,16 @@
 //! process.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Write as _},
+    mem,
     path::{Path, PathBuf},
+    str::FromStr,
+    thread,
+    time::Duration,
 };
+
+use rustix::fs::{FlockOperation, flock};
 
 /// Where the monitors are, below the root.
 const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
@@ -18,6 +25,9 @@ pub(super) const AGGREGATE: u32 = 100_000;
 pub(super) const LOOKS: u32 = AGGREGATE / SAMPLE;
 /// How many areas a process has, at least and at most. The kernel's defaults.
 const AREAS: [(&str, u32); 2] = [("min", 10), ("max", 1000)];
+/// While a monitor is at its files, the kernel refuses others: how often, and after which time, that is tried again.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(10);
 /// Nothing is done to an area, whatever is known of it.
 const PATTERN: [(&str, u64); 3] = [("sz", u64::MAX), ("nr_accesses", LOOKS as u64), ("age", u32::MAX as u64)];
 
@@ -32,11 +42,17 @@ pub(super) enum DamonError {
     Absent { path: PathBuf, what: &'static str },
     /// Somebody else has monitors.
     #[error(
-        "{}: somebody else uses DAMON ({count} monitors), and it serves one at a time; if the one who made them is gone, write \
-         off into the file state of each, and then 0 into this one",
+        "{}: somebody else uses DAMON (monitors: {count}), and it serves one at a time; if the one who made them is gone, \
+         write off into the file state of each, and then 0 into this one",
         path.display()
     )]
     InUse { path: PathBuf, count: usize },
+    /// So does another numaward.
+    #[error("{}: another numaward watches a workload on this host: wait until it has ended", _0.display())]
+    Locked(PathBuf),
+    /// What was watched is no longer there.
+    #[error("it has ended")]
+    Ended,
     /// A file cannot be read or written.
     #[error("{}: {source}{}", path.display(), hint(source))]
     File { path: PathBuf, source: io::Error },
@@ -49,6 +65,10 @@ fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "; --hot takes root on the workload's own host",
         io::ErrorKind::ReadOnlyFilesystem => "; --hot takes a /sys that can be written",
+        io::ErrorKind::ResourceBusy => {
+            "; the kernel uses DAMON itself if one of \
+             /sys/module/{damon_stat,damon_reclaim,damon_lru_sort}/parameters/enabled is Y: write N there"
+        }
         _ => "",
     }
 }
@@ -68,38 +88,45 @@ pub(super) struct Accessed {
 #[derive(Debug)]
 pub(super) struct Monitors {
     kdamonds: PathBuf,
-    count: usize,
+    /// By monitor, whether it has started, or why not.
+    started: Vec<Result<(), DamonError>>,
+    /// Held locked: another numaward may come at the same time.
+    _lock: File,
 }
 
 impl Monitors {
-    /// Makes a monitor for each of some processes. Those of processes that ended meanwhile find nothing.
+    /// Makes a monitor for each of some processes, of which one at least has to start.
     pub(super) fn start(root: &Path, processes: &[u32]) -> Result<Self, DamonError> {
         let kdamonds = root.join(KDAMONDS);
         let number = kdamonds.join("nr_kdamonds");
         if !number.exists() {
             return Err(DamonError::Absent { path: kdamonds, what: "nr_kdamonds" });
         }
+        let lock = File::open(&number).map_err(|source| DamonError::File { path: number.clone(), source })?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(DamonError::Locked(number));
+        }
         match read(&number)? {
             0 => write(&number, &processes.len())?,
             count => return Err(DamonError::InUse { path: number, count }),
         }
-        let monitors = Self { kdamonds, count: processes.len() };
+        let started = processes.iter().map(|_| Err(DamonError::Ended)).collect();
+        let mut all = Self { kdamonds, started, _lock: lock };
         for (at, process) in processes.iter().enumerate() {
-            monitors.prepare(at, *process)?;
+            all.prepare(at, *process)?;
         }
-        let mut started = 0;
-        let mut failed = None;
-        for at in 0..monitors.count {
-            match write(&monitors.dir(at).join("state"), "on") {
-                Ok(()) => started += 1,
-                // Most likely, the process has ended.
-                Err(error) => failed = Some(error),
+        for at in 0..processes.len() {
+            let started = write(&all.dir(at).join("state"), "on");
+            if let Some(of) = all.started.get_mut(at) {
+                *of = started;
             }
         }
-        match failed {
-            Some(error) if started == 0 => Err(error),
-            _ => Ok(monitors),
+        if all.started.iter().all(Result::is_err)
+            && let Some(Err(error)) = all.started.pop()
+        {
+            return Err(error);
         }
+        Ok(all)
     }
 
     fn dir(&self, at: usize) -> PathBuf {
@@ -141,8 +168,15 @@ impl Monitors {
     }
 
     /// What the monitor of a process knows now. Waits for the next time that looks are added up.
-    pub(super) fn areas(&self, at: usize) -> Result<Vec<Accessed>, DamonError> {
-        write(&self.dir(at).join("state"), "update_schemes_tried_regions")?;
+    pub(super) fn areas(&mut self, at: usize) -> Result<Vec<Accessed>, DamonError> {
+        mem::replace(self.started.get_mut(at).ok_or(DamonError::Ended)?, Ok(()))?;
+        write(&self.dir(at).join("state"), "update_schemes_tried_regions").map_err(|error| match error {
+            // A monitor ends with its process.
+            DamonError::File { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
+                DamonError::Ended
+            }
+            error => error,
+        })?;
         let tried = self.context(at).join("schemes/0/tried_regions");
         let failed = |source| DamonError::File { path: tried.clone(), source };
         let mut areas = Vec::new();
@@ -160,7 +194,7 @@ impl Monitors {
             });
         }
         areas.sort_by_key(|area| area.start);
-        Ok(areas)
+        if areas.is_empty() { Err(DamonError::Ended) } else { Ok(areas) }
     }
 
     /// The thread that monitors; `None` if it has ended, with its process.
@@ -171,7 +205,7 @@ impl Monitors {
 
 impl Drop for Monitors {
     fn drop(&mut self) {
-        for at in 0..self.count {
+        for at in 0..self.started.len() {
             // One that has ended, or was never on, refuses.
             let _ = write(&self.dir(at).join("state"), "off");
         }
@@ -182,19 +216,27 @@ impl Drop for Monitors {
 }
 
 fn write(path: &Path, value: &(impl ToString + ?Sized)) -> Result<(), DamonError> {
-    fs::OpenOptions::new()
-        .write(true)
-        .open(path)
-        .and_then(|mut file| io::Write::write_all(&mut file, value.to_string().as_bytes()))
-        .map_err(|source| DamonError::File { path: path.to_owned(), source })
+    let text = value.to_string();
+    unless_busy(path, || File::options().write(true).open(path)?.write_all(text.as_bytes()))
 }
 
-fn read<T: std::str::FromStr>(path: &Path) -> Result<T, DamonError> {
-    let text =
-        fs::read_to_string(path).map_err(|source| DamonError::File { path: path.to_owned(), source })?;
-    text.trim()
-        .parse()
-        .map_err(|_| DamonError::NoNumber { path: path.to_owned(), text: text.trim().to_owned() })
+fn read<T: FromStr>(path: &Path) -> Result<T, DamonError> {
+    let text = unless_busy(path, || fs::read_to_string(path))?;
+    let text = text.trim();
+    text.parse().map_err(|_| DamonError::NoNumber { path: path.to_owned(), text: text.to_owned() })
+}
+
+fn unless_busy<T>(path: &Path, mut work: impl FnMut() -> io::Result<T>) -> Result<T, DamonError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match work() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
+                thread::sleep(PAUSE);
+            }
+            done => return done.map_err(|source| DamonError::File { path: path.to_owned(), source }),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -249,10 +291,18 @@ mod tests {
     fn a_monitor_is_made_read_and_taken_away() {
         let root = tree();
         let root = root.path();
-        let monitors = Monitors::start(root, &[4711]).unwrap();
+        let mut monitors = Monitors::start(root, &[4711]).unwrap();
         assert!(shown(root, "nr_kdamonds").starts_with('1'));
         assert!(shown(root, "0/contexts/0/targets/0/pid_target").starts_with("4711"));
         assert!(shown(root, "0/state").starts_with("on"));
+        let intervals = "0/contexts/0/monitoring_attrs/intervals";
+        assert!(shown(root, &format!("{intervals}/sample_us")).starts_with("5000"));
+        for (name, most) in [("sz", "18446744073709551615"), ("nr_accesses", "20"), ("age", "4294967295")] {
+            let pattern = format!("0/contexts/0/schemes/0/access_pattern/{name}/max");
+            assert!(shown(root, &pattern).starts_with(most), "{name}");
+        }
+        let another = Monitors::start(root, &[1]).unwrap_err();
+        assert!(matches!(another, DamonError::Locked(_)), "{another}");
         let areas = monitors.areas(0).unwrap();
         let area = |start, looks| Accessed { start, end: start + 4096, looks, age: 3 };
         assert_eq!(areas, [area(4096, 20), area(8192, 0)]);
@@ -270,6 +320,34 @@ mod tests {
         assert!(matches!(refused, DamonError::InUse { count: 2, .. }), "{refused}");
         assert_eq!(shown(root.path(), "nr_kdamonds"), "2\n");
         assert_eq!(shown(root.path(), "0/state"), "off\n");
+    }
+
+    #[test]
+    fn one_that_does_not_start_is_named_and_without_any_nothing_stays() {
+        let root = tree();
+        let root = root.path();
+        let kdamonds = root.join(KDAMONDS);
+        let copied =
+            std::process::Command::new("cp").arg("-r").args(["0", "1"]).current_dir(&kdamonds).status();
+        assert!(copied.unwrap().success());
+        let refuse = |at: u32| {
+            let state = kdamonds.join(at.to_string()).join("state");
+            fs::remove_file(&state).unwrap();
+            fs::create_dir(&state).unwrap();
+        };
+        refuse(1);
+        let mut monitors = Monitors::start(root, &[1, 2]).unwrap();
+        assert_eq!(monitors.areas(0).unwrap().len(), 2);
+        let failed = monitors.areas(1).unwrap_err().to_string();
+        assert!(failed.contains("kdamonds/1/state: "), "{failed}");
+        fs::remove_dir_all(kdamonds.join("0/contexts/0/schemes/0/tried_regions/9")).unwrap();
+        fs::remove_dir_all(kdamonds.join("0/contexts/0/schemes/0/tried_regions/10")).unwrap();
+        assert!(matches!(monitors.areas(0), Err(DamonError::Ended)), "a process without areas has ended");
+        drop(monitors);
+        refuse(0);
+        let failed = Monitors::start(root, &[1, 2]).unwrap_err();
+        assert!(matches!(failed, DamonError::File { .. }), "{failed}");
+        assert!(shown(root, "nr_kdamonds").starts_with('0'));
     }
 
     #[test]

@@ -1,46 +1,54 @@
 //! `numaward regions --hot`: which areas of a workload's memory are accessed, and on which node those lie.
 //!
 //! The kernel's monitor (DAMON) looks at one page of each area of a process 200 times a second, and splits and joins areas by
-//! what it sees. Which CPU accessed a page is nowhere to be seen, so what is remote is an estimate: as if each area were
+//! what it sees. It does not see which CPU accessed a page, so what is remote is an estimate: as if each area were
 //! accessed from the nodes on which the threads of its process spend their time, in proportion.
 
 mod damon;
+mod maps;
 mod running;
 mod sys;
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
     path::Path,
+    pin::pin,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 use numaward_api::{RegionNode, Workloads};
 use numaward_cgroup::{CgroupPath, Hierarchy, read};
-use procfs::process::{MMapPath, Process};
+use procfs::process::Process;
 use serde::Serialize;
 use serde_with_macros::skip_serializing_none;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{Instant as TokioInstant, interval, sleep_until},
+    time::{interval, sleep},
 };
 
 use self::{
     damon::{AGGREGATE, Accessed, LOOKS, Monitors},
+    maps::Mapping,
     running::Running,
 };
 use crate::{
     client::Server,
     table::{columns, or_dash, row, size},
+    text::clean,
 };
 
 /// Processes that are monitored at most, those with the most memory: each costs a thread of the kernel.
 const PROCESSES: usize = 16;
 /// Processes that are looked at to choose from.
 const CANDIDATES: usize = 10_000;
-/// Pages of an area of which the node is asked.
+/// Pages of an area of which the node is asked; more where none of these is in memory, but some were accessed.
 const PAGES: u64 = 64;
+const MORE_PAGES: u64 = 4096;
 /// Areas in the table.
 const ROWS: usize = 20;
 
@@ -92,7 +100,7 @@ struct Area {
     accessed_percent: f64,
     /// For how long that has been so.
     age_seconds: f64,
-    /// Its memory by node.
+    /// Its memory by node, estimated by some of its pages; empty if none of these is in memory.
     nodes: Vec<RegionNode>,
     /// The share of accesses that reach across nodes, estimated; absent if it is not known where the threads ran.
     remote_percent: Option<f64>,
@@ -116,14 +124,14 @@ pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow
     let processes = processes(server, name, &mut notes).await?;
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
     let mut running = Running::new(&numaward_topology::sysfs::read(Path::new("/"))?);
-    let mut ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()].map(signal);
-    let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut ends else {
+    let ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()];
+    let mut ends = ends.map(signal);
+    let [Ok(terminate), Ok(hangup), Ok(interrupt), Ok(quit)] = &mut ends else {
         bail!("signals cannot be received");
     };
     let began = Instant::now();
-    let monitors = Monitors::start(Path::new("/"), &pids)?;
-    let over = sleep_until(TokioInstant::now() + span);
-    tokio::pin!(over);
+    let mut monitors = Monitors::start(Path::new("/"), &pids)?;
+    let mut over = pin!(sleep(span));
     let mut seconds = interval(Duration::from_secs(1));
     loop {
         tokio::select! {
@@ -132,6 +140,7 @@ pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow
             _ = terminate.recv() => break,
             _ = hangup.recv() => break,
             _ = interrupt.recv() => break,
+            _ = quit.recv() => break,
         }
     }
     running.sample(&pids);
@@ -142,12 +151,16 @@ pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow
         match monitors.areas(at).map_err(anyhow::Error::from).and_then(|found| areas(pid, &found, &ran_on)) {
             Ok(areas) => hot.areas.extend(areas),
             Err(error) => {
-                notes.insert(format!("process {pid} ({command}) is missing: {error:#}"));
+                notes.insert(format!("process {pid} ({}) is missing: {error:#}", clean(&command)));
+                continue;
             }
         }
         hot.processes.push(Watched { pid, command, ran_on, monitor_millis });
     }
     drop(monitors);
+    if hot.processes.is_empty() {
+        bail!("{}", notes.into_iter().collect::<Vec<_>>().join("; "));
+    }
     hot.areas.sort_by(|one, other| other.weight().total_cmp(&one.weight()));
     hot.notes = notes.into_iter().collect();
     Ok(hot)
@@ -164,7 +177,8 @@ async fn processes(
     named.peek().with_context(|| format!("there is no workload named {name:?}"))?;
     let hierarchy = Hierarchy::open()?;
     let cgroups = named.filter_map(|workload| workload.cgroup.as_deref());
-    let mut found = Vec::new();
+    // A process of nested workloads of one name is there once.
+    let mut found = BTreeMap::new();
     for cgroup in cgroups {
         let path: CgroupPath = cgroup.parse()?;
         for pid in read::processes_below(&hierarchy.dir(&path), CANDIDATES) {
@@ -174,63 +188,65 @@ async fn processes(
                 Some((process.statm().ok()?.resident, process.stat().ok()?.comm))
             });
             // Threads of the kernel have no memory.
-            found.extend(about.filter(|(pages, _)| *pages > 0).map(|(pages, command)| (pages, pid, command)));
+            found.extend(about.filter(|(pages, _)| *pages > 0).map(|about| (pid, about)));
         }
     }
     if found.is_empty() {
-        bail!("{name}: no process with memory was found in its cgroup");
+        bail!("{name}: no process with memory was found in a cgroup of that name");
     }
-    found.sort_by(|one, other| other.cmp(one));
-    if found.len() > PROCESSES {
-        let rest = found.len() - PROCESSES;
+    let mut found: Vec<(u32, (u64, String))> = found.into_iter().collect();
+    found.sort_by_key(|(_, (pages, _))| Reverse(*pages));
+    if let Some(rest) = found.len().checked_sub(PROCESSES).filter(|rest| *rest > 0) {
         notes.insert(format!(
             "only the {PROCESSES} processes with the most memory were looked at: {rest} more are there"
         ));
         found.truncate(PROCESSES);
     }
-    Ok(found.into_iter().map(|(_, pid, command)| (pid, command)).collect())
+    Ok(found.into_iter().map(|(pid, (_, command))| (pid, command)).collect())
 }
 
 /// The areas of a process that have memory, cut where its mappings end.
 fn areas(pid: u32, found: &[Accessed], ran_on: &[Share]) -> anyhow::Result<Vec<Area>> {
-    let maps = Process::new(i32::try_from(pid)?)?.maps()?;
-    let maps: Vec<(u64, u64, String)> =
-        maps.into_iter().map(|map| (map.address.0, map.address.1, region(&map.pathname))).collect();
+    let maps = maps::read(Path::new("/proc"), pid)?;
     let pieces = cut(found, &maps);
-    let page = rustix::param::page_size();
-    let addresses: Vec<Vec<usize>> =
-        pieces.iter().map(|piece| sample(piece.start, piece.end, page)).collect();
-    let mut nodes = sys::nodes(pid, &addresses.concat())?.into_iter();
-    let mut areas = Vec::new();
-    for (piece, addresses) in pieces.iter().zip(&addresses) {
-        let asked = addresses.len();
-        let on = by_node(piece.end - piece.start, asked, nodes.by_ref().take(asked));
-        if on.is_empty() {
-            continue;
+    let on = |pieces: &[&Piece<'_>], most| nodes_of(pieces, most, |addresses| sys::nodes(pid, addresses));
+    let all: Vec<&Piece<'_>> = pieces.iter().collect();
+    let mut nodes = on(&all, PAGES)?;
+    for (piece, nodes) in pieces.iter().zip(&mut nodes) {
+        // What is accessed is somewhere.
+        if nodes.is_empty() && piece.looks > 0 {
+            *nodes = on(&[piece], MORE_PAGES)?.pop().unwrap_or_default();
         }
-        areas.push(Area {
-            pid,
-            region: piece.region.to_owned(),
-            start: format!("{:#x}", piece.start),
-            end: format!("{:#x}", piece.end),
-            accessed_percent: f64::from(piece.looks.min(LOOKS)) / f64::from(LOOKS) * 100.0,
-            age_seconds: f64::from(piece.age) * f64::from(AGGREGATE) / 1e6,
-            remote_percent: remote(&on, ran_on),
-            nodes: on,
-        });
     }
-    Ok(areas)
+    let there = pieces.iter().zip(nodes).filter(|(piece, nodes)| piece.looks > 0 || !nodes.is_empty());
+    let area = |(piece, nodes): (&Piece<'_>, Vec<RegionNode>)| Area {
+        pid,
+        region: piece.region.to_owned(),
+        start: format!("{:#x}", piece.start),
+        end: format!("{:#x}", piece.end),
+        accessed_percent: f64::from(piece.looks.min(LOOKS)) / f64::from(LOOKS) * 100.0,
+        age_seconds: f64::from(piece.age) * f64::from(AGGREGATE) / 1e6,
+        remote_percent: remote(&nodes, ran_on),
+        nodes,
+    };
+    Ok(there.map(area).collect())
 }
 
-/// What a mapping is called, as the daemon calls it in the regions.
-fn region(path: &MMapPath) -> String {
-    match path {
-        MMapPath::Path(path) => path.to_string_lossy().into_owned(),
-        MMapPath::Heap => "[heap]".to_owned(),
-        MMapPath::Stack | MMapPath::TStack(_) => "[stack]".to_owned(),
-        MMapPath::Other(name) => format!("[{name}]"),
-        _ => "[anonymous]".to_owned(),
-    }
+/// Where pieces lie, by so many of the pages of each at most: the bytes of each by node.
+fn nodes_of(
+    pieces: &[&Piece<'_>],
+    most: u64,
+    ask: impl FnOnce(&[usize]) -> io::Result<Vec<Option<u32>>>,
+) -> io::Result<Vec<Vec<RegionNode>>> {
+    let page = rustix::param::page_size();
+    let addresses: Vec<Vec<usize>> =
+        pieces.iter().map(|piece| sample(piece.start, piece.end, page, most)).collect();
+    let mut nodes = ask(&addresses.concat())?.into_iter();
+    let of = pieces.iter().zip(&addresses).map(|(piece, addresses)| {
+        let asked = addresses.len();
+        by_node(piece.end.saturating_sub(piece.start), asked, nodes.by_ref().take(asked))
+    });
+    Ok(of.collect())
 }
 
 /// A part of an area that lies in one mapping.
@@ -244,16 +260,15 @@ struct Piece<'a> {
 }
 
 /// Cuts areas where mappings end; both are in the order of addresses.
-fn cut<'a>(areas: &[Accessed], maps: &'a [(u64, u64, String)]) -> Vec<Piece<'a>> {
+fn cut<'a>(areas: &[Accessed], maps: &'a [Mapping]) -> Vec<Piece<'a>> {
     let mut pieces = Vec::new();
     for area in areas {
-        let first = maps.partition_point(|(_, end, _)| *end <= area.start);
-        let within =
-            maps.get(first..).unwrap_or_default().iter().take_while(|(start, _, _)| *start < area.end);
-        pieces.extend(within.map(|(start, end, region)| Piece {
-            start: area.start.max(*start),
-            end: area.end.min(*end),
-            region,
+        let first = maps.partition_point(|map| map.end <= area.start);
+        let within = maps.get(first..).unwrap_or_default().iter().take_while(|map| map.start < area.end);
+        pieces.extend(within.map(|map| Piece {
+            start: area.start.max(map.start),
+            end: area.end.min(map.end),
+            region: &map.region,
             looks: area.looks,
             age: area.age,
         }));
@@ -261,12 +276,21 @@ fn cut<'a>(areas: &[Accessed], maps: &'a [(u64, u64, String)]) -> Vec<Piece<'a>>
     pieces
 }
 
-/// Addresses of pages of an area: all, or so many at equal distances.
-fn sample(start: u64, end: u64, page: usize) -> Vec<usize> {
-    let page_bytes = page as u64;
-    let pages = (end.saturating_sub(start)).div_ceil(page_bytes);
-    let count = pages.min(PAGES);
-    (0..count).filter_map(|at| usize::try_from(start + pages * at / count * page_bytes).ok()).collect()
+/// Addresses of pages of an area: all, or one in each of so many equal parts. Which one is by chance, but always the same:
+/// at equal distances, interleaved pages would all be of one node.
+fn sample(start: u64, end: u64, page: usize, most: u64) -> Vec<usize> {
+    let pages = end.saturating_sub(start).div_ceil(page as u64);
+    let count = pages.min(most);
+    // Pages are fewer than 2^52, and parts than 2^12.
+    let bound = |part: u64| pages * part / count;
+    let address = |part: u64| {
+        let (first, behind) = (bound(part), bound(part + 1));
+        let mut hasher = DefaultHasher::new();
+        (start, part).hash(&mut hasher);
+        let chosen = first + hasher.finish() % (behind - first);
+        usize::try_from(start + chosen * page as u64).ok()
+    };
+    (0..count).filter_map(address).collect()
 }
 
 /// The bytes of an area by node, from the nodes of so many of its pages.
@@ -301,7 +325,7 @@ pub(crate) fn render(hot: &Hot) -> String {
     let accessed: Vec<&Area> = hot.areas.iter().filter(|area| area.accessed_percent > 0.0).collect();
     let mut text = String::new();
     if accessed.is_empty() {
-        text.push_str("none of its memory was accessed\n");
+        text.push_str("none of the memory that was looked at was accessed\n");
     } else {
         let mut titles = row(["PID", "ADDRESS", "REGION", "ACCESSED", "FOR"]);
         titles.extend(nodes.iter().map(|node| format!("NODE {node}")));
@@ -329,10 +353,12 @@ pub(crate) fn render(hot: &Hot) -> String {
             process.ran_on.iter().map(|share| format!("node {} {}", share.node, percent(share.percent)));
         let shares = shares.collect::<Vec<_>>().join(", ");
         let ran_on = if shares.is_empty() { "on no node for long enough to say" } else { &shares };
-        let _ = writeln!(text, "process {} ({}) ran on: {ran_on}", process.pid, process.command);
+        let _ = writeln!(text, "process {} ({}) ran on: {ran_on}", process.pid, clean(&process.command));
     }
-    let cost: u64 = hot.processes.iter().filter_map(|process| process.monitor_millis).sum();
-    let _ = writeln!(text, "looking took {cost} ms of CPU time in {:.1} s", hot.seconds);
+    let cost = hot.processes.iter().map(|process| process.monitor_millis).sum::<Option<u64>>();
+    if let Some(millis) = cost {
+        let _ = writeln!(text, "looking took {millis} ms of CPU time in {:.1} s", hot.seconds);
+    }
     for note in &hot.notes {
         let _ = writeln!(text, "{note}");
     }
@@ -374,7 +400,7 @@ mod tests {
         let areas =
             [(100, 300, 20), (300, 500, 0)].map(|(start, end, looks)| Accessed { start, end, looks, age: 1 });
         let maps = [(0, 50, "[heap]"), (120, 200, "/a"), (200, 400, "[anonymous]"), (450, 600, "[stack]")]
-            .map(|(start, end, name)| (start, end, name.to_owned()));
+            .map(|(start, end, name)| Mapping { start, end, region: name.to_owned() });
         let pieces = cut(&areas, &maps);
         let found: Vec<_> =
             pieces.iter().map(|piece| (piece.start, piece.end, piece.region, piece.looks)).collect();
@@ -388,11 +414,26 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_asked_for_at_equal_distances() {
-        assert_eq!(sample(0x1000, 0x4000, 0x1000), [0x1000, 0x2000, 0x3000]);
-        let many = sample(0, 1 << 30, 0x1000);
-        assert_eq!((many.len(), many[1] - many[0], many[63]), (64, 1 << 24, 63 << 24));
-        assert!(sample(5, 5, 0x1000).is_empty());
+    fn pages_that_are_asked_for_stand_for_the_others() {
+        const PAGE: u64 = 0x1000;
+        assert_eq!(sample(0x1000, 0x4000, 0x1000, PAGES), [0x1000, 0x2000, 0x3000]);
+        assert!(sample(5, 5, 0x1000, PAGES).is_empty());
+        let all = sample(0, 1 << 30, 0x1000, PAGES);
+        assert!(
+            all.iter().zip(0..).all(|(address, part)| address >> 24 == part),
+            "one in each part: {all:?}"
+        );
+        // Interleaved by small and by huge pages.
+        for (pages, every) in [(16 << 10, 1), (256 << 10, 512)] {
+            let piece = Piece { start: 0, end: pages * PAGE, region: "", looks: 0, age: 0 };
+            let ask = |addresses: &[usize]| {
+                let node = |address: &usize| u32::try_from(*address as u64 / PAGE / every % 2).ok();
+                Ok(addresses.iter().map(node).collect())
+            };
+            let nodes = nodes_of(&[&piece], PAGES, ask).unwrap().remove(0);
+            let share = nodes[0].bytes * 100 / (pages * PAGE);
+            assert!((35..=65).contains(&share), "{every}: {nodes:?}");
+        }
     }
 
     #[test]
@@ -433,11 +474,9 @@ mod tests {
         );
         assert_eq!(lines[1].join(" "), "7 0x1000 [heap] 95 % 2.5 s 0 B 2.0 MiB 75 %");
         assert!(text.contains("\nnot accessed: 6.0 MiB of 8.0 MiB\n"), "{text}");
+        assert!(text.contains("\nprocess 7 (db\\n) ran on: node 0 100 %\n"), "{text}");
         assert!(text.contains("looking took 12 ms of CPU time in 10.0 s\nsomething is missing\n"), "{text}");
         let nothing = render(&Hot::default());
-        assert!(
-            nothing.starts_with("none of its memory was accessed\nnot accessed: 0 B of 0 B\n"),
-            "{nothing}"
-        );
+        assert!(nothing.starts_with("none of the memory that was looked at was accessed\n"), "{nothing}");
     }
 }

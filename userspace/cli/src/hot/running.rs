@@ -13,13 +13,15 @@ pub(super) struct Running {
     /// The CPU time of threads by process and thread, in clock ticks.
     seen: HashMap<(u32, i32), u64>,
     ticks: BTreeMap<(u32, NodeId), u64>,
+    /// Whether threads that are new have begun since the look before.
+    has_looked: bool,
 }
 
 impl Running {
     /// On a machine with these CPUs.
     pub(super) fn new(machine: &Machine) -> Self {
         let nodes = machine.cpus.iter().map(|(id, cpu)| (*id, cpu.node)).collect();
-        Self { nodes, seen: HashMap::new(), ticks: BTreeMap::new() }
+        Self { nodes, seen: HashMap::new(), ticks: BTreeMap::new(), has_looked: false }
     }
 
     /// Looks at the threads of processes: what they ran since the last time. Those that ended are passed over.
@@ -31,11 +33,12 @@ impl Running {
                 self.thread((pid, stat.pid), cpu, stat.utime + stat.stime);
             }
         }
+        self.has_looked = true;
     }
 
     fn thread(&mut self, thread: (u32, i32), cpu: Option<u32>, ticks: u64) {
         // What it ran before the first look is not known by node.
-        let before = self.seen.insert(thread, ticks).unwrap_or(ticks);
+        let before = self.seen.insert(thread, ticks).unwrap_or(if self.has_looked { 0 } else { ticks });
         if let Some(node) = cpu.and_then(|cpu| self.nodes.get(&CpuId(cpu))) {
             *self.ticks.entry((thread.0, *node)).or_default() += ticks.saturating_sub(before);
         }
@@ -74,6 +77,16 @@ mod tests {
         let share = |node, percent| Share { node, percent };
         assert_eq!(running.shares(7), [share(0, 75.0), share(1, 25.0)]);
         assert!(running.shares(8).is_empty());
-        running.sample(&[std::process::id()]);
+        running.has_looked = true;
+        running.thread((7, 4), Some(1), 40);
+        assert_eq!(running.shares(7), [share(0, 37.5), share(1, 62.5)], "one that is new");
+    }
+
+    #[test]
+    fn our_own_threads_are_seen() {
+        let mut running = Running::new(&Machine::default());
+        let pid = std::process::id();
+        running.sample(&[pid, u32::MAX]);
+        assert!(running.seen.contains_key(&(pid, i32::try_from(pid).unwrap())), "{:?}", running.seen);
     }
 }

@@ -1,0 +1,72 @@
+//! The mappings of a process, from `/proc/PID/maps` (`proc_pid_maps(5)`).
+//!
+//! The file names in there are what a workload chose: they may be anything.
+
+use std::{fs, io, path::Path};
+
+use numaward_cgroup::unescape;
+
+/// A range of addresses.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// What it is, as the daemon calls it: `[heap]`, `[stack]`, `[anonymous]`, or a file.
+    pub(super) region: String,
+}
+
+/// The mappings of a process, in the order of addresses.
+pub(super) fn read(proc: &Path, pid: u32) -> io::Result<Vec<Mapping>> {
+    let text = fs::read(proc.join(pid.to_string()).join("maps"))?;
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(mapping).collect())
+}
+
+fn mapping(line: &str) -> Option<Mapping> {
+    // 7f0000001000-7f0000002000 r-xp 00001000 fd:00 123   /usr/lib/a file
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).ok());
+    let region = match words.nth(4).unwrap_or_default().trim_start() {
+        "" => "[anonymous]".to_owned(),
+        named if named.starts_with("[anon") => "[anonymous]".to_owned(),
+        // A line break is written as `\012`.
+        name => String::from_utf8_lossy(&unescape(name.as_bytes(), b"\\", 3, 8)).into_owned(),
+    };
+    Some(Mapping { start: start?, end: end?, region })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_have_the_names_of_the_regions() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("7")).unwrap();
+        let text = b"5000-6000 r-xp 00001000 fd:00 123                    /usr/bin/a \\012 file\n\
+            6000-7000 rw-p 00000000 00:00 0                        [heap]\n\
+            7000-8000 rw-p 00000000 00:00 0 \n\
+            8000-9000 rw-p 00000000 00:00 0                        [anon:arena]\n\
+            9000-a000 rw-s 00000000 fd:00 9                        /SYSV\n\
+            a000-b000 rw-s 00000000 fd:00 9                        /\xff (deleted)\n\
+            nonsense\n\
+            b000-c000 rw-p 00000000 00:00 0                        [stack]\n";
+        fs::write(proc.path().join("7/maps"), text).unwrap();
+        let found = read(proc.path(), 7).unwrap();
+        let names: Vec<&str> = found.iter().map(|mapping| mapping.region.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "/usr/bin/a \n file",
+                "[heap]",
+                "[anonymous]",
+                "[anonymous]",
+                "/SYSV",
+                "/\u{fffd} (deleted)",
+                "[stack]"
+            ]
+        );
+        assert_eq!((found[0].start, found[0].end), (0x5000, 0x6000));
+        assert!(read(proc.path(), 8).is_err());
+    }
+}
