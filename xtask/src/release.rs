@@ -13,6 +13,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
+use numaward_vm::Arch;
 use regex::Regex;
 
 use crate::command;
@@ -52,7 +53,8 @@ pub(crate) fn main(arguments: &Release) -> Result<()> {
         ensure!(problems.is_empty(), "{} failed: nothing was made", count(problems.len()));
         Signer::of_keyring(key.get().context("a release is signed: give --key KEY")?)?
     };
-    let (out, made) = what.make(Some(&signer))?;
+    // The manifests let pods run on both.
+    let (out, made) = what.make(Some(&signer), &Arch::ALL)?;
     let notes = out.join(NOTES);
     fs::write(&notes, checkout.notes(signer.fingerprint())?)?;
     for file in made.iter().chain([&notes]) {

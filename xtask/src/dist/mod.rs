@@ -72,7 +72,7 @@ pub(crate) struct What {
     /// Packs this static program, instead of building one; may be repeated, once for each processor
     #[arg(long = "program", value_name = "FILE", requires = "out", conflicts_with = "archs")]
     programs: Vec<PathBuf>,
-    /// For this processor; may be repeated [default: that of this host]
+    /// For this processor; may be repeated [default: that of this host; for a release all]
     #[arg(long = "arch", value_name = "ARCH")]
     archs: Vec<Arch>,
     /// Folder with the Debian packages of earlier versions, which the apt repository keeps
@@ -102,7 +102,8 @@ pub(crate) fn main(arguments: &Alone) -> Result<()> {
         }
         None => None,
     };
-    let (_, made) = arguments.what.make(signer.as_ref())?;
+    let own: Vec<_> = Arch::of_host().into_iter().collect();
+    let (_, made) = arguments.what.make(signer.as_ref(), &own)?;
     for made in made {
         println!("{}", made.display());
     }
@@ -118,10 +119,9 @@ impl What {
         !self.programs.is_empty()
     }
 
-    /// Makes everything, and returns the folder and what is for users.
-    pub(crate) fn make(&self, signer: Option<&Signer>) -> Result<(PathBuf, Vec<PathBuf>)> {
-        let own: Vec<_> = Arch::of_host().into_iter().collect();
-        let archs = if self.archs.is_empty() { &own } else { &self.archs };
+    /// Makes everything, by default for some processors, and returns the folder and what is for users.
+    pub(crate) fn make(&self, signer: Option<&Signer>, archs: &[Arch]) -> Result<(PathBuf, Vec<PathBuf>)> {
+        let archs = if self.archs.is_empty() { archs } else { &self.archs };
         ensure!(!archs.is_empty(), "for which processor? This host's is none of them: give --arch");
         let (programs, origin) = if self.has_programs() {
             (self.programs.clone(), Origin::Given(&self.programs))
