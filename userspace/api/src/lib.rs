@@ -83,7 +83,7 @@ pub struct Topology {
     /// CPUs of cores that are slower than the fastest of the machine, as a list.
     #[serde(default)]
     pub efficiency_cpus: String,
-    /// CPUs that do not reach the frequency of the fastest of the machine, as a list.
+    /// CPUs that do not reach the frequency of the fastest of the machine, as a list. Empty as well while that is not known.
     #[serde(default)]
     pub lower_frequency_cpus: String,
     /// Size of a memory block (the unit of memory hotplug); 0 where there are none.
@@ -216,7 +216,7 @@ impl From<&Machine> for Topology {
             isolated_cpus: machine.isolated_cpus.to_string(),
             nohz_full_cpus: machine.nohz_full_cpus.to_string(),
             efficiency_cpus: machine.efficiency_cpus.to_string(),
-            lower_frequency_cpus: machine.lower_frequency_cpus.to_string(),
+            lower_frequency_cpus: machine.lower_frequency_cpus.clone().unwrap_or_default().to_string(),
             memory_block_size_bytes: machine.memory_block_size.0,
         }
     }

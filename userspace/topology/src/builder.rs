@@ -250,7 +250,7 @@ impl MachineBuilder {
             isolated_cpus: self.isolated_cpus,
             nohz_full_cpus: self.nohz_full_cpus,
             efficiency_cpus: self.efficiency_cpus,
-            lower_frequency_cpus: self.lower_frequency_cpus,
+            lower_frequency_cpus: Some(self.lower_frequency_cpus),
             memory_block_size: block,
         })
     }

@@ -37,8 +37,9 @@ pub struct Machine {
     pub nohz_full_cpus: CpuSet,
     /// CPUs of cores that are slower than the fastest of the machine (E-cores, LITTLE); empty where all are alike.
     pub efficiency_cpus: CpuSet,
-    /// CPUs that do not reach the frequency of the fastest of the machine; empty where all are alike.
-    pub lower_frequency_cpus: CpuSet,
+    /// CPUs that do not reach the frequency of the fastest of the machine; empty where all are alike. `None` while the kernel
+    /// does not say, as it changes the driver.
+    pub lower_frequency_cpus: Option<CpuSet>,
     /// Size of the memory blocks that [`Node::memory_blocks`] number. Zero where sysfs has none.
     pub memory_block_size: Bytes,
 }

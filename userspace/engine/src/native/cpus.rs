@@ -87,7 +87,14 @@ impl Cpus {
         let kinds = BTreeMap::from([
             (CpuKind::Performance, &machine.cpu_ids() - &machine.efficiency_cpus),
             (CpuKind::Efficiency, machine.efficiency_cpus.clone()),
-            (CpuKind::HighFrequency, &machine.cpu_ids() - &machine.lower_frequency_cpus),
+            // Where it is not known which these are, none is promised to be one.
+            (
+                CpuKind::HighFrequency,
+                machine
+                    .lower_frequency_cpus
+                    .as_ref()
+                    .map_or_else(CpuSet::new, |lower| &machine.cpu_ids() - lower),
+            ),
             (CpuKind::Isolated, machine.isolated_cpus.clone()),
             (CpuKind::NohzFull, machine.nohz_full_cpus.clone()),
         ]);

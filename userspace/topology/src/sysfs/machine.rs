@@ -43,8 +43,8 @@ pub fn read(root: &Path) -> Result<Machine, ReadError> {
     read_beside(root, None)
 }
 
-/// Reads the machine once more. The frequencies of CPUs are not read while the same are online: the kernel may interrupt a
-/// CPU to learn its base frequency.
+/// Reads the machine once more. The frequencies of CPUs are not read while the same are online, and they are known: the kernel
+/// may interrupt a CPU to learn its base frequency.
 pub fn read_again(root: &Path, known: &Machine) -> Result<Machine, ReadError> {
     read_beside(root, Some(known))
 }
@@ -86,7 +86,9 @@ fn read_beside(root: &Path, known: Option<&Machine>) -> Result<Machine, ReadErro
         nohz_full_cpus: &nohz_full(source)? & &online,
         efficiency_cpus: &efficiency_cpus(source, &online)? & &online,
         lower_frequency_cpus: match known {
-            Some(known) if known.cpu_ids() == online => known.lower_frequency_cpus.clone(),
+            Some(known) if known.cpu_ids() == online && known.lower_frequency_cpus.is_some() => {
+                known.lower_frequency_cpus.clone()
+            }
             _ => lower_frequency_cpus(source, &online)?,
         },
         nodes,
@@ -118,20 +120,21 @@ fn efficiency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadEr
 /// (Intel Speed Select), and where all have the same or none by the maximum (favoured cores of Intel).
 ///
 /// Sources: `base_frequency` in Documentation/admin-guide/pm/intel_pstate.rst, `cpuinfo_max_freq` in
-/// Documentation/admin-guide/pm/cpufreq.rst.
-fn lower_frequency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadError> {
+/// Documentation/admin-guide/pm/cpufreq.rst. `None` if a file cannot be read: `EBUSY` while the driver changes is no reason
+/// not to know the rest of the machine.
+fn lower_frequency_cpus(source: Source<'_>, online: &CpuSet) -> Result<Option<CpuSet>, ReadError> {
     for (file, what) in [
         ("cpufreq/base_frequency", "the CPU's base frequency"),
         ("cpufreq/cpuinfo_max_freq", "the CPU's maximum frequency"),
     ] {
         match below_the_highest(source, online, file, what) {
-            Ok(Some(cpus)) if !cpus.is_empty() => return Ok(cpus),
-            // `EBUSY` while the driver changes: no reason not to know the rest of the machine.
-            Ok(_) | Err(ReadError::Unreadable { .. }) => {}
+            Ok(Some(cpus)) if !cpus.is_empty() => return Ok(Some(cpus)),
+            Ok(_) => {}
+            Err(ReadError::Unreadable { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
     }
-    Ok(CpuSet::new())
+    Ok(Some(CpuSet::new()))
 }
 
 /// The CPUs whose number in this file is below the highest of all; none where not every CPU has the file.
@@ -422,7 +425,7 @@ mod tests {
                 .filter(|(_, number)| !number.is_empty())
                 .collect();
             let files: Vec<_> = files.iter().map(|(path, number)| (path.as_str(), *number)).collect();
-            read_with(&files).map(|machine| machine.lower_frequency_cpus.to_string())
+            read_with(&files).map(|machine| machine.lower_frequency_cpus.unwrap().to_string())
         };
         let (base, highest) = ("base_frequency", "cpuinfo_max_freq");
         assert_eq!(lower(&[]).unwrap(), "", "the kernel scales nothing");
@@ -452,13 +455,24 @@ mod tests {
         write("online", "0-1\n");
         maximum(0, "2\n");
         maximum(1, "1\n");
+        let lower = |machine: Machine| machine.lower_frequency_cpus.map(|cpus| cpus.to_string());
         let known = read(host.path()).unwrap();
-        assert_eq!(known.lower_frequency_cpus.to_string(), "1");
+        assert_eq!(lower(known.clone()).unwrap(), "1");
         maximum(0, "0\n");
         assert_eq!(read_again(host.path(), &known).unwrap(), known);
         maximum(2, "1\n");
         write("online", "0-2\n");
-        assert_eq!(read_again(host.path(), &known).unwrap().lower_frequency_cpus.to_string(), "0");
+        assert_eq!(lower(read_again(host.path(), &known).unwrap()).unwrap(), "0");
+
+        // What cannot be read is not known, and is tried again.
+        let busy = host.path().join("sys/devices/system/cpu/cpu2/cpufreq/cpuinfo_max_freq");
+        fs::remove_file(&busy).unwrap();
+        fs::create_dir(&busy).unwrap();
+        let unknown = read(host.path()).unwrap();
+        assert_eq!(lower(unknown.clone()), None);
+        fs::remove_dir(&busy).unwrap();
+        maximum(2, "1\n");
+        assert_eq!(lower(read_again(host.path(), &unknown).unwrap()).unwrap(), "0");
     }
 
     #[test]
