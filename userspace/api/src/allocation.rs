@@ -266,8 +266,22 @@ pub struct Moved {
 pub struct MissingCapacity {
     /// Its CPUs that are offline, as a list.
     pub cpus: String,
+    /// Its CPUs that are not of a kind that it asked for, by kind: the kernel was started in another way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kinds: Vec<MissingKind>,
     /// Memory that its nodes do not have.
     pub memory: Vec<Block>,
+}
+
+/// CPUs that are not of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingKind {
+    /// The kind.
+    #[schema(value_type = CpuKind)]
+    pub kind: CpuKind,
+    /// The CPUs, as a list.
+    pub cpus: String,
 }
 
 /// Memory of one kind promised on a set of nodes.

@@ -31,8 +31,8 @@ pub use self::{
     activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
     allocation::{
         Allocation, AllocationRequest, Allocations, Block, Candidate, CpuKind, DryRun, Explanation, Hint,
-        KindPromises, MemoryPolicy, MemoryTier, Merge, MissingCapacity, Moved, NodePromises, PartitionKind,
-        PodContainer, Refusal, Rejection, Resized, ResourceHints, Shortfall, Target, Tiers,
+        KindPromises, MemoryPolicy, MemoryTier, Merge, MissingCapacity, MissingKind, Moved, NodePromises,
+        PartitionKind, PodContainer, Refusal, Rejection, Resized, ResourceHints, Shortfall, Target, Tiers,
         TopologyManagerPolicy, UnknownName, Waiting,
     },
     enforcement::{

@@ -3,8 +3,8 @@
 use std::fmt::{Display, Write};
 
 use numaward_api::{
-    Allocation, Drift, DriftState, DryRun, Explanation, Noticed, Placement, Refusal, Rejection, Shortfall,
-    Writer,
+    Allocation, Drift, DriftState, DryRun, Explanation, MissingKind, Noticed, Placement, Refusal, Rejection,
+    Shortfall, Writer,
 };
 
 use crate::table::{row, size, table};
@@ -52,6 +52,9 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
         let cpus = if missing.cpus.is_empty() { "none" } else { missing.cpus.as_str() };
         let bytes = missing.memory.iter().map(|block| block.bytes).sum();
         let _ = writeln!(text, "  missing of this: CPUs: {cpus}, memory: {}", size(bytes));
+        for MissingKind { kind, cpus } in &missing.kinds {
+            let _ = writeln!(text, "  not {kind} any more: CPUs {cpus}");
+        }
     }
     text.extend(allocation.drift.iter().map(drifted));
     text
@@ -246,7 +249,7 @@ mod tests {
             "enforced": false,
             "stalled": true,
             "moved": {"running": true, "movedBytes": 1 << 20, "leftBytes": 0},
-            "missing": {"cpus": "", "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}]},
+            "missing": {"cpus": "", "kinds": [{"kind": "isolated", "cpus": "2-3"}], "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}]},
             "drift": [
                 drift(Some(""), "repaired", 1, shell, "write"),
                 drift(None, "waiting", 2, json!({"pid": 8}), "write"),
@@ -262,6 +265,7 @@ redis holds CPUs 2-3 and memory on node 0 (cgroup /redis)
   is slowed down at memory.high and makes no progress
   1.0 MiB moved to its nodes, 0 B could not be, and more is being moved
   missing of this: CPUs: none, memory: 1.0 GiB
+  not isolated any more: CPUs 2-3
   cpuset.cpus of /redis was empty, holds again 2-3 (drifted once, last by sh (process 7, cgroup /user.slice))
   cpuset.cpus of /redis is not there, will be set to 2-3 again (drifted 2 times, last by a process that has ended (process 8))
   cpuset.cpus of /redis is 0-3, should be 2-3: left, as somebody else keeps writing it (drifted 3 times, last by a process of another PID namespace)

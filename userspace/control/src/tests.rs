@@ -403,6 +403,41 @@ async fn a_command_without_marks_keeps_what_its_knobs_say() {
 }
 
 #[tokio::test]
+async fn cpus_that_are_no_longer_of_their_kind_are_reported() {
+    let bench = Bench::new(&["a"]);
+    let change = |isolated: &str| {
+        let mut machine = Machine::clone(&bench.host.machine());
+        machine.isolated_cpus = isolated.parse().unwrap();
+        *bench.host.machine.lock().unwrap() = Arc::new(machine);
+    };
+    change("2-3");
+    let native = Config { strategy: StrategyKind::Native, ..Config::default() };
+    let (reconciler, thread, stop) = bench.start_with(native.clone());
+    let mut asked = request("a", 2);
+    asked.terms.cpu_kinds = [api::CpuKind::Isolated].into();
+    assert!(
+        matches!(reconciler.admit(asked, false).await.unwrap(), Answer::Admitted(held) if held.cpus == "2-3")
+    );
+    assert_eq!(reconciler.allocations().allocations[0].missing, None);
+
+    // The host starts with another command line, and then with the old one.
+    stop.cancel();
+    thread.join().unwrap();
+    change("3");
+    let (reconciler, thread, stop) = bench.start_with(native);
+    let missing = || reconciler.allocations().allocations[0].missing.clone();
+    let kind = api::MissingKind { kind: api::CpuKind::Isolated, cpus: "2".to_owned() };
+    assert_eq!(missing().unwrap().kinds, [kind]);
+    let happened = format!("{:?}", bench.host.happened.lock().unwrap());
+    assert!(happened.contains("the kind isolated of CPUs 2 is missing"), "{happened}");
+    assert_eq!(bench.knob("a/cpuset.cpus"), "2-3");
+    change("2-3");
+    until("all is there again", &|| missing().is_none());
+    stop.cancel();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
 async fn a_machine_that_shrinks_keeps_its_promises_and_tells_what_is_missing() {
     let bench = Bench::new(&["a", "b", "c", "d"]);
     let (reconciler, thread, stop) = bench.start();

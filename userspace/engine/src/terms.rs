@@ -5,13 +5,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use numaward_topology::NodeSet;
+use numaward_topology::{CpuSet, Machine, NodeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     policy_names::{CpuKind, MemoryPolicy, MemoryTier, Tiers, TopologyManagerPolicy, TopologyManagerScope},
     preferences::PlacementPreferences,
 };
+
+impl CpuKind {
+    /// The CPUs of this kind on a machine; `None` while it is not known which they are.
+    pub fn cpus_of(self, machine: &Machine) -> Option<CpuSet> {
+        Some(match self {
+            Self::Performance => &machine.cpu_ids() - &machine.efficiency_cpus,
+            Self::Efficiency => machine.efficiency_cpus.clone(),
+            Self::HighFrequency => &machine.cpu_ids() - machine.lower_frequency_cpus.as_ref()?,
+            Self::Isolated => machine.isolated_cpus.clone(),
+            Self::NohzFull => machine.nohz_full_cpus.clone(),
+        })
+    }
+}
 
 /// How a request wants to be placed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! A machine that changes while it runs: memory, CPUs and nodes that come and go.
 //!
-//! What is promised stays promised. A workload whose CPU went offline or whose node lost memory *misses* that part: it
-//! is reported, and nothing new is promised of it. When the part comes back, the kernel gives it to the same workload again,
+//! What is promised stays promised. A workload whose CPU went offline, is no longer of its kind since another boot, or whose
+//! node lost memory *misses* that part: it is reported, and nothing new is promised of it. When the part comes back, the kernel gives it to the same workload again,
 //! as the knobs still hold. A machine that the configured policy does not fit any more is reported too; what runs is kept,
 //! and nothing new is promised until it fits again.
 
@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_api as api;
 use numaward_api::{EventKind, Severity};
 use numaward_config::Config;
-use numaward_engine::{Block, Strategy, Uncovered};
+use numaward_engine::{Block, Strategy, Uncovered, policy::CpuKind};
 use numaward_guarantee::{
     error::{AdmissionError, StartError},
     policy,
@@ -50,6 +50,8 @@ impl Policy {
 pub(crate) struct MissingCapacity {
     /// CPUs that are offline.
     pub(crate) cpus: CpuSet,
+    /// CPUs that are online, and not of a kind that was asked for.
+    pub(crate) kinds: BTreeMap<CpuKind, CpuSet>,
     /// Memory.
     pub(crate) memory: Vec<Block>,
 }
@@ -57,17 +59,24 @@ pub(crate) struct MissingCapacity {
 impl MissingCapacity {
     fn in_words(&self) -> String {
         let cpus = (!self.cpus.is_empty()).then(|| format!("CPUs {}", self.cpus));
+        let kinds = self.kinds.iter().map(|(kind, cpus)| format!("the kind {kind} of CPUs {cpus}"));
         let memory = self.memory.iter().map(|block| {
             let Block { kind, affinity, bytes } = block;
             format!("{bytes} of {kind} on nodes {affinity}")
         });
-        cpus.into_iter().chain(memory).collect::<Vec<_>>().join(", ")
+        cpus.into_iter().chain(kinds).chain(memory).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl From<&MissingCapacity> for api::MissingCapacity {
     fn from(missing: &MissingCapacity) -> Self {
-        Self { cpus: missing.cpus.to_string(), memory: missing.memory.iter().map(api::Block::from).collect() }
+        let kind =
+            |(kind, cpus): (&CpuKind, &CpuSet)| api::MissingKind { kind: *kind, cpus: cpus.to_string() };
+        Self {
+            cpus: missing.cpus.to_string(),
+            kinds: missing.kinds.iter().map(kind).collect(),
+            memory: missing.memory.iter().map(api::Block::from).collect(),
+        }
     }
 }
 
@@ -116,11 +125,21 @@ impl Core {
     pub(super) fn note_missing(&mut self, uncovered: Vec<Uncovered>) {
         let mut missing: BTreeMap<String, MissingCapacity> = BTreeMap::new();
         for (owner, _, held) in self.kept.state.ledger.allocations() {
-            let offline =
-                held.cpus.as_ref().map(|cpus| offline(cpus, &self.policy.machine)).unwrap_or_default();
+            let Some(cpus) = &held.cpus else { continue };
+            let offline = offline(cpus, &self.policy.machine);
             if !offline.is_empty() {
                 let missing = missing.entry(owner.as_str().to_owned()).or_default();
                 missing.cpus = &missing.cpus | &offline;
+            }
+            let account = self.kept.state.ledger.owner(owner);
+            for kind in account.iter().flat_map(|account| &account.terms.cpu_kinds) {
+                let Some(of_kind) = kind.cpus_of(&self.policy.machine) else { continue };
+                let others = &(cpus - &offline) - &of_kind;
+                if !others.is_empty() {
+                    let missing = missing.entry(owner.as_str().to_owned()).or_default();
+                    let known = missing.kinds.entry(*kind).or_default();
+                    *known = &*known | &others;
+                }
             }
         }
         for Uncovered { owner, block } in uncovered {

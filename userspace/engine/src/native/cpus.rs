@@ -84,20 +84,9 @@ impl Cpus {
         };
         let nodes: Vec<NodeCpus> = machine.nodes.keys().map(of_node).collect();
         let cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
-        let kinds = BTreeMap::from([
-            (CpuKind::Performance, &machine.cpu_ids() - &machine.efficiency_cpus),
-            (CpuKind::Efficiency, machine.efficiency_cpus.clone()),
-            // Where it is not known which these are, none is promised to be one.
-            (
-                CpuKind::HighFrequency,
-                machine
-                    .lower_frequency_cpus
-                    .as_ref()
-                    .map_or_else(CpuSet::new, |lower| &machine.cpu_ids() - lower),
-            ),
-            (CpuKind::Isolated, machine.isolated_cpus.clone()),
-            (CpuKind::NohzFull, machine.nohz_full_cpus.clone()),
-        ]);
+        // Where it is not known which are of a kind, none is promised to be.
+        let kinds =
+            CpuKind::ALL.iter().map(|&kind| (kind, kind.cpus_of(machine).unwrap_or_default())).collect();
         Self {
             allocatable: manager.allocatable(),
             idle_pool: manager.idle_pool(),
