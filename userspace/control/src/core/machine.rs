@@ -1,9 +1,9 @@
 //! A machine that changes while it runs: memory, CPUs and nodes that come and go.
 //!
-//! What is promised stays promised. A workload whose CPU went offline, is no longer of its kind since another boot, or whose
-//! node lost memory *misses* that part: it is reported, and nothing new is promised of it. When the part comes back, the kernel gives it to the same workload again,
-//! as the knobs still hold. A machine that the configured policy does not fit any more is reported too; what runs is kept,
-//! and nothing new is promised until it fits again.
+//! What is promised stays promised. A workload whose CPU went offline or, since another boot, is no longer of its kind, or
+//! whose node lost memory, *misses* that part: it is reported, and nothing new is promised of it. When the part comes back,
+//! the kernel gives it to the same workload again, as the knobs still hold. A machine that the configured policy does not fit
+//! any more is reported too; what runs is kept, and nothing new is promised until it fits again.
 
 use std::{collections::BTreeMap, sync::Arc};
 
