@@ -249,7 +249,11 @@ mod tests {
             "enforced": false,
             "stalled": true,
             "moved": {"running": true, "movedBytes": 1 << 20, "leftBytes": 0},
-            "missing": {"cpus": "", "kinds": [{"kind": "isolated", "cpus": "2-3"}], "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}]},
+            "missing": {
+                "cpus": "",
+                "kinds": [{"kind": "isolated", "cpus": "2-3"}],
+                "memory": [{"kind": "memory", "nodes": "0", "bytes": 1 << 30}],
+            },
             "drift": [
                 drift(Some(""), "repaired", 1, shell, "write"),
                 drift(None, "waiting", 2, json!({"pid": 8}), "write"),

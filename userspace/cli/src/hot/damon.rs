@@ -28,7 +28,7 @@ const AREAS: [(&str, u32); 2] = [("min", 10), ("max", 1000)];
 /// While a monitor is at its files, the kernel refuses others: how often, and after which time, that is tried again.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(10);
-/// Nothing is done to an area, whatever is known of it.
+/// The most of each that an area may have so that the scheme counts it: all do.
 const PATTERN: [(&str, u64); 3] = [("sz", u64::MAX), ("nr_accesses", LOOKS as u64), ("age", u32::MAX as u64)];
 
 /// Why nothing can be monitored.
@@ -115,12 +115,7 @@ impl Monitors {
         for (at, process) in processes.iter().enumerate() {
             all.prepare(at, *process)?;
         }
-        for at in 0..processes.len() {
-            let started = write(&all.dir(at).join("state"), "on");
-            if let Some(of) = all.started.get_mut(at) {
-                *of = started;
-            }
-        }
+        all.started = (0..processes.len()).map(|at| write(&all.dir(at).join("state"), "on")).collect();
         if all.started.iter().all(Result::is_err)
             && let Some(Err(error)) = all.started.pop()
         {
