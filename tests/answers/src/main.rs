@@ -201,19 +201,24 @@ fn on_node_0(dir: &Path) -> Result<u64> {
 async fn hanging_call(runtime: &mut Runtime, bus: &Bus, name: &str, unit: &str) -> Result<()> {
     let cgroup = format!("/system.slice/{unit}.service");
     fs::create_dir_all(format!("{CGROUPS}{cgroup}"))?;
-    let calls = bus.waiting();
-    let asking = Asking::start(unit, &cgroup, "16Mi");
-    wait("a call to wait", || Ok(bus.waiting() > calls || !asking.goes_on()))?;
-    ensure!(asking.goes_on(), "nobody asked systemd: {:?}", asking.end()?);
-    let done = runtime.calls(CALLS, true, || asking.goes_on()).await?;
-    while asking.goes_on() {
-        tokio::time::sleep(PACE).await;
+    // The daemon gives a call up after ten seconds, in which a slow machine does not create all containers.
+    let (mut done, mut rounds, mut longest) = (0, 0, Duration::ZERO);
+    while done < CALLS {
+        rounds += 1;
+        ensure!(rounds <= 10, "calls are given up too soon: {done} creations in {rounds} of them");
+        let calls = bus.waiting();
+        let asking = Asking::start(unit, &cgroup, "16Mi");
+        wait("a call to wait", || Ok(bus.waiting() > calls || !asking.goes_on()))?;
+        ensure!(asking.goes_on(), "nobody asked systemd: {:?}", asking.end()?);
+        done += runtime.calls(CALLS - done, true, || asking.goes_on()).await?;
+        while asking.goes_on() {
+            tokio::time::sleep(PACE).await;
+        }
+        longest = longest.max(asking.start.elapsed());
+        let (status, answer) = asking.end()?;
+        ensure!(status >= 400, "systemd said nothing, and the daemon: {status} {answer}");
     }
-    let hung = asking.start.elapsed();
-    let (status, answer) = asking.end()?;
-    ensure!(status >= 400, "systemd said nothing, and the daemon: {status} {answer}");
-    ensure!(done == CALLS, "only {done} calls while systemd was waited for: {hung:?}");
-    runtime.print(name, &[("waitedMs", millis(hung)), ("status", status.into())])?;
+    runtime.print(name, &[("systemdAsked", rounds.into()), ("waitedMs", millis(longest))])?;
     // What others ask for is served again.
     let other = Path::new(CGROUPS).join("other");
     fs::create_dir_all(&other)?;
