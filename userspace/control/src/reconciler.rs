@@ -363,7 +363,7 @@ impl ReconcilerLoop {
             self.core.refresh();
         }
         self.dispatch(&Event::Turn(now));
-        if self.core.is_herd_outdated() {
+        if self.core.is_herd_report_due() {
             self.core.herd(false);
         }
         self.rebalancing.look(&self.core);
@@ -407,7 +407,7 @@ impl ReconcilerLoop {
         // What was refused may have left CPUs to those who share.
         self.core.follow_pool();
         // Each may cause the other, but not without end: what is given is not given again.
-        while self.core.effects.is_due() || (self.core.is_herd_outdated() && !self.is_busy()) {
+        while self.core.effects.is_due() || (self.core.is_herd_report_due() && !self.is_busy()) {
             self.show();
             let effects = &mut self.core.effects;
             let (gone, declared, isolate) = (
@@ -424,7 +424,7 @@ impl ReconcilerLoop {
                     self.rebalancing.start_automatic(&mut self.core, &request, None);
                 }
             }
-            if isolate || self.core.is_herd_outdated() {
+            if isolate || self.core.is_herd_report_due() {
                 self.core.herd_in_time(self.is_busy());
             }
         }

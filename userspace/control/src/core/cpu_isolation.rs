@@ -22,6 +22,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
+    time::{Duration, Instant},
 };
 
 use numaward_api::{self as api, EnforcementMode, EventKind};
@@ -38,6 +39,11 @@ use numaward_topology::CpuSet;
 
 use super::{Core, HeldChange};
 
+/// How long a report of who would be herded may take without any wait for the next.
+const AT_ONCE: Duration = Duration::from_millis(20);
+/// One that takes longer takes no more than this share of the time: one of so many parts.
+const REPORT_COST: u32 = 20;
+
 /// What is known of the herd.
 #[derive(Debug, Default)]
 pub(crate) struct CpuIsolation {
@@ -53,6 +59,8 @@ pub(crate) struct CpuIsolation {
     processes_in_root: Option<u64>,
     /// Whether what would be written has to be found out anew.
     is_outdated: bool,
+    /// When that may be done; at any time if there is none.
+    pub(crate) next_report: Option<Instant>,
 }
 
 /// Why a cgroup is not herded.
@@ -155,17 +163,18 @@ impl Core {
         self.herd_beside(&[], retry);
     }
 
-    /// Herds as [`herd`](Self::herd) does. Where that is only a report, it waits until nobody waits for anything else.
+    /// Herds as [`herd`](Self::herd) does. Where that is only a report, it waits until nobody waits for anything else,
+    /// and a costly one until it is time for the next.
     pub(crate) fn herd_in_time(&mut self, is_busy: bool) {
-        self.isolation.is_outdated = is_busy && !self.writes_herd();
-        if !self.isolation.is_outdated {
+        self.isolation.is_outdated = !self.writes_herd();
+        if !self.isolation.is_outdated || (self.is_herd_report_due() && !is_busy) {
             self.herd(false);
         }
     }
 
-    /// Whether a report of who would be herded has waited.
-    pub(crate) fn is_herd_outdated(&self) -> bool {
-        self.isolation.is_outdated
+    /// Whether a report of who would be herded has waited, and for long enough.
+    pub(crate) fn is_herd_report_due(&self) -> bool {
+        self.isolation.is_outdated && self.isolation.next_report.is_none_or(|next| Instant::now() >= next)
     }
 
     /// Herds others off the CPUs that these cgroups are about to be promised, and lets go of those above them.
@@ -200,7 +209,10 @@ impl Core {
         }
         let mut promised = self.promised_cgroups();
         promised.extend(paths.iter().copied().cloned());
+        let start = Instant::now();
         self.herd_around(&promised, pool.as_ref(), retry);
+        let took = start.elapsed();
+        self.isolation.next_report = (took > AT_ONCE).then(|| start + took * REPORT_COST);
     }
 
     /// How far others are herded while this is promised, and onto which CPUs; none where no CPU is exclusive.
@@ -441,15 +453,11 @@ impl Core {
 
     /// In a dry run: reports what is new.
     fn report_dry_run(&mut self, wanted: BTreeMap<CgroupPath, CpuSet>) -> bool {
-        for (path, share) in
-            wanted.iter().filter(|(path, share)| self.isolation.would.get(*path) != Some(*share))
-        {
-            tracing::info!(cgroup = %path, cpus = %share, "dry run: would be herded");
-        }
-        for path in self.isolation.would.keys().filter(|path| !wanted.contains_key(*path)) {
-            tracing::info!(cgroup = %path, "dry run: would no longer be herded");
-        }
         let changed = self.isolation.would != wanted;
+        if changed {
+            // They may be thousands, and all get other CPUs whenever some become exclusive.
+            tracing::info!(cgroups = wanted.len(), "dry run: would be herded, as `numaward status` lists");
+        }
         self.isolation.would = wanted;
         changed
     }

@@ -1,6 +1,10 @@
 //! What others use of the host is not promised.
 
-use std::{fs, sync::Arc};
+use std::{
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use numaward_api as api;
 use numaward_config::{Config, policy::StrategyKind};
@@ -40,7 +44,7 @@ impl Bench {
         }
         let state_directory = dir.path().join("state");
         let mut config = Config { state_directory, ..config };
-        config.enforcement.home_dwell_time = numaward_config::Interval(std::time::Duration::ZERO);
+        config.enforcement.home_dwell_time = numaward_config::Interval(Duration::ZERO);
         let reconciler = reconciler_loop(&config, &root, &host);
         Self { dir, host, reconciler }
     }
@@ -103,6 +107,25 @@ fn huge_pages_that_somebody_took_are_not_promised_until_they_are_free() {
     let ledger = &bench.reconciler.core.kept.state.ledger;
     assert_eq!(ledger.owners().count(), 1);
     assert_eq!(bench.shown(), [1024, 0], "of node 1 nothing is free");
+}
+
+#[test]
+fn a_report_of_who_would_be_herded_waits_after_a_costly_one() {
+    let mut bench = Bench::new(StrategyKind::Native);
+    let would = |bench: &Bench| bench.reconciler.view.read().enforcement.herding.cgroups.len();
+    bench.admit("a", [64, 0]).unwrap();
+    assert_eq!(would(&bench), 1, "b would");
+    bench.reconciler.core.isolation.next_report = Some(Instant::now() + Duration::from_hours(1));
+    bench.reconciler.core.release("a").unwrap();
+    for _ in 0..2 {
+        bench.reconciler.settle();
+        assert_eq!(would(&bench), 1);
+        bench.reconciler.look_after();
+    }
+    bench.reconciler.core.isolation.next_report = Some(Instant::now());
+    bench.reconciler.look_after();
+    bench.reconciler.settle();
+    assert_eq!(would(&bench), 0);
 }
 
 #[test]
