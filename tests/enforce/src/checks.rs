@@ -116,9 +116,10 @@ pub(crate) fn apply(
 ) -> Result<(AppliedSettings, Report)> {
     let plan = enforcer.plan(applied, change)?;
     let report = enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
-    let left = enforcer.plan(&plan.outcome, &Change::Upkeep)?;
-    ensure!(left.steps().is_empty(), "left to do: {:?}", left.steps());
-    Ok((plan.outcome, report))
+    let outcome = plan.outcome_of(&report);
+    let left = enforcer.plan(&outcome, &Change::Upkeep)?;
+    ensure!(left.steps().len() == report.owed.len(), "left to do: {:?}", left.steps());
+    Ok((outcome, report))
 }
 
 pub(crate) fn path(text: &str) -> Result<CgroupPath> {
@@ -465,34 +466,32 @@ fn refused_partition() -> Result<String> {
     Ok(failure.to_string())
 }
 
-/// What a running cgroup gets back while a sibling's partition has some CPUs.
+/// What a running cgroup gets back while a sibling's partition has some CPUs, and when that ends.
 fn sibling_partition() -> Result<String> {
+    const THIS: &str = "/check-sibling";
+    const OTHER: &str = "/check-sibling-other";
     let ground = Ground::new("check-sibling")?;
-    let process = Running::holding(1, &dir("/check-sibling")?)?;
-    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-sibling", pinned("1", "0")?)?;
-    let other = Ground::new("check-sibling-other")?;
-    let (others, _) = other.hold(
-        &AppliedSettings::default(),
-        "/check-sibling-other",
-        Settings { partition: Some(Partition::Root), ..pinned("3", "1")? },
-    )?;
-    ground.release(&applied, "/check-sibling")?;
-    expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, "0-2")?;
-    expect("the other's", &get("/check-sibling-other", "cpuset.cpus.partition")?, "root")?;
-    let said = format!("cpuset.cpus={}", get("/check-sibling", "cpuset.cpus")?);
-    // What was found names a CPU that the other has taken since.
-    put("/check-sibling", "cpuset.cpus", "0-2")?;
-    let (applied, _) = ground.hold(&AppliedSettings::default(), "/check-sibling", pinned("1", "0")?)?;
-    let others = other.hold(
-        &others,
-        "/check-sibling-other",
-        Settings { partition: Some(Partition::Root), ..pinned("2-3", "1")? },
-    )?;
-    ground.release(&applied, "/check-sibling")?;
-    expect("cpuset.cpus", &get("/check-sibling", "cpuset.cpus")?, "0-1")?;
-    expect("the other's", &get("/check-sibling-other", "cpuset.cpus.partition")?, "root")?;
-    let (others, _) = others;
-    other.release(&others, "/check-sibling-other")?;
+    let _other = Ground::new("check-sibling-other")?;
+    let process = Running::holding(1, &dir(THIS)?)?;
+    let mut applied = AppliedSettings::default();
+    let mut said = String::new();
+    for (found, partition, reduced) in [("", "3", "0-2"), ("0-2", "2-3", "0-1")] {
+        if !found.is_empty() {
+            put(THIS, "cpuset.cpus", found)?;
+        }
+        applied = ground.hold(&applied, THIS, pinned("1", "0")?)?.0;
+        let settings = Settings { partition: Some(Partition::Root), ..pinned(partition, "1")? };
+        applied = ground.hold(&applied, OTHER, settings)?.0;
+        applied = ground.release(&applied, THIS)?;
+        expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, reduced)?;
+        expect("the other's", &get(OTHER, "cpuset.cpus.partition")?, "root")?;
+        said += &format!("cpuset.cpus={} ", get(THIS, "cpuset.cpus")?);
+        applied = ground.release(&applied, OTHER)?;
+        ensure!(applied.is_empty(), "not given back: {applied:?}");
+        let whole = if found.is_empty() { "0-3" } else { found };
+        expect("Cpus_allowed_list after it", &process.status("Cpus_allowed_list")?, whole)?;
+        said += &format!("and then {}; ", get(THIS, "cpuset.cpus")?);
+    }
     Ok(said)
 }
 

@@ -8,7 +8,7 @@
 
 use std::{ops::Bound, path::Path, sync::Arc};
 
-use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_cgroup::{CgroupId, CgroupPath, knob::Knob};
 use numaward_model::{Settings, Shared, Values};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +78,11 @@ impl Record {
     pub fn new(id: CgroupId, owner: Owner) -> Self {
         let (settings, written, found) = Default::default();
         Self { id, owner, settings, written, found }
+    }
+
+    /// Whether it has yet to get back CPUs: a partition beside it has them.
+    pub(super) fn is_owed_cpus(&self) -> bool {
+        self.settings.cpus.is_none() && self.written.0.contains_key(&Knob::CpusetCpus)
     }
 }
 

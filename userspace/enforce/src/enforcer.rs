@@ -45,6 +45,8 @@ pub struct Report {
     pub kept: Vec<Drift>,
     /// Writes that were not needed, as their cgroups are gone.
     pub gone: Vec<Step>,
+    /// Cgroups that have got back these CPUs alone so far, as partitions beside them have the others.
+    pub owed: Vec<(CgroupPath, Value)>,
 }
 
 /// A plan could not be carried out in full.
@@ -182,6 +184,7 @@ impl Enforcer {
             }
         }
         numaward_store::fault::point("enforce.written");
+        report.owed = self.owed(plan, &report.written);
         let mut failures = failures.into_iter();
         let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
         let mut undo = Vec::new();
@@ -201,6 +204,20 @@ impl Enforcer {
         // Of several that are to hold something, who is gone is to know.
         let others = failures.filter(|failed| !failed.error.is_gone() || plan.is_for_many()).collect();
         Err(Box::new(Failure { error, step: Some(step), others, undo, report }))
+    }
+
+    /// Who has not got back all CPUs by these writes.
+    fn owed(&self, plan: &Plan, written: &[Step]) -> Vec<(CgroupPath, Value)> {
+        let is_given_back = |step: &&Step| {
+            let after = plan.outcome.get(&step.cgroup);
+            step.knob == Knob::CpusetCpus
+                && after.is_none_or(|record| !record.written.0.contains_key(&step.knob))
+        };
+        let held = |step: &Step| {
+            let held = self.cgroupfs.read(&step.cgroup, step.knob).ok()?;
+            (!self.cgroupfs.is_back(step.knob, &step.to, &held)).then(|| (step.cgroup.clone(), held))
+        };
+        written.iter().filter(is_given_back).filter_map(held).collect()
     }
 
     /// What comes before the first write. Of several cgroups that are to hold something, says which cannot any more.
@@ -307,6 +324,9 @@ impl Enforcer {
         let asked = record.settings.values();
         let mut drifts = Vec::new();
         for (&knob, wanted) in &record.written.0 {
+            if knob == Knob::CpusetCpus && record.is_owed_cpus() {
+                continue;
+            }
             match knob.read(&dir) {
                 Ok(found) if self.cgroupfs.holds(knob, wanted, &found) => {}
                 // Of an ancestor, more is enough.

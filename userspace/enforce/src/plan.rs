@@ -2,10 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use numaward_cgroup::CgroupPath;
+use numaward_cgroup::{CgroupPath, knob::Knob};
 use numaward_model::Settings;
 
-use super::{applied::AppliedSettings, controllers::EnabledControllers, drift::Drift, order::Step};
+use super::{
+    applied::{AppliedSettings, Record},
+    controllers::EnabledControllers,
+    drift::Drift,
+    enforcer::Report,
+    order::Step,
+};
 
 /// What is to change.
 #[derive(Clone, Debug)]
@@ -68,15 +74,29 @@ impl Plan {
         self.steps.iter().map(|step| step.cgroup.clone()).collect()
     }
 
-    /// What is true where only these of the writes were done, or not needed as their cgroups are gone: a cgroup of which one
-    /// was not stays as intended.
-    pub fn outcome_of(&self, written: &[Step], gone: &[Step]) -> AppliedSettings {
+    /// What is true after what was done: a cgroup of which a write was not done stays as intended, and of one that has
+    /// not got back all CPUs it is still known which those are.
+    pub fn outcome_of(&self, report: &Report) -> AppliedSettings {
         let mut outcome = self.outcome.clone();
-        let is_done = |step: &&Step| written.contains(step) || gone.contains(step);
+        let is_all_done = report.written.len() + report.gone.len() == self.steps.len();
+        let is_done =
+            |step: &&Step| is_all_done || report.written.contains(step) || report.gone.contains(step);
         for step in self.steps.iter().filter(|step| !is_done(step)) {
             if let Some(record) = self.intent.get(&step.cgroup) {
                 outcome.insert(step.cgroup.clone(), record.clone());
             }
+        }
+        for (path, held) in &report.owed {
+            let knob = Knob::CpusetCpus;
+            let Some(intent) = self.intent.get(path) else { continue };
+            let Some(found) = intent.found.0.get(&knob) else { continue };
+            let mut record = match outcome.get(path) {
+                Some(record) => Record::clone(record),
+                None => Record::new(intent.id, intent.owner.clone()),
+            };
+            record.written.0.insert(knob, held.clone());
+            record.found.0.insert(knob, found.clone());
+            outcome.put(path, record);
         }
         outcome
     }

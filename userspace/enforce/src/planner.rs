@@ -28,6 +28,20 @@ use super::{
 const PROTECTIONS: [Knob; 2] = [Knob::MemoryMin, Knob::MemoryLow];
 const NOTHING: Limit = Limit::Bytes(Bytes(0));
 
+/// Those beside partitions that change which have yet to get back CPUs.
+fn owed_beside(applied: &AppliedSettings, changed: &BTreeSet<CgroupPath>) -> Vec<CgroupPath> {
+    let is_partition =
+        |path: &&CgroupPath| applied.get(path).is_some_and(|record| record.settings.wants_partition());
+    let parents: BTreeSet<_> = changed.iter().filter(is_partition).filter_map(CgroupPath::parent).collect();
+    if parents.is_empty() {
+        return Vec::new();
+    }
+    let is_owed = |(path, record): &(&CgroupPath, &Arc<Record>)| {
+        record.is_owed_cpus() && path.parent().is_some_and(|parent| parents.contains(&parent))
+    };
+    applied.iter().filter(is_owed).map(|(path, _)| path.clone()).collect()
+}
+
 fn limit(values: &Values, knob: Knob) -> Option<Limit> {
     match values.0.get(&knob) {
         Some(Value::Limit(limit)) => Some(*limit),
@@ -39,8 +53,9 @@ impl Enforcer {
     /// Plans a change. Reads the kernel and writes nothing.
     pub fn plan(&self, applied: &AppliedSettings, change: &Change) -> Result<Plan, EnforceError> {
         let mut next = applied.clone();
-        let mut affected: BTreeSet<CgroupPath> =
-            change.cgroups(applied).iter().flat_map(CgroupPath::ancestors).collect();
+        let mut changed = change.cgroups(applied);
+        changed.extend(owed_beside(applied, &changed));
+        let mut affected: BTreeSet<CgroupPath> = changed.iter().flat_map(CgroupPath::ancestors).collect();
         affected.remove(&CgroupPath::root());
         for path in &affected {
             self.forget_if_gone(&mut next, path);
@@ -89,7 +104,15 @@ impl Enforcer {
         }
         let held = &plan.outcome;
         let is_ancestor = |path: &CgroupPath| held.get(path).is_none_or(|record| record.settings.is_empty());
-        plan.steps = ordered(std::mem::take(&mut plan.steps), is_ancestor);
+        // Not before the partitions beside them have ended.
+        let is_owed = |step: &Step| {
+            let asks = held.get(&step.cgroup).is_some_and(|record| record.settings.cpus.is_some());
+            let is_owed = || applied.get(&step.cgroup).is_some_and(|record| record.is_owed_cpus());
+            step.knob == Knob::CpusetCpus && !asks && is_owed()
+        };
+        let (owed, steps) = std::mem::take(&mut plan.steps).into_iter().partition(is_owed);
+        plan.steps = ordered(steps, is_ancestor);
+        plan.steps.extend(ordered(owed, is_ancestor));
         Ok(plan)
     }
 

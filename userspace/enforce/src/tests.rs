@@ -84,8 +84,9 @@ impl Tree {
     fn apply(&self, applied: &AppliedSettings, change: &Change) -> (AppliedSettings, Report) {
         let plan = self.enforcer.plan(applied, change).unwrap();
         let report = self.enforcer.execute(&plan).unwrap();
-        assert_eq!(self.enforcer.plan(&plan.outcome, &Change::Upkeep).unwrap().steps, [], "nothing is left");
-        (plan.outcome, report)
+        let outcome = plan.outcome_of(&report);
+        assert_eq!(self.enforcer.plan(&outcome, &Change::Upkeep).unwrap().steps, [], "nothing is left");
+        (outcome, report)
     }
 
     fn hold(&self, applied: &AppliedSettings, cgroup: &str, settings: Settings) -> AppliedSettings {
@@ -371,7 +372,7 @@ fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
     // One that goes has nothing either, and its workload is to know.
     fs::remove_dir_all(path("/e").dir(tree.root.path())).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
-    let outcome = plan.outcome_of(&failure.report.written, &failure.report.gone);
+    let outcome = plan.outcome_of(&failure.report);
     let paths: Vec<_> = paths.iter().collect();
     let parts = failure.split(&paths);
     let parts: Vec<_> = parts.iter().map(|part| part.as_ref().map(ToString::to_string)).collect();
@@ -601,7 +602,7 @@ fn drift_is_told_by_meaning_and_repaired() {
 }
 
 #[test]
-fn cpus_that_a_siblings_partition_took_are_not_brought_back() {
+fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
     for (found, taken, back) in [("0-3", "3", "0-2"), ("3", "3", "0-2,4-7"), ("", "3", "")] {
         let tree = Tree::new(&["/a", "/b"]);
         tree.put("/a", "cpuset.cpus", found);
@@ -610,10 +611,48 @@ fn cpus_that_a_siblings_partition_took_are_not_brought_back() {
         tree.put("/b", "cpuset.cpus.partition", "isolated");
         tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
         tree.put("/a", "cpuset.cpus.effective", "1");
-        let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
-        tree.enforcer.execute(&plan).unwrap();
+        let release = Change::Release(path("/a"));
+        let plan = tree.enforcer.plan(&applied, &release).unwrap();
+        let report = tree.enforcer.execute(&plan).unwrap();
         assert_eq!(tree.get("/a", "cpuset.cpus"), back, "{found}");
+        // What it is owed is known, and tried again, until it has it.
+        let applied = plan.outcome_of(&report);
+        assert_eq!(
+            (applied.is_empty(), report.owed.is_empty()),
+            (found.is_empty(), found.is_empty()),
+            "{found}"
+        );
+        assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap(), []);
+        let again = tree.enforcer.plan(&applied, &Change::Upkeep).unwrap();
+        let report = tree.enforcer.execute(&again).unwrap();
+        assert_eq!(
+            (again.outcome_of(&report), tree.get("/a", "cpuset.cpus")),
+            (applied.clone(), back.to_owned())
+        );
+        tree.put("/b", "cpuset.cpus.partition", "member");
+        tree.put("/", "cpuset.cpus.effective", "0-7");
+        let applied = tree.apply(&applied, &Change::Upkeep).0;
+        assert_eq!((applied.is_empty(), tree.get("/a", "cpuset.cpus")), (true, found.to_owned()));
     }
+}
+
+#[test]
+fn a_partition_that_ends_gives_back_what_those_beside_it_are_owed() {
+    let tree = Tree::new(&["/a", "/b", "/c"]);
+    tree.put("/a", "cpuset.cpus", "0-3");
+    let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
+    let partition = Settings { partition: Some(Partition::Root), ..pinned("3", "0") };
+    let applied = tree.hold(&applied, "/b", partition);
+    tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
+    tree.put("/a", "cpuset.cpus.effective", "1");
+    let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
+    let applied = plan.outcome_of(&tree.enforcer.execute(&plan).unwrap());
+    assert_eq!(tree.get("/a", "cpuset.cpus"), "0-2");
+    // Nobody else's change tries.
+    let plan = tree.enforcer.plan(&applied, &Change::Hold(path("/c"), protected(1))).unwrap();
+    assert_eq!(plan.cgroups(), [path("/c")].into());
+    let applied = tree.release(&applied, "/b");
+    assert_eq!((applied.is_empty(), tree.get("/a", "cpuset.cpus")), (true, "0-3".to_owned()));
 }
 
 #[test]

@@ -330,11 +330,9 @@ impl Core {
         }
         drop(span);
         let outcome = match &executed {
-            Ok(_) => plan.outcome.clone(),
+            Ok(report) => plan.outcome_of(report),
             // What was given back has not drifted.
-            Err(failure) if !plan.is_undone() => {
-                plan.outcome_of(&failure.report.written, &failure.report.gone)
-            }
+            Err(failure) if !plan.is_undone() => plan.outcome_of(&failure.report),
             Err(_) => plan.intent.clone(),
         };
         self.kept.state.applied.patch(&plan.intent, &outcome);
@@ -344,11 +342,14 @@ impl Core {
                 for kept in &report.kept {
                     tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
                 }
+                for (cgroup, cpus) in &report.owed {
+                    tracing::info!(%cgroup, %cpus, "gets back its other CPUs when the partitions beside it end");
+                }
                 self.migrations_begun(report.moving);
                 self.note_moved();
                 // Likewise where a change around it goes back.
                 for open in &mut self.kept.open {
-                    open.applied.patch(&plan.base, &plan.outcome);
+                    open.applied.patch(&plan.base, &outcome);
                 }
                 Ok(())
             }
@@ -362,7 +363,7 @@ impl Core {
                 Err(failure)
             }
         };
-        let is_stored = if result.is_ok() { plan.outcome == plan.intent } else { plan.is_undone() };
+        let is_stored = if result.is_ok() { outcome == plan.intent } else { plan.is_undone() };
         Ok(Done { result, is_stored })
     }
 
