@@ -13,12 +13,12 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Value},
 };
-use numaward_enforce::Change;
+use numaward_enforce::{Change, Drift, DriftKind};
 use numaward_guarantee::{
     error::AdmissionError,
     state::{Home, LeftAlone},
 };
-use numaward_model::Settings;
+use numaward_model::{Report, Settings};
 use numaward_topology::{CpuSet, NodeId};
 
 use super::{Core, HeldChange};
@@ -104,6 +104,31 @@ impl Core {
     pub(crate) fn leave_alone(&mut self, path: &CgroupPath, left_alone: LeftAlone) {
         self.kept.state.left_alone.insert(path.clone(), left_alone);
         self.store_outcome();
+    }
+
+    /// Ends the home of a cgroup whose CPUs somebody else has set, and leaves them so: it asked for nothing, and they did. Whether
+    /// that was done; one that is held to CPUs for another reason as well is not given up.
+    pub(crate) fn yield_home(&mut self, drift: &Drift) -> bool {
+        let (path, state) = (&drift.cgroup, &self.kept.state);
+        let Some(Value::Cpus(found)) = drift.found.as_ref().filter(|_| drift.kind == DriftKind::Rewritten)
+        else {
+            return false;
+        };
+        let is_for_more = state.herded.contains(path) || state.steered.contains_key(path);
+        if drift.knob != Knob::CpusetCpus
+            || found.is_empty()
+            || is_for_more
+            || !state.homes.contains_key(path)
+        {
+            return false;
+        }
+        if let Err(error) = self.take_home(path) {
+            tracing::warn!(cgroup = %path, %error, "its home cannot be taken back, although somebody set its CPUs");
+            return false;
+        }
+        let message = format!("{path} has no home any more: somebody else set its CPUs to {found}.");
+        self.report(Some(path), Report::new(api::EventKind::Home, message).detail("step", "ended"));
+        true
     }
 
     /// Takes the home of a cgroup back: it has what was found, or what it has in the herd.

@@ -376,6 +376,10 @@ impl DriftController {
                     continue;
                 }
                 self.awaited.remove(&(drift.cgroup.clone(), drift.knob));
+                if core.yield_home(&drift) {
+                    changed = true;
+                    continue;
+                }
                 changed |= self.note_drift(core, drift, &seen, now);
             }
         }
