@@ -474,7 +474,7 @@ fn sibling_partition() -> Result<String> {
     let _other = Ground::new("check-sibling-other")?;
     let process = Running::holding(1, &dir(THIS)?)?;
     let mut applied = AppliedSettings::default();
-    let mut said = String::new();
+    let mut said = Vec::new();
     for (found, partition, reduced) in [("", "3", "0-2"), ("0-2", "2-3", "0-1")] {
         if !found.is_empty() {
             put(THIS, "cpuset.cpus", found)?;
@@ -485,14 +485,14 @@ fn sibling_partition() -> Result<String> {
         applied = ground.release(&applied, THIS)?;
         expect("Cpus_allowed_list", &process.status("Cpus_allowed_list")?, reduced)?;
         expect("the other's", &get(OTHER, "cpuset.cpus.partition")?, "root")?;
-        said += &format!("cpuset.cpus={} ", get(THIS, "cpuset.cpus")?);
+        said.push(get(THIS, "cpuset.cpus")?);
         applied = ground.release(&applied, OTHER)?;
         ensure!(applied.is_empty(), "not given back: {applied:?}");
         let whole = if found.is_empty() { "0-3" } else { found };
         expect("Cpus_allowed_list after it", &process.status("Cpus_allowed_list")?, whole)?;
-        said += &format!("and then {}; ", get(THIS, "cpuset.cpus")?);
+        said.push(get(THIS, "cpuset.cpus")?);
     }
-    Ok(said)
+    Ok(format!("cpuset.cpus beside it and after it: {}", said.join(", ")))
 }
 
 fn wait_for(watch: &KnobWatch, what: impl Fn(&Touched) -> bool) -> Result<Touched> {

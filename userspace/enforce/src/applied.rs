@@ -6,7 +6,7 @@
 //! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
 //! found. So a crash at any moment loses no value that a release has to bring back.
 
-use std::{ops::Bound, path::Path, sync::Arc};
+use std::{collections::BTreeSet, ops::Bound, path::Path, sync::Arc};
 
 use numaward_cgroup::{CgroupId, CgroupPath, knob::Knob};
 use numaward_model::{Settings, Shared, Values};
@@ -80,9 +80,14 @@ impl Record {
         Self { id, owner, settings, written, found }
     }
 
-    /// Whether it has yet to get back CPUs: a partition beside it has them.
-    pub(super) fn is_owed_cpus(&self) -> bool {
+    /// Whether it has yet to get back CPUs, because a partition of another cgroup has them or a write failed.
+    pub fn is_owed_cpus(&self) -> bool {
         self.settings.cpus.is_none() && self.written.0.contains_key(&Knob::CpusetCpus)
+    }
+
+    /// Whether it is a partition, or may be one.
+    fn has_partition(&self) -> bool {
+        self.written.0.contains_key(&Knob::CpusetPartition)
     }
 }
 
@@ -133,6 +138,22 @@ impl AppliedSettings {
             .iter()
             .filter(|(_, record)| !record.settings.is_empty())
             .map(|(path, record)| (path, &record.settings))
+    }
+
+    /// Those that may get back CPUs when these cgroups are released: the children of a cgroup above a partition, which has
+    /// the partition's CPUs as well.
+    pub(super) fn owed_beside<'a>(
+        &self,
+        released: impl Iterator<Item = &'a CgroupPath>,
+    ) -> BTreeSet<CgroupPath> {
+        let partitions = released.filter(|path| self.get(path).is_some_and(|record| record.has_partition()));
+        let above: BTreeSet<_> = partitions.flat_map(|path| path.ancestors().skip(1)).collect();
+        if above.is_empty() {
+            return BTreeSet::new();
+        }
+        let is_beside = |path: &CgroupPath| path.parent().is_some_and(|parent| above.contains(&parent));
+        let owed = self.iter().filter(|(path, record)| record.is_owed_cpus() && is_beside(path));
+        owed.map(|(path, _)| path.clone()).collect()
     }
 
     /// Somebody has set these knobs of a cgroup to other values, over which ours are written: these are what it gets back.

@@ -21,7 +21,7 @@ use super::{
     error::EnforceError,
     migration::Moving,
     order::Step,
-    plan::Plan,
+    plan::{Plan, Report},
     systemd::{self, Systemd},
 };
 
@@ -32,21 +32,6 @@ pub struct Enforcer {
     pub(super) systemd: Option<Systemd>,
     /// Protection claimed by the children of a cgroup, as last read. Forgotten by [`Enforcer::refresh`].
     pub(super) claims: Mutex<HashMap<(CgroupPath, Knob), BTreeMap<CgroupPath, Limit>>>,
-}
-
-/// What a plan has done.
-#[derive(Debug, Default)]
-pub struct Report {
-    /// The writes, in their order.
-    pub written: Vec<Step>,
-    /// Pages that were moved, by cgroup.
-    pub moving: Vec<(CgroupPath, Moving)>,
-    /// Knobs that somebody else changed since we wrote them: a release leaves them as they are.
-    pub kept: Vec<Drift>,
-    /// Writes that were not needed, as their cgroups are gone.
-    pub gone: Vec<Step>,
-    /// Cgroups that have got back these CPUs alone so far, as partitions beside them have the others.
-    pub owed: Vec<(CgroupPath, Value)>,
 }
 
 /// A plan could not be carried out in full.
@@ -169,7 +154,13 @@ impl Enforcer {
             health::beat();
             numaward_store::fault::point("enforce.write");
             match self.write(batch, &mut report.moving) {
-                Ok(()) => report.written.extend_from_slice(batch),
+                Ok(()) => {
+                    report.owed.extend(self.owed(plan, batch));
+                    report.written.extend_from_slice(batch);
+                }
+                Err(failed) if plan.owed.contains(&failed.step.cgroup) => {
+                    report.late.push(*failed);
+                }
                 // What is gone needs nothing brought back.
                 Err(failed) if failed.error.is_gone() && !plan.is_undone && !is_held(&failed.step) => {
                     report.gone.extend_from_slice(batch);
@@ -184,7 +175,6 @@ impl Enforcer {
             }
         }
         numaward_store::fault::point("enforce.written");
-        report.owed = self.owed(plan, &report.written);
         let mut failures = failures.into_iter();
         let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
         let mut undo = Vec::new();

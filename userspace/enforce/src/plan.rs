@@ -2,14 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use numaward_cgroup::{CgroupPath, knob::Knob};
+use numaward_cgroup::{
+    CgroupPath,
+    knob::{Knob, Value},
+};
 use numaward_model::Settings;
 
 use super::{
     applied::{AppliedSettings, Record},
+    backend::StepError,
     controllers::EnabledControllers,
     drift::Drift,
-    enforcer::Report,
+    migration::Moving,
     order::Step,
 };
 
@@ -31,13 +35,27 @@ pub enum Change {
 }
 
 impl Change {
-    /// The cgroups that it is about, where these are held.
+    /// The cgroups that it is about, where these are held, and those that may get back CPUs by it.
     pub fn cgroups(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
-        match self {
+        let mut cgroups: BTreeSet<_> = match self {
             Self::Hold(path, _) | Self::Release(path) => [path.clone()].into(),
             Self::HoldAll(holds) => holds.iter().map(|(path, _)| path.clone()).collect(),
             Self::Each(changes) => changes.iter().map(|(path, _)| path.clone()).collect(),
             Self::Upkeep => applied.iter().map(|(path, _)| path.clone()).collect(),
+        };
+        cgroups.extend(self.owed_beside(applied));
+        cgroups
+    }
+
+    /// Those that may get back CPUs as others are released.
+    pub(super) fn owed_beside(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
+        match self {
+            Self::Release(path) => applied.owed_beside([path].into_iter()),
+            Self::Each(changes) => {
+                let released = changes.iter().filter(|(_, settings)| settings.is_none());
+                applied.owed_beside(released.map(|(path, _)| path))
+            }
+            Self::Hold(..) | Self::HoldAll(_) | Self::Upkeep => BTreeSet::new(),
         }
     }
 }
@@ -57,6 +75,8 @@ pub struct Plan {
     pub(super) steps: Vec<Step>,
     /// What somebody else has changed and is left as it is.
     pub(super) kept: Vec<Drift>,
+    /// Those that may get back CPUs by it: where they do not, nothing has failed.
+    pub(super) owed: BTreeSet<CgroupPath>,
     /// What is to be held from now on, if anything.
     pub(super) holds: Vec<(CgroupPath, Settings)>,
     /// Whether a write that fails undoes those before it.
@@ -101,6 +121,11 @@ impl Plan {
         outcome
     }
 
+    /// Whether this knob is left as somebody else has set it.
+    pub fn leaves(&self, path: &CgroupPath, knob: Knob) -> bool {
+        self.kept.iter().any(|drift| drift.cgroup == *path && drift.knob == knob)
+    }
+
     /// Whether several cgroups are to hold something from now on.
     pub fn is_for_many(&self) -> bool {
         self.holds.len() > 1
@@ -110,4 +135,21 @@ impl Plan {
     pub fn is_undone(&self) -> bool {
         self.is_undone
     }
+}
+
+/// What a plan has done.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The writes, in their order.
+    pub written: Vec<Step>,
+    /// Pages that were moved, by cgroup.
+    pub moving: Vec<(CgroupPath, Moving)>,
+    /// Knobs that somebody else changed since we wrote them: a release leaves them as they are.
+    pub kept: Vec<Drift>,
+    /// Writes that were not needed, as their cgroups are gone.
+    pub gone: Vec<Step>,
+    /// Cgroups that have got back these CPUs alone so far, as partitions have the others.
+    pub owed: Vec<(CgroupPath, Value)>,
+    /// Writes that failed of cgroups that were owed CPUs, and still are.
+    pub late: Vec<StepError>,
 }

@@ -28,20 +28,6 @@ use super::{
 const PROTECTIONS: [Knob; 2] = [Knob::MemoryMin, Knob::MemoryLow];
 const NOTHING: Limit = Limit::Bytes(Bytes(0));
 
-/// Those beside partitions that change which have yet to get back CPUs.
-fn owed_beside(applied: &AppliedSettings, changed: &BTreeSet<CgroupPath>) -> Vec<CgroupPath> {
-    let is_partition =
-        |path: &&CgroupPath| applied.get(path).is_some_and(|record| record.settings.wants_partition());
-    let parents: BTreeSet<_> = changed.iter().filter(is_partition).filter_map(CgroupPath::parent).collect();
-    if parents.is_empty() {
-        return Vec::new();
-    }
-    let is_owed = |(path, record): &(&CgroupPath, &Arc<Record>)| {
-        record.is_owed_cpus() && path.parent().is_some_and(|parent| parents.contains(&parent))
-    };
-    applied.iter().filter(is_owed).map(|(path, _)| path.clone()).collect()
-}
-
 fn limit(values: &Values, knob: Knob) -> Option<Limit> {
     match values.0.get(&knob) {
         Some(Value::Limit(limit)) => Some(*limit),
@@ -53,9 +39,8 @@ impl Enforcer {
     /// Plans a change. Reads the kernel and writes nothing.
     pub fn plan(&self, applied: &AppliedSettings, change: &Change) -> Result<Plan, EnforceError> {
         let mut next = applied.clone();
-        let mut changed = change.cgroups(applied);
-        changed.extend(owed_beside(applied, &changed));
-        let mut affected: BTreeSet<CgroupPath> = changed.iter().flat_map(CgroupPath::ancestors).collect();
+        let cgroups = change.cgroups(applied);
+        let mut affected: BTreeSet<CgroupPath> = cgroups.iter().flat_map(CgroupPath::ancestors).collect();
         affected.remove(&CgroupPath::root());
         for path in &affected {
             self.forget_if_gone(&mut next, path);
@@ -92,6 +77,7 @@ impl Enforcer {
             enable: EnabledControllers::default(),
             steps: Vec::new(),
             kept: Vec::new(),
+            owed: change.owed_beside(applied),
             holds: match change {
                 Change::Hold(path, settings) => vec![(path.clone(), settings.clone())],
                 Change::HoldAll(holds) => holds.clone(),
@@ -164,12 +150,15 @@ impl Enforcer {
         if let (Some(systemd), Owner::Systemd(unit)) = (&self.systemd, &owner) {
             systemd.check_owns(unit, path)?;
         }
-        let settings = settings.clone();
-        let record = match applied.get(path) {
-            Some(record) => Record { settings, ..Record::clone(record) },
-            None => Record { settings, ..Record::new(id, owner) },
+        let mut record = match applied.get(path) {
+            Some(record) => Record::clone(record),
+            None => Record::new(id, owner),
         };
-        applied.put(path, record);
+        if self.is_given_up(&record, path, Knob::CpusetCpus) {
+            record.written.0.remove(&Knob::CpusetCpus);
+            record.found.0.remove(&Knob::CpusetCpus);
+        }
+        applied.put(path, Record { settings: settings.clone(), ..record });
         Ok(())
     }
 
@@ -324,10 +313,18 @@ impl Enforcer {
 
     /// What a knob held before us.
     fn found(&self, applied: &AppliedSettings, path: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
-        match applied.get(path).and_then(|record| record.found.0.get(&knob)) {
+        let record = applied.get(path).filter(|record| !self.is_given_up(record, path, knob));
+        match record.and_then(|record| record.found.0.get(&knob)) {
             Some(found) => Ok(found.clone()),
             None => self.found_by(&self.owner(path), path, knob),
         }
+    }
+
+    /// Whether somebody else has set CPUs of which some were owed: nothing is, then.
+    fn is_given_up(&self, record: &Record, path: &CgroupPath, knob: Knob) -> bool {
+        let ours = record.written.0.get(&knob).filter(|_| knob == Knob::CpusetCpus && record.is_owed_cpus());
+        let held = ours.and_then(|_| self.cgroupfs.read(path, knob).ok());
+        ours.zip(held).is_some_and(|(ours, held)| !self.cgroupfs.holds(knob, ours, &held))
     }
 
     /// What a knob holds, as far as the kernel and the unit's property agree: `Err` says what the kernel has

@@ -637,6 +637,37 @@ fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
 }
 
 #[test]
+fn what_is_owed_beside_a_nested_partition_comes_back_and_what_others_set_meanwhile_stays() {
+    for set in [None, Some("0-1")] {
+        let tree = Tree::new(&["/a", "/b", "/b/c"]);
+        tree.put("/", "cpuset.cpus.isolated", "");
+        tree.put("/a", "cpuset.cpus", "0-3");
+        let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
+        let partition = Settings { partition: Some(Partition::Root), ..pinned("3", "0") };
+        let applied = tree.hold(&applied, "/b/c", partition);
+        assert_eq!(tree.get("/b", "cpuset.cpus.exclusive"), "3");
+        tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
+        tree.put("/a", "cpuset.cpus.effective", "1");
+        let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
+        let applied = plan.outcome_of(&tree.enforcer.execute(&plan).unwrap());
+        assert_eq!(tree.get("/a", "cpuset.cpus"), "0-2");
+        if let Some(set) = set {
+            tree.put("/a", "cpuset.cpus", set);
+            // A guarantee that comes now gives that back.
+            let held = tree.hold(&applied, "/a", pinned("2", "0"));
+            let released = tree.release(&held, "/a");
+            assert!(released.get(&path("/a")).is_none());
+            assert_eq!(tree.get("/a", "cpuset.cpus"), set);
+        }
+        let applied = tree.release(&applied, "/b/c");
+        assert_eq!(
+            (applied.is_empty(), tree.get("/a", "cpuset.cpus").as_str()),
+            (true, set.unwrap_or("0-3"))
+        );
+    }
+}
+
+#[test]
 fn a_partition_that_ends_gives_back_what_those_beside_it_are_owed() {
     let tree = Tree::new(&["/a", "/b", "/c"]);
     tree.put("/a", "cpuset.cpus", "0-3");

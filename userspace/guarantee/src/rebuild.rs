@@ -51,8 +51,9 @@ pub fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) ->
         for (path, record) in previous.applied.iter() {
             let is_above = state.guarantees.values().any(|held| path.contains(&held.cgroup));
             // A cgroup without exclusive CPUs has a mark as well, if it can.
-            let is_herded = previous.herded.contains(path) && !found.is_supported;
-            if state.applied.get(path).is_none() && (is_above && record.settings.is_empty() || is_herded) {
+            let is_unmarked =
+                !found.is_supported && (previous.herded.contains(path) || record.is_owed_cpus());
+            if state.applied.get(path).is_none() && (is_above && record.settings.is_empty() || is_unmarked) {
                 state.applied.insert(path.clone(), record.clone());
             }
         }

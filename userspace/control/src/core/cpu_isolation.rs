@@ -39,10 +39,12 @@ use numaward_topology::CpuSet;
 
 use super::{Core, HeldChange};
 
-/// How long a report of who would be herded may take without any wait for the next.
+/// A report of who would be herded that takes less than this does not delay the next one.
 const AT_ONCE: Duration = Duration::from_millis(20);
-/// One that takes longer takes no more than this share of the time: one of so many parts.
+/// After a slower one, the next waits until this many times its duration have passed,
 const REPORT_COST: u32 = 20;
+/// but no longer than this.
+const REPORT_LATEST: Duration = Duration::from_mins(1);
 
 /// What is known of the herd.
 #[derive(Debug, Default)]
@@ -212,7 +214,8 @@ impl Core {
         let start = Instant::now();
         self.herd_around(&promised, pool.as_ref(), retry);
         let took = start.elapsed();
-        self.isolation.next_report = (took > AT_ONCE).then(|| start + took * REPORT_COST);
+        let is_costly = took > AT_ONCE && self.isolation.effective != EnforcementMode::On;
+        self.isolation.next_report = is_costly.then(|| start + (took * REPORT_COST).min(REPORT_LATEST));
     }
 
     /// How far others are herded while this is promised, and onto which CPUs; none where no CPU is exclusive.

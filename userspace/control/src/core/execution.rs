@@ -343,7 +343,10 @@ impl Core {
                     tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
                 }
                 for (cgroup, cpus) in &report.owed {
-                    tracing::info!(%cgroup, %cpus, "gets back its other CPUs when the partitions beside it end");
+                    tracing::info!(%cgroup, %cpus, "has not got back all CPUs: partitions have the others");
+                }
+                for failed in &report.late {
+                    tracing::warn!(cgroup = %failed.step.cgroup, error = %failed.error, "cannot get back all CPUs yet");
                 }
                 self.migrations_begun(report.moving);
                 self.note_moved();

@@ -13,7 +13,7 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Value},
 };
-use numaward_enforce::{Change, Drift, DriftKind};
+use numaward_enforce::{Change, Drift, DriftKind, Plan};
 use numaward_guarantee::{
     error::AdmissionError,
     state::{Home, LeftAlone},
@@ -122,7 +122,13 @@ impl Core {
         {
             return false;
         }
-        if let Err(error) = self.take_home(path) {
+        let plan = self.plan(Change::Release(path.clone())).map_err(AdmissionError::from);
+        let ended = match plan {
+            // The property of a unit still has the home's.
+            Ok(plan) if !plan.leaves(path, drift.knob) => return false,
+            plan => plan.and_then(|plan| self.end_home(path, plan)),
+        };
+        if let Err(error) = ended {
             tracing::warn!(cgroup = %path, %error, "its home cannot be taken back, although somebody set its CPUs");
             return false;
         }
@@ -140,6 +146,10 @@ impl Core {
         } else {
             Change::Hold(path.clone(), settings)
         })?;
+        self.end_home(path, plan)
+    }
+
+    fn end_home(&mut self, path: &CgroupPath, plan: Plan) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         change.kept.state.homes.remove(path);
         change.carry_out(plan)?;

@@ -79,9 +79,15 @@ impl Core {
         self.kept.state.herded.clear();
         self.kept.state.steered.clear();
         self.kept.state.homes.clear();
-        let plan = self.plan(Change::Each(held));
-        if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
-            tracing::error!(%error, "not everything could be given back");
+        // Where partitions end by the first, others get back their CPUs by the second.
+        for change in [Change::Each(held), Change::Upkeep] {
+            let plan = self.plan(change);
+            if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
+                tracing::error!(%error, "not everything could be given back");
+            }
+            if self.kept.state.applied.is_empty() {
+                break;
+            }
         }
     }
 }
