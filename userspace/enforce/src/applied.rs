@@ -140,19 +140,19 @@ impl AppliedSettings {
             .map(|(path, record)| (path, &record.settings))
     }
 
-    /// Those that may get back CPUs when these cgroups are released: the children of a cgroup above a partition, which has
-    /// the partition's CPUs as well.
-    pub(super) fn owed_beside<'a>(
-        &self,
-        released: impl Iterator<Item = &'a CgroupPath>,
-    ) -> BTreeSet<CgroupPath> {
-        let partitions = released.filter(|path| self.get(path).is_some_and(|record| record.has_partition()));
+    /// Those that may get back CPUs when these are no partitions any more: the children of each cgroup above one, as one of
+    /// them has the partition's CPUs as well.
+    pub(super) fn owed_beside(&self, ended: &[&CgroupPath]) -> BTreeSet<CgroupPath> {
+        let is_partition = |path: &&CgroupPath| self.get(path).is_some_and(|record| record.has_partition());
+        let partitions = ended.iter().copied().filter(is_partition);
         let above: BTreeSet<_> = partitions.flat_map(|path| path.ancestors().skip(1)).collect();
         if above.is_empty() {
             return BTreeSet::new();
         }
         let is_beside = |path: &CgroupPath| path.parent().is_some_and(|parent| above.contains(&parent));
-        let owed = self.iter().filter(|(path, record)| record.is_owed_cpus() && is_beside(path));
+        let owed = self
+            .iter()
+            .filter(|(path, record)| record.is_owed_cpus() && is_beside(path) && !ended.contains(path));
         owed.map(|(path, _)| path.clone()).collect()
     }
 

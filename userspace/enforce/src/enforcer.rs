@@ -158,13 +158,11 @@ impl Enforcer {
                     report.owed.extend(self.owed(plan, batch));
                     report.written.extend_from_slice(batch);
                 }
-                Err(failed) if plan.owed.contains(&failed.step.cgroup) => {
-                    report.late.push(*failed);
-                }
                 // What is gone needs nothing brought back.
                 Err(failed) if failed.error.is_gone() && !plan.is_undone && !is_held(&failed.step) => {
                     report.gone.extend_from_slice(batch);
                 }
+                Err(failed) if plan.owed.contains(&failed.step.cgroup) => report.late.push(*failed),
                 Err(failed) => {
                     failures.push(*failed);
                     if plan.is_undone {

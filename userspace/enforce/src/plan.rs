@@ -47,13 +47,18 @@ impl Change {
         cgroups
     }
 
-    /// Those that may get back CPUs as others are released.
+    /// Those that may get back CPUs, beside these cgroups, as partitions end.
     pub(super) fn owed_beside(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
         match self {
-            Self::Release(path) => applied.owed_beside([path].into_iter()),
+            Self::Release(path) => applied.owed_beside(&[path]),
             Self::Each(changes) => {
-                let released = changes.iter().filter(|(_, settings)| settings.is_none());
-                applied.owed_beside(released.map(|(path, _)| path))
+                let is_none = |settings: &Option<Settings>| {
+                    settings.as_ref().is_none_or(|settings| !settings.wants_partition())
+                };
+                let ended = changes.iter().filter(|(_, settings)| is_none(settings));
+                let mut owed = applied.owed_beside(&ended.map(|(path, _)| path).collect::<Vec<_>>());
+                owed.retain(|path| changes.iter().all(|(other, _)| other != path));
+                owed
             }
             Self::Hold(..) | Self::HoldAll(_) | Self::Upkeep => BTreeSet::new(),
         }
@@ -119,11 +124,6 @@ impl Plan {
             outcome.put(path, record);
         }
         outcome
-    }
-
-    /// Whether this knob is left as somebody else has set it.
-    pub fn leaves(&self, path: &CgroupPath, knob: Knob) -> bool {
-        self.kept.iter().any(|drift| drift.cgroup == *path && drift.knob == knob)
     }
 
     /// Whether several cgroups are to hold something from now on.

@@ -86,7 +86,11 @@ impl Enforcer {
             is_undone: matches!(change, Change::Hold(..)),
         };
         for (path, values) in wanted {
-            self.enter(&mut plan, path, values)?;
+            match self.enter(&mut plan, path, values) {
+                // What is owed stays so.
+                Err(_) if plan.owed.contains(path) => {}
+                entered => entered?,
+            }
         }
         let held = &plan.outcome;
         let is_ancestor = |path: &CgroupPath| held.get(path).is_none_or(|record| record.settings.is_empty());

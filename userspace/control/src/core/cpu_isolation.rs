@@ -39,9 +39,9 @@ use numaward_topology::CpuSet;
 
 use super::{Core, HeldChange};
 
-/// A report of who would be herded that takes less than this does not delay the next one.
-const AT_ONCE: Duration = Duration::from_millis(20);
-/// After a slower one, the next waits until this many times its duration have passed,
+/// A report of no more cgroups that would be herded does not delay the next one.
+const FEW: usize = 100;
+/// After one of more, the next waits until this many times its duration have passed,
 const REPORT_COST: u32 = 20;
 /// but no longer than this.
 const REPORT_LATEST: Duration = Duration::from_mins(1);
@@ -166,7 +166,7 @@ impl Core {
     }
 
     /// Herds as [`herd`](Self::herd) does. Where that is only a report, it waits until nobody waits for anything else,
-    /// and a costly one until it is time for the next.
+    /// and after a costly one until it is time for the next.
     pub(crate) fn herd_in_time(&mut self, is_busy: bool) {
         self.isolation.is_outdated = !self.writes_herd();
         if !self.isolation.is_outdated || (self.is_herd_report_due() && !is_busy) {
@@ -214,7 +214,7 @@ impl Core {
         let start = Instant::now();
         self.herd_around(&promised, pool.as_ref(), retry);
         let took = start.elapsed();
-        let is_costly = took > AT_ONCE && self.isolation.effective != EnforcementMode::On;
+        let is_costly = self.isolation.would.len() > FEW;
         self.isolation.next_report = is_costly.then(|| start + (took * REPORT_COST).min(REPORT_LATEST));
     }
 

@@ -123,9 +123,11 @@ impl Core {
             return false;
         }
         let plan = self.plan(Change::Release(path.clone())).map_err(AdmissionError::from);
+        let is_written =
+            |plan: &Plan| plan.steps().iter().any(|step| step.cgroup == *path && step.knob == drift.knob);
         let ended = match plan {
             // The property of a unit still has the home's.
-            Ok(plan) if !plan.leaves(path, drift.knob) => return false,
+            Ok(plan) if is_written(&plan) => return false,
             plan => plan.and_then(|plan| self.end_home(path, plan)),
         };
         if let Err(error) = ended {

@@ -71,22 +71,23 @@ impl Core {
     fn give_all_back(&mut self) {
         self.note_unrecorded();
         // Also what was noted just now, and what a crash left half given back.
-        let held: Vec<_> = self.kept.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();
-        if held.is_empty() {
+        let held = self.kept.state.applied.iter().count();
+        if held == 0 {
             return;
         }
-        tracing::info!(cgroups = held.len(), mode = ?self.mode(), "what an earlier run wrote is given back");
+        tracing::info!(cgroups = held, mode = ?self.mode(), "what an earlier run wrote is given back");
         self.kept.state.herded.clear();
         self.kept.state.steered.clear();
         self.kept.state.homes.clear();
-        // Where partitions end by the first, others get back their CPUs by the second.
-        for change in [Change::Each(held), Change::Upkeep] {
-            let plan = self.plan(change);
+        // Where partitions end by the first round, others get back their CPUs by the second.
+        for _ in 0..2 {
+            let held: Vec<_> = self.kept.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();
+            if held.is_empty() {
+                return;
+            }
+            let plan = self.plan(Change::Each(held));
             if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
                 tracing::error!(%error, "not everything could be given back");
-            }
-            if self.kept.state.applied.is_empty() {
-                break;
             }
         }
     }

@@ -230,28 +230,32 @@ fn one_that_is_kept_is_put_back_when_it_has_no_use_of_its_home_any_more() {
 
 #[test]
 fn one_whose_cpus_somebody_else_sets_has_no_home_any_more() {
-    let mut bench = Bench::new(&["a"]);
-    bench.look(&[AWAY]);
-    bench.look(&[AWAY]);
-    let write = |bench: &mut Bench, cpus: &str| {
-        fs::write(bench.root().join("a/cpuset.cpus"), cpus).unwrap();
-        let now = bench.now;
-        let ReconcilerLoop { controllers, core, .. } = bench.inner();
-        controllers.drift.look_at_all(core, now);
-    };
-    // Emptied, as by somebody who makes a cgroup anew.
-    write(&mut bench, "\n");
-    assert_eq!((bench.cpus("/a"), bench.homes().len()), ("4-7".to_owned(), 1));
-    write(&mut bench, "2-5\n");
-    assert_eq!((bench.cpus("/a"), bench.homes()), ("2-5".to_owned(), Vec::new()));
-    assert!(bench.inner().core.kept.state.applied.is_empty());
-    assert_eq!(bench.steps(), ["placed", "ended"]);
-    assert!(bench.reported().contains("somebody else set its CPUs to 2-5"), "{}", bench.reported());
-    // It is theirs now.
-    for _ in 0..2 {
+    // All CPUs are what it had before, in other words.
+    for set in ["2-5", "0-7"] {
+        let mut bench = Bench::new(&["a"]);
         bench.look(&[AWAY]);
+        bench.look(&[AWAY]);
+        let write = |bench: &mut Bench, cpus: &str| {
+            fs::write(bench.root().join("a/cpuset.cpus"), format!("{cpus}\n")).unwrap();
+            let now = bench.now;
+            let ReconcilerLoop { controllers, core, .. } = bench.inner();
+            controllers.drift.look_at_all(core, now);
+        };
+        // Emptied, as by somebody who makes a cgroup anew.
+        write(&mut bench, "");
+        assert_eq!((bench.cpus("/a"), bench.homes().len()), ("4-7".to_owned(), 1));
+        write(&mut bench, set);
+        assert_eq!((bench.cpus("/a").as_str(), bench.homes()), (set, Vec::new()));
+        assert!(bench.inner().core.kept.state.applied.is_empty());
+        assert_eq!(bench.steps(), ["placed", "ended"]);
+        let expected = format!("somebody else set its CPUs to {set}");
+        assert!(bench.reported().contains(&expected), "{}", bench.reported());
+        // It is theirs now.
+        for _ in 0..2 {
+            bench.look(&[AWAY]);
+        }
+        assert_eq!((bench.cpus("/a").as_str(), bench.homes()), (set, Vec::new()));
     }
-    assert_eq!((bench.cpus("/a"), bench.homes()), ("2-5".to_owned(), Vec::new()));
 }
 
 #[test]
