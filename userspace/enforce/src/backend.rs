@@ -206,6 +206,13 @@ impl Cgroupfs {
         Ok(if left.is_empty() { available } else { left })
     }
 
+    /// Whether a cgroup has those of the CPUs that were found that partitions leave it.
+    pub(super) fn is_reduced(&self, cgroup: &CgroupPath, found: &Value, held: &Value) -> bool {
+        let (Value::Cpus(found), Value::Cpus(held)) = (found, held) else { return false };
+        let whole = if found.is_empty() { &self.options.possible_cpus } else { found };
+        held != whole && self.without_partitions(cgroup, whole.clone()).is_ok_and(|left| left == *held)
+    }
+
     /// The siblings that name CPUs of this cgroup, which keeps it from being a partition.
     pub(super) fn beside(&self, cgroup: &CgroupPath) -> Result<Vec<CgroupPath>, KnobError> {
         let own = self.cpus(cgroup, Knob::CpusetCpus)?;

@@ -328,7 +328,11 @@ impl Enforcer {
     fn is_given_up(&self, record: &Record, path: &CgroupPath, knob: Knob) -> bool {
         let ours = record.written.0.get(&knob).filter(|_| knob == Knob::CpusetCpus && record.is_owed_cpus());
         let held = ours.and_then(|_| self.cgroupfs.read(path, knob).ok());
-        ours.zip(held).is_some_and(|(ours, held)| !self.cgroupfs.holds(knob, ours, &held))
+        let found = record.found.0.get(&knob);
+        ours.zip(held).is_some_and(|(ours, held)| {
+            !self.cgroupfs.holds(knob, ours, &held)
+                && !found.is_some_and(|found| self.cgroupfs.is_reduced(path, found, &held))
+        })
     }
 
     /// What a knob holds, as far as the kernel and the unit's property agree: `Err` says what the kernel has
@@ -397,13 +401,19 @@ impl Enforcer {
                 // It was so before us: whatever it is now, we have nothing to give back.
                 _ if found == ours => {}
                 Ok(held) if self.cgroupfs.is_back(knob, found, &held) => {}
-                Ok(held) if !self.cgroupfs.holds(knob, ours, &held) => plan.kept.push(Drift {
-                    cgroup: path.clone(),
-                    knob,
-                    wanted: found.clone(),
-                    found: Some(held),
-                    kind: DriftKind::Rewritten,
-                }),
+                // Where a crash kept it from being noted that some are owed, partitions have the others.
+                Ok(held)
+                    if !self.cgroupfs.holds(knob, ours, &held)
+                        && !self.cgroupfs.is_reduced(path, found, &held) =>
+                {
+                    plan.kept.push(Drift {
+                        cgroup: path.clone(),
+                        knob,
+                        wanted: found.clone(),
+                        found: Some(held),
+                        kind: DriftKind::Rewritten,
+                    });
+                }
                 Ok(held) | Err(held) => plan.steps.push(step(knob, held, found.clone())),
             }
         }

@@ -615,8 +615,11 @@ fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
         let plan = tree.enforcer.plan(&applied, &release).unwrap();
         let report = tree.enforcer.execute(&plan).unwrap();
         assert_eq!(tree.get("/a", "cpuset.cpus"), back, "{found}");
-        // What it is owed is known, and tried again, until it has it.
+        // What it is owed is known, and tried again, until it has it; also where a crash has kept that from being stored.
         let applied = plan.outcome_of(&report);
+        let crashed = tree.enforcer.plan(&plan.intent, &Change::Upkeep).unwrap();
+        let report_after = tree.enforcer.execute(&crashed).unwrap();
+        assert_eq!(crashed.outcome_of(&report_after), applied, "{found}");
         assert_eq!(
             (applied.is_empty(), report.owed.is_empty()),
             (found.is_empty(), found.is_empty()),
