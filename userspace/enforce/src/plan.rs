@@ -52,10 +52,10 @@ impl Change {
         match self {
             Self::Release(path) => applied.owed_beside(&[path]),
             Self::Each(changes) => {
-                let is_none = |settings: &Option<Settings>| {
+                let ends = |settings: &Option<Settings>| {
                     settings.as_ref().is_none_or(|settings| !settings.wants_partition())
                 };
-                let ended = changes.iter().filter(|(_, settings)| is_none(settings));
+                let ended = changes.iter().filter(|(_, settings)| ends(settings));
                 let mut owed = applied.owed_beside(&ended.map(|(path, _)| path).collect::<Vec<_>>());
                 owed.retain(|path| changes.iter().all(|(other, _)| other != path));
                 owed

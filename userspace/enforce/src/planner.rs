@@ -39,8 +39,8 @@ impl Enforcer {
     /// Plans a change. Reads the kernel and writes nothing.
     pub fn plan(&self, applied: &AppliedSettings, change: &Change) -> Result<Plan, EnforceError> {
         let mut next = applied.clone();
-        let cgroups = change.cgroups(applied);
-        let mut affected: BTreeSet<CgroupPath> = cgroups.iter().flat_map(CgroupPath::ancestors).collect();
+        let mut affected: BTreeSet<CgroupPath> =
+            change.cgroups(applied).iter().flat_map(CgroupPath::ancestors).collect();
         affected.remove(&CgroupPath::root());
         for path in &affected {
             self.forget_if_gone(&mut next, path);
@@ -402,18 +402,16 @@ impl Enforcer {
                 _ if found == ours => {}
                 Ok(held) if self.cgroupfs.is_back(knob, found, &held) => {}
                 // Where a crash kept it from being noted that some are owed, partitions have the others.
-                Ok(held)
-                    if !self.cgroupfs.holds(knob, ours, &held)
-                        && !self.cgroupfs.is_reduced(path, found, &held) =>
-                {
-                    plan.kept.push(Drift {
-                        cgroup: path.clone(),
-                        knob,
-                        wanted: found.clone(),
-                        found: Some(held),
-                        kind: DriftKind::Rewritten,
-                    });
+                Ok(held) if knob == Knob::CpusetCpus && self.cgroupfs.is_reduced(path, found, &held) => {
+                    plan.steps.push(step(knob, held, found.clone()));
                 }
+                Ok(held) if !self.cgroupfs.holds(knob, ours, &held) => plan.kept.push(Drift {
+                    cgroup: path.clone(),
+                    knob,
+                    wanted: found.clone(),
+                    found: Some(held),
+                    kind: DriftKind::Rewritten,
+                }),
                 Ok(held) | Err(held) => plan.steps.push(step(knob, held, found.clone())),
             }
         }
