@@ -55,3 +55,38 @@ fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
     let events = report.section("act last events");
     assert!(events.contains(&format!("/hog may use nodes {node} again")), "{events}");
 }
+
+#[test]
+fn what_is_promised_is_kept_free_of_page_cache_that_nobody_uses() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let mut disk = tempfile::NamedTempFile::new().unwrap();
+    disk.as_file_mut().set_len(1 << 30).unwrap();
+    let vm = bench.vm(machine).disk(disk.path()).limit(Duration::from_mins(15));
+    let report = boot(&vm, include_str!("guard_reclaim.sh"));
+    let number = |name: &str| report.section(name).parse::<u64>().unwrap();
+
+    // Page cache counts as available: nobody is kept off, and the kernel drops it when the workload asks.
+    let node: u32 = report.section("off node").parse().unwrap();
+    assert!(number("off free") < 100_000, "the node is full");
+    assert!(report.numa_stat("off hog")["file"][&node] > 300 * MIB);
+    assert!(number("off scanned") > 0);
+    assert!(!report.section("off events").contains("reclaimed"));
+
+    // It is dropped before: what is promised is there at once.
+    let node: u32 = report.section("on node").parse().unwrap();
+    assert!(number("on free") > 300 * 1024, "{}", report.section("on free"));
+    assert_eq!(number("on scanned"), 0, "nothing has to be reclaimed");
+    assert_eq!(report.json("on db")["pages_by_node"][node.to_string()], 280 * MIB / 4096);
+    let events = report.section("on events");
+    assert!(events.contains("page cache of workloads without a guarantee is dropped, first"), "{events}");
+    let metrics = report.section("on metrics");
+    let name = format!("numaward_guard_reclaimed_bytes_total{{numa_node=\"{node}\"}} ");
+    let dropped = metrics.lines().find_map(|line| line.strip_prefix(&name)).unwrap().parse::<u64>().unwrap();
+    assert!(dropped > 100 * MIB, "{metrics}");
+    assert!(metrics.lines().any(|line| line == "numaward_guard_steered_cgroups 0"), "{metrics}");
+
+    // Who uses it has it back, and is let be.
+    let events = report.section("used events");
+    assert!(events.contains("page cache of workloads without a guarantee is dropped, first"), "{events}");
+}

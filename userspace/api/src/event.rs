@@ -68,6 +68,9 @@ pub enum EventKind {
     HeadroomLow,
     /// The guard keeps a workload off a node, no longer does, or cannot; or pods may be evicted, as nobody else can be kept off.
     Steered,
+    /// Page cache of workloads without a guarantee is dropped on a node, so that what is promised there is free; or it is no
+    /// longer, or nobody has any.
+    Reclaimed,
     /// A workload without a guarantee was given a home, or would be; it keeps it, was put back, or cannot have one: as the
     /// detail `step` says.
     Home,
@@ -96,6 +99,7 @@ impl EventKind {
             Self::MachineChange
             | Self::HomeMoved
             | Self::Rebalance
+            | Self::Reclaimed
             | Self::Home
             | Self::InterruptsMoved
             | Self::CpuPower
@@ -117,6 +121,7 @@ impl EventKind {
             | Self::NotHerded
             | Self::HomeMoved
             | Self::BudgetExceeded
+            | Self::Reclaimed
             | Self::Home
             | Self::InterruptsMoved
             | Self::CpuPower

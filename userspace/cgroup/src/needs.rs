@@ -31,7 +31,7 @@ pub const HUGETLB_NUMA_STAT: Need = Need {
 pub const RECLAIM: Need = Need {
     name: "memory.reclaim",
     since: Release::new(5, 19),
-    instead: "page cache that a budget has no room for stays where it is",
+    instead: "page cache is not dropped, neither for a budget nor for the headroom guard",
     loses: true,
 };
 

@@ -181,6 +181,11 @@ impl NodeMemory {
         Bytes(self.user().0.saturating_add(self.kernel.0).saturating_sub(self.droppable.0))
     }
 
+    /// Page cache that nobody maps and that can be dropped, once it is written back.
+    pub fn loose_cache(&self) -> Bytes {
+        Bytes(self.file.0.saturating_sub(self.file_mapped.0.max(self.shmem.0)))
+    }
+
     /// Counts what a line of this kind says, in bytes or in pages as the kernel has it; `false` if no figure has it.
     fn count(&mut self, kind: &str, number: u64) -> bool {
         let fields: &mut [&mut Bytes] = match kind {
@@ -271,6 +276,14 @@ pub fn memory_events(dir: &Path) -> Result<MemoryEvents, ReadError> {
     let values = text.flat_keyed()?;
     let value = |key| values.get(key).copied().ok_or_else(|| text.incomplete(key));
     Ok(MemoryEvents { high: value("high")?, oom_kill: value("oom_kill")? })
+}
+
+/// How many pages of files have been read again soon after they were reclaimed, since the cgroup was made: `memory.stat`,
+/// `workingset_refault_file`.
+pub fn file_refaults(dir: &Path) -> Result<u64, ReadError> {
+    const KEY: &str = "workingset_refault_file";
+    let text = Text::read(dir, "memory.stat")?;
+    text.flat_keyed()?.get(KEY).copied().ok_or_else(|| text.incomplete(KEY))
 }
 
 /// How long tasks of a cgroup have waited for memory (`memory.pressure`) since it was made.

@@ -22,7 +22,7 @@ use super::{
     control::{Access, Control, Tls},
     enforcement::{CgroupPattern, Declared, Enforcement},
     exported::ExportedMetrics,
-    guard::{Budgets, GuardMode, essential},
+    guard::{Budgets, GuardMode, GuardReclaim, essential},
     home::{Home, HomeMode},
     kubernetes::Kubernetes,
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
@@ -140,6 +140,8 @@ pub struct Config {
     /// `act`, which also keeps workloads without a guarantee off a node that is about to run short, or `evict`, which
     /// also evicts pods without one where that does not help.
     pub guard: GuardMode,
+    /// Page cache of workloads without a guarantee, where what is promised is not free.
+    pub guard_reclaim: GuardReclaim,
     /// Cgroups that the guard leaves alone, as patterns: `*` stands for any text without a slash, `**` for any number of
     /// levels. Workloads with a guarantee, and what is above or below one, are left alone always. Default: what a host
     /// needs to be reached and to run workloads.
@@ -220,6 +222,11 @@ impl Config {
     pub fn resctrl_root(&self) -> PathBuf {
         let root = &self.resctrl.root;
         self.host_root.join(root.strip_prefix("/").unwrap_or(root))
+    }
+
+    /// Whether the guard keeps what is promised free.
+    pub fn keeps_free(&self) -> bool {
+        self.guard_reclaim.enabled && self.guard.acts() && self.enforcement.mode == EnforcementMode::On
     }
 
     /// Whether workloads on several nodes are held to their budgets.

@@ -48,6 +48,20 @@ impl GuardMode {
     }
 }
 
+/// Whether what is promised and not used yet is kept free, by dropping page cache of workloads without a guarantee before it is
+/// needed. Only with `guard: act` or `evict`, and where guarantees are enforced.
+#[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[educe(Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct GuardReclaim {
+    /// Whether that is done. Without it, the kernel drops page cache when a workload asks for what it was promised, which then
+    /// waits for that, or gets memory of another node.
+    pub enabled: bool,
+    /// How much is dropped in a second, at most.
+    #[educe(Default(expression = Size(Bytes::mib(64))))]
+    pub rate: Size,
+}
+
 /// Cgroups that the guard leaves alone, unless the configuration says otherwise: without them a host cannot be reached or
 /// run workloads at all.
 const ESSENTIAL: &[&str] = &[

@@ -17,7 +17,7 @@ use numaward_engine::{
     Cause, ContainerRequest, Decision, QosClass, Quantity, Request, hint::Provider,
     policy::TopologyManagerPolicy,
 };
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, NodeId};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
@@ -65,6 +65,7 @@ pub struct ControlMetrics {
     migrated: Counter,
     budget_moved: By<1>,
     steered: Gauge,
+    reclaimed: By<1>,
     host: HostMetrics,
     caches: CacheMetrics,
     homes: HomeMetrics,
@@ -235,6 +236,12 @@ impl ControlMetrics {
             "guard_steered_cgroups",
             "Cgroups without a guarantee that are kept off a node that may soon not have what is promised on it",
             self.steered.clone(),
+        );
+        registry.register_with_unit(
+            "guard_reclaimed",
+            "Page cache of cgroups without a guarantee that was dropped on the node, so that what is promised there is free",
+            Unit::Bytes,
+            self.reclaimed.clone(),
         );
         self.host.register(registry);
         self.caches.register(registry);
@@ -428,6 +435,11 @@ impl ControlMetrics {
     /// So many cgroups are steered now.
     pub(super) fn steered(&self, steered: usize) {
         self.steered.set(i64::try_from(steered).unwrap_or(i64::MAX));
+    }
+
+    /// Page cache was dropped on a node.
+    pub(super) fn reclaimed(&self, node: NodeId, bytes: Bytes) {
+        self.reclaimed.get_or_create(&[("numa_node", node.to_string())]).inc_by(bytes.0);
     }
 
     /// Pages were moved.

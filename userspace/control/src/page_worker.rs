@@ -92,8 +92,7 @@ fn user_memory(dirs: &[PathBuf]) -> Option<ByNode> {
 /// Page cache on a node that nobody maps and that can be dropped.
 fn loose_cache(dirs: &[PathBuf], node: NodeId) -> Bytes {
     let found = numa_stat(dirs).and_then(|mut found| found.remove(&node)).unwrap_or_default();
-    let loose = found.iter().map(|of| of.file.0.saturating_sub(of.file_mapped.0.max(of.shmem.0)));
-    Bytes(loose.fold(0, u64::saturating_add))
+    Bytes(found.iter().map(|of| of.loose_cache().0).fold(0, u64::saturating_add))
 }
 
 /// Moves as much as the other node has room for. If that leaves much where it is, page cache that cannot be moved is

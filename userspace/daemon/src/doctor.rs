@@ -6,6 +6,7 @@
 
 mod caches;
 mod enforcement;
+mod guard;
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -16,7 +17,7 @@ use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::{Need, NodeSet, sysfs};
 use rustix::thread::CapabilitySet;
 
-use self::caches::caches;
+use self::{caches::caches, guard::kept_free};
 use crate::kubernetes::kubelet::{self, Policies};
 
 /// The outcome of a check: how it came out, what was found, and what to do about it.
@@ -79,7 +80,10 @@ pub fn examine(
     checks
         .extend(config.uses_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
     checks.extend((config.home.mode != HomeMode::Off).then(|| check("homes", host.homes(&config))));
-    checks.extend(needs.iter().chain(&look(root)).map(need));
+    let looked = look(root);
+    checks
+        .extend(config.guard_reclaim.enabled.then(|| check("memory kept free", kept_free(&config, &looked))));
+    checks.extend(needs.iter().chain(&looked).map(need));
     checks
 }
 

@@ -16,7 +16,7 @@ pub struct Headroom {
     pub look: u64,
     /// The nodes on which memory is promised.
     pub nodes: Vec<NodeHeadroom>,
-    /// Workloads without a guarantee, where a node is low and somebody is to act.
+    /// Workloads without a guarantee, where a node is low or tight and somebody is to act.
     pub others: Vec<OtherWorkload>,
     /// What decisions have to heed; nothing with the strategy `kubelet`. As long as it is the same one, it did not change.
     pub conditions: Arc<Conditions>,
@@ -37,12 +37,17 @@ pub struct NodeHeadroom {
     /// Base pages that are still available: free or reclaimable, without what the kernel keeps and what workloads with a
     /// guarantee hold as page cache.
     pub obtainable: Bytes,
+    /// What of that is free: nothing has to be reclaimed for it.
+    pub free: Bytes,
     /// What is promised there and not used yet.
     pub unused: Bytes,
     /// How much more than that is to be there.
     pub margin: Bytes,
     /// Whether the node is low: there was less, and there has not been enough for a while since.
     pub is_low: bool,
+    /// Whether the node is tight, if that is looked at (`guardReclaim`): less than what is to be there was free, and
+    /// enough has not been since.
+    pub is_tight: bool,
 }
 
 impl NodeHeadroom {
@@ -60,6 +65,25 @@ impl NodeHeadroom {
     pub fn is_short(&self) -> bool {
         self.room() < self.margin.0.cast_signed()
     }
+
+    /// What of this has to become free for the node not to be tight any more: all that is promised, with twice the margin.
+    /// Nothing where nothing is promised that is not used.
+    pub fn not_free(&self) -> Bytes {
+        self.lacks(self.margin.0.saturating_mul(2))
+    }
+
+    /// Whether the node is to be tight from now on, or still.
+    pub fn seems_tight(&self, was: bool) -> bool {
+        let lacks = if was { self.not_free() } else { self.lacks(self.margin.0) };
+        lacks.0 > 0
+    }
+
+    fn lacks(&self, margin: u64) -> Bytes {
+        match self.unused.0 {
+            0 => Bytes(0),
+            unused => Bytes(unused.saturating_add(margin).saturating_sub(self.free.0)),
+        }
+    }
 }
 
 /// A workload without a guarantee, with none above it or below it either.
@@ -72,11 +96,22 @@ pub struct OtherWorkload {
     /// What it has on the nodes that are low, of memory that is in the way there: anonymous and shared memory, and files
     /// of a tmpfs. Other page cache counts as available memory.
     pub resident: Vec<(NodeId, Bytes)>,
+    /// Its page cache on each node that nobody maps, where a node is tight.
+    pub cache: Vec<(NodeId, Bytes)>,
 }
 
 impl OtherWorkload {
     /// What it has of that on a node that is low.
     pub fn on(&self, node: NodeId) -> Bytes {
-        self.resident.iter().find(|(of, _)| *of == node).map_or(Bytes(0), |(_, bytes)| *bytes)
+        on(&self.resident, node)
     }
+
+    /// Its page cache on a node, where one is tight.
+    pub fn cache_on(&self, node: NodeId) -> Bytes {
+        on(&self.cache, node)
+    }
+}
+
+fn on(by_node: &[(NodeId, Bytes)], node: NodeId) -> Bytes {
+    by_node.iter().find(|(of, _)| *of == node).map_or(Bytes(0), |(_, bytes)| *bytes)
 }

@@ -4,7 +4,7 @@
 //! Algorithm: each second the nodes' memory is read: a file for each. Where the workloads with a promise have their memory
 //! takes longer to read, some 50 µs each. What they take or give back changes what is available and what they have not used
 //! alike, so it is read now and then only, and whenever a node seems low. The other workloads are read where a node is low
-//! and somebody is to act.
+//! and somebody is to act. Where what is promised is kept free, all of them are also read now and then while a node is tight.
 //!
 //! With the strategy `native` it also says what others use of the nodes ([`crate::conditions`], [`crate::load`]), promised
 //! or not; then workloads with a promise are read at each look.
@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     conditions::{self, Owned},
-    headroom::{Claims, Lows, News, margin},
+    headroom::{Claims, Lows, News, Tights, margin},
     load::Load,
     observer::Observer,
     residency,
@@ -52,6 +52,8 @@ use crate::{
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it is read what workloads with a promise use, while no node seems low.
 const READ: Duration = Duration::from_secs(10);
+/// How often the page cache of others is read, while what is promised is not free.
+const RECLAIM: Duration = Duration::from_secs(5);
 /// How often the watermarks are read: they hardly ever change, and the file is long.
 const MARKS: Duration = Duration::from_mins(1);
 /// Reading cgroups takes no more than this share of the time: one of so many parts.
@@ -61,6 +63,9 @@ const COST: u32 = 50;
 #[derive(Debug, Default)]
 struct Guard {
     lows: Lows,
+    tights: Tights,
+    /// When the page cache of others was read last.
+    cache_read: Option<Instant>,
     claims: Claims,
     /// Whose claims these are.
     of: Option<Arc<Promises>>,
@@ -117,7 +122,11 @@ impl Observer {
             // What workloads used when they were read last is too old to judge by.
             return;
         }
-        if is_new || may_read && (is_old || seems_low) {
+        let may_reclaim = may_read
+            && self.config.keeps_free()
+            && guard.cache_read.is_none_or(|read| now.duration_since(read) >= RECLAIM);
+        let seems_tight = may_reclaim && guard.tights.would_be(&nodes);
+        if is_new || may_read && (is_old || seems_low || seems_tight) {
             let owned;
             (guard.claims, owned) = read_claims(&hierarchy, &promises);
             if heeds {
@@ -130,8 +139,19 @@ impl Observer {
         let news = guard.lows.judge(&mut nodes, now);
         self.report_headroom(&news);
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
+        if self.config.keeps_free() {
+            guard.tights.judge(&mut nodes);
+        }
+        let reads_cache = may_reclaim && nodes.iter().any(|of| of.is_tight);
+        if reads_cache {
+            guard.cache_read = Some(now);
+        }
         let acts = self.config.guard.acts() && !low.is_empty() && may_read;
-        let others = if acts { others(&hierarchy, &table, &promises, &low) } else { Vec::new() };
+        let others = if acts || reads_cache {
+            others(&hierarchy, &table, &promises, &low, reads_cache)
+        } else {
+            Vec::new()
+        };
         guard.not_before =
             Some(now + now.elapsed() * COST).filter(|_| may_read || is_new).or(guard.not_before);
         self.show_headroom(nodes, others, guard.conditions.clone());
@@ -194,9 +214,11 @@ impl Observer {
             Some(NodeHeadroom {
                 node: *node,
                 obtainable: claims.left(*node, self.obtainable(*node, memory)),
+                free: self.watermarks(*node).free(memory),
                 unused: claims.unused(*node),
                 margin: margin(memory.base()),
                 is_low: false,
+                is_tight: false,
             })
         })
         .collect()
@@ -204,7 +226,11 @@ impl Observer {
 
     /// What is available of a node.
     pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMemory) -> Bytes {
-        self.latest.watermarks.borrow().get(&node).copied().unwrap_or_default().obtainable(memory)
+        self.watermarks(node).obtainable(memory)
+    }
+
+    fn watermarks(&self, node: NodeId) -> sysfs::Watermarks {
+        self.latest.watermarks.borrow().get(&node).copied().unwrap_or_default()
     }
 
     fn show_headroom(
@@ -302,13 +328,14 @@ fn together(
     Some(sum)
 }
 
-/// The workloads without a promise that have memory on these nodes: none that has a promise above or below it, or another
-/// workload below it.
+/// The workloads without a promise that have memory on these nodes, or page cache if that is to be known: none that has a
+/// promise above or below it, or another workload below it.
 fn others(
     hierarchy: &Hierarchy,
     table: &Table<SlotId>,
     promises: &Promises,
     low: &BTreeSet<NodeId>,
+    with_cache: bool,
 ) -> Vec<OtherWorkload> {
     let kept: BTreeSet<&CgroupPath> = promises.workloads().iter().map(|promise| &promise.cgroup).collect();
     let mut members: Vec<(CgroupId, &CgroupPath)> =
@@ -326,8 +353,10 @@ fn others(
         let on = |node: &NodeId| read.get(node).map(|of| Bytes(of.anon.0.saturating_add(of.shmem.0)));
         let resident: Vec<_> =
             low.iter().filter_map(|node| Some((*node, on(node)?))).filter(|(_, bytes)| bytes.0 > 0).collect();
-        if !resident.is_empty() {
-            found.push(OtherWorkload { cgroup: (*path).clone(), id: *id, resident });
+        let loose = read.iter().filter(|_| with_cache).map(|(node, of)| (*node, of.loose_cache()));
+        let cache: Vec<_> = loose.filter(|(_, bytes)| bytes.0 > 0).collect();
+        if !resident.is_empty() || !cache.is_empty() {
+            found.push(OtherWorkload { cgroup: (*path).clone(), id: *id, resident, cache });
         }
     }
     found
@@ -337,7 +366,7 @@ fn others(
 mod tests {
     use std::{fs, path::Path};
 
-    use numaward_api::PodContainer;
+    use numaward_api::{EnforcementMode, PodContainer};
     use numaward_cgroup::WorkloadKind;
     use numaward_config::{Config, guard::GuardMode};
     use numaward_engine::{
@@ -449,6 +478,46 @@ mod tests {
         observer.lock().promises = Arc::default();
         observer.look_at_headroom(&mut guard);
         assert!(observer.latest.headroom.borrow().nodes.is_empty());
+    }
+
+    #[test]
+    fn where_what_is_promised_is_not_free_the_page_cache_of_others_is_read_now_and_then() {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path(), 600);
+        write(
+            root.path(),
+            "hog/memory.numa_stat",
+            "anon N0=0 N1=0\nfile N0=1048576 N1=3145728\nfile_mapped N0=0 N1=1048576\n",
+        );
+        let look = |enabled: bool, guard: GuardMode, times: usize| {
+            let mut config = Config { guard, ..Config::default() };
+            (config.guard_reclaim.enabled, config.enforcement.mode) = (enabled, EnforcementMode::On);
+            let observer = observer(root.path(), config, vec![promise("/kept", 1, 580)], Ledger::default());
+            let member = Member::new("/hog".parse().unwrap(), WorkloadKind::TopLevel, None);
+            observer.lock().table_mut().add(CgroupId(2), "/hog", member);
+            let mut guard = Guard::default();
+            for _ in 0..times {
+                guard.not_before = None;
+                observer.look_at_headroom(&mut guard);
+            }
+            observer.latest.headroom.borrow().clone()
+        };
+        // 580 MiB and a margin of 20 (32 at least) are to be there: 600 are free, and 10 are page cache.
+        let seen = look(true, GuardMode::Act, 1);
+        let of = seen.node(NodeId(1)).unwrap();
+        assert_eq!((of.is_tight, of.is_low, of.not_free()), (true, true, Bytes::mib(44)));
+        let [hog] = &seen.others[..] else { panic!("{:?}", seen.others) };
+        assert_eq!(hog.cgroup.as_str(), "/hog");
+        assert_eq!(
+            [0, 1].map(|node| hog.cache_on(NodeId(node))),
+            [Bytes::mib(1), Bytes::mib(2)],
+            "what is mapped stays"
+        );
+        assert!(look(true, GuardMode::Act, 2).others.is_empty(), "read a moment ago");
+        for (enabled, guard) in [(false, GuardMode::Act), (true, GuardMode::Report)] {
+            let seen = look(enabled, guard, 1);
+            assert!(!seen.node(NodeId(1)).unwrap().is_tight && seen.others.is_empty(), "{enabled} {guard:?}");
+        }
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! others. A node's *room* is what is available, less what promises hold of it and what they have not used.
 //!
 //! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its base pages, at least 32 MiB), and
-//! until it was at least twice that for half a minute.
+//! until it was at least twice that for half a minute. It is *tight* while so much is not free that what is promised and not used
+//! would have to be reclaimed when it is asked for.
 //!
 //! No file and no clock here: the caller passes readings and times.
 
@@ -68,6 +69,25 @@ pub(crate) fn margin(base: Bytes) -> Bytes {
 /// Which nodes are low.
 #[derive(Debug, Default)]
 pub(crate) struct Lows(BTreeMap<NodeId, Option<Instant>>);
+
+/// Which nodes are tight.
+#[derive(Debug, Default)]
+pub(crate) struct Tights(BTreeSet<NodeId>);
+
+impl Tights {
+    /// Whether any of these would be judged to be tight.
+    pub(crate) fn would_be(&self, nodes: &[NodeHeadroom]) -> bool {
+        nodes.iter().any(|of| of.seems_tight(self.0.contains(&of.node)))
+    }
+
+    /// Judges the nodes, and enters which are tight.
+    pub(crate) fn judge(&mut self, nodes: &mut [NodeHeadroom]) {
+        for of in &mut *nodes {
+            of.is_tight = of.seems_tight(self.0.contains(&of.node));
+        }
+        self.0 = nodes.iter().filter(|of| of.is_tight).map(|of| of.node).collect();
+    }
+}
 
 /// What is news of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,9 +194,11 @@ mod tests {
             let mut nodes = [NodeHeadroom {
                 node: NodeId(1),
                 obtainable: Bytes(obtainable * MIB),
+                free: Bytes(0),
                 unused: Bytes::mib(100),
                 margin: margin(Bytes::gib(1)),
                 is_low: false,
+                is_tight: false,
             }];
             let news = lows.judge(&mut nodes, start + Duration::from_secs(seconds));
             (nodes[0].is_low, news.len(), lows.is_any())
@@ -192,5 +214,34 @@ mod tests {
         assert_eq!(at(52, 90), (true, 1, true));
         assert!(matches!(lows.judge(&mut [], start)[..], [News::Over(NodeId(1))]));
         assert!(!lows.is_any());
+    }
+
+    #[test]
+    fn a_node_is_tight_until_twice_the_margin_is_free() {
+        let mut tights = Tights::default();
+        let mut at = |free: u64, unused: u64| {
+            let mut nodes = [NodeHeadroom {
+                node: NodeId(1),
+                obtainable: Bytes::gib(1),
+                free: Bytes(free * MIB),
+                unused: Bytes::mib(unused),
+                margin: Bytes::mib(32),
+                is_low: false,
+                is_tight: false,
+            }];
+            let would_be = tights.would_be(&nodes);
+            tights.judge(&mut nodes);
+            assert_eq!(nodes[0].is_tight, would_be);
+            (would_be, nodes[0].not_free().0 / MIB)
+        };
+        assert_eq!(at(132, 100), (false, 32));
+        assert_eq!(at(131, 100), (true, 33));
+        assert_eq!(at(163, 100), (true, 1), "it stays so");
+        assert_eq!(at(164, 100), (false, 0));
+        assert_eq!(at(140, 100), (false, 24));
+        assert_eq!(at(0, 0), (false, 0), "nothing is promised that is not used");
+        assert_eq!(at(0, 1), (true, 65));
+        tights.judge(&mut []);
+        assert!(tights.0.is_empty());
     }
 }

@@ -1,9 +1,9 @@
 //! The headroom guard's hand (`guard: act` or `evict`): where a node may soon not have what is promised on it, workloads without a
 //! guarantee are kept off it.
 //!
-//! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Clean page cache counts as
-//! available: the kernel drops it when somebody needs memory. So to drop it early would help nobody; what is in the way is
-//! memory that cannot be dropped: anonymous memory, tmpfs, dirty or locked pages.
+//! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Page cache counts as available: the
+//! kernel drops it when somebody needs memory. What is in the way is memory that cannot be dropped: anonymous memory, tmpfs,
+//! dirty or locked pages. Who wants page cache dropped before that has it so ([`reclaim`]).
 //!
 //! Algorithm: while a node is short, every few seconds the workload without a guarantee that has most there is steered off
 //! it, unless the configuration exempts it or its other nodes have no room for what it has. When the node is no longer low,
@@ -14,7 +14,9 @@
 //! Invariants: nobody with a guarantee is touched, nor what is above or below one. This thread reads no figures: it takes
 //! those that the guard saw last.
 
+mod cache_worker;
 mod crowded;
+mod reclaim;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,8 +33,9 @@ use numaward_model::{
     headroom::{CALM, Headroom, NodeHeadroom, OtherWorkload},
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
+use tokio_util::sync::CancellationToken;
 
-use self::crowded::Crowding;
+use self::{crowded::Crowding, reclaim::Reclaim};
 use crate::{core::Core, page_worker::LEAST};
 
 /// How long what was done for a node has to show, before more is.
@@ -52,9 +55,14 @@ pub(super) struct Guard {
     /// Since when the other nodes that workloads are kept off have had enough. An earlier run found them low.
     enough_since: BTreeMap<NodeId, Instant>,
     crowding: Crowding,
+    reclaim: Reclaim,
 }
 
 impl Guard {
+    pub(super) fn new(stop: CancellationToken) -> Self {
+        Self { reclaim: Reclaim::new(stop), ..Self::default() }
+    }
+
     /// What is shown of nodes where pods may be evicted.
     pub(super) fn crowded(&self) -> ShownCrowded {
         self.crowding.shown.clone()
@@ -90,6 +98,7 @@ impl Guard {
             .collect();
         give_back(core, |off| off & &keep);
         forget_gone(core);
+        self.reclaim.turn(core, &seen, now);
         let mut stuck = NodeSet::new();
         for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
             let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
@@ -319,15 +328,18 @@ mod tests {
             let node = |node: u32, is_low: bool, room: i64| NodeHeadroom {
                 node: NodeId(node),
                 obtainable: Bytes(((1 << 30) + (room << 20)).cast_unsigned()),
+                free: Bytes(0),
                 unused: Bytes::mib(1024 - 64),
                 margin: Bytes::mib(64),
                 is_low,
+                is_tight: false,
             };
             let base = self.root();
             let other = |(path, mib): &(&str, u64)| OtherWorkload {
                 cgroup: format!("/{path}").parse().unwrap(),
                 id: id_of(&base.join(path)),
                 resident: vec![(NodeId(1), Bytes::mib(*mib))],
+                cache: Vec::new(),
             };
             let others = others.iter().map(other).collect();
             self.show(vec![node(0, false, elsewhere), node(1, low, room)], others);

@@ -27,6 +27,11 @@ impl Watermarks {
         let sum = memory.free.0.saturating_add(rest(file)).saturating_add(rest(memory.kernel_reclaimable.0));
         Bytes(sum.saturating_sub(self.reserve.0))
     }
+
+    /// Of a node's memory, what programs get at once: nothing has to be reclaimed for it.
+    pub fn free(&self, memory: &NodeMemory) -> Bytes {
+        Bytes(memory.free.0.saturating_sub(self.reserve.0))
+    }
 }
 
 /// Reads the watermarks of all nodes, with pages of this size. A node that is not in it has none.
@@ -162,6 +167,8 @@ Node 1, zone  Movable
             ..NodeMemory::default()
         };
         assert_eq!(marks.obtainable(&memory), Bytes(1000 - 100 + 170 + 5));
+        assert_eq!(marks.free(&memory), Bytes(1000 - 100));
         assert_eq!(marks.obtainable(&NodeMemory::default()), Bytes(0));
+        assert_eq!(marks.free(&NodeMemory::default()), Bytes(0));
     }
 }
