@@ -315,7 +315,7 @@ mod tests {
             Self { dir, host, config, reconciler: Some(reconciler), look: 0, now: Instant::now() }
         }
 
-        fn root(&self) -> std::path::PathBuf {
+        pub(super) fn root(&self) -> std::path::PathBuf {
             self.dir.path().join("cgroup")
         }
 
@@ -334,18 +334,25 @@ mod tests {
                 is_low,
                 is_tight: false,
             };
-            let base = self.root();
             let other = |(path, mib): &(&str, u64)| OtherWorkload {
-                cgroup: format!("/{path}").parse().unwrap(),
-                id: id_of(&base.join(path)),
                 resident: vec![(NodeId(1), Bytes::mib(*mib))],
-                cache: Vec::new(),
+                ..self.other(path)
             };
             let others = others.iter().map(other).collect();
             self.show(vec![node(0, false, elsewhere), node(1, low, room)], others);
         }
 
-        fn show(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<OtherWorkload>) {
+        /// A workload that has nothing.
+        pub(super) fn other(&self, path: &str) -> OtherWorkload {
+            OtherWorkload {
+                cgroup: format!("/{path}").parse().unwrap(),
+                id: id_of(&self.root().join(path)),
+                resident: Vec::new(),
+                cache: Vec::new(),
+            }
+        }
+
+        pub(super) fn show(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<OtherWorkload>) {
             self.look += 1;
             *self.host.headroom.lock().unwrap() =
                 Arc::new(Headroom { look: self.look, nodes, others, ..Headroom::default() });
@@ -366,6 +373,11 @@ mod tests {
             self.look = 0;
             self.reconciler = Some(reconciler_loop(&self.config, &self.root(), &self.host));
             self.turn();
+        }
+
+        pub(super) fn core_and_guard(&mut self) -> (&Core, &mut Guard) {
+            let ReconcilerLoop { controllers, core, .. } = self.reconciler.as_mut().unwrap();
+            (core, &mut controllers.guard)
         }
 
         pub(super) fn guard(&self) -> &Guard {

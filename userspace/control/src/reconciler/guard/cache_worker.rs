@@ -61,7 +61,7 @@ pub(super) fn start(
         let outcome = drop_on(&proc, &order);
         (order, outcome)
     };
-    Worker::start("cache", LIMIT, heartbeats, stop, perform)
+    Worker::start("page_cache", LIMIT, heartbeats, stop, perform)
 }
 
 /// Drops page cache of a cgroup until a node has so much less of it. The kernel takes no node for that, so as much of the other

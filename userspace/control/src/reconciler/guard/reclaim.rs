@@ -4,7 +4,7 @@
 //! memory then waits until it is dropped, or gets memory of another node.
 //!
 //! Algorithm: while a node is tight, each look that has read page cache drops some of the workload without a guarantee that has
-//! most of it there, in the thread `cache`. The kernel counts how much of what was dropped is read again (refaults). A
+//! most of it there, in the thread `page_cache`. The kernel counts how much of what was dropped is read again (refaults). A
 //! workload that reads most of it again uses it: it is left alone for a while, and for twice as long each further time.
 //!
 //! Invariants: nobody is touched who may not be steered. No more is dropped than lacks, and at most `rate` in a second. Anonymous
@@ -201,4 +201,177 @@ fn mib(bytes: Bytes) -> String {
 
 fn report(core: &Core, cgroup: Option<&CgroupPath>, node: NodeId, severity: Severity, message: String) {
     core.report(cgroup, Report::new(EventKind::Reclaimed, message).severity(severity).node(node));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io, thread};
+
+    use super::*;
+    use crate::reconciler::guard::tests::Bench;
+
+    const NODE: NodeId = NodeId(1);
+
+    /// What is promised on node 1 and not used is 100 MiB; so much is free there.
+    fn node(free: u64) -> NodeHeadroom {
+        let of = NodeHeadroom {
+            node: NODE,
+            obtainable: Bytes::gib(1),
+            free: Bytes::mib(free),
+            unused: Bytes::mib(100),
+            margin: Bytes::mib(50),
+            is_low: false,
+            is_tight: false,
+        };
+        NodeHeadroom { is_tight: of.seems_tight(false), ..of }
+    }
+
+    fn other(bench: &Bench, path: &str, cache: u64) -> OtherWorkload {
+        OtherWorkload { cache: vec![(NODE, Bytes::mib(cache))], ..bench.other(path) }
+    }
+
+    fn seen(bench: &Bench, free: u64, caches: &[(&str, u64)]) -> Headroom {
+        let others = caches.iter().map(|(path, cache)| other(bench, path, *cache)).collect();
+        Headroom { look: 1, nodes: vec![node(free)], others, ..Headroom::default() }
+    }
+
+    /// What is ordered at such a look: of whom, and how much.
+    fn next(bench: &mut Bench, seen: &Headroom, now: Instant) -> Option<(String, u64)> {
+        let (core, guard) = bench.core_and_guard();
+        let order = guard.reclaim.next(core, seen, &seen.nodes[0], now)?;
+        Some((order.cgroup.as_str().to_owned(), order.bytes.0 >> 20))
+    }
+
+    /// What came of an order.
+    fn take(bench: &mut Bench, seen: &Headroom, path: &str, outcome: Outcome, now: Instant) {
+        let order = order_of(bench, path);
+        let (core, guard) = bench.core_and_guard();
+        guard.reclaim.take(core, seen, order, outcome, now);
+    }
+
+    fn order_of(bench: &Bench, path: &str) -> CacheDrop {
+        let OtherWorkload { cgroup, id, .. } = bench.other(path);
+        CacheDrop { cgroup, id, dir: bench.root().join(path), node: NODE, bytes: Bytes::mib(50), last: None }
+    }
+
+    fn dropped(mib: u64) -> Outcome {
+        let bytes = Bytes::mib(mib);
+        Ok(Some(Dropped { bytes, asked: bytes, refaulted: Bytes(0) }))
+    }
+
+    #[test]
+    fn the_one_with_most_page_cache_gives_up_what_lacks() {
+        let mut bench = Bench::new(&["small", "large", "exempt"]);
+        let now = Instant::now();
+        let caches = [("small", 70), ("kept", 900), ("large", 500), ("exempt", 800)];
+        let order = |bench: &mut Bench, free, caches: &[(&str, u64)]| {
+            let seen = seen(bench, free, caches);
+            next(bench, &seen, now)
+        };
+        assert_eq!(order(&mut bench, 110, &caches), Some(("/large".to_owned(), 90)));
+        assert_eq!(
+            order(&mut bench, 0, &caches[..2]),
+            Some(("/small".to_owned(), 70)),
+            "no more than it has"
+        );
+        let (core, _) = bench.core_and_guard();
+        assert_eq!(core.config.guard_reclaim.rate.0, Bytes::mib(64));
+        let all = [("large", 5000)];
+        let seen = Headroom {
+            nodes: vec![NodeHeadroom { unused: Bytes::gib(9), ..node(0) }],
+            ..seen(&bench, 0, &all)
+        };
+        assert_eq!(next(&mut bench, &seen, now), Some(("/large".to_owned(), 5 * 64)), "at the rate");
+        assert!(bench.reported().is_empty());
+        assert_eq!(order(&mut bench, 110, &[("kept", 900), ("exempt", 800), ("small", 1)]), None);
+        assert_eq!(order(&mut bench, 110, &[("kept", 900)]), None);
+        let reported = bench.reported();
+        assert_eq!(reported.matches("90 MiB more are to be free on node 1").count(), 1, "{reported}");
+        assert!(
+            reported.contains("no workload without a guarantee has page cache there that it does not use")
+        );
+    }
+
+    #[test]
+    fn who_uses_page_cache_is_left_alone_for_longer_each_time() {
+        let mut bench = Bench::new(&["used", "large"]);
+        let start = Instant::now();
+        let seen = seen(&bench, 0, &[("used", 500), ("large", 400)]);
+        let (mut now, mut after) = (start, Vec::new());
+        for _ in 0..7 {
+            take(&mut bench, &seen, "used", Ok(None), now);
+            assert_eq!(next(&mut bench, &seen, now).unwrap().0, "/large");
+            let paused = (0..).find(|seconds| {
+                next(&mut bench, &seen, now + Duration::from_secs(*seconds)).unwrap().0 == "/used"
+            });
+            after.push(paused.unwrap());
+            now += Duration::from_secs(paused.unwrap());
+        }
+        assert_eq!(after, [30, 60, 120, 240, 480, 960, 960]);
+        take(&mut bench, &seen, "used", dropped(50), now);
+        assert_eq!(next(&mut bench, &seen, now).unwrap().0, "/used", "it did not use that");
+        take(&mut bench, &seen, "used", dropped(1), now);
+        assert_eq!(next(&mut bench, &seen, now).unwrap().0, "/large", "nothing of it can be dropped now");
+        assert!(bench.reported().contains("is dropped, first 50 MiB of /used"), "{}", bench.reported());
+    }
+
+    #[test]
+    fn the_end_is_reported_with_what_was_dropped() {
+        let mut bench = Bench::new(&["hog"]);
+        let tight = seen(&bench, 0, &[("hog", 500)]);
+        for mib in [50, 30] {
+            take(&mut bench, &tight, "hog", dropped(mib), Instant::now());
+        }
+        bench.show(vec![node(199)], Vec::new());
+        assert!(bench.reported().contains("What is promised on node 1 is free again: 80 MiB of page cache"));
+        assert!(bench.guard().reclaim.tight.is_empty());
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_is_reported_and_not_asked_again() {
+        let mut bench = Bench::new(&["hog", "gone"]);
+        let tight = seen(&bench, 0, &[("hog", 500)]);
+        fs::rename(bench.root().join("gone"), bench.root().join("hog/gone")).unwrap();
+        let order = CacheDrop { dir: bench.root().join("gone"), ..order_of(&bench, "hog") };
+        let refused = || Err(io::Error::other("no"));
+        {
+            let (core, guard) = bench.core_and_guard();
+            guard.reclaim.take(core, &tight, order, refused(), Instant::now());
+        }
+        assert!(bench.reported().is_empty(), "it is gone");
+        take(&mut bench, &tight, "hog", refused(), Instant::now());
+        assert!(
+            bench
+                .reported()
+                .contains("Page cache cannot be dropped, so what is promised is not kept free: no.")
+        );
+        bench.show(vec![node(0)], vec![other(&bench, "hog", 500)]);
+        assert!(bench.guard().reclaim.worker.is_none());
+    }
+
+    #[test]
+    fn a_look_that_knows_page_cache_has_some_dropped() {
+        let mut bench = Bench::new(&["hog"]);
+        let dir = bench.root().join("hog");
+        let stat = format!("anon N0=0 N1=0\nfile N0=0 N1={}\n", Bytes::mib(500).0);
+        for (file, text) in [
+            ("memory.numa_stat", &*stat),
+            ("memory.stat", "workingset_refault_file 0\n"),
+            ("memory.reclaim", ""),
+        ] {
+            fs::write(dir.join(file), text).unwrap();
+        }
+        bench.show(vec![node(0)], Vec::new());
+        assert!(bench.guard().reclaim.worker.is_none());
+        bench.show(vec![node(0)], vec![other(&bench, "hog", 500)]);
+        let began = Instant::now();
+        let asked = loop {
+            let asked = fs::read_to_string(dir.join("memory.reclaim")).unwrap();
+            if !asked.is_empty() || began.elapsed() > Duration::from_secs(30) {
+                break asked;
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(asked, format!("{} swappiness=0", Bytes::mib(200).0));
+    }
 }
