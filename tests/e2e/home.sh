@@ -75,6 +75,10 @@ ask /api/v1/events
 echo
 section "status"
 numaward status
+section "regions"
+numaward regions spread -o json
+section "regions for people"
+numaward regions spread
 
 section "capabilities"
 sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status

@@ -19,6 +19,9 @@ pub struct Regions {
     /// The nodes promised to it, as a list; absent where no memory is promised.
     #[schema(examples("0-1"))]
     pub promised: Option<String>,
+    /// Where it has a home, if nothing is promised to it, as a list; absent where it has none.
+    #[schema(examples("1"))]
+    pub home: Option<String>,
     /// The regions, those with the most bytes first; 200 at most. The last one then stands for all others.
     pub regions: Vec<Region>,
 }
@@ -33,7 +36,7 @@ pub struct Region {
     pub name: String,
     /// Its bytes, by node; nodes with none are not listed.
     pub nodes: Vec<RegionNode>,
-    /// Its bytes on nodes that are not promised; absent where no memory is promised.
+    /// Its bytes on nodes that are neither promised nor a home; absent where there are no such nodes.
     pub off_bytes: Option<u64>,
 }
 

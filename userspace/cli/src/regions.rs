@@ -27,7 +27,7 @@ pub(crate) fn render(of: &Regions) -> String {
             of.regions.iter().flat_map(|region| region.nodes.iter().map(|on| on.node)).collect();
         let mut titles = row(["REGION"]);
         titles.extend(nodes.iter().map(|node| format!("NODE {node}")));
-        if of.promised.is_some() {
+        if of.promised.is_some() || of.home.is_some() {
             titles.push("OFF".to_owned());
         }
         let cells = |region: &Region| {
@@ -42,6 +42,9 @@ pub(crate) fn render(of: &Regions) -> String {
     }
     if let Some(promised) = &of.promised {
         let _ = writeln!(text, "promised: nodes {promised}");
+    }
+    if let Some(home) = &of.home {
+        let _ = writeln!(text, "home: node {home}");
     }
     for note in &of.notes {
         let _ = writeln!(text, "{note}");
@@ -66,6 +69,7 @@ mod tests {
             processes: 1,
             notes: vec!["not all was read within 5 s".to_owned()],
             promised: Some("0".to_owned()),
+            home: None,
             regions: vec![region("[heap]", 0, Some(0)), region("/a\nb", 2, Some(1 << 20))],
         };
         let text = render(&of);
@@ -73,6 +77,8 @@ mod tests {
         assert_eq!(lines[0], ["REGION", "NODE", "0", "NODE", "2", "OFF"]);
         assert_eq!(lines[2].len(), lines[1].len(), "names are what somebody else chose");
         assert!(text.ends_with("promised: nodes 0\nnot all was read within 5 s\n"), "{text}");
+        let home = render(&Regions { promised: None, home: Some("0".to_owned()), ..of.clone() });
+        assert!(home.contains("OFF") && home.contains("\nhome: node 0\n"), "{home}");
         assert!(!render(&Regions { promised: None, ..of }).contains("OFF"));
         assert_eq!(render(&Regions::default()), "no memory was found in its processes\n");
     }

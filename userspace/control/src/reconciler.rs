@@ -24,6 +24,7 @@ mod throttling;
 mod together;
 
 use std::{
+    collections::BTreeMap,
     mem,
     sync::{Arc, mpsc},
     thread::JoinHandle,
@@ -31,7 +32,7 @@ use std::{
 };
 
 use numaward_api::{self as api, EnforcementMode};
-use numaward_cgroup::{self as cgroup, Hierarchy, KnobWatch};
+use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::Enforcer;
 use numaward_engine::Limits;
@@ -44,6 +45,7 @@ use numaward_guarantee::{
     request::Request,
 };
 use numaward_model::{Promises, health, pod::PodName};
+use numaward_topology::NodeId;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
@@ -138,6 +140,8 @@ struct ReconcilerLoop {
     controllers: Controllers,
     rebalancing: Rebalancing,
     read_model: ReadModel,
+    /// Those that others were told of.
+    homes: BTreeMap<CgroupPath, NodeId>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     unplaced: Arc<RwLock<Vec<PodName>>>,
     cgroup_news: CgroupNews,
@@ -150,6 +154,7 @@ impl ReconcilerLoop {
             controllers: Controllers::new(&core, write_monitor, stop),
             rebalancing: Rebalancing::default(),
             read_model: ReadModel::default(),
+            homes: BTreeMap::new(),
             view: Arc::default(),
             unplaced: Arc::default(),
             cgroup_news: CgroupNews::default(),
@@ -385,11 +390,14 @@ impl ReconcilerLoop {
             let is_promise = mem::take(&mut self.core.effects.promises);
             self.dispatch(&Event::Changed);
             self.read_model.follow(&self.core, &self.controllers.drift, &self.controllers.throttling);
-            if is_promise {
+            let homes = self.core.home_nodes();
+            if is_promise || homes != self.homes {
                 let ledger = self.core.kept.state.ledger.clone();
                 let mut promises = Promises::new(self.read_model.promises(), ledger);
                 promises.free_cpus = self.core.free_cpus();
+                promises.homes.clone_from(&homes);
                 self.core.ports.assignments.assigned(promises);
+                self.homes = homes;
             }
             let Controllers { drift, declarations, .. } = &self.controllers;
             let allocations = self.read_model.allocations(&self.core, drift, declarations.waiting());

@@ -1,6 +1,6 @@
 //! What is promised to whom, for the parts that watch over it.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api::PodContainer;
 use numaward_cgroup::{CgroupId, CgroupPath};
@@ -17,13 +17,15 @@ pub struct Promises {
     pub ledger: Ledger,
     /// CPUs that can still become exclusive.
     pub free_cpus: CpuSet,
+    /// The nodes on which workloads without a guarantee have a home, by their cgroups. Nothing is promised to them.
+    pub homes: BTreeMap<CgroupPath, NodeId>,
 }
 
 impl Promises {
     /// Those to these workloads.
     pub fn new(mut workloads: Vec<Arc<Promise>>, ledger: Ledger) -> Self {
         workloads.sort_by_key(|promise| promise.id);
-        Self { workloads, ledger, free_cpus: CpuSet::new() }
+        Self { workloads, ledger, ..Self::default() }
     }
 
     /// Workloads with an allocation, in the order of their cgroups' ids.

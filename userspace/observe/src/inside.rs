@@ -10,7 +10,7 @@ use numaward_probes::{CallChain, Mode, Probe, SlotId};
 use crate::{
     naming::OTHER,
     observer::Observer,
-    regions,
+    regions::{self, Belongs},
     stacks::{self, Found},
     table::{Member, Table},
 };
@@ -84,7 +84,11 @@ impl Observer {
             (members_of(&state.table, name)?, state.promises.clone())
         };
         let proc = self.config.host_root.join("proc");
-        let dirs = self.dirs(&members).zip(members.iter().map(|(id, _)| promises.nodes_of(*id)));
+        let belongs = |(id, member): &(CgroupId, Member<SlotId>)| {
+            let home = || promises.homes.get(&member.path).copied().map(Belongs::Home);
+            promises.nodes_of(*id).cloned().map(Belongs::Promised).or_else(home)
+        };
+        let dirs = self.dirs(&members).zip(members.iter().map(belongs));
         Ok(regions::read(&proc, dirs, Instant::now() + regions::PATIENCE))
     }
 

@@ -21,27 +21,47 @@ use crate::stacks::processes_below;
 /// Time to read.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Bytes of a region, and those of them that are off the promised nodes.
+/// Where memory of a workload is to be.
+#[derive(Clone, Debug)]
+pub(crate) enum Belongs {
+    /// On the nodes that are promised.
+    Promised(NodeSet),
+    /// On the node of its home.
+    Home(NodeId),
+}
+
+impl Belongs {
+    fn has(&self, node: NodeId) -> bool {
+        match self {
+            Self::Promised(nodes) => nodes.contains(node),
+            Self::Home(home) => *home == node,
+        }
+    }
+}
+
+/// Bytes of a region, and those of them that are off the nodes where they are to be.
 #[derive(Debug, Default)]
 struct Sum {
     nodes: BTreeMap<NodeId, u64>,
     off: u64,
 }
 
-/// Reads the regions of processes in cgroups; with each, the nodes promised to it. `proc` is where processes are.
-pub(crate) fn read<'a>(
+/// Reads the regions of processes in cgroups; with each, where its memory is to be. `proc` is where processes are.
+pub(crate) fn read(
     proc: &Path,
-    dirs: impl Iterator<Item = (PathBuf, Option<&'a NodeSet>)>,
+    dirs: impl Iterator<Item = (PathBuf, Option<Belongs>)>,
     deadline: Instant,
 ) -> Regions {
     let (mut sums, mut notes) = (BTreeMap::new(), BTreeSet::new());
-    let (mut processes, mut promised): (u32, Option<NodeSet>) = (0, None);
-    for (dir, nodes) in dirs {
-        if let Some(nodes) = nodes {
-            promised.get_or_insert_default().extend(nodes.iter());
+    let (mut processes, mut promised, mut homes) = (0, NodeSet::new(), NodeSet::new());
+    for (dir, belongs) in dirs {
+        match &belongs {
+            Some(Belongs::Promised(on)) => promised.extend(on.iter()),
+            Some(Belongs::Home(on)) => homes.extend([*on]),
+            None => {}
         }
         for pid in processes_below(&dir) {
-            match read_one(&proc.join(pid.to_string()), nodes, deadline, &mut sums) {
+            match read_one(&proc.join(pid.to_string()), belongs.as_ref(), deadline, &mut sums) {
                 Ok(is_complete) => {
                     processes += u32::from(is_complete);
                     if !is_complete {
@@ -57,19 +77,16 @@ pub(crate) fn read<'a>(
             }
         }
     }
-    let has_promise = promised.is_some();
-    Regions {
-        processes,
-        notes: notes.into_iter().collect(),
-        promised: promised.map(|nodes| nodes.to_string()),
-        regions: most(sums, has_promise),
-    }
+    let list = |nodes: &NodeSet| (!nodes.is_empty()).then(|| nodes.to_string());
+    let (promised, home) = (list(&promised), list(&homes));
+    let belongs = promised.is_some() || home.is_some();
+    Regions { processes, notes: notes.into_iter().collect(), promised, home, regions: most(sums, belongs) }
 }
 
 /// Adds the regions of a process; `false` where time ran out.
 fn read_one(
     dir: &Path,
-    promised: Option<&NodeSet>,
+    belongs: Option<&Belongs>,
     deadline: Instant,
     sums: &mut BTreeMap<String, Sum>,
 ) -> io::Result<bool> {
@@ -84,7 +101,7 @@ fn read_one(
             for (node, bytes) in pages {
                 let of_node = sum.nodes.entry(node).or_default();
                 *of_node = of_node.saturating_add(bytes);
-                if promised.is_some_and(|promised| !promised.contains(node)) {
+                if belongs.is_some_and(|belongs| !belongs.has(node)) {
                     sum.off = sum.off.saturating_add(bytes);
                 }
             }
@@ -127,11 +144,11 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
 }
 
 /// Those with the most bytes first; what is too much is added up.
-fn most(sums: BTreeMap<String, Sum>, has_promise: bool) -> Vec<Region> {
+fn most(sums: BTreeMap<String, Sum>, belongs: bool) -> Vec<Region> {
     let region = |name, sum: Sum| Region {
         name,
         nodes: sum.nodes.into_iter().map(|(node, bytes)| RegionNode { node: node.0, bytes }).collect(),
-        off_bytes: has_promise.then_some(sum.off),
+        off_bytes: belongs.then_some(sum.off),
     };
     let bytes = |sum: &Sum| sum.nodes.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
     let mut sums: Vec<(String, Sum)> = sums.into_iter().collect();
@@ -180,21 +197,21 @@ mod tests {
         host
     }
 
-    fn regions(host: &Path, promised: Option<&NodeSet>, deadline: Instant) -> Regions {
-        read(&host.join("proc"), [(host.join("cgroup"), promised)].into_iter(), deadline)
+    fn regions(host: &Path, belongs: Option<Belongs>, deadline: Instant) -> Regions {
+        read(&host.join("proc"), [(host.join("cgroup"), belongs)].into_iter(), deadline)
     }
 
     #[test]
     fn regions_of_all_processes_are_added_up() {
         let host = host();
-        let found = regions(host.path(), Some(&"1".parse().unwrap()), soon());
+        let found = regions(host.path(), Some(Belongs::Promised("1".parse().unwrap())), soon());
         let kib = |node, kib: u64| RegionNode { node, bytes: kib << 10 };
         let region = |name: &str, nodes: &[RegionNode], off: u64| Region {
             name: name.to_owned(),
             nodes: nodes.to_vec(),
             off_bytes: Some(off << 10),
         };
-        assert_eq!((found.processes, found.promised.as_deref()), (2, Some("1")));
+        assert_eq!((found.processes, found.promised.as_deref(), found.home.as_deref()), (2, Some("1"), None));
         assert!(found.notes.is_empty(), "{found:?}");
         assert_eq!(
             found.regions,
@@ -206,6 +223,9 @@ mod tests {
             ]
         );
         assert_eq!(regions(host.path(), None, soon()).regions[0].off_bytes, None);
+        let home = regions(host.path(), Some(Belongs::Home(NodeId(1))), soon());
+        assert_eq!((home.promised.as_deref(), home.home.as_deref()), (None, Some("1")));
+        assert_eq!(home.regions, found.regions);
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //! Invariants: what is to be applied and what was found is stored before the knob is written. Nobody gets a home whose
 //! cpuset somebody else set. A cgroup that is herded or steered as well keeps what it has for that.
 
+use std::collections::BTreeMap;
+
 use numaward_api as api;
 use numaward_cgroup::{
     CgroupPath,
@@ -73,6 +75,11 @@ impl Core {
             remote_percent_before: home.remote_before / 10,
         };
         self.kept.state.homes.iter().map(of).collect()
+    }
+
+    /// The nodes on which cgroups have a home.
+    pub(crate) fn home_nodes(&self) -> BTreeMap<CgroupPath, NodeId> {
+        self.kept.state.homes.iter().map(|(path, home)| (path.clone(), home.node)).collect()
     }
 
     /// Gives a cgroup this home, on these CPUs.

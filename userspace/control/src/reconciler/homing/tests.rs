@@ -175,6 +175,23 @@ fn one_that_gains_keeps_its_home_over_a_restart_until_the_mode_is_off() {
 }
 
 #[test]
+fn others_are_told_where_homes_are() {
+    let mut bench = Bench::new(&["a"]);
+    let told = |bench: &Bench| bench.host.assigned.lock().unwrap().homes.clone();
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    let home = BTreeMap::from([("/a".parse().unwrap(), NodeId(1))]);
+    bench.inner().show();
+    assert_eq!(told(&bench), home);
+    bench.restart();
+    assert_eq!(told(&bench), home, "after a restart");
+    bench.config.home.mode = HomeMode::Off;
+    bench.restart();
+    bench.inner().show();
+    assert!(told(&bench).is_empty());
+}
+
+#[test]
 fn one_that_does_not_gain_is_put_back_with_its_pages_and_left_alone_for_longer_each_time() {
     let mut bench = Bench::new(&["a"]);
     let mut until = Vec::new();
