@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+mod areas;
 mod args;
 mod bugtool;
 mod client;
@@ -19,7 +20,6 @@ mod explain;
 mod export;
 mod get;
 mod heap;
-mod hot;
 mod import;
 mod mempolicy;
 mod numactl;
@@ -556,8 +556,8 @@ fn regions(reached: &Reached, name: &str, output: Output) -> anyhow::Result<Exit
 }
 
 fn hot(reached: &Reached, name: &str, Interval(span): Interval, output: Output) -> anyhow::Result<ExitCode> {
-    let hot = runtime()?.block_on(hot::watch(&local_server(reached)?, name, span))?;
-    print(output, &hot, hot::render)
+    let hot = runtime()?.block_on(areas::hot::watch(&local_server(reached)?, name, span))?;
+    print(output, &hot, areas::hot::render)
 }
 
 fn events(

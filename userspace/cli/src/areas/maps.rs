@@ -21,6 +21,12 @@ pub(super) fn read(proc: &Path, pid: u32) -> io::Result<Vec<Mapping>> {
     Ok(String::from_utf8_lossy(&text).lines().filter_map(mapping).collect())
 }
 
+/// The mappings that have some of these addresses, of mappings in the order of addresses.
+pub(super) fn within(maps: &[Mapping], start: u64, end: u64) -> impl Iterator<Item = &Mapping> {
+    let first = maps.partition_point(|map| map.end <= start);
+    maps.get(first..).unwrap_or_default().iter().take_while(move |map| map.start < end)
+}
+
 fn mapping(line: &str) -> Option<Mapping> {
     // 7f0000001000-7f0000002000 r-xp 00001000 fd:00 123   /usr/lib/a file
     let mut words = line.splitn(6, ' ');

@@ -5,12 +5,9 @@
 //! accessed from the nodes on which the threads of its process spend their time, in proportion.
 
 mod damon;
-mod maps;
 mod running;
-mod sys;
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -20,21 +17,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
-use numaward_api::{RegionNode, Workloads};
-use numaward_cgroup::{CgroupPath, Hierarchy, read};
-use procfs::process::Process;
+use anyhow::bail;
+use numaward_api::RegionNode;
 use serde::Serialize;
 use serde_with_macros::skip_serializing_none;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{interval, sleep},
-};
+use tokio::time::{interval, sleep};
 
 use self::{
     damon::{AGGREGATE, Accessed, LOOKS, Monitors},
-    maps::Mapping,
     running::Running,
+};
+use super::{
+    ROWS, Share,
+    ends::Ends,
+    maps::{self, Mapping},
+    percent, sys,
+    workload::Workload,
 };
 use crate::{
     client::Server,
@@ -44,13 +42,9 @@ use crate::{
 
 /// Processes that are monitored at most, those with the most memory: each costs a thread of the kernel.
 const PROCESSES: usize = 16;
-/// Processes that are looked at to choose from.
-const CANDIDATES: usize = 10_000;
 /// Pages of an area of which the node is asked; more where none of these is in memory, but some were accessed.
 const PAGES: u64 = 64;
 const MORE_PAGES: u64 = 4096;
-/// Areas in the table.
-const ROWS: usize = 20;
 
 /// Which areas of a workload's memory were accessed.
 #[derive(Debug, Default, Serialize)]
@@ -76,13 +70,6 @@ struct Watched {
     ran_on: Vec<Share>,
     /// CPU time of the thread that monitored it; absent where the kernel does not say.
     monitor_millis: Option<u64>,
-}
-
-/// A share of CPU time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Share {
-    node: u32,
-    percent: f64,
 }
 
 /// Pages of a mapping that are accessed about equally often.
@@ -121,14 +108,10 @@ impl Area {
 /// Watches the processes of a workload for some time, or until the user has enough.
 pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<Hot> {
     let mut notes = BTreeSet::new();
-    let processes = processes(server, name, &mut notes).await?;
+    let processes = most(Workload::find(server, name).await?.processes()?, &mut notes);
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
     let mut running = Running::new(&numaward_topology::sysfs::read(Path::new("/"))?);
-    let ends = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()];
-    let mut ends = ends.map(signal);
-    let [Ok(terminate), Ok(hangup), Ok(interrupt), Ok(quit)] = &mut ends else {
-        bail!("signals cannot be received");
-    };
+    let mut ends = Ends::new()?;
     let began = Instant::now();
     let mut monitors = Monitors::start(Path::new("/"), &pids)?;
     let mut over = pin!(sleep(span));
@@ -137,10 +120,7 @@ pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow
         tokio::select! {
             _ = seconds.tick() => running.sample(&pids),
             () = &mut over => break,
-            _ = terminate.recv() => break,
-            _ = hangup.recv() => break,
-            _ = interrupt.recv() => break,
-            _ = quit.recv() => break,
+            () = ends.next() => break,
         }
     }
     running.sample(&pids);
@@ -166,43 +146,15 @@ pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow
     Ok(hot)
 }
 
-/// The processes of the workload with the most memory.
-async fn processes(
-    server: &Server,
-    name: &str,
-    notes: &mut BTreeSet<String>,
-) -> anyhow::Result<Vec<(u32, String)>> {
-    let Workloads { workloads } = server.get("/api/v1/workloads").await?;
-    let mut named = workloads.iter().filter(|workload| workload.workload == name).peekable();
-    named.peek().with_context(|| format!("there is no workload named {name:?}"))?;
-    let hierarchy = Hierarchy::open()?;
-    let cgroups = named.filter_map(|workload| workload.cgroup.as_deref());
-    // A process of nested workloads of one name is there once.
-    let mut found = BTreeMap::new();
-    for cgroup in cgroups {
-        let path: CgroupPath = cgroup.parse()?;
-        for pid in read::processes_below(&hierarchy.dir(&path), CANDIDATES) {
-            // One that ended is none.
-            let about = i32::try_from(pid).ok().and_then(|pid| {
-                let process = Process::new(pid).ok()?;
-                Some((process.statm().ok()?.resident, process.stat().ok()?.comm))
-            });
-            // Threads of the kernel have no memory.
-            found.extend(about.filter(|(pages, _)| *pages > 0).map(|about| (pid, about)));
-        }
-    }
-    if found.is_empty() {
-        bail!("{name}: no process with memory was found in a cgroup of that name");
-    }
-    let mut found: Vec<(u32, (u64, String))> = found.into_iter().collect();
-    found.sort_by_key(|(_, (pages, _))| Reverse(*pages));
-    if let Some(rest) = found.len().checked_sub(PROCESSES).filter(|rest| *rest > 0) {
+/// Keeps the processes with the most memory, and notes that there are more.
+fn most(mut processes: Vec<(u32, String)>, notes: &mut BTreeSet<String>) -> Vec<(u32, String)> {
+    if let Some(rest) = processes.len().checked_sub(PROCESSES).filter(|rest| *rest > 0) {
         notes.insert(format!(
             "only the {PROCESSES} processes with the most memory were looked at: {rest} more are there"
         ));
-        found.truncate(PROCESSES);
+        processes.truncate(PROCESSES);
     }
-    Ok(found.into_iter().map(|(pid, (_, command))| (pid, command)).collect())
+    processes
 }
 
 /// The areas of a process that have memory, cut where its mappings end.
@@ -263,9 +215,7 @@ struct Piece<'a> {
 fn cut<'a>(areas: &[Accessed], maps: &'a [Mapping]) -> Vec<Piece<'a>> {
     let mut pieces = Vec::new();
     for area in areas {
-        let first = maps.partition_point(|map| map.end <= area.start);
-        let within = maps.get(first..).unwrap_or_default().iter().take_while(|map| map.start < area.end);
-        pieces.extend(within.map(|map| Piece {
+        pieces.extend(maps::within(maps, area.start, area.end).map(|map| Piece {
             start: area.start.max(map.start),
             end: area.end.min(map.end),
             region: &map.region,
@@ -363,10 +313,6 @@ pub(crate) fn render(hot: &Hot) -> String {
         let _ = writeln!(text, "{note}");
     }
     text
-}
-
-fn percent(share: f64) -> String {
-    format!("{share:.0} %")
 }
 
 #[cfg(test)]

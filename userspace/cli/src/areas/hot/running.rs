@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use numaward_topology::{CpuId, Machine, NodeId};
 use procfs::process::Process;
 
-use super::Share;
+use super::super::Share;
 
 /// CPU time by process and node, as far as it was seen. A thread that moves between two samples counts where it is then.
 pub(super) struct Running {
