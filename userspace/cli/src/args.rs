@@ -121,15 +121,20 @@ pub(crate) enum Command {
     /// Print where the memory of a workload lies, by what it is for: heap, stacks, files
     ///
     /// The kernel goes through the page tables of its processes for that, some milliseconds for each GiB of small pages.
-    /// With --hot, its monitor of accesses (DAMON, Linux 6.2 or newer) watches the processes for a while.
+    /// With --hot, its monitor of accesses (DAMON, Linux 6.2 or newer) watches the processes for a while; with --sampled,
+    /// the processor samples addresses (IBS of AMD since Linux 6.2, PEBS of Intel), which most virtual machines cannot.
+    #[command(group = ArgGroup::new("watched").args(["hot", "sampled"]))]
     Regions {
         /// Name of the workload
         name: String,
         /// Which areas are accessed, and how much of that reaches across nodes; takes root on the workload's own host
         #[arg(long)]
         hot: bool,
+        /// Which areas are accessed, and from CPUs of which nodes, as the processor samples it; takes root likewise
+        #[arg(long)]
+        sampled: bool,
         /// Watch for this long, or until Ctrl-C
-        #[arg(long = "for", value_name = "TIME", value_parser = seconds, default_value = "10s", requires = "hot")]
+        #[arg(long = "for", value_name = "TIME", value_parser = seconds, default_value = "10s", requires = "watched")]
         span: Interval,
         #[command(flatten)]
         output: Output,

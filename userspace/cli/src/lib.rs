@@ -121,7 +121,8 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Get { names, output } => get(&reached, &names, output),
         Command::Describe { name, output } => describe(&reached, &name, output),
         Command::Stacks { name, node, kind, output } => stacks(&reached, &name, node, kind.into(), output),
-        Command::Regions { name, hot: true, span, output } => hot(&reached, &name, span, output),
+        Command::Regions { name, hot: true, span, output, .. } => hot(&reached, &name, span, output),
+        Command::Regions { name, sampled: true, span, output, .. } => sampled(&reached, &name, span, output),
         Command::Regions { name, output, .. } => regions(&reached, &name, output),
         Command::Events { follow, filter, output } => events(&reached, follow, &filter, output),
         Command::Exec(args) => exec(&reached, args),
@@ -558,6 +559,16 @@ fn regions(reached: &Reached, name: &str, output: Output) -> anyhow::Result<Exit
 fn hot(reached: &Reached, name: &str, Interval(span): Interval, output: Output) -> anyhow::Result<ExitCode> {
     let hot = runtime()?.block_on(areas::hot::watch(&local_server(reached)?, name, span))?;
     print(output, &hot, areas::hot::render)
+}
+
+fn sampled(
+    reached: &Reached,
+    name: &str,
+    Interval(span): Interval,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
+    let sampled = runtime()?.block_on(areas::sampled::watch(&local_server(reached)?, name, span))?;
+    print(output, &sampled, areas::sampled::render)
 }
 
 fn events(

@@ -1,8 +1,10 @@
-//! Which areas of a workload's memory are accessed: `numaward regions` with `--hot`, by the kernel's monitor.
+//! Which areas of a workload's memory are accessed: `numaward regions` with `--hot`, by the kernel's monitor, and with
+//! `--sampled`, by addresses that the processor samples.
 
 mod ends;
 pub(crate) mod hot;
 mod maps;
+pub(crate) mod sampled;
 mod sys;
 mod workload;
 

@@ -1,0 +1,381 @@
+//! What of this host's processors samples addresses, as the kernel lists it below `/sys/bus/event_source/devices`
+//! (`Documentation/ABI/testing/sysfs-bus-event_source-devices-format` and `-events`).
+//!
+//! A *unit* (PMU) has a type. Its folder `format` says which bits of an event each parameter takes, and `events` has
+//! events by name, written with these parameters. The crate's own reader of these files (`Dynamic`) takes neither
+//! parameters in several ranges of bits nor events that set some of them only, so they are read here.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use numaward_topology::CpuSet;
+use perf_event::SampleSkid;
+
+use super::SampledError;
+
+const DEVICES: &str = "sys/bus/event_source/devices";
+/// AMD's unit for instruction based sampling (IBS) of micro-ops.
+const IBS: &str = "ibs_op";
+/// Counts micro-ops instead of cycles: a cycle that is sampled would favour what waits.
+const MICRO_OPS: &str = "cnt_ctl";
+/// Says that `exclude_kernel` is to be heeded. Older kernels do not have it, and refuse that.
+const FILTER: &str = "swfilt";
+/// One micro-op of so many is sampled. The hardware ignores the lowest four bits, so they have to be 0.
+const IBS_PERIOD: u64 = 1 << 20;
+/// Intel's units: the second and the third one where there are cores of two kinds.
+const INTEL: [&str; 3] = ["cpu", "cpu_core", "cpu_atom"];
+/// The event that samples loads (PEBS), and the one that Sapphire Rapids and newer want to be counted beside it.
+const LOADS: &str = "mem-loads";
+const LOADS_BESIDE: &str = "mem-loads-aux";
+/// The parameter for how long a load takes at least, and the value of `perf mem`, in cycles.
+const LATENCY: (&str, u64) = ("ldlat", 30);
+/// One of so many of such loads is sampled: a prime, so that loops do not fall into step with it.
+const PEBS_PERIOD: u64 = 10_007;
+/// Arm's unit begins with this.
+const SPE: &str = "arm_spe_";
+
+/// Which event is counted: `type`, `config`, `config1` and `config2` of `struct perf_event_attr` (`linux/perf_event.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) kind: u32,
+    pub(super) config: [u64; 3],
+}
+
+/// A unit that samples addresses, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Unit {
+    pub(super) name: String,
+    /// The CPUs that have it.
+    pub(super) cpus: CpuSet,
+    pub(super) event: Event,
+    /// The event that has to lead its group.
+    pub(super) leader: Option<Event>,
+    pub(super) period: u64,
+    /// What it counts, to be read behind "one of 1000".
+    pub(super) counts: String,
+    pub(super) skid: SampleSkid,
+    /// Whether it takes `exclude_kernel`. If not, samples of the kernel are passed over when they are read.
+    pub(super) takes_exclude_kernel: bool,
+    /// Whether it takes `exclude_guest`.
+    pub(super) takes_exclude_guest: bool,
+}
+
+/// The units of this host for some CPUs, one at least. `root` is `/` in production.
+pub(super) fn find(root: &Path, online: &CpuSet) -> Result<Vec<Unit>, SampledError> {
+    let devices = root.join(DEVICES);
+    let ibs = devices.join(IBS);
+    if ibs.exists() {
+        return Ok(vec![of_amd(&ibs, online)?]);
+    }
+    let loads = INTEL.iter().filter(|name| devices.join(name).join("events").join(LOADS).exists());
+    let units = loads.map(|name| of_intel(&devices, name, online)).collect::<Result<Vec<_>, _>>()?;
+    if !units.is_empty() {
+        return Ok(units);
+    }
+    let entries = fs::read_dir(&devices).into_iter().flatten().flatten();
+    let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    match names.find(|name| name.starts_with(SPE)) {
+        Some(name) => Err(SampledError::Arm(devices.join(name))),
+        None => Err(SampledError::Absent(devices)),
+    }
+}
+
+fn of_amd(dir: &Path, online: &CpuSet) -> Result<Unit, SampledError> {
+    let format = Format::read(dir)?;
+    let (counts_ops, takes_filter) = (format.has(MICRO_OPS), format.has(FILTER));
+    let parameters = [(MICRO_OPS, counts_ops), (FILTER, takes_filter)];
+    let set = parameters.iter().filter(|(_, is_there)| *is_there).map(|(name, _)| (*name, 1));
+    Ok(Unit {
+        name: IBS.to_owned(),
+        cpus: online.clone(),
+        event: format.event(dir, set)?,
+        leader: None,
+        period: IBS_PERIOD,
+        counts: if counts_ops { "micro-ops" } else { "cycles" }.to_owned(),
+        // The unit is precise by itself, and refuses to be asked for it.
+        skid: SampleSkid::Arbitrary,
+        takes_exclude_kernel: takes_filter,
+        takes_exclude_guest: false,
+    })
+}
+
+fn of_intel(devices: &Path, name: &str, online: &CpuSet) -> Result<Unit, SampledError> {
+    let dir = &devices.join(name);
+    let format = Format::read(dir)?;
+    let of_file = |path: &Path, change: Option<(&'static str, u64)>| {
+        let text = read(path)?;
+        let mut parameters = parameters(&text).ok_or_else(|| malformed(path, &text, "an event"))?;
+        if let Some((name, value)) = change {
+            parameters.insert(name, value);
+        }
+        format.event(path, parameters.into_iter())
+    };
+    let latency = Some(LATENCY).filter(|(name, _)| format.has(name));
+    let beside = dir.join("events").join(LOADS_BESIDE);
+    let cpus = dir.join("cpus");
+    let own: Option<CpuSet> = match cpus.exists().then(|| read(&cpus)).transpose()? {
+        Some(text) => Some(text.trim().parse().map_err(|_| malformed(&cpus, &text, "a list of CPUs"))?),
+        None => None,
+    };
+    let cpus = match own {
+        Some(own) => online.iter().filter(|cpu| own.contains(*cpu)).collect(),
+        None => online.clone(),
+    };
+    let takes = latency.map_or_else(String::new, |(_, cycles)| format!(" of {cycles} cycles or more"));
+    Ok(Unit {
+        name: format!("{name}/{LOADS}"),
+        cpus,
+        event: of_file(&dir.join("events").join(LOADS), latency)?,
+        leader: beside.exists().then(|| of_file(&beside, None)).transpose()?,
+        period: PEBS_PERIOD,
+        counts: format!("loads{takes}"),
+        skid: SampleSkid::RequestZero,
+        takes_exclude_kernel: true,
+        // What is precise takes it: `perf` sets it too.
+        takes_exclude_guest: true,
+    })
+}
+
+/// The type of a unit, and which bits of an event its parameters take.
+#[derive(Debug)]
+struct Format {
+    kind: u32,
+    fields: BTreeMap<String, Field>,
+}
+
+/// Bits of `config`, `config1` or `config2`, the lowest bit of the value first: from and to, both included.
+#[derive(Debug, PartialEq, Eq)]
+struct Field {
+    word: usize,
+    ranges: Vec<(u32, u32)>,
+}
+
+impl Format {
+    fn read(unit: &Path) -> Result<Self, SampledError> {
+        let path = unit.join("type");
+        let text = read(&path)?;
+        let kind = text.trim().parse().map_err(|_| malformed(&path, &text, "a type"))?;
+        let dir = unit.join("format");
+        let failed = |source| SampledError::File { path: dir.clone(), source };
+        let mut fields = BTreeMap::new();
+        for entry in fs::read_dir(&dir).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            // Fields in words that this program does not know are no use to it.
+            if let (Some(field), Ok(name)) = (field(&read(&entry.path())?), entry.file_name().into_string()) {
+                fields.insert(name, field);
+            }
+        }
+        Ok(Self { kind, fields })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
+    }
+
+    /// An event with parameters that `path` asks for.
+    fn event<'a>(
+        &self,
+        path: &Path,
+        parameters: impl Iterator<Item = (&'a str, u64)>,
+    ) -> Result<Event, SampledError> {
+        let mut config = [0; 3];
+        for (name, value) in parameters {
+            let field = self.fields.get(name);
+            field.and_then(|field| field.put(&mut config, value)).ok_or_else(|| SampledError::Parameter {
+                path: path.to_owned(),
+                parameter: format!("{name}={value:#x}"),
+            })?;
+        }
+        Ok(Event { kind: self.kind, config })
+    }
+}
+
+impl Field {
+    /// Writes a value; `None` if it has more bits than the field.
+    fn put(&self, words: &mut [u64; 3], mut value: u64) -> Option<()> {
+        let word = words.get_mut(self.word)?;
+        for &(first, last) in &self.ranges {
+            let width = last - first + 1;
+            let mask = u64::MAX >> (64 - width);
+            *word = *word & !(mask << first) | (value & mask) << first;
+            value = value.checked_shr(width).unwrap_or(0);
+        }
+        (value == 0).then_some(())
+    }
+}
+
+/// `config:0-7,32-35`, `config1:3`
+fn field(text: &str) -> Option<Field> {
+    let (word, bits) = text.trim().split_once(':')?;
+    let word = ["config", "config1", "config2"].iter().position(|known| *known == word)?;
+    let range = |text: &str| {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+        (first <= last && last < 64).then_some((first, last))
+    };
+    Some(Field { word, ranges: bits.split(',').map(range).collect::<Option<_>>()? })
+}
+
+/// `event=0xcd,umask=0x1,ldlat=3`; a name without a value is 1.
+fn parameters(text: &str) -> Option<BTreeMap<&str, u64>> {
+    let parameter = |text| match str::split_once(text, '=') {
+        None => Some((text, 1)),
+        Some((name, value)) => {
+            let hexadecimal = value.strip_prefix("0x").map(|digits| u64::from_str_radix(digits, 16));
+            Some((name, hexadecimal.unwrap_or_else(|| value.parse()).ok()?))
+        }
+    };
+    text.trim().split(',').map(parameter).collect()
+}
+
+fn read(path: &Path) -> Result<String, SampledError> {
+    fs::read_to_string(path).map_err(|source| SampledError::File { path: path.to_owned(), source })
+}
+
+fn malformed(path: &Path, text: &str, what: &'static str) -> SampledError {
+    SampledError::Malformed { path: path.to_owned(), text: text.trim().to_owned(), what }
+}
+
+/// The processor's name for people, from `/proc/cpuinfo`.
+pub(super) fn processor(root: &Path) -> String {
+    let text = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let name = text.lines().find_map(|line| {
+        let (key, name) = line.split_once(':')?;
+        (key.trim() == "model name").then(|| name.trim().to_owned())
+    });
+    name.unwrap_or_else(|| "this processor".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A made-up tree with these files below the units' folder.
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join(DEVICES)).unwrap();
+        for (name, text) in files {
+            let path = root.path().join(DEVICES).join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn found(files: &[(&str, &str)]) -> Result<Vec<Unit>, SampledError> {
+        find(tree(files).path(), &"0-3".parse().unwrap())
+    }
+
+    /// As on Ice Lake.
+    const CPU: [(&str, &str); 6] = [
+        ("cpu/type", "4\n"),
+        ("cpu/format/event", "config:0-7\n"),
+        ("cpu/format/umask", "config:8-15,40-47\n"),
+        ("cpu/format/ldlat", "config1:0-15\n"),
+        ("cpu/format/acr_mask", "config3:0-63\n"),
+        ("cpu/events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n"),
+    ];
+
+    #[test]
+    fn amd_counts_micro_ops_and_leaves_the_kernel_to_the_reader() {
+        let base = [("ibs_op/type", "11\n"), ("ibs_op/format/cnt_ctl", "config:19\n")];
+        let units = found(&base).unwrap();
+        let [unit] = units.as_slice() else { panic!("{units:?}") };
+        assert_eq!(unit.event, Event { kind: 11, config: [1 << 19, 0, 0] });
+        assert_eq!((unit.counts.as_str(), unit.period % 16, unit.cpus.len()), ("micro-ops", 0, 4));
+        assert!(!unit.takes_exclude_kernel && !unit.takes_exclude_guest);
+        let newer = found(&[base.as_slice(), &[("ibs_op/format/swfilt", "config2:0\n")]].concat()).unwrap();
+        assert_eq!(newer[0].event.config, [1 << 19, 0, 1]);
+        assert!(newer[0].takes_exclude_kernel);
+        let older = found(&[("ibs_op/type", "11\n"), ("ibs_op/format/rand_en", "config:57\n")]).unwrap();
+        assert_eq!((older[0].event.config[0], older[0].counts.as_str()), (0, "cycles"));
+    }
+
+    #[test]
+    fn intel_samples_loads_that_take_a_while() {
+        let units = found(&CPU).unwrap();
+        let [unit] = units.as_slice() else { panic!("{units:?}") };
+        assert_eq!(unit.event, Event { kind: 4, config: [0x1cd, 30, 0] });
+        assert_eq!((unit.leader, unit.skid), (None, SampleSkid::RequestZero));
+        assert_eq!(
+            (unit.name.as_str(), unit.counts.as_str()),
+            ("cpu/mem-loads", "loads of 30 cycles or more")
+        );
+        let beside = [("cpu/events/mem-loads-aux", "event=0x03,umask=0x82\n")];
+        let newer = found(&[CPU.as_slice(), &beside].concat()).unwrap();
+        assert_eq!(newer[0].leader, Some(Event { kind: 4, config: [0x8203, 0, 0] }));
+    }
+
+    #[test]
+    fn cores_of_two_kinds_have_a_unit_each() {
+        let units = found(&[
+            ("cpu_core/type", "4\n"),
+            ("cpu_core/cpus", "0-1\n"),
+            ("cpu_core/format/event", "config:0-7\n"),
+            ("cpu_core/format/umask", "config:8-15\n"),
+            ("cpu_core/format/ldlat", "config1:0-15\n"),
+            ("cpu_core/events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n"),
+            ("cpu_core/events/mem-loads-aux", "event=0x03,umask=0x82\n"),
+            ("cpu_atom/type", "10\n"),
+            ("cpu_atom/cpus", "2-7\n"),
+            ("cpu_atom/format/event", "config:0-7\n"),
+            ("cpu_atom/format/umask", "config:8-15\n"),
+            ("cpu_atom/format/ldlat", "config1:0-15\n"),
+            ("cpu_atom/events/mem-loads", "event=0xd0,umask=0x5,ldlat=3\n"),
+        ])
+        .unwrap();
+        let about: Vec<_> = units
+            .iter()
+            .map(|unit| (unit.event.kind, unit.cpus.to_string(), unit.leader.is_some()))
+            .collect();
+        assert_eq!(about, [(4, "0-1".to_owned(), true), (10, "2-3".to_owned(), false)]);
+        assert_eq!(units[1].event.config, [0x5d0, 30, 0]);
+    }
+
+    #[test]
+    fn without_such_a_unit_the_error_says_what_was_looked_for() {
+        let none =
+            found(&[("cpu/type", "4\n"), ("cpu/events/cycles", "event=0x76\n")]).unwrap_err().to_string();
+        for name in ["ibs_op", "mem-loads", "--hot", DEVICES] {
+            assert!(none.contains(name), "{none}");
+        }
+        let arm = found(&[("arm_spe_0/type", "9\n")]).unwrap_err().to_string();
+        assert!(arm.contains("arm_spe_0") && arm.contains("--hot"), "{arm}");
+    }
+
+    #[test]
+    fn values_fill_the_ranges_of_a_field_from_below() {
+        let umask = field("config:8-15,40-47\n").unwrap();
+        let mut words = [0xff, 0, 0];
+        umask.put(&mut words, 0x1234).unwrap();
+        assert_eq!(words[0], 0x1200_0000_34ff);
+        assert_eq!(umask.put(&mut words, 0x1_0000), None, "more bits than the field has");
+        let mut whole = [0; 3];
+        field("config2:0-63").unwrap().put(&mut whole, u64::MAX).unwrap();
+        assert_eq!(whole, [0, 0, u64::MAX]);
+        for text in
+            ["", "config", "config:", "config:7-3", "config:64", "config:a", "config3:0-63", "other:0"]
+        {
+            assert_eq!(field(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_event_is_named() {
+        for text in ["event=0xyz\n", "event=0xcd,colour=1\n", "event=0x1cd\n", ""] {
+            let mut files = CPU;
+            files[5].1 = text;
+            let error = found(&files).unwrap_err().to_string();
+            assert!(error.contains("cpu/events/mem-loads"), "{text}: {error}");
+        }
+        assert_eq!(parameters("a=0x10,b=10,c\n"), Some([("a", 16), ("b", 10), ("c", 1)].into()));
+    }
+
+    #[test]
+    fn the_processor_has_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(processor(root.path()), "this processor");
+        fs::create_dir(root.path().join("proc")).unwrap();
+        fs::write(root.path().join("proc/cpuinfo"), "processor\t: 0\nmodel name\t: AMD EPYC: 9\n").unwrap();
+        assert_eq!(processor(root.path()), "AMD EPYC: 9");
+    }
+}
