@@ -8,7 +8,7 @@ use std::{
 };
 
 use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Cache;
+use numaward_vm::{Arch, Cache};
 use serde_json::Value;
 
 use crate::containerd::{Driver, MEMORY, V2, full, machine, nodes};
@@ -120,7 +120,9 @@ fn the_image_runs_as_the_manifests_demand() {
     assert_eq!(writer["cgroup"], "/", "{allocations}");
     // With the profile that has only the calls that it makes.
     assert_eq!(report.section("enforce commands"), "");
-    assert_eq!(report.section("enforce refused calls"), "clone3");
+    // The C library of the programs for Arm does not ask for clone3(2) yet (glibc 2.36).
+    let refused = if bench.kernel().arch() == Arch::Amd64 { "clone3" } else { "" };
+    assert_eq!(report.section("enforce refused calls"), refused);
     assert!(report.section("enforce made calls").lines().any(|call| call == "bpf"), "{report}");
     let sockets: Vec<_> = report.section("enforce sockets").lines().collect();
     assert_eq!(sockets, ["control.sock", "pod-resources.sock"]);

@@ -218,6 +218,7 @@ const ON_OLDEST: &[&str] = &["cgroup_v1::", "enforce::", "guarantee::", "kernels
 const ON_ARM64: &[&str] = &[
     "containerd::containerd_2",
     "daemon::",
+    "deploy::",
     "enforce::",
     "guarantee::",
     HOST,
@@ -252,9 +253,10 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
         Part::Qemu(arch),
         Part::Kernel(arch, kernels::find(arch, kernel)?),
         Part::Containerd(arch),
+        Part::DebianTool(&DebianTool::KUSTOMIZE),
     ];
     if arch == Arch::Amd64 {
-        parts.extend([Part::Debian, Part::DebianTool(&DebianTool::KUSTOMIZE)]);
+        parts.push(Part::Debian);
         parts.push(Part::DebianTool(&DebianTool::IRQBALANCE));
         parts.push(Part::DebianTool(&DebianTool::JQ));
         parts.push(Part::DebianTool(&DebianTool::NUMACTL));

@@ -140,7 +140,7 @@ struct ReconcilerLoop {
     controllers: Controllers,
     rebalancing: Rebalancing,
     read_model: ReadModel,
-    /// Those that others were told of.
+    /// Those that others know of.
     homes: BTreeMap<CgroupPath, NodeId>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     unplaced: Arc<RwLock<Vec<PodName>>>,

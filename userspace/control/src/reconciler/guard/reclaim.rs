@@ -7,7 +7,7 @@
 //! most of it there, in the thread `page_cache`. The kernel counts how much of what was dropped is read again (refaults). A
 //! workload that reads most of it again uses it: it is left alone for a while, and for twice as long each further time.
 //!
-//! Invariants: nobody is touched who may not be steered. No more is dropped than lacks, and at most `rate` in a second. Anonymous
+//! Invariants: nobody is touched who may not be steered. No more is dropped than is needed, and at most `rate` in a second. Anonymous
 //! memory is not touched.
 
 use std::{
@@ -103,7 +103,7 @@ impl Reclaim {
         self.known.retain(|(cgroup, id), _| {
             seen.others.iter().any(|other| other.cgroup == *cgroup && other.id == *id)
         });
-        // The node that lacks most comes first.
+        // The node that needs most comes first.
         let mut tight: Vec<&NodeHeadroom> = seen.nodes.iter().filter(|of| of.is_tight).collect();
         tight.sort_by_key(|of| Reverse(of.not_free()));
         if let Some(order) = tight.into_iter().find_map(|of| self.next(core, seen, of, now)) {
