@@ -116,7 +116,7 @@ impl Bench {
     ///
     /// If setup has not made the root file system for it, as `cargo xtask vm test` sees to.
     pub fn vm_with_systemd(&self, machine: Machine) -> Vm {
-        match Cache::locate().and_then(|cache| Debian::find(&cache)) {
+        match Cache::locate().and_then(|cache| Debian::find(&cache, self.kernel.arch())) {
             Ok(debian) => self.vm(machine).systemd(debian),
             Err(error) => panic!("{error}"),
         }

@@ -151,7 +151,7 @@ fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
                 parts.push(kernel(kernels::DEFAULT)?);
             }
             Stage::Vm => {
-                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64), Part::Debian]);
+                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64), Part::Debian(Arch::Amd64)]);
                 for name in kernels {
                     parts.push(kernel(name)?);
                 }

@@ -223,6 +223,7 @@ const ON_ARM64: &[&str] = &[
     "guarantee::",
     HOST,
     "observe::",
+    "package::",
     "probes::what_the_other_probes",
 ];
 
@@ -253,10 +254,10 @@ pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folde
         Part::Qemu(arch),
         Part::Kernel(arch, kernels::find(arch, kernel)?),
         Part::Containerd(arch),
+        Part::Debian(arch),
         Part::DebianTool(&DebianTool::KUSTOMIZE),
     ];
     if arch == Arch::Amd64 {
-        parts.push(Part::Debian);
         parts.push(Part::DebianTool(&DebianTool::IRQBALANCE));
         parts.push(Part::DebianTool(&DebianTool::JQ));
         parts.push(Part::DebianTool(&DebianTool::NUMACTL));
@@ -436,8 +437,8 @@ impl Run {
             vm = vm.device_tree();
         }
         if self.init == Init::Systemd {
-            setup::ensure(&[Part::Debian])?;
-            vm = vm.systemd(Debian::find(&cache)?);
+            setup::ensure(&[Part::Debian(arch)])?;
+            vm = vm.systemd(Debian::find(&cache, arch)?);
         }
         for (name, path) in programs(arch, !self.no_daemon)? {
             vm = vm.file(path, format!("/bin/{name}"));

@@ -46,6 +46,11 @@ impl Cache {
         self.root.join("containerd").join(of_arch(arch, release))
     }
 
+    /// The folder of the root file system with systemd of this Debian release, which may not be there.
+    pub fn debian_dir(&self, arch: Arch, release: &str) -> PathBuf {
+        self.root.join("debian").join(of_arch(arch, release))
+    }
+
     /// The folder of the files that a guest with another processor than this host needs: [`GUEST_BUSYBOX`] and
     /// [`GUEST_FIRMWARE`].
     pub fn guest_dir(&self, arch: Arch) -> PathBuf {
@@ -61,9 +66,9 @@ fn of_arch(arch: Arch, name: &str) -> String {
     }
 }
 
-/// The folder of the root file system with systemd, in the cache; its last part is the Debian release.
-pub const DEBIAN: &str = "debian/bookworm";
-/// The archive in it.
+/// The Debian release of the root file system with systemd.
+pub const DEBIAN: &str = "bookworm";
+/// The archive in its folder.
 pub const DEBIAN_ARCHIVE: &str = "root.cpio";
 
 /// The folder of the image with the software of the guides, in the cache; its last part is the Debian release.
@@ -83,14 +88,19 @@ pub const GUEST_FIRMWARE: &str = "QEMU_EFI.fd";
 /// A Debian root file system with systemd, for [`Vm::systemd`](crate::Vm::systemd).
 #[derive(Debug, Clone)]
 pub struct Debian {
+    arch: Arch,
     archive: PathBuf,
 }
 
 impl Debian {
     /// The one in the cache.
-    pub fn find(cache: &Cache) -> Result<Self, Error> {
-        let archive = cache.root.join(DEBIAN).join(DEBIAN_ARCHIVE);
-        if archive.is_file() { Ok(Self { archive }) } else { Err(Error::NoDebian(archive)) }
+    pub fn find(cache: &Cache, arch: Arch) -> Result<Self, Error> {
+        let archive = cache.debian_dir(arch, DEBIAN).join(DEBIAN_ARCHIVE);
+        if archive.is_file() { Ok(Self { arch, archive }) } else { Err(Error::NoDebian(archive)) }
+    }
+
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch
     }
 
     pub(crate) fn archive(&self) -> &Path {
@@ -206,7 +216,7 @@ mod tests {
         let error = kernel.guest_file(GUEST_BUSYBOX).unwrap_err().to_string();
         assert!(error.contains("guests/amd64/busybox") && error.contains("cargo xtask setup"), "{error}");
 
-        let error = Debian::find(&cache).unwrap_err().to_string();
+        let error = Debian::find(&cache, Arch::Amd64).unwrap_err().to_string();
         assert!(
             error.contains("debian/bookworm/root.cpio") && error.contains("cargo xtask setup"),
             "{error}"

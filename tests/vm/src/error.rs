@@ -27,8 +27,8 @@ pub enum Error {
         /// The file looked for.
         path: PathBuf,
     },
-    /// The root file system with systemd is one for another processor.
-    #[error("there is no root file system with systemd for {0}: Debian with systemd is only made for amd64")]
+    /// The root file system is one for another processor.
+    #[error("the root file system is for another processor than {0}; images are only made for amd64")]
     NoDebianFor(Arch),
     /// Setup has not made the root file system with systemd.
     #[error("Debian with systemd is not in the cache ({} is missing): run `cargo xtask setup`", .0.display())]

@@ -7,7 +7,8 @@
 /numaward-vm/bin/tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id
 echo numaward-vm >/etc/hostname
 
-cat >/etc/systemd/system/numaward-vm.service <<'END'
+read -r output _ </numaward-vm/ports
+cat >/etc/systemd/system/numaward-vm.service <<END
 [Unit]
 Description=The script of this machine
 
@@ -16,7 +17,7 @@ Environment=PATH=/numaward-vm/bin:/usr/sbin:/usr/bin HOME=/root TERM=dumb
 WorkingDirectory=/root
 ExecStart=/bin/busybox sh /numaward-vm/run
 StandardOutput=tty
-TTYPath=/dev/ttyS0
+TTYPath=/dev/$output
 END
 
 exec /lib/systemd/systemd

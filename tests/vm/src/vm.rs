@@ -32,7 +32,7 @@ const FIRMWARE_BOOT_LIMIT: Duration = Duration::from_mins(3);
 /// systemd takes 15 seconds, and on a busy host minutes.
 const SYSTEMD_BOOT_LIMIT: Duration = Duration::from_mins(5);
 /// Only the script, and nobody at a terminal.
-const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=getty@tty1.service systemd.mask=serial-getty@ttyS0.service";
+const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=getty@tty1.service";
 /// What `disk.sh` lays over the root file system.
 const ONTO_DISK: &str = "/numaward-vm/files";
 const BOOT_ATTEMPTS: u32 = 3;
@@ -304,7 +304,9 @@ impl Vm {
 
     fn attempt(&self, script: &str) -> Result<Running, Error> {
         let arch = self.kernel.arch();
-        if self.has_systemd() && arch != Arch::Amd64 {
+        let image_arch = self.options.system.is_some().then_some(Arch::Amd64);
+        let root_arch = self.options.debian.as_ref().map(Debian::arch).or(image_arch);
+        if root_arch.is_some_and(|root| root != arch) {
             return Err(Error::NoDebianFor(arch));
         }
         let emulator = arch.emulator();
@@ -330,13 +332,14 @@ impl Vm {
             ["console", "status", "stderr", "monitor"].map(|name| folder.path().join(name));
         let errors = File::create(&stderr).map_err(Error::io("creating", &stderr))?;
         let chardev = |id: &str, path: &Path| format!("file,id={id},path={}", path.display());
-        let of_systemd = if self.has_systemd() { SYSTEMD_ARGUMENTS } else { "" };
-        let console_argument = format!("console={}", arch.ports().console);
+        let port = arch.ports().console;
+        let of_systemd = format!("{SYSTEMD_ARGUMENTS} systemd.mask=serial-getty@{port}.service");
+        let console_argument = format!("console={port}");
         let kernel_arguments = [
-            &console_argument,
+            console_argument.as_str(),
             "panic=-1 oops=panic quiet",
             arch.kernel_arguments(),
-            of_systemd,
+            if self.has_systemd() { &of_systemd } else { "" },
             &self.options.append.join(" "),
         ]
         .join(" ");

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use numaward_vm::{DEBIAN, DEBIAN_ARCHIVE};
+use numaward_vm::{Arch, DEBIAN, DEBIAN_ARCHIVE};
 
 use super::apt::explained;
 use super::steps::{Steps, say};
@@ -19,10 +19,10 @@ use crate::command;
 
 const PART: &str = "Debian with systemd";
 const PACKAGES: &[&str] = &["dbus", "systemd-sysv"];
+/// What runs programs of another processor here, as those are that configure packages.
+const FOREIGN: &[(&str, &str)] = &[("arch-test", "arch-test"), ("qemu-aarch64-static", "qemu-user-static")];
 /// What no machine needs, and what differs from one making to the next.
 const LEFT_OUT: &[&str] = &[
-    "usr/lib/x86_64-linux-gnu/gconv",
-    "usr/lib/x86_64-linux-gnu/perl",
     "usr/share/doc",
     "usr/share/info",
     "usr/share/locale",
@@ -35,11 +35,21 @@ const LEFT_OUT: &[&str] = &[
     "var/log",
 ];
 
+/// The same below the folder of the processor's libraries.
+const LIBRARIES_LEFT_OUT: &[&str] = &["gconv", "perl"];
+
+/// All that is left out, relative to the root.
+fn left_out(arch: Arch) -> Vec<String> {
+    let of_arch = |name: &&str| format!("usr/lib/{}-linux-gnu/{name}", arch.kernel_name());
+    let others = LEFT_OUT.iter().map(|path| (*path).to_owned());
+    LIBRARIES_LEFT_OUT.iter().map(of_arch).chain(others).collect()
+}
+
 /// Makes sure that the archive is in the cache.
-pub(crate) fn ensure(steps: &Steps) -> Result<()> {
-    let folder = steps.cache.root().join(DEBIAN);
-    let release = folder.file_name().unwrap_or_default().to_string_lossy();
-    let recipe = format!("{release}: {} without {}\n", PACKAGES.join(" "), LEFT_OUT.join(" "));
+pub(crate) fn ensure(steps: &Steps, arch: Arch) -> Result<()> {
+    let folder = steps.cache.debian_dir(arch, DEBIAN);
+    let left_out = left_out(arch);
+    let recipe = format!("{DEBIAN}: {} without {}\n", PACKAGES.join(" "), left_out.join(" "));
     match store::state(&folder, &recipe) {
         store::State::Whole if !steps.update => {
             steps.found(PART, &folder.display().to_string());
@@ -49,18 +59,21 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
         store::State::Whole | store::State::Missing => {}
     }
     packages::ensure(steps, "mmdebstrap", &[("mmdebstrap", "mmdebstrap")])?;
+    if Arch::of_host() != Some(arch) {
+        packages::ensure(steps, "programs of another processor", FOREIGN)?;
+    }
     let started = Instant::now();
     let mirror = sources::mirror(Path::new("/")).with_context(|| format!("cannot make {PART}"))?;
-    let source = mirror.line(&release);
+    let source = mirror.line(DEBIAN);
     say(PART, "making a root file system, which takes a minute or two");
     store::replace(&folder, &recipe, |folder| {
         let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
         let tar = scratch.path().join("root.tar");
-        bootstrap(PART, &release, PACKAGES, &source, &tar)?;
+        bootstrap(PART, arch, DEBIAN, PACKAGES, &source, &tar)?;
         let tree = scratch.path().join("tree");
         fs::create_dir(&tree)?;
         command::read(Command::new("tar").arg("-xpf").arg(&tar).arg("-C").arg(&tree))?;
-        pack(&tree, &folder.join(DEBIAN_ARCHIVE))
+        pack(&tree, &left_out, &folder.join(DEBIAN_ARCHIVE))
     })?;
     say(PART, &format!("ready after {} s", started.elapsed().as_secs()));
     Ok(())
@@ -69,6 +82,7 @@ pub(crate) fn ensure(steps: &Steps) -> Result<()> {
 /// Makes the archive `tar` of a root file system with these packages and what they need.
 pub(super) fn bootstrap(
     part: &str,
+    arch: Arch,
     release: &str,
     packages: &[&str],
     source: &str,
@@ -86,6 +100,7 @@ pub(super) fn bootstrap(
         // No file is newer than this.
         .env("SOURCE_DATE_EPOCH", "0")
         .args(["--variant=essential", "--format=tar", "--skip=output/dev"])
+        .arg(format!("--architectures={arch}"))
         .arg(format!("--include={}", packages.join(",")))
         .arg(release)
         .arg(tar)
@@ -95,9 +110,9 @@ pub(super) fn bootstrap(
 }
 
 /// Packs a tree as root's, for the kernel to unpack.
-fn pack(tree: &Path, archive: &Path) -> Result<()> {
+fn pack(tree: &Path, left_out: &[String], archive: &Path) -> Result<()> {
     let mut names = Vec::new();
-    list(tree, Path::new(""), &mut names)?;
+    list(tree, Path::new(""), left_out, &mut names)?;
     let mut cpio = Command::new("cpio")
         .args(["--create", "--quiet", "--null", "--reproducible", "--format=newc", "--owner=0:0"])
         .current_dir(tree)
@@ -111,7 +126,7 @@ fn pack(tree: &Path, archive: &Path) -> Result<()> {
 }
 
 /// Folders before what is in them, relative to `root`.
-fn list(root: &Path, below: &Path, names: &mut Vec<String>) -> Result<()> {
+fn list(root: &Path, below: &Path, left_out: &[String], names: &mut Vec<String>) -> Result<()> {
     let folder = root.join(below);
     let mut entries = fs::read_dir(&folder)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -119,12 +134,12 @@ fn list(root: &Path, below: &Path, names: &mut Vec<String>) -> Result<()> {
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let path = below.join(entry.file_name());
-        if LEFT_OUT.iter().any(|left_out| path == Path::new(left_out)) {
+        if left_out.iter().any(|left_out| path == Path::new(left_out)) {
             continue;
         }
         names.push(path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?.to_owned());
         if entry.file_type()?.is_dir() {
-            list(root, &path, names)?;
+            list(root, &path, left_out, names)?;
         }
     }
     Ok(())
@@ -156,7 +171,7 @@ mod tests {
                 .status();
             assert!(touched.unwrap().success());
             let archive = folder.path().join(format!("{name}.cpio"));
-            pack(&tree, &archive).unwrap();
+            pack(&tree, &left_out(Arch::Amd64), &archive).unwrap();
             archive
         });
         let [a, b] = archives.map(|archive| fs::read(archive).unwrap());

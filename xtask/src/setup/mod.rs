@@ -67,8 +67,8 @@ pub(crate) enum Part {
     Qemu(Arch),
     /// A kernel for virtual machines with this processor.
     Kernel(Arch, &'static Source),
-    /// A root file system with systemd.
-    Debian,
+    /// A root file system with systemd for this processor.
+    Debian(Arch),
     /// A root file system with software, as an image.
     Image(&'static Image),
     /// What signs.
@@ -109,8 +109,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let arch = arguments.arch;
     let mut parts = vec![Part::Ebpf, Part::Compiler(arch), Part::Qemu(arch)];
     parts.extend(kernels::of(arch).iter().map(|source| Part::Kernel(arch, source)));
-    if arch == Arch::Amd64 {
-        parts.push(Part::Debian);
+    if arch == Arch::Amd64 || arguments.all {
+        parts.push(Part::Debian(arch));
     }
     if arguments.all {
         parts.push(Part::Containerd(arch));
@@ -138,7 +138,7 @@ fn install(parts: &[Part], update: bool, verbose: bool) -> Result<()> {
             Part::Compiler(arch) => cross::ensure(&steps, *arch),
             Part::Qemu(arch) => guests::ensure(&steps, *arch),
             Part::Kernel(arch, source) => kernels::ensure(&steps, *arch, source),
-            Part::Debian => debian::ensure(&steps),
+            Part::Debian(arch) => debian::ensure(&steps, *arch),
             Part::Image(image) => software::ensure(&steps, image),
             Part::Gpg => packages::ensure(&steps, "gpg", GPG),
             Part::Packages => packages::ensure(&steps, "lintian and rpm", PACKAGES),

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use numaward_vm::{NEW_SOFTWARE, PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE};
+use numaward_vm::{Arch, NEW_SOFTWARE, PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE};
 
 use super::steps::{Steps, say};
 use super::{debian, packages, sources, store};
@@ -113,7 +113,7 @@ pub(crate) fn ensure(steps: &Steps, image: &Image) -> Result<()> {
     store::replace(&folder, &recipe, |folder| {
         let scratch = store::scratch(folder.parent().unwrap_or(folder))?;
         let tar = scratch.path().join("root.tar");
-        debian::bootstrap(part, &release, names, &mirror.line(&release), &tar)?;
+        debian::bootstrap(part, Arch::Amd64, &release, names, &mirror.line(&release), &tar)?;
         let tree = scratch.path().join("tree");
         fs::create_dir(&tree)?;
         pack(&tar, &tree, &folder.join(SOFTWARE_IMAGE))
