@@ -6,11 +6,12 @@ _event() { wget -qO- http://127.0.0.1:9560/api/v1/events | grep -q "$1"; }
 scanned() { awk '/^pgscan_(kswapd|direct) / { sum += $2 } END { print sum }' /proc/vmstat; }
 free_kib() { awk '/MemFree/ { print $4 }' /sys/devices/system/node/node$node/meminfo; }
 _is_full() { [ $(free_kib) -lt 100000 ]; }
+_is_free() { [ $(free_kib) -gt 370000 ]; }
 
 # begin NAME: the daemon, and a workload that is promised memory. It is on node 1: CPU 0 is kept for the system, so only that
 # node has two CPUs to give.
 begin() {
-    rm -f /tmp/go /tmp/db.json
+    rm -f /tmp/go /tmp/db.json /tmp/read
     numaward run 2>>/tmp/daemon.log &
     daemon=$!
     wait_for 30 _ready
@@ -62,16 +63,22 @@ for name in off on; do
     begin $name
     sh -c 'echo 0 >'$cgroups'/hog/cgroup.procs
         dd if=/dev/vda of=/dev/null bs=1M count=1000 2>/dev/null
+        touch /tmp/read
         exec sleep 1000' &
     hog=$!
-    if [ $name = on ]; then wait_for 180 _event 'is free again'; else wait_for 180 _is_full; sleep 10; fi
+    wait_for 300 [ -e /tmp/read ]
+    if [ $name = on ]; then wait_for 180 _is_free; wait_for 30 _event 'is free again'; else wait_for 10 _is_full; sleep 10; fi
     end $name
 done
 
 # What is read again and again is in use: it comes back each time.
+export NUMAWARD_LOG_LEVEL=debug
+: >/tmp/daemon.log
 begin used
 sh -c 'echo 0 >'$cgroups'/hog/cgroup.procs
     while :; do dd if=/dev/vda of=/dev/null bs=1M count=400 2>/dev/null; sleep 0.5; done' &
 hog=$!
-wait_for 180 _event 'that it does not use'
+_is_let_be() { grep -q 'uses its page cache, and is left alone' /tmp/daemon.log; }
+wait_for 180 _is_let_be
+wait_for 60 _event 'that it does not use'
 end used

@@ -181,6 +181,11 @@ impl NodeMemory {
         Bytes(self.user().0.saturating_add(self.kernel.0).saturating_sub(self.droppable.0))
     }
 
+    /// Page cache that is neither tmpfs nor shared memory.
+    pub fn page_cache(&self) -> Bytes {
+        Bytes(self.file.0.saturating_sub(self.shmem.0))
+    }
+
     /// Page cache that nobody maps and that can be dropped, once it is written back.
     pub fn loose_cache(&self) -> Bytes {
         Bytes(self.file.0.saturating_sub(self.file_mapped.0.max(self.shmem.0)))

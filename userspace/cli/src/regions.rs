@@ -44,7 +44,7 @@ pub(crate) fn render(of: &Regions) -> String {
         let _ = writeln!(text, "promised: nodes {promised}");
     }
     if let Some(home) = &of.home {
-        let _ = writeln!(text, "home: node {home}");
+        let _ = writeln!(text, "home: nodes {home}");
     }
     for note in &of.notes {
         let _ = writeln!(text, "{note}");
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(lines[2].len(), lines[1].len(), "names are what somebody else chose");
         assert!(text.ends_with("promised: nodes 0\nnot all was read within 5 s\n"), "{text}");
         let home = render(&Regions { promised: None, home: Some("0".to_owned()), ..of.clone() });
-        assert!(home.contains("OFF") && home.contains("\nhome: node 0\n"), "{home}");
+        assert!(home.contains("OFF") && home.contains("\nhome: nodes 0\n"), "{home}");
         assert!(!render(&Regions { promised: None, ..of }).contains("OFF"));
         assert_eq!(render(&Regions::default()), "no memory was found in its processes\n");
     }

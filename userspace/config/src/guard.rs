@@ -57,7 +57,7 @@ pub struct GuardReclaim {
     /// Whether that is done. Without it, the kernel drops page cache when a workload asks for what it was promised, which then
     /// waits for that, or gets memory of another node.
     pub enabled: bool,
-    /// How much is dropped in a second, at most.
+    /// How much is dropped in a second, at most, of all nodes.
     #[educe(Default(expression = Size(Bytes::mib(64))))]
     pub rate: Size,
 }

@@ -239,7 +239,7 @@ impl ControlMetrics {
         );
         registry.register_with_unit(
             "guard_reclaimed",
-            "Page cache of cgroups without a guarantee that was dropped on the node, so that what is promised there is free",
+            "Page cache of cgroups without a guarantee that was dropped on the node, so that what is promised there is free; only with guardReclaim",
             Unit::Bytes,
             self.reclaimed.clone(),
         );
@@ -435,6 +435,12 @@ impl ControlMetrics {
     /// So many cgroups are steered now.
     pub(super) fn steered(&self, steered: usize) {
         self.steered.set(i64::try_from(steered).unwrap_or(i64::MAX));
+    }
+
+    /// A figure of each node, for the pages that list them.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn show_reclaimed(&self) {
+        self.reclaimed(NodeId(0), Bytes(0));
     }
 
     /// Page cache was dropped on a node.

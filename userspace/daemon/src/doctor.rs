@@ -17,7 +17,7 @@ use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::{Need, NodeSet, sysfs};
 use rustix::thread::CapabilitySet;
 
-use self::{caches::caches, guard::kept_free};
+use self::caches::caches;
 use crate::kubernetes::kubelet::{self, Policies};
 
 /// The outcome of a check: how it came out, what was found, and what to do about it.
@@ -81,8 +81,9 @@ pub fn examine(
         .extend(config.uses_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
     checks.extend((config.home.mode != HomeMode::Off).then(|| check("homes", host.homes(&config))));
     let looked = look(root);
-    checks
-        .extend(config.guard_reclaim.enabled.then(|| check("memory kept free", kept_free(&config, &looked))));
+    checks.extend(
+        config.guard_reclaim.enabled.then(|| check("memory kept free", host.kept_free(&config, &looked))),
+    );
     checks.extend(needs.iter().chain(&looked).map(need));
     checks
 }

@@ -392,6 +392,7 @@ fn all_of(source: impl SnapshotSource + 'static) -> Metrics {
     let figures = numaward_control::ControlMetrics::default();
     figures.show_caches();
     figures.show_homes();
+    figures.show_reclaimed();
     Metrics::new(Arc::new(source))
         .with(|registry| {
             figures.register(registry);

@@ -18,6 +18,8 @@ pub struct Headroom {
     pub nodes: Vec<NodeHeadroom>,
     /// Workloads without a guarantee, where a node is low or tight and somebody is to act.
     pub others: Vec<OtherWorkload>,
+    /// Whether their page cache was read.
+    pub is_cache_read: bool,
     /// What decisions have to heed; nothing with the strategy `kubelet`. As long as it is the same one, it did not change.
     pub conditions: Arc<Conditions>,
 }
@@ -66,8 +68,8 @@ impl NodeHeadroom {
         self.room() < self.margin.0.cast_signed()
     }
 
-    /// What of this has to become free for the node not to be tight any more: all that is promised, with twice the margin.
-    /// Nothing where nothing is promised that is not used.
+    /// What of this has to become free for the node not to be tight any more: all that is promised and not used, with twice
+    /// the margin, but at most twice as much.
     pub fn not_free(&self) -> Bytes {
         self.lacks(self.margin.0.saturating_mul(2))
     }
@@ -78,11 +80,10 @@ impl NodeHeadroom {
         lacks.0 > 0
     }
 
+    /// A margin larger than what is promised would be for nobody.
     fn lacks(&self, margin: u64) -> Bytes {
-        match self.unused.0 {
-            0 => Bytes(0),
-            unused => Bytes(unused.saturating_add(margin).saturating_sub(self.free.0)),
-        }
+        let wanted = self.unused.0.saturating_add(margin.min(self.unused.0));
+        Bytes(wanted.saturating_sub(self.free.0))
     }
 }
 

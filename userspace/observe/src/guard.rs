@@ -64,8 +64,8 @@ const COST: u32 = 50;
 struct Guard {
     lows: Lows,
     tights: Tights,
-    /// When the page cache of others was read last.
-    cache_read: Option<Instant>,
+    /// Before, the page cache of others is not read again.
+    cache_not_before: Option<Instant>,
     claims: Claims,
     /// Whose claims these are.
     of: Option<Arc<Promises>>,
@@ -103,7 +103,7 @@ impl Observer {
                 let over = guard.lows.judge(&mut [], Instant::now());
                 self.report_headroom(&over);
                 *guard = Guard::default();
-                self.show_headroom(Vec::new(), Vec::new(), Arc::default());
+                self.show_headroom(Headroom::default());
             }
             return;
         };
@@ -124,9 +124,10 @@ impl Observer {
         }
         let may_reclaim = may_read
             && self.config.keeps_free()
-            && guard.cache_read.is_none_or(|read| now.duration_since(read) >= RECLAIM);
+            && guard.cache_not_before.is_none_or(|not_before| now >= not_before);
         let seems_tight = may_reclaim && guard.tights.would_be(&nodes);
-        if is_new || may_read && (is_old || seems_low || seems_tight) {
+        let reads = is_new || may_read && (is_old || seems_low || seems_tight);
+        if reads {
             let owned;
             (guard.claims, owned) = read_claims(&hierarchy, &promises);
             if heeds {
@@ -139,22 +140,32 @@ impl Observer {
         let news = guard.lows.judge(&mut nodes, now);
         self.report_headroom(&news);
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
-        if self.config.keeps_free() {
+        // By what was used at another time, nobody is judged.
+        if self.config.keeps_free() && reads {
             guard.tights.judge(&mut nodes);
-        }
-        let reads_cache = may_reclaim && nodes.iter().any(|of| of.is_tight);
-        if reads_cache {
-            guard.cache_read = Some(now);
+        } else {
+            guard.tights.mark(&mut nodes);
         }
         let acts = self.config.guard.acts() && !low.is_empty() && may_read;
-        let others = if acts || reads_cache {
-            others(&hierarchy, &table, &promises, &low, reads_cache)
+        let is_cache_read = may_reclaim && reads && nodes.iter().any(|of| of.is_tight);
+        let started = Instant::now();
+        let others = if acts || is_cache_read {
+            others(&hierarchy, &table, &promises, &low, is_cache_read)
         } else {
             Vec::new()
         };
-        guard.not_before =
-            Some(now + now.elapsed() * COST).filter(|_| may_read || is_new).or(guard.not_before);
-        self.show_headroom(nodes, others, guard.conditions.clone());
+        // To read page cache alone must not put off the look at a node that becomes low.
+        let mut apart = Duration::ZERO;
+        if is_cache_read {
+            let took = started.elapsed();
+            guard.cache_not_before = Some(now + RECLAIM.max(took * COST));
+            apart = if acts { Duration::ZERO } else { took };
+        }
+        guard.not_before = Some(now + now.elapsed().saturating_sub(apart) * COST)
+            .filter(|_| may_read || is_new)
+            .or(guard.not_before);
+        let conditions = guard.conditions.clone();
+        self.show_headroom(Headroom { look: 0, nodes, others, is_cache_read, conditions });
     }
 
     /// What decisions have to heed, from these readings.
@@ -233,14 +244,10 @@ impl Observer {
         self.latest.watermarks.borrow().get(&node).copied().unwrap_or_default()
     }
 
-    fn show_headroom(
-        &self,
-        nodes: Vec<NodeHeadroom>,
-        others: Vec<OtherWorkload>,
-        conditions: Arc<Conditions>,
-    ) {
+    /// Shows what was seen, as the next look.
+    fn show_headroom(&self, seen: Headroom) {
         self.latest.headroom.send_modify(|headroom| {
-            *headroom = Arc::new(Headroom { look: headroom.look + 1, nodes, others, conditions });
+            *headroom = Arc::new(Headroom { look: headroom.look + 1, ..seen });
         });
     }
 

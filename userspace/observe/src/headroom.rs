@@ -87,6 +87,13 @@ impl Tights {
         }
         self.0 = nodes.iter().filter(|of| of.is_tight).map(|of| of.node).collect();
     }
+
+    /// Marks those that were judged to be tight.
+    pub(crate) fn mark(&self, nodes: &mut [NodeHeadroom]) {
+        for of in nodes {
+            of.is_tight = self.0.contains(&of.node);
+        }
+    }
 }
 
 /// What is news of a node.
@@ -240,7 +247,7 @@ mod tests {
         assert_eq!(at(164, 100), (false, 0));
         assert_eq!(at(140, 100), (false, 24));
         assert_eq!(at(0, 0), (false, 0), "nothing is promised that is not used");
-        assert_eq!(at(0, 1), (true, 65));
+        assert_eq!(at(0, 1), (true, 2), "a margin is for no more than is promised");
         tights.judge(&mut []);
         assert!(tights.0.is_empty());
     }

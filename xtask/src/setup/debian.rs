@@ -38,7 +38,7 @@ const LEFT_OUT: &[&str] = &[
 /// The same below the folder of the processor's libraries.
 const LIBRARIES_LEFT_OUT: &[&str] = &["gconv", "perl"];
 
-/// All that is left out, relative to the root.
+/// What is not packed, relative to the root.
 fn left_out(arch: Arch) -> Vec<String> {
     let of_arch = |name: &&str| format!("usr/lib/{}-linux-gnu/{name}", arch.kernel_name());
     let others = LEFT_OUT.iter().map(|path| (*path).to_owned());

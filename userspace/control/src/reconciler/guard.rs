@@ -3,7 +3,7 @@
 //!
 //! Problem: see [`HeadroomSource`](numaward_model::port::HeadroomSource), which looks. Page cache counts as available: the
 //! kernel drops it when somebody needs memory. What is in the way is memory that cannot be dropped: anonymous memory, tmpfs,
-//! dirty or locked pages. Who wants page cache dropped before that has it so ([`reclaim`]).
+//! dirty or locked pages. Page cache is dropped early only where the configuration asks for that ([`reclaim`]).
 //!
 //! Algorithm: while a node is short, every few seconds the workload without a guarantee that has most there is steered off
 //! it, unless the configuration exempts it or its other nodes have no room for what it has. When the node is no longer low,

@@ -1,31 +1,47 @@
 //! Checks of the headroom guard.
 
 use numaward_cgroup::needs::RECLAIM;
-use numaward_config::Config;
-use numaward_topology::Need;
+use numaward_config::{Config, OperatingMode};
+use numaward_topology::{Need, Release};
 
-use super::{Outcome, ok, warn};
+use super::{Host, Outcome, ok, warn};
 
-/// Whether page cache can be dropped for what is promised.
-pub(super) fn kept_free(config: &Config, needs: &[(Need, Option<bool>)]) -> Outcome {
-    if !config.keeps_free() {
-        return warn(
-            "nothing is dropped: guardReclaim needs guard: act or evict, and enforcement.mode: on",
-            "guard: act, enforcement.mode: on",
-        );
-    }
-    match needs.iter().find(|(need, _)| need.name == RECLAIM.name) {
-        Some((_, Some(false))) => {
-            warn(format!("nothing is dropped: this kernel has no {}", RECLAIM.name), "Linux 5.19 or newer")
+/// The first kernel that can leave anonymous memory alone when it reclaims.
+const LEAVES_ANONYMOUS: Release = Release::new(6, 13);
+
+impl Host<'_> {
+    /// Whether page cache can be dropped for what is promised.
+    pub(super) fn kept_free(&self, config: &Config, needs: &[(Need, Option<bool>)]) -> Outcome {
+        if !config.keeps_free() || config.mode == Some(OperatingMode::Observe) {
+            return warn(
+                "nothing is dropped: guardReclaim needs guard: act or evict, enforcement.mode: on, and no mode: observe",
+                "guard: act, enforcement.mode: on",
+            );
         }
-        _ => {
-            ok("page cache of workloads without a guarantee is dropped before what is promised is asked for")
+        if needs.iter().any(|(need, is_here)| need.name == RECLAIM.name && *is_here == Some(false)) {
+            return warn(
+                format!("nothing is dropped: this kernel has no {}", RECLAIM.name),
+                format!("Linux {} or newer", RECLAIM.since),
+            );
         }
+        let release = self.read("proc/sys/kernel/osrelease").ok().and_then(|text| Release::parse(&text));
+        let has_swap = self.read("proc/swaps").is_ok_and(|text| text.lines().count() > 1);
+        if has_swap && release.is_some_and(|release| release < LEAVES_ANONYMOUS) {
+            return warn(
+                format!(
+                    "nothing is dropped: before Linux {LEAVES_ANONYMOUS}, that takes a host without swap"
+                ),
+                "swapoff -a, or a newer kernel",
+            );
+        }
+        ok("page cache of workloads without a guarantee is dropped before what is promised is asked for")
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use numaward_api::{EnforcementMode, doctor::Verdict};
     use numaward_config::guard::GuardMode;
 
@@ -33,18 +49,37 @@ mod tests {
 
     #[test]
     fn what_is_promised_is_kept_free_where_the_guard_acts_and_the_kernel_can() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+        let kernel = |release: &str, swaps: &str| {
+            fs::write(root.path().join("proc/sys/kernel/osrelease"), release).unwrap();
+            fs::write(root.path().join("proc/swaps"), swaps).unwrap();
+        };
         let mut config = Config::default();
         config.guard_reclaim.enabled = true;
         config.enforcement.mode = EnforcementMode::On;
-        let of = |config: &Config, is_here| kept_free(config, &[(RECLAIM, is_here)]);
+        let host = Host { root: root.path() };
+        let of = |config: &Config, is_here| host.kept_free(config, &[(RECLAIM, is_here)]);
+        kernel("6.12.1", "Filename Type Size Used Priority\n");
         assert!(of(&config, Some(true)).1.contains("guardReclaim needs guard: act"));
         config.guard = GuardMode::Evict;
         assert_eq!([Some(true), None].map(|is_here| of(&config, is_here).0), [Verdict::Ok; 2]);
-        let (verdict, finding, _) = of(&config, Some(false));
+        let (verdict, finding, fix) = of(&config, Some(false));
         assert_eq!(
-            (verdict, finding.as_str()),
-            (Verdict::Warn, "nothing is dropped: this kernel has no memory.reclaim")
+            (verdict, finding.as_str(), fix.as_deref()),
+            (
+                Verdict::Warn,
+                "nothing is dropped: this kernel has no memory.reclaim",
+                Some("Linux 5.19 or newer")
+            )
         );
+        for (release, expected) in [("6.12.1-amd64", Verdict::Warn), ("6.13.0", Verdict::Ok)] {
+            kernel(release, "Filename Type Size Used Priority\n/dev/zram0 partition 1 0 -2\n");
+            assert_eq!(of(&config, Some(true)).0, expected, "{release}");
+        }
+        config.mode = Some(OperatingMode::Observe);
+        assert_eq!(of(&config, Some(true)).0, Verdict::Warn);
+        config.mode = None;
         config.enforcement.mode = EnforcementMode::DryRun;
         assert_eq!(of(&config, Some(true)).0, Verdict::Warn);
     }

@@ -14,8 +14,8 @@ use std::{
 use numaward_topology::Bytes;
 use rustix::io::Errno;
 
-/// Drops page cache of a cgroup, and nothing else: no anonymous memory goes to swap. `proc` is where procfs is. That the
-/// kernel finds less than that is no error.
+/// Drops page cache of a cgroup, also mapped files that were not used lately; no anonymous memory goes to swap. `proc` is where
+/// procfs is. That the kernel finds less than that is no error.
 ///
 /// On kernels before 6.13 `memory.reclaim` cannot leave anonymous memory alone; there it is only used where
 /// there is no swap.

@@ -7,7 +7,11 @@ use std::{
     time::Duration,
 };
 
-use numaward_cgroup::{CgroupId, CgroupPath, ReadError, read};
+use numaward_cgroup::{
+    CgroupId, CgroupPath, ReadError,
+    knob::{Knob, Limit, Value},
+    read::{self, NodeMemory},
+};
 use numaward_enforce::pages;
 use numaward_model::health::Heartbeats;
 use numaward_topology::{Bytes, NodeId};
@@ -29,6 +33,8 @@ pub(super) struct CacheDrop {
     pub(super) node: NodeId,
     /// How much of the node.
     pub(super) bytes: Bytes,
+    /// How much of all nodes, at most.
+    pub(super) most: Bytes,
     /// What came of the last time.
     pub(super) last: Option<Dropped>,
 }
@@ -38,14 +44,25 @@ pub(super) struct CacheDrop {
 pub(super) struct Dropped {
     /// How much less the node has.
     pub(super) bytes: Bytes,
-    /// How much of all nodes was asked for.
-    pub(super) asked: Bytes,
+    /// How much less all nodes have.
+    pub(super) all: Bytes,
     /// What of the cgroup's page cache has been read again, up to then, that was dropped before.
     pub(super) refaulted: Bytes,
 }
 
+/// Nothing was dropped.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DropError {
+    /// It is not known what there is.
+    #[error(transparent)]
+    Unknown(#[from] ReadError),
+    /// The kernel does not.
+    #[error("memory.reclaim: {0}")]
+    Refused(#[source] io::Error),
+}
+
 /// What came of it: nothing was done where most of what was dropped the last time has been read again.
-pub(super) type Outcome = io::Result<Option<Dropped>>;
+pub(super) type Outcome = Result<Option<Dropped>, DropError>;
 
 /// Gives orders to the thread.
 pub(super) type CacheWorker = Worker<CacheDrop, (CacheDrop, Outcome)>;
@@ -65,23 +82,29 @@ pub(super) fn start(
 }
 
 /// Drops page cache of a cgroup until a node has so much less of it. The kernel takes no node for that, so as much of the other
-/// nodes goes in proportion.
+/// nodes goes in proportion. What is protected from reclaim stays: the kernel does not heed that of the cgroup it is asked about.
 fn drop_on(proc: &Path, order: &CacheDrop) -> Outcome {
     let dir = order.dir.as_path();
-    let on = |of: &BTreeMap<NodeId, u64>| of.get(&order.node).copied().unwrap_or(0);
-    let again = refaulted(dir).map_err(io::Error::other)?;
-    let is_used = |last: Dropped| again.0.saturating_sub(last.refaulted.0) > last.asked.0 / 2;
+    let again = refaulted(dir)?;
+    let is_used = |last: Dropped| again.0.saturating_sub(last.refaulted.0) > last.all.0 / 2;
     if order.last.is_some_and(is_used) {
         return Ok(None);
     }
-    let before = loose(dir).map_err(io::Error::other)?;
-    let all = before.values().copied().fold(0, u64::saturating_add);
-    let share = u128::from(order.bytes.0) * u128::from(all) / u128::from(on(&before).max(1));
-    let asked = Bytes(u64::try_from(share).unwrap_or(u64::MAX).min(all));
-    pages::reclaim(proc, dir, asked)?;
-    let after = loose(dir).map_err(io::Error::other)?;
-    let bytes = Bytes(on(&before).saturating_sub(on(&after)));
-    Ok(Some(Dropped { bytes, asked, refaulted: refaulted(dir).map_err(io::Error::other)? }))
+    let before = read::memory_numa_stat(dir)?;
+    let loose = |of: &NodeMemory| of.loose_cache().0;
+    let on = before.get(&order.node).map_or(0, loose);
+    let all = before.values().map(loose).fold(0, u64::saturating_add);
+    let share = u128::from(order.bytes.0) * u128::from(all) / u128::from(on.max(1));
+    let share = u64::try_from(share).unwrap_or(u64::MAX);
+    let asked = Bytes(share.min(all).min(order.most.0).min(unprotected(dir)?.0));
+    if asked.0 > 0 {
+        pages::reclaim(proc, dir, asked).map_err(DropError::Refused)?;
+    }
+    let after = read::memory_numa_stat(dir)?;
+    let cache = |of: &BTreeMap<NodeId, NodeMemory>, node| of.get(&node).map_or(0, |of| of.page_cache().0);
+    let less = |node| cache(&before, node).saturating_sub(cache(&after, node));
+    let all = before.keys().map(|node| less(*node)).fold(0, u64::saturating_add);
+    Ok(Some(Dropped { bytes: Bytes(less(order.node)), all: Bytes(all), refaulted: refaulted(dir)? }))
 }
 
 /// Page cache that was dropped and has been read again, since the cgroup was made.
@@ -90,10 +113,16 @@ fn refaulted(dir: &Path) -> Result<Bytes, ReadError> {
     Ok(Bytes(read::file_refaults(dir)?.saturating_mul(page)))
 }
 
-/// Page cache that nobody maps, by node.
-fn loose(dir: &Path) -> Result<BTreeMap<NodeId, u64>, ReadError> {
-    let read = read::memory_numa_stat(dir)?;
-    Ok(read.iter().map(|(node, of)| (*node, of.loose_cache().0)).collect())
+/// What a cgroup has beyond the protection that somebody gave it (`memory.min`, `memory.low`).
+fn unprotected(dir: &Path) -> Result<Bytes, ReadError> {
+    let protected = [Knob::MemoryMin, Knob::MemoryLow].map(|knob| match knob.read(dir) {
+        Ok(Value::Limit(Limit::Bytes(bytes))) => bytes.0,
+        Ok(Value::Limit(Limit::Max)) => u64::MAX,
+        // A kernel without it gives none.
+        _ => 0,
+    });
+    let protected = protected.into_iter().max().unwrap_or_default();
+    Ok(Bytes(read::memory_current(dir)?.0.saturating_sub(protected)))
 }
 
 #[cfg(test)]
@@ -105,39 +134,73 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn as_much_goes_as_is_to_go_on_the_node_unless_it_is_read_again() {
+    fn as_much_goes_as_is_to_go_on_the_node_unless_it_is_read_again_or_protected() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path();
-        let stat =
-            format!("anon N0={MIB} N1={MIB}\nfile N0={} N1={}\nshmem N0={MIB} N1=0\n", 5 * MIB, 12 * MIB);
-        fs::write(dir.join("memory.numa_stat"), stat).unwrap();
-        let refaults = |pages: u64| {
-            fs::write(dir.join("memory.stat"), format!("anon 5\nworkingset_refault_file {pages}\n")).unwrap();
-        };
+        let write = |file: &str, text: String| fs::write(dir.join(file), text).unwrap();
+        write(
+            "memory.numa_stat",
+            format!("anon N0=0 N1=0\nfile N0={} N1={}\nshmem N0={MIB} N1=0\n", 5 * MIB, 12 * MIB),
+        );
+        write("memory.current", format!("{}\n", 40 * MIB));
+        let refaults = |pages: u64| write("memory.stat", format!("workingset_refault_file {pages}\n"));
         let mut order = CacheDrop {
             cgroup: CgroupPath::root(),
             id: CgroupId(1),
             dir: dir.to_owned(),
             node: NodeId(1),
             bytes: Bytes::mib(6),
+            most: Bytes::mib(9),
             last: None,
         };
-        let mut asked = || {
-            fs::write(dir.join("memory.reclaim"), "").unwrap();
-            order.last = drop_on(&dir.join("proc"), &order).unwrap();
-            (fs::read_to_string(dir.join("memory.reclaim")).unwrap(), order.last)
+        let asked = |order: &CacheDrop| {
+            write("memory.reclaim", String::new());
+            let outcome = drop_on(&dir.join("proc"), order).unwrap();
+            (fs::read_to_string(dir.join("memory.reclaim")).unwrap(), outcome)
         };
+        let swappiness = |mib: u64| format!("{} swappiness=0", mib * MIB);
         refaults(100);
         let page = rustix::param::page_size() as u64;
         // Of 16 MiB, 12 are on the node: for 6 of these, 8 have to go. The made-up files do not change.
-        let dropped = Dropped { bytes: Bytes(0), asked: Bytes::mib(8), refaulted: Bytes(100 * page) };
-        assert_eq!(asked(), (format!("{} swappiness=0", 8 * MIB), Some(dropped)));
+        let nothing = Dropped { bytes: Bytes(0), all: Bytes(0), refaulted: Bytes(100 * page) };
+        assert_eq!(asked(&order), (swappiness(8), Some(nothing)));
+        order.bytes = Bytes::mib(12);
+        assert_eq!(asked(&order).0, swappiness(9), "no more at once");
+        order.last = Some(Dropped { all: Bytes::mib(8), ..nothing });
         refaults(100 + 4 * MIB / page);
-        assert!(asked().1.is_some(), "half of it was read again");
-        refaults(101 + 8 * MIB / page);
-        assert_eq!(asked(), (String::new(), None), "more than half of it was read again");
-        assert!(asked().1.is_some(), "it begins anew");
+        assert!(asked(&order).1.is_some(), "half of it was read again");
+        refaults(101 + 4 * MIB / page);
+        assert_eq!(asked(&order), (String::new(), None), "more than half of it was read again");
+        order.last = None;
+        for (file, protected, expected) in
+            [("memory.low", "38", swappiness(2)), ("memory.min", "max", String::new())]
+        {
+            let bytes = protected.parse::<u64>().map_or("max".to_owned(), |mib| (mib * MIB).to_string());
+            write(file, format!("{bytes}\n"));
+            assert_eq!(asked(&order).0, expected, "{file}");
+        }
         fs::remove_file(dir.join("memory.stat")).unwrap();
-        assert!(drop_on(&dir.join("proc"), &order).is_err());
+        assert!(matches!(drop_on(&dir.join("proc"), &order), Err(DropError::Unknown(_))));
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_is_told_from_what_cannot_be_read() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path();
+        for (file, text) in [
+            ("memory.numa_stat", "anon N0=0\nfile N0=8388608\n"),
+            ("memory.current", "8388608\n"),
+            ("memory.stat", "workingset_refault_file 0\n"),
+        ] {
+            fs::write(dir.join(file), text).unwrap();
+        }
+        let (cgroup, id, dir) = (CgroupPath::root(), CgroupId(1), dir.to_owned());
+        let (bytes, most) = (Bytes::mib(1), Bytes::mib(1));
+        let order = CacheDrop { cgroup, id, dir, node: NodeId(0), bytes, most, last: None };
+        let refused = drop_on(root.path(), &order);
+        assert!(
+            matches!(&refused, Err(DropError::Refused(of)) if of.kind() == io::ErrorKind::NotFound),
+            "{refused:?}"
+        );
     }
 }

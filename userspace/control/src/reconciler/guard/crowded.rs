@@ -43,7 +43,7 @@ impl Crowding {
         let is_short = |node: NodeId| seen.node(node).is_some_and(|of| of.is_low && of.is_short());
         self.since.retain(|node, _| is_short(*node));
         // Where reading them takes long, not every look has them: then nothing follows.
-        if !seen.others.is_empty() {
+        if seen.others.iter().any(|other| !other.resident.is_empty()) {
             self.since.retain(|node, _| stuck.contains(*node));
             for node in stuck.iter() {
                 let since = *self.since.entry(node).or_insert(now);

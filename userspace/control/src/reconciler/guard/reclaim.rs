@@ -7,13 +7,13 @@
 //! most of it there, in the thread `page_cache`. The kernel counts how much of what was dropped is read again (refaults). A
 //! workload that reads most of it again uses it: it is left alone for a while, and for twice as long each further time.
 //!
-//! Invariants: nobody is touched who may not be steered. No more is dropped than is needed, and at most `rate` in a second. Anonymous
-//! memory is not touched.
+//! Invariants: nobody is touched who may not be steered. On the node, no more is dropped than is needed, and of all nodes at most
+//! `rate` in a second. Anonymous memory is not touched.
 
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    mem,
+    io, mem,
     time::{Duration, Instant},
 };
 
@@ -27,13 +27,15 @@ use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    cache_worker::{self, CacheDrop, CacheWorker, Dropped, Outcome},
+    cache_worker::{self, CacheDrop, CacheWorker, DropError, Dropped, Outcome},
     may_be_steered,
 };
 use crate::{core::Core, page_worker::LEAST};
 
 /// For how many seconds one order drops cache at the rate: about as often is page cache read.
 const ORDER: u64 = 5;
+/// Where less than one in so many parts of what was to go went, the rest cannot be dropped now.
+const FEW: u64 = 8;
 /// For how long a workload that uses its page cache is left alone, the first time and at most.
 const PAUSE: Duration = Duration::from_secs(30);
 const LONGEST_PAUSE: Duration = Duration::from_mins(16);
@@ -43,9 +45,13 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(16);
 pub(super) struct Reclaim {
     worker: Option<CacheWorker>,
     stop: CancellationToken,
-    /// Those for which something was done or said since they became tight.
+    /// The node for which the thread is at work.
+    busy_for: Option<NodeId>,
+    /// When something was dropped for each node last: all have their turn.
+    served: BTreeMap<NodeId, Instant>,
+    /// Nodes for which something was done or said since they became tight.
     tight: BTreeMap<NodeId, Tight>,
-    /// What is known of workloads of which some was dropped.
+    /// What is known of workloads of which some was to be dropped.
     known: BTreeMap<(CgroupPath, CgroupId), Known>,
     /// Whether the kernel refused it: then it is not tried again.
     is_refused: bool,
@@ -56,7 +62,8 @@ pub(super) struct Reclaim {
 struct Tight {
     dropped: Bytes,
     is_begun: bool,
-    is_nobody: bool,
+    /// Whether it was said that nobody has page cache to drop.
+    is_said: bool,
 }
 
 /// A workload of which some was to be dropped.
@@ -73,6 +80,14 @@ impl Known {
         self.pause = (self.pause * 2).clamp(PAUSE, LONGEST_PAUSE);
         (self.until, self.last) = (Some(now + self.pause), None);
     }
+
+    /// Takes note of what was dropped; `is_judged` if it did not use what was dropped before.
+    fn took(&mut self, dropped: Dropped, is_judged: bool) {
+        if is_judged {
+            self.pause /= 2;
+        }
+        (self.until, self.last) = (None, Some(dropped));
+    }
 }
 
 impl Reclaim {
@@ -83,46 +98,56 @@ impl Reclaim {
     /// Takes note of what was dropped, and has more dropped where a node is tight.
     pub(super) fn turn(&mut self, core: &Core, seen: &Headroom, now: Instant) {
         if let Some((order, outcome)) = self.worker.as_mut().and_then(CacheWorker::take) {
+            self.busy_for = None;
             self.take(core, seen, order, outcome, now);
         }
-        let is_tight = |node: NodeId| seen.node(node).is_some_and(|of| of.is_tight);
-        for (node, of) in self.tight.extract_if(.., |node, _| !is_tight(*node)).filter(|(_, of)| of.is_begun)
-        {
-            let message = format!(
-                "What is promised on node {node} is free again: {} of page cache were dropped there.",
-                mib(of.dropped)
-            );
+        if core.config.keeps_free() {
+            for of in &seen.nodes {
+                core.metrics.reclaimed(of.node, Bytes(0));
+            }
+        }
+        let (busy_for, is_over) =
+            (self.busy_for, |node: NodeId| !seen.node(node).is_some_and(|of| of.is_tight));
+        let over = self.tight.extract_if(.., |node, _| busy_for != Some(*node) && is_over(*node));
+        for (node, of) in over.filter(|(_, of)| of.is_begun) {
+            let is_free = seen.node(node).is_some_and(|of| of.unused.0 > 0);
+            let what = if is_free {
+                format!("What is promised on node {node} is free again")
+            } else {
+                format!("Nothing has to be kept free on node {node} any more")
+            };
+            let message = format!("{what}: {} of page cache were dropped there.", mib(of.dropped));
             report(core, None, node, Severity::Info, message);
         }
-        // Where reading page cache takes long, not every look has it.
-        let is_known = seen.others.iter().any(|other| !other.cache.is_empty());
-        let is_busy = self.worker.as_ref().is_some_and(CacheWorker::is_busy);
-        if !is_known || is_busy || self.is_refused {
+        if !seen.is_cache_read || self.busy_for.is_some() || self.is_refused {
             return;
         }
-        self.known.retain(|(cgroup, id), _| {
-            seen.others.iter().any(|other| other.cgroup == *cgroup && other.id == *id)
-        });
-        // The node that needs most comes first.
+        let is_there = |cgroup: &CgroupPath, id: CgroupId| {
+            core.hierarchy.id_of(cgroup).is_ok_and(|found| found == Some(id))
+        };
+        self.known.retain(|(cgroup, id), _| is_there(cgroup, *id));
+        // The node comes first that had its turn the longest time ago; of those that had none, the one that needs most.
         let mut tight: Vec<&NodeHeadroom> = seen.nodes.iter().filter(|of| of.is_tight).collect();
-        tight.sort_by_key(|of| Reverse(of.not_free()));
+        tight.sort_by_key(|of| (self.served.get(&of.node).copied(), Reverse(of.not_free())));
         if let Some(order) = tight.into_iter().find_map(|of| self.next(core, seen, of, now)) {
-            self.give(core, order);
+            self.give(core, order, now);
         }
     }
 
     /// What to drop for a node.
     fn next(&mut self, core: &Core, seen: &Headroom, of: &NodeHeadroom, now: Instant) -> Option<CacheDrop> {
         let node = of.node;
+        let most = Bytes(core.config.guard_reclaim.rate.0.0.saturating_mul(ORDER)).max(LEAST);
         let known = |other: &OtherWorkload| self.known.get(&(other.cgroup.clone(), other.id));
         let may_be_dropped = |other: &&OtherWorkload| {
             let is_due = known(other).and_then(|known| known.until).is_none_or(|until| now >= until);
             is_due && other.cache_on(node) >= LEAST && may_be_steered(core, other)
         };
-        let most = seen.others.iter().filter(may_be_dropped).max_by_key(|other| other.cache_on(node));
-        let Some(other) = most else {
+        let candidates = seen.others.iter().filter(may_be_dropped);
+        let Some(other) = candidates.max_by_key(|other| (within(other, node, most), other.cache_on(node)))
+        else {
             let tight = self.tight.entry(node).or_default();
-            if !mem::replace(&mut tight.is_nobody, true) {
+            if !mem::replace(&mut tight.is_said, true) {
                 let message = format!(
                     "{} more are to be free on node {node} for what is promised there, and no workload without a guarantee \
                      has page cache there that it does not use.",
@@ -132,49 +157,54 @@ impl Reclaim {
             }
             return None;
         };
-        let rate = Bytes(core.config.guard_reclaim.rate.0.0.saturating_mul(ORDER));
         Some(CacheDrop {
             cgroup: other.cgroup.clone(),
             id: other.id,
             dir: core.hierarchy.dir(&other.cgroup),
             node,
-            bytes: of.not_free().min(rate).max(LEAST).min(other.cache_on(node)),
+            bytes: of.not_free().max(LEAST).min(within(other, node, most)),
+            most,
             last: known(other).and_then(|known| known.last),
         })
     }
 
     /// Gives the thread an order; it is started when it is needed first.
-    fn give(&mut self, core: &Core, order: CacheDrop) {
+    fn give(&mut self, core: &Core, order: CacheDrop, now: Instant) {
         if self.worker.is_none() {
             match cache_worker::start(&core.config.host_root, &core.ports.heartbeats, &self.stop) {
                 Ok(worker) => self.worker = Some(worker),
                 Err(error) => tracing::error!(%error, "no page cache is dropped: no thread can be started"),
             }
         }
-        if let Some(worker) = &mut self.worker {
-            worker.give(order);
+        let node = order.node;
+        if self.worker.as_mut().is_some_and(|worker| worker.give(order)) {
+            self.busy_for = Some(node);
+            self.served.insert(node, now);
         }
     }
 
     fn take(&mut self, core: &Core, seen: &Headroom, order: CacheDrop, outcome: Outcome, now: Instant) {
-        let CacheDrop { cgroup, id, dir, node, .. } = order;
+        let CacheDrop { cgroup, id, node, .. } = order;
         let known = self.known.entry((cgroup.clone(), id)).or_default();
         match outcome {
-            // Where nothing of it can be dropped now, the next one has its turn.
-            Ok(Some(dropped)) if dropped.bytes < LEAST => known.leave_alone(now),
             Ok(Some(dropped)) => {
-                *known = Known { last: Some(dropped), pause: known.pause / 2, until: None };
+                // Where hardly any of it can be dropped now, the next one has its turn.
+                if dropped.bytes.0 < order.bytes.0 / FEW {
+                    known.leave_alone(now);
+                } else {
+                    known.took(dropped, order.last.is_some());
+                }
                 core.metrics.reclaimed(node, dropped.bytes);
-                tracing::debug!(%cgroup, %node, bytes = %dropped.bytes, "page cache was dropped");
+                tracing::debug!(%cgroup, %node, bytes = %dropped.bytes, all = %dropped.all, "page cache was dropped");
                 let tight = self.tight.entry(node).or_default();
                 tight.dropped.0 = tight.dropped.0.saturating_add(dropped.bytes.0);
-                if !mem::replace(&mut tight.is_begun, true) {
-                    let lacks = seen.node(node).map_or(Bytes(0), NodeHeadroom::not_free);
+                if dropped.bytes >= LEAST && !mem::replace(&mut tight.is_begun, true) {
+                    let rest = seen.node(node).map_or(Bytes(0), NodeHeadroom::not_free);
                     let message = format!(
-                        "{} more are to be free on node {node} for what is promised there: page cache of workloads without a \
-                         guarantee is dropped, first {} of {cgroup}.",
-                        mib(Bytes(lacks.0.saturating_add(dropped.bytes.0))),
-                        mib(dropped.bytes)
+                        "What is promised on node {node} is not free there: page cache of workloads without a guarantee is \
+                         dropped, {} of {cgroup} first. {} more are to be free.",
+                        mib(dropped.bytes),
+                        mib(rest)
                     );
                     report(core, Some(&cgroup), node, Severity::Info, message);
                 }
@@ -183,20 +213,42 @@ impl Reclaim {
                 known.leave_alone(now);
                 tracing::debug!(%cgroup, %node, seconds = known.pause.as_secs(), "uses its page cache, and is left alone");
             }
-            // It is gone.
-            Err(_) if !dir.exists() => {}
-            Err(error) => {
+            Err(DropError::Refused(error)) if is_final(core, &cgroup, id, &error) => {
                 self.is_refused = true;
-                let message =
-                    format!("Page cache cannot be dropped, so what is promised is not kept free: {error}.");
+                let hint = match error.kind() {
+                    io::ErrorKind::InvalidInput => "; before Linux 6.13, that takes a host without swap",
+                    _ => "",
+                };
+                let message = format!(
+                    "Page cache cannot be dropped, so what is promised is not kept free: memory.reclaim: {error}{hint}."
+                );
                 report(core, Some(&cgroup), node, Severity::Warning, message);
+            }
+            Err(error) => {
+                known.leave_alone(now);
+                tracing::debug!(%cgroup, %error, "its page cache cannot be dropped");
             }
         }
     }
 }
 
+/// Whether the kernel would answer so for each cgroup: it does not have the file, or not what is written to it.
+fn is_final(core: &Core, cgroup: &CgroupPath, id: CgroupId, error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, NotFound, Unsupported};
+    let is_there = core.hierarchy.id_of(cgroup).is_ok_and(|found| found == Some(id));
+    is_there && matches!(error.kind(), NotFound | InvalidInput | Unsupported)
+}
+
+/// How much of a node goes where so much is dropped of all.
+fn within(other: &OtherWorkload, node: NodeId, most: Bytes) -> Bytes {
+    let all = other.cache.iter().map(|(_, bytes)| bytes.0).fold(0, u64::saturating_add);
+    let on = other.cache_on(node);
+    let share = u128::from(most.0) * u128::from(on.0) / u128::from(all.max(1));
+    Bytes(u64::try_from(share).unwrap_or(u64::MAX)).min(on)
+}
+
 fn mib(bytes: Bytes) -> String {
-    format!("{} MiB", bytes.0 >> 20)
+    format!("{} MiB", bytes.0.div_ceil(1 << 20))
 }
 
 fn report(core: &Core, cgroup: Option<&CgroupPath>, node: NodeId, severity: Severity, message: String) {
@@ -226,65 +278,62 @@ mod tests {
         NodeHeadroom { is_tight: of.seems_tight(false), ..of }
     }
 
-    fn other(bench: &Bench, path: &str, cache: u64) -> OtherWorkload {
-        OtherWorkload { cache: vec![(NODE, Bytes::mib(cache))], ..bench.other(path) }
+    /// A look at this node, and at others with so much page cache there, in MiB.
+    fn seen(bench: &Bench, node: NodeHeadroom, caches: &[(&str, u64)]) -> Headroom {
+        let other = |(path, cache): &(&str, u64)| OtherWorkload {
+            cache: vec![(NODE, Bytes::mib(*cache))],
+            ..bench.other(path)
+        };
+        let others = caches.iter().map(other).collect();
+        Headroom { nodes: vec![node], others, is_cache_read: true, ..Headroom::default() }
     }
 
-    fn seen(bench: &Bench, free: u64, caches: &[(&str, u64)]) -> Headroom {
-        let others = caches.iter().map(|(path, cache)| other(bench, path, *cache)).collect();
-        Headroom { look: 1, nodes: vec![node(free)], others, ..Headroom::default() }
-    }
-
-    /// What is ordered at such a look: of whom, and how much.
-    fn next(bench: &mut Bench, seen: &Headroom, now: Instant) -> Option<(String, u64)> {
+    /// What is ordered at such a look.
+    fn order(bench: &mut Bench, seen: &Headroom, now: Instant) -> Option<CacheDrop> {
         let (core, guard) = bench.core_and_guard();
-        let order = guard.reclaim.next(core, seen, &seen.nodes[0], now)?;
+        guard.reclaim.next(core, seen, &seen.nodes[0], now)
+    }
+
+    /// Of whom, and how much.
+    fn next(bench: &mut Bench, seen: &Headroom, now: Instant) -> Option<(String, u64)> {
+        let order = order(bench, seen, now)?;
         Some((order.cgroup.as_str().to_owned(), order.bytes.0 >> 20))
     }
 
-    /// What came of an order.
-    fn take(bench: &mut Bench, seen: &Headroom, path: &str, outcome: Outcome, now: Instant) {
-        let order = order_of(bench, path);
+    fn take(bench: &mut Bench, seen: &Headroom, order: CacheDrop, outcome: Outcome, now: Instant) {
         let (core, guard) = bench.core_and_guard();
         guard.reclaim.take(core, seen, order, outcome, now);
     }
 
-    fn order_of(bench: &Bench, path: &str) -> CacheDrop {
-        let OtherWorkload { cgroup, id, .. } = bench.other(path);
-        CacheDrop { cgroup, id, dir: bench.root().join(path), node: NODE, bytes: Bytes::mib(50), last: None }
-    }
-
-    fn dropped(mib: u64) -> Outcome {
+    fn dropped(mib: u64) -> Dropped {
         let bytes = Bytes::mib(mib);
-        Ok(Some(Dropped { bytes, asked: bytes, refaulted: Bytes(0) }))
+        Dropped { bytes, all: bytes, refaulted: Bytes(0) }
     }
 
     #[test]
-    fn the_one_with_most_page_cache_gives_up_what_lacks() {
-        let mut bench = Bench::new(&["small", "large", "exempt"]);
+    fn the_one_with_most_page_cache_gives_up_what_is_needed() {
+        let mut bench = Bench::new(&["small", "large", "spread", "exempt"]);
         let now = Instant::now();
         let caches = [("small", 70), ("kept", 900), ("large", 500), ("exempt", 800)];
-        let order = |bench: &mut Bench, free, caches: &[(&str, u64)]| {
-            let seen = seen(bench, free, caches);
-            next(bench, &seen, now)
-        };
-        assert_eq!(order(&mut bench, 110, &caches), Some(("/large".to_owned(), 90)));
+        let look = seen(&bench, node(110), &caches);
+        assert_eq!(next(&mut bench, &look, now), Some(("/large".to_owned(), 90)));
+        let look = seen(&bench, node(0), &caches[..2]);
+        assert_eq!(next(&mut bench, &look, now), Some(("/small".to_owned(), 70)), "no more than it has");
+        let empty = NodeHeadroom { unused: Bytes::gib(9), margin: Bytes(0), ..node(0) };
+        let mut look = seen(&bench, empty, &[("large", 5000), ("spread", 6000)]);
+        look.others[1].cache.push((NodeId(0), Bytes::gib(60)));
+        assert_eq!(next(&mut bench, &look, now), Some(("/large".to_owned(), 5 * 64)), "at the rate");
+        look.others.remove(0);
         assert_eq!(
-            order(&mut bench, 0, &caches[..2]),
-            Some(("/small".to_owned(), 70)),
-            "no more than it has"
+            next(&mut bench, &look, now),
+            Some(("/spread".to_owned(), 28)),
+            "of all nodes at the rate"
         );
-        let (core, _) = bench.core_and_guard();
-        assert_eq!(core.config.guard_reclaim.rate.0, Bytes::mib(64));
-        let all = [("large", 5000)];
-        let seen = Headroom {
-            nodes: vec![NodeHeadroom { unused: Bytes::gib(9), ..node(0) }],
-            ..seen(&bench, 0, &all)
-        };
-        assert_eq!(next(&mut bench, &seen, now), Some(("/large".to_owned(), 5 * 64)), "at the rate");
         assert!(bench.reported().is_empty());
-        assert_eq!(order(&mut bench, 110, &[("kept", 900), ("exempt", 800), ("small", 1)]), None);
-        assert_eq!(order(&mut bench, 110, &[("kept", 900)]), None);
+        for caches in [&[("kept", 900), ("exempt", 800), ("small", 1)][..], &[("kept", 900)]] {
+            let look = seen(&bench, node(110), caches);
+            assert_eq!(next(&mut bench, &look, now), None);
+        }
         let reported = bench.reported();
         assert_eq!(reported.matches("90 MiB more are to be free on node 1").count(), 1, "{reported}");
         assert!(
@@ -295,58 +344,117 @@ mod tests {
     #[test]
     fn who_uses_page_cache_is_left_alone_for_longer_each_time() {
         let mut bench = Bench::new(&["used", "large"]);
-        let start = Instant::now();
-        let seen = seen(&bench, 0, &[("used", 500), ("large", 400)]);
-        let (mut now, mut after) = (start, Vec::new());
+        let look = seen(&bench, node(0), &[("used", 500), ("large", 400)]);
+        let (mut now, mut pauses) = (Instant::now(), Vec::new());
         for _ in 0..7 {
-            take(&mut bench, &seen, "used", Ok(None), now);
-            assert_eq!(next(&mut bench, &seen, now).unwrap().0, "/large");
-            let paused = (0..).find(|seconds| {
-                next(&mut bench, &seen, now + Duration::from_secs(*seconds)).unwrap().0 == "/used"
-            });
-            after.push(paused.unwrap());
-            now += Duration::from_secs(paused.unwrap());
+            // What was dropped is read again, which the next order finds.
+            let first = order(&mut bench, &look, now).unwrap();
+            assert_eq!((first.cgroup.as_str(), first.last), ("/used", None));
+            take(&mut bench, &look, first, Ok(Some(dropped(50))), now);
+            let second = order(&mut bench, &look, now).unwrap();
+            assert!(second.cgroup.as_str() == "/used" && second.last.is_some());
+            take(&mut bench, &look, second, Ok(None), now);
+            let is_its_turn = |seconds: &u64| {
+                next(&mut bench, &look, now + Duration::from_secs(*seconds)).unwrap().0 == "/used"
+            };
+            let seconds = (0..2000).find(is_its_turn).unwrap();
+            pauses.push(seconds);
+            now += Duration::from_secs(seconds);
         }
-        assert_eq!(after, [30, 60, 120, 240, 480, 960, 960]);
-        take(&mut bench, &seen, "used", dropped(50), now);
-        assert_eq!(next(&mut bench, &seen, now).unwrap().0, "/used", "it did not use that");
-        take(&mut bench, &seen, "used", dropped(1), now);
-        assert_eq!(next(&mut bench, &seen, now).unwrap().0, "/large", "nothing of it can be dropped now");
-        assert!(bench.reported().contains("is dropped, first 50 MiB of /used"), "{}", bench.reported());
+        assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960]);
+        // Now it does not use it any more.
+        for _ in 0..3 {
+            let order = order(&mut bench, &look, now).unwrap();
+            take(&mut bench, &look, order, Ok(Some(dropped(50))), now);
+        }
+        let last = order(&mut bench, &look, now).unwrap();
+        take(&mut bench, &look, last, Ok(None), now);
+        let after = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(next(&mut bench, &look, after(479)).unwrap().0, "/large");
+        assert_eq!(
+            next(&mut bench, &look, after(480)).unwrap().0,
+            "/used",
+            "half of it twice, and then twice"
+        );
+        assert!(bench.reported().contains("is dropped, 50 MiB of /used first"), "{}", bench.reported());
+    }
+
+    #[test]
+    fn where_hardly_anything_can_be_dropped_the_next_one_has_its_turn() {
+        let mut bench = Bench::new(&["dirty", "large"]);
+        let (look, now) = (seen(&bench, node(0), &[("dirty", 500), ("large", 400)]), Instant::now());
+        let first = order(&mut bench, &look, now).unwrap();
+        take(&mut bench, &look, first, Ok(Some(dropped(20))), now);
+        assert_eq!(next(&mut bench, &look, now).unwrap().0, "/large", "of 200 MiB");
+        assert_eq!(bench.guard().reclaim.tight[&NODE].dropped, Bytes::mib(20), "it counts all the same");
+    }
+
+    #[test]
+    fn each_tight_node_has_its_turn() {
+        let mut bench = Bench::new(&["hog"]);
+        let mut look = seen(&bench, node(0), &[("hog", 500)]);
+        look.nodes.push(NodeHeadroom { node: NodeId(0), ..node(50) });
+        look.others[0].cache.push((NodeId(0), Bytes::mib(500)));
+        let mut now = Instant::now();
+        let mut turns = Vec::new();
+        for _ in 0..4 {
+            let (core, guard) = bench.core_and_guard();
+            guard.reclaim.turn(core, &look, now);
+            turns.extend(guard.reclaim.busy_for.take().map(|node| node.0));
+            guard.reclaim.worker = None;
+            now += Duration::from_secs(5);
+        }
+        assert_eq!(turns, [1, 0, 1, 0]);
     }
 
     #[test]
     fn the_end_is_reported_with_what_was_dropped() {
-        let mut bench = Bench::new(&["hog"]);
-        let tight = seen(&bench, 0, &[("hog", 500)]);
-        for mib in [50, 30] {
-            take(&mut bench, &tight, "hog", dropped(mib), Instant::now());
+        for (last, expected) in [
+            (node(199), "What is promised on node 1 is free again: 80 MiB of page cache"),
+            (
+                NodeHeadroom { unused: Bytes(0), is_tight: false, ..node(0) },
+                "Nothing has to be kept free on node 1 any more: 80 MiB",
+            ),
+        ] {
+            let mut bench = Bench::new(&["hog"]);
+            let (look, now) = (seen(&bench, node(0), &[("hog", 500)]), Instant::now());
+            for mib in [50, 30] {
+                let order = order(&mut bench, &look, now).unwrap();
+                take(&mut bench, &look, order, Ok(Some(dropped(mib))), now);
+            }
+            bench.core_and_guard().1.reclaim.busy_for = Some(NODE);
+            bench.show(vec![last], Vec::new());
+            assert!(!bench.reported().contains(expected), "more of it is on its way");
+            bench.core_and_guard().1.reclaim.busy_for = None;
+            bench.show(vec![last], Vec::new());
+            assert!(bench.reported().contains(expected), "{}", bench.reported());
+            assert!(bench.guard().reclaim.tight.is_empty());
         }
-        bench.show(vec![node(199)], Vec::new());
-        assert!(bench.reported().contains("What is promised on node 1 is free again: 80 MiB of page cache"));
-        assert!(bench.guard().reclaim.tight.is_empty());
     }
 
     #[test]
-    fn a_kernel_that_refuses_is_reported_and_not_asked_again() {
+    fn only_a_kernel_that_refuses_is_not_asked_again() {
         let mut bench = Bench::new(&["hog", "gone"]);
-        let tight = seen(&bench, 0, &[("hog", 500)]);
-        fs::rename(bench.root().join("gone"), bench.root().join("hog/gone")).unwrap();
-        let order = CacheDrop { dir: bench.root().join("gone"), ..order_of(&bench, "hog") };
-        let refused = || Err(io::Error::other("no"));
-        {
-            let (core, guard) = bench.core_and_guard();
-            guard.reclaim.take(core, &tight, order, refused(), Instant::now());
-        }
-        assert!(bench.reported().is_empty(), "it is gone");
-        take(&mut bench, &tight, "hog", refused(), Instant::now());
+        let now = Instant::now();
+        let look = seen(&bench, node(0), &[("gone", 600), ("hog", 500)]);
+        let refused = |kind: io::ErrorKind| Err(DropError::Refused(kind.into()));
+        let gone = order(&mut bench, &look, now).unwrap();
+        assert_eq!(gone.cgroup.as_str(), "/gone");
+        fs::remove_dir_all(bench.root().join("gone")).unwrap();
+        take(&mut bench, &look, gone, refused(io::ErrorKind::NotFound), now);
+        let hog = order(&mut bench, &look, now).unwrap();
+        take(&mut bench, &look, hog, refused(io::ErrorKind::OutOfMemory), now);
+        assert!(bench.reported().is_empty() && !bench.guard().reclaim.is_refused, "{}", bench.reported());
+        let hog = order(&mut bench, &look, now + PAUSE).unwrap();
+        take(&mut bench, &look, hog, refused(io::ErrorKind::InvalidInput), now);
         assert!(
-            bench
-                .reported()
-                .contains("Page cache cannot be dropped, so what is promised is not kept free: no.")
+            bench.reported().contains("before Linux 6.13, that takes a host without swap."),
+            "{}",
+            bench.reported()
         );
-        bench.show(vec![node(0)], vec![other(&bench, "hog", 500)]);
-        assert!(bench.guard().reclaim.worker.is_none());
+        let (core, guard) = bench.core_and_guard();
+        guard.reclaim.turn(core, &look, now + LONGEST_PAUSE);
+        assert!(guard.reclaim.worker.is_none());
     }
 
     #[test]
@@ -356,14 +464,19 @@ mod tests {
         let stat = format!("anon N0=0 N1=0\nfile N0=0 N1={}\n", Bytes::mib(500).0);
         for (file, text) in [
             ("memory.numa_stat", &*stat),
+            ("memory.current", "1073741824\n"),
             ("memory.stat", "workingset_refault_file 0\n"),
             ("memory.reclaim", ""),
         ] {
             fs::write(dir.join(file), text).unwrap();
         }
-        bench.show(vec![node(0)], Vec::new());
-        assert!(bench.guard().reclaim.worker.is_none());
-        bench.show(vec![node(0)], vec![other(&bench, "hog", 500)]);
+        let now = Instant::now();
+        let look = seen(&bench, node(0), &[("hog", 500)]);
+        let (core, guard) = bench.core_and_guard();
+        guard.reclaim.turn(core, &Headroom { is_cache_read: false, ..look.clone() }, now);
+        assert!(guard.reclaim.worker.is_none());
+        guard.reclaim.turn(core, &look, now);
+        assert_eq!(guard.reclaim.busy_for, Some(NODE));
         let began = Instant::now();
         let asked = loop {
             let asked = fs::read_to_string(dir.join("memory.reclaim")).unwrap();
