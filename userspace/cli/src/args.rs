@@ -130,7 +130,7 @@ pub(crate) enum Command {
         /// Which areas are accessed, and how much of that reaches across nodes; takes root on the workload's own host
         #[arg(long)]
         hot: bool,
-        /// Which areas are accessed, and from CPUs of which nodes, as the processor samples it; takes root likewise
+        /// Which areas are accessed, and from CPUs of which nodes, as sampled by the processor; also takes root
         #[arg(long)]
         sampled: bool,
         /// Watch for this long, or until Ctrl-C

@@ -23,3 +23,15 @@ struct Share {
 fn percent(share: f64) -> String {
     format!("{share:.0} %")
 }
+
+/// The share that a part is of all, in percent.
+#[expect(clippy::cast_precision_loss, reason = "a share needs no more")]
+fn percent_of(part: u64, all: u64) -> f64 {
+    part as f64 / all.max(1) as f64 * 100.0
+}
+
+/// For people: `node 0 75 %, node 1 25 %`.
+fn on_nodes(shares: &[Share]) -> String {
+    let shares = shares.iter().map(|share| format!("node {} {}", share.node, percent(share.percent)));
+    shares.collect::<Vec<_>>().join(", ")
+}

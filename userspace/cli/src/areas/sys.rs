@@ -28,8 +28,23 @@ pub(super) fn nodes(process: u32, addresses: &[usize]) -> io::Result<Vec<Option<
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Makes the kernel map each page of some memory by a fault of its own, where it would map many at once. The pages at
+    /// the ends, which are shared with others, stay as they are.
+    pub(in super::super) fn map_by_page(memory: &mut [u8]) {
+        let page = rustix::param::page_size();
+        let skipped = memory.as_ptr().align_offset(page);
+        let whole = memory.get_mut(skipped..).unwrap_or_default();
+        let length = whole.len() / page * page;
+        // SAFETY: the range is ours, and the advice changes nothing of what is in it.
+        let advised = unsafe {
+            rustix::mm::madvise(whole.as_mut_ptr().cast(), length, rustix::mm::Advice::LinuxNoHugepage)
+        };
+        // A kernel without huge pages refuses that, and has no need of it.
+        assert!(matches!(advised, Ok(()) | Err(rustix::io::Errno::INVAL)), "{advised:?}");
+    }
 
     #[test]
     fn the_kernel_says_where_our_own_pages_lie() {

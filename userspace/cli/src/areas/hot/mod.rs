@@ -108,7 +108,7 @@ impl Area {
 /// Watches the processes of a workload for some time, or until the user has enough.
 pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow::Result<Hot> {
     let mut notes = BTreeSet::new();
-    let processes = most(Workload::find(server, name).await?.processes()?, &mut notes);
+    let processes = most(Workload::find(server, name).await?.processes(&mut notes)?, &mut notes);
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
     let mut running = Running::new(&numaward_topology::sysfs::read(Path::new("/"))?);
     let mut ends = Ends::new()?;
@@ -299,9 +299,7 @@ pub(crate) fn render(hot: &Hot) -> String {
     let of_accessed: u64 = accessed.iter().map(|area| area.bytes()).sum();
     let _ = writeln!(text, "not accessed: {} of {}", size(all - of_accessed), size(all));
     for process in &hot.processes {
-        let shares =
-            process.ran_on.iter().map(|share| format!("node {} {}", share.node, percent(share.percent)));
-        let shares = shares.collect::<Vec<_>>().join(", ");
+        let shares = super::on_nodes(&process.ran_on);
         let ran_on = if shares.is_empty() { "on no node for long enough to say" } else { &shares };
         let _ = writeln!(text, "process {} ({}) ran on: {ran_on}", process.pid, clean(&process.command));
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use numaward_topology::{CpuId, Machine, NodeId};
 use procfs::process::Process;
 
-use super::super::Share;
+use super::super::{Share, percent_of};
 
 /// CPU time by process and node, as far as it was seen. A thread that moves between two samples counts where it is then.
 pub(super) struct Running {
@@ -45,13 +45,12 @@ impl Running {
     }
 
     /// The shares of a process, in the order of nodes; none if it ran too little.
-    #[expect(clippy::cast_precision_loss, reason = "a share needs no more")]
     pub(super) fn shares(&self, pid: u32) -> Vec<Share> {
         let of_process =
             self.ticks.range((pid, NodeId(0))..=(pid, NodeId(u32::MAX))).filter(|(_, ticks)| **ticks > 0);
         let all: u64 = of_process.clone().map(|(_, ticks)| ticks).sum();
         of_process
-            .map(|((_, node), ticks)| Share { node: node.0, percent: *ticks as f64 / all as f64 * 100.0 })
+            .map(|((_, node), ticks)| Share { node: node.0, percent: percent_of(*ticks, all) })
             .collect()
     }
 }

@@ -15,12 +15,13 @@ use super::SampledError;
 const DEVICES: &str = "sys/bus/event_source/devices";
 /// AMD's unit for instruction based sampling (IBS) of micro-ops.
 const IBS: &str = "ibs_op";
-/// Counts micro-ops instead of cycles: a cycle that is sampled would favour what waits.
+/// Counts micro-ops instead of cycles: sampling by cycles would favor what waits.
 const MICRO_OPS: &str = "cnt_ctl";
 /// Says that `exclude_kernel` is to be heeded. Older kernels do not have it, and refuse that.
 const FILTER: &str = "swfilt";
-/// One micro-op of so many is sampled. The hardware ignores the lowest four bits, so they have to be 0.
-const IBS_PERIOD: u64 = 1 << 20;
+/// One micro-op of so many is sampled: the most that processors without `OpCntExt` can count to. The hardware ignores the
+/// lowest four bits, so they have to be 0.
+const IBS_PERIOD: u64 = 0xffff << 4;
 /// Intel's units: the second and the third one where there are cores of two kinds.
 const INTEL: [&str; 3] = ["cpu", "cpu_core", "cpu_atom"];
 /// The event that samples loads (PEBS), and the one that Sapphire Rapids and newer want to be counted beside it.
@@ -50,7 +51,7 @@ pub(super) struct Unit {
     /// The event that has to lead its group.
     pub(super) leader: Option<Event>,
     pub(super) period: u64,
-    /// What it counts, to be read behind "one of 1000".
+    /// What it counts, to be read behind "1 in 1000".
     pub(super) counts: String,
     pub(super) skid: SampleSkid,
     /// Whether it takes `exclude_kernel`. If not, samples of the kernel are passed over when they are read.
@@ -281,7 +282,7 @@ mod tests {
         let units = found(&base).unwrap();
         let [unit] = units.as_slice() else { panic!("{units:?}") };
         assert_eq!(unit.event, Event { kind: 11, config: [1 << 19, 0, 0] });
-        assert_eq!((unit.counts.as_str(), unit.period % 16, unit.cpus.len()), ("micro-ops", 0, 4));
+        assert_eq!((unit.counts.as_str(), unit.period, unit.cpus.len()), ("micro-ops", 1_048_560, 4));
         assert!(!unit.takes_exclude_kernel && !unit.takes_exclude_guest);
         let newer = found(&[base.as_slice(), &[("ibs_op/format/swfilt", "config2:0\n")]].concat()).unwrap();
         assert_eq!(newer[0].event.config, [1 << 19, 0, 1]);

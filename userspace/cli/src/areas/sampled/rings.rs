@@ -36,7 +36,7 @@ pub(super) struct Counts {
     pub(super) accesses: u64,
     /// Samples without one: what was sampled does not access memory.
     pub(super) without_address: u64,
-    /// Samples that found no room in the ring.
+    /// Samples that found no room in the ring. Before Linux 6.0, those at the very end are not in it.
     pub(super) lost: u64,
     /// How often the kernel stopped sampling on a CPU for a moment, because it took too much time.
     pub(super) throttled: u64,
@@ -52,25 +52,26 @@ struct Ring {
     sampler: Sampler,
     /// What leads the group of the sampler: opened first, closed last.
     leader: Option<Counter>,
+    /// Samples that were lost, by the records that say so.
+    lost: u64,
 }
 
 impl Rings {
     /// Opens the rings of all CPUs of these units, and starts to sample.
     pub(super) fn start(units: &[Unit]) -> Result<Self, SampledError> {
         raise_descriptors();
+        let refused = |unit: &Unit, cpu: CpuId| {
+            let unit = unit.name.clone();
+            move |source| SampledError::Refused { unit, cpu: cpu.0, source }
+        };
         let mut rings = Vec::new();
         for unit in units {
             for cpu in unit.cpus.iter() {
-                let refused = |source| SampledError::Refused { unit: unit.name.clone(), cpu: cpu.0, source };
-                rings.push((Ring::open(unit, Some(cpu)).map_err(refused)?, unit, cpu));
+                rings.push((Ring::open(unit, Some(cpu)).map_err(refused(unit, cpu))?, unit, cpu));
             }
         }
         for (ring, unit, cpu) in &mut rings {
-            ring.start().map_err(|source| SampledError::Refused {
-                unit: unit.name.clone(),
-                cpu: cpu.0,
-                source,
-            })?;
+            ring.start().map_err(refused(unit, *cpu))?;
         }
         Ok(Self(rings.into_iter().map(|(ring, ..)| ring).collect()))
     }
@@ -101,12 +102,26 @@ impl Rings {
                         let source = sample.data_src().map_or(Source::Unknown, Source::of);
                         each(Access { pid, address, cpu: CpuId(cpu), source });
                     }
-                    Ok(Record::Lost(of)) => counts.lost += of.lost,
+                    Ok(Record::Lost(of)) => {
+                        counts.lost += of.lost;
+                        ring.lost += of.lost;
+                    }
                     Ok(Record::Throttle(_)) => counts.throttled += 1,
                     Ok(_) => {}
                     Err(_) => counts.unreadable += 1,
                 }
             }
+        }
+    }
+
+    /// Counts samples that were lost after the last one that found room: no record says so. The rings are stopped and read.
+    pub(super) fn count_lost(&mut self, counts: &mut Counts) {
+        for ring in &mut self.0 {
+            // Before Linux 6.0, the kernel does not say.
+            let all = ring.sampler.as_counter_mut().read_full().ok().and_then(|data| data.lost());
+            let rest = all.unwrap_or_default().saturating_sub(ring.lost);
+            counts.lost += rest;
+            ring.lost += rest;
         }
     }
 }
@@ -128,15 +143,24 @@ impl Ring {
         let mut samples = builder(unit.event);
         samples.sample_period(unit.period).precise_ip(unit.skid);
         samples.sample(SampleFlag::TID | SampleFlag::ADDR | SampleFlag::CPU | SampleFlag::DATA_SRC);
+        // Without it, Intel's processors gather many samples before the kernel puts them into the ring (large PEBS), and they
+        // come too late for the mappings and the nodes of their time.
+        samples.wakeup_events(1);
         // What leads is pinned: all of the time or not at all, which `start` sees. The others follow it.
-        let (counter, leader) = match unit.leader {
-            None => (samples.pinned(true).build()?, None),
-            Some(event) => {
-                let mut leader = builder(event).pinned(true).build()?;
-                (samples.enabled(true).build_with_group(&mut leader)?, Some(leader))
+        let mut leader = unit.leader.map(|event| builder(event).pinned(true).build()).transpose()?;
+        let mut open = |format| {
+            samples.read_format(format);
+            match &mut leader {
+                None => samples.pinned(true).build(),
+                Some(leader) => samples.enabled(true).build_with_group(leader),
             }
         };
-        Ok(Self { sampler: counter.sampled(RING)?, leader })
+        let counter = match open(ReadFormat::LOST) {
+            // Linux before 6.0 does not know it.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => open(ReadFormat::empty())?,
+            opened => opened?,
+        };
+        Ok(Self { sampler: counter.sampled(RING)?, leader, lost: 0 })
     }
 
     fn first(&mut self) -> &mut Counter {
@@ -165,7 +189,11 @@ pub(super) mod tests {
     use perf_event::SampleSkid;
 
     use super::*;
-    use crate::areas::{maps, sampled::tally::Tally, sys};
+    use crate::areas::{
+        maps,
+        sampled::tally::Tally,
+        sys::{self, tests::map_by_page},
+    };
 
     /// `PERF_TYPE_SOFTWARE` and `PERF_COUNT_SW_PAGE_FAULTS`: each fault is a sample with the address that was accessed.
     pub(in super::super) fn faults(cpus: CpuSet) -> Unit {
@@ -182,21 +210,36 @@ pub(super) mod tests {
         }
     }
 
-    /// Faults of this thread.
-    pub(in super::super) fn of_this_thread() -> Rings {
+    /// What was opened; `None` if that is refused to who runs the tests, unless all of them have to run.
+    fn unless_refused<T>(opened: io::Result<T>) -> Option<T> {
+        match opened {
+            Ok(opened) => Some(opened),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                assert!(
+                    std::env::var_os("CI").is_none(),
+                    "{error}: this test takes CAP_PERFMON, as root has"
+                );
+                eprintln!("skipped: it takes CAP_PERFMON, as root has: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Faults of this thread; `None` where it may not see them.
+    pub(in super::super) fn of_this_thread() -> Option<Rings> {
         on_this_thread(&faults(CpuSet::default()))
     }
 
-    fn on_this_thread(unit: &Unit) -> Rings {
-        let mut ring = Ring::open(unit, None).unwrap();
+    fn on_this_thread(unit: &Unit) -> Option<Rings> {
+        let mut ring = unless_refused(Ring::open(unit, None))?;
         ring.start().unwrap();
-        Rings(vec![ring])
+        Some(Rings(vec![ring]))
     }
 
     /// More than what an allocator keeps to use again: its pages are accessed for the first time.
     const BYTES: usize = 64 << 20;
-    /// What is touched of it: fewer places than a ring has room for, in blocks each of which may come with one fault. Not the
-    /// first one: the allocator has written to it.
+    /// What is touched of it: fewer places than a ring has room for. Not the first block: the allocator has written to it.
     const TOUCHED: usize = 32 << 20;
     const BLOCK: usize = 2 << 20;
     const STEP: usize = 64 << 10;
@@ -204,6 +247,7 @@ pub(super) mod tests {
     /// Memory that is touched while `rings` sample, and what they have of it: the addresses, and how much was lost.
     fn touch(mut rings: Rings) -> (Vec<u8>, Vec<Access>, Counts) {
         let mut memory = vec![0_u8; BYTES];
+        map_by_page(&mut memory);
         // Others may have filled the rings meanwhile.
         rings.read(&mut Counts::default(), |_| {});
         for byte in memory.iter_mut().take(TOUCHED).skip(BLOCK).step_by(STEP) {
@@ -216,18 +260,27 @@ pub(super) mod tests {
             let is_ours = access.pid == id() && range.contains(&(access.address as *const u8));
             found.extend(Some(access).filter(|_| is_ours));
         });
+        rings.count_lost(&mut counts);
         (memory, found, counts)
+    }
+
+    /// The blocks of some addresses.
+    fn blocks(addresses: impl Iterator<Item = u64>) -> BTreeSet<u64> {
+        addresses.map(|address| address / BLOCK as u64).collect()
+    }
+
+    fn is_complete(memory: &[u8], found: &[Access]) -> bool {
+        let first = memory.as_ptr().addr();
+        let touched = (BLOCK..TOUCHED).step_by(STEP).map(|at| (first + at) as u64);
+        blocks(found.iter().map(|access| access.address)) == blocks(touched)
     }
 
     /// Whether the samples have all that was touched, by areas of these addresses, and the nodes of their pages.
     fn check(memory: &[u8], found: &[Access], counts: Counts) {
         let machine = numaward_topology::sysfs::read(Path::new("/")).unwrap();
-        assert_eq!((counts.lost, counts.unreadable), (0, 0), "{counts:?}");
-        let blocks: BTreeSet<u64> = found.iter().map(|access| access.address / BLOCK as u64).collect();
+        assert_eq!(counts.unreadable, 0, "{counts:?}");
+        assert!(is_complete(memory, found), "{counts:?}: {found:x?}");
         let first = memory.as_ptr().addr();
-        let touched: BTreeSet<u64> =
-            (BLOCK..TOUCHED).step_by(STEP).map(|at| ((first + at) / BLOCK) as u64).collect();
-        assert_eq!(blocks, touched, "{counts:?}");
         let mut tally = Tally::new(&machine);
         for access in found {
             assert!(machine.cpus.contains_key(&access.cpu), "{access:?}");
@@ -251,7 +304,9 @@ pub(super) mod tests {
 
     #[test]
     fn accesses_of_this_thread_are_found_where_they_were() {
-        let (memory, found, counts) = touch(of_this_thread());
+        let Some(rings) = of_this_thread() else { return };
+        let (memory, found, counts) = touch(rings);
+        assert_eq!(counts.lost, 0, "{counts:?}");
         check(&memory, &found, counts);
     }
 
@@ -259,7 +314,9 @@ pub(super) mod tests {
     fn an_event_that_leads_starts_the_one_that_samples() {
         // `PERF_COUNT_SW_DUMMY`, which counts nothing.
         let leader = Some(Event { kind: 1, config: [9, 0, 0] });
-        let (memory, found, counts) = touch(on_this_thread(&Unit { leader, ..faults(CpuSet::default()) }));
+        let Some(rings) = on_this_thread(&Unit { leader, ..faults(CpuSet::default()) }) else { return };
+        let (memory, found, counts) = touch(rings);
+        assert_eq!(counts.lost, 0, "{counts:?}");
         check(&memory, &found, counts);
     }
 
@@ -268,24 +325,42 @@ pub(super) mod tests {
         let cpus = numaward_topology::sysfs::read(Path::new("/")).unwrap().cpu_ids();
         for attempts_left in (0..10).rev() {
             let rings = match Rings::start(&[faults(cpus.clone())]) {
-                Ok(rings) => rings,
-                Err(SampledError::Refused { source, .. })
-                    if source.kind() == io::ErrorKind::PermissionDenied
-                        && std::env::var_os("CI").is_none() =>
-                {
-                    eprintln!("skipped: only root may sample other processes here: {source}");
-                    return;
-                }
-                Err(error) => panic!("{error}"),
+                Err(SampledError::Refused { source, .. }) => Err(source),
+                other => Ok(other.unwrap()),
             };
+            let Some(rings) = unless_refused(rings) else { return };
             assert_eq!(rings.0.len(), cpus.len());
             let (memory, found, counts) = touch(rings);
             // On a busy machine, faults of others fill a ring before it is read.
-            if counts.lost == 0 || attempts_left == 0 {
+            if is_complete(&memory, &found) || attempts_left == 0 {
                 check(&memory, &found, counts);
                 return;
             }
         }
+    }
+
+    #[test]
+    fn samples_without_room_are_counted_up_to_the_end() {
+        let Some(mut rings) = of_this_thread() else { return };
+        let page = rustix::param::page_size();
+        // A sample has 40 bytes, so half of these find no room.
+        let pages = RING / 20;
+        let mut memory = vec![0_u8; (pages + 2) * page];
+        map_by_page(&mut memory);
+        memory.iter_mut().skip(page).step_by(page).for_each(|byte| *byte = 1);
+        rings.stop();
+        let mut counts = Counts::default();
+        rings.read(&mut counts, |_| {});
+        assert_eq!(counts.lost, 0, "no record says so");
+        if rings.0[0].sampler.as_counter_mut().read_full().unwrap().lost().is_none() {
+            eprintln!("skipped: it takes Linux 6.0");
+            return;
+        }
+        rings.count_lost(&mut counts);
+        assert!(counts.lost > 0 && counts.accesses + counts.lost >= pages as u64, "{counts:?}");
+        let once = counts;
+        rings.count_lost(&mut counts);
+        assert_eq!(counts, once, "each counts once");
     }
 
     #[test]

@@ -7,9 +7,10 @@
 use perf_event::data::{DataSource, MemLevel, MemLevelNum};
 use serde::Serialize;
 
-/// Numbers of levels that the crate does not name: `PERF_MEM_LVLNUM_L2_MHB`, `_MSC`, `_CXL`.
+/// Numbers of levels that the crate does not name: `PERF_MEM_LVLNUM_L2_MHB`, `_MSC`, `_L0`, `_CXL`.
 const L2_BUFFER: MemLevelNum = MemLevelNum::new(5);
 const MEMORY_SIDE_CACHE: MemLevelNum = MemLevelNum::new(6);
+const L0: MemLevelNum = MemLevelNum::new(7);
 const CXL: MemLevelNum = MemLevelNum::new(9);
 /// `PERF_MEM_HOPS_0`: another core of the same node.
 const SAME_NODE: u8 = 1;
@@ -41,6 +42,7 @@ impl Source {
         let caches = MemLevel::L1 | MemLevel::LFB | MemLevel::L2 | MemLevel::L3;
         let is_cache = levels.intersects(caches | MemLevel::REM_CCE1 | MemLevel::REM_CCE2)
             || [
+                L0,
                 MemLevelNum::L1,
                 MemLevelNum::L2,
                 MemLevelNum::L3,
@@ -146,6 +148,7 @@ mod tests {
         assert_eq!(of(UNC | HIT, 0xf, 0, 0), Source::Unknown);
         assert_eq!(of(HIT, 5, 0, 0), Source::Cache);
         assert_eq!(of(HIT, 6, 0, 0), Source::LocalMemory);
+        assert_eq!(of(HIT, 7, 0, 0), Source::Cache, "L0");
     }
 
     #[test]

@@ -7,14 +7,15 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io,
+    sync::Arc,
 };
 
 use numaward_topology::{CpuId, Machine};
 
 use super::{
-    super::{Share, maps, maps::Mapping},
+    super::{Share, maps, maps::Mapping, percent_of},
     Area, Process,
     rings::Access,
     source::{Source, Sources},
@@ -22,7 +23,7 @@ use super::{
 
 /// Bytes of a block: a huge page of most machines.
 const BLOCK: u64 = 2 << 20;
-/// Blocks that are kept, at most: some 50 MB for 512 GiB that are accessed all over.
+/// Blocks that are kept, at most: some 100 MB for 512 GiB that are accessed all over, on two nodes.
 const BLOCKS: usize = 256 << 10;
 /// Samples that wait, at most; then they are to be folded.
 const WAITING: usize = 64 << 10;
@@ -35,7 +36,9 @@ pub(super) struct Tally {
     page: u64,
     waiting: Vec<Waiting>,
     /// By process, region, and number of the block in the address space.
-    blocks: BTreeMap<(u32, String, u64), Block>,
+    blocks: BTreeMap<(u32, Arc<str>, u64), Block>,
+    /// The regions of the blocks, each of them once in memory.
+    regions: BTreeSet<Arc<str>>,
     most_blocks: usize,
     /// By process and node of the CPU.
     from: BTreeMap<u32, BTreeMap<u32, u64>>,
@@ -43,6 +46,16 @@ pub(super) struct Tally {
     unmapped: u64,
     /// Samples of blocks for which there was no room.
     beyond: u64,
+    /// Samples of which the kernel refused to say something, and what it was the first time.
+    refused: Option<Refused>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    samples: u64,
+    pid: u32,
+    what: &'static str,
+    error: io::Error,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,10 +90,12 @@ impl Tally {
             page: rustix::param::page_size() as u64,
             waiting: Vec::new(),
             blocks: BTreeMap::new(),
+            regions: BTreeSet::new(),
             most_blocks: BLOCKS,
             from: BTreeMap::new(),
             unmapped: 0,
             beyond: 0,
+            refused: None,
         }
     }
 
@@ -110,12 +125,31 @@ impl Tally {
         for of_process in waiting.chunk_by(|one, other| one.pid == other.pid) {
             let Some(Waiting { pid, .. }) = of_process.first().copied() else { continue };
             let by_page = of_process.chunk_by(|one, other| one.page == other.page);
+            let count = of_process.len() as u64;
+            let maps = match mappings(pid) {
+                Ok(maps) => maps,
+                Err(error) if is_gone(&error) => Vec::new(),
+                Err(error) => {
+                    self.refuse(count, pid, "mappings", error);
+                    continue;
+                }
+            };
             // A process that has ended has no mappings.
-            let maps = mappings(pid).unwrap_or_default();
+            if maps.is_empty() {
+                self.unmapped += count;
+                continue;
+            }
             let page =
                 |of_page: &[Waiting]| of_page.first().and_then(|first| usize::try_from(first.page).ok());
             let pages: Vec<usize> = by_page.clone().filter_map(page).collect();
-            let mut on = nodes(pid, &pages).unwrap_or_default().into_iter();
+            let on = nodes(pid, &pages).unwrap_or_else(|error| {
+                // Of a process that ends meanwhile, the kernel says that the argument is invalid.
+                if !is_gone(&error) && error.kind() != io::ErrorKind::InvalidInput {
+                    self.refuse(count, pid, "nodes of the pages", error);
+                }
+                Vec::new()
+            });
+            let mut on = on.into_iter();
             for of_page in by_page {
                 self.page(pid, of_page, &maps, on.next().flatten());
             }
@@ -123,6 +157,12 @@ impl Tally {
         // The room is used again.
         waiting.clear();
         self.waiting = waiting;
+    }
+
+    /// Counts samples of a process of which the kernel refused to say something.
+    fn refuse(&mut self, samples: u64, pid: u32, what: &'static str, error: io::Error) {
+        let refused = self.refused.get_or_insert(Refused { samples: 0, pid, what, error });
+        refused.samples += samples;
     }
 
     /// Adds the samples of one page.
@@ -134,7 +174,14 @@ impl Tally {
             return;
         };
         let has_room = self.blocks.len() < self.most_blocks;
-        let block = match self.blocks.entry((pid, map.region.clone(), page / BLOCK)) {
+        let region = match self.regions.get(map.region.as_str()) {
+            Some(region) => Arc::clone(region),
+            None => Arc::from(map.region.as_str()),
+        };
+        if has_room {
+            self.regions.insert(Arc::clone(&region));
+        }
+        let block = match self.blocks.entry((pid, region, page / BLOCK)) {
             Entry::Occupied(block) => block.into_mut(),
             Entry::Vacant(vacant) if has_room => vacant.insert(Block { start: u64::MAX, ..Block::default() }),
             Entry::Vacant(_) => {
@@ -174,6 +221,12 @@ impl Tally {
                 self.beyond, self.most_blocks
             ));
         }
+        if let Some(Refused { samples, pid, what, error }) = &self.refused {
+            notes.push(format!(
+                "{samples} samples are in no area, or their node is not known: the {what} of process {pid}: {error}; that \
+                 takes root, or CAP_SYS_PTRACE"
+            ));
+        }
         notes
     }
 
@@ -183,7 +236,8 @@ impl Tally {
         for block in self.blocks.values() {
             all.join(block);
         }
-        Total { samples: all.samples, sources: all.sources, remote_percent: all.remote_percent() }
+        let remote_percent = all.remote_percent();
+        Total { samples: all.samples, placed: all.placed, sources: all.sources, remote_percent }
     }
 
     /// From which nodes the processes accessed memory, those with the most samples first.
@@ -202,11 +256,11 @@ impl Tally {
 
     /// The areas, those with the most samples first.
     pub(super) fn areas(&self) -> Vec<Area> {
-        let mut joined: Vec<(u32, &str, Block, u64)> = Vec::new();
+        let mut joined: Vec<(u32, &Arc<str>, Block, u64)> = Vec::new();
         for ((pid, region, _), block) in &self.blocks {
             match joined.last_mut() {
                 Some((of, named, area, count))
-                    if of == pid && named == region && area.takes(block, *count) =>
+                    if of == pid && *named == region && area.takes(block, *count) =>
                 {
                     area.join(block);
                     *count += 1;
@@ -222,6 +276,7 @@ impl Tally {
 /// What all areas come to.
 pub(super) struct Total {
     pub(super) samples: u64,
+    pub(super) placed: u64,
     pub(super) sources: Sources,
     pub(super) remote_percent: Option<f64>,
 }
@@ -266,6 +321,7 @@ impl Block {
             end: format!("{:#x}", self.end),
             bytes: self.end.saturating_sub(self.start),
             samples: self.samples,
+            placed_samples: self.placed,
             remote_percent: self.remote_percent(),
             dram_percent: (known > 0).then(|| percent_of(self.sources.memory(), known)),
             nodes: shares(&self.nodes, self.nodes.values().sum()),
@@ -278,9 +334,9 @@ fn shares(nodes: &BTreeMap<u32, u64>, all: u64) -> Vec<Share> {
     nodes.iter().map(|(node, count)| Share { node: *node, percent: percent_of(*count, all) }).collect()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a share needs no more")]
-pub(super) fn percent_of(part: u64, all: u64) -> f64 {
-    part as f64 / all.max(1) as f64 * 100.0
+/// Whether an error says that the process has ended.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 #[cfg(test)]
@@ -342,12 +398,13 @@ mod tests {
         let [heap, other] = areas.as_slice() else { panic!("{areas:?}") };
         assert_eq!((heap.start.as_str(), heap.end.as_str(), heap.bytes), ("0x100000", "0x200000", MIB));
         assert_eq!((heap.region.as_str(), heap.samples), ("[heap]", 5));
+        assert_eq!(heap.placed_samples, 4);
         assert_eq!(heap.remote_percent, Some(25.0), "a CPU that nobody knows is on no node");
         assert_eq!(heap.dram_percent, Some(50.0));
         assert_eq!(heap.nodes, [Share { node: 0, percent: 100.0 }]);
         assert_eq!((other.samples, other.remote_percent, other.nodes.as_slice()), (2, None, [].as_slice()));
         let total = tally.total();
-        assert_eq!((total.samples, total.sources.local_memory), (7, 3));
+        assert_eq!((total.samples, total.placed, total.sources.local_memory), (7, 4, 3));
         assert!(
             tally.notes()[0].starts_with("1 samples are in no area: their mapping"),
             "{:?}",
@@ -389,9 +446,39 @@ mod tests {
 
     #[test]
     fn a_process_that_has_ended_is_no_fault() {
+        for gone in [libc::ENOENT, libc::ESRCH] {
+            let mut tally = tally();
+            sample(&mut tally, MIB, 0, Source::Cache, 3);
+            tally.fold(|_| Err(io::Error::from_raw_os_error(gone)), |_, _| panic!("it has no pages"));
+            assert_eq!((tally.unmapped, tally.areas().len()), (3, 0));
+            assert!(tally.refused.is_none(), "{:?}", tally.refused);
+        }
+        // It ends between the two questions.
+        for gone in [libc::ESRCH, libc::EINVAL] {
+            let mut tally = tally();
+            sample(&mut tally, MIB, 0, Source::Cache, 3);
+            tally.fold(
+                |_| Ok(vec![map(0, 2 * MIB, "[heap]")]),
+                |_, _| Err(io::Error::from_raw_os_error(gone)),
+            );
+            assert_eq!((tally.areas()[0].samples, tally.areas()[0].placed_samples), (3, 0));
+            assert!(tally.notes().is_empty(), "{:?}", tally.notes());
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_said() {
+        let refuse = |error| io::Error::from_raw_os_error(error);
         let mut tally = tally();
         sample(&mut tally, MIB, 0, Source::Cache, 3);
-        tally.fold(|_| Err(io::ErrorKind::NotFound.into()), |_, _| Err(io::ErrorKind::NotFound.into()));
-        assert_eq!((tally.unmapped, tally.areas().len()), (3, 0));
+        tally.fold(|_| Err(refuse(libc::EACCES)), |_, _| Ok(Vec::new()));
+        sample(&mut tally, MIB, 0, Source::Cache, 2);
+        tally.fold(|_| Ok(vec![map(0, 2 * MIB, "[heap]")]), |_, _| Err(refuse(libc::EPERM)));
+        assert_eq!((tally.unmapped, tally.areas()[0].samples, tally.areas()[0].placed_samples), (0, 2, 0));
+        let notes = tally.notes();
+        let [note] = notes.as_slice() else { panic!("{notes:?}") };
+        for expected in ["5 samples", "mappings of process 7", "Permission denied", "CAP_SYS_PTRACE"] {
+            assert!(note.contains(expected), "{note}");
+        }
     }
 }
