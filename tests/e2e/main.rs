@@ -50,3 +50,4 @@ mod stacks;
 mod systemd;
 mod tiers;
 mod uninstall;
+mod weights;

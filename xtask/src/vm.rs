@@ -205,6 +205,7 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ("stacks::", &[]),
     ("systemd::", &["6.12"]),
     ("tiers::", &[]),
+    ("weights::", &["6.12"]),
 ];
 
 /// What only Arm has.

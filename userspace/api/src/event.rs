@@ -78,6 +78,9 @@ pub enum EventKind {
     InterruptsMoved,
     /// Power settings of exclusive CPUs were made or given back, are somebody else's now, or cannot be made.
     CpuPower,
+    /// Weights of nodes for the memory policy weighted-interleave were set or given back, are somebody else's now, or cannot be
+    /// set.
+    InterleaveWeights,
     /// Classes of L3 caches and memory bandwidth were made for workloads or removed, or cannot be held.
     Resctrl,
     /// In a dry run: where a container would have been placed, or that it would have been refused.
@@ -103,6 +106,7 @@ impl EventKind {
             | Self::Home
             | Self::InterruptsMoved
             | Self::CpuPower
+            | Self::InterleaveWeights
             | Self::Resctrl
             | Self::Decided => Severity::Info,
             _ => Severity::Warning,
@@ -125,6 +129,7 @@ impl EventKind {
             | Self::Home
             | Self::InterruptsMoved
             | Self::CpuPower
+            | Self::InterleaveWeights
             | Self::Resctrl
             | Self::Decided => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.

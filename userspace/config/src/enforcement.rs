@@ -11,7 +11,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::{cpu_power::CpuPower, inline_schema::inline_schema, policy::Amount, types::Interval};
+use super::{
+    cpu_power::CpuPower,
+    inline_schema::inline_schema,
+    interleave_weights::{InterleaveWeights, WeightSource},
+    policy::Amount,
+    types::Interval,
+};
 
 /// What is written to the kernel.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -27,6 +33,8 @@ pub struct Enforcement {
     pub interrupts: Interrupts,
     /// Power settings of CPUs that are exclusive. Default: they stay as they are.
     pub cpu_power: CpuPower,
+    /// Weights of nodes for the memory policy `weighted-interleave`. Default: they stay as they are.
+    pub interleave_weights: InterleaveWeights,
     /// How long most of the memory of a Burstable workload has to be on another node than its home until the promise
     /// follows it there.
     #[educe(Default(expression = Interval(Duration::from_mins(5))))]
@@ -47,6 +55,12 @@ impl Enforcement {
     /// The power settings of exclusive CPUs, if there are any to be made.
     pub fn power_settings(&self) -> Option<&CpuPower> {
         Some(&self.cpu_power).filter(|power| self.mode == EnforcementMode::On && power.is_any())
+    }
+
+    /// The weights of nodes for weighted-interleave, if any are to be set.
+    pub fn set_weights(&self) -> Option<&InterleaveWeights> {
+        let of = &self.interleave_weights;
+        Some(of).filter(|of| self.mode == EnforcementMode::On && of.source != WeightSource::Keep)
     }
 }
 

@@ -17,6 +17,7 @@ mod flag_forms;
 pub mod guard;
 pub mod home;
 mod inline_schema;
+pub mod interleave_weights;
 pub mod kubernetes;
 mod load;
 pub mod memory_qos;

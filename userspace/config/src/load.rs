@@ -9,7 +9,7 @@ use super::{
     config::Config,
     control, cpu_power, enforcement, exported,
     flag_forms::{self, Form},
-    outgoing, pasted,
+    interleave_weights, outgoing, pasted,
     problem::{Origin, Problem, Problems},
     resctrl,
     schema::{Known, closest},
@@ -116,6 +116,10 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
             .chain(outgoing.map(|(key, message)| (key.to_owned(), message)))
             .chain(
                 cpu_power::problems(&config.enforcement.cpu_power)
+                    .map(|(key, message)| (key.to_owned(), message)),
+            )
+            .chain(
+                interleave_weights::problems(&config.enforcement.interleave_weights)
                     .map(|(key, message)| (key.to_owned(), message)),
             )
             .chain(resctrl::problems(&config.resctrl, &config.guarantees));

@@ -22,6 +22,7 @@ mod rebalancing;
 mod tests;
 mod throttling;
 mod together;
+mod weights;
 
 use std::{
     collections::BTreeMap,
@@ -357,6 +358,7 @@ impl ReconcilerLoop {
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
         self.controllers.interrupts.turn(&mut self.core, Instant::now());
         self.controllers.power.turn(&mut self.core, Instant::now());
+        self.controllers.weights.turn(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&mut self.core);
         homing::Homing::adopt(&mut self.core);
     }

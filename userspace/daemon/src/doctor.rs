@@ -7,6 +7,7 @@
 mod caches;
 mod enforcement;
 mod guard;
+mod weights;
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -77,6 +78,9 @@ pub fn examine(
     checks.extend(host.enforcement());
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
     checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
+    checks.extend(
+        config.enforcement.set_weights().map(|of| check("interleave weights", host.interleave_weights(of))),
+    );
     checks
         .extend(config.uses_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
     checks.extend((config.home.mode != HomeMode::Off).then(|| check("homes", host.homes(&config))));

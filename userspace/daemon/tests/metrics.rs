@@ -78,6 +78,7 @@ const PARTS: &[(&str, &str, &[&str])] = &[
             "home_",
             "rebalance",
             "cpu_power_",
+            "interleave_",
         ],
     ),
     (
@@ -393,6 +394,7 @@ fn all_of(source: impl SnapshotSource + 'static) -> Metrics {
     figures.show_caches();
     figures.show_homes();
     figures.show_reclaimed();
+    figures.show_interleave_weights();
     Metrics::new(Arc::new(source))
         .with(|registry| {
             figures.register(registry);

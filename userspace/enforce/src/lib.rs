@@ -43,6 +43,7 @@ mod planner;
 pub mod power;
 pub mod resctrl;
 pub mod systemd;
+pub mod weights;
 mod writers;
 
 #[cfg(test)]

@@ -25,4 +25,5 @@ pub mod reconciler;
 pub mod request;
 pub mod serialization_cache;
 pub mod state;
+pub mod weights;
 pub mod xattr_backup;

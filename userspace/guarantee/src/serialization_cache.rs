@@ -12,7 +12,9 @@ use std::{
 };
 
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{EnabledControllers, Record, interrupts::MovedAway, power::AllHeld, resctrl::Reduced};
+use numaward_enforce::{
+    EnabledControllers, Record, interrupts::MovedAway, power::AllHeld, resctrl::Reduced, weights::HeldWeights,
+};
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
 use numaward_model::Shared;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
@@ -55,6 +57,7 @@ struct Stored<'a> {
     left_alone: Option<&'a BTreeMap<CgroupPath, LeftAlone>>,
     interrupts: Option<&'a MovedAway>,
     power: Option<&'a AllHeld>,
+    weights: Option<&'a HeldWeights>,
     cache_ways: Option<&'a Reduced>,
     releasing: Option<&'a BTreeSet<String>>,
     admitting: Option<&'a BTreeSet<String>>,
@@ -120,6 +123,7 @@ impl SerializationCache {
             left_alone,
             interrupts,
             power,
+            weights,
             cache_ways,
             releasing,
             admitting,
@@ -146,6 +150,7 @@ impl SerializationCache {
             left_alone: Some(left_alone).filter(|left_alone| !left_alone.is_empty()),
             interrupts: Some(interrupts).filter(|interrupts| !interrupts.is_empty()),
             power: Some(power).filter(|power| !power.is_empty()),
+            weights: Some(weights).filter(|weights| !weights.is_empty()),
             cache_ways: Some(cache_ways).filter(|ways| !ways.is_empty()),
             releasing: Some(releasing).filter(|releasing| !releasing.is_empty()),
             admitting: Some(admitting).filter(|admitting| !admitting.is_empty()),
@@ -226,6 +231,8 @@ mod tests {
         state.power = serde_json::from_value(power).unwrap();
         let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
         state.cache_ways = serde_json::from_value(ways).unwrap();
+        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3, "isGivenUp": true}}});
+        state.weights = serde_json::from_value(weights).unwrap();
         state.boot = Some("d1bfa0b5".to_owned());
         state.releasing.insert("a".to_owned());
         state.admitting.insert("b".to_owned());

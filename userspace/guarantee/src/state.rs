@@ -7,6 +7,7 @@ use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_config::enforcement::Declared;
 use numaward_enforce::{
     AppliedSettings, EnabledControllers, interrupts::MovedAway, power::AllHeld, resctrl::Reduced,
+    weights::HeldWeights,
 };
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
@@ -54,6 +55,9 @@ pub struct State {
     /// Power settings of exclusive CPUs: what was found and what was written.
     #[serde(default, skip_serializing_if = "AllHeld::is_empty")]
     pub power: AllHeld,
+    /// Weights of nodes for weighted-interleave: what was found and what was written.
+    #[serde(default, skip_serializing_if = "HeldWeights::is_empty")]
+    pub weights: HeldWeights,
     /// Ways of L3 caches that resctrl's default group gives up: what was found and what was written.
     #[serde(default, skip_serializing_if = "Reduced::is_empty")]
     pub cache_ways: Reduced,
@@ -97,6 +101,7 @@ impl State {
             // The kernel has begun anew, and irqbalance with it.
             self.interrupts = MovedAway::default();
             self.power = AllHeld::default();
+            self.weights = HeldWeights::default();
             self.cache_ways = Reduced::default();
             self.enabled = EnabledControllers::default();
         }
@@ -186,6 +191,9 @@ impl State {
         }
         if from.power != to.power {
             self.power.clone_from(&to.power);
+        }
+        if from.weights != to.weights {
+            self.weights.clone_from(&to.weights);
         }
         if from.cache_ways != to.cache_ways {
             self.cache_ways.clone_from(&to.cache_ways);
@@ -343,6 +351,8 @@ mod tests {
         answered.power = serde_json::from_value(power).unwrap();
         let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
         answered.cache_ways = serde_json::from_value(ways).unwrap();
+        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}});
+        answered.weights = serde_json::from_value(weights).unwrap();
         let expected = answered.ledger.allocation(&"answered".into(), &"answered".into()).unwrap();
 
         let mut after = before.clone();
@@ -352,6 +362,7 @@ mod tests {
         assert_eq!((after.herded.clone(), after.steered.clone()), (answered.herded, answered.steered));
         assert_eq!((after.homes.clone(), after.left_alone.clone()), (answered.homes, answered.left_alone));
         assert_eq!((&after.power, &after.cache_ways), (&answered.power, &answered.cache_ways));
+        assert!(after.weights == answered.weights && !after.weights.is_empty());
         let (with, without) = (after.clone(), State { steered: BTreeMap::new(), ..after.clone() });
         after.patch(&with, &without, &*strategy);
         assert!(after.steered.is_empty(), "what went in between is gone");
@@ -372,20 +383,39 @@ mod tests {
         let power: AllHeld = serde_json::from_value(power).unwrap();
         let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
         let ways: Reduced = serde_json::from_value(ways).unwrap();
+        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}, "wasAuto": true});
+        let weights: HeldWeights = serde_json::from_value(weights).unwrap();
         let mut state = State {
             interrupts: moved.clone(),
             power: power.clone(),
             cache_ways: ways.clone(),
+            weights: weights.clone(),
             enabled: enabled.clone(),
             ..State::default()
         };
         state.continue_in(Some("one".to_owned()));
         state.continue_in(Some("one".to_owned()));
         assert_eq!((&state.interrupts, &state.power, &state.enabled), (&moved, &power, &enabled));
-        assert_eq!(state.cache_ways, ways);
+        assert_eq!((&state.cache_ways, &state.weights), (&ways, &weights));
         state.continue_in(Some("two".to_owned()));
         assert!(state.interrupts.is_empty() && state.power.is_empty() && state.enabled.is_empty());
-        assert!(state.cache_ways.is_empty());
+        assert!(state.cache_ways.is_empty() && state.weights.is_empty());
+    }
+
+    #[test]
+    fn a_ledger_without_weights_is_read_and_written_as_it_was() {
+        let (_, mut state) = state();
+        let old = serde_json::to_string(&state).unwrap();
+        assert!(!old.contains("weights"), "{old}");
+        let read: State = serde_json::from_str(&old).unwrap();
+        assert!(read.weights.is_empty());
+        assert_eq!(serde_json::to_string(&read).unwrap(), old);
+        let weights =
+            serde_json::json!({"nodes": {"2": {"found": 1, "written": 3, "before": 1}}, "wasAuto": true});
+        state.weights = serde_json::from_value(weights.clone()).unwrap();
+        let new = serde_json::to_value(&state).unwrap();
+        assert_eq!(new["weights"], weights);
+        assert_eq!(serde_json::from_value::<State>(new).unwrap(), state);
     }
 
     #[test]

@@ -1,7 +1,11 @@
-//! What is done beside cgroups for exclusive CPUs: affinities of interrupts and the like, power settings.
+//! What is done beside cgroups for exclusive CPUs: affinities of interrupts and the like, power settings; and weights of
+//! nodes.
 
-use numaward_enforce::interrupts::WriteError;
-use prometheus_client::registry::Registry;
+use numaward_enforce::{interrupts::WriteError, weights::Wanted};
+use prometheus_client::{
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
+};
 
 use super::{By, ByState, ControlMetrics, set, start};
 
@@ -12,6 +16,7 @@ pub(super) struct HostMetrics {
     affinity_writes: By<1>,
     power_settings: ByState,
     power_writes: By<1>,
+    interleave_weight: Family<[(&'static str, String); 1], Gauge>,
 }
 
 impl HostMetrics {
@@ -43,6 +48,12 @@ impl HostMetrics {
             "Power settings written, also to give them back, and whether the kernel took it",
             self.power_writes.clone(),
         );
+        registry.register(
+            "interleave_weight",
+            "Weight of a node for the memory policy weighted-interleave that numaward set and holds; only with \
+             enforcement.interleaveWeights",
+            self.interleave_weight.clone(),
+        );
     }
 }
 
@@ -71,5 +82,20 @@ impl ControlMetrics {
     pub(crate) fn wrote_power(&self, is_ok: bool) {
         let result = if is_ok { "ok" } else { "error" };
         self.host.power_writes.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
+    /// The nodes have these weights for weighted-interleave, as configured, and no others.
+    pub(crate) fn interleave_weights(&self, weights: &Wanted) {
+        self.host.interleave_weight.clear();
+        for (node, weight) in weights {
+            let of = self.host.interleave_weight.get_or_create(&[("numa_node", node.to_string())]);
+            of.set(i64::from(*weight));
+        }
+    }
+
+    /// A weight of a node, for the pages that list the families.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn show_interleave_weights(&self) {
+        self.interleave_weights(&[(numaward_topology::NodeId(0), 1)].into());
     }
 }

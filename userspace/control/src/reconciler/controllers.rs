@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Event, budgets::Budgets, caches::CacheClasses, declared::Declarations, drift::DriftController,
     guard::Guard, home::Homes, homing::Homing, interrupts::Interrupts, liveness::Liveness,
-    power::PowerSettings, throttling::Throttling,
+    power::PowerSettings, throttling::Throttling, weights::InterleaveWeights,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
@@ -22,6 +22,7 @@ pub(super) struct Controllers {
     pub(super) guard: Guard,
     pub(super) interrupts: Interrupts,
     pub(super) power: PowerSettings,
+    pub(super) weights: InterleaveWeights,
     pub(super) caches: CacheClasses,
     pub(super) declarations: Declarations,
 }
@@ -43,6 +44,7 @@ impl Controllers {
             guard: Guard::new(stop),
             interrupts: Interrupts::new(core.config.host_root.clone()),
             power: PowerSettings::new(&core.config.host_root),
+            weights: InterleaveWeights::new(&core.config.host_root),
             declarations: Declarations::new(&core.config.guarantees),
         }
     }
@@ -87,6 +89,7 @@ impl Controllers {
         self.guard.turn(core, now);
         self.interrupts.turn(core, now);
         self.power.turn(core, now);
+        self.weights.turn(core, now);
         self.caches.turn(core, now);
     }
 }

@@ -1,0 +1,443 @@
+//! Weights of nodes for the memory policy weighted-interleave: `enforcement.interleaveWeights`.
+//!
+//! Algorithm: every few seconds while any are to be set or given back, the files are read and those that do not hold what they
+//! are to hold are written, see [`numaward_enforce::weights`].
+//!
+//! Invariants: what was found is stored before anything is written. What somebody else wrote since is given up. A weight that
+//! cannot be written is reported once and not tried again; what is to be given back is tried again and again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use numaward_api::{EventKind, Severity};
+use numaward_config::interleave_weights::WeightSource;
+use numaward_enforce::weights::{HeldWeights, Plan, Wanted, Weights, Write, plan};
+use numaward_guarantee::{error::AdmissionError, weights::interleave_weights};
+use numaward_model::Report;
+use numaward_topology::NodeId;
+
+use crate::core::Core;
+
+/// How often it is looked what others wrote.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Sets and gives back.
+#[derive(Debug)]
+pub(super) struct InterleaveWeights {
+    weights: Weights,
+    looked: Option<Instant>,
+    /// What could not be written, by node: the weight, and why.
+    failed: BTreeMap<NodeId, (u8, String)>,
+    /// What is not as configured, as reported last.
+    problems: Vec<String>,
+}
+
+/// What was done in one go.
+#[derive(Debug, Default)]
+struct Done {
+    is_set: bool,
+    back: Wanted,
+    is_auto: bool,
+}
+
+impl InterleaveWeights {
+    pub(super) fn new(root: &Path) -> Self {
+        Self { weights: Weights::new(root), looked: None, failed: BTreeMap::new(), problems: Vec::new() }
+    }
+
+    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
+        let is_idle = core.config.enforcement.set_weights().is_none() && core.kept.state.weights.is_empty();
+        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
+        if is_idle || !is_due {
+            return;
+        }
+        self.looked = Some(now);
+        if let Err(error) = self.follow(core) {
+            tracing::error!(%error, "weights of nodes stay as they are, as what was found cannot be stored");
+        }
+    }
+
+    fn follow(&mut self, core: &mut Core) -> Result<(), AdmissionError> {
+        let before = core.kept.state.weights.clone();
+        let configured = core.config.enforcement.set_weights();
+        let source = configured.map(|of| of.source).unwrap_or_default();
+        let (wanted, mut problems) =
+            configured.map(|of| interleave_weights(of, &self.weights)).unwrap_or_default();
+        let nodes: BTreeSet<NodeId> = wanted.keys().chain(before.nodes.keys()).copied().collect();
+        let seen = self.weights.look(nodes.into_iter());
+        problems.extend(seen.unreadable.values().cloned());
+        let is_seen = |node: &NodeId| seen.weights.contains_key(node) || seen.unreadable.contains_key(node);
+        let missing = wanted.keys().filter(|node| !is_seen(node));
+        problems.extend(missing.map(|node| format!("there is no /{}", Weights::file(*node))));
+        let Plan { mut writes, mut held, foreign } = plan(&seen, &wanted, &before);
+        writes.retain(|write| {
+            let Write::Weight { node, weight, is_back: false } = write else { return true };
+            let failed = self.failed.get(node).filter(|(tried, _)| tried == weight);
+            if let Some((_, reason)) = failed {
+                problems.push(reason.clone());
+                as_before(&mut held, &before, *node);
+            }
+            failed.is_none()
+        });
+        forget_if_none(&mut held, &before);
+        core.save_part(|state| &mut state.weights, held.clone())?;
+        let mut done = Done::default();
+        for write in writes {
+            self.write(write, &before, &mut held, &mut done, &mut problems);
+        }
+        forget_if_none(&mut held, &before);
+        core.metrics.interleave_weights(&held.now());
+        core.save_part(|state| &mut state.weights, held.clone())?;
+        if !foreign.is_empty() {
+            let message = format!(
+                "Somebody else set weights for weighted-interleave, and they stay so: {}.",
+                list(&foreign)
+            );
+            report(core, Severity::Warning, message, &foreign);
+        }
+        if done.is_set {
+            let now = held.now();
+            report(core, Severity::Info, are(&now, &seen.weights, source), &now);
+        }
+        if let Some(message) = returned(&done) {
+            report(core, Severity::Info, message, &done.back);
+        }
+        if !problems.is_empty() && problems != self.problems {
+            let problems = problems.join("; ");
+            let message = format!("Weights for weighted-interleave are not as configured: {problems}.");
+            report(core, Severity::Warning, message, &Wanted::new());
+        }
+        self.problems = problems;
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        write: Write,
+        before: &HeldWeights,
+        held: &mut HeldWeights,
+        done: &mut Done,
+        problems: &mut Vec<String>,
+    ) {
+        // The kernel chooses only where all are back.
+        if write == Write::Auto && !held.nodes.is_empty() {
+            return;
+        }
+        match (self.weights.write(write), write) {
+            (Ok(()), Write::Weight { node, weight, is_back: true }) => {
+                held.nodes.remove(&node);
+                done.back.insert(node, weight);
+            }
+            (Ok(()), Write::Weight { node, .. }) => {
+                if let Some(of) = held.nodes.get_mut(&node) {
+                    of.before = None;
+                }
+                done.is_set = true;
+            }
+            (Ok(()), Write::Auto) => {
+                held.was_auto = false;
+                done.is_auto = true;
+            }
+            (Err(error), Write::Weight { node, weight, is_back: false }) => {
+                let reason = error.to_string();
+                problems.push(reason.clone());
+                as_before(held, before, node);
+                self.failed.insert(node, (weight, reason));
+            }
+            (Err(error), _) => problems.push(error.to_string()),
+        }
+    }
+}
+
+fn report(core: &Core, severity: Severity, message: String, weights: &Wanted) {
+    let mut report = Report::new(EventKind::InterleaveWeights, message).severity(severity);
+    for (node, weight) in weights {
+        report = report.detail(&format!("node{node}"), weight);
+    }
+    core.report(None, report);
+}
+
+/// Nothing was written: what was known before is true.
+fn as_before(held: &mut HeldWeights, before: &HeldWeights, node: NodeId) {
+    match before.nodes.get(&node) {
+        Some(of) => drop(held.nodes.insert(node, *of)),
+        None => drop(held.nodes.remove(&node)),
+    }
+}
+
+/// Where nothing was and is held, the kernel's own choice still counts.
+fn forget_if_none(held: &mut HeldWeights, before: &HeldWeights) {
+    if held.nodes.is_empty() && before.is_empty() {
+        held.was_auto = false;
+    }
+}
+
+/// The parts as a list in a sentence.
+fn sentence(parts: &[String]) -> String {
+    match parts {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => parts.concat(),
+    }
+}
+
+fn list(weights: &Wanted) -> String {
+    let parts: Vec<String> =
+        weights.iter().map(|(node, weight)| format!("{weight} on node {node}")).collect();
+    sentence(&parts)
+}
+
+fn are(now: &Wanted, were: &Wanted, source: WeightSource) -> String {
+    let (weights, they) =
+        if now.len() == 1 { ("weight for weighted-interleave is", "it was") } else { WEIGHTS_ARE };
+    let source = if source == WeightSource::Bandwidth { "by bandwidth" } else { "as configured" };
+    let were: Vec<String> = now.keys().filter_map(|node| were.get(node)).map(ToString::to_string).collect();
+    format!("The {weights} {}, {source}; {they} {}.", list(now), sentence(&were))
+}
+
+const WEIGHTS_ARE: (&str, &str) = ("weights for weighted-interleave are", "they were");
+
+fn returned(done: &Done) -> Option<String> {
+    let auto = if done.is_auto { ", and the kernel chooses all weights by itself again" } else { "" };
+    if done.back.is_empty() {
+        let message = "The kernel chooses all weights for weighted-interleave by itself again.";
+        return done.is_auto.then(|| message.to_owned());
+    }
+    let weights = if done.back.len() == 1 { "weight for weighted-interleave is" } else { WEIGHTS_ARE.0 };
+    Some(format!("The {weights} as found before: {}{auto}.", list(&done.back)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::Arc};
+
+    use numaward_api as api;
+    use numaward_config::Config;
+
+    use super::*;
+    use crate::{
+        reconciler::{ReconcilerLoop, tests::reconciler_loop},
+        testing::{self as fixture, Host},
+    };
+
+    const WEIGHTS: &str = "sys/kernel/mm/mempolicy/weighted_interleave";
+    const NODES: &str = "sys/devices/system/node";
+
+    /// A host with weights of two nodes, 0 and 2.
+    struct Bench {
+        dir: tempfile::TempDir,
+        host: Arc<Host>,
+        config: Config,
+    }
+
+    impl Bench {
+        fn new(weights: &str) -> Self {
+            let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
+            fixture::cgroup(&dir.path().join("cgroup"), &host.machine.lock().unwrap());
+            let config = Config {
+                state_directory: dir.path().join("state"),
+                host_root: dir.path().to_owned(),
+                ..Config::default()
+            };
+            let mut bench = Self { dir, host, config };
+            bench.configure(weights);
+            bench.put(&format!("{NODES}/has_memory"), "0,2");
+            for node in [0, 2] {
+                bench.set(node, 1);
+            }
+            bench
+        }
+
+        fn configure(&mut self, weights: &str) {
+            self.config.enforcement.interleave_weights = serde_json::from_str(weights).unwrap();
+        }
+
+        fn put(&self, path: &str, text: &str) {
+            let path = self.dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+
+        fn set(&self, node: u32, weight: u8) {
+            self.put(&format!("{WEIGHTS}/node{node}"), &weight.to_string());
+        }
+
+        fn bandwidth(&self, node: u32, bandwidth: u64) {
+            for what in ["read", "write"] {
+                let file = format!("{NODES}/node{node}/access0/initiators/{what}_bandwidth");
+                self.put(&file, &bandwidth.to_string());
+            }
+        }
+
+        fn start(&self) -> ReconcilerLoop {
+            reconciler_loop(&self.config, &self.dir.path().join("cgroup"), &self.host)
+        }
+
+        fn line(&self, file: &str) -> String {
+            fixture::line(&self.dir.path().join(WEIGHTS).join(file))
+        }
+
+        fn now(&self) -> [String; 2] {
+            ["node0", "node2"].map(|file| self.line(file))
+        }
+
+        fn happened(&self) -> Vec<String> {
+            let happened = std::mem::take(&mut *self.host.happened.lock().unwrap());
+            let of = happened.into_iter().filter(|(_, report)| report.kind == EventKind::InterleaveWeights);
+            of.map(|(_, report)| report.message).collect()
+        }
+    }
+
+    /// Later than the last look.
+    fn turn(reconciler: &mut ReconcilerLoop) {
+        let ReconcilerLoop { controllers, core, .. } = reconciler;
+        let weights = &mut controllers.weights;
+        let later = weights.looked.map_or_else(Instant::now, |looked| looked + LOOK);
+        weights.turn(core, later);
+    }
+
+    const GIVEN: &str = r#"{"source": "given", "weights": {"0": 3, "2": 2}}"#;
+    const BANDWIDTH: &str = r#"{"source": "bandwidth"}"#;
+
+    #[test]
+    fn weights_are_set_and_come_back_also_over_a_crash() {
+        let mut bench = Bench::new(BANDWIDTH);
+        bench.bandwidth(0, 100_000);
+        bench.bandwidth(2, 30_000);
+        let mut reconciler = bench.start();
+        assert_eq!(bench.now(), ["25", "7"]);
+        let set = "The weights for weighted-interleave are 25 on node 0 and 7 on node 2, by bandwidth; they were 1 and 1.";
+        assert_eq!(bench.happened(), [set]);
+        turn(&mut reconciler);
+        assert!(bench.happened().is_empty(), "it is said once");
+        drop(reconciler);
+        bench.configure(GIVEN);
+        drop(bench.start());
+        let set = "The weights for weighted-interleave are 3 on node 0 and 2 on node 2, as configured; they were 25 and 7.";
+        assert_eq!((bench.now(), bench.happened()), (["3", "2"].map(str::to_owned), vec![set.to_owned()]));
+        // In a dry run, nothing is ours.
+        bench.config.enforcement.mode = api::EnforcementMode::DryRun;
+        let reconciler = bench.start();
+        assert!(reconciler.core.kept.state.weights.is_empty());
+        let back = "The weights for weighted-interleave are as found before: 1 on node 0 and 1 on node 2.";
+        assert_eq!((bench.now(), bench.happened()), (["1", "1"].map(str::to_owned), vec![back.to_owned()]));
+    }
+
+    #[test]
+    fn what_was_stored_and_not_written_is_written_or_not() {
+        let mut bench = Bench::new(GIVEN);
+        let mut reconciler = bench.start();
+        let stored = serde_json::json!({"nodes": {
+            "0": {"found": 1, "written": 3, "before": 1},
+            "2": {"found": 1, "written": 2, "before": 1},
+        }});
+        let stored: HeldWeights = serde_json::from_value(stored).unwrap();
+        reconciler.core.save_part(|state| &mut state.weights, stored.clone()).unwrap();
+        drop(reconciler);
+        // The daemon died between the two writes.
+        bench.set(2, 1);
+        let mut reconciler = bench.start();
+        assert_eq!(bench.now(), ["3", "2"]);
+        reconciler.core.save_part(|state| &mut state.weights, stored).unwrap();
+        drop(reconciler);
+        bench.set(0, 1);
+        bench.configure("{}");
+        assert!(bench.start().core.kept.state.weights.is_empty());
+        assert_eq!(bench.now(), ["1", "1"]);
+    }
+
+    #[test]
+    fn what_somebody_else_writes_is_given_up_and_said_once() {
+        let mut bench = Bench::new(GIVEN);
+        let mut reconciler = bench.start();
+        bench.happened();
+        bench.set(2, 9);
+        turn(&mut reconciler);
+        let foreign = "Somebody else set weights for weighted-interleave, and they stay so: 9 on node 2.";
+        assert_eq!(bench.happened(), [foreign]);
+        turn(&mut reconciler);
+        drop(reconciler);
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        assert!(bench.happened().is_empty(), "also over a restart");
+        drop(reconciler);
+        bench.configure("{}");
+        let reconciler = bench.start();
+        assert_eq!((bench.now(), bench.happened().len()), (["1", "9"].map(str::to_owned), 1));
+        assert!(reconciler.core.kept.state.weights.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_set_is_said_once() {
+        let mut bench = Bench::new(BANDWIDTH);
+        bench.bandwidth(0, 100_000);
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        let problem = "Weights for weighted-interleave are not as configured: the firmware reports no bandwidth for the \
+            memory of node 2.";
+        assert_eq!(bench.happened(), [problem]);
+        assert_eq!(bench.now(), ["1", "1"]);
+        drop(reconciler);
+        bench.configure(r#"{"source": "given", "weights": {"0": 3, "1": 2}}"#);
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        let happened = bench.happened();
+        assert_eq!(happened.len(), 2, "{happened:?}");
+        assert_eq!(
+            happened[0],
+            "The weight for weighted-interleave is 3 on node 0, as configured; it was 1."
+        );
+        let problem = "there is no node 1 with memory here; nodes with memory are 0,2.";
+        assert!(happened[1].ends_with(problem), "{happened:?}");
+        drop(reconciler);
+        // The kernel has none.
+        fs::remove_dir_all(bench.dir.path().join(WEIGHTS)).unwrap();
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        let happened = bench.happened();
+        assert!(happened.len() == 1 && happened[0].contains("Linux 6.9"), "{happened:?}");
+        assert!(reconciler.core.kept.state.weights.is_empty());
+    }
+
+    #[test]
+    fn a_weight_that_is_not_taken_is_tried_once() {
+        let bench = Bench::new(GIVEN);
+        bench.put(&format!("{WEIGHTS}/auto"), "true");
+        let files = ["node0", "node2"].map(|file| bench.dir.path().join(WEIGHTS).join(file));
+        let sealed = files.each_ref().map(|file| fixture::refuse(file));
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        let happened = bench.happened();
+        assert!(happened.len() == 1 && happened[0].contains("node0 cannot be written: "), "{happened:?}");
+        assert!(reconciler.core.kept.state.weights.is_empty());
+        drop(sealed);
+    }
+
+    #[test]
+    fn the_kernel_chooses_again_where_it_did() {
+        let mut bench = Bench::new(GIVEN);
+        bench.put(&format!("{WEIGHTS}/auto"), "true");
+        drop(bench.start());
+        // The kernel does that.
+        bench.put(&format!("{WEIGHTS}/auto"), "false");
+        drop(bench.start());
+        bench.happened();
+        bench.configure("{}");
+        drop(bench.start());
+        assert_eq!((bench.now(), bench.line("auto")), (["1", "1"].map(str::to_owned), "true".to_owned()));
+        assert!(bench.happened()[0].ends_with(", and the kernel chooses all weights by itself again."));
+    }
+
+    #[test]
+    fn nothing_is_read_or_written_by_default() {
+        let bench = Bench::new("{}");
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        assert_eq!(reconciler.controllers.weights.looked, None);
+        assert!(bench.happened().is_empty());
+        let ledger = bench.dir.path().join("state/ledger.json");
+        assert!(!ledger.exists() || !fs::read_to_string(ledger).unwrap().contains("weights"));
+    }
+}

@@ -1,0 +1,71 @@
+//! Checks of the weights of nodes for weighted-interleave.
+
+use numaward_config::interleave_weights::InterleaveWeights;
+use numaward_enforce::weights::Weights;
+use numaward_guarantee::weights::interleave_weights;
+
+use super::{Host, Outcome, ok, warn};
+
+impl Host<'_> {
+    /// Whether the weights of nodes can be set as they are configured.
+    pub(super) fn interleave_weights(&self, of: &InterleaveWeights) -> Outcome {
+        let (wanted, mut problems) = interleave_weights(of, &Weights::new(self.root));
+        problems.extend(wanted.keys().filter_map(|node| {
+            let path = Weights::file(*node);
+            let error = rustix::fs::access(self.root.join(&path), rustix::fs::Access::WRITE_OK).err()?;
+            Some(format!("/{path} cannot be written ({error})"))
+        }));
+        if problems.is_empty() {
+            let weights: Vec<String> =
+                wanted.iter().map(|(node, weight)| format!("{weight} on node {node}")).collect();
+            return ok(format!("can be set: {}", weights.join(", ")));
+        }
+        warn(
+            format!("{}: what is not set stays as it is", problems.join("; ")),
+            "Linux 6.9 or newer; weights for nodes that have memory (source: given where the firmware reports no bandwidth); let \
+             the daemon write /sys/kernel/mm/mempolicy: ProtectKernelTunables=no in its unit",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_api::doctor::Verdict;
+
+    use super::{super::tests::tree, *};
+
+    const WEIGHT: &str = "sys/kernel/mm/mempolicy/weighted_interleave/node0";
+    const MEMORY: (&str, &str) = ("sys/devices/system/node/has_memory", "0\n");
+
+    #[test]
+    fn weights_can_be_set_where_the_files_are_and_the_nodes() {
+        let read = |text: &str| serde_json::from_str::<InterleaveWeights>(text).unwrap();
+        let (given, by_bandwidth) =
+            (read(r#"{"source": "given", "weights": {"0": 3}}"#), read(r#"{"source": "bandwidth"}"#));
+        let at = |what: &str| format!("sys/devices/system/node/node0/access0/initiators/{what}_bandwidth");
+        let bandwidths = ["read", "write"].map(at);
+        let files = [(WEIGHT, "1\n"), MEMORY, (&bandwidths[0], "20480\n"), (&bandwidths[1], "20480\n")];
+        let full = tree(&files);
+        let host = Host { root: full.path() };
+        assert_eq!(host.interleave_weights(&given), ok("can be set: 3 on node 0"));
+        assert_eq!(host.interleave_weights(&by_bandwidth), ok("can be set: 1 on node 0"));
+        let of = |files: &[(&str, &str)], of: &InterleaveWeights| {
+            let dir = tree(files);
+            let (verdict, finding, _) = Host { root: dir.path() }.interleave_weights(of);
+            assert_eq!(verdict, Verdict::Warn, "{finding}");
+            finding
+        };
+        let finding = of(&files[..3], &by_bandwidth);
+        assert!(
+            finding.starts_with("the firmware reports no bandwidth for the memory of node 0: "),
+            "{finding}"
+        );
+        let finding = of(&files, &read(r#"{"source": "given", "weights": {"7": 3}}"#));
+        assert!(finding.starts_with("there is no node 7 with memory here"), "{finding}");
+        let finding = of(&[MEMORY], &given);
+        assert!(finding.contains("Linux 6.9 is the first"), "{finding}");
+        let other = WEIGHT.replace("node0", "node1");
+        let finding = of(&[MEMORY, (&other, "1\n")], &given);
+        assert!(finding.starts_with(&format!("/{WEIGHT} cannot be written (No such file")), "{finding}");
+    }
+}
