@@ -55,7 +55,7 @@ pub struct Held {
 
 impl Held {
     /// Whether this is what we left there.
-    fn is(&self, weight: u8) -> bool {
+    fn is(self, weight: u8) -> bool {
         self.written == weight || self.before == Some(weight)
     }
 }
@@ -181,19 +181,18 @@ impl Weights {
         let mut seen = Seen::default();
         for node in nodes {
             let path = self.root.join(Self::file(node));
-            match fs::read_to_string(&path) {
-                Ok(text) => match text.trim().parse() {
-                    Ok(weight) => drop(seen.weights.insert(node, weight)),
-                    Err(_) => {
-                        let reason = format!("{} holds no weight: {:?}", path.display(), text.trim());
-                        seen.unreadable.insert(node, reason);
+            let reason = match fs::read_to_string(&path) {
+                Ok(text) => {
+                    if let Ok(weight) = text.trim().parse() {
+                        seen.weights.insert(node, weight);
+                        continue;
                     }
-                },
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    seen.unreadable.insert(node, format!("{} cannot be read: {error}", path.display()));
+                    format!("{} holds no weight: {:?}", path.display(), text.trim())
                 }
-            }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => format!("{} cannot be read: {error}", path.display()),
+            };
+            seen.unreadable.insert(node, reason);
         }
         let auto = fs::read_to_string(self.root.join(WEIGHTS).join("auto"));
         seen.is_auto = auto.is_ok_and(|text| text.trim() == "true");
