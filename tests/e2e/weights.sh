@@ -32,7 +32,7 @@ echo $(bandwidth 0) $(bandwidth 1)
 echo 2 >$weights/node1
 state "before"
 section "doctor"
-numaward doctor --config $config 2>/dev/null | grep -A 2 ' interleave weights ' | tr -s ' \n' ' '
+numaward doctor --config $config -o json 2>/dev/null | tr -d '\n' | grep -o '"interleave weights"[^}]*'
 start
 state "held"
 section "events"
