@@ -388,6 +388,10 @@ mod tests {
             &self.reconciler.as_ref().unwrap().core.kept.state
         }
 
+        pub(super) fn forget_reports(&self) {
+            self.host.happened.lock().unwrap().clear();
+        }
+
         pub(super) fn reported(&self) -> String {
             let happened = self.host.happened.lock().unwrap();
             happened.iter().map(|(_, report)| report.message.clone() + "\n").collect()

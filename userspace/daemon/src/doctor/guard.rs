@@ -34,7 +34,9 @@ impl Host<'_> {
                 "swapoff -a, or a newer kernel",
             );
         }
-        ok("page cache of workloads without a guarantee is dropped before what is promised is asked for")
+        ok(
+            "page cache of workloads without a guarantee is dropped ahead of time, to keep promised memory free",
+        )
     }
 }
 

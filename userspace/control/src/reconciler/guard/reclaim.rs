@@ -53,8 +53,10 @@ pub(super) struct Reclaim {
     tight: BTreeMap<NodeId, Tight>,
     /// What is known of workloads of which some was to be dropped.
     known: BTreeMap<(CgroupPath, CgroupId), Known>,
-    /// Whether the kernel refused it: then it is not tried again.
-    is_refused: bool,
+    /// When the kernel refused it, for each cgroup as for the last one: it is tried again much later.
+    refused: Option<Instant>,
+    /// What it said then.
+    refusal: String,
 }
 
 /// A node that is tight.
@@ -67,18 +69,35 @@ struct Tight {
 }
 
 /// A workload of which some was to be dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     last: Option<Dropped>,
     pause: Duration,
     /// It is left alone before.
     until: Option<Instant>,
+    /// When this was learnt.
+    since: Instant,
 }
 
 impl Known {
+    fn new(now: Instant) -> Self {
+        Self { last: None, pause: Duration::ZERO, until: None, since: now }
+    }
+
+    /// Whether it still says something: what a workload reads much later is another matter.
+    fn is_valid(&self, now: Instant) -> bool {
+        now.duration_since(self.since) < self.pause.max(PAUSE) * 2
+    }
+
+    /// It uses its page cache.
     fn leave_alone(&mut self, now: Instant) {
         self.pause = (self.pause * 2).clamp(PAUSE, LONGEST_PAUSE);
         (self.until, self.last) = (Some(now + self.pause), None);
+    }
+
+    /// Nothing of it can be dropped now.
+    fn pass_over(&mut self, now: Instant) {
+        (self.until, self.last) = (Some(now + PAUSE), None);
     }
 
     /// Takes note of what was dropped; `is_judged` if it did not use what was dropped before.
@@ -119,13 +138,14 @@ impl Reclaim {
             let message = format!("{what}: {} of page cache were dropped there.", mib(of.dropped));
             report(core, None, node, Severity::Info, message);
         }
-        if !seen.is_cache_read || self.busy_for.is_some() || self.is_refused {
+        let is_refused = self.refused.is_some_and(|refused| now.duration_since(refused) < LONGEST_PAUSE);
+        if !seen.is_cache_read || self.busy_for.is_some() || is_refused {
             return;
         }
         let is_there = |cgroup: &CgroupPath, id: CgroupId| {
             core.hierarchy.id_of(cgroup).is_ok_and(|found| found == Some(id))
         };
-        self.known.retain(|(cgroup, id), _| is_there(cgroup, *id));
+        self.known.retain(|(cgroup, id), of| of.is_valid(now) && is_there(cgroup, *id));
         // The node comes first that had its turn the longest time ago; of those that had none, the one that needs most.
         let mut tight: Vec<&NodeHeadroom> = seen.nodes.iter().filter(|of| of.is_tight).collect();
         tight.sort_by_key(|of| (self.served.get(&of.node).copied(), Reverse(of.not_free())));
@@ -141,7 +161,7 @@ impl Reclaim {
         let known = |other: &OtherWorkload| self.known.get(&(other.cgroup.clone(), other.id));
         let may_be_dropped = |other: &&OtherWorkload| {
             let is_due = known(other).and_then(|known| known.until).is_none_or(|until| now >= until);
-            is_due && other.cache_on(node) >= LEAST && may_be_steered(core, other)
+            is_due && within(other, node, most) >= LEAST && may_be_steered(core, other)
         };
         let candidates = seen.others.iter().filter(may_be_dropped);
         let Some(other) = candidates.max_by_key(|other| (within(other, node, most), other.cache_on(node)))
@@ -149,8 +169,8 @@ impl Reclaim {
             let tight = self.tight.entry(node).or_default();
             if !mem::replace(&mut tight.is_said, true) {
                 let message = format!(
-                    "{} more are to be free on node {node} for what is promised there, and no workload without a guarantee \
-                     has page cache there that it does not use.",
+                    "{} more must become free on node {node} for what is promised there, and no workload without a guarantee \
+                     has page cache there that it does not use and that can be dropped now.",
                     mib(of.not_free())
                 );
                 report(core, None, node, Severity::Info, message);
@@ -185,12 +205,13 @@ impl Reclaim {
 
     fn take(&mut self, core: &Core, seen: &Headroom, order: CacheDrop, outcome: Outcome, now: Instant) {
         let CacheDrop { cgroup, id, node, .. } = order;
-        let known = self.known.entry((cgroup.clone(), id)).or_default();
+        let known = self.known.entry((cgroup.clone(), id)).or_insert_with(|| Known::new(now));
+        known.since = now;
         match outcome {
             Ok(Some(dropped)) => {
                 // Where hardly any of it can be dropped now, the next one has its turn.
                 if dropped.bytes.0 < order.bytes.0 / FEW {
-                    known.leave_alone(now);
+                    known.pass_over(now);
                 } else {
                     known.took(dropped, order.last.is_some());
                 }
@@ -198,12 +219,12 @@ impl Reclaim {
                 tracing::debug!(%cgroup, %node, bytes = %dropped.bytes, all = %dropped.all, "page cache was dropped");
                 let tight = self.tight.entry(node).or_default();
                 tight.dropped.0 = tight.dropped.0.saturating_add(dropped.bytes.0);
-                if dropped.bytes >= LEAST && !mem::replace(&mut tight.is_begun, true) {
+                if tight.dropped >= LEAST && !mem::replace(&mut tight.is_begun, true) {
                     let rest = seen.node(node).map_or(Bytes(0), NodeHeadroom::not_free);
                     let message = format!(
                         "What is promised on node {node} is not free there: page cache of workloads without a guarantee is \
-                         dropped, {} of {cgroup} first. {} more are to be free.",
-                        mib(dropped.bytes),
+                         dropped, {} of {cgroup} first. {} more must become free.",
+                        mib(tight.dropped),
                         mib(rest)
                     );
                     report(core, Some(&cgroup), node, Severity::Info, message);
@@ -214,7 +235,7 @@ impl Reclaim {
                 tracing::debug!(%cgroup, %node, seconds = known.pause.as_secs(), "uses its page cache, and is left alone");
             }
             Err(DropError::Refused(error)) if is_final(core, &cgroup, id, &error) => {
-                self.is_refused = true;
+                self.refused = Some(now);
                 let hint = match error.kind() {
                     io::ErrorKind::InvalidInput => "; before Linux 6.13, that takes a host without swap",
                     _ => "",
@@ -222,10 +243,13 @@ impl Reclaim {
                 let message = format!(
                     "Page cache cannot be dropped, so what is promised is not kept free: memory.reclaim: {error}{hint}."
                 );
-                report(core, Some(&cgroup), node, Severity::Warning, message);
+                if self.refusal != message {
+                    report(core, Some(&cgroup), node, Severity::Warning, message.clone());
+                    self.refusal = message;
+                }
             }
             Err(error) => {
-                known.leave_alone(now);
+                known.pass_over(now);
                 tracing::debug!(%cgroup, %error, "its page cache cannot be dropped");
             }
         }
@@ -329,13 +353,17 @@ mod tests {
             Some(("/spread".to_owned(), 28)),
             "of all nodes at the rate"
         );
-        assert!(bench.reported().is_empty());
+        look.others[0].cache[0].1 = Bytes::mib(300);
+        assert_eq!(next(&mut bench, &look, now), None, "far more would go on other nodes");
+        bench.forget_reports();
+        bench.core_and_guard().1.reclaim.tight.clear();
+
         for caches in [&[("kept", 900), ("exempt", 800), ("small", 1)][..], &[("kept", 900)]] {
             let look = seen(&bench, node(110), caches);
             assert_eq!(next(&mut bench, &look, now), None);
         }
         let reported = bench.reported();
-        assert_eq!(reported.matches("90 MiB more are to be free on node 1").count(), 1, "{reported}");
+        assert_eq!(reported.matches("90 MiB more must become free on node 1").count(), 1, "{reported}");
         assert!(
             reported.contains("no workload without a guarantee has page cache there that it does not use")
         );
@@ -387,6 +415,20 @@ mod tests {
         take(&mut bench, &look, first, Ok(Some(dropped(20))), now);
         assert_eq!(next(&mut bench, &look, now).unwrap().0, "/large", "of 200 MiB");
         assert_eq!(bench.guard().reclaim.tight[&NODE].dropped, Bytes::mib(20), "it counts all the same");
+    }
+
+    #[test]
+    fn what_a_workload_did_long_ago_says_nothing() {
+        let mut bench = Bench::new(&["hog"]);
+        let (look, now) = (seen(&bench, node(0), &[("hog", 500)]), Instant::now());
+        let first = order(&mut bench, &look, now).unwrap();
+        take(&mut bench, &look, first, Ok(Some(dropped(50))), now);
+        for (seconds, is_known) in [(59, true), (60, false)] {
+            let (core, guard) = bench.core_and_guard();
+            guard.reclaim.turn(core, &look, now + Duration::from_secs(seconds));
+            assert_eq!(guard.reclaim.known.is_empty(), !is_known, "after {seconds} s");
+            (guard.reclaim.busy_for, guard.reclaim.worker) = (None, None);
+        }
     }
 
     #[test]
@@ -444,7 +486,11 @@ mod tests {
         take(&mut bench, &look, gone, refused(io::ErrorKind::NotFound), now);
         let hog = order(&mut bench, &look, now).unwrap();
         take(&mut bench, &look, hog, refused(io::ErrorKind::OutOfMemory), now);
-        assert!(bench.reported().is_empty() && !bench.guard().reclaim.is_refused, "{}", bench.reported());
+        assert!(
+            bench.reported().is_empty() && bench.guard().reclaim.refused.is_none(),
+            "{}",
+            bench.reported()
+        );
         let hog = order(&mut bench, &look, now + PAUSE).unwrap();
         take(&mut bench, &look, hog, refused(io::ErrorKind::InvalidInput), now);
         assert!(
@@ -453,8 +499,10 @@ mod tests {
             bench.reported()
         );
         let (core, guard) = bench.core_and_guard();
+        guard.reclaim.turn(core, &look, now + LONGEST_PAUSE / 2);
+        assert!(guard.reclaim.busy_for.is_none());
         guard.reclaim.turn(core, &look, now + LONGEST_PAUSE);
-        assert!(guard.reclaim.worker.is_none());
+        assert!(guard.reclaim.busy_for.is_some(), "much later it is tried again");
     }
 
     #[test]
