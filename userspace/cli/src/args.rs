@@ -122,7 +122,8 @@ pub(crate) enum Command {
     ///
     /// The kernel goes through the page tables of its processes for that, some milliseconds for each GiB of small pages.
     /// With --hot, its monitor of accesses (DAMON, Linux 6.2 or newer) watches the processes for a while; with --sampled,
-    /// the processor samples addresses (IBS of AMD since Linux 6.2, PEBS of Intel), which most virtual machines cannot.
+    /// the processor samples addresses (IBS of AMD since Linux 6.2, PEBS of Intel, SPE of Arm), which most virtual machines
+    /// cannot.
     #[command(group = ArgGroup::new("watched").args(["hot", "sampled"]))]
     Regions {
         /// Name of the workload

@@ -2,14 +2,18 @@
 //! the processor samples.
 //!
 //! The processor picks one of many micro-ops or loads, and writes down its address, its CPU and where the data came from
-//! (AMD: IBS, Intel: PEBS). Unlike the kernel's monitor of accesses (`--hot`), this sees which CPU accessed a page, so what
-//! is remote is seen, not estimated. It sees all processes of the host; those of others are passed over.
+//! (AMD: IBS, Intel: PEBS, Arm: SPE). Unlike the kernel's monitor of accesses (`--hot`), this sees which CPU accessed a page,
+//! so what is remote is seen, not estimated. IBS and PEBS see all processes of the host; those of others are passed over. SPE
+//! does not say which process it was, and is asked for threads of the workload.
 
+mod aux;
 mod pmu;
 mod rings;
 mod show;
 mod source;
+mod spe;
 mod tally;
+mod threads;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +31,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 pub(crate) use self::show::render;
 use self::{
-    pmu::Unit,
+    pmu::{Form, Unit},
     rings::{Counts, Rings},
     source::Sources,
     tally::Tally,
@@ -44,14 +48,11 @@ const FOLD: u32 = 10;
 pub(crate) enum SampledError {
     /// No unit for it.
     #[error(
-        "{}: nothing there samples addresses: neither ibs_op (AMD) nor mem-loads of cpu, cpu_core or cpu_atom (Intel). \
-         Most virtual machines have none. --hot shows what is accessed without it",
+        "{}: nothing there samples addresses: neither ibs_op (AMD), mem-loads of cpu, cpu_core or cpu_atom (Intel), nor \
+         arm_spe_0 (Arm). Most virtual machines have none. --hot shows what is accessed without it",
         _0.display()
     )]
     Absent(PathBuf),
-    /// Arm's, which writes something else.
-    #[error("{}: samples of this unit (Arm SPE) are not supported; --hot shows what is accessed without it", _0.display())]
-    Arm(PathBuf),
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
@@ -62,8 +63,8 @@ pub(crate) enum SampledError {
     #[error("{}: {parameter} does not fit into the unit's parameters, see its folder format", path.display())]
     Parameter { path: PathBuf, parameter: String },
     /// The kernel refuses.
-    #[error("{unit} on CPU {cpu}: {source}{}", hint(source))]
-    Refused { unit: String, cpu: u32, source: io::Error },
+    #[error("{unit} on {place}: {source}{}", hint(source))]
+    Refused { unit: String, place: String, source: io::Error },
 }
 
 fn hint(error: &io::Error) -> &'static str {
@@ -75,7 +76,7 @@ fn hint(error: &io::Error) -> &'static str {
             "; no counter is free: somebody else holds it (another --sampled, perf, the NMI watchdog)"
         }
         _ if error.raw_os_error() == Some(libc::EMFILE) => {
-            "; each CPU takes up to two descriptors: raise `ulimit -Hn`"
+            "; each CPU takes up to two descriptors, each thread one: raise `ulimit -Hn`"
         }
         _ => "; --hot shows what is accessed without it",
     }
@@ -166,7 +167,8 @@ pub(crate) async fn watch(server: &Server, name: &str, span: Duration) -> anyhow
         return Err(workload.no_process());
     }
     let mut ends = Ends::new()?;
-    let rings = Rings::start(&units)?;
+    let mut rings = Rings::start(&units)?;
+    rings.watch(&ids, &mut seen.counts)?;
     let over = async {
         tokio::select! {
             () = sleep(span) => {}
@@ -240,6 +242,9 @@ impl Seen {
             if tick % FOLD == 0 {
                 // Processes that began meanwhile count from now on.
                 ids = processes(&mut self.notes);
+                if let Err(refused) = rings.watch(&ids, &mut self.counts) {
+                    self.notes.insert(refused.to_string());
+                }
             }
         }
     }
@@ -293,7 +298,9 @@ fn notes(units: &[Unit], counts: Counts) -> Vec<String> {
     }
     if counts.accesses + counts.without_address == 0 {
         let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).collect();
-        notes.push(format!("{} sampled nothing, of any process", names.join(", ")));
+        let by_thread = units.iter().any(|unit| matches!(unit.form, Form::Packets { .. }));
+        let whose = if by_thread { "the workload's threads" } else { "any process" };
+        notes.push(format!("{} sampled nothing, of {whose}", names.join(", ")));
     }
     if counts.lost > 0 {
         notes.push(format!("{} samples were lost: they came faster than they were read", counts.lost));
@@ -303,6 +310,19 @@ fn notes(units: &[Unit], counts: Counts) -> Vec<String> {
             "the kernel paused sampling {} times, as samples came too fast (kernel.perf_event_max_sample_rate) or took too \
              much time (kernel.perf_cpu_time_max_percent): busy CPUs have fewer samples than they should",
             counts.throttled
+        ));
+    }
+    if counts.gaps > 0 {
+        notes.push(format!(
+            "samples are missing: the kernel said so {} times, as a thread's room was full or samples came too close",
+            counts.gaps
+        ));
+    }
+    if counts.passed_over > 0 {
+        notes.push(format!(
+            "only the {} threads that ran most were sampled at once: up to {} others were not",
+            threads::MOST,
+            counts.passed_over
         ));
     }
     if counts.unreadable > 0 {
@@ -366,22 +386,37 @@ mod tests {
         assert!(notes(&[], Counts { accesses: 1, ..Counts::default() }).is_empty());
         let old = notes(&[], Counts { without_address: 5, ..Counts::default() });
         assert!(old.len() == 1 && old[0].contains("Linux 6.2"), "{old:?}");
-        let all = Counts { accesses: 1, lost: 2, throttled: 3, unreadable: 4, without_address: 0 };
+        let all = Counts {
+            accesses: 1,
+            lost: 2,
+            throttled: 3,
+            gaps: 5,
+            passed_over: 6,
+            unreadable: 4,
+            without_address: 0,
+        };
         let all = notes(&[], all).join("; ");
         for expected in [
             "2 samples were lost",
             "paused sampling 3 times",
             "kernel.perf_event_max_sample_rate",
+            "said so 5 times",
+            "the 64 threads that ran most were sampled at once: up to 6 others",
             "4 records",
         ] {
             assert!(all.contains(expected), "{all}");
         }
-        assert!(notes(&[], Counts::default())[0].contains("sampled nothing"));
+        assert!(notes(&[], Counts::default())[0].contains("sampled nothing, of any process"));
+        let form = Form::Packets { says_source: true };
+        let arm = Unit { form, ..rings::tests::faults(CpuSet::default()) };
+        assert!(notes(&[arm], Counts::default())[0].ends_with("sampled nothing, of the workload's threads"));
     }
 
     #[test]
     fn refusals_say_what_to_do() {
-        let refused = |source| SampledError::Refused { unit: "ibs_op".into(), cpu: 3, source }.to_string();
+        let refused = |source| {
+            SampledError::Refused { unit: "ibs_op".into(), place: "CPU 3".into(), source }.to_string()
+        };
         for (source, expected) in [
             (io::Error::from_raw_os_error(libc::EACCES), "takes root"),
             (io::Error::from_raw_os_error(libc::EPERM), "takes root"),

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use numaward_topology::CpuSet;
+use numaward_topology::{CpuId, CpuSet};
 use perf_event::SampleSkid;
 
 use super::SampledError;
@@ -31,8 +31,15 @@ const LOADS_BESIDE: &str = "mem-loads-aux";
 const LATENCY: (&str, u64) = ("ldlat", 30);
 /// One of so many of such loads is sampled: a prime, so that loops do not fall into step with it.
 const PEBS_PERIOD: u64 = 10_007;
-/// Arm's unit begins with this.
+/// Arm's units begin with this: one for each kind of cores.
 const SPE: &str = "arm_spe_";
+/// Loads and stores only, at intervals that vary a little so that loops do not fall into step with them.
+const LOADS_AND_STORES: [&str; 3] = ["load_filter", "store_filter", "jitter"];
+/// One operation of so many is sampled, of all kinds. The hardware ignores the lowest eight bits, so they have to be 0.
+const SPE_PERIOD: u64 = 1 << 20;
+/// Cores that number the sources of data alike, by bits of the register `MIDR_EL1`: Arm's Neoverse N1, N2, V1 and V2.
+const MIDR: u64 = 0xff00_fff0;
+const NEOVERSE: [u64; 4] = [0x4100_d0c0, 0x4100_d490, 0x4100_d400, 0x4100_d4f0];
 
 /// Which event is counted: `type`, `config`, `config1` and `config2` of `struct perf_event_attr` (`linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +65,16 @@ pub(super) struct Unit {
     pub(super) takes_exclude_kernel: bool,
     /// Whether it takes `exclude_guest`.
     pub(super) takes_exclude_guest: bool,
+    pub(super) form: Form,
+}
+
+/// What a unit writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Samples of the kernel, of all processes on a CPU.
+    Samples,
+    /// Packets of its own, of one thread. Whether what they say about the source of data is known for this processor.
+    Packets { says_source: bool },
 }
 
 /// The units of this host for some CPUs, one at least. `root` is `/` in production.
@@ -73,11 +90,47 @@ pub(super) fn find(root: &Path, online: &CpuSet) -> Result<Vec<Unit>, SampledErr
         return Ok(units);
     }
     let entries = fs::read_dir(&devices).into_iter().flatten().flatten();
-    let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    match names.find(|name| name.starts_with(SPE)) {
-        Some(name) => Err(SampledError::Arm(devices.join(name))),
-        None => Err(SampledError::Absent(devices)),
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with(SPE)).collect();
+    names.sort();
+    if names.is_empty() {
+        return Err(SampledError::Absent(devices));
     }
+    names.iter().map(|name| of_arm(root, &devices.join(name), name, online)).collect()
+}
+
+fn of_arm(root: &Path, dir: &Path, name: &str, online: &CpuSet) -> Result<Unit, SampledError> {
+    let cpus = own_cpus(&dir.join("cpumask"), online)?;
+    let core = cpus.iter().next().and_then(|cpu| midr(root, cpu));
+    Ok(Unit {
+        name: name.to_owned(),
+        cpus,
+        event: Format::read(dir)?.event(dir, LOADS_AND_STORES.iter().map(|name| (*name, 1)))?,
+        leader: None,
+        period: SPE_PERIOD,
+        counts: "operations".to_owned(),
+        skid: SampleSkid::Arbitrary,
+        takes_exclude_kernel: true,
+        takes_exclude_guest: false,
+        form: Form::Packets { says_source: core.is_some_and(|core| NEOVERSE.contains(&(core & MIDR))) },
+    })
+}
+
+/// Which core a CPU is: the register `MIDR_EL1`.
+fn midr(root: &Path, cpu: CpuId) -> Option<u64> {
+    let cpus = root.join("sys/devices/system/cpu");
+    let text = fs::read_to_string(cpus.join(format!("cpu{}/regs/identification/midr_el1", cpu.0))).ok()?;
+    u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+}
+
+/// The CPUs that a unit's file lists, of those that are online; all of them without the file.
+fn own_cpus(path: &Path, online: &CpuSet) -> Result<CpuSet, SampledError> {
+    if !path.exists() {
+        return Ok(online.clone());
+    }
+    let text = read(path)?;
+    let own: CpuSet = text.trim().parse().map_err(|_| malformed(path, &text, "a list of CPUs"))?;
+    Ok(online.iter().filter(|cpu| own.contains(*cpu)).collect())
 }
 
 fn of_amd(dir: &Path, online: &CpuSet) -> Result<Unit, SampledError> {
@@ -96,6 +149,7 @@ fn of_amd(dir: &Path, online: &CpuSet) -> Result<Unit, SampledError> {
         skid: SampleSkid::Arbitrary,
         takes_exclude_kernel: takes_filter,
         takes_exclude_guest: false,
+        form: Form::Samples,
     })
 }
 
@@ -112,19 +166,10 @@ fn of_intel(devices: &Path, name: &str, online: &CpuSet) -> Result<Unit, Sampled
     };
     let latency = Some(LATENCY).filter(|(name, _)| format.has(name));
     let beside = dir.join("events").join(LOADS_BESIDE);
-    let cpus = dir.join("cpus");
-    let own: Option<CpuSet> = match cpus.exists().then(|| read(&cpus)).transpose()? {
-        Some(text) => Some(text.trim().parse().map_err(|_| malformed(&cpus, &text, "a list of CPUs"))?),
-        None => None,
-    };
-    let cpus = match own {
-        Some(own) => online.iter().filter(|cpu| own.contains(*cpu)).collect(),
-        None => online.clone(),
-    };
     let takes = latency.map_or_else(String::new, |(_, cycles)| format!(" of {cycles} cycles or more"));
     Ok(Unit {
         name: format!("{name}/{LOADS}"),
-        cpus,
+        cpus: own_cpus(&dir.join("cpus"), online)?,
         event: of_file(&dir.join("events").join(LOADS), latency)?,
         leader: beside.exists().then(|| of_file(&beside, None)).transpose()?,
         period: PEBS_PERIOD,
@@ -133,6 +178,7 @@ fn of_intel(devices: &Path, name: &str, online: &CpuSet) -> Result<Unit, Sampled
         takes_exclude_kernel: true,
         // What is precise takes it: `perf` sets it too.
         takes_exclude_guest: true,
+        form: Form::Samples,
     })
 }
 
@@ -336,11 +382,41 @@ mod tests {
     fn without_such_a_unit_the_error_says_what_was_looked_for() {
         let none =
             found(&[("cpu/type", "4\n"), ("cpu/events/cycles", "event=0x76\n")]).unwrap_err().to_string();
-        for name in ["ibs_op", "mem-loads", "--hot", DEVICES] {
+        for name in ["ibs_op", "mem-loads", "arm_spe_0", "--hot", DEVICES] {
             assert!(none.contains(name), "{none}");
         }
-        let arm = found(&[("arm_spe_0/type", "9\n")]).unwrap_err().to_string();
-        assert!(arm.contains("arm_spe_0") && arm.contains("--hot"), "{arm}");
+    }
+
+    /// As the driver has it; with a core of this kind as CPU 2.
+    fn of_arm(midr: &str) -> Vec<Unit> {
+        let root = tree(&[
+            ("arm_spe_0/type", "9\n"),
+            ("arm_spe_0/cpumask", "2-5\n"),
+            ("arm_spe_0/caps/min_interval", "1024\n"),
+            ("arm_spe_0/format/ts_enable", "config:0\n"),
+            ("arm_spe_0/format/jitter", "config:16\n"),
+            ("arm_spe_0/format/load_filter", "config:33\n"),
+            ("arm_spe_0/format/store_filter", "config:34\n"),
+            ("arm_spe_0/format/min_latency", "config2:0-11\n"),
+        ]);
+        let dir = root.path().join("sys/devices/system/cpu/cpu2/regs/identification");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("midr_el1"), midr).unwrap();
+        find(root.path(), &"0-3".parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn arm_samples_loads_and_stores() {
+        let units = of_arm("0x00000000413fd0c1\n");
+        let [unit] = units.as_slice() else { panic!("{units:?}") };
+        assert_eq!(unit.event, Event { kind: 9, config: [1 << 16 | 3 << 33, 0, 0] });
+        assert_eq!((unit.name.as_str(), unit.cpus.to_string().as_str()), ("arm_spe_0", "2-3"));
+        assert_eq!((unit.period, unit.counts.as_str()), (1_048_576, "operations"));
+        assert!(unit.takes_exclude_kernel && !unit.takes_exclude_guest && unit.leader.is_none());
+        assert_eq!(unit.form, Form::Packets { says_source: true });
+        for other in ["0x00000000c00fac30\n", "0x00000000413fd0b1\n", "nonsense"] {
+            assert_eq!(of_arm(other)[0].form, Form::Packets { says_source: false }, "{other}");
+        }
     }
 
     #[test]

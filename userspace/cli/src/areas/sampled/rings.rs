@@ -1,6 +1,7 @@
-//! What the kernel writes for each CPU into a ring of memory: samples, and that some were lost.
+//! What the kernel writes for each CPU into a ring of memory: samples, and that some were lost. Units that write packets
+//! instead, beside a ring, are those of [`Threads`].
 
-use std::io;
+use std::{collections::BTreeSet, io};
 
 use numaward_topology::CpuId;
 use perf_event::{Builder, Counter, ReadFormat, SampleFlag, Sampler, data::Record, events::Raw};
@@ -8,8 +9,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{
     SampledError,
-    pmu::{Event, Unit},
+    pmu::{Event, Form, Unit},
     source::Source,
+    threads::Threads,
 };
 
 /// Bytes of a ring. A sample has 40, so this is for 3000 of them, which take much longer than the time between two readings.
@@ -40,13 +42,20 @@ pub(super) struct Counts {
     pub(super) lost: u64,
     /// How often the kernel stopped sampling on a CPU for a moment, because it took too much time.
     pub(super) throttled: u64,
+    /// How often the kernel said that samples are missing of a thread, not how many.
+    pub(super) gaps: u64,
+    /// Threads of the workload that were not sampled at once with others, at most.
+    pub(super) passed_over: usize,
     /// Records that could not be parsed.
     pub(super) unreadable: u64,
 }
 
-/// The rings of units, one for each of their CPUs.
+/// The rings of units, one for each of their CPUs, or one for each thread of the workload.
 #[derive(Default)]
-pub(super) struct Rings(Vec<Ring>);
+pub(super) struct Rings {
+    cpus: Vec<Ring>,
+    threads: Vec<Threads>,
+}
 
 struct Ring {
     sampler: Sampler,
@@ -57,15 +66,19 @@ struct Ring {
 }
 
 impl Rings {
-    /// Opens the rings of all CPUs of these units, and starts to sample.
+    /// Opens the rings of all CPUs of these units, and starts to sample. Those of threads are opened by [`Self::watch`].
     pub(super) fn start(units: &[Unit]) -> Result<Self, SampledError> {
         raise_descriptors();
         let refused = |unit: &Unit, cpu: CpuId| {
-            let unit = unit.name.clone();
-            move |source| SampledError::Refused { unit, cpu: cpu.0, source }
+            let (unit, place) = (unit.name.clone(), format!("CPU {}", cpu.0));
+            move |source| SampledError::Refused { unit, place, source }
         };
-        let mut rings = Vec::new();
+        let (mut rings, mut threads) = (Vec::new(), Vec::new());
         for unit in units {
+            if let Form::Packets { says_source } = unit.form {
+                threads.push(Threads::new(unit, says_source));
+                continue;
+            }
             for cpu in unit.cpus.iter() {
                 rings.push((Ring::open(unit, Some(cpu)).map_err(refused(unit, cpu))?, unit, cpu));
             }
@@ -73,20 +86,40 @@ impl Rings {
         for (ring, unit, cpu) in &mut rings {
             ring.start().map_err(refused(unit, *cpu))?;
         }
-        Ok(Self(rings.into_iter().map(|(ring, ..)| ring).collect()))
+        Ok(Self { cpus: rings.into_iter().map(|(ring, ..)| ring).collect(), threads })
+    }
+
+    /// Which processes the workload has now: units that sample threads take theirs from now on. What was read before stays.
+    pub(super) fn watch(
+        &mut self,
+        processes: &BTreeSet<u32>,
+        counts: &mut Counts,
+    ) -> Result<(), SampledError> {
+        // What one unit refuses is none of the others' business.
+        let mut result = Ok(());
+        for threads in &mut self.threads {
+            result = result.and(threads.watch(processes, counts));
+        }
+        result
     }
 
     /// Stops sampling. What is in the rings can still be read.
     pub(super) fn stop(&mut self) {
-        for ring in &mut self.0 {
+        for ring in &mut self.cpus {
             // One that cannot be stopped goes on until it is closed.
             let _ = ring.first().disable();
+        }
+        for threads in &mut self.threads {
+            threads.stop();
         }
     }
 
     /// Reads what is in the rings.
     pub(super) fn read(&mut self, counts: &mut Counts, mut each: impl FnMut(Access)) {
-        for ring in &mut self.0 {
+        for threads in &mut self.threads {
+            threads.read(counts, &mut each);
+        }
+        for ring in &mut self.cpus {
             for _ in 0..AT_ONCE {
                 let Some(record) = ring.sampler.next_record() else { break };
                 let is_program = record.misc() & MODE == USER;
@@ -116,7 +149,7 @@ impl Rings {
 
     /// Counts samples that were lost after the last one that found room: no record says so. The rings are stopped and read.
     pub(super) fn count_lost(&mut self, counts: &mut Counts) {
-        for ring in &mut self.0 {
+        for ring in &mut self.cpus {
             // Before Linux 6.0, the kernel does not say.
             let all = ring.sampler.as_counter_mut().read_full().ok().and_then(|data| data.lost());
             let rest = all.unwrap_or_default().saturating_sub(ring.lost);
@@ -207,11 +240,12 @@ pub(super) mod tests {
             skid: SampleSkid::Arbitrary,
             takes_exclude_kernel: true,
             takes_exclude_guest: false,
+            form: Form::Samples,
         }
     }
 
     /// What was opened; `None` if that is refused to who runs the tests, unless all of them have to run.
-    fn unless_refused<T>(opened: io::Result<T>) -> Option<T> {
+    pub(in super::super) fn unless_refused<T>(opened: io::Result<T>) -> Option<T> {
         match opened {
             Ok(opened) => Some(opened),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -234,7 +268,7 @@ pub(super) mod tests {
     fn on_this_thread(unit: &Unit) -> Option<Rings> {
         let mut ring = unless_refused(Ring::open(unit, None))?;
         ring.start().unwrap();
-        Some(Rings(vec![ring]))
+        Some(Rings { cpus: vec![ring], threads: Vec::new() })
     }
 
     /// More than what an allocator keeps to use again: its pages are accessed for the first time.
@@ -329,7 +363,7 @@ pub(super) mod tests {
                 other => Ok(other.unwrap()),
             };
             let Some(rings) = unless_refused(rings) else { return };
-            assert_eq!(rings.0.len(), cpus.len());
+            assert_eq!(rings.cpus.len(), cpus.len());
             let (memory, found, counts) = touch(rings);
             // On a busy machine, faults of others fill a ring before it is read.
             if is_complete(&memory, &found) || attempts_left == 0 {
@@ -352,7 +386,7 @@ pub(super) mod tests {
         let mut counts = Counts::default();
         rings.read(&mut counts, |_| {});
         assert_eq!(counts.lost, 0, "no record says so");
-        if rings.0[0].sampler.as_counter_mut().read_full().unwrap().lost().is_none() {
+        if rings.cpus[0].sampler.as_counter_mut().read_full().unwrap().lost().is_none() {
             eprintln!("skipped: it takes Linux 6.0");
             return;
         }

@@ -46,14 +46,18 @@ pub(crate) fn render(sampled: &Sampled) -> String {
     if sampled.samples > 0 {
         let sources = &sampled.sources;
         let shares = [
-            ("local memory", sources.local_memory),
-            ("remote memory", sources.remote_memory),
-            ("caches of other nodes", sources.remote_cache),
-            ("other caches", sources.cache),
-            ("unknown", sources.unknown),
+            ("local memory", Some(sources.local_memory)),
+            ("remote memory", Some(sources.remote_memory)),
+            ("caches of other nodes", Some(sources.remote_cache)),
+            // Few processors do not distinguish these.
+            ("memory or caches of another chip", Some(sources.elsewhere).filter(|count| *count > 0)),
+            ("other caches", Some(sources.cache)),
+            ("unknown", Some(sources.unknown)),
         ];
-        let shares =
-            shares.map(|(name, count)| format!("{name} {}", percent(percent_of(count, sampled.samples))));
+        let shares = shares.into_iter().filter_map(|(name, count)| Some((name, count?)));
+        let shares: Vec<String> = shares
+            .map(|(name, count)| format!("{name} {}", percent(percent_of(count, sampled.samples))))
+            .collect();
         let _ = writeln!(text, "the data came from: {}", shares.join(", "));
     }
     for process in sampled.processes.iter().take(ROWS) {
@@ -159,6 +163,13 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{text}");
         }
+        let mut on_arm = sampled(vec![area(0, 1)]);
+        on_arm.sources.elsewhere = 50;
+        let text = render(&on_arm);
+        assert!(
+            text.contains("caches of other nodes 0 %, memory or caches of another chip 25 %, other"),
+            "{text}"
+        );
         let nothing = render(&Sampled::default());
         assert!(nothing.starts_with("no access of the workload was sampled\n0 samples"), "{nothing}");
         assert!(!nothing.contains("remote"), "{nothing}");

@@ -24,6 +24,8 @@ pub(super) enum Source {
     RemoteMemory,
     /// A cache of another node.
     RemoteCache,
+    /// Memory or a cache of another chip, which the processor does not distinguish.
+    Elsewhere,
     Unknown,
 }
 
@@ -71,6 +73,8 @@ pub(super) struct Sources {
     pub(super) local_memory: u64,
     pub(super) remote_memory: u64,
     pub(super) remote_cache: u64,
+    /// Memory or caches of another chip, which the processor does not distinguish.
+    pub(super) elsewhere: u64,
     pub(super) unknown: u64,
 }
 
@@ -81,6 +85,7 @@ impl Sources {
             Source::LocalMemory => &mut self.local_memory,
             Source::RemoteMemory => &mut self.remote_memory,
             Source::RemoteCache => &mut self.remote_cache,
+            Source::Elsewhere => &mut self.elsewhere,
             Source::Unknown => &mut self.unknown,
         } += 1;
     }
@@ -90,10 +95,11 @@ impl Sources {
         self.local_memory += other.local_memory;
         self.remote_memory += other.remote_memory;
         self.remote_cache += other.remote_cache;
+        self.elsewhere += other.elsewhere;
         self.unknown += other.unknown;
     }
 
-    /// Those of which the source is known.
+    /// Those of which is known whether a cache had the data.
     pub(super) fn known(&self) -> u64 {
         self.cache + self.memory() + self.remote_cache
     }
@@ -172,12 +178,18 @@ mod tests {
     #[test]
     fn accesses_are_counted_by_source() {
         let mut sources = Sources::default();
-        for source in
-            [Source::Cache, Source::LocalMemory, Source::RemoteMemory, Source::RemoteCache, Source::Unknown]
-        {
+        for source in [
+            Source::Cache,
+            Source::LocalMemory,
+            Source::RemoteMemory,
+            Source::RemoteCache,
+            Source::Elsewhere,
+            Source::Unknown,
+        ] {
             sources.count(source);
         }
         sources.add(&Sources { remote_memory: 2, unknown: 1, ..Sources::default() });
-        assert_eq!((sources.known(), sources.memory(), sources.unknown), (6, 4, 2));
+        assert_eq!((sources.known(), sources.memory()), (6, 4));
+        assert_eq!((sources.elsewhere, sources.unknown), (1, 2));
     }
 }
