@@ -26,7 +26,7 @@ use numaward_config::Config;
 use numaward_enforce::{
     controllers::{self, StillEnabled},
     resctrl::{Host, Resctrl},
-    weights::{WEIGHTS, Weights},
+    weights::Weights,
 };
 use numaward_guarantee::{error::StartError, ports::Ports, state::State};
 use numaward_model::{
@@ -115,21 +115,14 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
     let power =
         after.power.into_iter().map(|(path, of)| format!("{} of CPUs {} (/{path})", of.knob, of.cpus));
-    let weights = after
-        .weights
-        .nodes
-        .into_keys()
-        .map(|node| format!("weight of node {node} for weighted-interleave (/{})", Weights::file(node)));
-    let weights = weights.chain(
-        after.weights.was_auto.then(|| format!("the kernel's own choice of weights (/{WEIGHTS}/auto)")),
-    );
+    let weights = Weights::new(&config.host_root).left(&after.weights).into_iter();
+    let weights = weights.map(|(name, reason)| Left { name, reason });
     let groups = Resctrl::new(&config.resctrl_root(), Arc::new(Host)).ours().into_iter();
     let groups = groups.map(|group| group.display().to_string());
     let default = (!after.cache_ways.is_empty())
         .then(|| "ways of resctrl's default group (unmounting resctrl gives them back, too)".to_owned());
-    let left =
-        left.chain(affinities).chain(irqbalance).chain(power).chain(weights).chain(groups).chain(default);
-    let left = left.map(|name| Left { name, reason: None });
+    let left = left.chain(affinities).chain(irqbalance).chain(power).chain(groups).chain(default);
+    let left = left.map(|name| Left { name, reason: None }).chain(weights);
     let kept = kept.into_iter().map(|kept| Left {
         name: kept.cgroup.to_string(),
         reason: Some(format!("the controller {} stays enabled: {}", kept.controller, kept.reason)),

@@ -5,20 +5,25 @@
 //!
 //! Terms: the *weight* of a node is how many pages in turn are put there, 1 to 255. `auto` is the kernel's own choice of all
 //! weights (since Linux 6.16), which ends as soon as somebody writes one. [`Held`] is what was found of a node and what was
-//! written instead. A node is *given up* where somebody else wrote its weight since.
+//! written instead. A node is *given up* where somebody else wrote its weight since, and *absent* where its file is gone.
 //!
 //! Algorithm: [`Weights::look`] reads the files, [`by_bandwidth`] computes weights, [`plan`] decides, and
-//! [`Weights::write`] writes and reads back.
+//! [`Weights::write`] writes and reads back, and [`HeldWeights::learn`] takes note of what came of it.
 //!
 //! Invariants: what holds neither what was written nor what was found before the write is somebody else's, and is not written
-//! any more: neither anew nor back. Where somebody else switched `auto` on, all weights are theirs. `auto` is switched on
-//! again only where it was on and nothing was given up.
+//! any more: neither anew nor back. Where somebody else switched `auto` on, all weights are theirs. The kernel keeps the weight
+//! of a node that is absent, so its record stays until the next boot, or until `auto` is on again.
+//!
+//! `auto` is switched on again only where it was on, nothing was given up, and every node has what it had when our first write
+//! ended it: the kernel would overwrite the others. A node that came since has the weight 1 unless somebody wrote it. If that
+//! write fails, it stays to be done, under the same condition, also after all weights are back. A kernel without any bandwidth
+//! to choose from shows `auto` as on until somebody writes a weight, and never takes it (`ENODEV`): nothing is to be done then.
 //!
 //! Sources: Documentation/ABI/testing/sysfs-kernel-mm-mempolicy-weighted-interleave, Documentation/admin-guide/mm/numaperf.rst,
 //! `mm/mempolicy.c`.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs::{self, OpenOptions},
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -58,6 +63,11 @@ impl Held {
     fn is(self, weight: u8) -> bool {
         self.written == weight || self.before == Some(weight)
     }
+
+    /// Whether it holds what was found, if nobody else wrote it.
+    fn is_as_found(self) -> bool {
+        self.written == self.found && self.before.is_none_or(|before| before == self.found)
+    }
 }
 
 /// What was written.
@@ -67,9 +77,9 @@ pub struct HeldWeights {
     /// By node.
     #[serde(default)]
     pub nodes: BTreeMap<NodeId, Held>,
-    /// Whether the kernel chose all weights by itself before, and may do so again.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub was_auto: bool,
+    /// Where the kernel chose all weights by itself before, and is to do so again: those of all nodes then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<Wanted>,
 }
 
 impl HeldWeights {
@@ -78,17 +88,51 @@ impl HeldWeights {
         *self == Self::default()
     }
 
-    /// The weights that are as configured, by node.
-    pub fn now(&self) -> Wanted {
-        let held = self.nodes.iter().filter(|(_, of)| !of.is_given_up);
+    /// The weights that were written and are known to be there, by node.
+    pub fn now(&self, seen: &Seen) -> Wanted {
+        let is_there =
+            |node, of: &Held| !of.is_given_up && of.before.is_none() && seen.weights.contains_key(node);
+        let held = self.nodes.iter().filter(|(node, of)| is_there(node, of));
         held.map(|(node, of)| (*node, of.written)).collect()
+    }
+
+    /// What was written, by node, whoever wrote it since.
+    pub fn written(&self) -> Wanted {
+        self.nodes.iter().map(|(node, of)| (*node, of.written)).collect()
+    }
+
+    /// Takes note of what came of a write; `before` is what was held before all of them.
+    pub fn learn(&mut self, write: Write, result: &Result<(), WeightError>, before: &Self) {
+        match (write, result) {
+            (Write::Weight { node, is_back: true, .. }, Ok(())) => drop(self.nodes.remove(&node)),
+            (Write::Weight { node, .. }, Ok(())) => {
+                self.nodes.entry(node).and_modify(|of| of.before = None);
+            }
+            // Nothing was written: what was known before is true.
+            (Write::Weight { node, is_back: false, .. }, Err(WeightError::Refused { .. })) => {
+                self.as_before(node, before);
+            }
+            // Absent nodes have what the kernel chooses, too.
+            (Write::Auto, Ok(())) => *self = Self::default(),
+            (Write::Auto, Err(WeightError::NoChoice)) => self.auto = None,
+            // Something may have been written: the next look tells.
+            (_, Err(_)) => {}
+        }
+    }
+
+    /// What was known of a node before is true.
+    pub fn as_before(&mut self, node: NodeId, before: &Self) {
+        match before.nodes.get(&node) {
+            Some(of) => drop(self.nodes.insert(node, *of)),
+            None => drop(self.nodes.remove(&node)),
+        }
     }
 }
 
 /// What the files hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The weights, by node.
+    /// The weights, by node: of all nodes that have any.
     pub weights: Wanted,
     /// Those that cannot be read, and why.
     pub unreadable: BTreeMap<NodeId, String>,
@@ -126,11 +170,24 @@ pub struct Plan {
 /// A weight was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightError {
-    /// The kernel refuses, or the daemon may not.
+    /// The kernel refuses, or the daemon may not: nothing was written.
     #[error("{path} cannot be written: {source}")]
     Refused {
         /// The file.
         path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel has no bandwidths from which it could choose weights by itself.
+    #[error("the kernel has no bandwidths to choose weights from")]
+    NoChoice,
+    /// What was written cannot be read back.
+    #[error("{path} cannot be read after {wanted:?} was written: {source}")]
+    Unread {
+        /// The file.
+        path: PathBuf,
+        /// What was written.
+        wanted: String,
         /// Why.
         source: io::Error,
     },
@@ -144,6 +201,14 @@ pub enum WeightError {
         /// What it holds.
         found: String,
     },
+}
+
+impl WeightError {
+    /// A write was refused.
+    fn refused(write: Write, path: PathBuf, source: io::Error) -> Self {
+        let is_no_choice = write == Write::Auto && source.raw_os_error() == Some(libc::ENODEV);
+        if is_no_choice { Self::NoChoice } else { Self::Refused { path, source } }
+    }
 }
 
 /// The weights of a host.
@@ -176,10 +241,12 @@ impl Weights {
         text.trim().parse().map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Reads the weights of these nodes.
+    /// Reads the weights of these nodes, and of all others that have one.
     pub fn look(&self, nodes: impl Iterator<Item = NodeId>) -> Seen {
         let mut seen = Seen::default();
-        for node in nodes {
+        let files = fs::read_dir(self.root.join(WEIGHTS)).into_iter().flatten().flatten();
+        let others = files.filter_map(|file| file.file_name().to_str()?.strip_prefix("node")?.parse().ok());
+        for node in nodes.chain(others.map(NodeId)).collect::<BTreeSet<_>>() {
             let path = self.root.join(Self::file(node));
             let reason = match fs::read_to_string(&path) {
                 Ok(text) => {
@@ -226,13 +293,29 @@ impl Weights {
         let path = self.root.join(path);
         let file = OpenOptions::new().write(true).truncate(true).open(&path);
         if let Err(source) = file.and_then(|mut file| file.write_all(wanted.as_bytes())) {
-            return Err(WeightError::Refused { path, source });
+            return Err(WeightError::refused(write, path, source));
         }
         match fs::read_to_string(&path) {
             Ok(found) if found.trim() == wanted => Ok(()),
             Ok(found) => Err(WeightError::Different { path, wanted, found: found.trim().to_owned() }),
-            Err(source) => Err(WeightError::Refused { path, source }),
+            Err(source) => Err(WeightError::Unread { path, wanted, source }),
         }
+    }
+
+    /// What was not given back, and why where that is known.
+    pub fn left(&self, held: &HeldWeights) -> Vec<(String, Option<String>)> {
+        let nodes = held.nodes.iter().filter(|(_, of)| !of.is_given_up).map(|(node, of)| {
+            let file = Self::file(*node);
+            let is_absent = matches!(self.root.join(&file).try_exists(), Ok(false));
+            let reason = is_absent.then(|| {
+                let (found, written) = (of.found, of.written);
+                format!("the node is not there; if it comes back before the next boot, it has {written}, not {found}")
+            });
+            (format!("weight of node {node} for weighted-interleave (/{file})"), reason)
+        });
+        let auto =
+            held.auto.iter().map(|_| (format!("the kernel's own choice of weights (/{WEIGHTS}/auto)"), None));
+        nodes.chain(auto).collect()
     }
 }
 
@@ -251,19 +334,22 @@ fn gcd(a: u8, b: u8) -> u8 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Plans what is to be written so that nodes have the weights that are wanted, and all others what was found there. `held` is
-/// what was written before.
-pub fn plan(seen: &Seen, wanted: &Wanted, held: &HeldWeights) -> Plan {
-    let mut plan = Plan::default();
-    plan.held.was_auto = held.was_auto;
+/// Plans what is to be written so that nodes have the weights that are wanted, and all others what was found there; without
+/// any that could be wanted, all is given back. `held` is what was written before.
+pub fn plan(seen: &Seen, wanted: Option<&Wanted>, held: &HeldWeights) -> Plan {
+    let (mut plan, is_end, nothing) = (Plan::default(), wanted.is_none(), Wanted::new());
+    // Whatever was written, the kernel chooses by itself as it did.
+    if is_end && seen.is_auto && held.auto.is_some() {
+        return plan;
+    }
+    plan.held.auto.clone_from(&held.auto);
     // Our first write switched it off.
     let is_ours = |of: &Held| of.before.is_some() && !of.is_given_up;
     let is_auto_theirs = seen.is_auto && held.nodes.values().any(|of| !is_ours(of));
-    for (node, target) in wanted {
+    for (node, target) in wanted.unwrap_or(&nothing) {
         let known = held.nodes.get(node);
         let Some(weight) = seen.weights.get(node).copied() else {
-            // It may be readable again.
-            let known = known.filter(|_| seen.unreadable.contains_key(node));
+            // It may be readable again, or come back.
             plan.held.nodes.extend(known.map(|known| (*node, *known)));
             continue;
         };
@@ -284,7 +370,9 @@ pub fn plan(seen: &Seen, wanted: &Wanted, held: &HeldWeights) -> Plan {
                 };
                 plan.held.nodes.insert(*node, record);
                 if is_due {
-                    plan.held.was_auto |= seen.is_auto;
+                    if seen.is_auto {
+                        plan.held.auto = Some(seen.weights.clone());
+                    }
                     plan.writes.push(Write::Weight { node: *node, weight: *target, is_back: false });
                 }
             }
@@ -292,282 +380,47 @@ pub fn plan(seen: &Seen, wanted: &Wanted, held: &HeldWeights) -> Plan {
     }
     for (node, known) in &held.nodes {
         let Entry::Vacant(entry) = plan.held.nodes.entry(*node) else { continue };
+        let is_unreadable = seen.unreadable.contains_key(node);
         match seen.weights.get(node).copied() {
-            _ if known.is_given_up => plan.held.was_auto = false,
-            None if seen.unreadable.contains_key(node) => drop(entry.insert(*known)),
+            None if !is_end => drop(entry.insert(*known)),
+            _ if known.is_given_up => plan.held.auto = None,
+            None if is_unreadable || !(is_auto_theirs || known.is_as_found()) => drop(entry.insert(*known)),
             Some(weight) if is_auto_theirs || !(known.is(weight) || weight == known.found) => {
-                plan.held.was_auto = false;
+                plan.held.auto = None;
                 plan.foreign.insert(*node, weight);
             }
             Some(weight) if weight != known.found => {
                 entry.insert(*known);
                 plan.writes.push(Write::Weight { node: *node, weight: known.found, is_back: true });
             }
-            // It is as it was found, or gone.
+            // It is as it was found.
             _ => {}
         }
     }
-    // A weight that cannot be read may still be ours to give back.
-    let is_back = |node| plan.writes.contains(&back(node, held));
-    if plan.held.was_auto && wanted.is_empty() && plan.held.nodes.keys().all(|node| is_back(*node)) {
-        if seen.is_auto {
-            plan.held.was_auto = false;
-        } else {
-            plan.writes.push(Write::Auto);
-        }
+    // What cannot be read may still be ours to give back, or somebody else's.
+    if is_end && seen.unreadable.is_empty() {
+        choose_again(&mut plan, seen);
     }
     plan
 }
 
-/// Giving back the weight of a node.
-fn back(node: NodeId, held: &HeldWeights) -> Write {
-    let weight = held.nodes.get(&node).map_or(0, |of| of.found);
-    Write::Weight { node, weight, is_back: true }
+/// Lets the kernel choose again where it did, if that takes nothing from anybody.
+fn choose_again(plan: &mut Plan, seen: &Seen) {
+    let Some(were) = &plan.held.auto else { return };
+    let mut others = seen.weights.clone();
+    for write in &plan.writes {
+        if let Write::Weight { node, weight, .. } = write {
+            others.insert(*node, *weight);
+        }
+    }
+    others.retain(|node, weight| *weight != were.get(node).copied().unwrap_or(1));
+    if others.is_empty() {
+        plan.writes.push(Write::Auto);
+    } else {
+        plan.held.auto = None;
+        plan.foreign.extend(others);
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A host of files.
-    struct Host {
-        dir: tempfile::TempDir,
-        held: HeldWeights,
-    }
-
-    impl Host {
-        /// Two nodes with memory, 0 and 2, and one without.
-        fn new() -> Self {
-            let host = Self { dir: tempfile::tempdir().unwrap(), held: HeldWeights::default() };
-            host.put(&format!("{NODES}/has_memory"), "0,2");
-            for node in 0..3 {
-                host.set(node, 1);
-            }
-            host
-        }
-
-        fn put(&self, path: &str, text: &str) {
-            let path = self.dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, format!("{text}\n")).unwrap();
-        }
-
-        fn set(&self, node: u32, weight: u8) {
-            self.put(&format!("{WEIGHTS}/node{node}"), &weight.to_string());
-        }
-
-        fn auto(&self, is_on: bool) {
-            self.put(&format!("{WEIGHTS}/auto"), &is_on.to_string());
-        }
-
-        fn bandwidth(&self, node: u32, read: u64, write: u64) {
-            let at = format!("{NODES}/node{node}/access0/initiators");
-            self.put(&format!("{at}/read_bandwidth"), &read.to_string());
-            self.put(&format!("{at}/write_bandwidth"), &write.to_string());
-        }
-
-        fn weights(&self) -> Weights {
-            Weights::new(self.dir.path())
-        }
-
-        fn all(&self) -> Seen {
-            self.weights().look((0..3).map(NodeId))
-        }
-
-        fn now(&self) -> [u8; 3] {
-            let seen = self.all();
-            [0, 1, 2].map(|node| seen.weights[&NodeId(node)])
-        }
-
-        fn plan(&self, wanted: &[(u32, u8)]) -> Plan {
-            plan(&self.all(), &of(wanted), &self.held)
-        }
-
-        /// Does what is planned, as the kernel would; what others wrote.
-        fn follow(&mut self, wanted: &[(u32, u8)]) -> Vec<(u32, u8)> {
-            let plan = self.plan(wanted);
-            self.held = plan.held;
-            for write in plan.writes {
-                self.weights().write(write).unwrap();
-                match write {
-                    Write::Weight { node, is_back: true, .. } => drop(self.held.nodes.remove(&node)),
-                    Write::Weight { node, .. } => {
-                        self.held.nodes.get_mut(&node).unwrap().before = None;
-                        if self.dir.path().join(WEIGHTS).join("auto").exists() {
-                            self.auto(false);
-                        }
-                    }
-                    Write::Auto => self.held.was_auto = false,
-                }
-            }
-            plan.foreign.into_iter().map(|(node, weight)| (node.0, weight)).collect()
-        }
-    }
-
-    fn of(weights: &[(u32, u8)]) -> Wanted {
-        weights.iter().map(|(node, weight)| (NodeId(*node), *weight)).collect()
-    }
-
-    #[test]
-    fn weights_are_in_the_ratio_of_bandwidths_and_small() {
-        for (bandwidths, expected) in [
-            (&[100_000, 30_000][..], &[25, 7][..]),
-            (&[300, 100], &[3, 1]),
-            (&[20_480, 5_120], &[13, 3]),
-            (&[7, 7, 7, 7], &[1, 1, 1, 1]),
-            (&[1_000_000, 1], &[32, 1]),
-            (&[u64::MAX, u64::MAX], &[1, 1]),
-            (&[5], &[1]),
-            (&[], &[]),
-        ] {
-            let bandwidths = (0..).map(NodeId).zip(bandwidths.iter().copied()).collect();
-            let weights: Vec<u8> = by_bandwidth(&bandwidths).into_values().collect();
-            assert_eq!(weights, expected, "{bandwidths:?}");
-        }
-    }
-
-    #[test]
-    fn a_bandwidth_is_the_lesser_of_both_and_all_or_none_are_known() {
-        let host = Host::new();
-        let nodes = host.weights().nodes().unwrap();
-        assert_eq!(nodes.to_string(), "0,2");
-        host.bandwidth(0, 100_000, 90_000);
-        assert_eq!(host.weights().bandwidths(&nodes).unwrap_err().to_string(), "2");
-        host.bandwidth(2, 30_000, 0);
-        assert_eq!(host.weights().bandwidths(&nodes).unwrap_err().to_string(), "2");
-        host.bandwidth(2, 30_000, 40_000);
-        let expected = BTreeMap::from([(NodeId(0), 90_000), (NodeId(2), 30_000)]);
-        assert_eq!(host.weights().bandwidths(&nodes).unwrap(), expected);
-    }
-
-    #[test]
-    fn what_was_found_comes_back_and_others_are_never_touched() {
-        let mut host = Host::new();
-        host.set(1, 9);
-        assert!(host.follow(&[(0, 3), (2, 1)]).is_empty());
-        assert_eq!(host.now(), [3, 9, 1]);
-        assert!(host.plan(&[(0, 3), (2, 1)]).writes.is_empty(), "nothing is left to do");
-        let text = serde_json::to_string(&host.held).unwrap();
-        let expected = r#"{"nodes":{"0":{"found":1,"written":3},"2":{"found":1,"written":1}}}"#;
-        assert_eq!(text, expected);
-        assert_eq!(serde_json::from_str::<HeldWeights>(&text).unwrap(), host.held);
-        // Another configuration: the first value comes back in the end.
-        host.follow(&[(0, 5), (2, 2)]);
-        assert_eq!(host.now(), [5, 9, 2]);
-        host.follow(&[(0, 5)]);
-        assert_eq!(host.now(), [5, 9, 1]);
-        host.follow(&[]);
-        assert_eq!((host.now(), host.held.is_empty()), ([1, 9, 1], true));
-    }
-
-    #[test]
-    fn what_somebody_else_wrote_stays() {
-        let mut host = Host::new();
-        let wanted = [(0, 3), (2, 2)];
-        host.follow(&wanted);
-        host.set(2, 7);
-        assert_eq!(host.follow(&wanted), [(2, 7)]);
-        assert!(host.follow(&wanted).is_empty(), "it is said once");
-        assert_eq!(host.held.now(), of(&[(0, 3)]));
-        // Even where it is by now what was written.
-        host.set(2, 2);
-        host.follow(&[]);
-        assert_eq!((host.now(), host.held.is_empty()), ([1, 1, 2], true));
-        // Noticed at the end only.
-        host.follow(&wanted);
-        host.set(0, 9);
-        assert_eq!(host.follow(&[]), [(0, 9)]);
-        assert_eq!((host.now(), host.held.is_empty()), ([9, 1, 2], true));
-    }
-
-    #[test]
-    fn a_crash_before_or_after_any_write_changes_nothing() {
-        for written in 0..=2 {
-            for is_auto in [false, true] {
-                let mut host = Host::new();
-                let wanted = [(0, 3), (2, 2)];
-                host.auto(is_auto);
-                let plan = host.plan(&wanted);
-                host.held = plan.held;
-                for write in &plan.writes[..written] {
-                    host.weights().write(*write).unwrap();
-                    host.auto(false);
-                }
-                assert!(host.follow(&wanted).is_empty());
-                assert_eq!((host.now(), host.held.was_auto), ([3, 1, 2], is_auto));
-                // And while it is given back.
-                let plan = host.plan(&[]);
-                host.held = plan.held;
-                for write in &plan.writes[..written] {
-                    host.weights().write(*write).unwrap();
-                }
-                assert!(host.follow(&[]).is_empty());
-                assert_eq!((host.now(), host.held.is_empty()), ([1, 1, 1], true));
-                assert_eq!(host.all().is_auto, is_auto);
-            }
-        }
-    }
-
-    #[test]
-    fn the_kernel_chooses_again_where_it_did_and_nothing_was_given_up() {
-        let mut host = Host::new();
-        host.auto(true);
-        // Also where it has chosen the same: it may choose another one.
-        host.follow(&[(0, 1), (2, 1)]);
-        assert!(host.held.was_auto && !host.all().is_auto);
-        host.follow(&[]);
-        assert!(host.all().is_auto && host.held.is_empty());
-        // A weight is somebody else's.
-        host.follow(&[(0, 3), (2, 1)]);
-        host.set(2, 5);
-        host.follow(&[(0, 3), (2, 1)]);
-        host.follow(&[(0, 3)]);
-        host.follow(&[]);
-        assert_eq!((host.now(), host.all().is_auto, host.held.is_empty()), ([1, 1, 5], false, true));
-    }
-
-    #[test]
-    fn where_somebody_switches_auto_on_all_weights_are_theirs() {
-        let mut host = Host::new();
-        host.auto(false);
-        host.follow(&[(0, 3)]);
-        host.auto(true);
-        assert_eq!(host.follow(&[(0, 3), (2, 1)]), [(0, 3)]);
-        assert!(host.follow(&[(0, 3), (2, 1)]).is_empty());
-        assert!(host.all().is_auto && host.held.now().is_empty());
-        host.follow(&[]);
-        assert!(host.all().is_auto && host.held.is_empty());
-        // At the end only.
-        host.auto(false);
-        host.follow(&[(0, 4)]);
-        host.auto(true);
-        assert_eq!(host.follow(&[]), [(0, 4)]);
-        assert_eq!((host.now()[0], host.all().is_auto, host.held.is_empty()), (4, true, true));
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_kept_and_what_is_gone_is_forgotten() {
-        let mut host = Host::new();
-        host.auto(true);
-        host.follow(&[(0, 3), (2, 2)]);
-        host.put(&format!("{WEIGHTS}/node0"), "?");
-        let plan = host.plan(&[]);
-        assert_eq!(plan.writes.len(), 1, "{plan:?}");
-        assert!(plan.held.nodes.contains_key(&NodeId(0)) && plan.held.was_auto);
-        fs::remove_file(host.dir.path().join(WEIGHTS).join("node0")).unwrap();
-        assert!(host.plan(&[(0, 3), (2, 2)]).held.nodes.keys().eq(&[NodeId(2)]));
-        let refused = host.weights().write(back(NodeId(0), &host.held)).unwrap_err();
-        assert!(refused.to_string().contains("node0 cannot be written: No such file"), "{refused}");
-    }
-
-    #[test]
-    fn a_file_that_keeps_what_it_holds_is_an_error() {
-        let host = Host::new();
-        let file = host.dir.path().join(Weights::file(NodeId(0)));
-        fs::remove_file(&file).unwrap();
-        std::os::unix::fs::symlink("/dev/null", &file).unwrap();
-        let write = Write::Weight { node: NodeId(0), weight: 3, is_back: false };
-        let error = host.weights().write(write).unwrap_err();
-        assert!(error.to_string().ends_with("it holds \"\" after \"3\" was written"), "{error}");
-    }
-}
+mod tests;

@@ -383,7 +383,7 @@ mod tests {
         let power: AllHeld = serde_json::from_value(power).unwrap();
         let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
         let ways: Reduced = serde_json::from_value(ways).unwrap();
-        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}, "wasAuto": true});
+        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}, "auto": {"0": 1}});
         let weights: HeldWeights = serde_json::from_value(weights).unwrap();
         let mut state = State {
             interrupts: moved.clone(),
@@ -411,7 +411,7 @@ mod tests {
         assert!(read.weights.is_empty());
         assert_eq!(serde_json::to_string(&read).unwrap(), old);
         let weights =
-            serde_json::json!({"nodes": {"2": {"found": 1, "written": 3, "before": 1}}, "wasAuto": true});
+            serde_json::json!({"nodes": {"2": {"found": 1, "written": 3, "before": 1}}, "auto": {"2": 1}});
         state.weights = serde_json::from_value(weights.clone()).unwrap();
         let new = serde_json::to_value(&state).unwrap();
         assert_eq!(new["weights"], weights);

@@ -84,18 +84,41 @@ impl ControlMetrics {
         self.host.power_writes.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
-    /// The nodes have these weights for weighted-interleave, as configured, and no others.
-    pub(crate) fn interleave_weights(&self, weights: &Wanted) {
-        self.host.interleave_weight.clear();
+    /// The nodes have these weights for weighted-interleave, as configured, and no others. Before, they had those.
+    pub(crate) fn interleave_weights(&self, weights: &Wanted, before: &Wanted) {
         for (node, weight) in weights {
             let of = self.host.interleave_weight.get_or_create(&[("numa_node", node.to_string())]);
             of.set(i64::from(*weight));
+        }
+        // Never all at once: somebody may read them meanwhile.
+        for node in before.keys().filter(|node| !weights.contains_key(node)) {
+            self.host.interleave_weight.remove(&[("numa_node", node.to_string())]);
         }
     }
 
     /// A weight of a node, for the pages that list the families.
     #[cfg(any(test, feature = "testing"))]
     pub fn show_interleave_weights(&self) {
-        self.interleave_weights(&[(numaward_topology::NodeId(0), 1)].into());
+        self.interleave_weights(&[(numaward_topology::NodeId(0), 1)].into(), &Wanted::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_topology::NodeId;
+
+    use super::*;
+
+    #[test]
+    fn a_weight_that_stays_is_the_same_series() {
+        let metrics = ControlMetrics::default();
+        let of = |weights: &[(u32, u8)]| -> Wanted {
+            weights.iter().map(|(node, weight)| (NodeId(*node), *weight)).collect()
+        };
+        metrics.interleave_weights(&of(&[(0, 3), (2, 1)]), &Wanted::new());
+        let weight = metrics.host.interleave_weight.get_or_create(&[("numa_node", "0".to_owned())]).clone();
+        metrics.interleave_weights(&of(&[(0, 5)]), &of(&[(0, 3), (2, 1)]));
+        assert_eq!(weight.get(), 5, "it was not made anew");
+        assert!(metrics.host.interleave_weight.get(&[("numa_node", "2".to_owned())]).is_none());
     }
 }

@@ -4,7 +4,8 @@
 //! are to hold are written, see [`numaward_enforce::weights`].
 //!
 //! Invariants: what was found is stored before anything is written. What somebody else wrote since is given up. A weight that
-//! cannot be written is reported once and not tried again; what is to be given back is tried again and again.
+//! cannot be written is reported once, and tried again when other nodes have weights and every five minutes; what is to be given
+//! back is tried again at each look. While it cannot be known what is wanted, what is held stays.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +15,7 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_config::interleave_weights::WeightSource;
-use numaward_enforce::weights::{HeldWeights, Plan, Wanted, Weights, Write, plan};
+use numaward_enforce::weights::{HeldWeights, Plan, Wanted, WeightError, Weights, Write, plan};
 use numaward_guarantee::{error::AdmissionError, weights::interleave_weights};
 use numaward_model::Report;
 use numaward_topology::NodeId;
@@ -24,15 +25,29 @@ use crate::core::Core;
 /// How often it is looked what others wrote.
 const LOOK: Duration = Duration::from_secs(10);
 
+/// After how long a weight that could not be written is tried again.
+const RETRY: Duration = Duration::from_mins(5);
+
 /// Sets and gives back.
 #[derive(Debug)]
 pub(super) struct InterleaveWeights {
     weights: Weights,
     looked: Option<Instant>,
-    /// What could not be written, by node: the weight, and why.
-    failed: BTreeMap<NodeId, (u8, String)>,
+    /// The nodes that had weights at the last look.
+    nodes: BTreeSet<NodeId>,
+    failed: BTreeMap<NodeId, Failed>,
     /// What is not as configured, as reported last.
-    problems: Vec<String>,
+    problems: BTreeSet<String>,
+    /// The weights that are in the metrics.
+    shown: Wanted,
+}
+
+/// A weight that could not be written.
+#[derive(Debug)]
+struct Failed {
+    weight: u8,
+    reason: String,
+    at: Instant,
 }
 
 /// What was done in one go.
@@ -41,11 +56,22 @@ struct Done {
     is_set: bool,
     back: Wanted,
     is_auto: bool,
+    is_refused: bool,
+    failed: BTreeMap<NodeId, (u8, String)>,
+    /// What is not as configured.
+    problems: Vec<String>,
 }
 
 impl InterleaveWeights {
     pub(super) fn new(root: &Path) -> Self {
-        Self { weights: Weights::new(root), looked: None, failed: BTreeMap::new(), problems: Vec::new() }
+        Self {
+            weights: Weights::new(root),
+            looked: None,
+            nodes: BTreeSet::new(),
+            failed: BTreeMap::new(),
+            problems: BTreeSet::new(),
+            shown: Wanted::new(),
+        }
     }
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
@@ -55,58 +81,73 @@ impl InterleaveWeights {
             return;
         }
         self.looked = Some(now);
-        if let Err(error) = self.follow(core) {
+        if let Err(error) = self.follow(core, now) {
             tracing::error!(%error, "weights of nodes stay as they are, as what was found cannot be stored");
         }
     }
 
-    fn follow(&mut self, core: &mut Core) -> Result<(), AdmissionError> {
+    fn follow(&mut self, core: &mut Core, now: Instant) -> Result<(), AdmissionError> {
         let before = core.kept.state.weights.clone();
         let configured = core.config.enforcement.set_weights();
         let source = configured.map(|of| of.source).unwrap_or_default();
-        let (wanted, mut problems) =
-            configured.map(|of| interleave_weights(of, &self.weights)).unwrap_or_default();
-        let nodes: BTreeSet<NodeId> = wanted.keys().chain(before.nodes.keys()).copied().collect();
-        let seen = self.weights.look(nodes.into_iter());
-        problems.extend(seen.unreadable.values().cloned());
-        let is_seen = |node: &NodeId| seen.weights.contains_key(node) || seen.unreadable.contains_key(node);
-        let missing = wanted.keys().filter(|node| !is_seen(node));
-        problems.extend(missing.map(|node| format!("there is no /{}", Weights::file(*node))));
-        let Plan { mut writes, mut held, foreign } = plan(&seen, &wanted, &before);
+        let known = configured.map(|of| interleave_weights(of, &self.weights));
+        let is_known = !matches!(known, Some(Err(_)));
+        let (wanted, problems) = match known {
+            None => (None, Vec::new()),
+            Some(Ok((wanted, problems))) => (Some(wanted), problems),
+            Some(Err(problem)) => (Some(before.written()), vec![problem]),
+        };
+        let mut done = Done { problems, ..Done::default() };
+        let asked: BTreeSet<NodeId> = wanted.iter().flatten().map(|(node, _)| *node).collect();
+        let concerned: BTreeSet<NodeId> = asked.iter().chain(before.nodes.keys()).copied().collect();
+        let seen = self.weights.look(concerned.iter().copied());
+        let unreadable = seen.unreadable.iter();
+        let unreadable = unreadable.filter(|(node, _)| concerned.contains(node) || before.auto.is_some());
+        done.problems.extend(unreadable.map(|(_, reason)| reason.clone()));
+        let nodes: BTreeSet<NodeId> = seen.weights.keys().chain(seen.unreadable.keys()).copied().collect();
+        let missing = asked.difference(&nodes).filter(|_| is_known);
+        done.problems.extend(missing.map(|node| format!("there is no /{}", Weights::file(*node))));
+        self.failed.retain(|_, failed| now.duration_since(failed.at) < RETRY && nodes == self.nodes);
+        self.nodes = nodes;
+        let Plan { mut writes, mut held, foreign } = plan(&seen, wanted.as_ref(), &before);
         writes.retain(|write| {
             let Write::Weight { node, weight, is_back: false } = write else { return true };
-            let failed = self.failed.get(node).filter(|(tried, _)| tried == weight);
-            if let Some((_, reason)) = failed {
-                problems.push(reason.clone());
-                as_before(&mut held, &before, *node);
+            let failed = self.failed.get(node).filter(|failed| failed.weight == *weight);
+            if let Some(Failed { reason, .. }) = failed {
+                done.problems.push(reason.clone());
+                held.as_before(*node, &before);
             }
             failed.is_none()
         });
         forget_if_none(&mut held, &before);
         core.save_part(|state| &mut state.weights, held.clone())?;
-        let mut done = Done::default();
         for write in writes {
-            self.write(write, &before, &mut held, &mut done, &mut problems);
+            self.write(write, &before, &mut held, &mut done);
+        }
+        for (node, (weight, reason)) in std::mem::take(&mut done.failed) {
+            self.failed.insert(node, Failed { weight, reason, at: now });
         }
         forget_if_none(&mut held, &before);
-        core.metrics.interleave_weights(&held.now());
-        core.save_part(|state| &mut state.weights, held.clone())?;
+        let are_now = held.now(&seen);
+        core.metrics.interleave_weights(&are_now, &self.shown);
+        self.shown.clone_from(&are_now);
+        core.save_part(|state| &mut state.weights, held)?;
         if !foreign.is_empty() {
             let message = format!(
-                "Somebody else set weights for weighted-interleave, and they stay so: {}.",
+                "Somebody else set weights for weighted-interleave, and they are left as they are: {}.",
                 list(&foreign)
             );
             report(core, Severity::Warning, message, &foreign);
         }
         if done.is_set {
-            let now = held.now();
-            report(core, Severity::Info, are(&now, &seen.weights, source), &now);
+            report(core, Severity::Info, are(&are_now, &seen.weights, source), &are_now);
         }
         if let Some(message) = returned(&done) {
             report(core, Severity::Info, message, &done.back);
         }
+        let problems: BTreeSet<String> = done.problems.iter().cloned().collect();
         if !problems.is_empty() && problems != self.problems {
-            let problems = problems.join("; ");
+            let problems = done.problems.join("; ");
             let message = format!("Weights for weighted-interleave are not as configured: {problems}.");
             report(core, Severity::Warning, message, &Wanted::new());
         }
@@ -114,40 +155,33 @@ impl InterleaveWeights {
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        write: Write,
-        before: &HeldWeights,
-        held: &mut HeldWeights,
-        done: &mut Done,
-        problems: &mut Vec<String>,
-    ) {
+    fn write(&self, write: Write, before: &HeldWeights, held: &mut HeldWeights, done: &mut Done) {
         // The kernel chooses only where all are back.
-        if write == Write::Auto && !held.nodes.is_empty() {
+        if write == Write::Auto && done.is_refused {
             return;
         }
-        match (self.weights.write(write), write) {
-            (Ok(()), Write::Weight { node, weight, is_back: true }) => {
-                held.nodes.remove(&node);
-                done.back.insert(node, weight);
-            }
-            (Ok(()), Write::Weight { node, .. }) => {
-                if let Some(of) = held.nodes.get_mut(&node) {
-                    of.before = None;
-                }
-                done.is_set = true;
-            }
-            (Ok(()), Write::Auto) => {
-                held.was_auto = false;
-                done.is_auto = true;
-            }
-            (Err(error), Write::Weight { node, weight, is_back: false }) => {
+        let result = self.weights.write(write);
+        held.learn(write, &result, before);
+        done.learn(write, result);
+    }
+}
+
+impl Done {
+    fn learn(&mut self, write: Write, result: Result<(), WeightError>) {
+        match (result, write) {
+            (Ok(()), Write::Weight { node, weight, is_back: true }) => drop(self.back.insert(node, weight)),
+            (Ok(()), Write::Weight { .. }) => self.is_set = true,
+            (Ok(()), Write::Auto) => self.is_auto = true,
+            // It had nothing to choose from before, either.
+            (Err(WeightError::NoChoice), _) => {}
+            (Err(error), write) => {
                 let reason = error.to_string();
-                problems.push(reason.clone());
-                as_before(held, before, node);
-                self.failed.insert(node, (weight, reason));
+                self.problems.push(reason.clone());
+                self.is_refused = true;
+                if let Write::Weight { node, weight, is_back: false } = write {
+                    self.failed.insert(node, (weight, reason));
+                }
             }
-            (Err(error), _) => problems.push(error.to_string()),
         }
     }
 }
@@ -160,18 +194,10 @@ fn report(core: &Core, severity: Severity, message: String, weights: &Wanted) {
     core.report(None, report);
 }
 
-/// Nothing was written: what was known before is true.
-fn as_before(held: &mut HeldWeights, before: &HeldWeights, node: NodeId) {
-    match before.nodes.get(&node) {
-        Some(of) => drop(held.nodes.insert(node, *of)),
-        None => drop(held.nodes.remove(&node)),
-    }
-}
-
 /// Where nothing was and is held, the kernel's own choice still counts.
 fn forget_if_none(held: &mut HeldWeights, before: &HeldWeights) {
     if held.nodes.is_empty() && before.is_empty() {
-        held.was_auto = false;
+        held.auto = None;
     }
 }
 
@@ -355,7 +381,8 @@ mod tests {
         bench.happened();
         bench.set(2, 9);
         turn(&mut reconciler);
-        let foreign = "Somebody else set weights for weighted-interleave, and they stay so: 9 on node 2.";
+        let foreign =
+            "Somebody else set weights for weighted-interleave, and they are left as they are: 9 on node 2.";
         assert_eq!(bench.happened(), [foreign]);
         turn(&mut reconciler);
         drop(reconciler);
@@ -398,11 +425,11 @@ mod tests {
         turn(&mut reconciler);
         let happened = bench.happened();
         assert!(happened.len() == 1 && happened[0].contains("Linux 6.9"), "{happened:?}");
-        assert!(reconciler.core.kept.state.weights.is_empty());
+        assert!(reconciler.core.kept.state.weights.nodes.keys().eq([&NodeId(0)]), "it may come back");
     }
 
     #[test]
-    fn a_weight_that_is_not_taken_is_tried_once() {
+    fn a_weight_that_is_not_taken_is_tried_again_later() {
         let bench = Bench::new(GIVEN);
         bench.put(&format!("{WEIGHTS}/auto"), "true");
         let files = ["node0", "node2"].map(|file| bench.dir.path().join(WEIGHTS).join(file));
@@ -413,6 +440,114 @@ mod tests {
         assert!(happened.len() == 1 && happened[0].contains("node0 cannot be written: "), "{happened:?}");
         assert!(reconciler.core.kept.state.weights.is_empty());
         drop(sealed);
+        // A file takes it by now, which is not tried at once.
+        for (node, file) in [0, 2].into_iter().zip(&files) {
+            fs::remove_file(file).unwrap();
+            bench.set(node, 1);
+        }
+        turn(&mut reconciler);
+        assert_eq!((bench.now(), bench.happened().len()), (["1", "1"].map(str::to_owned), 0));
+        let ReconcilerLoop { controllers, core, .. } = &mut reconciler;
+        let later = controllers.weights.looked.unwrap() + RETRY;
+        controllers.weights.turn(core, later);
+        assert_eq!((bench.now(), bench.happened().len()), (["3", "2"].map(str::to_owned), 1));
+    }
+
+    #[test]
+    fn a_weight_that_is_not_taken_is_tried_again_with_other_nodes() {
+        let bench = Bench::new(GIVEN);
+        let file = bench.dir.path().join(WEIGHTS).join("node0");
+        let sealed = fixture::refuse(&file);
+        let mut reconciler = bench.start();
+        assert_eq!(bench.happened().len(), 2);
+        drop(sealed);
+        fs::remove_file(&file).unwrap();
+        bench.set(0, 1);
+        turn(&mut reconciler);
+        assert_eq!(bench.now(), ["1", "2"]);
+        bench.set(5, 1);
+        turn(&mut reconciler);
+        assert_eq!(bench.now(), ["3", "2"]);
+    }
+
+    #[test]
+    fn what_is_held_stays_while_it_is_not_known_what_is_wanted() {
+        let mut bench = Bench::new(BANDWIDTH);
+        bench.bandwidth(0, 100_000);
+        bench.bandwidth(2, 30_000);
+        let mut reconciler = bench.start();
+        bench.set(2, 9);
+        turn(&mut reconciler);
+        assert_eq!(bench.happened().len(), 2);
+        // A node comes whose bandwidth the firmware does not report.
+        bench.put(&format!("{NODES}/has_memory"), "0,2-3");
+        bench.set(3, 1);
+        turn(&mut reconciler);
+        let problem = "Weights for weighted-interleave are not as configured: the firmware reports no bandwidth for the \
+            memory of node 3.";
+        assert_eq!(
+            (bench.now(), bench.happened()),
+            (["25", "9"].map(str::to_owned), vec![problem.to_owned()])
+        );
+        fs::remove_file(bench.dir.path().join(NODES).join("has_memory")).unwrap();
+        turn(&mut reconciler);
+        let happened = bench.happened();
+        assert!(happened.len() == 1 && happened[0].contains("has_memory cannot be read"), "{happened:?}");
+        // What was given up is still known.
+        bench.put(&format!("{NODES}/has_memory"), "0,2");
+        turn(&mut reconciler);
+        assert_eq!((bench.now(), bench.happened().len()), (["25", "9"].map(str::to_owned), 0));
+        bench.configure("{}");
+        drop(reconciler);
+        drop(bench.start());
+        assert_eq!(bench.now(), ["1", "9"]);
+    }
+
+    #[test]
+    fn a_kernel_without_anything_to_choose_from_is_no_problem() {
+        let (mut done, path) = (Done::default(), Path::new(WEIGHTS));
+        done.learn(Write::Auto, Err(WeightError::NoChoice));
+        assert!(done.problems.is_empty() && returned(&done).is_none());
+        let source = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        done.learn(Write::Auto, Err(WeightError::Refused { path: path.to_owned(), source }));
+        assert_eq!(done.problems.len(), 1);
+    }
+
+    #[test]
+    fn auto_is_pending_while_the_kernel_refuses_it() {
+        let mut bench = Bench::new(GIVEN);
+        bench.put(&format!("{WEIGHTS}/auto"), "true");
+        drop(bench.start());
+        bench.put(&format!("{WEIGHTS}/auto"), "false");
+        bench.configure("{}");
+        bench.happened();
+        let auto = bench.dir.path().join(WEIGHTS).join("auto");
+        let sealed = fixture::refuse(&auto);
+        let mut reconciler = bench.start();
+        turn(&mut reconciler);
+        let happened = bench.happened();
+        assert!(happened.len() == 2 && happened[1].contains("auto cannot be written: "), "{happened:?}");
+        let held = &reconciler.core.kept.state.weights;
+        assert!(held.nodes.is_empty() && held.auto.is_some());
+        drop(sealed);
+        fs::remove_file(&auto).unwrap();
+        bench.put(&format!("{WEIGHTS}/auto"), "false");
+        turn(&mut reconciler);
+        let again = "The kernel chooses all weights for weighted-interleave by itself again.";
+        assert_eq!((bench.line("auto"), bench.happened()), ("true".to_owned(), vec![again.to_owned()]));
+        assert!(reconciler.core.kept.state.weights.is_empty());
+    }
+
+    #[test]
+    fn what_is_said_is_of_weights_that_were_read() {
+        let mut bench = Bench::new(GIVEN);
+        drop(bench.start());
+        bench.happened();
+        bench.put(&format!("{WEIGHTS}/node2"), "?");
+        bench.configure(r#"{"source": "given", "weights": {"0": 4, "2": 2}}"#);
+        drop(bench.start());
+        let set = "The weight for weighted-interleave is 4 on node 0, as configured; it was 3.";
+        assert_eq!(bench.happened()[0], set);
     }
 
     #[test]

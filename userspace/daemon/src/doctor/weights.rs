@@ -1,7 +1,7 @@
 //! Checks of the weights of nodes for weighted-interleave.
 
 use numaward_config::interleave_weights::InterleaveWeights;
-use numaward_enforce::weights::Weights;
+use numaward_enforce::weights::{Wanted, Weights};
 use numaward_guarantee::weights::interleave_weights;
 
 use super::{Host, Outcome, ok, warn};
@@ -9,7 +9,8 @@ use super::{Host, Outcome, ok, warn};
 impl Host<'_> {
     /// Whether the weights of nodes can be set as they are configured.
     pub(super) fn interleave_weights(&self, of: &InterleaveWeights) -> Outcome {
-        let (wanted, mut problems) = interleave_weights(of, &Weights::new(self.root));
+        let (wanted, mut problems) = interleave_weights(of, &Weights::new(self.root))
+            .unwrap_or_else(|problem| (Wanted::new(), vec![problem]));
         problems.extend(wanted.keys().filter_map(|node| {
             let path = Weights::file(*node);
             let error = rustix::fs::access(self.root.join(&path), rustix::fs::Access::WRITE_OK).err()?;
