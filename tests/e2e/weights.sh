@@ -4,7 +4,7 @@ config=/tmp/config.yaml
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 by_bandwidth='{enforcement: {interleaveWeights: {source: bandwidth}}, strategy: native}'
 echo "$by_bandwidth" >$config
-_ready() { [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
+_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 _none() { [ "$(numaward get)" = "nothing is promised" ]; }
 _given_up() { events | grep -q 'Somebody else set weights'; }
 events() { wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=interleave_weights" | sed 's/},{/}\n{/g'; }
