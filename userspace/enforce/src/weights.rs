@@ -96,7 +96,7 @@ impl HeldWeights {
         held.map(|(node, of)| (*node, of.written)).collect()
     }
 
-    /// What was written, by node, whoever wrote it since.
+    /// What was written, by node, also where somebody else wrote it since.
     pub fn written(&self) -> Wanted {
         self.nodes.iter().map(|(node, of)| (*node, of.written)).collect()
     }
@@ -115,7 +115,7 @@ impl HeldWeights {
             // Absent nodes have what the kernel chooses, too.
             (Write::Auto, Ok(())) => *self = Self::default(),
             (Write::Auto, Err(WeightError::NoChoice)) => self.auto = None,
-            // Something may have been written: the next look tells.
+            // Something may have been written: the next look says which.
             (_, Err(_)) => {}
         }
     }
