@@ -93,7 +93,11 @@ fn allocations(promised: &Allocations) -> String {
         let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
         let cpus = if held.cpus.is_empty() { "shared" } else { &held.cpus };
         let name = if held.releasing { &format!("{} (releasing)", held.name) } else { &held.name };
-        row([name, cpus, &held.nodes, &size(memory), &drift])
+        let nodes = match held.placement.memory_policy {
+            Some(policy) => &format!("{} ({})", held.nodes, policy.as_str()),
+            None => &held.nodes,
+        };
+        row([name, cpus, nodes, &size(memory), &drift])
     });
     table(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"], rows)
 }
@@ -287,10 +291,10 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_api::{
-        Activity, Allocated, AtHome, Counters, Degraded, Enforcement, EnforcementMode, Herded, Herding,
-        KindPromises, Map, NodePromises, Resident, Waiting, WorkloadNode,
+        Activity, Allocated, Allocation, AtHome, Counters, Degraded, Enforcement, EnforcementMode, Herded,
+        Herding, KindPromises, Map, NodePromises, Resident, Waiting, WorkloadNode,
     };
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, sync::Arc};
 
     use super::*;
 
@@ -465,5 +469,24 @@ RESIDENT  ALLOCATED  REMOTE  SAMPLED         COUNTERS  WORKLOAD
 -         3.0 MiB    0.0 %   -               own       other
 ";
         assert_eq!(render(&report), expected);
+    }
+
+    #[test]
+    fn an_allocation_shows_its_memory_policy() {
+        let held = |name: &str, placement: &str| -> Arc<Allocation> {
+            let text = format!(
+                r#"{{"name":"{name}","target":{{"cgroup":"/{name}"}},"cgroup":"/{name}","directory":"/x","cpus":"","nodes":"0-1",
+                "memory":[],"enforced":true,"placement":{placement},"settings":{{}},"drift":[]}}"#
+            );
+            Arc::new(serde_json::from_str(&text).unwrap())
+        };
+        let promised = Allocations {
+            allocations: vec![held("scan", r#"{"memoryPolicy":"interleave"}"#), held("db", "{}")],
+            ..Allocations::default()
+        };
+        let text = allocations(&promised);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["scan", "shared", "0-1", "(interleave)", "0", "B", "none"]);
+        assert_eq!(lines[2], ["db", "shared", "0-1", "0", "B", "none"]);
     }
 }
