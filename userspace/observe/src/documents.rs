@@ -117,7 +117,7 @@ impl Observer {
                 let activity = served(&activity);
                 workloads.push(api::Workload { activity, ..removed });
             }
-            for (&id, member) in &series.members {
+            for (&id, member) in series.members.iter() {
                 let counters = match member.slot {
                     _ if slots.is_none() => api::Counters::None,
                     Some(_) => api::Counters::Own,

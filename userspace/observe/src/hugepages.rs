@@ -116,7 +116,7 @@ impl Read {
         let mut misplaced = Vec::new();
         for (name, series) in self.table.series() {
             let mut by_size = BTreeMap::<HugepageSize, Vec<(NodeId, Bytes)>>::new();
-            for (&id, member) in &series.members {
+            for (&id, member) in series.members.iter() {
                 let Some(promised) = self.promises.nodes_of(id) else { continue };
                 for (size, resident) in member.hugepages.iter() {
                     let nodes = self.machine.nodes.keys().map(|node| (*node, Bytes(0)));

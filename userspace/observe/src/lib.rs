@@ -48,6 +48,7 @@ mod sampling;
 mod shares;
 mod slot_policy;
 mod slots;
+mod small_map;
 mod snapshot;
 mod stacks;
 mod state;

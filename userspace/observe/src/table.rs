@@ -32,6 +32,8 @@ use numaward_model::snapshot::{Pressure, Resident, ResidentHugepages, Tiering};
 use numaward_probes::{Activity, NodeCounters};
 use numaward_topology::Bytes;
 
+use crate::small_map::SmallMap;
+
 /// All workloads, with slots of type `S`.
 #[derive(Clone, Debug)]
 pub(crate) struct Table<S> {
@@ -49,7 +51,7 @@ pub(crate) struct Table<S> {
 /// What is served under one name.
 #[derive(Clone, Debug)]
 pub(crate) struct Series<S> {
-    pub(crate) members: BTreeMap<CgroupId, Member<S>>,
+    pub(crate) members: SmallMap<CgroupId, Member<S>>,
     /// The kind of the member that came last.
     pub(crate) kind: WorkloadKind,
     base: NodeCounters,
@@ -130,7 +132,7 @@ impl<S: Copy + Eq> Table<S> {
         let kind = member.kind;
         let series = self.series.entry(name.clone()).or_insert_with(|| {
             Arc::new(Series {
-                members: BTreeMap::new(),
+                members: SmallMap::new(),
                 kind,
                 base: NodeCounters::new(),
                 base_activity: None,
@@ -250,7 +252,7 @@ impl<S: Copy + Eq> Table<S> {
 
     /// All workloads that live.
     pub(crate) fn members(&self) -> impl Iterator<Item = (CgroupId, &Member<S>)> {
-        self.series.values().flat_map(|series| &series.members).map(|(&id, member)| (id, member))
+        self.series.values().flat_map(|series| series.members.iter()).map(|(&id, member)| (id, member))
     }
 
     /// Notes what was read of a cgroup. One that is gone meanwhile is left alone.
