@@ -1,14 +1,24 @@
-//! Programs that do nothing, on the hooks of the probes: the yardstick of their cost.
+//! Programs on the hooks of the probes that are the yardstick of their cost: one does nothing, the others one thing that a
+//! probe cannot do without.
 
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 
 mod common;
+mod counters;
 
 use aya_ebpf::{
-    macros::{btf_tracepoint, fentry, tracepoint},
+    helpers::bpf_ktime_get_ns,
+    macros::{btf_tracepoint, fentry, map, tracepoint},
+    maps::Array,
     programs::{BtfTracePointContext, FEntryContext, TracePointContext},
 };
+
+use crate::counters::add_at;
+
+#[map]
+static COUNTER: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Its tracepoint is chosen when it is loaded.
 #[btf_tracepoint(function = "mm_page_alloc")]
@@ -16,7 +26,23 @@ fn empty_tp_btf(_ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// As above, its function.
+/// Adds to a counter.
+#[btf_tracepoint(function = "mm_page_alloc")]
+fn counter_tp_btf(_ctx: BtfTracePointContext) -> i32 {
+    add_at(&COUNTER, 0, 1);
+    0
+}
+
+/// Reads the clock.
+#[btf_tracepoint(function = "mm_page_alloc")]
+fn clock_tp_btf(_ctx: BtfTracePointContext) -> i32 {
+    // SAFETY: the helper takes nothing and always succeeds.
+    let now = unsafe { bpf_ktime_get_ns() };
+    // What is returned is ignored. The compiler does not know that, and reads the clock.
+    (now >> 63) as i32
+}
+
+/// Its function is chosen when it is loaded.
 #[fentry(function = "task_numa_fault")]
 fn empty_fentry(_ctx: FEntryContext) -> i32 {
     0

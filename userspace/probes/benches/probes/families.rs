@@ -2,7 +2,8 @@
 //!
 //! Each is attached together with a program that does nothing on the same hook, and a load makes that event happen. The
 //! kernel's BPF statistics measure both; of several rounds, the medians of the time per run are printed. Some 30 ns
-//! of each are the statistics' own clock, so a ratio is a little less than that of the programs themselves.
+//! of each are the statistics' own clock, so a ratio is a little less than that of the programs themselves. Two other
+//! programs show what a probe cannot take less than: one adds to a counter, one reads the clock.
 //!
 //! Sampled accesses need a machine with several nodes, and a kernel with `fentry`, as OOM kills do: elsewhere it is
 //! printed why they are not measured. `cargo xtask bench probes --vm` has such a machine.
@@ -47,11 +48,11 @@ const LIMIT: u64 = 16 << 20;
 const REACHED: Duration = Duration::from_secs(5);
 const SWITCH_OF_BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 
-/// What makes an event happen.
-type Load = fn(&Machine, u32) -> Result<()>;
+/// Makes an event happen.
+type MakeEvents = fn(&Machine, u32) -> Result<()>;
 
 /// A probe, its hook, what makes that event happen, and how often it does.
-const FAMILIES: [(Probe, &str, Load, usize); 7] = [
+const FAMILIES: [(Probe, &str, MakeEvents, usize); 7] = [
     (Probe::Switch, "sched_switch", switch_tasks, ROUNDS),
     (Probe::Hardware, "sched_switch", switch_tasks, ROUNDS),
     (Probe::Migrate, "mm_migrate_pages", compact, ROUNDS),
@@ -61,82 +62,128 @@ const FAMILIES: [(Probe, &str, Load, usize); 7] = [
     (Probe::Scan, "vma_policy_mof", reach_another_node, FEW_ROUNDS),
 ];
 
+/// Programs that do one thing, on the hooks that take them.
+const YARDSTICKS: [&str; 2] = ["counter_tp_btf", "clock_tp_btf"];
+
 /// Measures and prints.
 pub(crate) fn run(machine: &Machine, cpu: u32) {
-    println!("{:<10} {:<30} {:>10} {:>10} {:>8}", "probe", "hook", "ns/run", "empty", "ratio");
-    for (probe, hook, load, rounds) in FAMILIES {
-        match measure(machine, cpu, probe, hook, load, rounds) {
-            Ok((ours, empty)) => {
-                println!("{probe:<10} {hook:<30} {ours:>10.1} {empty:>10.1} {:>8.2}", ours / empty);
+    println!("nanoseconds per run, and in brackets how often those of an empty program beside it");
+    println!("{:<10} {:<30} {:>16} {:>16} {:>16}", "probe", "hook", "ours", "a counter", "the clock");
+    for (probe, hook, make_events, rounds) in FAMILIES {
+        match (Load { machine, cpu, hook, make_events, rounds }).all(probe) {
+            Ok(measured) => {
+                print!("{probe:<10} {hook:<30}");
+                for (time, empty) in measured {
+                    print!(" {:>16}", format!("{time:.1} ({:.2})", time / empty));
+                }
+                println!();
             }
             Err(error) => println!("{probe:<10} {hook:<30} not measured: {error}"),
         }
     }
 }
 
-/// Nanoseconds per run, of the probe and of a program that does nothing.
-fn measure(
-    machine: &Machine,
+/// A hook, and what makes that event happen.
+struct Load<'m> {
+    machine: &'m Machine,
     cpu: u32,
-    probe: Probe,
-    hook: &str,
-    load: Load,
+    hook: &'static str,
+    make_events: MakeEvents,
     rounds: usize,
-) -> Result<(f64, f64)> {
-    // Software events: what they count does not matter, reading them does.
-    let dram_events =
-        Some(Events { local: Some(Event { kind: 1, config: 5 }), remote: Event { kind: 1, config: 2 } });
-    let fakes = Fakes { dram_events, ..Fakes::default() };
-    let options =
-        Options { alloc_modes: &[], others: vec![probe], self_check: false, fakes, ..Options::new(machine) };
-    let mut probes = Probes::load(&options);
-    let report = probes.reports().iter().find(|report| report.probe == probe).ok_or("no report")?;
-    if ![Mode::TpBtf, Mode::Fentry, Mode::Fexit].contains(&report.mode) {
-        return Err(format!("{}: {}", report.mode, report.reason.as_deref().unwrap_or_default()).into());
-    }
-    let by_btf = report.mode == Mode::TpBtf;
-    // Nobody is in this cgroup: every task is an intruder, which is the longest way.
-    let owner = probes.register(CgroupId(u64::MAX), None)?;
-    probes.set_exclusive(&BTreeMap::from([(CpuId(cpu), owner)]))?;
-    let mut empty = Ebpf::load(EMPTY)?;
-    let btf = Btf::from_sys_fs()?;
-    let yardstick = if by_btf { "empty_tp_btf" } else { "empty_fentry" };
-    let program = empty.program_mut(yardstick).ok_or("the object has no such program")?;
-    if by_btf {
-        let program: &mut BtfTracePoint = program.try_into()?;
-        program.load(hook, &btf)?;
-        program.attach()?;
-    } else {
-        // At the function's entry also where ours is at its exit: a program that does nothing costs the same.
-        let program: &mut FEntry = program.try_into()?;
-        program.load(hook, &btf)?;
-        program.attach()?;
-    }
-    let stats = || -> Result<[(f64, u64); 2]> {
-        let ours = probes.stats()?;
-        let ours = ours.iter().find(|stats| stats.probe == probe).ok_or("no statistics")?;
-        let info = empty.program(yardstick).ok_or("the object has no such program")?.info()?;
-        let empty = (nanoseconds(info.run_time()), info.run_count());
-        Ok([(nanoseconds(ours.run_time), ours.run_count), empty])
-    };
-    load(machine, cpu)?;
-    let _window = stats_window()?;
-    let mut seen = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        let before = stats()?;
-        load(machine, cpu)?;
-        let after = stats()?;
-        for ((seen, before), after) in seen.iter_mut().zip(before).zip(after) {
-            if after.1 > before.1 {
-                seen.push((after.0 - before.0) / count(after.1 - before.1));
+}
+
+impl Load<'_> {
+    /// Nanoseconds per run of the probe, and of what else its hook takes; each with those of an empty program meanwhile. One
+    /// after the other: what runs first finds the processor's caches as the kernel left them.
+    fn all(&self, probe: Probe) -> Result<Vec<(f64, f64)>> {
+        let (ours, by_btf) = self.ours(probe)?;
+        let mut all = vec![ours];
+        if by_btf {
+            for yardstick in YARDSTICKS {
+                let ebpf = self.attached(yardstick, true)?;
+                all.push(self.beside_empty(true, || stats_of(&ebpf, yardstick))?);
             }
         }
+        Ok(all)
     }
-    let [ours, empty] = &mut seen;
-    if ours.is_empty() || empty.is_empty() {
-        return Err("the load made no such event".into());
+
+    /// The probe; and whether its hook is a tracepoint.
+    fn ours(&self, probe: Probe) -> Result<((f64, f64), bool)> {
+        // Software events: what they count does not matter, reading them does.
+        let dram_events =
+            Some(Events { local: Some(Event { kind: 1, config: 5 }), remote: Event { kind: 1, config: 2 } });
+        let options = Options {
+            alloc_modes: &[],
+            others: vec![probe],
+            self_check: false,
+            fakes: Fakes { dram_events, ..Fakes::default() },
+            ..Options::new(self.machine)
+        };
+        let mut probes = Probes::load(&options);
+        let report = probes.reports().iter().find(|report| report.probe == probe).ok_or("no report")?;
+        if ![Mode::TpBtf, Mode::Fentry, Mode::Fexit].contains(&report.mode) {
+            return Err(format!("{}: {}", report.mode, report.reason.as_deref().unwrap_or_default()).into());
+        }
+        let by_btf = report.mode == Mode::TpBtf;
+        // Nobody is in this cgroup: every task is an intruder, which is the longest way.
+        let owner = probes.register(CgroupId(u64::MAX), None)?;
+        probes.set_exclusive(&BTreeMap::from([(CpuId(self.cpu), owner)]))?;
+        let measured = self.beside_empty(by_btf, || {
+            let stats = probes.stats()?;
+            let stats = stats.iter().find(|stats| stats.probe == probe).ok_or("no statistics")?;
+            Ok((nanoseconds(stats.run_time), stats.run_count))
+        })?;
+        Ok((measured, by_btf))
     }
-    Ok((median(ours), median(empty)))
+
+    /// A program of the object with the yardsticks, on the hook.
+    fn attached(&self, name: &str, by_btf: bool) -> Result<Ebpf> {
+        let (mut ebpf, btf) = (Ebpf::load(EMPTY)?, Btf::from_sys_fs()?);
+        let program = ebpf.program_mut(name).ok_or("the object has no such program")?;
+        if by_btf {
+            let program: &mut BtfTracePoint = program.try_into()?;
+            program.load(self.hook, &btf)?;
+            program.attach()?;
+        } else {
+            // At the function's entry also where ours is at its exit: a program that does nothing costs the same.
+            let program: &mut FEntry = program.try_into()?;
+            program.load(self.hook, &btf)?;
+            program.attach()?;
+        }
+        Ok(ebpf)
+    }
+
+    /// Nanoseconds per run of what is attached already, and of an empty program.
+    fn beside_empty(&self, by_btf: bool, stats: impl Fn() -> Result<(f64, u64)>) -> Result<(f64, f64)> {
+        let name = if by_btf { "empty_tp_btf" } else { "empty_fentry" };
+        let empty = self.attached(name, by_btf)?;
+        let run = || (self.make_events)(self.machine, self.cpu);
+        let stats = || -> Result<[(f64, u64); 2]> { Ok([stats()?, stats_of(&empty, name)?]) };
+        run()?;
+        let _window = stats_window()?;
+        let mut seen = [Vec::new(), Vec::new()];
+        for _ in 0..self.rounds {
+            let before = stats()?;
+            run()?;
+            let after = stats()?;
+            for ((seen, before), after) in seen.iter_mut().zip(before).zip(after) {
+                if after.1 > before.1 {
+                    seen.push((after.0 - before.0) / count(after.1 - before.1));
+                }
+            }
+        }
+        let [ours, empty] = &mut seen;
+        if ours.is_empty() || empty.is_empty() {
+            return Err("the load made no such event".into());
+        }
+        Ok((median(ours), median(empty)))
+    }
+}
+
+/// The nanoseconds and runs of a program.
+fn stats_of(ebpf: &Ebpf, program: &str) -> Result<(f64, u64)> {
+    let info = ebpf.program(program).ok_or("the object has no such program")?.info()?;
+    Ok((nanoseconds(info.run_time()), info.run_count()))
 }
 
 /// Two threads on one CPU, each of which waits for the other.
