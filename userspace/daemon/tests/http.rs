@@ -5,13 +5,14 @@
 #[path = "http/reference.rs"]
 mod reference;
 
-use std::{fs, future::poll_fn, path::Path, pin::Pin, sync::Arc, time::Duration};
+use std::{fs, future::poll_fn, io::Read as _, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     body::{Body, to_bytes},
     http::{HeaderMap, Request, StatusCode, header},
 };
+use flate2::read::GzDecoder;
 use http_body::Body as _;
 use numaward_api::{self as api, Problem, problem::CONTENT_TYPE as PROBLEM_CONTENT_TYPE};
 use numaward_config::Config;
@@ -142,6 +143,44 @@ async fn metrics_come_in_the_format_asked_for() {
         // What is not counted is not shown as zero.
         assert!(!body.contains("numaward_memory_allocated_bytes_total{"), "{body}");
     }
+}
+
+#[tokio::test]
+async fn metrics_are_compressed_for_who_takes_that() {
+    let daemon = daemon();
+    let mut bodies = Vec::new();
+    for (encoding, is_compressed) in [
+        (None, false),
+        (Some("gzip"), true),
+        (Some("br, deflate, gzip;q=0.1"), true),
+        (Some("br, gzip;q=0"), false),
+    ] {
+        let mut request = Request::get("/metrics");
+        if let Some(encoding) = encoding {
+            request = request.header(header::ACCEPT_ENCODING, encoding);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let response = daemon.router.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let (head, body) = response.into_parts();
+        let encoded = head.headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap());
+        assert_eq!(encoded, is_compressed.then_some("gzip"), "{encoding:?}");
+        assert_eq!(head.headers[header::CONTENT_TYPE], PROMETHEUS);
+        let vary: Vec<_> =
+            head.headers.get_all(header::VARY).iter().map(|value| value.to_str().unwrap()).collect();
+        assert_eq!(vary, ["accept", "accept-encoding"]);
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        let mut text = String::new();
+        if is_compressed {
+            GzDecoder::new(&*body).read_to_string(&mut text).unwrap();
+            assert!(body.len() * 2 < text.len(), "{} of {}", body.len(), text.len());
+        } else {
+            text = String::from_utf8(body.into()).unwrap();
+        }
+        // The values may differ from one scrape to the next.
+        bodies.push(text.lines().map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect::<Vec<_>>());
+    }
+    assert!(bodies[0].len() > 100 && bodies.iter().all(|body| *body == bodies[0]));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use numaward_telemetry::metrics::{Format, Metrics};
 use tokio::{
     runtime::Handle,
@@ -36,7 +36,8 @@ pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
         };
         Some((piece, receiver))
     });
-    (sender, Body::from_stream(pieces))
+    // What compresses it asks again after its end.
+    (sender, Body::from_stream(pieces.fuse()))
 }
 
 /// The body of `/metrics`, written by a thread that may block. `place` is held until it is written. Where no other place is
@@ -76,7 +77,42 @@ async fn hand_over(
 
 #[cfg(test)]
 mod tests {
+    use axum::{
+        Router,
+        body::to_bytes,
+        http::{Request, header},
+        routing::get,
+    };
+    use tower::ServiceExt as _;
+    use tower_http::compression::CompressionLayer;
+
     use super::*;
+
+    #[tokio::test]
+    async fn what_broke_off_is_no_whole_body_compressed_or_not() {
+        let broken = get(async || {
+            let (sender, body) = body();
+            sender.send(Piece::Text(Bytes::from_static(&[b'a'; 100]))).await.unwrap();
+            body
+        });
+        let whole = get(async || {
+            let (sender, body) = body();
+            sender.send(Piece::Text(Bytes::from_static(&[b'a'; 100]))).await.unwrap();
+            sender.send(Piece::End).await.unwrap();
+            body
+        });
+        let router = Router::new().route("/broken", broken).route("/whole", whole);
+        let router = router.layer(CompressionLayer::new());
+        for encoding in ["gzip", "identity"] {
+            for (path, is_whole) in [("/broken", false), ("/whole", true)] {
+                let request = Request::get(path).header(header::ACCEPT_ENCODING, encoding);
+                let response = router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+                assert_eq!(response.headers().contains_key(header::CONTENT_ENCODING), encoding == "gzip");
+                let read = to_bytes(response.into_body(), usize::MAX).await;
+                assert_eq!(read.is_ok(), is_whole, "{path} {encoding}");
+            }
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn who_hardly_reads_is_given_up_where_others_may_be_waiting() {

@@ -18,8 +18,12 @@ use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::{Format, Metrics};
 use serde_json::json;
 use tokio::sync::Semaphore;
+use tower_http::{CompressionLevel, compression::CompressionLayer};
 use utoipa::{OpenApi as _, openapi::OpenApi};
-use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_axum::{
+    router::{OpenApiRouter, UtoipaMethodRouterExt as _},
+    routes,
+};
 
 use crate::{
     accept::{Offer, choose},
@@ -146,8 +150,10 @@ pub fn open_api(described: OpenApi) -> serde_json::Value {
 }
 
 fn documented() -> OpenApiRouter<Arc<App>> {
+    // As fast as it gets: metrics repeat themselves so much that more effort saves little.
+    let compressed = CompressionLayer::new().quality(CompressionLevel::Fastest);
     OpenApiRouter::with_openapi(Document::openapi())
-        .routes(routes!(metrics))
+        .routes(routes!(metrics).layer(compressed))
         .routes(routes!(livez))
         .routes(routes!(readyz))
         .routes(routes!(topology))
@@ -215,6 +221,8 @@ impl<S: Sync> FromRequestParts<S> for PlainJson {
 }
 
 /// Metrics for Prometheus: OpenMetrics 1.0 or Prometheus text 0.0.4, as the header Accept asks.
+///
+/// They are compressed (gzip) where the header Accept-Encoding takes that.
 #[utoipa::path(
     get,
     path = "/metrics",
