@@ -11,9 +11,13 @@
 //! is written before the governor and given back after it: some drivers take no preference while the governor is
 //! `performance`, which implies one.
 //!
+//! A CPU that was offline has other settings when it is back: the kernel makes some of them anew. [`expect_reset`] takes note
+//! of that while the CPU is offline, so that what was found before is written over, and is nobody's.
+//!
 //! Invariants: what holds neither what was written nor what was found before the write is somebody else's, and is not
-//! written any more: neither anew nor back. A policy that also serves a CPU which is not exclusive is left alone. A file that
-//! is missing is no error of this host: drivers differ.
+//! written any more: neither anew nor back. Of a CPU that was not seen offline, what was found first is somebody else's, too.
+//! A policy that also serves a CPU which is not exclusive is left alone. A file that is missing is no error of this host:
+//! drivers differ.
 //!
 //! Sources: Documentation/admin-guide/pm/cpufreq.rst, Documentation/admin-guide/pm/intel_pstate.rst,
 //! Documentation/admin-guide/pm/amd-pstate.rst, Documentation/ABI/testing/sysfs-devices-power,
@@ -115,7 +119,8 @@ pub struct Held {
     pub found: String,
     /// What was written.
     pub written: String,
-    /// What it held before the write, which it still holds if the daemon died before it.
+    /// What it may hold besides, without anybody having written it: what it held before the write, if the daemon died before
+    /// that, or what was found, if its CPUs were offline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
     /// Whether somebody else wrote it since.
@@ -360,6 +365,13 @@ pub fn plan(
     plan
 }
 
+/// Takes note of settings whose CPUs are all offline: when they are back, they may hold what was found.
+pub fn expect_reset(held: &mut AllHeld, online: &CpuSet) {
+    for of in held.values_mut().filter(|of| (&of.cpus & online).is_empty()) {
+        of.before.get_or_insert_with(|| of.found.clone());
+    }
+}
+
 impl Held {
     /// Whether this is what we left there.
     fn is(&self, value: &str) -> bool {
@@ -505,6 +517,31 @@ mod tests {
         let (written, foreign) = host.follow(&all, "");
         assert_eq!(foreign, ["governor of 1: powersave"]);
         assert!(!written.iter().any(|written| written.contains("governor")), "{written:?}");
+    }
+
+    #[test]
+    fn what_was_found_is_written_over_once_all_cpus_of_a_setting_were_offline() {
+        let governor = wanted(&ALL[1..2]);
+        for (online, is_reset) in [("0-1", true), ("0-2", false)] {
+            let mut host = Host::new();
+            host.follow(&governor, "2-3");
+            let at = "cpufreq/policy2/scaling_governor";
+            expect_reset(&mut host.held, &online.parse().unwrap());
+            host.put(at, "schedutil");
+            let (written, foreign) = host.follow(&governor, "2-3");
+            assert_eq!((written.len(), foreign.len()), if is_reset { (1, 0) } else { (0, 1) }, "{online}");
+        }
+        // What another one writes stays; what was to be written already is no other's.
+        let mut host = Host::new();
+        host.follow(&governor, "1");
+        expect_reset(&mut host.held, &CpuSet::new());
+        host.put(GOVERNOR, "powersave");
+        assert_eq!(host.follow(&governor, "1").1, ["governor of 1: powersave"]);
+        let mut host = Host::new();
+        host.follow(&governor, "1");
+        host.held = host.plan(&wanted(&[(PowerKnob::Governor, "powersave")]), "1").0.held;
+        expect_reset(&mut host.held, &CpuSet::new());
+        assert_eq!(host.follow(&governor, "1"), (Vec::new(), Vec::new()));
     }
 
     #[test]

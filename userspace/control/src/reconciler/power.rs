@@ -1,11 +1,11 @@
 //! Power settings of exclusive CPUs: `enforcement.cpuPower`.
 //!
-//! Algorithm: when other CPUs are exclusive than before, and every few seconds while anything is set, the files are read and
-//! those that do not hold what they are to hold are written, see [`numaward_enforce::power`].
+//! Algorithm: when other CPUs are exclusive or online than before, and every few seconds while anything is set, the files are
+//! read and those that do not hold what they are to hold are written, see [`numaward_enforce::power`].
 //!
-//! Invariants: what was found is stored before anything is written. What somebody else wrote since is given up. What cannot
-//! be written is reported once, and not tried again until other CPUs are exclusive; what is to be given back is tried again and
-//! again.
+//! Invariants: what was found is stored before anything is written. What somebody else wrote since is given up; what the kernel
+//! reset of a CPU that was offline is not. What cannot be written is reported once, and not tried again until other CPUs are
+//! exclusive or online; what is to be given back is tried again and again.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_enforce::power::{AllHeld, Held, Plan, Power, Wanted, Write, plan};
+use numaward_enforce::power::{AllHeld, Held, Plan, Power, Wanted, Write, expect_reset, plan};
 use numaward_guarantee::{error::AdmissionError, power::power_settings};
 use numaward_model::Report;
 use numaward_topology::CpuSet;
@@ -33,6 +33,8 @@ pub(super) struct PowerSettings {
     power: Power,
     /// The CPUs that are exclusive.
     cpus: CpuSet,
+    /// The CPUs that were online at the last look.
+    online: CpuSet,
     looked: Option<Instant>,
     /// What could not be written, by file: the value, and why.
     failed: BTreeMap<String, (String, String)>,
@@ -54,6 +56,7 @@ impl PowerSettings {
         Self {
             power: Power::new(root),
             cpus: CpuSet::new(),
+            online: CpuSet::new(),
             looked: None,
             failed: BTreeMap::new(),
             problems: Said::new(),
@@ -68,24 +71,32 @@ impl PowerSettings {
         let cpus =
             if wanted.is_empty() { CpuSet::new() } else { exclusive().flat_map(CpuSet::iter).collect() };
         let is_idle = cpus.is_empty() && core.kept.state.power.is_empty();
-        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
-        if cpus == self.cpus && (is_idle || !is_due) {
+        if is_idle && cpus == self.cpus {
             return;
         }
-        if cpus != self.cpus {
+        let online = core.policy.machine.cpu_ids();
+        let is_other = cpus != self.cpus || online != self.online;
+        let is_due = self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK);
+        if !is_other && !is_due {
+            return;
+        }
+        if is_other {
             self.failed.clear();
         }
-        (self.cpus, self.looked) = (cpus, Some(now));
+        (self.cpus, self.online, self.looked) = (cpus, online, Some(now));
         if let Err(error) = self.follow(core, &wanted) {
             tracing::error!(%error, "power settings stay as they are, as what was found cannot be stored");
         }
     }
 
     fn follow(&mut self, core: &mut Core, wanted: &Wanted) -> Result<(), AdmissionError> {
-        let before = core.kept.state.power.clone();
+        let mut before = core.kept.state.power.clone();
+        expect_reset(&mut before, &self.online);
         let (seen, refused) = self.power.look(wanted, &self.cpus);
         let Plan { mut writes, mut held, foreign } =
             plan(&seen, wanted, &before, |path| self.power.read(path));
+        // One that can be read while its CPU is offline, too.
+        expect_reset(&mut held, &self.online);
         let mut done = Done::default();
         for of in &foreign {
             note(&mut done.foreign, format!("{} {}", of.knob, of.value), &of.cpus);
@@ -215,6 +226,7 @@ mod tests {
     use numaward_api as api;
     use numaward_config::Config;
     use numaward_guarantee::request::Request;
+    use numaward_model::port::MachineSource as _;
 
     use super::*;
     use crate::{
@@ -274,6 +286,19 @@ mod tests {
             std::array::from_fn(|cpu| {
                 fixture::line(&self.dir.path().join(CPU).join(format!("cpu{cpu}/{file}")))
             })
+        }
+
+        /// These CPUs are offline from now on, and all others online. It is no time for a look yet.
+        fn offline(&self, reconciler: &mut ReconcilerLoop, cpus: &str) {
+            let mut machine = (*Host::small().machine()).clone();
+            let offline: CpuSet = cpus.parse().unwrap();
+            machine.cpus.retain(|cpu, _| !offline.contains(*cpu));
+            machine.nodes.values_mut().for_each(|node| node.cpus = &node.cpus - &offline);
+            *self.host.machine.lock().unwrap() = Arc::new(machine);
+            let ReconcilerLoop { controllers, core, .. } = reconciler;
+            let now = controllers.power.looked.unwrap_or_else(Instant::now);
+            core.turn(now);
+            controllers.power.turn(core, now);
         }
 
         fn happened(&self) -> Vec<String> {
@@ -431,6 +456,86 @@ mod tests {
         admit(&mut reconciler);
         turn(&mut reconciler);
         assert_eq!(bench.governors()[1], "performance");
+    }
+
+    #[test]
+    fn what_the_kernel_resets_of_a_cpu_that_was_offline_is_written_again() {
+        for is_restarted in [false, true] {
+            let bench = Bench::new(BOTH);
+            let mut reconciler = bench.start();
+            admit(&mut reconciler);
+            turn(&mut reconciler);
+            bench.happened();
+            // What the kernel does not say of a CPU that is offline: a directory cannot be read either.
+            let governor = bench.dir.path().join(CPU).join("cpu2/cpufreq/scaling_governor");
+            fs::remove_file(&governor).unwrap();
+            fs::create_dir(&governor).unwrap();
+            bench.offline(&mut reconciler, "2");
+            assert_eq!(bench.latencies(), on_1_to_3("n/a", "0"));
+            if is_restarted {
+                drop(reconciler);
+                reconciler = bench.start();
+            }
+            bench.happened();
+            fs::remove_dir(&governor).unwrap();
+            bench.put("cpu2/cpufreq/scaling_governor", "schedutil");
+            bench.put("cpu2/power/pm_qos_resume_latency_us", "0");
+            bench.offline(&mut reconciler, "");
+            let set =
+                "Set on exclusive CPUs 1-3: governor performance (CPUs 2); wake-up latency n/a (CPUs 2).";
+            assert_eq!(bench.happened(), [set]);
+            assert_eq!(
+                (bench.governors(), bench.latencies()),
+                (on_1_to_3("performance", "schedutil"), on_1_to_3("n/a", "0"))
+            );
+            // The same value, and no CPU was offline.
+            bench.put("cpu2/cpufreq/scaling_governor", "schedutil");
+            turn(&mut reconciler);
+            let foreign = "Somebody else wrote these, and they stay so: governor schedutil (CPUs 2).";
+            assert_eq!(bench.happened(), [foreign]);
+            reconciler.core.release("a").unwrap();
+            turn(&mut reconciler);
+            assert_eq!(
+                (bench.governors(), bench.latencies()),
+                (on_1_to_3("schedutil", "schedutil"), on_1_to_3("0", "0"))
+            );
+            assert!(reconciler.core.kept.state.power.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_somebody_else_writes_for_a_cpu_that_was_offline_stays() {
+        let bench = Bench::new(BOTH);
+        let mut reconciler = bench.start();
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        bench.happened();
+        bench.offline(&mut reconciler, "2");
+        bench.put("cpu2/cpufreq/scaling_governor", "powersave");
+        bench.offline(&mut reconciler, "");
+        assert_eq!(
+            bench.happened(),
+            ["Somebody else wrote these, and they stay so: governor powersave (CPUs 2)."]
+        );
+        turn(&mut reconciler);
+        assert_eq!(bench.governors()[2], "powersave");
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_tried_again_when_a_cpu_came_back() {
+        let bench = Bench::new(r#"{"governor": "performance"}"#);
+        // It takes everything, and holds nothing.
+        let governor = bench.dir.path().join(CPU).join("cpu2/cpufreq/scaling_governor");
+        fs::remove_file(&governor).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &governor).unwrap();
+        let mut reconciler = bench.start();
+        admit(&mut reconciler);
+        turn(&mut reconciler);
+        bench.offline(&mut reconciler, "2");
+        fs::remove_file(&governor).unwrap();
+        fs::write(&governor, "schedutil\n").unwrap();
+        bench.offline(&mut reconciler, "");
+        assert_eq!(bench.governors(), on_1_to_3("performance", "schedutil"));
     }
 
     #[test]
