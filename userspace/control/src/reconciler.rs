@@ -343,6 +343,7 @@ impl ReconcilerLoop {
         }
         self.dispatch(&Event::Gone(Instant::now()));
         self.core.remove_strays();
+        self.core.yield_homes();
         if let Some(rewritten) = self.core.uphold() {
             let allocations = self.core.kept.state.guarantees.len();
             tracing::info!(allocations, rewritten, "allocations of an earlier run were taken over");

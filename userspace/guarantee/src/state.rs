@@ -11,7 +11,7 @@ use numaward_enforce::{
 };
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
-use numaward_topology::{Bytes, NodeId, NodeSet};
+use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -224,6 +224,9 @@ pub struct Home {
     /// What was moved there for it, by the node on which it was.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub moved: BTreeMap<NodeId, Bytes>,
+    /// The CPUs that it had there before those that it has: it still has them if the daemon died before the write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus_before: Option<CpuSet>,
 }
 
 /// A workload that was put back.
@@ -342,7 +345,13 @@ mod tests {
         let mut answered = with(&*strategy, &open, "answered", 2);
         answered.herded.insert("/herded".parse().unwrap());
         answered.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
-        let home = Home { node: NodeId(1), remote_before: 500, is_kept: true, moved: BTreeMap::new() };
+        let home = Home {
+            node: NodeId(1),
+            remote_before: 500,
+            is_kept: true,
+            moved: BTreeMap::new(),
+            cpus_before: None,
+        };
         answered.homes.insert("/home".parse().unwrap(), home);
         let left_alone = LeftAlone { id: CgroupId(7), times: 1, until: 9 };
         answered.left_alone.insert("/back".parse().unwrap(), left_alone);

@@ -89,6 +89,7 @@ impl Core {
         home: Home,
         cpus: CpuSet,
     ) -> Result<(), AdmissionError> {
+        let home = Home { cpus_before: self.home_cpus(path).cloned(), ..home };
         let settings = Settings { cpus: Some(cpus), mems: self.steered_mems(path), ..Settings::default() };
         let plan = self.plan(Change::Hold(path.clone(), settings))?;
         let mut change = self.begin();
@@ -111,6 +112,31 @@ impl Core {
     pub(crate) fn leave_alone(&mut self, path: &CgroupPath, left_alone: LeftAlone) {
         self.kept.state.left_alone.insert(path.clone(), left_alone);
         self.store_outcome();
+    }
+
+    /// Ends the homes of cgroups whose CPUs somebody else has set while no daemon ran.
+    pub(crate) fn yield_homes(&mut self) {
+        let homes: Vec<(CgroupPath, Option<CpuSet>)> = self
+            .kept
+            .state
+            .homes
+            .iter()
+            .map(|(path, home)| (path.clone(), home.cpus_before.clone()))
+            .collect();
+        for (path, before) in homes {
+            match self.enforcer().drift(&self.kept.state.applied, &path) {
+                Ok(drifts) => {
+                    let before = before.map(Value::Cpus);
+                    // Ours as well: an earlier run died before it wrote the others.
+                    let is_theirs = |drift: &&Drift| drift.found != before;
+                    for drift in drifts.iter().filter(is_theirs) {
+                        self.yield_home(drift);
+                    }
+                }
+                Err(error) if error.is_gone() => {}
+                Err(error) => tracing::warn!(cgroup = %path, %error, "cannot be checked for drift"),
+            }
+        }
     }
 
     /// Ends the home of a cgroup whose CPUs somebody else has set, and leaves them so: it asked for nothing, and they did. Whether

@@ -453,7 +453,8 @@ impl Homing {
             }
             return Ok(());
         }
-        let home = Home { node, remote_before: of.remote, is_kept: false, moved: ByNode::new() };
+        let home =
+            Home { node, remote_before: of.remote, is_kept: false, moved: ByNode::new(), cpus_before: None };
         core.give_home(path, home, cpus.clone()).map_err(|error| (HomeRefusal::Write, error.to_string()))?;
         let stage = Stage::Moving(Some(elsewhere(&of.resident, Some(node))));
         self.at_home.insert(path.clone(), AtHome { stage, cpu: of.cpu, unseen: 0 });

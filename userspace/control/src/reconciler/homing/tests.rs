@@ -127,8 +127,18 @@ impl Bench {
     }
 
     fn guarantee(&mut self, name: &str, path: &str) {
+        self.guarantee_with(name, path, api::Placement::default());
+    }
+
+    fn guarantee_on(&mut self, name: &str, path: &str, nodes: &str) {
+        let preferred_nodes = Some(nodes.parse().unwrap());
+        self.guarantee_with(name, path, api::Placement { preferred_nodes, ..api::Placement::default() });
+    }
+
+    fn guarantee_with(&mut self, name: &str, path: &str, placement: api::Placement) {
         let request = Request::new(&api::AllocationRequest {
             cpus: Some(api::Cpus::whole(1)),
+            placement,
             ..api::AllocationRequest::new(name, api::Target::Cgroup(path.to_owned()), "256Mi")
         });
         let admitted = self.inner().admit(&request.unwrap(), false);
@@ -273,6 +283,47 @@ fn one_whose_cpus_somebody_else_sets_has_no_home_any_more() {
         }
         assert_eq!((bench.cpus("/a").as_str(), bench.homes()), (set, Vec::new()));
     }
+}
+
+#[test]
+fn what_somebody_sets_while_the_daemon_is_stopped_stays_and_the_home_ends() {
+    for mode in [HomeMode::Place, HomeMode::Off] {
+        let mut bench = Bench::new(&["a"]);
+        bench.look(&[AWAY]);
+        bench.look(&[AWAY]);
+        assert_eq!(bench.cpus("/a"), "4-7");
+        bench.reconciler = None;
+        fs::write(bench.root().join("a/cpuset.cpus"), "2-5\n").unwrap();
+        bench.config.home.mode = mode;
+        bench.restart();
+        assert_eq!((bench.cpus("/a").as_str(), bench.homes()), ("2-5", Vec::new()), "{mode:?}");
+        assert!(bench.inner().core.kept.state.applied.is_empty());
+        assert_eq!(bench.steps(), ["placed", "ended"]);
+        assert!(bench.reported().contains("somebody else set its CPUs to 2-5"), "{}", bench.reported());
+        bench.restart();
+        assert_eq!(bench.cpus("/a"), "2-5", "it is theirs");
+    }
+}
+
+#[test]
+fn a_home_stays_where_a_crash_kept_its_cpus_from_being_written() {
+    let mut bench = Bench::new(&["a", "kept"]);
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    // It died before the first write.
+    fs::write(bench.root().join("a/cpuset.cpus"), "\n").unwrap();
+    bench.restart();
+    assert_eq!((bench.cpus("/a").as_str(), bench.homes().len()), ("4-7", 1));
+    // It died before it took the CPU of a guarantee away from it.
+    bench.guarantee_on("kept", "/kept", "1");
+    bench.inner().dispatch(&Event::Changed);
+    bench.look(&[AWAY]);
+    let narrowed = bench.cpus("/a");
+    assert_ne!(narrowed, "4-7");
+    fs::write(bench.root().join("a/cpuset.cpus"), "4-7\n").unwrap();
+    bench.restart();
+    assert_eq!((bench.cpus("/a"), bench.homes().len()), (narrowed, 1));
+    assert_eq!(bench.steps(), ["placed"]);
 }
 
 #[test]
