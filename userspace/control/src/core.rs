@@ -199,6 +199,7 @@ impl Core {
         }
         self.remove_strays();
         self.herd(true);
+        self.disable_controllers();
         self.effects.declared = true;
     }
 

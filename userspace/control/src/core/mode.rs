@@ -2,11 +2,11 @@
 //!
 //! `on` writes what is decided. `dry-run` decides, keeps the ledger, logs what would be written, and writes nothing;
 //! only the cgroup of a command is made, without any settings. `off` promises nothing. What an earlier run wrote is
-//! given back in both.
+//! given back in both, and the controllers that it enabled are disabled once nothing is held any more.
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::Change;
+use numaward_enforce::{Change, controllers};
 use numaward_guarantee::error::AdmissionError;
 
 use super::Core;
@@ -41,6 +41,33 @@ impl Core {
                 }
             }
         }
+        self.disable_controllers();
+    }
+
+    /// Disables the controllers that were enabled, where nothing is enforced and nothing is held any more.
+    pub(super) fn disable_controllers(&mut self) {
+        let state = &self.kept.state;
+        if self.mode() == EnforcementMode::On || state.enabled.is_empty() {
+            return;
+        }
+        // The runtime is informed later than cgroups get back what they had, and writes to them then.
+        let waits_for_runtime = state.containers.values().any(|placed| placed.without_us.is_some());
+        if !state.applied.is_empty() || waits_for_runtime {
+            return;
+        }
+        let mut enabled = state.enabled.clone();
+        for left in controllers::disable(self.hierarchy.root(), &mut enabled) {
+            let controllers::StillEnabled { cgroup, controller, reason } = left;
+            tracing::debug!(%cgroup, controller, reason, "a controller stays enabled");
+        }
+        if enabled == self.kept.state.enabled {
+            return;
+        }
+        tracing::info!("controllers that an earlier run enabled are disabled");
+        for state in self.kept.all_mut() {
+            state.enabled = enabled.clone();
+        }
+        self.store_outcome();
     }
 
     /// Enforces allocations that are not: of a dry run, say.

@@ -54,3 +54,40 @@ async fn controllers_that_were_enabled_are_remembered_until_they_are_disabled() 
     assert_eq!(bench.knob("a/cgroup.subtree_control"), "-memory");
     assert_eq!(enabled(&bench), serde_json::json!({}));
 }
+
+/// Where nothing is enforced any more, controllers go once nothing is held.
+#[tokio::test]
+async fn controllers_that_were_enabled_are_disabled_where_nothing_is_enforced_any_more() {
+    for mode in [api::EnforcementMode::Off, api::EnforcementMode::DryRun] {
+        let bench = Bench::new(&["a", "a/b", "c", "c/d"]);
+        let root = bench.dir.path().join("cgroup");
+        for cgroup in ["a", "a/b", "c", "c/d"] {
+            fs::write(root.join(cgroup).join("cgroup.subtree_control"), "").unwrap();
+        }
+        let (reconciler, thread, stop) = bench.start();
+        for cgroup in ["a/b", "c/d"] {
+            let target = api::Target::Cgroup(format!("/{cgroup}"));
+            let asked = api::AllocationRequest::new(cgroup.replace('/', "-"), target, "64Mi");
+            let asked = Request::new(&api::AllocationRequest { cpus: Some(api::Cpus::whole(1)), ..asked });
+            reconciler.admit(asked.unwrap(), false).await.unwrap();
+        }
+        stop.cancel();
+        thread.join().unwrap();
+        // As the kernel has it. Somebody uses one of them.
+        for cgroup in ["a", "c"] {
+            fs::write(root.join(cgroup).join("cgroup.subtree_control"), "cpuset memory\n").unwrap();
+        }
+        fs::write(root.join("c/d/cpuset.cpus.exclusive"), "3\n").unwrap();
+        let mut off = Config::default();
+        off.enforcement.mode = mode;
+        let (reconciler, thread, stop) = bench.start_with(off);
+        stop.cancel();
+        thread.join().unwrap();
+        drop(reconciler);
+        assert_eq!(bench.knob("a/b/memory.min"), "0");
+        // A plain file has forgotten the other controllers then.
+        assert_eq!(bench.knob("a/cgroup.subtree_control"), "-cpuset", "{mode:?}");
+        assert_eq!(bench.knob("c/cgroup.subtree_control"), "-memory", "{mode:?}");
+        assert_eq!(enabled(&bench), serde_json::json!({"/c": ["cpuset"]}), "{mode:?}");
+    }
+}

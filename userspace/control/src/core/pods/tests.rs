@@ -113,3 +113,44 @@ fn what_a_container_held_stays_promised_until_it_is_given_back() {
     let state = &bench.core.kept.state;
     assert!(state.containers.is_empty() && state.pods.is_empty() && state.releasing.is_empty());
 }
+
+#[test]
+fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hold() {
+    let mut bench = Bench::new();
+    let mut ask = container("a", 2000);
+    drop(bench.create(&ask));
+    let mut bound = bench.bind(&ask);
+    bench.handle();
+    assert_eq!(bound.try_recv(), Ok(None));
+    let root = bench.core.hierarchy.root().to_owned();
+    crate::testing::cgroup(&root.join("other/inner"), &bench.core.policy.machine);
+    fs::write(root.join("other/inner/cgroup.subtree_control"), "").unwrap();
+    fs::remove_file(root.join("other/inner/cpuset.cpus")).unwrap();
+    fs::write(root.join("other/cgroup.subtree_control"), "memory").unwrap();
+    bench.core.enable_above(&"/other/inner".parse().unwrap(), Knob::CpusetCpus).unwrap();
+    // In the words of the kernel.
+    fs::write(root.join("other/cgroup.subtree_control"), "cpuset memory").unwrap();
+
+    bench.core.config.enforcement.mode = EnforcementMode::Off;
+    bench.core.follow_mode();
+    assert!(bench.core.kept.state.applied.is_empty() && bench.core.kept.state.guarantees.is_empty());
+    // What the runtime has on its books, before and after it was asked to change that.
+    ask.has.cpus = Some("1-2".parse().unwrap());
+    for has_asked in [false, true] {
+        bench.core.refresh();
+        assert_eq!(crate::testing::line(&root.join("other/cgroup.subtree_control")), "cpuset memory");
+        let sandboxes = [(ask.pod.sandbox.clone(), ask.pod.pod.uid.clone())].into();
+        let containers = vec![ask.clone()];
+        let mut listed =
+            bench.ask(|answer| PodCommand::Synchronize { containers, sandboxes, complete: true, answer });
+        bench.handle();
+        let updates = listed.try_recv().unwrap().updates;
+        assert_eq!(updates.is_empty(), has_asked, "{updates:?}");
+        for update in updates {
+            ask.has = update.settings;
+        }
+    }
+    bench.core.refresh();
+    assert_eq!(crate::testing::line(&root.join("other/cgroup.subtree_control")), "-cpuset");
+    assert!(bench.core.kept.state.enabled.is_empty());
+}
