@@ -27,7 +27,11 @@ mod weights;
 use std::{
     collections::BTreeMap,
     mem,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -145,6 +149,7 @@ struct ReconcilerLoop {
     homes: BTreeMap<CgroupPath, NodeId>,
     view: Arc<RwLock<Arc<api::Allocations>>>,
     unplaced: Arc<RwLock<Vec<PodName>>>,
+    owes_host: Arc<AtomicBool>,
     cgroup_news: CgroupNews,
     refreshed: Instant,
 }
@@ -158,6 +163,7 @@ impl ReconcilerLoop {
             homes: BTreeMap::new(),
             view: Arc::default(),
             unplaced: Arc::default(),
+            owes_host: Arc::default(),
             cgroup_news: CgroupNews::default(),
             refreshed: Instant::now(),
             core,
@@ -171,6 +177,7 @@ impl ReconcilerLoop {
             rebalance: self.rebalancing.shown(),
             unplaced: Arc::clone(&self.unplaced),
             crowded: self.controllers.guard.crowded(),
+            owes_host: Arc::clone(&self.owes_host),
         }
     }
 
@@ -362,6 +369,7 @@ impl ReconcilerLoop {
         self.controllers.weights.turn(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&mut self.core);
         homing::Homing::adopt(&mut self.core);
+        self.owes_host.store(self.core.owes_host(), Ordering::Relaxed);
     }
 
     fn look_after(&mut self) {
@@ -371,6 +379,7 @@ impl ReconcilerLoop {
             self.core.refresh();
         }
         self.dispatch(&Event::Turn(now));
+        self.owes_host.store(self.core.owes_host(), Ordering::Relaxed);
         if self.core.is_herd_report_due() {
             self.core.herd(false);
         }

@@ -28,7 +28,7 @@ use numaward_enforce::{
     resctrl::{Host, Resctrl},
     weights::Weights,
 };
-use numaward_guarantee::{error::StartError, ports::Ports, state::State};
+use numaward_guarantee::{error::StartError, ports::Ports, reconciler::Reconciler, state::State};
 use numaward_model::{
     Promises, Report,
     accesses::WorkloadAccesses,
@@ -80,11 +80,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let started = start_on_this_host(&config, Ports::of(&alone), metrics, None, runtime, &stop)?;
     let (reconciler, thread) = started.ok_or(RestoreError::Unusable)?;
     let until = Instant::now() + PATIENCE;
-    while !thread.is_finished() && Instant::now() < until {
-        let held = reconciler.allocations();
-        if held.allocations.is_empty() && held.enforcement.herding.cgroups.is_empty() {
-            break;
-        }
+    while !thread.is_finished() && Instant::now() < until && !is_all_back(&reconciler) {
         thread::sleep(LOOK);
     }
     stop.cancel();
@@ -130,6 +126,12 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let cgroups =
         restored.into_iter().map(|(path, knobs)| RestoredCgroup { cgroup: path.to_string(), knobs });
     Ok(Restored { cgroups: cgroups.collect(), left: left.chain(kept).collect() })
+}
+
+/// Whether nothing is held any more.
+pub(crate) fn is_all_back(reconciler: &Reconciler) -> bool {
+    let held = reconciler.allocations();
+    held.allocations.is_empty() && held.enforcement.herding.cgroups.is_empty() && !reconciler.owes_host()
 }
 
 /// Disables the controllers that were enabled, and gives what the ledger holds in the end, with those that are left.

@@ -2,7 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
 };
 
 use numaward_api as api;
@@ -52,6 +56,8 @@ pub struct Shown {
     pub unplaced: Arc<RwLock<Vec<PodName>>>,
     /// Nodes from which pods may be evicted.
     pub crowded: ShownCrowded,
+    /// Whether enforcement is off, and what was written for the host as a whole is not all given back.
+    pub owes_host: Arc<AtomicBool>,
 }
 
 /// Asks the thread. Clones ask the same one.
@@ -122,6 +128,12 @@ impl Reconciler {
     /// Nodes that are short although nobody can be kept off them any more, where the guard may have pods evicted.
     pub fn crowded(&self) -> Arc<Vec<CrowdedNode>> {
         self.shown.crowded.read().clone()
+    }
+
+    /// Whether enforcement is off, and what was written for the host as a whole (interrupts, power settings, weights of nodes) is
+    /// not all given back: it is tried again.
+    pub fn owes_host(&self) -> bool {
+        self.shown.owes_host.load(Ordering::Relaxed)
     }
 
     /// Gives what is held.

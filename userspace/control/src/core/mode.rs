@@ -6,8 +6,8 @@
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{Change, controllers};
-use numaward_guarantee::error::AdmissionError;
+use numaward_enforce::{Change, controllers, weights::Weights};
+use numaward_guarantee::{error::AdmissionError, state::State};
 
 use super::Core;
 
@@ -42,6 +42,17 @@ impl Core {
             }
         }
         self.disable_controllers();
+    }
+
+    /// Whether enforcement is off, and what was written for the host as a whole is not all given back. What cannot be given back
+    /// before a node is there again does not count.
+    pub(crate) fn owes_host(&self) -> bool {
+        let State { interrupts, power, weights, .. } = &self.kept.state;
+        let owes_weight = || {
+            let left = Weights::new(&self.config.host_root).left(weights);
+            left.iter().any(|(_, reason)| reason.is_none())
+        };
+        self.mode() == EnforcementMode::Off && (!interrupts.is_empty() || !power.is_empty() || owes_weight())
     }
 
     /// Disables the controllers that were enabled, where nothing is enforced and nothing is held any more.

@@ -241,10 +241,12 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::Config;
+    use numaward_guarantee::reconciler::Reconciler;
 
     use super::*;
     use crate::{
         reconciler::{ReconcilerLoop, tests::reconciler_loop},
+        restore::is_all_back,
         testing::{self as fixture, Host},
     };
 
@@ -372,6 +374,44 @@ mod tests {
         bench.configure("{}");
         assert!(bench.start().core.kept.state.weights.is_empty());
         assert_eq!(bench.now(), ["1", "1"]);
+    }
+
+    #[test]
+    fn what_cannot_be_given_back_at_once_is_waited_for_and_tried_again() {
+        let mut bench = Bench::new(GIVEN);
+        drop(bench.start());
+        bench.config.enforcement.mode = api::EnforcementMode::Off;
+        let client =
+            |reconciler: &ReconcilerLoop| Reconciler::new(std::sync::mpsc::channel().0, reconciler.shown());
+        let file = bench.dir.path().join(WEIGHTS).join("node2");
+        let refused = fixture::refuse(&file);
+        let mut reconciler = bench.start();
+        assert_eq!(bench.now(), ["1", "2"]);
+        assert!(!is_all_back(&client(&reconciler)));
+        turn(&mut reconciler);
+        reconciler.look_after();
+        assert!(!is_all_back(&client(&reconciler)), "it cannot be written yet");
+        drop(refused);
+        fs::remove_file(&file).unwrap();
+        bench.set(2, 2);
+        turn(&mut reconciler);
+        reconciler.look_after();
+        assert!(is_all_back(&client(&reconciler)));
+        assert_eq!(bench.now(), ["1", "1"]);
+        drop(reconciler);
+
+        // A node that is absent is not waited for.
+        bench.config.enforcement.mode = api::EnforcementMode::On;
+        drop(bench.start());
+        fs::remove_file(&file).unwrap();
+        bench.config.enforcement.mode = api::EnforcementMode::Off;
+        let reconciler = bench.start();
+        assert!(is_all_back(&client(&reconciler)) && !reconciler.core.kept.state.weights.is_empty());
+        drop(reconciler);
+        // One that is enforced owes nothing.
+        bench.config.enforcement.mode = api::EnforcementMode::On;
+        bench.set(2, 2);
+        assert!(is_all_back(&client(&bench.start())));
     }
 
     #[test]
