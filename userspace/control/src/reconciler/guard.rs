@@ -11,8 +11,8 @@
 //!
 //! With `evict`, pods are named where that does not help ([`crowded`]).
 //!
-//! Invariants: nobody with a guarantee is touched, nor what is above or below one. This thread reads no figures: it takes
-//! those that the guard saw last.
+//! Invariants: nobody with a guarantee is touched, nor what is above or below one, nor another container of its pod. This
+//! thread reads no figures: it takes those that the guard saw last.
 
 mod cache_worker;
 mod crowded;
@@ -24,7 +24,7 @@ use std::{
 };
 
 use numaward_api::{EnforcementMode, EventKind, Severity};
-use numaward_cgroup::CgroupPath;
+use numaward_cgroup::{CgroupPath, classify};
 use numaward_config::guard::GuardMode;
 use numaward_engine::ledger::NodeAccount;
 use numaward_guarantee::reconciler::ShownCrowded;
@@ -129,13 +129,13 @@ impl Guard {
 
     /// Steers one workload off a node; `true` if one was.
     fn relieve(&mut self, core: &mut Core, seen: &Headroom, of: &NodeHeadroom) -> bool {
-        let node = of.node;
+        let (node, pods) = (of.node, pods_with_promise(core));
         let mut others: Vec<&OtherWorkload> =
             seen.others.iter().filter(|other| other.on(node) >= LEAST).collect();
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
         for other in others {
             let is_off = core.kept.state.steered.get(&other.cgroup).is_some_and(|off| off.contains(node));
-            if is_off || !may_be_steered(core, other) {
+            if is_off || !may_be_steered(core, &pods, other) {
                 continue;
             }
             match steer_off(core, seen, other, node) {
@@ -160,10 +160,24 @@ impl Guard {
     }
 }
 
-/// Whether the configuration lets this one be steered, and it is still what was seen.
-fn may_be_steered(core: &Core, other: &OtherWorkload) -> bool {
+/// The UID of the pod whose container this cgroup is.
+fn pod_of(cgroup: &CgroupPath) -> Option<String> {
+    classify(cgroup, |_| false).container?.pod_uid
+}
+
+/// The pods to which, or to a container of which, something is promised, by UID.
+fn pods_with_promise(core: &Core) -> BTreeSet<String> {
+    let state = &core.kept.state;
+    let held = state.guarantees.values().filter_map(|held| pod_of(&held.cgroup));
+    held.chain(state.pods.values().map(|admitted| admitted.pod.uid.clone())).collect()
+}
+
+/// Whether the configuration lets this one be steered, nothing is promised to it or to one of these pods whose container it is,
+/// and it is still what was seen.
+fn may_be_steered(core: &Core, pods: &BTreeSet<String>, other: &OtherWorkload) -> bool {
     let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
-    let is_promised = core.kept.state.has_guarantee_around(&other.cgroup);
+    let is_promised = core.kept.state.has_guarantee_around(&other.cgroup)
+        || pod_of(&other.cgroup).is_some_and(|uid| pods.contains(&uid));
     let is_there = matches!(core.hierarchy.id_of(&other.cgroup), Ok(Some(id)) if id == other.id);
     !is_exempt && !is_promised && is_there
 }
@@ -256,7 +270,8 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::{Config, enforcement::CgroupPattern};
-    use numaward_guarantee::request::Request;
+    use numaward_guarantee::{pod::Admitted, request::Request};
+    use numaward_model::pod::PodName;
 
     use super::*;
     use crate::{
@@ -384,6 +399,15 @@ mod tests {
             &self.reconciler.as_ref().unwrap().controllers.guard
         }
 
+        /// A pod is promised what its containers share.
+        pub(super) fn admit_pod(&mut self, uid: &str) {
+            let pod = PodName { uid: uid.to_owned(), ..PodName::default() };
+            let explanation = api::Explanation::default();
+            let admitted = Admitted { pod, sandbox: String::new(), container: None, explanation };
+            let core = &mut self.reconciler.as_mut().unwrap().core;
+            core.kept.state.pods.insert(uid.to_owned(), admitted);
+        }
+
         fn state(&self) -> &numaward_guarantee::state::State {
             &self.reconciler.as_ref().unwrap().core.kept.state
         }
@@ -401,6 +425,11 @@ mod tests {
     fn id_of(dir: &Path) -> numaward_cgroup::CgroupId {
         use std::os::unix::fs::MetadataExt as _;
         numaward_cgroup::CgroupId(fs::metadata(dir).unwrap().ino())
+    }
+
+    /// The cgroup of a container, in this cgroup of a pod.
+    pub(super) fn pod_container(pod: &str, first: char) -> String {
+        format!("kubepods/{pod}/{first}123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
     }
 
     pub(super) fn guarantee(bench: &mut Bench, name: &str, path: &str) {
@@ -449,6 +478,17 @@ mod tests {
         assert!(bench.state().steered.is_empty());
         assert!(bench.state().applied.held().all(|(path, _)| path.as_str() == "/kept"));
         assert!(bench.reported().contains("/large may use nodes 1 again"));
+    }
+
+    #[test]
+    fn nobody_is_kept_off_whose_pod_has_a_guarantee() {
+        let (promised, bare) = (pod_container("podp", 'a'), pod_container("podp", 'b'));
+        let mut bench = Bench::new(&["kubepods", "kubepods/podp", &promised, &bare, "hog"]);
+        guarantee(&mut bench, "p", &format!("/{promised}"));
+        for _ in 0..2 {
+            bench.see(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
+        }
+        assert_eq!((bench.mems(&bare), bench.mems("hog")), (String::new(), "0".to_owned()));
     }
 
     #[test]

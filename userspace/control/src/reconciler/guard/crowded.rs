@@ -9,18 +9,20 @@
 //! there any more. Nothing is written.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_cgroup::{CgroupPath, classify};
 use numaward_guarantee::reconciler::{CrowdedNode, ShownCrowded};
-use numaward_model::{Report, headroom::Headroom};
+use numaward_model::{
+    Report,
+    headroom::{Headroom, OtherWorkload},
+};
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
-use super::may_be_steered;
+use super::{may_be_steered, pod_of, pods_with_promise};
 use crate::{core::Core, page_worker::LEAST};
 
 /// How long a node has to be stuck before pods are named.
@@ -68,13 +70,11 @@ impl Crowding {
 
 /// The pods without a guarantee that have memory on a node which cannot be dropped.
 fn in_the_way(core: &Core, seen: &Headroom, node: NodeId) -> Vec<(String, Bytes)> {
-    let state = &core.kept.state;
-    let held = state.guarantees.values().filter_map(|held| pod_of(&held.cgroup));
-    let kept: BTreeSet<String> =
-        held.chain(state.pods.values().map(|admitted| admitted.pod.uid.clone())).collect();
+    let kept = pods_with_promise(core);
     let mut found: BTreeMap<String, Bytes> = BTreeMap::new();
-    for other in seen.others.iter().filter(|other| other.on(node) >= LEAST && may_be_steered(core, other)) {
-        if let Some(uid) = pod_of(&other.cgroup).filter(|uid| !kept.contains(uid)) {
+    let may_go = |other: &&OtherWorkload| other.on(node) >= LEAST && may_be_steered(core, &kept, other);
+    for other in seen.others.iter().filter(may_go) {
+        if let Some(uid) = pod_of(&other.cgroup) {
             let sum = found.entry(uid).or_default();
             sum.0 = sum.0.saturating_add(other.on(node).0);
         }
@@ -82,11 +82,6 @@ fn in_the_way(core: &Core, seen: &Headroom, node: NodeId) -> Vec<(String, Bytes)
     let mut found: Vec<(String, Bytes)> = found.into_iter().collect();
     found.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     found
-}
-
-/// The UID of the pod whose container this cgroup is.
-fn pod_of(cgroup: &CgroupPath) -> Option<String> {
-    classify(cgroup, |_| false).container?.pod_uid
 }
 
 fn report(core: &Core, node: NodeId, pods: usize) {
@@ -109,13 +104,11 @@ mod tests {
     use super::*;
     use crate::reconciler::guard::{
         SETTLE,
-        tests::{Bench, guarantee},
+        tests::{Bench, guarantee, pod_container},
     };
 
-    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-
     fn container(pod: &str, first: char) -> String {
-        format!("kubepods/besteffort/pod{pod}/{first}{}", &ID[1..])
+        pod_container(&format!("besteffort/pod{pod}"), first)
     }
 
     fn crowded(bench: &Bench) -> Vec<(u32, Vec<(String, u64)>)> {

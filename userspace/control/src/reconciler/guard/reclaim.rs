@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     cache_worker::{self, CacheDrop, CacheWorker, DropError, Dropped, Outcome},
-    may_be_steered,
+    may_be_steered, pods_with_promise,
 };
 use crate::{core::Core, page_worker::LEAST};
 
@@ -159,9 +159,10 @@ impl Reclaim {
         let node = of.node;
         let most = Bytes(core.config.guard_reclaim.rate.0.0.saturating_mul(ORDER)).max(LEAST);
         let known = |other: &OtherWorkload| self.known.get(&(other.cgroup.clone(), other.id));
+        let pods = pods_with_promise(core);
         let may_be_dropped = |other: &&OtherWorkload| {
             let is_due = known(other).and_then(|known| known.until).is_none_or(|until| now >= until);
-            is_due && within(other, node, most) >= LEAST && may_be_steered(core, other)
+            is_due && within(other, node, most) >= LEAST && may_be_steered(core, &pods, other)
         };
         let candidates = seen.others.iter().filter(may_be_dropped);
         let Some(other) = candidates.max_by_key(|other| (within(other, node, most), other.cache_on(node)))
@@ -284,7 +285,7 @@ mod tests {
     use std::{fs, io, thread};
 
     use super::*;
-    use crate::reconciler::guard::tests::Bench;
+    use crate::reconciler::guard::tests::{Bench, guarantee, pod_container};
 
     const NODE: NodeId = NodeId(1);
 
@@ -332,6 +333,25 @@ mod tests {
     fn dropped(mib: u64) -> Dropped {
         let bytes = Bytes::mib(mib);
         Dropped { bytes, all: bytes, refaulted: Bytes(0) }
+    }
+
+    #[test]
+    fn a_container_whose_pod_has_a_promise_keeps_its_page_cache() {
+        let (shares, bare) = (pod_container("podp", 'a'), pod_container("podp", 'b'));
+        let other = pod_container("podq", 'c');
+        let above = ["kubepods", "kubepods/podp", "kubepods/podq"];
+        for is_whole in [false, true] {
+            let mut bench = Bench::new(&[&above[..], &[&shares, &bare, &other]].concat());
+            let look = seen(&bench, node(0), &[(&bare, 900), (&other, 200)]);
+            let now = Instant::now();
+            assert_eq!(next(&mut bench, &look, now).unwrap().0, format!("/{bare}"), "nothing is promised");
+            if is_whole {
+                bench.admit_pod("p");
+            } else {
+                guarantee(&mut bench, "p", &format!("/{shares}"));
+            }
+            assert_eq!(next(&mut bench, &look, now).unwrap().0, format!("/{other}"), "{is_whole}");
+        }
     }
 
     #[test]
