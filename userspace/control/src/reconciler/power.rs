@@ -466,7 +466,7 @@ mod tests {
             admit(&mut reconciler);
             turn(&mut reconciler);
             bench.happened();
-            // What the kernel does not say of a CPU that is offline: a directory cannot be read either.
+            // The kernel does not show it while the CPU is offline; a directory cannot be read either.
             let governor = bench.dir.path().join(CPU).join("cpu2/cpufreq/scaling_governor");
             fs::remove_file(&governor).unwrap();
             fs::create_dir(&governor).unwrap();
