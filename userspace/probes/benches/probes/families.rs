@@ -93,7 +93,7 @@ struct Load<'m> {
 }
 
 impl Load<'_> {
-    /// Nanoseconds per run of the probe, and of what else its hook takes; each with those of an empty program meanwhile. One
+    /// Nanoseconds per run of the probe, and of the other programs that its hook takes; each with those of an empty program meanwhile. One
     /// after the other: what runs first finds the processor's caches as the kernel left them.
     fn all(&self, probe: Probe) -> Result<Vec<(f64, f64)>> {
         let (ours, by_btf) = self.ours(probe)?;
