@@ -1,7 +1,6 @@
 # What the commands of the book need: the daemon as its package installs it, services, programs, and somebody at a terminal.
 set -o pipefail
 export SYSTEMD_BUS_TIMEOUT=600
-_ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
 # Not every image has it: curl -s URL.
 curl() { wget -q -O - "$2"; }
 
@@ -10,7 +9,7 @@ for service in postgresql@17-main redis small; do
 done
 systemctl daemon-reload
 systemctl start numaward postgresql@17-main redis small
-wait_for 120 _ready
+wait_for 120 ready
 # The first step of the history takes ten seconds.
 _remembered() { curl -s http://127.0.0.1:9560/api/v1/history/workloads | grep -q redis.service; }
 wait_for 120 _remembered

@@ -1,10 +1,6 @@
 # A workload on one node and one on both, which share that node; the second takes more of it than its share.
 # Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
 echo -900 >/proc/self/oom_score_adj
-socket=/run/numaward/control.sock
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
-metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
-_event() { wget -qO- http://127.0.0.1:9560/api/v1/events | grep -q "$1"; }
 killed() { sed -n 's/^oom_kill //p' $cgroups/numaward/single/memory.events $cgroups/numaward/wide/memory.events; }
 # free_mib NODE
 free_mib() { awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$1/meminfo; }
@@ -13,16 +9,14 @@ _decided() { [ -s /tmp/single.json ] || killed | grep -qv '^0$'; }
 # run NAME: the example, with or without budgets.
 run() {
     rm -f /tmp/go /tmp/single.json /tmp/wide.json
-    numaward run --config /tmp/config.yaml 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 30 _ready
+    start_daemon --config /tmp/config.yaml
     numaward exec --cpus 2 --memory 200Mi --name single -- sh -c '
         until [ -e /tmp/go ]; do sleep 0.1; done
         (echo 0 >/proc/self/oom_score_adj; exec numaward-load --size 180M --report json >/tmp/single.json)
         # The cgroup, and with it the count of what was killed, stays while somebody is in it.
         exec sleep 1000' 2>/tmp/single.err &
     single=$!
-    wait_for 30 grep -q 'populated 1' $cgroups/numaward/single/cgroup.events
+    wait_for 30 populated numaward/single
     node=$(cat $cgroups/numaward/single/cpuset.mems)
     # What the machine itself has there differs from boot to boot. So much is left that its processes run, and that what the
     # other was promised does not fit.
@@ -36,11 +30,10 @@ run() {
     section "$1 node"
     echo $node
     section "$1 promised"
-    wget -qO- http://127.0.0.1:9560/api/v1/allocations
-    echo
+    allocations
     section "$1 before"
     cat /tmp/wide.json
-    [ "$1" = off ] || wait_for 180 _event 'no more than its share'
+    [ "$1" = off ] || wait_for 180 has_event 'no more than its share'
     section "$1 wide"
     cat $cgroups/numaward/wide/memory.numa_stat
     touch /tmp/go
@@ -51,18 +44,17 @@ run() {
     section "$1 killed"
     killed
     section "$1 events"
-    wget -qO- http://127.0.0.1:9560/api/v1/events
+    ask /api/v1/events
     echo
     section "$1 metrics"
     sleep 3
-    metrics | grep -E '^numaward_(budget|numa_miss)'
+    ask /metrics | grep -E '^numaward_(budget|numa_miss)'
     section "$1 capabilities"
     sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status
     kill -9 $(cat $cgroups/numaward/*/cgroup.procs)
     wait $single $wide
     wait_for 30 [ ! -e $cgroups/numaward/wide -a ! -e $cgroups/numaward/single ]
-    kill $daemon
-    wait $daemon
+    stop_daemon
 }
 
 # CPU 0 is kept for the system, so only node 1 has two CPUs to give. Node 0 has what the machine itself needs.

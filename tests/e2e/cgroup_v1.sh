@@ -16,19 +16,18 @@ start() {
     numaward doctor -o json
     numaward run >/tmp/daemon.log 2>&1 &
     daemon=$!
-    wait_for 60 wget -q -O - http://127.0.0.1:9560/readyz
+    wait_for 60 ask /readyz
 }
 stop() {
     section "$1 status"
     numaward status -o json
     section "$1 workloads"
-    wget -q -O - http://127.0.0.1:9560/api/v1/workloads
+    ask /api/v1/workloads
     section "$1 guarantee"
     numaward exec --cpus 1 --memory 1Mi -- true 2>&1
     echo "code $?"
     section "$1 end"
-    kill $daemon
-    wait $daemon
+    stop_daemon
     echo $?
     section "$1 log"
     cat /tmp/daemon.log
@@ -46,5 +45,5 @@ start "hybrid"
 load system.slice/database.service --cpus 2 --size 64M --policy preferred:1
 sleep 2
 section "hybrid counted"
-wget -q -O - http://127.0.0.1:9560/metrics | grep '^numaward_memory_allocated_bytes_total.*database'
+ask /metrics | grep '^numaward_memory_allocated_bytes_total.*database'
 stop "hybrid"

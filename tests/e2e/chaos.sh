@@ -4,13 +4,9 @@ dir=/run/numaward
 mkdir -p $dir
 # Fewer slots than there will be workloads.
 printf '%s\n' "stateDirectory: $dir/state" 'probes: {slots: 8}' >$dir/config.yaml
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _gone() { ! numaward get -o json | grep -q "\"$1\""; }
 printf '%s\n' '[Service]' 'ExecStart=/bin/sleep 1000000' >/run/systemd/system/chaos-unit.service
-numaward run --config $dir/config.yaml 2>>/tmp/daemon.log &
-daemon=$!
-wait_for 60 _ready
+start_daemon --config $dir/config.yaml
 
 # agrees WHAT: waits until the daemon, its ledger, its metrics and the kernel say the same, and prints after how long.
 agrees() {
@@ -129,7 +125,7 @@ rmdir $cgroups/numaward || fail "the cgroup of commands stays"
 wait_for 60 _gone one
 wait_for 60 _gone two
 numaward exec --cpus 1 --memory 16Mi --name again -- sleep 1000000 &
-wait_for 60 grep -q 'populated 1' $cgroups/numaward/again/cgroup.events
+wait_for 60 populated numaward/again
 agrees "after its cgroups were removed"
 section "errors"
 ask /metrics | grep -E '^numaward_.*(panics|errors)_total' | grep -v ' 0$'

@@ -10,7 +10,7 @@ run early guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000
 early=$cgroup
 section "before"
 where $early
-start_daemon
+start_plugin
 wait_until_at 0 $early
 wait_for 60 grep -qx 0,2-5 $web/cpuset.cpus
 section "adopted"
@@ -18,7 +18,7 @@ where $early
 section "adopted shared"
 where $web
 section "adopted metrics"
-metrics | grep -E '^numaward_(containers_started_unpinned|nri_)'
+ask /metrics | grep -E '^numaward_(containers_started_unpinned|nri_)'
 
 # This containerd ignores memory policies.
 annotation=numaward.io/memory-policy=interleave
@@ -26,7 +26,7 @@ run policy burstable --millicpus 100 --unlimited -- sleep 1000000
 annotation=
 numaward-cri remove-pod $pod
 section "policies missing"
-metrics | grep '^numaward_nri_memory_policies_missing'
+ask /metrics | grep '^numaward_nri_memory_policies_missing'
 
 run db guaranteed --millicpus 2000 --mebibytes 128 -- sh -c \
     'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status; exec numaward-load --size 48M --report json'
@@ -40,7 +40,7 @@ wait_for 30 booked "${db#$cgroups/}" $((48 << 20))
 section "placed memory"
 cat $db/memory.numa_stat
 section "placed misses"
-metrics | grep '^numaward_numa_miss_bytes_total'
+ask /metrics | grep '^numaward_numa_miss_bytes_total'
 section "placed allocations"
 allocations
 section "placed assigned"
@@ -51,10 +51,10 @@ section "placed protection"
 protection $db
 section "placed names"
 # What is resident is read in turns.
-_resident() { metrics | grep -q "^numaward_memory_resident_bytes.*pod=\"$1\",container=\"main\".*type=\"anon\""; }
+_resident() { ask /metrics | grep -q "^numaward_memory_resident_bytes.*pod=\"$1\",container=\"main\".*type=\"anon\""; }
 wait_for 60 _resident db
 wait_for 60 _resident web
-metrics | grep -E '^numaward_memory_resident_bytes.*pod="(db|web)",container="main".*type="anon"'
+ask /metrics | grep -E '^numaward_memory_resident_bytes.*pod="(db|web)",container="main".*type="anon"'
 
 section "resized"
 numaward-cri resize $db_container --millicpus 3000 --mebibytes 160 || fail "resize"
@@ -79,14 +79,13 @@ where $cgroup
 small=$cgroup small_pod=$pod
 
 section "killed"
-kill -9 $daemon
-wait $daemon
+kill_daemon
 section "meanwhile"
 run meanwhile guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000
 meanwhile=$cgroup meanwhile_pod=$pod
 where $meanwhile
 numaward-cri remove-pod $small_pod
-start_daemon
+start_plugin
 # The runtime writes the knobs; the daemon then sees that the container has them.
 is_held() { allocations | grep -q '"name":"default/meanwhile/main"'; }
 wait_for 60 is_held
@@ -100,12 +99,13 @@ where $early
 section "back allocations"
 allocations
 section "back metrics"
-metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
+ask /metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
 
 section "containerd killed"
 kill -9 $containerd
 wait $containerd
-wait_for 60 sh -c '! wget -qO- http://127.0.0.1:9560/metrics | grep -q "^numaward_nri_connected 1"'
+_is_gone() { ! connected; }
+wait_for 60 _is_gone
 start_containerd
 wait_for 120 connected
 section "containerd back"
@@ -113,7 +113,7 @@ where $db
 section "containerd back early"
 where $early
 section "containerd back metrics"
-metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
+ask /metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
 numaward-cri remove-pod $meanwhile_pod
 section "at once"
 for i in 1 2 3; do

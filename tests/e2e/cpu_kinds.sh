@@ -10,12 +10,10 @@ for cpu in 0 1 2 3 4 5 6 7; do
     mount --bind /tmp/cpu$cpu $cpus/cpu$cpu || fail "cpu$cpu"
 done
 
-NUMAWARD_STRATEGY=native numaward run 2>>/tmp/daemon.log &
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-wait_for 20 _ready
+NUMAWARD_STRATEGY=native start_daemon
 
 section "topology"
-wget -qO- http://127.0.0.1:9560/api/v1/topology
+ask /api/v1/topology
 section "topology for people"
 numaward topology
 
@@ -33,7 +31,7 @@ asked "both" --cpus 1 --memory 16Mi --node 0 --cpu-kind isolated --cpu-kind nohz
 asked "of the highest frequency" --cpus 1 --memory 16Mi --node 1 --cpu-kind high-frequency
 
 numaward exec --cpus 1 --memory 16Mi --cpu-kind isolated --cpu-kind nohz-full --name held -- sleep 1000 2>/dev/null &
-wait_for 20 grep -q 'populated 1' $cgroups/numaward/held/cgroup.events
+wait_for 20 populated numaward/held
 section "explained"
 numaward explain held
 numaward release held

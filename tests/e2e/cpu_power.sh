@@ -1,19 +1,7 @@
 # Exclusive CPUs 2 and 3, and what they are set to. Nothing here has a frequency: the governor is missing.
-socket=/run/numaward/control.sock
 config=/tmp/config.yaml
 cpu=/sys/devices/system/cpu
 echo 'enforcement: {cpuPower: {governor: performance, wakeUpLatency: 0}}' >$config
-_ready() { [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
-start() {
-    numaward run --config $config 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 60 _ready
-}
-# die: as it comes.
-die() {
-    kill -9 $daemon
-    wait $daemon
-}
 latency() { cat $cpu/cpu$1/power/pm_qos_resume_latency_us; }
 state() {
     section "$1"
@@ -21,8 +9,7 @@ state() {
 }
 _set() { [ "$(latency 2)" = n/a ]; }
 _back() { [ "$(latency 2)" = 150 ]; }
-_given_up() { events | grep -q 'Somebody else wrote these'; }
-events() { wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=cpu_power" | sed 's/},{/}\n{/g'; }
+_given_up() { events cpu_power | grep -q 'Somebody else wrote these'; }
 hold() {
     numaward guarantee /held --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
     wait_for 20 _set
@@ -31,28 +18,27 @@ release() {
     numaward release held || fail "not released"
     wait_for 20 _back
 }
-mkdir $cgroups/held
-sh -c "echo 0 >$cgroups/held/cgroup.procs; exec sleep 100000" &
+live held
 echo 150 >$cpu/cpu2/power/pm_qos_resume_latency_us
 
 section "frequencies"
 ls -d $cpu/cpu*/cpufreq
 section "doctor"
 numaward doctor --config $config 2>/dev/null | grep -i 'cpu power'
-start
+start_daemon --config $config
 state "before"
 hold
 state "held"
 section "events"
-events
+events cpu_power
 section "figures"
-wget -qO- http://127.0.0.1:9560/metrics | grep '^numaward_cpu_power_'
-die
+ask /metrics | grep '^numaward_cpu_power_'
+kill_daemon
 state "held by nobody"
-start
+start_daemon --config $config
 state "held again"
-die
-start
+kill_daemon
+start_daemon --config $config
 release
 state "released"
 
@@ -64,21 +50,21 @@ state "of somebody else"
 echo 0 >$cpu/cpu3/power/pm_qos_resume_latency_us
 
 hold
-die
+kill_daemon
 echo 'enforcement: {cpuPower: {wakeUpLatency: 20}}' >$config
-start
+start_daemon --config $config
 _20() { [ "$(latency 2)" = 20 ]; }
 wait_for 20 _20
 state "another value"
-die
+kill_daemon
 echo '{}' >$config
-start
+start_daemon --config $config
 state "not configured"
-die
+kill_daemon
 echo 'enforcement: {cpuPower: {wakeUpLatency: 20}}' >$config
-start
+start_daemon --config $config
 wait_for 20 _20
-die
+kill_daemon
 numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
 state "uninstalled"
 section "log"

@@ -1,7 +1,5 @@
 # $rounds, set before: the circumstances under which the daemon is to be right.
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-
 # start COMMAND...: the daemon under COMMAND, ready.
 start() {
     "$@" >/tmp/daemon.log 2>&1 &
@@ -11,8 +9,7 @@ start() {
 
 # stop: and what it ends with.
 stop() {
-    kill $daemon
-    wait $daemon
+    stop_daemon
     section "$round exit code"
     echo $?
 }

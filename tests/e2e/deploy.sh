@@ -8,8 +8,6 @@ echo '{"policyName":"None","machineState":{},"checksum":4236770233}' >/var/lib/k
 # As systemd leaves it.
 mount --make-rshared / || fail "shared"
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-
 section "images"
 ctr -n k8s.io images import $IMPORT /numaward.tar 2>&1 || fail "import of numaward's image"
 ctr -n k8s.io images list -q | grep numaward

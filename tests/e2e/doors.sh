@@ -1,7 +1,4 @@
 # What an unprivileged user and a process in a container try. nobody owns a delegated subtree, as a user's manager does.
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-allocations() { ask /api/v1/allocations; echo; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _done() { [ -s /run/tenant/$1 ]; }
 # as_nobody COMMAND...: what it prints and its exit code.
 as_nobody() {
@@ -66,7 +63,7 @@ END
 systemctl daemon-reload
 systemctl start numaward victim || fail "the units do not start"
 daemon=$(systemctl show --value -p MainPID numaward)
-wait_for 100 _ready
+wait_for 100 ready
 systemctl start tenant || fail "the tenant does not start"
 numaward guarantee victim.service --cpus 1 --memory 64Mi >/dev/null || fail "no guarantee"
 
@@ -205,7 +202,7 @@ done
 systemctl stop numaward
 rm -r /var/lib/numaward/*
 systemctl start numaward
-wait_for 100 _ready
+wait_for 100 ready
 section "rebuilt"
 allocations
 section "rebuilt log"

@@ -1,17 +1,9 @@
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-allocations() { ask /api/v1/allocations; echo; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _log_has() { grep -q "$1" /tmp/daemon.log; }
-start_daemon() {
-    NUMAWARD_STATE_DIRECTORY=/state numaward run 2>/tmp/daemon.log &
-    daemon=$!
-    wait_for 60 _ready
-}
-# die SECTION: the daemon, as in a crash. The shell reports it in that section.
+# die SECTION: the daemon is killed in that section. The next one has a log of its own.
 die() {
     section "$1"
-    kill -9 $daemon
-    wait $daemon
+    kill_daemon
+    rm /tmp/daemon.log
 }
 # pins SECTION: what the workload that runs all the time has.
 pins() {
@@ -20,6 +12,7 @@ pins() {
     grep -h -E '^(Cpus|Mems)_allowed_list' "/proc/$(head -1 $held/cgroup.procs)/status"
 }
 held=$cgroups/numaward/held
+export NUMAWARD_STATE_DIRECTORY=/state
 
 mkdir /state
 # Too small to begin with.
@@ -39,9 +32,7 @@ mount -t tmpfs -o size=2100k tmpfs /state
 start_daemon
 
 # Somebody rewrites two knobs of a workload, again and again. It takes the daemon a minute to give up.
-mkdir $cgroups/fought
-sh -c "echo 0 >$cgroups/fought/cgroup.procs; exec sleep 100000" &
-wait_for 10 grep -q 'populated 1' $cgroups/fought/cgroup.events
+live fought
 section "fought"
 numaward guarantee /fought --cpus 1 --memory 128Mi -o json
 # A node that is not promised.
@@ -137,7 +128,7 @@ numaward exec --cpus 1 --memory 16Mi --name readonly -- true 2>&1
 echo "code $?"
 die "read-only: killed"
 section "read-only: start"
-NUMAWARD_STATE_DIRECTORY=/state timeout 60 numaward run 2>&1
+timeout 60 numaward run 2>&1
 echo "code $?"
 pins "read-only held"
 umount /state

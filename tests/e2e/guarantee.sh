@@ -1,19 +1,10 @@
 # Its hints, and the kubelet's words, are compared.
 export NUMAWARD_STRATEGY=kubelet
-socket=/run/numaward/control.sock
-start_daemon() {
-    numaward run 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 20 _ready
-}
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
 _moved() { grep -q "^anon N0=1[0-9]\{8\} N1=[0-9]\{1,6\}$" $cgroups/batch/memory.numa_stat; }
-metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
-allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
 
 start_daemon
 section "zero metrics"
-metrics | grep -E '^numaward_(memory_manager|cpu_manager|topology_manager_admission_(req|err)|enforcement_writes|drift)'
+ask /metrics | grep -E '^numaward_(memory_manager|cpu_manager|topology_manager_admission_(req|err)|enforcement_writes|drift)'
 
 section "exec"
 numaward exec --cpus 2 --memory 256Mi --name first -- sh -c '
@@ -33,7 +24,7 @@ allocations
 section "signal"
 numaward exec --cpus 1 --memory 64Mi --name signalled -- sleep 1000 &
 exec=$!
-wait_for 10 grep -q 'populated 1' $cgroups/numaward/signalled/cgroup.events
+wait_for 10 populated numaward/signalled
 kill -TERM $exec
 wait $exec
 echo "code $?"
@@ -70,15 +61,14 @@ wait_for 20 grep -qx 2-3 $cgroups/numaward/held/cpuset.cpus
 cat $cgroups/numaward/held/cpuset.cpus
 
 section "daemon killed"
-kill -9 $daemon
-wait $daemon
+kill_daemon
 start_daemon
 section "adopted"
 allocations
 section "adopted knobs"
 cat $cgroups/numaward/held/cpuset.cpus
 section "adopted writes"
-metrics | grep -E '^numaward_enforcement_writes_total.*"ok"' | grep -v ' 0$'
+ask /metrics | grep -E '^numaward_enforcement_writes_total.*"ok"' | grep -v ' 0$'
 section "killed"
 # So that nobody but the daemon releases it.
 kill -9 $held
@@ -115,8 +105,7 @@ numaward guarantee /nowhere --cpus 1 --memory 1Mi 2>&1
 section "nothing left"
 ls $cgroups/numaward | grep -v '\.'
 section "unreachable"
-kill $daemon
-wait $daemon
+stop_daemon
 numaward exec --cpus 1 --memory 1Mi -- true 2>/dev/null
 echo "code $?"
 numaward explain --cpus 1 --memory 1Mi 2>/dev/null

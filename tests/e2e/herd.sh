@@ -1,4 +1,3 @@
-socket=/run/numaward/control.sock
 config=/tmp/config.yaml
 # configure MODE HERDING: what the next daemon reads.
 configure() {
@@ -9,24 +8,6 @@ enforcement:
 guarantees:
 - {cgroup: "/batch/*", cpus: 1, memory: 64Mi}
 EOF
-}
-start_daemon() {
-    numaward run --config $config 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 60 _ready
-}
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
-stop_daemon() {
-    kill $daemon
-    wait $daemon
-}
-allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; }
-metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
-# live CGROUP: a process in the cgroup, which is made if need be.
-live() {
-    mkdir -p $cgroups/$1
-    sh -c "echo 0 >$cgroups/$1/cgroup.procs; exec sleep 10000" &
-    wait_for 10 grep -q . $cgroups/$1/cgroup.procs
 }
 # show NAME CGROUP...: of each cgroup its set and where its first process may run.
 show() {
@@ -49,14 +30,14 @@ for cgroup in other exempt pinned slice/a slice/b; do live $cgroup; done
 echo 0-1 >$cgroups/pinned/cpuset.cpus
 echo +cpuset +memory >$cgroups/slice/cgroup.subtree_control
 configure on on
-start_daemon
+start_daemon --config $config
 show "before" $all
 section "zero metrics"
-metrics | grep -E '^numaward_(herd|declared)'
+ask /metrics | grep -E '^numaward_(herd|declared)'
 
 numaward exec --cpus 1 --memory 64Mi --name first -- sleep 10000 &
 exec=$!
-wait_for 20 grep -q 'populated 1' $cgroups/numaward/first/cgroup.events
+wait_for 20 populated numaward/first
 show "herded" $all slice numaward/first
 section "herded allocations"
 allocations
@@ -72,23 +53,22 @@ wait_for 20 _herded late
 wait_for 20 _herded slice/late
 show "late" late slice/late
 section "metrics"
-metrics | grep -E '^numaward_(herd|cpu_manager_shared)'
+ask /metrics | grep -E '^numaward_(herd|cpu_manager_shared)'
 
 cat /sys/devices/system/cpu/online >$cgroups/other/cpuset.cpus
 wait_for 20 _herded other
-kill -9 $daemon
-wait $daemon
-start_daemon
+kill_daemon
+start_daemon --config $config
 show "restarted" $all slice numaward/first late slice/late
 section "restarted allocations"
 allocations
 section "restarted writes"
-metrics | grep -E '^numaward_enforcement_writes_total.*"ok"' | grep -v ' 0$'
+ask /metrics | grep -E '^numaward_enforcement_writes_total.*"ok"' | grep -v ' 0$'
 
 # A dry run gives back what was written, and keeps what is promised.
 stop_daemon
 configure dry-run on
-start_daemon
+start_daemon --config $config
 show "dry run" $all numaward/first
 section "dry run allocations"
 allocations
@@ -96,7 +76,7 @@ section "dry run status"
 numaward status
 stop_daemon
 configure on on
-start_daemon
+start_daemon --config $config
 show "on again" $all slice numaward/first late slice/late
 section "on again allocations"
 allocations
@@ -126,7 +106,7 @@ wait_for 20 _holds batch/d
 section "given later"
 allocations
 section "declared metrics"
-metrics | grep -E '^numaward_declared'
+ask /metrics | grep -E '^numaward_declared'
 for name in b c d; do
     kill $(cat $cgroups/batch/$name/cgroup.procs)
     wait_for 20 rmdir $cgroups/batch/$name

@@ -9,19 +9,6 @@ home:
   maxAtOnce: 1
   rate: 32Mi
 END
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S /run/numaward/control.sock ] && numaward explain --cpus 1 --memory 1Mi; }
-start_daemon() {
-    numaward run --config /tmp/config.yaml 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 60 _ready
-}
-# stop_daemon [SIGNAL]
-stop_daemon() {
-    kill ${1:--15} $daemon
-    wait $daemon
-}
-ask() { wget -qO- "http://127.0.0.1:9560$1"; }
-_event() { ask /api/v1/events | grep -q "$1"; }
 accesses() {
     section "$1"
     ask /api/v1/workloads
@@ -35,14 +22,14 @@ cpuset() {
 }
 _is_free() { [ -z "$(cat $cgroups/spread/cpuset.cpus)" ] || [ "$(cat $cgroups/spread/cpuset.cpus)" = 0-3 ]; }
 
-start_daemon
+start_daemon --config /tmp/config.yaml
 echo 1 >/proc/sys/kernel/numa_balancing
 # All of its memory is bound to node 1, which has one CPU.
 load bound --cpus 0,3 --size 64M --walk --shared --policy sampled:1
 bound=$load_pid
-wait_for 180 _event '/bound gets a home on node 0'
+wait_for 180 has_event '/bound gets a home on node 0'
 cpuset "bound on trial" bound
-wait_for 300 _event '/bound was put back'
+wait_for 300 has_event '/bound was put back'
 cpuset "bound in the end" bound
 _left_alone() { ask /metrics | grep -q 'reason="left_alone"} 1'; }
 wait_for 60 _left_alone
@@ -59,8 +46,8 @@ load spread --cpus 0,3 --size 64M --walk --shared
 spread=$load_pid
 _counted() { ask /api/v1/workloads | grep -q '"remotePages":[1-9][0-9][0-9]'; }
 wait_for 120 _counted
-wait_for 180 _event '/spread gets a home on node 0'
-wait_for 180 _event '/spread keeps its home on node 0'
+wait_for 180 has_event '/spread gets a home on node 0'
+wait_for 180 has_event '/spread keeps its home on node 0'
 cpuset "spread at home" spread
 accesses "spread at home, first"
 # Balancing looks at memory that is local less and less often.
@@ -83,15 +70,15 @@ numaward regions spread
 section "capabilities"
 sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status
 
-stop_daemon -9
+kill_daemon
 cpuset "spread without a daemon" spread
-start_daemon
+start_daemon --config /tmp/config.yaml
 sleep 15
 cpuset "spread after a crash" spread
 
 stop_daemon
 export NUMAWARD_HOME_MODE=off
-start_daemon
+start_daemon --config /tmp/config.yaml
 wait_for 30 _is_free
 cpuset "spread when it is off" spread
 unload spread $spread

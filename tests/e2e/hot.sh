@@ -1,10 +1,8 @@
 # A workload on node 0 with all of its memory on node 1, of which it uses the first quarter.
-_ready() { wget -qO- http://127.0.0.1:9560/readyz; }
-_known() { wget -qO- http://127.0.0.1:9560/api/v1/workloads | grep -q '"uses"'; }
+_known() { ask /api/v1/workloads | grep -q '"uses"'; }
 monitors() { cat /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds; }
 
-numaward run 2>/tmp/daemon.log &
-wait_for 60 _ready
+start_daemon
 load uses --cpus 0 --size 64M --walk --walk-size 16M --policy bind:1
 wait_for 30 _known
 # The monitor does not flush TLBs, and an emulated one may hold all: somebody else on the CPU does.

@@ -1,4 +1,3 @@
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 counters() {
     section "$1 counters"
     ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$2\",numa_node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"
@@ -16,9 +15,7 @@ for name in late filling; do
 done
 # It is to be noticed, not to be found in the end.
 echo 'observe: {topologyInterval: 1h}' >/tmp/config.yaml
-numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
-daemon=$!
-wait_for 60 ask /readyz
+start_daemon --config /tmp/config.yaml
 section probes
 ask /metrics | grep '^numaward_probe_info{probe="alloc"'
 section before
@@ -59,5 +56,4 @@ section status
 ask /api/v1/status
 section log
 cat /tmp/daemon.log
-kill $daemon
-wait $daemon
+stop_daemon

@@ -1,8 +1,6 @@
 # Hugepages of pools: taken from CPUs and nodes that are known, and freed.
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 metrics() { ask /metrics | grep -E '^numaward_(hugepages_|(memory_resident|numa_miss)_bytes.*hugepages)'; }
-_ready() { ask /readyz && [ -S /run/numaward/control.sock ]; }
 
 echo "+cpuset +memory +hugetlb" >$cgroups/cgroup.subtree_control
 for node in 0 1; do
@@ -11,9 +9,7 @@ done
 # Those that are there when the daemon starts have counters before it is ready.
 for name in local remote spread kept; do mkdir $cgroups/$name; done
 printf 'strategy: native\nenforcement: {mode: dry-run}\nobserve: {residencyInterval: 5s}\n' >/tmp/config.yaml
-numaward run --config /tmp/config.yaml >/tmp/daemon.log 2>&1 &
-daemon=$!
-wait_for 60 _ready
+start_daemon --config /tmp/config.yaml
 section probes
 ask /metrics | grep '^numaward_probe_info{'
 section before
@@ -58,7 +54,6 @@ section freed
 metrics
 section log
 grep -E "WARN|ERROR" /tmp/daemon.log | grep -vE 'kind="(miss|intruder)"' | head -40
-kill $daemon
-wait $daemon
+stop_daemon
 section "exit code"
 echo $?

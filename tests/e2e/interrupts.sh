@@ -1,18 +1,6 @@
 # Exclusive CPUs 3 and 4, and what the kernel does there by itself.
-socket=/run/numaward/control.sock
 config=/tmp/config.yaml
 echo 'enforcement: {interrupts: move-away}' >$config
-_ready() { [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
-start() {
-    numaward run --config $config 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 60 _ready
-}
-# die: as it comes.
-die() {
-    kill -9 $daemon
-    wait $daemon
-}
 
 card=$(readlink -f /sys/class/net/eth0/device/..)
 irq=$(grep -l 'input' $(ls -d $card/msi_irqs/* | sed 's,.*/\(.*\),/sys/kernel/irq/\1/actions,') | cut -d/ -f5)
@@ -48,10 +36,9 @@ release() {
     numaward release held || fail "not released"
     wait_for 20 _back
 }
-mkdir $cgroups/held
-sh -c "echo 0 >$cgroups/held/cgroup.procs; exec sleep 100000" &
+live held
 
-start
+start_daemon --config $config
 for near in eth0 ${card##*/}; do
     [ $near = eth0 ] && section "near eth0" || section "near the PCI address"
     numaward exec --cpus 1 --memory 64Mi --near $near --name near -- \
@@ -66,15 +53,15 @@ wait_for 20 _card_away
 state "held"
 disk "disk while held"
 section "figures"
-wget -qO- http://127.0.0.1:9560/metrics | grep '^numaward_interrupt_'
+ask /metrics | grep '^numaward_interrupt_'
 section "events"
-wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=interrupts_moved" | sed 's/},{/}\n{/g'
-die
+events interrupts_moved
+kill_daemon
 state "held by nobody"
-start
+start_daemon --config $config
 state "held again"
-die
-start
+kill_daemon
+start_daemon --config $config
 release
 state "released"
 
@@ -86,7 +73,7 @@ state "administrator"
 echo 0-5 >/proc/irq/$irq/smp_affinity_list
 
 hold
-die
+kill_daemon
 numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
 state "uninstalled"
 
@@ -94,7 +81,7 @@ mkdir -p /run/irqbalance
 /irqbalance/ld-linux-x86-64.so.2 --library-path /irqbalance /irqbalance/irqbalance --debug -t 1 >/tmp/irqbalance.log 2>&1 &
 _listens() { ls /run/irqbalance/*.sock; }
 wait_for 60 _listens
-start
+start_daemon --config $config
 _banned() { tail -n 200 /tmp/irqbalance.log | grep 'Banned CPUs: ' | tail -n 1 | grep -q "$1"; }
 banned() { grep 'Banned CPUs: ' /tmp/irqbalance.log | tail -n 1; }
 hold

@@ -39,10 +39,7 @@ can "pages follow cpuset.mems" _left
 
 # The same with the daemon, on every kernel: from the node of these CPUs to the other.
 section daemon
-numaward run >/tmp/daemon.log 2>&1 &
-daemon=$!
-_ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-wait_for 60 _ready
+start_daemon
 load held --size 32M --cpus 2
 numaward guarantee /held --memory 64Mi --cpus 1 --node 0 -o json >/tmp/held
 # The pages are moved beside the answer if that takes long, as it does under emulation.
@@ -59,6 +56,5 @@ grep CapEff /proc/$daemon/status
 section status
 numaward status -o json
 section end
-kill $daemon
-wait $daemon
+stop_daemon
 echo $?

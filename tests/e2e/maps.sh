@@ -1,6 +1,5 @@
 # Ten thousand workloads on a machine with many nodes and possible CPUs: what watching them takes of memory.
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 section "possible CPUs"
 cat /sys/devices/system/cpu/possible
 # The kernel's own books of so many would fill the machine.
@@ -28,7 +27,6 @@ grep -c 'numaward_memory_allocated_bytes_total{workload="w[0-9]*",numa_node="7",
 section "daemon"
 grep -E '^(VmHWM|Rss)' /proc/$daemon/status
 kill $load_pid
-kill $daemon
-wait $daemon
+stop_daemon
 section "exit code"
 echo $?

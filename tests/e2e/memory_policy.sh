@@ -1,10 +1,7 @@
 # Commands with a memory policy, promised memory on both nodes, as one has less than what is asked for.
 mkdir -p /etc/numaward
 echo 'topologyManagerPolicy: best-effort' >/etc/numaward/config.yaml
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-_none() { [ "$(numaward get)" = "nothing is promised" ]; }
-numaward run 2>/tmp/daemon.log &
-wait_for 30 _ready
+start_daemon
 # Weights are the administrator's.
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 [ -d $weights ] && echo 3 >$weights/node0 && echo 1 >$weights/node1
@@ -18,7 +15,7 @@ for policy in none bind preferred-many interleave weighted-interleave; do
         awk '/ \[?stack/ { sub(/^[0-9a-f]* /, ""); sub(/ \[?stack.*/, ""); print; exit }' /proc/self/numa_maps 2>/tmp/stderr
     code=$?
     [ $code = 0 ] || { grep -v "other processes on CPUs" /tmp/stderr; echo "code $code"; }
-    wait_for 20 _none
+    wait_for 20 nothing_promised
 done
 
 for policy in none interleave weighted-interleave; do
@@ -34,7 +31,7 @@ for policy in none interleave weighted-interleave; do
     [ $policy = interleave ] && numaward describe load >/tmp/described
     kill $command
     wait $command
-    wait_for 20 _none
+    wait_for 20 nothing_promised
 done
 section "described"
 cat /tmp/described

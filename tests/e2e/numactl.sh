@@ -1,6 +1,4 @@
 # The same command with numactl and with `numaward numactl`, on four nodes of which one has no CPUs.
-socket=/run/numaward/control.sock
-_ready() { [ -S $socket ] && numaward get; }
 numactl() { /numactl/ld-linux-x86-64.so.2 --library-path /numactl /numactl/numactl "$@"; }
 
 # What a command has: its CPUs and nodes, the policy of its stack as the kernel has it, and what numactl shows of it.
@@ -229,8 +227,7 @@ echo "code $?"
 section "alone"
 numaward numactl -m 1 cat /proc/self/cgroup 2>&1
 
-numaward run 2>/tmp/daemon.log &
-wait_for 30 _ready
+start_daemon
 section "registered"
 numaward numactl -N 1 -m 2 sh -c 'cat /proc/self/cgroup; sh /probe; echo $$; exit 7' 2>&1
 echo "code $?"
@@ -242,7 +239,7 @@ section "process"
 cat /proc/$command/comm
 cat /proc/$command/cgroup
 section "counted"
-_counted() { wget -qO- http://127.0.0.1:9560/metrics | grep -q "workload=\"numaward/sleep-$command\""; }
+_counted() { ask /metrics | grep -q "workload=\"numaward/sleep-$command\""; }
 wait_for 30 _counted
 echo "$command"
 section "described"

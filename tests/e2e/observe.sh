@@ -1,7 +1,6 @@
 # A kubelet with static policies: its state files are there, as they were recorded, and containers in both layouts of
 # cgroups. $container and $scope are set before.
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 misses() { ask /metrics | grep '^numaward_numa_miss_bytes_total{'; }
 held() { [ "$(ask /api/v1/allocations | grep -o '"namespace"' | wc -l)" = "$1" ]; }
 

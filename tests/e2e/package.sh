@@ -26,7 +26,7 @@ count_calls
 systemctl -q enable --now numaward || fail "numaward does not start"
 first=$(systemctl show --value -p MainPID numaward)
 systemctl start load
-wait_for 60 _ready
+wait_for 60 ready
 wait_for 60 _loaded
 section "status"
 numaward status -o json
@@ -50,13 +50,13 @@ done
 numaward doctor >/dev/null
 numaward resize load.service --memory 80Mi >/dev/null || echo "not resized"
 systemctl kill -s KILL numaward
-wait_for 60 _ready
+wait_for 60 ready
 killed=$(systemctl show --value -p MainPID numaward)
 
 section "upgraded"
 before=$(systemctl show --value -p MainPID numaward)
 dpkg --install /numaward.deb
-wait_for 60 _ready
+wait_for 60 ready
 [ "$(systemctl show --value -p MainPID numaward)" = "$before" ] && echo "the old one runs"
 cat $load/cpuset.cpus
 section "upgraded allocations"

@@ -1,28 +1,19 @@
 # Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says about it. $pages_of_load is set
 # before: the pages that a load touches.
 
-socket=/run/numaward/control.sock
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-_ready() { ask /readyz && [ -S $socket ]; }
-# start ARGUMENTS...: the daemon, ready.
-start() {
-    numaward run --log-level debug "$@" 2>/tmp/daemon.log &
-    daemon=$!
-    wait_for 60 _ready
-}
-# stop SECTION: what it complained of, and what it ends with.
+# stop SECTION: what the daemon complained of, and what it ends with. The next one has a log of its own.
 stop() {
     section "$1 log"
     grep -E "WARN|ERROR" /tmp/daemon.log | head -40
-    kill $daemon
-    wait $daemon
+    stop_daemon
     section "$1 exit code"
     echo $?
+    rm /tmp/daemon.log
 }
 metric() { ask /metrics | grep -F "$1"; }
 
 export NUMAWARD_OBSERVE_RESIDENCY_INTERVAL=5s
-NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true start
+NUMAWARD_PROBES_STALLS_EVENT_FROM=1ns NUMAWARD_OBSERVE_REMOTE_ESTIMATE_ENABLED=true start_daemon --log-level debug
 
 # A client that listens gets everything at once, until the daemon ends.
 ask /api/v1/stream >/tmp/stream 2>/dev/null &
@@ -156,7 +147,7 @@ for task in /proc/$$/task/* /proc/$daemon/task/*; do taskset -p 1 ${task##*/} >/
 numaward exec --cpus 1 --memory 64Mi --name owner -- sleep 1000 &
 exec=$!
 _owner=$cgroups/numaward/owner
-wait_for 30 grep -q 'populated 1' $_owner/cgroup.events
+wait_for 30 populated numaward/owner
 cpu=$(cat $_owner/cpuset.cpus)
 _watched() { metric "numaward_exclusive_cpu_intruder_seconds_total{cpu=\"$cpu\",class=\"host\"}"; }
 wait_for 30 _watched
@@ -214,7 +205,7 @@ sed -n 's/^data: //p' /tmp/stream
 for name in tight limited cpuset policy neighbour; do wait_for 10 rmdir $cgroups/$name; done
 printf 'probes: {slots: 3}\nenforcement: {mode: dry-run}\n' >/tmp/few.yaml
 mkdir $cgroups/early $cgroups/lazy
-start --config /tmp/few.yaml
+start_daemon --log-level debug --config /tmp/few.yaml
 _full() { metric 'numaward_probe_map_entries{map="ROOTS"} 3'; }
 wait_for 30 _full
 mkdir $cgroups/late $cgroups/busy

@@ -1,21 +1,12 @@
-config=/tmp/config.yaml
-printf 'strategy: native\n' >$config
-export NUMAWARD_CONFIG=$config
-start_daemon() {
-    numaward run --config $config 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 20 _ready
-}
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
-allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
+export NUMAWARD_CONFIG=/tmp/config.yaml
+echo 'strategy: native' >$NUMAWARD_CONFIG
 knobs() { cat $cgroups/numaward/held/cpuset.cpus $cgroups/numaward/held/cpuset.mems; }
-misses() { metrics | grep -E '^numaward_numa_miss_bytes_total\{workload="numaward/held"'; }
+misses() { ask /metrics | grep -E '^numaward_numa_miss_bytes_total\{workload="numaward/held"'; }
 
 start_daemon
 # The only exclusive CPU of node 0 is taken while the workload comes, so that it goes to node 1.
 numaward exec --cpus 1 --memory 64Mi --preferred-nodes 0 --name blocker -- sleep 1000 &
-wait_for 20 grep -q 'populated 1' $cgroups/numaward/blocker/cgroup.events
+wait_for 20 populated numaward/blocker
 # It keeps writing to its memory, and something beside it keeps forking.
 numaward exec --cpus 1 --memory 320Mi --name held -- sh -c '
     numaward-load --size 256M --walk --report json >/tmp/held.json 2>/tmp/held.err &
@@ -30,7 +21,7 @@ knobs
 section "numa_stat before"
 cat $cgroups/numaward/held/memory.numa_stat
 section "zero metrics"
-metrics | grep -E '^numaward_rebalance'
+ask /metrics | grep -E '^numaward_rebalance'
 section "refused"
 numaward exec --cpus 2 --memory 64Mi -- true 2>&1
 echo "code $?"
@@ -62,10 +53,9 @@ allocations
 section "the daemon is killed"
 numaward rebalance --cpus 2 --memory 64Mi --apply >/tmp/rebalance.out 2>/tmp/rebalance.err &
 wait_for 60 grep -q 'moves from node 1 to 0' /tmp/rebalance.err
-kill -9 $daemon
-wait $daemon
+kill_daemon
 start_daemon
-_rolled_back() { metrics | grep -q '^numaward_rebalances_total{outcome="failed"} 1'; }
+_rolled_back() { ask /metrics | grep -q '^numaward_rebalances_total{outcome="failed"} 1'; }
 wait_for 120 _rolled_back
 section "killed"
 knobs
@@ -85,14 +75,14 @@ section "misses"
 sleep 5
 misses
 section "figures"
-metrics | grep -E '^numaward_rebalance'
+ask /metrics | grep -E '^numaward_rebalance'
 section "fits"
 numaward exec --cpus 2 --memory 64Mi -- sh -c 'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status'
 echo "code $?"
 section "measured"
 numaward plan --cpus 1 --memory 64Mi -o json
 section "events"
-wget -qO- 'http://127.0.0.1:9560/api/v1/events?kind=rebalance'
+ask '/api/v1/events?kind=rebalance'
 section "end"
 touch /tmp/stop
 wait $held

@@ -1,12 +1,3 @@
-socket=/run/numaward/control.sock
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-start_daemon() {
-    numaward run >>/tmp/daemon.log 2>&1 &
-    daemon=$!
-    wait_for 60 _ready
-}
-_ready() { ask /readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
-allocations() { ask /api/v1/allocations; echo; }
 allows() { grep -E '^(Cpus|Mems)_allowed_list' /proc/$1/status; }
 has() { allocations >/tmp/answer && grep -q "$1" /tmp/answer; }
 # With SECONDS TEXT: waits for the allocations to say this, and prints just what said it.
@@ -52,8 +43,7 @@ allows $process
 # All ledgers are damaged while the daemon is dead.
 _written_out() { [ -s /var/lib/numaward/ledger.json.1 ] && grep -q '"job"' /var/lib/numaward/ledger.json; }
 wait_for 60 _written_out
-kill -9 $daemon
-wait $daemon
+kill_daemon
 for file in ledger.json ledger.json.1 ledger.journal; do
     head -c 100 /var/lib/numaward/$file >/tmp/half
     cat /tmp/half >/var/lib/numaward/$file
@@ -96,7 +86,8 @@ section "offline"
 echo 0 >/sys/devices/system/cpu/cpu$cpu/online
 report 20 '"missing":'
 section "offline metrics"
-wait_for 20 sh -c 'wget -q -O - http://127.0.0.1:9560/metrics | grep -q "promised_cpus_offline.* 1"'
+_is_offline() { ask /metrics | grep -q "promised_cpus_offline.* 1"; }
+wait_for 20 _is_offline
 ask /metrics | grep promised_
 section "online"
 echo 1 >/sys/devices/system/cpu/cpu$cpu/online
@@ -120,7 +111,7 @@ wait_for 20 has_not '"missing":'
 numaward release app
 numaward exec --cpus 1 --memory 32Mi --memory-limit 256Mi --name hungry -- numaward-load --size 128M --report json >/tmp/hungry.json 2>/tmp/hungry.err &
 hungry=$!
-wait_for 20 grep -q 'populated 1' $cgroups/numaward/hungry/cgroup.events
+wait_for 20 populated numaward/hungry
 limits() { (cd $cgroups/numaward/hungry && cat memory.min memory.low memory.high memory.max); }
 section "limits"
 limits

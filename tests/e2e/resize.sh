@@ -1,11 +1,4 @@
 export NUMAWARD_STRATEGY=native
-start_daemon() {
-    numaward run 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 20 _ready
-}
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
 knobs() { for knob in cpuset.cpus cpuset.mems memory.min memory.max; do echo "$knob $(cat $cgroups/numaward/$1/$knob)"; done; }
 
 start_daemon
@@ -17,7 +10,7 @@ part=$!
 numaward exec --cpus 2 --memory 128Mi --name held -- sleep 1000 &
 held=$!
 wait_for 60 [ -s /tmp/memory.json ]
-for name in part held; do wait_for 20 grep -q 'populated 1' $cgroups/numaward/$name/cgroup.events; done
+for name in part held; do wait_for 20 populated numaward/$name; done
 section "memory alone"
 knobs memory
 wait_for 30 booked numaward/memory $((128 << 20))
@@ -53,8 +46,7 @@ section "after refusals"
 knobs held
 knobs memory
 
-kill -9 $daemon
-wait $daemon
+kill_daemon
 start_daemon
 section "adopted"
 allocations

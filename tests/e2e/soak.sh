@@ -1,13 +1,8 @@
 # Workloads of all kinds come and go for $seconds, and every $pause seconds it is noted what the daemon and the kernel hold.
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 # What is gone is served for a short time, so that minutes stand for hours.
 printf '%s\n' 'stateDirectory: /run/state' 'observe: {keepRemoved: 5s}' >/run/config.yaml
-numaward run --config /run/config.yaml 2>/tmp/daemon.log &
-daemon=$!
-wait_for 60 _ready
-ready=/run/ready
+start_daemon --config /run/config.yaml
 count() { find $cgroups -type d 2>/dev/null | wc -l; }
 first=$(count)
 until=$(($(date +%s) + seconds))

@@ -1,7 +1,6 @@
 # Two workloads run the same program on CPU 0: the memory
 # of one is on its node, that of the other on node 1.
-_ready() { wget -qO- http://127.0.0.1:9560/readyz; }
-_known() { wget -qO- http://127.0.0.1:9560/api/v1/workloads | grep -q "\"$1\""; }
+_known() { ask /api/v1/workloads | grep -q "\"$1\""; }
 _filled() { [ -s "/tmp/$1.filled" ]; }
 
 make() {
@@ -16,22 +15,17 @@ make() {
 }
 
 echo +cpuset >$cgroups/cgroup.subtree_control
-numaward run 2>/tmp/daemon.log &
-daemon=$!
-wait_for 60 _ready
+start_daemon
 mkdir $cgroups/remote
 wait_for 30 _known remote
 section "off"
 numaward stacks remote 2>&1 && fail "it is off"
 rmdir $cgroups/remote
-kill $daemon
-wait $daemon || true
+stop_daemon
 
 mkdir -p /etc/numaward
 printf 'observe: {callChains: {enabled: true, sampleEvery: 16}}\n' >/etc/numaward/config.yaml
-numaward run 2>/tmp/daemon.log &
-daemon=$!
-wait_for 60 _ready
+start_daemon
 make remote 1
 remote=$load_pid
 make local 0
@@ -42,7 +36,7 @@ numaward stacks remote --node 0 2>/dev/null
 section "remote as JSON"
 numaward stacks remote -o json 2>/dev/null
 section "counted"
-wget -qO- http://127.0.0.1:9560/metrics | grep -E '^numaward_(memory_allocated_bytes_total.*(remote|local)|probe_events_lost)'
+ask /metrics | grep -E '^numaward_(memory_allocated_bytes_total.*(remote|local)|probe_events_lost)'
 section "local"
 numaward stacks local 2>/dev/null
 section "regions"

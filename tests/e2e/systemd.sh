@@ -1,6 +1,3 @@
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-allocations() { ask /api/v1/allocations; echo; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _active() { [ "$(systemctl show --value -p ActiveState "$1")" = active ]; }
 _loaded() { [ -s /run/load.json ]; }
 _unpinned() { grep -q '^Cpus_allowed_list:.0-3' "/proc/$(systemctl show --value -p MainPID load)/status"; }
@@ -21,7 +18,7 @@ StandardOutput=file:/run/load.json
 END
 systemctl daemon-reload
 systemctl start numaward load
-wait_for 60 _ready
+wait_for 60 ready
 wait_for 60 _loaded
 
 # pins NAME: what the unit's process and its cgroup have now.
@@ -64,7 +61,7 @@ pins "repaired"
 
 section "daemon killed"
 systemctl kill -s KILL numaward
-wait_for 60 _ready
+wait_for 60 ready
 pins "adopted"
 section "adopted allocations"
 allocations
@@ -74,7 +71,7 @@ systemctl daemon-reload
 systemctl restart load
 pins "without the daemon"
 systemctl start numaward
-wait_for 60 _ready
+wait_for 60 ready
 
 section "release"
 numaward release load.service
@@ -108,7 +105,7 @@ echo Slice=batch.slice >>/run/systemd/system/batched.service
 systemctl daemon-reload
 systemctl start load other exempt batched
 systemctl restart numaward
-wait_for 60 _ready
+wait_for 60 ready
 
 # herd NAME UNIT...: of each unit the property and where its process may run.
 herd() {
@@ -136,7 +133,7 @@ wait_for 30 _herded late
 wait_for 30 _herded other
 herd "herded and restarted" load other exempt batched late
 systemctl kill -s KILL numaward
-wait_for 60 _ready
+wait_for 60 ready
 herd "herded and adopted" load other exempt batched late
 numaward release load.service >/dev/null
 wait_for 30 _free late

@@ -1,20 +1,17 @@
 # Node 2 is slow. Somebody fills a fast node, on which one workload has a guarantee and another has none.
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-_none() { [ "$(numaward get)" = "nothing is promised" ]; }
 _loaded() { [ -s "/tmp/$1.json" ]; }
 metrics() {
     # Memory is read in turns, while somebody asks.
-    wget -qO /dev/null http://127.0.0.1:9560/metrics
+    ask /metrics >/dev/null
     sleep 12
     section "$1"
-    wget -qO- http://127.0.0.1:9560/metrics | grep -E '^numaward_(tiering_bytes|memory_resident)'
+    ask /metrics | grep -E '^numaward_(tiering_bytes|memory_resident)'
 }
 echo 1 >/sys/kernel/mm/numa/demotion_enabled
 echo 2 >/proc/sys/kernel/numa_balancing
 mkdir -p /etc/numaward
 printf 'strategy: native\nobserve: {residencyInterval: 5s}\n' >/etc/numaward/config.yaml
-numaward run 2>/tmp/daemon.log &
-wait_for 30 _ready
+start_daemon
 section "doctor"
 numaward doctor | grep -A 2 ' memory tiers ' | tr -s ' \n' ' '
 
@@ -53,12 +50,12 @@ wait_for 120 _promoted
 metrics used
 kill $busy
 numaward release kept
-wait_for 20 _none
+wait_for 20 nothing_promised
 
 rm -f /tmp/slow.json /tmp/weighted.json
 section "slow"
 numaward exec --cpus 1 --memory 64Mi --memory-tier cxl --name slow -- numaward-load --size 32M --hold 0 --report json 2>/tmp/slow.err
-wait_for 20 _none
+wait_for 20 nothing_promised
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 echo 3 >$weights/node$node && echo 1 >$weights/node2
 section "weighted"

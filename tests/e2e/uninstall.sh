@@ -1,4 +1,3 @@
-socket=/run/numaward/control.sock
 config=/tmp/config.yaml
 cat >$config <<'EOF'
 enforcement:
@@ -6,13 +5,6 @@ enforcement:
 guarantees:
 - {cgroup: "/batch/*", cpus: 1, memory: 64Mi}
 EOF
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
-# live CGROUP: a process in the cgroup, which is made if need be.
-live() {
-    mkdir -p $cgroups/$1
-    sh -c "echo 0 >$cgroups/$1/cgroup.procs; exec sleep 10000" &
-    wait_for 10 grep -q . $cgroups/$1/cgroup.procs
-}
 # tree NAME: every knob of every cgroup, and which controllers the root enables.
 tree() {
     section "$1"
@@ -26,7 +18,7 @@ tree() {
         done
     )
 }
-_counts() { [ "$(wget -qO- http://127.0.0.1:9560/api/v1/allocations | grep -o '"directory"' | wc -l)" = $1 ]; }
+_counts() { [ "$(allocations | grep -o '"directory"' | wc -l)" = $1 ]; }
 
 # Of these, numaward enables controllers itself: of bare for all, of the root and slice for huge pages.
 for cgroup in other pinned plain slice/a slice/b batch/one bare/inner loose; do live $cgroup; done
@@ -43,9 +35,7 @@ echo 300M >$cgroups/slice/a/memory.high
 echo "50000 100000" >$cgroups/slice/a/cpu.max
 tree "before"
 
-numaward run --config $config 2>>/tmp/daemon.log &
-daemon=$!
-wait_for 60 _ready
+start_daemon --config $config
 numaward guarantee /slice/a --cpus 1 --memory 64Mi --hugepages-2Mi 4Mi >/dev/null || fail "no guarantee for /slice/a"
 numaward guarantee /other --memory 32Mi >/dev/null || fail "no guarantee for /other"
 numaward guarantee /bare/inner --cpus 1 --memory 32Mi >/dev/null || fail "no guarantee for /bare/inner"
@@ -54,8 +44,7 @@ wait_for 60 _counts 5
 tree "held"
 section "while the daemon runs"
 numaward uninstall --restore --config $config 2>&1 && echo "it was not refused"
-kill -9 $daemon
-wait $daemon
+kill_daemon
 section "restored"
 numaward uninstall --restore --config $config -o json 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
 tree "after"
@@ -64,12 +53,9 @@ numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp
 
 # A controller that others use by now stays, and is named.
 section "with a user of a controller"
-numaward run --config $config 2>>/tmp/daemon.log &
-daemon=$!
-wait_for 60 _ready
+start_daemon --config $config
 numaward guarantee /bare/inner --cpus 1 --memory 32Mi >/dev/null || fail "no guarantee for /bare/inner"
-kill -9 $daemon
-wait $daemon
+kill_daemon
 mkdir $cgroups/bare/theirs
 echo 40M >$cgroups/bare/theirs/memory.high
 section "in use"

@@ -7,19 +7,17 @@ cp /numaward.service /run/systemd/system/numaward.service
 printf '[Service]\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/load.service
 systemctl daemon-reload
 systemctl start load.service
-_ready() { wget -q -O - http://127.0.0.1:9560/readyz && numaward explain --cpus 1 --memory 1Mi; }
-_looked() { events | grep -q "exclusive CPUs $cpus"; }
-events() { wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=$kind" | sed 's/},{/}\n{/g'; }
+_looked() { events $kind | grep -q "exclusive CPUs $cpus"; }
 # hold NAME: with a daemon that has started.
 hold() {
     systemctl start numaward.service || fail "not started"
-    wait_for 120 _ready
+    wait_for 120 ready
     numaward guarantee load.service --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
     wait_for 30 _looked
     section "$1"
     state
     section "$1 events"
-    events
+    events $kind
     numaward release load.service || fail "not released"
 }
 hold "closed"

@@ -1,23 +1,9 @@
 # Node 1 is slow by the firmware. Weights follow from that, and what was found comes back.
-socket=/run/numaward/control.sock
 config=/tmp/config.yaml
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 by_bandwidth='{enforcement: {interleaveWeights: {source: bandwidth}}, strategy: native}'
 echo "$by_bandwidth" >$config
-_ready() { wget -qO- http://127.0.0.1:9560/readyz && [ -S $socket ] && numaward explain --cpus 1 --memory 1Mi; }
-_none() { [ "$(numaward get)" = "nothing is promised" ]; }
-_given_up() { events | grep -q 'Somebody else set weights'; }
-events() { wget -qO- "http://127.0.0.1:9560/api/v1/events?kind=interleave_weights" | sed 's/},{/}\n{/g'; }
-start() {
-    numaward run --config $config 2>>/tmp/daemon.log &
-    daemon=$!
-    wait_for 60 _ready
-}
-# die: as it comes.
-die() {
-    kill -9 $daemon
-    wait $daemon
-}
+_given_up() { events interleave_weights | grep -q 'Somebody else set weights'; }
 state() {
     section "$1"
     echo $(cat $weights/node0 $weights/node1)
@@ -33,35 +19,35 @@ echo 2 >$weights/node1
 state "before"
 section "doctor"
 numaward doctor --config $config -o json 2>/dev/null | tr -d '\n' | grep -o '"interleave weights"[^}]*'
-start
+start_daemon --config $config
 state "held"
 section "events"
-events
+events interleave_weights
 section "figures"
-wget -qO- http://127.0.0.1:9560/metrics | grep '^numaward_interleave_weight'
+ask /metrics | grep '^numaward_interleave_weight'
 section "load"
 numaward exec --cpus 1 --memory 1200Mi --node 0,1 --memory-policy weighted-interleave --name load -- \
     numaward-load --size 128M --hold 0 --report json 2>/tmp/load.err
-wait_for 20 _none
+wait_for 20 nothing_promised
 # What the shell says about it is no part of the load's figures.
 section "killed"
-die
-start
+kill_daemon
+start_daemon --config $config
 state "held again"
 
 echo 99 >$weights/node1
 wait_for 30 _given_up
 state "of somebody else"
-die
+kill_daemon
 echo '{strategy: native}' >$config
-start
+start_daemon --config $config
 state "kept"
-die
+kill_daemon
 echo 2 >$weights/node1
 echo "$by_bandwidth" >$config
-start
+start_daemon --config $config
 state "held anew"
-die
+kill_daemon
 numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
 state "uninstalled"
 section "errors"

@@ -54,3 +54,50 @@ unload() {
     wait "$2"
     wait_for 10 rmdir "$cgroups/$1"
 }
+
+# live CGROUP: a process in the cgroup, which is made if need be.
+live() {
+    mkdir -p "$cgroups/$1"
+    sh -c "echo 0 >$cgroups/$1/cgroup.procs; exec sleep 100000" &
+    wait_for 10 populated "$1"
+}
+
+# populated CGROUP: there is a process in it or below it.
+populated() { grep -q 'populated 1' "$cgroups/$1/cgroup.events"; }
+
+# start_daemon ARGUMENTS...: `numaward run` with these, until it is ready. $daemon is its process.
+start_daemon() {
+    numaward run "$@" 2>>/tmp/daemon.log &
+    daemon=$!
+    wait_for 60 ready
+}
+
+# ready: the daemon answers over HTTP, and on its control socket.
+ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
+
+# stop_daemon: asks the daemon to end. The exit code is the daemon's.
+stop_daemon() {
+    kill $daemon
+    wait $daemon
+}
+
+# kill_daemon: ends the daemon as a crash does. The shell reports that in the section.
+kill_daemon() {
+    kill -9 $daemon
+    wait $daemon
+}
+
+# ask PATH: what the daemon answers over HTTP.
+ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
+
+# allocations: what is promised, as JSON.
+allocations() { ask /api/v1/allocations; echo; }
+
+# nothing_promised: no workload has a guarantee.
+nothing_promised() { [ "$(numaward get)" = "nothing is promised" ]; }
+
+# events KIND: the daemon's events of this kind, a line each.
+events() { ask "/api/v1/events?kind=$1" | sed 's/},{/}\n{/g'; }
+
+# has_event TEXT: the daemon has an event with this text.
+has_event() { ask /api/v1/events | grep -q "$1"; }

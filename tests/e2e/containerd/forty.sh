@@ -1,6 +1,6 @@
 # Forty containers are asked for at the same time, of a machine with a few CPUs.
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
-start_daemon
+start_plugin
 pod=$(numaward-cri pod many) || fail "pod"
 started() {
     _id=$(numaward-cri create $pod many --container c$1 --millicpus 1000 --mebibytes 8 -- sleep 1000000) || return
@@ -22,5 +22,5 @@ cat /tmp/failed-*
 section "allocations"
 allocations
 section "metrics"
-metrics | grep -E '^numaward_(containers_started_unpinned|nri_(containers|disconnects|refusals))'
+ask /metrics | grep -E '^numaward_(containers_started_unpinned|nri_(containers|disconnects|refusals))'
 section "end"

@@ -3,7 +3,7 @@ echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || f
 echo 'topologyManagerPolicy: best-effort' >>/etc/numaward/config.yaml
 ctr version
 runc --version
-start_daemon
+start_plugin
 
 # policy CGROUP: the policy of the stack of its first process, which is that of the process.
 policy() {
@@ -33,7 +33,7 @@ run shared burstable --millicpus 100 -- sleep 1000000
 section "policy of shared"
 policy $cgroup
 section "metrics"
-metrics | grep '^numaward_nri_memory_policies_missing'
+ask /metrics | grep '^numaward_nri_memory_policies_missing'
 section "log"
 grep -E 'memory polic|WARN|ERROR' /tmp/daemon.log
 section "end"

@@ -31,14 +31,12 @@ start_containerd() {
     containerd=$!
     wait_for 300 ctr version
 }
-start_daemon() {
-    numaward run --config /etc/numaward/config.yaml 2>>/tmp/daemon.log &
-    daemon=$!
+# start_plugin: the daemon, connected to containerd.
+start_plugin() {
+    start_daemon
     wait_for 120 connected
 }
-metrics() { wget -qO- http://127.0.0.1:9560/metrics; }
-connected() { metrics | grep -q '^numaward_nri_connected 1'; }
-allocations() { wget -qO- http://127.0.0.1:9560/api/v1/allocations; echo; }
+connected() { ask /metrics | grep -q '^numaward_nri_connected 1'; }
 
 # run POD CLASS RESOURCES... -- COMMAND...: a pod with a container that runs; ids in $pod and $container. The pod has
 # the annotation $annotation, if any, and is in the namespace $namespace, if any.

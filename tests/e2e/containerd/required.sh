@@ -44,7 +44,7 @@ numaward-cri remove-pod $pod
 section "tolerated"
 attempt tolerated $tolerate=true
 numaward-cri remove-pod $pod
-start_daemon
+start_plugin
 section "placed"
 attempt placed
 # numaward has placed a container before the validator refuses it.
@@ -70,10 +70,9 @@ wait_for 60 grep -qx "[01]" $late/cpuset.mems
 section "adopted"
 where $late
 section "metrics"
-metrics | grep '^numaward_containers_started_unpinned'
+ask /metrics | grep '^numaward_containers_started_unpinned'
 
-kill -9 $daemon
-wait $daemon
+kill_daemon
 # containerd may count it as present once more.
 another third
 section "gone"

@@ -3,7 +3,7 @@ echo 'strategy: kubelet' >>/etc/numaward/config.yaml
 
 run web burstable --millicpus 100 --unlimited -- sleep 1000000
 web=$cgroup
-start_daemon
+start_plugin
 wait_for 60 grep -q . $web/cpuset.cpus
 
 run db guaranteed --millicpus 2000 --mebibytes 128 -- sh -c \
@@ -24,7 +24,7 @@ section "properties"
 systemctl show -p AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryLow "$scope" | sort
 systemctl show -p MemoryMin,MemoryLow "$slice" | sort
 section "misses"
-metrics | grep '^numaward_numa_miss_bytes_total'
+ask /metrics | grep '^numaward_numa_miss_bytes_total'
 
 # What the init writes again is what we said.
 systemctl daemon-reload

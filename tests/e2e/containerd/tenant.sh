@@ -26,8 +26,8 @@ reservedSystemCPUs: "0"
 END
 # The client of the API server wants authorities, also where none is asked for.
 export SSL_CERT_FILE=/authority.pem
-start_daemon
-synced() { metrics | grep -q '^numaward_kubernetes_pods_synced 1'; }
+start_plugin
+synced() { ask /metrics | grep -q '^numaward_kubernetes_pods_synced 1'; }
 wait_for 60 synced
 
 run victim guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000

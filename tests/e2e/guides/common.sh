@@ -7,8 +7,6 @@ export SYSTEMD_BUS_TIMEOUT=600
 dd() { /usr/bin/dd "$@"; }
 taskset() { /usr/bin/taskset "$@"; }
 
-ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
-_ready() { ask /readyz && [ -S /run/numaward/control.sock ]; }
 _active() { [ "$(systemctl show --value -p ActiveState "$1")" = active ]; }
 cgroup_of() { systemctl show --value -p ControlGroup "$1"; }
 
@@ -25,7 +23,7 @@ systemctl daemon-reload
 # start_numaward: and nothing else, until it answers.
 start_numaward() {
     systemctl start numaward || fail "numaward does not start"
-    wait_for 120 _ready
+    wait_for 120 ready
 }
 
 # _series: the metrics of the workload $unit, or of $workload where it is observed under another name.

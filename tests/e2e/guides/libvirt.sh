@@ -49,7 +49,7 @@ guarantees:
 END
 numaward config check
 systemctl restart numaward
-wait_for 120 _ready
+wait_for 120 ready
 wait_for 240 _held
 settle
 section "get"

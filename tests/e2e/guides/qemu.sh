@@ -57,7 +57,7 @@ guarantees:
 END
 numaward config check
 systemctl restart numaward
-wait_for 120 _ready
+wait_for 120 ready
 systemd-run --scope --unit='machine-qemu\x2d1\x2dweb' --slice=machine.slice \
     qemu-system-x86_64 -display none -m 64 -M q35,memory-backend=ram \
     -object memory-backend-ram,id=ram,size=64M,prealloc=on >/tmp/web 2>&1 &

@@ -54,7 +54,7 @@ before=$(pid)
 publish next/apt
 quietly update
 quietly apt-get -qy upgrade
-wait_for 60 _ready
+wait_for 60 ready
 dpkg-query -W -f '${Version}\n' numaward
 restarted "$before"
 state
@@ -66,7 +66,7 @@ section "downgraded"
 # The repository has the earlier version too.
 earlier=$(apt-cache madison numaward | sed -n 's/^ *numaward | *\([^+ ]*\) |.*/\1/p')
 quietly apt-get -qy --allow-downgrades install "numaward=$earlier"
-wait_for 60 _ready
+wait_for 60 ready
 dpkg-query -W -f '${Version}\n' numaward
 systemctl is-active numaward
 cat $load/cpuset.cpus
@@ -82,7 +82,7 @@ state
 tail -n 1 /etc/numaward/config.yaml
 section "restored"
 systemctl start numaward
-wait_for 60 _ready
+wait_for 60 ready
 echo "before: $(cat $load/cpuset.cpus)"
 systemctl stop numaward
 quietly numaward uninstall --restore

@@ -24,7 +24,7 @@ begin() {
     echo "# changed" >>/etc/numaward/config.yaml
     systemctl -q enable --now numaward || fail "numaward does not start"
     systemctl start load
-    wait_for 60 _ready
+    wait_for 60 ready
     wait_for 60 _loaded
     section "guarantee"
     numaward guarantee load.service --cpus 2 --memory 64Mi -o json

@@ -1,6 +1,4 @@
 # What the tests of packages share: a daemon of the package, and a unit that holds memory.
-ask() { busybox wget -q -O - "http://127.0.0.1:9560$1"; }
-_ready() { ask /readyz && numaward explain --cpus 1 --memory 1Mi; }
 _loaded() { [ -s /run/load.json ]; }
 load=$cgroups/system.slice/load.service
 # there PATH...: which of these there are.

@@ -22,7 +22,7 @@ begin
 section "upgraded"
 before=$(pid)
 quietly rpm --upgrade --nodeps "$next"
-wait_for 60 _ready
+wait_for 60 ready
 rpm --query --queryformat '%{version}\n' numaward
 restarted "$before"
 state
