@@ -9,8 +9,8 @@ start() {
 
 # stop: and what it ends with.
 stop() {
-    stop_daemon
     section "$round exit code"
+    stop_daemon
     echo $?
 }
 

@@ -54,6 +54,6 @@ section freed
 metrics
 section log
 grep -E "WARN|ERROR" /tmp/daemon.log | grep -vE 'kind="(miss|intruder)"' | head -40
-stop_daemon
 section "exit code"
+stop_daemon
 echo $?

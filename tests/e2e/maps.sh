@@ -27,6 +27,6 @@ grep -c 'numaward_memory_allocated_bytes_total{workload="w[0-9]*",numa_node="7",
 section "daemon"
 grep -E '^(VmHWM|Rss)' /proc/$daemon/status
 kill $load_pid
-stop_daemon
 section "exit code"
+stop_daemon
 echo $?

@@ -5,8 +5,8 @@
 stop() {
     section "$1 log"
     grep -E "WARN|ERROR" /tmp/daemon.log | head -40
-    stop_daemon
     section "$1 exit code"
+    stop_daemon
     echo $?
     rm /tmp/daemon.log
 }
