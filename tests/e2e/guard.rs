@@ -7,11 +7,16 @@ use numaward_vm::Machine;
 
 const MIB: u64 = 1 << 20;
 
+/// A script, after what both have in common.
+fn script(script: &str) -> String {
+    format!("{}\n{script}", include_str!("guard_common.sh"))
+}
+
 #[test]
 fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
     let Some(bench) = Bench::open() else { return };
     let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
-    let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("guard.sh"));
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), &script(include_str!("guard.sh")));
 
     // Nobody looks: the hog takes what it gets, and what was promised is not there when it is asked for.
     let node: u32 = report.section("off node").parse().unwrap();
@@ -63,7 +68,7 @@ fn what_is_promised_is_kept_free_of_page_cache_that_nobody_uses() {
     let mut disk = tempfile::NamedTempFile::new().unwrap();
     disk.as_file_mut().set_len(1 << 30).unwrap();
     let vm = bench.vm(machine).disk(disk.path()).limit(Duration::from_mins(15));
-    let report = boot(&vm, include_str!("guard_reclaim.sh"));
+    let report = boot(&vm, &script(include_str!("guard_reclaim.sh")));
     let number = |name: &str| report.section(name).parse::<u64>().unwrap();
 
     // Page cache counts as available: nobody is kept off, and the kernel drops it when the workload asks.
