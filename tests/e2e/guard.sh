@@ -10,7 +10,7 @@ run() {
     begin $1
     # What the machine itself has there differs from boot to boot. So much is left that its processes run, and that what is
     # promised does not fit.
-    parts=$((($(awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$node/meminfo) - 120) / 8))
+    parts=$((($(free_kib) / 1024 - 120) / 8))
     section "$1 parts"
     echo $parts
     mkdir -p /hog

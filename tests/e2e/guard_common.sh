@@ -1,6 +1,9 @@
 # What the tests of the guard share: a workload that is promised memory, and asks for it only when something else has taken
 # that. The scripts define $hog, a process in the cgroup hog.
 
+# free_kib: memory that is free on the workload's node.
+free_kib() { awk '/MemFree/ { print $4 }' /sys/devices/system/node/node$node/meminfo; }
+
 # begin NAME: the daemon, and the workload. It is on node 1: CPU 0 is kept for the system, so only that node has two CPUs to
 # give.
 begin() {

@@ -2,7 +2,6 @@
 
 # What was looked at in order to reclaim it, by kswapd and by those who asked for memory.
 scanned() { awk '/^pgscan_(kswapd|direct) / { sum += $2 } END { print sum }' /proc/vmstat; }
-free_kib() { awk '/MemFree/ { print $4 }' /sys/devices/system/node/node$node/meminfo; }
 _is_full() { [ $(free_kib) -lt 100000 ]; }
 _is_free() { [ $(free_kib) -gt 370000 ]; }
 

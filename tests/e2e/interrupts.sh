@@ -74,7 +74,7 @@ echo 0-5 >/proc/irq/$irq/smp_affinity_list
 
 hold
 kill_daemon
-numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
+restore --config $config
 state "uninstalled"
 
 mkdir -p /run/irqbalance

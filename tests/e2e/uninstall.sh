@@ -46,10 +46,10 @@ section "while the daemon runs"
 numaward uninstall --restore --config $config 2>&1 && echo "it was not refused"
 kill_daemon
 section "restored"
-numaward uninstall --restore --config $config -o json 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
+restore --config $config -o json
 tree "after"
 section "again"
-numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
+restore --config $config
 
 # A controller that others use by now stays, and is named.
 section "with a user of a controller"
@@ -64,6 +64,6 @@ section "in use: controllers"
 cat $cgroups/bare/cgroup.subtree_control
 echo max >$cgroups/bare/theirs/memory.high
 section "no longer in use"
-numaward uninstall --restore --config $config 2>/tmp/uninstall.log || { cat /tmp/uninstall.log; fail "not restored"; }
+restore --config $config
 section "no longer in use: controllers"
 cat $cgroups/bare/cgroup.subtree_control

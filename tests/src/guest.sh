@@ -87,6 +87,9 @@ kill_daemon() {
     wait $daemon
 }
 
+# restore ARGUMENTS...: takes back what the daemon wrote, once it is gone. Its messages are shown only if that fails.
+restore() { numaward uninstall --restore "$@" 2>/tmp/uninstall.log || fail "not restored: $(cat /tmp/uninstall.log)"; }
+
 # ask PATH: what the daemon answers over HTTP.
 ask() { wget -q -O - "http://127.0.0.1:9560$1"; }
 
