@@ -1,5 +1,5 @@
-# What the tests of the guard share: a workload that is promised memory, and asks for it only when something else has taken
-# that. The scripts define $hog, a process in the cgroup hog.
+# What the tests of the guard share: a workload that is promised memory, and asks for it once somebody else has filled the
+# node. The scripts start who fills it: $hog, a process in the cgroup hog.
 
 # free_kib: memory that is free on the workload's node.
 free_kib() { awk '/MemFree/ { print $4 }' /sys/devices/system/node/node$node/meminfo; }
