@@ -181,6 +181,26 @@ async fn metrics_are_compressed_for_who_takes_that() {
         bodies.push(text.lines().map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect::<Vec<_>>());
     }
     assert!(bodies[0].len() > 100 && bodies.iter().all(|body| *body == bodies[0]));
+
+    // Errors are not compressed.
+    for (path, accept, encoding, status, detail) in [
+        ("/metrics?x=y", "*/*", "gzip", StatusCode::BAD_REQUEST, "unknown parameter \"x=y\""),
+        ("/metrics", "application/json", "gzip", StatusCode::NOT_ACCEPTABLE, "the header Accept takes none"),
+        (
+            "/metrics",
+            "*/*",
+            "br, *;q=0",
+            StatusCode::NOT_ACCEPTABLE,
+            "the header Accept-Encoding accepts neither",
+        ),
+    ] {
+        let request =
+            Request::get(path).header(header::ACCEPT, accept).header(header::ACCEPT_ENCODING, encoding);
+        let (problem, headers) = daemon.problem(request.body(Body::empty()).unwrap()).await;
+        assert_eq!(problem.status, status.as_u16());
+        assert!(problem.detail.starts_with(detail), "{}", problem.detail);
+        assert!(!headers.contains_key(header::CONTENT_ENCODING));
+    }
 }
 
 #[tokio::test]

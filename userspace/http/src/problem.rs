@@ -36,6 +36,10 @@ pub(crate) async fn layer(request: Request, next: Next) -> Response {
         StatusCode::NOT_FOUND if said.is_empty() => {
             format!("there is nothing at {path}; /openapi.json says what there is")
         }
+        // Of the layer that compresses, which sends what it was given.
+        StatusCode::NOT_ACCEPTABLE if parts.headers.contains_key(header::VARY) => {
+            "the header Accept-Encoding accepts neither gzip nor identity".to_owned()
+        }
         StatusCode::PAYLOAD_TOO_LARGE => {
             format!("the body is larger than the {MAX_BODY_BYTES} bytes that are taken")
         }

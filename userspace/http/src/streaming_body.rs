@@ -36,7 +36,7 @@ pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
         };
         Some((piece, receiver))
     });
-    // What compresses it asks again after its end.
+    // The compressor polls once more after the end.
     (sender, Body::from_stream(pieces.fuse()))
 }
 

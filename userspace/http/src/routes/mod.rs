@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::{
     Extension, Json, Router,
     extract::{FromRequestParts, Path as UrlPath, State},
-    http::{HeaderMap, StatusCode, Uri, header, request::Parts},
+    http::{Extensions, HeaderMap, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use numaward_api as api;
@@ -18,7 +18,10 @@ use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::{Format, Metrics};
 use serde_json::json;
 use tokio::sync::Semaphore;
-use tower_http::{CompressionLevel, compression::CompressionLayer};
+use tower_http::{
+    CompressionLevel,
+    compression::{CompressionLayer, DefaultPredicate, Predicate as _},
+};
 use utoipa::{OpenApi as _, openapi::OpenApi};
 use utoipa_axum::{
     router::{OpenApiRouter, UtoipaMethodRouterExt as _},
@@ -151,7 +154,10 @@ pub fn open_api(described: OpenApi) -> serde_json::Value {
 
 fn documented() -> OpenApiRouter<Arc<App>> {
     // As fast as it gets: metrics repeat themselves so much that more effort saves little.
-    let compressed = CompressionLayer::new().quality(CompressionLevel::Fastest);
+    let is_answer = |status: StatusCode, _, _: &HeaderMap, _: &Extensions| status.is_success();
+    let compressed = CompressionLayer::new()
+        .quality(CompressionLevel::Fastest)
+        .compress_when(DefaultPredicate::new().and(is_answer));
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(metrics).layer(compressed))
         .routes(routes!(livez))
@@ -222,7 +228,7 @@ impl<S: Sync> FromRequestParts<S> for PlainJson {
 
 /// Metrics for Prometheus: OpenMetrics 1.0 or Prometheus text 0.0.4, as the header Accept asks.
 ///
-/// They are compressed (gzip) where the header Accept-Encoding takes that.
+/// They are compressed if the header Accept-Encoding accepts gzip.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -232,7 +238,7 @@ impl<S: Sync> FromRequestParts<S> for PlainJson {
             (String = "text/plain; version=0.0.4; charset=utf-8"),
             (String = "application/openmetrics-text; version=1.0.0; charset=utf-8"),
         )),
-        (status = 406, description = "Neither format is accepted", body = Problem, content_type = CONTENT_TYPE),
+        (status = 406, description = "No format, or no encoding, is accepted", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
 async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<Response, Failure> {
