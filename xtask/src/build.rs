@@ -177,7 +177,7 @@ mod tests {
         for (key, value) in dist {
             let wanted = match key.split_once('.') {
                 Some((_, "strip")) => "\"none\"",
-                _ => "3",
+                _ => "\"s\"",
             };
             assert_eq!(value, wanted, "{key}");
         }
