@@ -143,8 +143,8 @@ pub struct Config {
     /// Page cache of workloads without a guarantee, where what is promised is not free.
     pub guard_reclaim: GuardReclaim,
     /// Cgroups that the guard leaves alone, as patterns: `*` stands for any text without a slash, `**` for any number of
-    /// levels. Workloads with a guarantee, and what is above or below one, are left alone always. Default: what a host
-    /// needs to be reached and to run workloads.
+    /// levels. Workloads with a guarantee, what is above or below one, and other containers of its pod are left alone
+    /// always. Default: what a host needs to be reached and to run workloads.
     #[educe(Default(expression = essential()))]
     pub guard_exempt: Vec<CgroupPattern>,
     /// Homes for workloads without a guarantee.

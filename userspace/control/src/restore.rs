@@ -128,7 +128,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     Ok(Restored { cgroups: cgroups.collect(), left: left.chain(kept).collect() })
 }
 
-/// Whether nothing is held any more.
+/// Whether nothing is held any more that is tried again.
 pub(crate) fn is_all_back(reconciler: &Reconciler) -> bool {
     let held = reconciler.allocations();
     held.allocations.is_empty() && held.enforcement.herding.cgroups.is_empty() && !reconciler.owes_host()

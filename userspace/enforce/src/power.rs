@@ -15,7 +15,7 @@
 //! of that while the CPU is offline, so that what was found before is written over, and is nobody's.
 //!
 //! Invariants: what holds neither what was written nor what was found before the write is somebody else's, and is not
-//! written any more: neither anew nor back. Of a CPU that was not seen offline, what was found first is somebody else's, too.
+//! written any more: neither anew nor back. If a CPU was never seen offline, what was found first counts as somebody else's, too.
 //! A policy that also serves a CPU which is not exclusive is left alone. A file that is missing is no error of this host:
 //! drivers differ.
 //!

@@ -96,6 +96,8 @@ impl Core {
         change.kept.state.homes.insert(path.clone(), home);
         change.carry_out(plan)?;
         self.effects.held.push(HeldChange::Rewritten(path.clone()));
+        // From now on, these CPUs are somebody else's as well.
+        self.note_home(path, |home| home.cpus_before = None);
         Ok(())
     }
 

@@ -45,14 +45,16 @@ impl Core {
     }
 
     /// Whether enforcement is off, and what was written for the host as a whole is not all given back. What cannot be given back
-    /// before a node is there again does not count.
+    /// before a node or a CPU is there again does not count.
     pub(crate) fn owes_host(&self) -> bool {
         let State { interrupts, power, weights, .. } = &self.kept.state;
+        let online = self.policy.machine.cpu_ids();
+        let owes_power = power.values().any(|held| !(&held.cpus & &online).is_empty());
         let owes_weight = || {
             let left = Weights::new(&self.config.host_root).left(weights);
             left.iter().any(|(_, reason)| reason.is_none())
         };
-        self.mode() == EnforcementMode::Off && (!interrupts.is_empty() || !power.is_empty() || owes_weight())
+        self.mode() == EnforcementMode::Off && (!interrupts.is_empty() || owes_power || owes_weight())
     }
 
     /// Disables the controllers that were enabled, where nothing is enforced and nothing is held any more.
@@ -74,7 +76,8 @@ impl Core {
         if enabled == self.kept.state.enabled {
             return;
         }
-        tracing::info!("controllers that an earlier run enabled are disabled");
+        let rest = if enabled.is_empty() { "" } else { ", but for those that cgroups use" };
+        tracing::info!("controllers that an earlier run enabled are disabled{rest}");
         for state in self.kept.all_mut() {
             state.enabled = enabled.clone();
         }

@@ -71,7 +71,7 @@ impl Guard {
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         if !core.config.guard.acts() || core.mode() != EnforcementMode::On {
             // What an earlier run did.
-            give_back(core, |_| NodeSet::new());
+            give_back(core, |_, _| NodeSet::new());
             return;
         }
         let seen = core.ports.headroom.headroom();
@@ -96,7 +96,9 @@ impl Guard {
                 None => promised.contains(*node),
             })
             .collect();
-        give_back(core, |off| off & &keep);
+        let promised_pods = pods_with_promise(core);
+        let is_of_them = |path: &CgroupPath| pod_of(path).is_some_and(|uid| promised_pods.contains(&uid));
+        give_back(core, |path, off| if is_of_them(path) { NodeSet::new() } else { off & &keep });
         forget_gone(core);
         self.reclaim.turn(core, &seen, now);
         let mut stuck = NodeSet::new();
@@ -174,10 +176,10 @@ fn pods_with_promise(core: &Core) -> BTreeSet<String> {
 
 /// Whether the configuration lets this one be steered, nothing is promised to it or to one of these pods whose container it is,
 /// and it is still what was seen.
-fn may_be_steered(core: &Core, pods: &BTreeSet<String>, other: &OtherWorkload) -> bool {
+fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &OtherWorkload) -> bool {
     let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
     let is_promised = core.kept.state.has_guarantee_around(&other.cgroup)
-        || pod_of(&other.cgroup).is_some_and(|uid| pods.contains(&uid));
+        || pod_of(&other.cgroup).is_some_and(|uid| promised_pods.contains(&uid));
     let is_there = matches!(core.hierarchy.id_of(&other.cgroup), Ok(Some(id)) if id == other.id);
     !is_exempt && !is_promised && is_there
 }
@@ -214,10 +216,10 @@ fn steer_off(
 }
 
 /// Lets those who are steered off other nodes than `still` says have them back.
-fn give_back(core: &mut Core, still: impl Fn(&NodeSet) -> NodeSet) {
+fn give_back(core: &mut Core, still: impl Fn(&CgroupPath, &NodeSet) -> NodeSet) {
     let steered = core.kept.state.steered.iter();
     let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
-        .map(|(path, off)| (path.clone(), off.clone(), still(off)))
+        .map(|(path, off)| (path.clone(), off.clone(), still(path, off)))
         .filter(|(_, off, still)| off != still)
         .collect();
     for (path, off, still) in changed {
@@ -484,11 +486,14 @@ mod tests {
     fn nobody_is_kept_off_whose_pod_has_a_guarantee() {
         let (promised, bare) = (pod_container("podp", 'a'), pod_container("podp", 'b'));
         let mut bench = Bench::new(&["kubepods", "kubepods/podp", &promised, &bare, "hog"]);
+        bench.see(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
+        assert_eq!(bench.mems(&bare), "0");
+        // It has a guarantee from now on.
         guarantee(&mut bench, "p", &format!("/{promised}"));
         for _ in 0..2 {
             bench.see(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
+            assert_eq!((bench.mems(&bare), bench.mems("hog")), (String::new(), "0".to_owned()));
         }
-        assert_eq!((bench.mems(&bare), bench.mems("hog")), (String::new(), "0".to_owned()));
     }
 
     #[test]

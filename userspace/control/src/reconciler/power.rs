@@ -95,7 +95,7 @@ impl PowerSettings {
         let (seen, refused) = self.power.look(wanted, &self.cpus);
         let Plan { mut writes, mut held, foreign } =
             plan(&seen, wanted, &before, |path| self.power.read(path));
-        // One that can be read while its CPU is offline, too.
+        // Some files can be read while their CPU is offline, and are among them only now.
         expect_reset(&mut held, &self.online);
         let mut done = Done::default();
         for of in &foreign {

@@ -314,16 +314,32 @@ fn a_home_stays_where_a_crash_kept_its_cpus_from_being_written() {
     fs::write(bench.root().join("a/cpuset.cpus"), "\n").unwrap();
     bench.restart();
     assert_eq!((bench.cpus("/a").as_str(), bench.homes().len()), ("4-7", 1));
-    // It died before it took the CPU of a guarantee away from it.
+    // It died when it had stored that a guarantee takes a CPU away from it, and had not written so yet.
     bench.guarantee_on("kept", "/kept", "1");
     bench.inner().dispatch(&Event::Changed);
     bench.look(&[AWAY]);
     let narrowed = bench.cpus("/a");
     assert_ne!(narrowed, "4-7");
+    bench.inner().core.note_home(&"/a".parse().unwrap(), |home| home.cpus_before = "4-7".parse().ok());
     fs::write(bench.root().join("a/cpuset.cpus"), "4-7\n").unwrap();
     bench.restart();
     assert_eq!((bench.cpus("/a"), bench.homes().len()), (narrowed, 1));
     assert_eq!(bench.steps(), ["placed"]);
+}
+
+#[test]
+fn what_somebody_sets_ends_the_home_also_where_it_is_what_the_home_was_before() {
+    let mut bench = Bench::new(&["a", "kept"]);
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    bench.guarantee_on("kept", "/kept", "1");
+    bench.inner().dispatch(&Event::Changed);
+    bench.look(&[AWAY]);
+    assert_ne!(bench.cpus("/a"), "4-7");
+    bench.reconciler = None;
+    fs::write(bench.root().join("a/cpuset.cpus"), "4-7\n").unwrap();
+    bench.restart();
+    assert_eq!((bench.cpus("/a").as_str(), bench.homes()), ("4-7", Vec::new()));
 }
 
 #[test]
