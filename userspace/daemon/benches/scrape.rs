@@ -286,12 +286,12 @@ fn observe(workloads: u32, slots: u32, nodes: u32) -> Result<bool, String> {
     }
     let metrics = Arc::new(Metrics::new(observer.clone()));
     let ok = measure(&metrics) && start <= START_BUDGET;
-    compressed(&observer, &metrics).map_err(|error| format!("{error}"))?;
+    by_http(&observer, &metrics).map_err(|error| format!("{error}"))?;
     Ok(ok)
 }
 
 /// Measures scrapes by HTTP, plain and compressed: what all threads of this process take.
-fn compressed(observer: &Arc<Observer>, metrics: &Arc<Metrics>) -> Result<(), Box<dyn Error>> {
+fn by_http(observer: &Arc<Observer>, metrics: &Arc<Metrics>) -> Result<(), Box<dyn Error>> {
     let (readiness, heartbeats) = (Readiness::default(), Heartbeats::default());
     let app = App::new(observer, metrics, &readiness, &heartbeats, allocations::open_api());
     let router = router(app, None, None, Names::new(&[]));

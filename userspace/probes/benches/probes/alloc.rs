@@ -24,7 +24,7 @@ use numaward_probes::{CgroupId, ChainOptions, Fakes, Mode, Options, Probe, Probe
 use numaward_topology::{Machine, NodeId};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::{EMPTY, Result, count, median, nanoseconds};
+use crate::{Result, YARDSTICKS, count, median, nanoseconds};
 
 const ROUNDS: usize = 40;
 const PIPE_STEPS: u32 = 1500;
@@ -66,7 +66,7 @@ impl Attached {
     fn new(variant: Variant, machine: &Machine) -> Result<Self> {
         match variant {
             Variant::Empty(mode) => {
-                let mut ebpf = Ebpf::load(EMPTY)?;
+                let mut ebpf = Ebpf::load(YARDSTICKS)?;
                 let name = if mode == Mode::TpBtf { "empty_tp_btf" } else { "empty_tracepoint" };
                 let program = ebpf.program_mut(name).ok_or("the object has no such program")?;
                 if mode == Mode::TpBtf {

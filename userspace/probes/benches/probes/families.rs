@@ -3,7 +3,7 @@
 //! Each is attached together with a program that does nothing on the same hook, and a load makes that event happen. The
 //! kernel's BPF statistics measure both; of several rounds, the medians of the time per run are printed. Some 30 ns
 //! of each are the statistics' own clock, so a ratio is a little less than that of the programs themselves. Two other
-//! programs show what a probe cannot take less than: one adds to a counter, one reads the clock.
+//! programs are there for comparison: one adds to a counter, one reads the clock.
 //!
 //! Sampled accesses need a machine with several nodes, and a kernel with `fentry`, as OOM kills do: elsewhere it is
 //! printed why they are not measured. `cargo xtask bench probes --vm` has such a machine.
@@ -30,7 +30,7 @@ use numaward_probes::{
 };
 use numaward_topology::{CpuId, Machine, NodeId};
 
-use crate::{EMPTY, Result, count, median, nanoseconds};
+use crate::{Result, YARDSTICKS, count, median, nanoseconds};
 
 const ROUNDS: usize = 15;
 /// For loads that take seconds.
@@ -63,11 +63,11 @@ const FAMILIES: [(Probe, &str, MakeEvents, usize); 7] = [
 ];
 
 /// Programs that do one thing, on the hooks that take them.
-const YARDSTICKS: [&str; 2] = ["counter_tp_btf", "clock_tp_btf"];
+const OTHERS: [&str; 2] = ["counter_tp_btf", "clock_tp_btf"];
 
 /// Measures and prints.
 pub(crate) fn run(machine: &Machine, cpu: u32) {
-    println!("nanoseconds per run, and in brackets how often those of an empty program beside it");
+    println!("nanoseconds per run; in brackets: times an empty program on the same hook in the same run");
     println!("{:<10} {:<30} {:>16} {:>16} {:>16}", "probe", "hook", "ours", "a counter", "the clock");
     for (probe, hook, make_events, rounds) in FAMILIES {
         match (Load { machine, cpu, hook, make_events, rounds }).all(probe) {
@@ -93,13 +93,14 @@ struct Load<'m> {
 }
 
 impl Load<'_> {
-    /// Nanoseconds per run of the probe, and of the other programs that its hook takes; each with those of an empty program meanwhile. One
-    /// after the other: what runs first finds the processor's caches as the kernel left them.
+    /// Nanoseconds per run of the probe, and of the other programs that its hook takes; each with those of an empty program.
+    /// They are measured one after the other: the first program on a hook finds the processor's caches as the kernel left
+    /// them, and those after it find more.
     fn all(&self, probe: Probe) -> Result<Vec<(f64, f64)>> {
         let (ours, by_btf) = self.ours(probe)?;
         let mut all = vec![ours];
         if by_btf {
-            for yardstick in YARDSTICKS {
+            for yardstick in OTHERS {
                 let ebpf = self.attached(yardstick, true)?;
                 all.push(self.beside_empty(true, || stats_of(&ebpf, yardstick))?);
             }
@@ -138,7 +139,7 @@ impl Load<'_> {
 
     /// A program of the object with the yardsticks, on the hook.
     fn attached(&self, name: &str, by_btf: bool) -> Result<Ebpf> {
-        let (mut ebpf, btf) = (Ebpf::load(EMPTY)?, Btf::from_sys_fs()?);
+        let (mut ebpf, btf) = (Ebpf::load(YARDSTICKS)?, Btf::from_sys_fs()?);
         let program = ebpf.program_mut(name).ok_or("the object has no such program")?;
         if by_btf {
             let program: &mut BtfTracePoint = program.try_into()?;

@@ -21,9 +21,9 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Programs that do nothing.
 #[cfg(numaward_ebpf)]
-static EMPTY: &[u8] = aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), "/empty"));
+static YARDSTICKS: &[u8] = aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), "/yardsticks"));
 #[cfg(not(numaward_ebpf))]
-static EMPTY: &[u8] = &[];
+static YARDSTICKS: &[u8] = &[];
 
 #[cfg(not(numaward_ebpf))]
 fn main() -> ExitCode {

@@ -1,5 +1,4 @@
-//! Programs on the hooks of the probes that are the yardstick of their cost: one does nothing, the others one thing that a
-//! probe cannot do without.
+//! Programs on the hooks of the probes, to compare their cost with: one does nothing, each of the others one thing.
 
 #![no_std]
 #![no_main]
