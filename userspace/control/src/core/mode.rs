@@ -2,7 +2,7 @@
 //!
 //! `on` writes what is decided. `dry-run` decides, keeps the ledger, logs what would be written, and writes nothing;
 //! only the cgroup of a command is made, without any settings. `off` promises nothing. What an earlier run wrote is
-//! given back in both, and the controllers that it enabled are disabled once nothing is held any more.
+//! given back in both. With `off`, the controllers that it enabled are disabled once nothing is held any more.
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
@@ -57,10 +57,11 @@ impl Core {
         self.mode() == EnforcementMode::Off && (!interrupts.is_empty() || owes_power || owes_weight())
     }
 
-    /// Disables the controllers that were enabled, where nothing is enforced and nothing is held any more.
+    /// With enforcement off, disables the controllers that were enabled once nothing is held any more. A dry run keeps promises,
+    /// and with them what is to be enforced again.
     pub(super) fn disable_controllers(&mut self) {
         let state = &self.kept.state;
-        if self.mode() == EnforcementMode::On || state.enabled.is_empty() {
+        if self.mode() != EnforcementMode::Off || state.enabled.is_empty() {
             return;
         }
         // The runtime is informed later than cgroups get back what they had, and writes to them then.

@@ -57,8 +57,8 @@ async fn controllers_that_were_enabled_are_remembered_until_they_are_disabled() 
 
 /// Where nothing is enforced any more, controllers go once nothing is held.
 #[tokio::test]
-async fn controllers_that_were_enabled_are_disabled_where_nothing_is_enforced_any_more() {
-    for mode in [api::EnforcementMode::Off, api::EnforcementMode::DryRun] {
+async fn controllers_that_were_enabled_are_disabled_with_enforcement_off_but_not_in_a_dry_run() {
+    for mode in [api::EnforcementMode::DryRun, api::EnforcementMode::Off] {
         let bench = Bench::new(&["a", "a/b", "c", "c/d"]);
         let root = bench.dir.path().join("cgroup");
         for cgroup in ["a", "a/b", "c", "c/d"] {
@@ -85,6 +85,11 @@ async fn controllers_that_were_enabled_are_disabled_where_nothing_is_enforced_an
         thread.join().unwrap();
         drop(reconciler);
         assert_eq!(bench.knob("a/b/memory.min"), "0");
+        if mode == api::EnforcementMode::DryRun {
+            assert_eq!(bench.knob("a/cgroup.subtree_control"), "cpuset memory");
+            assert_eq!(enabled(&bench)["/a"], serde_json::json!(["cpuset", "memory"]));
+            continue;
+        }
         // A plain file has forgotten the other controllers then.
         assert_eq!(bench.knob("a/cgroup.subtree_control"), "-cpuset", "{mode:?}");
         assert_eq!(bench.knob("c/cgroup.subtree_control"), "-memory", "{mode:?}");
