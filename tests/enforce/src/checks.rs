@@ -543,7 +543,8 @@ fn watch() -> Result<String> {
         let [drift] = &drifts[..] else { bail!("{drifts:?}") };
         ensure!(drift.knob == knob, "{drift}");
         ground.enforcer.repair(&applied, drift)?;
-        ensure!(ground.enforcer.drift(&applied, &cgroup)?.is_empty(), "{drift} was not repaired");
+        let left = ground.enforcer.drift(&applied, &cgroup)?;
+        ensure!(left.is_empty(), "{drift} was repaired, and then there was {left:?}");
     }
     ground.release(&applied, "/check-watch/a")?;
     let marks = || -> Result<usize> {
