@@ -286,7 +286,7 @@ fn observe(workloads: u32, slots: u32, nodes: u32) -> Result<bool, String> {
     }
     let metrics = Arc::new(Metrics::new(observer.clone()));
     let ok = measure(&metrics) && start <= START_BUDGET;
-    by_http(&observer, &metrics).map_err(|error| format!("{error}"))?;
+    by_http(&observer, &metrics).map_err(|error| error.to_string())?;
     Ok(ok)
 }
 

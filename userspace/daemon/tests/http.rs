@@ -146,7 +146,7 @@ async fn metrics_come_in_the_format_asked_for() {
 }
 
 #[tokio::test]
-async fn metrics_are_compressed_for_who_takes_that() {
+async fn metrics_are_compressed_for_clients_that_accept_gzip() {
     let daemon = daemon();
     let mut bodies = Vec::new();
     for (encoding, is_compressed) in [
