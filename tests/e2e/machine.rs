@@ -50,7 +50,7 @@ fn a_machine_that_hangs_is_stopped() {
     let Some(bench) = Bench::open() else { return };
     let started = Instant::now();
     let limit = Duration::from_secs(5);
-    let error = bench.vm(small()).limit(limit).run("sleep 1000", &mut Vec::new()).unwrap_err();
+    let error = bench.vm(small()).limit(limit).run("while :; do :; done", &mut Vec::new()).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
 }
@@ -58,7 +58,7 @@ fn a_machine_that_hangs_is_stopped() {
 #[test]
 fn a_dropped_machine_is_gone() {
     let Some(bench) = Bench::open() else { return };
-    let running = bench.vm(small()).start("sleep 1000").unwrap();
+    let running = bench.vm(small()).start("while :; do :; done").unwrap();
     let group = |pid: u32| {
         let children = format!("/proc/{pid}/task/{pid}/children");
         fs::read_to_string(children).ok().and_then(|text| text.split_whitespace().next()?.parse::<u32>().ok())

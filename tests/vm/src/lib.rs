@@ -38,7 +38,7 @@ pub use cache::{
 pub use error::Error;
 pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
 pub use monitor::Monitor;
-pub use vm::{Forward, HOST_ADDRESS, Running, Stopper, Vm, find_tool};
+pub use vm::{Forward, HOST_ADDRESS, RESTARTED, Running, Stopper, Vm, find_tool};
 pub use write_log::{Entry, SECTOR, WriteLog};
 
 /// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each, and

@@ -36,6 +36,10 @@ const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=
 /// What `disk.sh` lays over the root file system.
 const ONTO_DISK: &str = "/numaward-vm/files";
 const BOOT_ATTEMPTS: u32 = 3;
+/// An instruction takes 2 to the power of this nanoseconds of the guest's time.
+const INSTRUCTION_SHIFT: u32 = 2;
+/// The beginning of the line that [`Vm::start`] prints when it starts a machine again.
+pub const RESTARTED: &str = "the machine did not come up";
 const BOOT_PACE: Duration = Duration::from_millis(50);
 /// The address at which a guest reaches what [`Vm::reach`] lets it reach.
 pub const HOST_ADDRESS: &str = "10.0.2.100";
@@ -135,6 +139,7 @@ struct Options {
     has_device_tree: bool,
     /// The node of the network card.
     network_node: Option<u32>,
+    clock: Clock,
 }
 
 impl Default for Options {
@@ -151,6 +156,30 @@ impl Default for Options {
             system: None,
             has_device_tree: false,
             network_node: None,
+            clock: Clock::default(),
+        }
+    }
+}
+
+/// The clock of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Clock {
+    /// Advances with executed instructions and skips idle time, so that a busy host cannot make the guest miss a deadline and
+    /// a `sleep` takes no time. (QEMU, docs/devel/tcg-icount.)
+    #[default]
+    Instructions,
+    /// The host's. A guest that talks to the host needs it: the other side does not skip time.
+    RealTime,
+}
+
+impl Clock {
+    fn args(self) -> Vec<String> {
+        match self {
+            Self::Instructions => {
+                let icount = format!("shift={INSTRUCTION_SHIFT},sleep=off");
+                ["-icount", &icount, "-rtc", "clock=vm"].map(str::to_owned).to_vec()
+            }
+            Self::RealTime => Vec::new(),
         }
     }
 }
@@ -257,6 +286,19 @@ impl Vm {
         self
     }
 
+    /// Runs the guest by the host's clock.
+    #[must_use]
+    pub fn real_time(mut self) -> Self {
+        self.options.clock = Clock::RealTime;
+        self
+    }
+
+    /// The clock of the guest: the host's if it talks to the host.
+    fn clock(&self) -> Clock {
+        let talks = !self.options.forwards.is_empty() || !self.options.reached.is_empty();
+        if talks { Clock::RealTime } else { self.options.clock }
+    }
+
     fn has_systemd(&self) -> bool {
         self.options.debian.is_some() || self.options.system.is_some()
     }
@@ -297,7 +339,7 @@ impl Vm {
             if running.comes_up(limit)? || attempt == BOOT_ATTEMPTS {
                 return Ok(running);
             }
-            eprintln!("the machine did not come up (it has {} s): starting it again", limit.as_secs());
+            eprintln!("{RESTARTED} within {} s: starting it again", limit.as_secs());
             attempt += 1;
         }
     }
@@ -352,6 +394,7 @@ impl Vm {
             // One thread emulates all CPUs: with several, a CPU runs stale code now and then while the kernel
             // rewrites it (tracepoints, static branches), and the guest dies of an int3 that nobody set.
             .args(["-accel", "tcg,thread=single"])
+            .args(self.clock().args())
             .args(self.firmware_args()?)
             .args(["-display", "none", "-monitor", "none", "-no-reboot"])
             .args(self.machine.qemu_args())
