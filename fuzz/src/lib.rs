@@ -53,6 +53,15 @@ mod tests {
     use super::TARGETS;
 
     #[test]
+    fn each_folder_of_inputs_is_that_of_a_target() {
+        let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")).unwrap();
+        let mut folders: Vec<_> =
+            folders.map(|folder| folder.unwrap().file_name().into_string().unwrap()).collect();
+        folders.sort();
+        assert_eq!(folders, TARGETS.map(|target| target.name));
+    }
+
+    #[test]
     fn the_inputs_that_are_kept_find_nothing() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
         for target in TARGETS {

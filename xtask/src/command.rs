@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::OsStr;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use numaward_tests_support::is_ci;
 use serde::de::DeserializeOwned;
 
 /// A long command says that it lives at this pace.
@@ -53,9 +55,11 @@ pub(crate) fn npm_ci(folder: &Path) -> Command {
     command
 }
 
-/// Whether this is a run where nothing may be skipped.
-pub(crate) fn is_ci() -> bool {
-    env::var("CI").as_deref() == Ok("true")
+/// A number that differs from run to run, for tests that make up their inputs. Not 0.
+pub(crate) fn new_seed() -> u32 {
+    // Its keys are random.
+    let random = RandomState::new().hash_one(());
+    u32::try_from(random >> 32).unwrap_or_default().max(1)
 }
 
 /// Runs a command that talks to the user itself.

@@ -41,6 +41,9 @@ impl Rule {
     }
 }
 
+/// The tests of each crate may use it. It uses none itself, so that this makes no circle.
+const TEST_SUPPORT: &str = "numaward-tests-support";
+
 const TABLE: &[Rule] = &[
     rule("numaward", &["numaward-cli", "numaward-control", "numaward-daemon", "numaward-guarantee"])
         .testing_with(&["numaward-api", "numaward-terminal"]),
@@ -168,12 +171,13 @@ const TABLE: &[Rule] = &[
         ],
     ),
     // The tools: none depends on what it builds and tests, the load maker but for the notation of CPUs and nodes.
-    rule("xtask", &["numaward-terminal", "numaward-vm"]),
+    rule("xtask", &["numaward-terminal", TEST_SUPPORT, "numaward-vm"]),
     // The rule of the scheduler's plugin, for what is published.
-    rule("numaward-tests", &["numaward-engine", "numaward-topology", "numaward-vm"]),
+    rule("numaward-tests", &["numaward-engine", TEST_SUPPORT, "numaward-topology", "numaward-vm"]),
     rule("numaward-terminal", &[]),
     rule("numaward-vm", &[]),
     rule("numaward-tests-daemon", &[]),
+    rule(TEST_SUPPORT, &[]),
     rule("numaward-capabilities", &[]),
     // What the kubelet would do: of the project it knows the API server of kube's tests.
     rule("numaward-cri", &["numaward-kube"]),
@@ -251,7 +255,8 @@ fn faults(packages: &[Package], table: &[Rule]) -> Vec<String> {
             // What a crate's own tests need is not its architecture, but they too must not look up.
             let is_for_tests = kind.as_deref() == Some("dev");
             let is_own = members.contains(used.as_str());
-            let may_test_with = is_for_tests && (used == name || rule.for_tests.contains(&used.as_str()));
+            let may_test_with = is_for_tests
+                && ([name, TEST_SUPPORT].contains(&used.as_str()) || rule.for_tests.contains(&used.as_str()));
             if is_own && !rule.own.contains(&used.as_str()) && !may_test_with {
                 faults.push(format!("{name} must not use {used}"));
             }
@@ -292,6 +297,7 @@ mod tests {
                 without: &[],
             },
             rule("gone", &[]),
+            rule(TEST_SUPPORT, &[]),
         ];
         let package = |name: &str, dependencies: &[(&str, Option<&str>, &[&str])]| Package {
             name: name.to_owned(),
@@ -305,9 +311,15 @@ mod tests {
                 .collect(),
         };
         let packages = [
+            package(TEST_SUPPORT, &[]),
             package(
                 "top",
-                &[("low", None, &["extra", "fine"]), ("tokio", None, &[]), ("new", Some("dev"), &[])],
+                &[
+                    ("low", None, &["extra", "fine"]),
+                    ("tokio", None, &[]),
+                    ("new", Some("dev"), &[]),
+                    (TEST_SUPPORT, None, &[]),
+                ],
             ),
             package(
                 "low",
@@ -317,6 +329,7 @@ mod tests {
                     ("tokio", None, &[]),
                     ("tempfile", Some("dev"), &[]),
                     ("low", Some("dev"), &[]),
+                    (TEST_SUPPORT, Some("dev"), &[]),
                     ("new", Some("dev"), &[]),
                 ],
             ),
@@ -328,6 +341,7 @@ mod tests {
                 "gone is in the table, but not in the workspace",
                 "top must not turn on the feature extra of low",
                 "top must not use new",
+                "top must not use numaward-tests-support",
                 "low must not use top",
                 "low must not use tokio, but only serde",
                 "new is not in the table: add it with what it may use",

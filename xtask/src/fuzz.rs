@@ -3,6 +3,10 @@
 //! It looks for inputs that take branches which no input took before, so all crates of this workspace are built to count
 //! theirs (`fuzz/rustc.sh`). What they depend on is that of an ordinary build. It starts from the inputs in
 //! `fuzz/corpus/TARGET`, which are kept small, and keeps what it finds in `target/fuzz`.
+//!
+//! The inputs in `fuzz/corpus` alone are run by the unit tests of `fuzz`. Each run here has a seed, which it prints. `--seed`
+//! repeats a run of the stage `fuzz`: it starts from the same inputs, and makes the same ones of them, unless the time limit
+//! of a target ends it earlier.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -34,8 +38,12 @@ pub(crate) struct Arguments {
     /// How many inputs each target gets
     #[arg(long)]
     runs: Option<u64>,
+    /// Repeats a run of the stage `fuzz` with this seed: starts from the inputs in the checkout alone [default: a new seed,
+    /// and also the inputs that earlier runs have kept]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    seed: Option<u32>,
     /// Runs one target on the input in this file alone, such as a finding
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["time", "runs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["time", "runs", "seed"])]
     input: Option<PathBuf>,
 }
 
@@ -56,8 +64,10 @@ fn time(text: &str) -> Result<Duration> {
 struct Effort {
     runs: Option<u64>,
     time: Option<Duration>,
-    /// The same inputs each time, as far as the time allows; and what is found is not kept.
-    is_test: bool,
+    /// Not 0, which libFuzzer takes for none.
+    seed: u32,
+    /// Starts also from the inputs that earlier runs have kept, and keeps its own.
+    uses_kept: bool,
 }
 
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
@@ -73,16 +83,27 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
         command::run(run(&program, target, scratch.path()).arg(input))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let is_open = arguments.runs.is_none() && arguments.time.is_none();
-    let time = if is_open { Some(Duration::from_mins(1)) } else { arguments.time };
-    fuzz(&program, chosen, &Effort { runs: arguments.runs, time, is_test: false })?;
+    let effort = match (arguments.runs, arguments.time, arguments.seed) {
+        (None, None, Some(seed)) => Effort::of_stage(seed),
+        (runs, time, seed) => {
+            let is_unbounded = runs.is_none() && time.is_none();
+            let time = if is_unbounded { Some(Duration::from_mins(1)) } else { time };
+            Effort { runs, time, seed: seed.unwrap_or_else(command::new_seed), uses_kept: seed.is_none() }
+        }
+    };
+    fuzz(&program, chosen, &effort)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The stage of `cargo xtask test`.
-pub(crate) fn test() -> Result<()> {
-    let effort = Effort { runs: Some(RUNS_OF_TEST), time: Some(TIME_OF_TEST), is_test: true };
-    fuzz(&built()?, &targets()?, &effort)
+pub(crate) fn test(seed: u32) -> Result<()> {
+    fuzz(&built()?, &targets()?, &Effort::of_stage(seed))
+}
+
+impl Effort {
+    fn of_stage(seed: u32) -> Self {
+        Self { runs: Some(RUNS_OF_TEST), time: Some(TIME_OF_TEST), seed, uses_kept: false }
+    }
 }
 
 /// The names of the folders with inputs. A test of the targets holds that each has one.
@@ -131,17 +152,18 @@ fn run(program: &Path, target: &str, scratch: &Path) -> Command {
 fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
     let kept = build::target_directory()?.join("fuzz");
     fs::create_dir_all(&kept)?;
+    println!("seed {}", effort.seed);
     let (mut failed, mut executions) = (Vec::new(), 0_u64);
     for target in targets {
         let scratch = scratch()?;
         let log = kept.join(format!("{target}.log"));
-        let found = if effort.is_test { scratch.path().join("found") } else { kept.join(target) };
+        let found = if effort.uses_kept { kept.join(target) } else { scratch.path().join("found") };
         fs::create_dir_all(&found)?;
         let mut command = run(program, target, scratch.path());
         command.arg(format!("-artifact_prefix={}/{target}-", kept.display())).arg("-print_final_stats=1");
         command.args(effort.runs.map(|runs| format!("-runs={runs}")));
         command.args(effort.time.map(|time| format!("-max_total_time={}", time.as_secs())));
-        command.args(effort.is_test.then_some("-seed=1"));
+        command.arg(format!("-seed={}", effort.seed));
         command.arg(found).arg(corpus().join(target)).stderr(File::create(&log)?);
         let status = command.status().with_context(|| format!("cannot run {}", program.display()))?;
         let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
@@ -164,9 +186,11 @@ fn fuzz(program: &Path, targets: &[String], effort: &Effort) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "targets with findings: {}. The inputs are in {}, with all output; `cargo xtask fuzz TARGET --input FILE` runs one",
+        "targets with findings: {}. The inputs are in {}, with all output; `cargo xtask fuzz TARGET --input FILE` runs one. \
+         The seed was {}",
         failed.join(", "),
-        kept.display()
+        kept.display(),
+        effort.seed
     )
 }
 

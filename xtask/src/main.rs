@@ -18,6 +18,7 @@ mod dist;
 #[cfg(test)]
 mod documented;
 mod fuzz;
+mod generate;
 mod idle;
 mod manifests;
 mod modules;
@@ -62,6 +63,8 @@ enum Task {
     Simulate(bench::Simulate),
     /// Makes Grafana's dashboards from their tables, and the rules for the Prometheus operator
     Dashboards,
+    /// Makes all files anew that are generated and checked in
+    Generate(generate::Arguments),
     /// Makes what is given to users: static program, packages for Debian and Fedora, apt repository, container image
     Dist(dist::Alone),
     /// Checks, makes, signs and tags a release; publishes nothing
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Task::Dashboards => dashboards::run(command::root())
             .and_then(|()| manifests::write_rules(command::root()))
             .map(|()| ExitCode::SUCCESS),
+        Task::Generate(arguments) => generate::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Dist(arguments) => dist::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Release(arguments) => release::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Screenshots(arguments) => screenshots::main(&arguments).map(|()| ExitCode::SUCCESS),

@@ -48,7 +48,7 @@ const RULES: &str = "dashboards/prometheus/rules.yaml";
 /// Where the runbooks are in Kubernetes, where an instance is the name of a node: at any daemon, once
 /// `kubectl port-forward` leads there. The chart has the same.
 const RUNBOOKS: &str = "http://localhost:9560/runbooks";
-const OPERATOR_RULES: &str = "deploy/overlays/prometheus-operator/prometheusrule.yaml";
+pub(crate) const OPERATOR_RULES: &str = "deploy/overlays/prometheus-operator/prometheusrule.yaml";
 
 /// Renders and checks every overlay, and the chart.
 pub(crate) fn check() -> Result<()> {

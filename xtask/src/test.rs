@@ -173,7 +173,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Unit => cargo.arg("test").args(build::WORKSPACE),
         Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
         Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
-        Stage::Fuzz => return fuzz::test(),
+        Stage::Fuzz => return fuzz::test(1),
         Stage::Deps => {
             dependencies::check()?;
             modules::check()?;
@@ -184,7 +184,7 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Manifests => return manifests::check(),
         Stage::Book => return words::check().and_then(|()| book::test()),
         Stage::Page => return page(),
-        Stage::Api => return api::test(thorough),
+        Stage::Api => return api::test(thorough, if thorough { command::new_seed() } else { 1 }),
         Stage::Dashboards => return dashboards::test(command::root()),
         Stage::Newcomer => cargo.args(["xtask", "screenshots", "--newcomer"]),
         Stage::Vm => bail!("virtual machines are tested kernel by kernel"),

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use numaward_tests_support::assert_golden;
 use serde_json::Value;
 
 use super::{flag_forms, load::variable_name, schema::Known, *};
@@ -155,7 +156,7 @@ fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// `UPDATE=1 cargo test -p numaward-config` writes the page.
+/// `cargo xtask generate` writes the page.
 #[test]
 fn the_page_has_every_key() {
     // The same that can be set by a variable.
@@ -164,15 +165,10 @@ fn the_page_has_every_key() {
     reference.add("", &json_schema(), false);
     let text = format!("{HEAD}{}", reference.tables);
     let path = checkout("docs/configuration.md");
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, &text).unwrap();
-    }
     for leaf in Known::new().leaves() {
         assert!(text.contains(&format!("`{}`", leaf.join("."))), "{leaf:?}");
     }
-    let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    let differs = kept.lines().zip(text.lines()).zip(1..).find(|((old, new), _)| old != new);
-    assert!(kept == text, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
+    assert_golden(&path, &text);
 }
 
 /// What the manifests configure, with the variables that they set.

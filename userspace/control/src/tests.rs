@@ -17,6 +17,7 @@ use numaward_guarantee::{
 };
 use numaward_model::port::MachineSource as _;
 use numaward_store::{Loaded, Store};
+use numaward_tests_support::skip_outside_ci;
 use numaward_topology::{Bytes, Machine};
 
 use super::*;
@@ -201,7 +202,9 @@ async fn the_cgroup_of_commands_is_made_again() {
 async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     let bench = Bench::new(&["a", "b"]);
     let is_watched = KnobWatch::new(bench.dir.path()).is_ok();
-    assert!(is_watched || std::env::var("CI").as_deref() != Ok("true"), "the test needs CAP_SYS_ADMIN");
+    if !is_watched {
+        skip_outside_ci("in part: only with CAP_SYS_ADMIN writes to knobs are seen");
+    }
     let (reconciler, thread, stop) = bench.start();
     for cgroup in ["a", "b"] {
         let held = admit(&reconciler, cgroup, 1).await.unwrap();
@@ -358,8 +361,7 @@ async fn nothing_is_taken_over_that_was_not_written_by_us() {
 
     // On a directory of somebody else, nothing is believed.
     if !rustix::process::geteuid().is_root() {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "this part of the test needs root");
-        return eprintln!("skipped in part: only root gives directories away");
+        return skip_outside_ci("in part: only root gives directories away");
     }
     set("b", &format!("user.numaward.{other}"), &forged.replace("1-2", "3"));
     std::os::unix::fs::chown(dir("b"), Some(65_534), Some(65_534)).unwrap();

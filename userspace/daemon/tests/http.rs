@@ -24,6 +24,7 @@ use numaward_model::{
 };
 use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::Metrics;
+use numaward_tests_support::assert_golden;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -403,19 +404,14 @@ async fn files_that_hang_keep_neither_allocations_nor_events() {
     }
 }
 
-/// The document in the repository is what the code serves. `UPDATE=1 cargo test -p numaward-daemon` writes it.
+/// The document in the repository is what the code serves. `cargo xtask generate` writes it.
 #[tokio::test]
 async fn the_open_api_document_is_checked_in() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
     let served: Value = daemon().json("/openapi.json").await;
     assert_eq!(served, open_api(allocations::open_api()));
     let text = format!("{}\n", serde_json::to_string_pretty(&served).unwrap());
-    if std::env::var_os("UPDATE").is_some() {
-        fs::write(&path, &text).unwrap();
-    }
-    let checked_in = fs::read_to_string(&path).unwrap_or_default();
-    let differs = checked_in.lines().zip(text.lines()).zip(1..).find(|((old, new), _)| old != new);
-    assert!(checked_in == text, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
+    assert_golden(&path, &text);
 }
 
 /// Every change that there is, asked for on the read-only address.

@@ -2,8 +2,9 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
-use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
+use numaward_tests_support::assert_golden;
 use numaward_topology::{Need, Release};
 use serde::Deserialize;
 
@@ -39,7 +40,7 @@ fn page(seen: &[Seen]) -> String {
 
     let mut text = String::from(
         "# Kernels\n\n\
-         <!-- Made from what the tests saw: UPDATE=1 cargo test -p numaward-daemon --test kernels -->\n\n\
+         <!-- Generated from the kernels that the tests have seen by `cargo xtask generate` -->\n\n\
          numaward works from Linux 5.10 on. What came later is used where it is there; else something takes its place. This page \
          is made from what the tests saw in virtual machines with Debian's kernels. `numaward doctor` says the same of your \
          host: what is missing, what takes its place, and the first kernel that has it. It looks for the thing, not for the \
@@ -89,15 +90,11 @@ fn page(seen: &[Seen]) -> String {
     text
 }
 
-/// `UPDATE=1 cargo test -p numaward-daemon --test kernels` writes it.
+/// `cargo xtask generate` writes it.
 #[test]
 fn the_page_says_what_the_tests_saw() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let path = root.join("docs/reference/kernels.md");
     let page = page(&seen(root));
-    if env::var_os("UPDATE").is_some() {
-        fs::write(&path, &page).unwrap();
-    }
-    let checked_in = fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(checked_in, page, "{} is out of date (UPDATE=1 writes it)", path.display());
+    assert_golden(&path, &page);
 }

@@ -20,6 +20,7 @@ use numaward_telemetry::{
     metrics::{Format, Metrics},
     otlp,
 };
+use numaward_tests_support::assert_golden;
 use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 
 /// What is counted or measured, in parts of the page: by the beginning of names.
@@ -340,7 +341,7 @@ const HEAD: &str = "| name | type | unit | labels | meaning |\n|---|---|---|---|
 fn page(own: &BTreeMap<String, Described>, kubelets: &BTreeMap<String, Described>) -> String {
     let mut page = String::from(
         "# Metrics\n\n\
-         <!-- Made from the metrics themselves: UPDATE=1 cargo test -p numaward-daemon --test metrics -->\n\n\
+         <!-- Generated from the metrics by `cargo xtask generate` -->\n\n\
          `/metrics` serves these for Prometheus, in its own text format or that of OpenMetrics, as the header `Accept` \
          asks. Counters start at zero when the daemon starts, or when a workload is seen first, and only grow. A series \
          that is not there is not known, which is not the same as zero.\n\n\
@@ -481,7 +482,7 @@ fn dashboards_rules_and_runbooks_name_what_is_served() {
     assert!(names > 50, "only {names} names were found");
 }
 
-/// `UPDATE=1 cargo test -p numaward-daemon --test metrics` writes it.
+/// `cargo xtask generate` writes it.
 #[test]
 fn the_reference_of_metrics_is_checked_in() {
     let all = served();
@@ -493,12 +494,7 @@ fn the_reference_of_metrics_is_checked_in() {
     let (own, kubelets) = all.into_iter().partition(|(name, _)| !name.starts_with("kubelet_"));
     let page = page(&own, &kubelets);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
-    if std::env::var_os("UPDATE").is_some() {
-        fs::write(&path, &page).unwrap();
-    }
-    let checked_in = fs::read_to_string(&path).unwrap_or_default();
-    let differs = checked_in.lines().zip(page.lines()).zip(1..).find(|((old, new), _)| old != new);
-    assert!(checked_in == page, "{} is out of date (UPDATE=1 writes it): {differs:?}", path.display());
+    assert_golden(&path, &page);
 }
 
 /// Each probe is absent for each reason, and pages have moved for each.

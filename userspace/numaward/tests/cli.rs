@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use numaward_tests_support::{assert_golden, skip_outside_ci};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -52,7 +53,7 @@ fn path(dir: &tempfile::TempDir) -> &str {
     dir.path().to_str().unwrap()
 }
 
-/// The help of every command is in the repository. `UPDATE=1 cargo test -p numaward` writes it.
+/// The help of every command is in the repository. `cargo xtask generate` writes it.
 #[test]
 fn the_help_is_checked_in() {
     fn collect(command: &[&str], all: &mut Vec<String>) {
@@ -73,12 +74,7 @@ fn the_help_is_checked_in() {
         assert!(all.contains(&format!("$ numaward {command} --help\n")), "{command}");
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt");
-    if std::env::var_os("UPDATE").is_some() {
-        fs::write(&file, &all).unwrap();
-    }
-    let checked_in = fs::read_to_string(&file).unwrap_or_default();
-    let differs = checked_in.lines().zip(all.lines()).zip(1..).find(|((old, new), _)| old != new);
-    assert!(checked_in == all, "{} is out of date (UPDATE=1 writes it): {differs:?}", file.display());
+    assert_golden(&file, &all);
 }
 
 #[test]
@@ -404,8 +400,7 @@ fn judged(program: &str, arguments: &[&str], package: &str) {
         }
         Err(error) => {
             let missing = format!("{program} (Debian package {package}): {error}");
-            assert!(std::env::var("CI").as_deref() != Ok("true"), "{missing}");
-            eprintln!("skipped: {missing}");
+            skip_outside_ci(missing);
         }
     }
 }

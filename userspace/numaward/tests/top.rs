@@ -8,13 +8,13 @@ mod fake;
 
 use std::{
     fmt::Write as _,
-    fs,
     path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
 
 use numaward_terminal::Terminal;
+use numaward_tests_support::Sections;
 use serde_json::{Value, json};
 
 use crate::{
@@ -399,47 +399,9 @@ fn a_real_daemon_is_watched_on_its_address_and_on_its_socket() {
     given_back(&terminal);
 }
 
-/// What is checked in of a test's output, by section. `UPDATE=1 cargo test -p numaward` writes it.
-struct Kept {
-    file: std::path::PathBuf,
-    text: String,
-    update: Option<String>,
-}
-
-impl Kept {
-    fn read(name: &str) -> Self {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
-        let text = fs::read_to_string(&file).unwrap_or_default();
-        Self { file, text, update: std::env::var_os("UPDATE").map(|_| String::new()) }
-    }
-
-    fn section(&self, name: &str) -> &str {
-        let after = self.text.split_once(&format!("== {name}\n")).map_or("", |(_, after)| after);
-        let end = after.find("\n== ").map_or(after.len(), |end| end + 1);
-        &after[..end]
-    }
-
-    /// Whether this is the section; where the file is written, it becomes it.
-    #[track_caller]
-    fn is(&mut self, name: &str, text: &str) {
-        match &mut self.update {
-            Some(update) => update.extend(["== ", name, "\n", text]),
-            None => {
-                assert_eq!(
-                    text,
-                    self.section(name),
-                    "{name} in {} (UPDATE=1 writes it)",
-                    self.file.display()
-                );
-            }
-        }
-    }
-
-    fn end(self) {
-        if let Some(update) = self.update {
-            fs::write(self.file, update).unwrap();
-        }
-    }
+/// The checked-in texts of a test. `cargo xtask generate` writes them.
+fn checked_in(name: &str) -> Sections {
+    Sections::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name))
 }
 
 /// The lines of a screen, and below each how its cells look, where they do not look as usual.
@@ -473,7 +435,7 @@ fn picture(screen: &numaward_terminal::Screen) -> String {
 
 #[test]
 fn each_screen_looks_as_checked_in() {
-    let mut kept = Kept::read("screens.txt");
+    let mut screens = checked_in("screens.txt");
     for (kind, environment) in [("", None), ("plain ", Some([("NO_COLOR", "1"), ("LC_ALL", "C")]))] {
         let mut watched = Watched::start_with(24, 80, |command| {
             command.envs(environment.into_iter().flatten());
@@ -508,20 +470,20 @@ fn each_screen_looks_as_checked_in() {
             watched.tick();
             watched.press(keys);
             let name = format!("{kind}{name}");
-            let last = if kept.update.is_some() {
+            let last = if Sections::is_update() {
                 std::thread::sleep(Duration::from_secs(2));
                 watched.terminal.look(picture)
             } else {
-                let wanted = kept.section(&name);
+                let wanted = screens.checked_in(&name);
                 let seen = watched.terminal.wait_for(LONG / 8, |screen| picture(screen) == wanted);
                 seen.map_or_else(|_| watched.terminal.look(picture), |()| wanted.to_owned())
             };
-            kept.is(&name, &last);
+            screens.add(&name, &last);
         }
         watched.press("\x03");
         watched.ends(0);
     }
-    kept.end();
+    screens.finish();
 }
 
 #[test]
@@ -555,7 +517,7 @@ fn all_ends_only_when_it_is_confirmed() {
 
 #[test]
 fn what_is_printed_is_as_checked_in() {
-    let mut kept = Kept::read("printed.txt");
+    let mut printed = checked_in("printed.txt");
     let fake = Fake::start(workloads(1));
     let server = format!("http://{}", fake.address);
     let commands: [&[&str]; 15] = [
@@ -591,7 +553,7 @@ fn what_is_printed_is_as_checked_in() {
         parts.for_each(|part| steady.extend(["\"localBytes\":", part.trim_start_matches(char::is_numeric)]));
         let name =
             args.iter().filter(|arg| !arg.contains("127.0.0.1")).copied().collect::<Vec<_>>().join(" ");
-        kept.is(&name, &format!("{steady}exit code {:?}\n", output.status.code()));
+        printed.add(&name, &format!("{steady}exit code {:?}\n", output.status.code()));
     }
-    kept.end();
+    printed.finish();
 }

@@ -114,12 +114,11 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// gpg is everywhere where these tests matter; elsewhere they say so.
+    /// Returns `None` if gpg is missing, which is a failure in CI.
     pub(crate) fn throw_away() -> Option<Signer> {
         let found = command::find("gpg").is_some();
-        assert!(found || !command::is_ci(), "this test needs gpg");
         if !found {
-            eprintln!("skipped: gpg is missing");
+            numaward_tests_support::skip_outside_ci("gpg is missing");
         }
         found.then(|| Signer::throw_away().unwrap())
     }

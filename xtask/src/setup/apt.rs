@@ -281,12 +281,11 @@ mod tests {
         (fs::metadata(path).unwrap().len(), sum.split(' ').next().unwrap().to_owned())
     }
 
-    /// apt is everywhere where these tests matter; elsewhere they say so.
+    /// Returns false if apt is missing, which is a failure in CI.
     fn has_apt() -> bool {
         let found = command::find("apt-get").is_some() && command::find("dpkg-deb").is_some();
-        assert!(found || !command::is_ci(), "apt-get and dpkg-deb are needed");
         if !found {
-            eprintln!("skipped: apt-get and dpkg-deb are not here");
+            numaward_tests_support::skip_outside_ci("apt-get or dpkg-deb is missing");
         }
         found
     }

@@ -1,9 +1,10 @@
 //! The page of the book that lists the routes is made from the OpenAPI document, so that it says nothing else.
 
-use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
 use numaward_daemon::allocations;
 use numaward_http::open_api;
+use numaward_tests_support::assert_golden;
 use serde_json::Value;
 
 const SCHEMAS: &str = "#/components/schemas/";
@@ -118,7 +119,7 @@ fn schema(page: &mut String, name: &str, described: &Value) {
 
 fn page(document: &Value) -> String {
     let mut page = format!(
-        "# HTTP\n\n<!-- Made from the OpenAPI document: UPDATE=1 cargo test -p numaward-daemon --test http reference -->\n\n\
+        "# HTTP\n\n<!-- Generated from the OpenAPI document by `cargo xtask generate` -->\n\n\
          {}\n\nThe daemon serves this description itself, for programs, at `/openapi.json`. Sizes are in bytes, sets of CPUs \
          and nodes are lists in the kernel's format (`0-3,8`).\n",
         line(&document["info"]["description"])
@@ -151,7 +152,7 @@ fn page(document: &Value) -> String {
     page
 }
 
-/// `UPDATE=1 cargo test -p numaward-daemon --test http reference` writes it.
+/// `cargo xtask generate` writes it.
 #[test]
 fn the_reference_of_routes_is_checked_in() {
     let document = open_api(allocations::open_api());
@@ -165,10 +166,5 @@ fn the_reference_of_routes_is_checked_in() {
         }
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/http.md");
-    if std::env::var_os("UPDATE").is_some() {
-        fs::write(&file, &page).unwrap();
-    }
-    let checked_in = fs::read_to_string(&file).unwrap_or_default();
-    let differs = checked_in.lines().zip(page.lines()).zip(1..).find(|((old, new), _)| old != new);
-    assert!(checked_in == page, "{} is out of date (UPDATE=1 writes it): {differs:?}", file.display());
+    assert_golden(&file, &page);
 }

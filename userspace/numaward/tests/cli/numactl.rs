@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use numaward_tests_support::skip_outside_ci;
+
 use crate::common::numaward;
 
 /// What a command says about itself: its CPUs, its nodes, and its policy as `get_mempolicy` and `numa_maps` have it. The
@@ -14,12 +16,8 @@ const PROBE: &str = "\
 /// Debian's numactl; none where it is not installed.
 fn has_numactl() -> bool {
     let found = Command::new("numactl").arg("--version").output().is_ok();
-    assert!(
-        found || std::env::var("CI").as_deref() != Ok("true"),
-        "numactl (Debian package numactl) is missing"
-    );
     if !found {
-        eprintln!("skipped: numactl (Debian package numactl) is missing");
+        skip_outside_ci("numactl (Debian package numactl) is missing");
     }
     found
 }

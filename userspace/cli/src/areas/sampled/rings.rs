@@ -218,6 +218,7 @@ fn raise_descriptors() {
 pub(super) mod tests {
     use std::{collections::BTreeSet, path::Path, process::id};
 
+    use numaward_tests_support::skip_outside_ci;
     use numaward_topology::CpuSet;
     use perf_event::SampleSkid;
 
@@ -249,11 +250,7 @@ pub(super) mod tests {
         match opened {
             Ok(opened) => Some(opened),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                assert!(
-                    std::env::var_os("CI").is_none(),
-                    "{error}: this test takes CAP_PERFMON, as root has"
-                );
-                eprintln!("skipped: it takes CAP_PERFMON, as root has: {error}");
+                skip_outside_ci(format!("CAP_PERFMON is needed: {error}"));
                 None
             }
             Err(error) => panic!("{error}"),
@@ -387,8 +384,7 @@ pub(super) mod tests {
         rings.read(&mut counts, |_| {});
         assert_eq!(counts.lost, 0, "no record says so");
         if rings.cpus[0].sampler.as_counter_mut().read_full().unwrap().lost().is_none() {
-            eprintln!("skipped: it takes Linux 6.0");
-            return;
+            return skip_outside_ci("Linux 6.0 or newer is needed");
         }
         rings.count_lost(&mut counts);
         assert!(counts.lost > 0 && counts.accesses + counts.lost >= pages as u64, "{counts:?}");

@@ -1,0 +1,249 @@
+//! `cargo xtask generate`: makes all files anew that are generated and checked in.
+//!
+//! Some generators are tests: they compare the file with the text that the code gives, and write it instead if `UPDATE` is set
+//! (`assert_golden` of `tests/support`). The others are tasks of this program.
+//!
+//! With `--check`, the generators run and the checkout must be the same afterwards; if it is not, the differences are shown and
+//! taken back. A test in an ordinary run finds an outdated file as well. This check also finds a generator that writes
+//! something else than the test compares, and a test that compares nothing.
+//!
+//! Files that need virtual machines are not part of it: `tests/kernels/seen.json`, and the pictures of the book.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+use numaward_tests_support::{CI, UPDATE, is_ci};
+
+use crate::{build, command, dashboards, manifests};
+
+/// Lines of the differences that are shown.
+const MAX_SHOWN_LINES: usize = 60;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Fails if a file changes, and leaves the files as they were
+    #[arg(long)]
+    check: bool,
+}
+
+/// A test that writes files if `UPDATE` is set.
+struct Generator {
+    /// `--lib`, or the name of an integration test.
+    target: &'static str,
+    /// The name of the test function, with its modules.
+    test: &'static str,
+    /// The files, from the root of the checkout.
+    files: &'static [&'static str],
+}
+
+const GENERATORS: &[Generator] = &[
+    Generator {
+        target: "http",
+        test: "the_open_api_document_is_checked_in",
+        files: &["userspace/daemon/openapi.json"],
+    },
+    Generator {
+        target: "http",
+        test: "reference::the_reference_of_routes_is_checked_in",
+        files: &["docs/reference/http.md"],
+    },
+    Generator {
+        target: "metrics",
+        test: "the_reference_of_metrics_is_checked_in",
+        files: &["docs/reference/metrics.md"],
+    },
+    Generator {
+        target: "kernels",
+        test: "the_page_says_what_the_tests_saw",
+        files: &["docs/reference/kernels.md"],
+    },
+    Generator {
+        target: LIBRARIES,
+        test: "reference::the_page_has_every_key",
+        files: &["docs/configuration.md"],
+    },
+    Generator {
+        target: "cli",
+        test: "the_help_is_checked_in",
+        files: &["userspace/numaward/tests/help.txt"],
+    },
+    Generator {
+        target: "top",
+        test: "each_screen_looks_as_checked_in",
+        files: &["userspace/numaward/tests/screens.txt"],
+    },
+    Generator {
+        target: "top",
+        test: "what_is_printed_is_as_checked_in",
+        files: &["userspace/numaward/tests/printed.txt"],
+    },
+];
+/// The unit tests in the libraries.
+const LIBRARIES: &str = "--lib";
+/// The files that `cargo xtask dashboards` makes, as patterns of git.
+const OF_DASHBOARDS: &[&str] = &["dashboards/grafana/*.json", manifests::OPERATOR_RULES];
+
+pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    if arguments.check {
+        return check();
+    }
+    ensure!(!is_ci(), "{CI} is set: `cargo xtask generate --check` changes no file");
+    generate()
+}
+
+/// Fails if a generator changes a file. Then the files are as they were.
+pub(crate) fn check() -> Result<()> {
+    let patterns = patterns();
+    let before = changes(&patterns)?;
+    ensure!(
+        before.is_empty(),
+        "generated files have changes that are not committed, so new ones could not be told from them: {}",
+        listed(&before)
+    );
+    let generated = generate();
+    let changed = changes(&patterns)?;
+    if changed.is_empty() {
+        generated?;
+        println!("all generated files are up to date");
+        return Ok(());
+    }
+    let diff = git(&["diff", "--"]).args(&changed).output().context("cannot run git")?;
+    restore(&changed)?;
+    generated?;
+    let diff = String::from_utf8_lossy(&diff.stdout);
+    for line in diff.lines().take(MAX_SHOWN_LINES) {
+        eprintln!("{line}");
+    }
+    bail!("generated files are out of date; `cargo xtask generate` makes them anew: {}", listed(&changed))
+}
+
+/// Runs all generators.
+fn generate() -> Result<()> {
+    dashboards::run(command::root())?;
+    manifests::write_rules(command::root())?;
+    let targets: BTreeSet<_> = GENERATORS.iter().map(|generator| generator.target).collect();
+    let mut cargo = command::cargo();
+    // The same selection as that of the unit tests: what these have built is taken as it is.
+    cargo.arg("test").args(build::WORKSPACE);
+    for target in targets {
+        match target {
+            LIBRARIES => cargo.arg(LIBRARIES),
+            test => cargo.args(["--test", test]),
+        };
+    }
+    cargo.args(["--", "--exact"]).args(GENERATORS.iter().map(|generator| generator.test));
+    // In CI, a test refuses to write: here the files are compared afterwards.
+    cargo.env(UPDATE, "1").env_remove(CI).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = cargo.output().context("cannot run cargo")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        eprintln!("{text}");
+        bail!("the tests that write generated files failed ({})", output.status);
+    }
+    let missing = not_run(&text);
+    ensure!(missing.is_empty(), "tests that write generated files did not run: {}", missing.join(", "));
+    Ok(())
+}
+
+/// The generators that are not reported as passed, by the names of their tests.
+fn not_run(output: &str) -> Vec<&'static str> {
+    let passed: BTreeSet<_> =
+        output.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... ok")).collect();
+    let tests = GENERATORS.iter().map(|generator| generator.test);
+    tests.filter(|test| !passed.contains(test)).collect()
+}
+
+/// All generated files, as patterns of git.
+fn patterns() -> Vec<&'static str> {
+    let files = GENERATORS.iter().flat_map(|generator| generator.files);
+    files.chain(OF_DASHBOARDS).copied().collect()
+}
+
+fn git(arguments: &[&str]) -> Command {
+    let mut git = Command::new("git");
+    git.args(arguments).current_dir(command::root());
+    git
+}
+
+/// The files among these that differ from the last commit, with new ones.
+fn changes(patterns: &[&str]) -> Result<Vec<String>> {
+    let status = git(&["status", "--porcelain", "--no-renames", "-z", "--untracked-files=all", "--"])
+        .args(patterns)
+        .output()
+        .context("cannot run git")?;
+    ensure!(
+        status.status.success(),
+        "this is no checkout of git: {}",
+        String::from_utf8_lossy(&status.stderr)
+    );
+    let text = String::from_utf8(status.stdout).context("git names a file that is not UTF-8")?;
+    // Two letters and a space come before each name.
+    Ok(text.split_terminator('\0').filter_map(|entry| entry.get(3..)).map(str::to_owned).collect())
+}
+
+/// Takes back changes of files that were as committed.
+fn restore(files: &[String]) -> Result<()> {
+    let tracked = command::read(git(&["ls-files", "-z", "--"]).args(files))?;
+    let tracked: BTreeSet<_> = tracked.split_terminator('\0').collect();
+    if !tracked.is_empty() {
+        command::read(git(&["restore", "--worktree", "--"]).args(&tracked))?;
+    }
+    for new in files.iter().filter(|file| !tracked.contains(file.as_str())) {
+        fs::remove_file(command::root().join(new)).with_context(|| format!("cannot remove {new}"))?;
+    }
+    Ok(())
+}
+
+fn listed(files: &[String]) -> String {
+    files.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_generated_file_is_in_the_checkout_and_in_the_table_for_contributors() {
+        let table = fs::read_to_string(command::root().join("CONTRIBUTING.md")).unwrap();
+        for pattern in patterns() {
+            let files = command::read(git(&["ls-files", "--"]).arg(pattern)).unwrap();
+            assert!(!files.is_empty(), "{pattern}");
+            assert!(table.contains(&format!("`{pattern}`")), "CONTRIBUTING.md does not name {pattern}");
+        }
+    }
+
+    #[test]
+    fn each_test_that_writes_a_file_is_a_generator() {
+        let written = command::read(&mut git(&[
+            "grep",
+            "--count",
+            "-e",
+            "assert_golden(",
+            "-e",
+            "Sections::read(",
+            "--",
+            "userspace",
+        ]));
+        let written = written.unwrap();
+        let count = |line: &str| line.rsplit_once(':').unwrap().1.parse::<usize>().unwrap();
+        let calls: usize = written.lines().map(count).sum();
+        // Both files of `top` are read in one place.
+        assert_eq!(calls, GENERATORS.len() - 1, "{written}");
+    }
+
+    #[test]
+    fn a_generator_that_did_not_run_is_found() {
+        let all = |verdict: &str| -> String {
+            GENERATORS.iter().map(|generator| format!("test {} ... {verdict}\n", generator.test)).collect()
+        };
+        assert!(not_run(&all("ok")).is_empty());
+        assert_eq!(not_run(&all("ignored")).len(), GENERATORS.len());
+        let first = GENERATORS[0].test;
+        assert_eq!(not_run(&all("ok").replace(first, "renamed")), [first]);
+    }
+}
