@@ -13,6 +13,8 @@
 mod admission;
 mod conditions;
 mod cpu_isolation;
+#[cfg(test)]
+pub(crate) mod disorder;
 mod effects;
 mod execution;
 mod home;

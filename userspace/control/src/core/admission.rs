@@ -24,6 +24,8 @@ use numaward_model::Settings;
 use numaward_store::fault;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
+#[cfg(test)]
+use super::disorder::{self, Disorder};
 use super::{Attempt, Core, HeldChange};
 use crate::spans;
 
@@ -236,6 +238,10 @@ impl Core {
             return Ok(Admission::Dry(Box::new(self.try_out(request, path)?)));
         }
         let granted = self.grant(request, path, attempt)?;
+        #[cfg(test)]
+        if disorder::is_injected(Disorder::StaleDecision) {
+            self.handle_between_decision_and_entry();
+        }
         self.hold_or_undo(request, &granted)
     }
 

@@ -39,6 +39,8 @@ use numaward_model::{
 use numaward_topology::{CpuSet, NodeSet};
 use tokio_util::sync::CancellationToken;
 
+#[cfg(test)]
+use super::disorder::{self, Disorder};
 use super::{Core, Inbox, inbox::Numbered, migrations::Migrations};
 use crate::spans;
 
@@ -158,6 +160,11 @@ impl Transaction<'_> {
 
     /// Stores what changed, or nothing does.
     pub(super) fn store(mut self) -> Result<(), AdmissionError> {
+        #[cfg(test)]
+        if disorder::is_injected(Disorder::AnswerBeforeSave) {
+            self.is_kept = true;
+            return Ok(());
+        }
         if self.is_change() {
             self.save()?;
         }
@@ -470,7 +477,7 @@ impl Core {
 
     /// What the runtime asked first of that which can be answered while something else is waited for, and whether it
     /// overtakes something.
-    fn next_meanwhile(&mut self) -> Option<(Numbered, bool)> {
+    pub(super) fn next_meanwhile(&mut self) -> Option<(Numbered, bool)> {
         let mut inbox = self.execution.inbox.take()?;
         let next = inbox.next_that(|command| self.may_answer(command));
         self.execution.inbox = Some(inbox);
@@ -521,7 +528,7 @@ impl Core {
     }
 
     /// Handles a command of the runtime while something is waited for. What changes is no part of what is waited for.
-    fn answer_meanwhile(&mut self, command: Numbered, overtakes: bool) {
+    pub(super) fn answer_meanwhile(&mut self, command: Numbered, overtakes: bool) {
         let before = self.kept.state.clone();
         if let Some(reply) = self.pod_command(command, overtakes) {
             reply();

@@ -20,6 +20,9 @@ use numaward_guarantee::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
+#[cfg(test)]
+use super::disorder::{self, Disorder};
+
 /// Whether nobody waits any more for what would be given, changed or shown. What gives something back is done all the same.
 fn is_abandoned(command: &Command) -> bool {
     match command {
@@ -185,6 +188,9 @@ impl Inbox {
     /// Nothing overtakes `Synchronize`: its list is older, so that it would treat a newer container as gone.
     pub(super) fn next_that(&mut self, may: impl Fn(&PodCommand) -> bool) -> Option<(Numbered, bool)> {
         let is_all = |command: &PodCommand| matches!(command, PodCommand::Synchronize { .. });
+        #[cfg(test)]
+        let is_all =
+            |command: &PodCommand| is_all(command) && !disorder::is_injected(Disorder::OvertakenList);
         let mut commands = self.runtime.iter().map(|numbered| &numbered.command);
         let place = commands.by_ref().take_while(|command| !is_all(command)).position(may)?;
         Some((self.runtime.remove(place)?, place > 0))

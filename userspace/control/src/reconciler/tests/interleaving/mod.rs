@@ -39,9 +39,15 @@ use self::{
     world::{Crash, NAMES, World},
 };
 use super::*;
+use crate::core::disorder::{self, Disorder};
 
 /// Orders that are tried.
 const ORDERS: u64 = 300;
+/// Crashes in so many orders, at least: half of the first starts end in one, and as many of each of three later starts.
+const MIN_CRASHES: u32 = 200;
+/// How the places begin at which some of these crashes must be: writes of knobs, the steps of a save, a release, and both places
+/// between two steps of the reconciler.
+const CRASH_PLACES: [&str; 7] = ["enforce.", "file.", "guarantee.", "journal.", "ledger.", "step", "wait"];
 
 type Others = Arc<Mutex<World>>;
 
@@ -65,7 +71,7 @@ fn config(seed: u64, dir: &Path) -> Config {
 fn live(config: &Config, root: &Path, host: &Arc<Host>, others: &Others) {
     lock(others).begin();
     let watched = others.clone();
-    fault::watch(Some(Box::new(move |_| lock(&watched).point())));
+    fault::watch(Some(Box::new(move |name| lock(&watched).point(name))));
     let enforcer = fixture::enforcer(root, &host.machine(), None);
     let core = Core::open(config, Hierarchy::at(root), enforcer, Ports::of(host), ControlMetrics::default())
         .unwrap();
@@ -77,7 +83,7 @@ fn live(config: &Config, root: &Path, host: &Arc<Host>, others: &Others) {
     let meanwhile = others.clone();
     inbox.others_run = Some(Box::new(move |patience| {
         let mut world = lock(&meanwhile);
-        world.point();
+        world.point("wait");
         let others = if patience.is_zero() { world.rng.u32(0..2) } else { 1 };
         (0..others).for_each(|_| world.step());
         let works = world.rng.u32(0..3) == 0;
@@ -104,7 +110,7 @@ fn live(config: &Config, root: &Path, host: &Arc<Host>, others: &Others) {
         let mut world = lock(others);
         world.together += u32::from(world.poll() > 1);
         check(&reconciler.core, &world, root);
-        world.point();
+        world.point("step");
         still = if world.is_over() { still + 1 } else { 0 };
     }
     let mut world = lock(others);
@@ -164,8 +170,33 @@ fn check(core: &Core, world: &World, root: &Path) {
     }
 }
 
+/// Figures of orders that hold.
+#[derive(Debug, Default)]
+struct Tried {
+    orders: u64,
+    /// How often the daemon died at each place.
+    crashes: BTreeMap<&'static str, u32>,
+    /// Steps in which several clients were answered.
+    together: u32,
+}
+
+impl Tried {
+    fn add(mut self, other: Self) -> Self {
+        for (place, count) in other.crashes {
+            *self.crashes.entry(place).or_default() += count;
+        }
+        self.orders += other.orders;
+        self.together += other.together;
+        self
+    }
+
+    fn all_crashes(&self) -> u32 {
+        self.crashes.values().sum()
+    }
+}
+
 /// Tries one order; says what is wrong with it.
-fn try_order(seed: u64) -> Result<[u32; 2], String> {
+fn try_order(seed: u64) -> Result<Tried, String> {
     // Nothing has to outlive the machine.
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let (config, host) = (config(seed, dir.path()), Arc::new(Host::small()));
@@ -199,15 +230,30 @@ fn try_order(seed: u64) -> Result<[u32; 2], String> {
     }
     let strategy = Arc::from(policy::strategy(&config, &host.machine()).unwrap());
     match linearize(&Promises::new(strategy, &NAMES), &world.history) {
-        Ok(_) => Ok([world.crashes, world.together]),
+        Ok(_) => {
+            let died = world.injected.len();
+            assert_eq!(usize::try_from(world.crashes), Ok(died), "a crash at {:?} was lost", world.injected);
+            assert_eq!(world.starts, world.crashes + 1, "each crash is followed by a start");
+            let mut tried = Tried { orders: 1, together: world.together, ..Tried::default() };
+            world.injected.iter().for_each(|place| *tried.crashes.entry(place).or_default() += 1);
+            Ok(tried)
+        }
         Err(longest) => {
             Err(format!("no order of these operations explains the answers:{}", listed(&longest)))
         }
     }
 }
 
-fn sum(a: [u32; 2], b: [u32; 2]) -> [u32; 2] {
-    [a[0] + b[0], a[1] + b[1]]
+/// Divides seeds among as many threads as there are CPUs.
+fn on_all_cpus<T: Send>(seeds: &[u64], run: impl Fn(&[u64]) -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let run = &run;
+        let parts: Vec<_> =
+            seeds.chunks(seeds.len().div_ceil(threads)).map(|part| scope.spawn(move || run(part))).collect();
+        let results = parts.into_iter().map(|part| part.join());
+        results.map(|result| result.unwrap_or_else(|payload| panic::resume_unwind(payload))).collect()
+    })
 }
 
 #[test]
@@ -221,29 +267,46 @@ fn what_is_asked_in_any_order_is_answered_as_if_one_after_the_other() {
         Some(seed) => vec![seed],
         None => (0..number("NUMAWARD_SEEDS").unwrap_or(ORDERS)).collect(),
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let [crashes, together] = std::thread::scope(|scope| {
-        let parts: Vec<_> = seeds
-            .chunks(seeds.len().div_ceil(threads))
-            .map(|part| {
-                scope.spawn(move || {
-                    let tried = part.iter().map(|&seed| {
-                        try_order(seed).unwrap_or_else(|wrong| panic!("NUMAWARD_SEED={seed}: {wrong}"))
-                    });
-                    tried.fold([0; 2], sum)
-                })
-            })
-            .collect();
-        parts
-            .into_iter()
-            .map(|part| part.join().unwrap_or_else(|payload| panic::resume_unwind(payload)))
-            .fold([0; 2], sum)
+    let parts = on_all_cpus(&seeds, |part| {
+        let tried = part
+            .iter()
+            .map(|&seed| try_order(seed).unwrap_or_else(|wrong| panic!("NUMAWARD_SEED={seed}: {wrong}")));
+        tried.fold(Tried::default(), Tried::add)
     });
-    println!(
-        "{} orders, in which the daemon died {crashes} times, and answered several {together} times",
-        seeds.len()
-    );
-    assert!(together > 0 || seeds.len() < 100, "nobody was answered together");
+    let tried = parts.into_iter().fold(Tried::default(), Tried::add);
+    let (orders, crashes, together) = (tried.orders, tried.all_crashes(), tried.together);
+    println!("{orders} orders, {crashes} crashes, several clients answered in {together} steps: {tried:?}");
+    assert_eq!(usize::try_from(orders), Ok(seeds.len()));
+    if orders < ORDERS {
+        return;
+    }
+    assert!(together > 0, "no clients were answered together");
+    assert!(crashes >= MIN_CRASHES, "only {crashes} crashes");
+    for place in CRASH_PLACES {
+        let has_died = tried.crashes.keys().any(|name| name.starts_with(place));
+        assert!(has_died, "no crash at {place}: {:?}", tried.crashes);
+    }
+}
+
+/// The first order that fails with an ordering fault in the daemon, and how.
+fn first_failure(disorder: Disorder) -> Option<(u64, String)> {
+    let seeds: Vec<u64> = (0..ORDERS).collect();
+    let found = on_all_cpus(&seeds, |part| {
+        disorder::inject(Some(disorder));
+        let found = part.iter().find_map(|&seed| Some((seed, try_order(seed).err()?)));
+        disorder::inject(None);
+        found
+    });
+    found.into_iter().flatten().min()
+}
+
+#[test]
+fn ordering_faults_are_found() {
+    for disorder in [Disorder::StaleDecision, Disorder::AnswerBeforeSave, Disorder::OvertakenList] {
+        let found = first_failure(disorder);
+        let (seed, failure) = found.unwrap_or_else(|| panic!("{disorder:?} is not found in {ORDERS} orders"));
+        println!("{disorder:?} is found with NUMAWARD_SEED={seed}: {}", failure.lines().next().unwrap());
+    }
 }
 
 /// Three clients are admitted one through the other by a server that decides when it stores, or, with the fault, before.

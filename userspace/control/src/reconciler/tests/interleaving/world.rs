@@ -82,6 +82,10 @@ pub(super) struct World {
     /// The daemon dies after so many of the points at which it may.
     crash_in: Option<u32>,
     pub(super) crashes: u32,
+    /// The places at which the daemon was made to die. A crash counts in [`World::crashes`] when it has reached the test.
+    pub(super) injected: Vec<&'static str>,
+    /// Starts of the daemon.
+    pub(super) starts: u32,
     /// Steps in which several clients were answered.
     pub(super) together: u32,
     /// Containers that were bound since the daemon started.
@@ -112,6 +116,8 @@ impl World {
             left,
             crash_in: None,
             crashes: 0,
+            injected: Vec::new(),
+            starts: 0,
             together: 0,
             bound: BTreeSet::new(),
         }
@@ -119,6 +125,7 @@ impl World {
 
     /// The daemon starts.
     pub(super) fn begin(&mut self) {
+        self.starts += 1;
         let may_crash = self.crashes < 3 && self.rng.bool();
         self.crash_in = may_crash.then(|| self.rng.u32(1..80));
     }
@@ -128,12 +135,13 @@ impl World {
         (self.commands, self.view, self.listed) = (Some(commands), view, None);
     }
 
-    /// One of the points at which it may die.
-    pub(super) fn point(&mut self) {
+    /// One of the places at which it may die.
+    pub(super) fn point(&mut self, place: &'static str) {
         if let Some(left) = &mut self.crash_in {
             *left -= 1;
             if *left == 0 {
                 self.crash_in = None;
+                self.injected.push(place);
                 panic::resume_unwind(Box::new(Crash));
             }
         }
