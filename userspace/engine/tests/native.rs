@@ -1,6 +1,9 @@
 //! The strategy `native` on the scenarios and traces that come with the sources.
 
-use numaward_engine::simulation::trace::Trace;
+use numaward_engine::simulation::{
+    trace::{Recorded, Trace},
+    variant::Variant,
+};
 
 use self::compare::Comparison;
 
@@ -26,4 +29,40 @@ fn traces_replay_without_failures() {
     }
     assert!(comparison.failures().is_empty(), "\n{comparison}");
     assert_eq!(comparison.traces, 9);
+}
+
+/// A change of a record.
+type Change = (&'static str, fn(&mut Recorded));
+
+/// No trace in the sources has a record of the kubelet, so this test makes one.
+#[test]
+fn a_wrong_record_of_the_kubelet_is_a_failure() {
+    let (_, traces) = folder::read::<Trace>(&folder::own("traces")).unwrap().remove(0);
+    let mut trace = traces.into_iter().next().unwrap();
+    let (machine, config, requests) = trace.parts().unwrap();
+    let replay = Variant::Kubelet.replay(&trace, (&machine, &requests), &config).unwrap();
+    let recorded = Recorded { sums: replay.sums, outcome: replay.outcome };
+    let mut failures = |recorded: Recorded| {
+        trace.kubelet = Some(recorded);
+        let mut comparison = Comparison::new();
+        comparison.add(&trace);
+        comparison.failures().join("\n")
+    };
+    assert_eq!(failures(recorded.clone()), "");
+    let changes: [Change; 8] = [
+        ("Guaranteed pods recorded", |recorded| recorded.sums.guaranteed += 1),
+        ("recorded sums", |recorded| recorded.sums.admitted_first_try += 1),
+        ("recorded sums", |recorded| recorded.sums.admitted_on_retry += 1),
+        ("recorded sums", |recorded| recorded.sums.dropped += 1),
+        ("recorded sums", |recorded| recorded.sums.cpu_milli_ticks += 1),
+        ("recorded sums", |recorded| recorded.sums.memory_mib_ticks += 1),
+        ("recorded sums", |recorded| recorded.sums.hugepages_mib_ticks += 1),
+        ("recorded X, got A", |recorded| recorded.outcome = recorded.outcome.replacen('A', "X", 1)),
+    ];
+    for (expected, change) in changes {
+        let mut recorded = recorded.clone();
+        change(&mut recorded);
+        let failures = failures(recorded);
+        assert!(failures.contains(expected), "{expected}: {failures}");
+    }
 }
