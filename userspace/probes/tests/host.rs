@@ -8,6 +8,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test without libtest, which clippy does not take for one")]
 
+#[path = "host/expected.rs"]
+mod expected;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -27,11 +30,14 @@ use numaward_probes::{
     pmu::{Event, Events},
     stats_window,
 };
+use numaward_tests_support::is_ci;
 use numaward_topology::{CpuId, Machine, NodeId, NodeSet, sysfs};
 use rustix::param::page_size;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, CpuSet, sched_getaffinity, sched_setaffinity, set_capabilities,
 };
+
+use self::expected::Features;
 
 /// Pages that a process touches: 32 MiB where they are of 4 KiB.
 const PAGES: u64 = 8192;
@@ -75,7 +81,8 @@ const TESTS: &[(&str, Test)] = &[
     ("counters_that_are_not_there_are_reported", no_hardware),
     ("on_a_duty_cycle_counts_are_estimates", duty_cycle),
     ("the_memory_of_maps_is_bounded", map_memory),
-    ("every_probe_is_attached_or_says_why_not", others),
+    ("only_a_feature_that_the_kernel_lacks_excuses_a_probe", |_| expected::only_missing_features_excuse()),
+    ("every_probe_is_attached_for_which_the_kernel_has_the_feature", others),
 ];
 
 fn main() -> ExitCode {
@@ -89,7 +96,7 @@ fn main() -> ExitCode {
     }
     let host = match Host::new() {
         Ok(host) => host,
-        Err(reason) if std::env::var("CI").as_deref() == Ok("true") => {
+        Err(reason) if is_ci() => {
             println!("host: FAILED: cannot run on this host: {reason}");
             return ExitCode::FAILURE;
         }
@@ -290,13 +297,8 @@ fn others(host: &Host) {
         );
         assert!(report.mode != Mode::Absent || report.reason.is_some(), "{report:?}");
     }
-    // These need nothing but BTF.
-    for probe in [Probe::Migrate, Probe::Stall, Probe::Switch] {
-        assert!(
-            reports.iter().any(|report| report.probe == probe && report.mode == Mode::TpBtf),
-            "{reports:?}"
-        );
-    }
+    let problems = Features::of_this_kernel().problems(reports);
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
 /// The process that says how the probes are attached.

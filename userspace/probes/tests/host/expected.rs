@@ -1,0 +1,212 @@
+//! The features of the running kernel, and the state that each probe must have because of them.
+//!
+//! The features are read from procfs, sysfs and tracefs, not by the crate under test: a fault there must not excuse itself.
+
+use std::{
+    collections::BTreeSet,
+    env::consts::ARCH,
+    fs,
+    io::{self, BufRead as _, BufReader},
+    path::Path,
+};
+
+use numaward_probes::{Mode, Obstacle, Probe, ProbeReport};
+
+/// Functions of the kernel that are traced, some under another name in other releases.
+const TRACED: [&str; 5] =
+    ["alloc_hugetlb_folio", "alloc_huge_page", "task_numa_fault", "vma_policy_mof", "oom_kill_process"];
+/// The first release in which programs can be attached to functions on 64-bit Arm. On x86-64 it is older than all that are
+/// supported.
+const TRAMPOLINES_ON_ARM: (u32, u32) = (6, 4);
+
+/// What the running kernel has.
+#[derive(Clone, Debug)]
+pub(crate) struct Features {
+    has_btf: bool,
+    /// Those of [`TRACED`] that can be traced; `None` if the kernel does not show its list, as a security module or a lockdown
+    /// refuses it.
+    traceable: Option<BTreeSet<String>>,
+    /// Programs can be attached to functions.
+    has_trampolines: bool,
+    has_kprobes: bool,
+    /// The processor has counters that the kernel knows.
+    has_counters: bool,
+    /// The kernel shows which memory is of which node.
+    has_memory_blocks: bool,
+}
+
+/// The states that a probe may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Expected {
+    modes: Vec<Mode>,
+    /// Reasons for which it may be absent.
+    obstacles: Vec<Obstacle>,
+}
+
+impl Features {
+    pub(crate) fn of_this_kernel() -> Self {
+        let exists = |path: &str| Path::new(path).exists();
+        let counters = fs::read_dir("/sys/bus/event_source/devices").unwrap();
+        let is_of_processor = |name: &str| name == "cpu" || name == "cpu_core" || name.starts_with("armv8");
+        Self {
+            has_btf: exists("/sys/kernel/btf/vmlinux"),
+            traceable: traceable(Path::new("/sys/kernel/tracing/available_filter_functions")),
+            has_trampolines: ARCH != "aarch64" || release() >= TRAMPOLINES_ON_ARM,
+            has_kprobes: exists("/sys/bus/event_source/devices/kprobe"),
+            has_counters: counters
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .any(|name| is_of_processor(&name)),
+            has_memory_blocks: exists("/sys/devices/system/memory/block_size_bytes"),
+        }
+    }
+
+    fn expected(&self, probe: Probe) -> Expected {
+        match probe {
+            // On kernels that preempt tasks inside the probe, the tracepoint is the better one.
+            Probe::Alloc if self.has_btf => Expected::attached(&[Mode::TpBtf, Mode::Tracepoint]),
+            Probe::Migrate | Probe::Stall | Probe::Switch if self.has_btf => {
+                Expected::attached(&[Mode::TpBtf])
+            }
+            Probe::Alloc | Probe::Migrate | Probe::Stall | Probe::Switch => {
+                Expected::attached(&[Mode::Tracepoint])
+            }
+            Probe::Hugepages => {
+                let mut expected = self.at_function(&["alloc_hugetlb_folio", "alloc_huge_page"], Mode::Fexit);
+                if !self.has_memory_blocks {
+                    expected.obstacles.push(Obstacle::MemoryBlocks);
+                }
+                expected
+            }
+            Probe::Scan => self.at_function(&["vma_policy_mof"], Mode::Fexit),
+            Probe::OomKill => self.at_function(&["oom_kill_process"], Mode::Fentry),
+            Probe::Hint => {
+                let mut expected = self.at_function(&["task_numa_fault"], Mode::Fentry);
+                if self.has_kprobes && !expected.modes.contains(&Mode::Fentry) {
+                    expected = Expected::attached(&[Mode::Kprobe]);
+                } else if self.has_kprobes && self.traceable.is_none() {
+                    expected.modes.push(Mode::Kprobe);
+                }
+                expected
+            }
+            // Not each processor has events for accesses to DRAM.
+            Probe::Hardware if self.has_counters => {
+                Expected { modes: vec![Mode::TpBtf], obstacles: vec![Obstacle::HardwareCounters] }
+            }
+            Probe::Hardware => Expected::absent(&[Obstacle::HardwareCounters]),
+            Probe::AllocChains | Probe::AccessChains => Expected::default(),
+        }
+    }
+
+    /// For a probe at the entry or the exit of one of these functions.
+    fn at_function(&self, functions: &[&str], mode: Mode) -> Expected {
+        match &self.traceable {
+            _ if !self.has_btf => Expected::absent(&[Obstacle::Btf]),
+            _ if !self.has_trampolines => Expected::absent(&[Obstacle::Kernel]),
+            None => Expected { modes: vec![mode], obstacles: vec![Obstacle::Permission] },
+            Some(traceable) if functions.iter().any(|function| traceable.contains(*function)) => {
+                Expected::attached(&[mode])
+            }
+            Some(_) => Expected::absent(&[Obstacle::Btf, Obstacle::Kernel]),
+        }
+    }
+
+    /// One line for each probe that has another state than it must have.
+    pub(crate) fn problems(&self, reports: &[ProbeReport]) -> Vec<String> {
+        let is_wrong = |report: &&ProbeReport| {
+            let expected = self.expected(report.probe);
+            !match (report.mode, report.obstacle) {
+                (Mode::Absent, Some(obstacle)) => expected.obstacles.contains(&obstacle),
+                (mode, _) => expected.modes.contains(&mode),
+            }
+        };
+        let wrong = reports.iter().filter(is_wrong);
+        wrong
+            .map(|report| format!("{report:?}, expected {:?} with {self:?}", self.expected(report.probe)))
+            .collect()
+    }
+}
+
+impl Expected {
+    fn attached(modes: &[Mode]) -> Self {
+        Self { modes: modes.to_vec(), ..Self::default() }
+    }
+
+    fn absent(obstacles: &[Obstacle]) -> Self {
+        Self { obstacles: obstacles.to_vec(), ..Self::default() }
+    }
+}
+
+/// Those of [`TRACED`] in the kernel's list.
+fn traceable(list: &Path) -> Option<BTreeSet<String>> {
+    let lines = match fs::File::open(list) {
+        Ok(file) => BufReader::new(file).lines(),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None,
+        Err(error) => panic!("{}: {error}: is tracefs mounted?", list.display()),
+    };
+    // Functions of modules have the name of theirs behind them.
+    let names = lines.map(|line| line.unwrap().split(' ').next().unwrap_or_default().to_owned());
+    Some(names.filter(|name| TRACED.contains(&name.as_str())).collect())
+}
+
+/// The major and minor number of the running kernel.
+fn release() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+/// An absent probe is a problem unless the kernel lacks its feature, and then only for that reason.
+pub(crate) fn only_missing_features_excuse() {
+    let report = |probe, mode, obstacle: Option<Obstacle>| ProbeReport {
+        probe,
+        mode,
+        reason: obstacle.map(|obstacle| format!("{obstacle:?}")),
+        obstacle,
+        self_check: None,
+    };
+    let all = Features {
+        has_btf: true,
+        traceable: Some(TRACED.iter().map(|&name| name.to_owned()).collect()),
+        has_trampolines: true,
+        has_kprobes: true,
+        has_counters: true,
+        has_memory_blocks: true,
+    };
+    let none_listed = Features { traceable: Some(BTreeSet::new()), has_kprobes: false, ..all.clone() };
+    let list_refused = Features { traceable: None, has_kprobes: false, ..all.clone() };
+    let no_trampolines = Features { has_trampolines: false, ..all.clone() };
+    let no_btf = Features { has_btf: false, ..all.clone() };
+    let no_counters = Features { has_counters: false, ..all.clone() };
+    let is_right = |features: &Features, probe, mode, obstacle| {
+        features.problems(&[report(probe, mode, obstacle)]).is_empty()
+    };
+    for obstacle in
+        [Obstacle::NotBuilt, Obstacle::Btf, Obstacle::Permission, Obstacle::Kernel, Obstacle::Setup]
+    {
+        for probe in [Probe::Alloc].into_iter().chain(Probe::OTHERS) {
+            assert!(!is_right(&all, probe, Mode::Absent, Some(obstacle)), "{probe:?} {obstacle:?}");
+        }
+    }
+    for (probe, mode) in [
+        (Probe::Hugepages, Mode::Fexit),
+        (Probe::Hint, Mode::Fentry),
+        (Probe::Scan, Mode::Fexit),
+        (Probe::OomKill, Mode::Fentry),
+    ] {
+        assert!(is_right(&all, probe, mode, None));
+        assert!(!is_right(&none_listed, probe, mode, None), "{probe:?} at a function that is not there");
+        assert!(is_right(&none_listed, probe, Mode::Absent, Some(Obstacle::Btf)));
+        assert!(!is_right(&none_listed, probe, Mode::Absent, Some(Obstacle::Permission)));
+        assert!(is_right(&list_refused, probe, Mode::Absent, Some(Obstacle::Permission)));
+        assert!(!is_right(&list_refused, probe, Mode::Absent, Some(Obstacle::Kernel)));
+    }
+    assert!(!is_right(&all, Probe::Hint, Mode::Kprobe, None), "fentry is cheaper");
+    assert!(is_right(&no_trampolines, Probe::Hint, Mode::Kprobe, None));
+    assert!(!is_right(&no_trampolines, Probe::Hint, Mode::Absent, Some(Obstacle::Kernel)));
+    assert!(is_right(&no_trampolines, Probe::Scan, Mode::Absent, Some(Obstacle::Kernel)));
+    assert!(is_right(&no_btf, Probe::Stall, Mode::Tracepoint, None));
+    assert!(!is_right(&no_btf, Probe::Stall, Mode::Absent, Some(Obstacle::Btf)));
+    assert!(!is_right(&all, Probe::Stall, Mode::Tracepoint, None));
+    assert!(is_right(&no_counters, Probe::Hardware, Mode::Absent, Some(Obstacle::HardwareCounters)));
+    assert!(!is_right(&no_counters, Probe::Hardware, Mode::TpBtf, None));
+}
