@@ -15,8 +15,11 @@ use self::support::{
 const SPAN: Duration = Duration::from_secs(5);
 /// Far longer than anybody has to wait.
 const LIMIT: Duration = Duration::from_mins(1);
-/// Far more than it takes.
-const MOST_KIB: u64 = 256 << 10;
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
+/// By docs/reliability.md, a thousand clients that hardly read take 12 MiB of the daemon's memory: 38 MiB at most, 26 MiB without
+/// them. Here the daemon and its clients are one process, which grows by 11 to 12 MiB; without limits on connections, scrapes and
+/// unread answers it grows by 18 MiB.
+const MAX_GROWTH_KIB: u64 = 16 << 10;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_hardly_read_keep_nobody_from_an_answer() {
@@ -37,19 +40,24 @@ async fn clients_that_hardly_read_keep_nobody_from_an_answer() {
     }
     let daemon = place.start(None).await.unwrap();
     let before = resident(std::process::id()).unwrap();
+    let started = Instant::now();
     let load = Load::start(&plan, &place, daemon.address);
-    tokio::time::sleep(SPAN).await;
+    let mut peak = before;
+    while started.elapsed() < SPAN {
+        tokio::time::sleep(SAMPLE_INTERVAL).await;
+        peak = peak.max(resident(std::process::id()).unwrap());
+    }
     let mut seen = load.take();
     // So somebody has had an answer more than once, while those that hardly read were there.
-    let started = Instant::now();
     while seen.scrapes.len() <= plan.scrapers && started.elapsed() < LIMIT {
         tokio::time::sleep(SPAN / 5).await;
         seen.add(load.take());
     }
-    let after = resident(std::process::id()).unwrap();
+    peak = peak.max(resident(std::process::id()).unwrap());
+    println!("resident: {before} KiB before, {peak} KiB at most");
     seen.add(load.end().await);
     assert_eq!((&seen.failed_scrapes, &seen.errors, seen.refused), (&Vec::new(), &Vec::new(), 0));
     assert!(!seen.admissions.is_empty() && seen.scrapes.len() > plan.scrapers, "{seen:?}");
     assert!(seen.slow_served > 0, "{seen:?}");
-    assert!(after < before + MOST_KIB, "{before} KiB before, {after} KiB after");
+    assert!(peak < before + MAX_GROWTH_KIB, "{before} KiB before, {peak} KiB at most");
 }
