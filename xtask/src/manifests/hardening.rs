@@ -139,6 +139,25 @@ mod tests {
     }
 
     #[test]
+    fn the_documents_have_the_number_of_system_calls() {
+        let read = |path: &str| fs::read_to_string(command::root().join(path)).unwrap();
+        let text = read(PROFILE);
+        let profile = Profile::read(&text).unwrap();
+        let of = |is_counted: &dyn Fn(&Group) -> bool| {
+            let groups = profile.syscalls.iter().filter(|group| group.action == "SCMP_ACT_ALLOW");
+            let groups =
+                groups.filter(|group| !group.comment.starts_with(OF_THE_RUNTIME) && is_counted(group));
+            groups.flat_map(|group| &group.names).collect::<BTreeSet<_>>().len()
+        };
+        let (all, of_arm) = (of(&|_| true), of(&|group| group.comment.contains("on Arm")));
+        let security =
+            format!("allows the daemon {all} system calls, {of_arm} of which only programs for Arm make");
+        assert!(read("SECURITY.md").contains(&security), "SECURITY.md does not say that it {security}");
+        let systemd = format!("it may make {all} system calls and no others");
+        assert!(read("docs/systemd.md").contains(&systemd), "docs/systemd.md does not say: {systemd}");
+    }
+
+    #[test]
     fn what_is_allowed_in_one_place_only_is_a_fault() {
         let group = |comment: &str, names: &[&str], action: &str| json!({ "comment": comment, "names": names, "action": action });
         let profile = |groups: &[Value]| {
