@@ -48,11 +48,11 @@ fn a_machine_that_fails_is_an_error() {
 #[test]
 fn a_machine_that_hangs_is_stopped() {
     let Some(bench) = Bench::open() else { return };
-    let started = Instant::now();
-    let limit = Duration::from_secs(5);
-    let error = bench.vm(small()).limit(limit).run("while :; do :; done", &mut Vec::new()).unwrap_err();
-    assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
+    let limit = Duration::from_secs(20);
+    for vm in [bench.vm(small()), bench.vm(small()).real_time()] {
+        let error = vm.limit(limit).run("while :; do :; done", &mut Vec::new()).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use numaward_vm::{Arch, Cache, Kernel, Machine, Vm};
 
 use crate::setup::{self, Part, kernels};
-use crate::{build, command, idle, vm};
+use crate::{budgets, build, command, idle, vm};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Name {
@@ -23,6 +23,8 @@ enum Name {
     Enforce,
     /// What the daemon takes of a CPU and of memory while nothing happens
     Idle,
+    /// Each of the above, or those that are named: fails if a budget is exceeded
+    Budgets,
     /// Containers that are created while 50 clients read all there is to read of 1,000 workloads
     Answers,
     /// 1,000 admissions a second, 50 scrapers and 1,000 clients that read a byte a second, for a minute
@@ -57,6 +59,7 @@ pub(crate) fn bench(arguments: &Bench) -> Result<ExitCode> {
         Name::Answers => ("numaward-daemon", "answers"),
         Name::Load => ("numaward-daemon", "load"),
         Name::Soak => ("numaward-daemon", "soak"),
+        Name::Budgets => return budgets::run(&arguments.arguments),
         Name::Idle => return idle::measure(Duration::from_secs(arguments.seconds)),
         Name::Engine => {
             for bench in ["native", "admission"] {
@@ -71,7 +74,9 @@ pub(crate) fn bench(arguments: &Bench) -> Result<ExitCode> {
 
 fn run(package: &str, bench: &str, arguments: &[String]) -> Result<()> {
     let mut cargo = command::cargo();
-    cargo.args(["bench", "--package", package, "--bench", bench, "--"]).args(arguments);
+    // As users get it, and in the same folder, so that no crate is built twice.
+    cargo.args(["bench", "--profile", build::DIST, "--package", package, "--bench", bench, "--"]);
+    cargo.args(arguments);
     command::run(&mut cargo)
 }
 

@@ -12,9 +12,8 @@ use serde::Deserialize;
 use crate::command;
 use crate::setup::{self, Compiler, Part};
 
-/// What is built and tested on this host: all but what is built for the kernel, and the tests that boot machines.
-pub(crate) const WORKSPACE: &[&str] =
-    &["--workspace", "--exclude", "numaward-ebpf", "--exclude", "numaward-tests"];
+/// What is built and tested on this host: all but the programs for the kernel. The tests that boot machines are built by name only.
+pub(crate) const WORKSPACE: &[&str] = &["--workspace", "--exclude", "numaward-ebpf"];
 
 /// What users get, and what is measured: with all optimisations, which takes minutes.
 pub(crate) const DIST: &str = "dist";
@@ -68,6 +67,12 @@ struct Metadata {
 /// Where cargo puts what it builds.
 pub(crate) fn target_directory() -> Result<PathBuf> {
     command::metadata().map(|metadata: Metadata| metadata.target_directory)
+}
+
+/// Builds the program of the end-to-end tests. The selection is that of the unit tests, so that cargo builds each dependency with
+/// the features that it has there, and not again.
+pub(crate) fn end_to_end_tests() -> Result<PathBuf> {
+    tested_test("e2e")
 }
 
 /// Builds a package's program statically, with all optimisations, and with no path of this machine in it: the same sources and tools

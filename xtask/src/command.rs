@@ -12,7 +12,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use numaward_tests_support::is_ci;
 use serde::de::DeserializeOwned;
 
 /// A long command says that it lives at this pace.
@@ -35,8 +34,9 @@ pub(crate) fn cargo() -> Command {
 pub(crate) fn in_checkout(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root());
-    // Where tests must not be skipped, neither may the probes be missing.
-    if is_ci() && env::var_os("NUMAWARD_EBPF").is_none() {
+    // A chore that needs the probes has installed what builds them. The same value in all runs, since cargo builds them, and all
+    // that uses them, again if it changes.
+    if env::var_os("NUMAWARD_EBPF").is_none() {
         command.env("NUMAWARD_EBPF", "require");
     }
     command

@@ -4,6 +4,7 @@
 //! After a while to settle, its CPU time and memory are read from /proc as often as it takes. On a busy host
 //! workloads come and go, and the daemon follows them: the least busy host gives the truest figure.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -12,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::build;
 use crate::setup::{self, Part};
+use crate::{budgets, build};
 
 /// Of one CPU.
 const CPU_BUDGET_PERCENT: f64 = 0.1;
-const MEMORY_BUDGET_KIB: u64 = 32 << 10;
+const MEMORY_BUDGET_MIB: f64 = 24.0;
 /// Until the first reading of all workloads is over.
 const SETTLE: Duration = Duration::from_secs(5);
 
@@ -60,45 +61,50 @@ pub(crate) fn measure(span: Duration) -> Result<ExitCode> {
     let (took, after) = (start.elapsed(), Usage::read(daemon.0.id())?);
     ensure!(daemon.0.try_wait()?.is_none(), "the daemon ended meanwhile");
 
-    let busy = after.cpu.saturating_sub(before.cpu);
-    let percent = 100.0 * busy.as_secs_f64() / took.as_secs_f64();
-    let kept = percent < CPU_BUDGET_PERCENT && after.resident_kib < MEMORY_BUDGET_KIB;
-    println!("CPU: {percent:.3} % of one ({busy:.1?} in {took:.1?}); budget {CPU_BUDGET_PERCENT} %");
-    println!(
-        "memory: {} KiB resident, of it {} KiB its own; budget {MEMORY_BUDGET_KIB} KiB",
-        after.resident_kib, after.own_kib
-    );
-    println!("budget: {}", if kept { "kept" } else { "EXCEEDED" });
+    let percent_of = |busy: Duration| 100.0 * busy.as_secs_f64() / took.as_secs_f64();
+    let mut busy = Duration::ZERO;
+    for (name, total) in after.threads {
+        let since = total.saturating_sub(before.threads.get(&name).copied().unwrap_or_default());
+        println!("thread {name}: {:.4} % of a CPU", percent_of(since));
+        busy += since;
+    }
+    let percent = percent_of(busy);
+    let kept = percent <= CPU_BUDGET_PERCENT && after.resident_mib <= MEMORY_BUDGET_MIB;
+    println!("CPU: {percent:.3} % of one ({busy:.1?} in {took:.1?})");
+    println!("memory: {:.1} MiB resident, of it {:.1} MiB its own", after.resident_mib, after.own_mib);
+    budgets::print("idle/cpu", percent, "%", CPU_BUDGET_PERCENT);
+    budgets::print("idle/memory", after.resident_mib, "MiB", MEMORY_BUDGET_MIB);
+    println!("{}", if kept { "kept" } else { "EXCEEDED" });
     Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 struct Usage {
-    cpu: Duration,
-    resident_kib: u64,
+    /// CPU time by the names of the threads.
+    threads: BTreeMap<String, Duration>,
+    resident_mib: f64,
     /// Not shared with files, as the program itself is.
-    own_kib: u64,
+    own_mib: f64,
 }
 
 impl Usage {
     fn read(process: u32) -> Result<Self> {
         let read = |file: String| fs::read_to_string(&file).with_context(|| format!("cannot read {file}"));
         // Documentation/scheduler/sched-stats.rst: nanoseconds on a CPU, first; of each thread.
-        let mut nanoseconds = 0;
+        let mut threads = BTreeMap::<String, Duration>::new();
         for thread in fs::read_dir(format!("/proc/{process}/task")).context("the daemon is gone")? {
-            let path = thread?.path().join("schedstat").display().to_string();
-            let stat = read(path)?;
-            nanoseconds += stat.split(' ').next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+            let thread = thread?.path();
+            let stat = read(thread.join("schedstat").display().to_string())?;
+            let name = read(thread.join("comm").display().to_string())?;
+            let nanoseconds = stat.split(' ').next().and_then(|number| number.parse().ok());
+            let nanoseconds = nanoseconds.with_context(|| format!("{} has no CPU time", thread.display()))?;
+            *threads.entry(name.trim_end().to_owned()).or_default() += Duration::from_nanos(nanoseconds);
         }
         let status = read(format!("/proc/{process}/status"))?;
-        let kib = |key: &str| {
+        let mib = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key));
-            line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok())
-                .with_context(|| format!("/proc/{process}/status has no {key}"))
+            let kib: Option<f64> = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+            kib.map(|kib| kib / 1024.0).with_context(|| format!("/proc/{process}/status has no {key}"))
         };
-        Ok(Self {
-            cpu: Duration::from_nanos(nanoseconds),
-            resident_kib: kib("VmRSS:")?,
-            own_kib: kib("RssAnon:")?,
-        })
+        Ok(Self { threads, resident_mib: mib("VmRSS:")?, own_mib: mib("RssAnon:")? })
     }
 }

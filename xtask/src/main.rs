@@ -9,6 +9,7 @@ mod api;
 mod architecture;
 mod bench;
 mod book;
+mod budgets;
 mod build;
 mod command;
 mod dashboards;
@@ -23,6 +24,7 @@ mod idle;
 mod manifests;
 mod modules;
 mod release;
+mod report;
 mod run;
 mod screenshots;
 mod setup;
@@ -49,7 +51,7 @@ enum Task {
     Build(build::Arguments),
     /// Builds the daemon and runs it on this host
     Run(run::Arguments),
-    /// Runs everything that must hold
+    /// Runs the tests of a lane, stages of it, or end-to-end tests
     Test(test::Arguments),
     /// Shows numaward at work in a machine with four nodes
     Demo(demo::Arguments),

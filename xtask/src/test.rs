@@ -1,32 +1,48 @@
-//! `cargo xtask test`: everything that must hold, in stages. All stages run, also after one has failed.
+//! `cargo xtask test`: the tests of a lane, in stages. All stages run, also after one has failed.
+//!
+//! Each stage but the machines is a process of its own, whose output goes to a file: the terminal shows progress, and of a failure
+//! the lines that explain it. A stage that is named alone shows all of its output.
 
 use std::env;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use numaward_vm::{Arch, Cache};
 use regex::Regex;
 
+use crate::report::{self, Times};
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
+use crate::vm::{self, Lane};
 use crate::{
-    api, architecture, book, build, command, dashboards, dependencies, fuzz, manifests, modules, vm, words,
+    api, architecture, book, budgets, build, command, dashboards, dependencies, fuzz, generate, manifests,
+    modules, words,
 };
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these stages [default: all; host and conformance are part of unit]
-    #[arg(value_enum)]
-    stages: Vec<Stage>,
-    /// Also what is slow: the newest kernel, and long tests in virtual machines
+    /// Only these stages, or end-to-end tests whose names contain one of these [default: those of the lane]
+    #[arg(value_name = "STAGE|TEST")]
+    names: Vec<String>,
+    /// Which tests: `quick` takes minutes, `ci` is what each change must pass, `rest` is all else
+    #[arg(long, value_enum, default_value_t = Lane::Quick)]
+    lane: Lane,
+    /// Runs the end-to-end tests, by default all of the lane `ci`, so many times, while as many other processes as there are CPUs
+    /// keep this host busy
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: Option<u32>,
+    /// Kernel of the end-to-end tests; may be repeated [default: those of the lane]
+    #[arg(long = "kernel", value_parser = kernels::all_names())]
+    kernels: Vec<String>,
+    /// Seed of made-up inputs [default: 1 in the lanes `quick` and `ci`, else another in each run]
     #[arg(long)]
-    all: bool,
-    /// Only what an ordinary run skips, on one kernel, but for the tests with a Kubernetes cluster
-    #[arg(long, conflicts_with_all = ["stages", "all"])]
-    rest: bool,
+    seed: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -35,16 +51,16 @@ enum Stage {
     Fmt,
     /// Lints, warnings denied
     Clippy,
-    /// Unit and in-process tests, the next two included
+    /// Unit and in-process tests, with the corpus of the fuzz targets, and the next two
     Unit,
-    /// What reads files, pods, NRI and requests, on made-up inputs
-    Fuzz,
     /// The probes on this host's kernel (needs root and BPF)
     Host,
     /// The kubelet's recorded decisions
     Conformance,
-    /// The crates' dependencies against the table of allowed ones, that their modules form no circle, that no large type
-    /// does input or output, and that what the page about the architecture names is there
+    /// Parsers of files, pods, NRI and requests, with inputs that libFuzzer makes up
+    Fuzz,
+    /// The crates' dependencies against the table of allowed ones, circles of modules, input and output of large types, and the
+    /// names on the page about the architecture
     Deps,
     /// Licences, sources, duplicates and advisories of all dependencies
     Deny,
@@ -59,121 +75,261 @@ enum Stage {
     Page,
     /// The API of a daemon: made-up requests
     Api,
-    /// Dashboards and rules on a real Prometheus that scrapes a virtual machine (with --all)
+    /// Generated files: their generators make them as they are
+    Generated,
+    /// Benchmarks that have a budget
+    Budgets,
+    /// Dashboards and rules on a real Prometheus that scrapes a virtual machine
     Dashboards,
-    /// The way of somebody new: clone, demo, red page, fix, green page, and how long that takes (with --all)
+    /// The way of a new user: clone, demo, red page, fix, green page, and how long that takes
     Newcomer,
-    /// End-to-end tests in virtual machines, kernel after kernel (those with a Kubernetes cluster or with containerd 2.3:
-    /// with --all, where `NUMAWARD_KUBERNETES` and `NUMAWARD_CONTAINERD` name their programs; see `vm test --help`)
+    /// End-to-end tests in virtual machines
     Vm,
 }
 
-const DEFAULT: &[Stage] = &[
-    Stage::Fmt,
-    Stage::Clippy,
-    Stage::Unit,
-    Stage::Fuzz,
-    Stage::Deps,
-    Stage::Deny,
-    Stage::Rules,
-    Stage::Manifests,
-    Stage::Book,
-    Stage::Page,
-    Stage::Api,
-    Stage::Vm,
-];
-/// What `--all` adds.
-const SLOW: &[Stage] = &[Stage::Dashboards, Stage::Newcomer];
+impl Stage {
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        Self::from_str(name, false).ok()
+    }
+
+    /// The stages of a lane.
+    const fn of(lane: Lane) -> &'static [Self] {
+        match lane {
+            Lane::Quick => &[Self::Fmt, Self::Unit, Self::Vm],
+            Lane::Ci => &[
+                Self::Fmt,
+                Self::Clippy,
+                Self::Unit,
+                Self::Generated,
+                Self::Deps,
+                Self::Deny,
+                Self::Rules,
+                Self::Manifests,
+                Self::Book,
+                Self::Page,
+                Self::Api,
+                Self::Vm,
+            ],
+            Lane::Rest => &[Self::Fuzz, Self::Api, Self::Budgets, Self::Dashboards, Self::Newcomer, Self::Vm],
+            Lane::Cluster => &[Self::Vm],
+        }
+    }
+}
+
 /// Names a copy of the database of advisories, a git repository.
 const ADVISORIES: &str = "NUMAWARD_ADVISORIES";
 /// Where cargo-deny has it from.
 const DATABASE: &str = "https://github.com/RustSec/advisory-db";
 /// What is not built for this host.
 const EBPF: &str = "numaward-ebpf";
+/// A stage says at this pace that it goes on.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {
-    let slow = if arguments.all { SLOW } else { &[] };
-    let usual = if arguments.rest { [SLOW, &[Stage::Vm]].concat() } else { [DEFAULT, slow].concat() };
-    let stages = if arguments.stages.is_empty() { &usual } else { &arguments.stages };
-    let kernels = if arguments.all {
-        kernels::names(Arch::Amd64)
-    } else if arguments.rest {
-        vec![kernels::DEFAULT]
-    } else {
-        kernels::USUAL.to_vec()
-    };
-    let names = if arguments.rest { vm::rest() } else { Vec::new() };
-
-    let folders = vm::Folders::from_environment();
-
-    let mut results = Vec::new();
-    record(&mut results, "setup", || setup::ensure(&parts(stages, &kernels)?));
-    for &stage in stages {
-        match stage {
-            Stage::Vm => {
-                for kernel in &kernels {
-                    let test = || vm::test(Arch::Amd64, kernel, &names, arguments.all, &folders);
-                    record(&mut results, &format!("vm {kernel}"), test);
-                }
-            }
-            _ => record(&mut results, &format!("{stage:?}").to_lowercase(), || run(stage, arguments.all)),
-        }
-    }
-    summary(&results)
+    run_lane(arguments).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
-fn parts(stages: &[Stage], kernels: &[&str]) -> Result<Vec<Part>> {
-    let kernel = |name: &str| kernels::find(Arch::Amd64, name).map(|of| Part::Kernel(Arch::Amd64, of));
-    let mut parts = Vec::new();
-    for stage in stages {
-        match stage {
-            Stage::Unit => parts.extend([Part::Ebpf, Part::Commands]),
-            Stage::Clippy | Stage::Host => parts.push(Part::Ebpf),
-            Stage::Fuzz => parts.push(Part::Cpp),
-            Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
-            Stage::Rules => {
-                parts.extend([&DebianTool::PROMETHEUS, &DebianTool::ALERTMANAGER].map(Part::DebianTool));
+fn run_lane(arguments: &Arguments) -> Result<ExitCode> {
+    let (stages, tests): (Vec<_>, Vec<_>) =
+        arguments.names.iter().cloned().partition(|name| Stage::parse(name).is_some());
+    ensure!(
+        stages.is_empty() || tests.is_empty(),
+        "name stages or end-to-end tests, not both: {}",
+        arguments.names.join(" ")
+    );
+    let is_of_machines = arguments.repeat.is_some() || !tests.is_empty() || !arguments.kernels.is_empty();
+    ensure!(
+        stages.is_empty() || !is_of_machines,
+        "--repeat and --kernel are for end-to-end tests, not for stages"
+    );
+    let stages: Vec<_> = if is_of_machines {
+        vec![Stage::Vm]
+    } else if stages.is_empty() {
+        Stage::of(arguments.lane).to_vec()
+    } else {
+        stages.iter().filter_map(|name| Stage::parse(name)).collect()
+    };
+    let seed = arguments.seed.unwrap_or_else(|| match arguments.lane {
+        Lane::Quick | Lane::Ci => 1,
+        Lane::Rest | Lane::Cluster => command::new_seed(),
+    });
+    // One stage alone shows all that it says.
+    if let [stage] = stages[..]
+        && stage != Stage::Vm
+    {
+        setup::ensure(&parts(stage)?)?;
+        run(stage, arguments.lane, seed)?;
+        println!("\n1 passed, 0 failed");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("seed of made-up inputs: {seed}");
+    let target = build::target_directory()?;
+    let mut times = Times::read(&target);
+    let mut outcomes = Vec::new();
+    for (number, &stage) in stages.iter().enumerate() {
+        let key = |stage: Stage| format!("stage {} of {:?}", stage.name(), arguments.lane);
+        let left = report::time_left(stages[number..].iter().map(|&stage| times.get(&key(stage))), 1);
+        println!("\n=== {} (stage {} of {}{left})", stage.name(), number + 1, stages.len());
+        let started = Instant::now();
+        let result = match stage {
+            Stage::Vm => machines(arguments, &tests, seed),
+            _ => attend(stage, arguments.lane, seed, times.get(&key(stage))),
+        };
+        let took = started.elapsed();
+        match &result {
+            Ok(()) => {
+                // Machines have written times meanwhile.
+                times = Times::read(&target);
+                times.set(key(stage), took);
+                times.write()?;
+                println!("{}: ok, {}", stage.name(), report::spell(took));
             }
-            Stage::Manifests => {
-                parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node, Part::Systemd]);
-                parts.extend([&PythonTool::HELM, &PythonTool::KUBERNETES_VALIDATE].map(Part::PythonTool));
+            Err(error) => eprintln!("error: {}: {error:#}", stage.name()),
+        }
+        outcomes.push(Outcome { stage, took, is_ok: result.is_ok() });
+    }
+    Ok(summary(&outcomes))
+}
+
+fn machines(arguments: &Arguments, tests: &[String], seed: u32) -> Result<()> {
+    let lane = match arguments.lane {
+        // Named tests run on the kernels that the table has for them.
+        Lane::Quick if !tests.is_empty() => None,
+        Lane::Quick if arguments.repeat.is_some() || !arguments.kernels.is_empty() => Some(Lane::Ci),
+        lane => Some(lane),
+    };
+    let selection = vm::Selection {
+        arch: Arch::Amd64,
+        names: tests,
+        lane,
+        kernels: &arguments.kernels,
+        is_long: false,
+        seed,
+    };
+    let results = vm::test(&selection, &vm::Folders::from_environment(), arguments.repeat)?;
+    results.print();
+    results.check()
+}
+
+/// Runs a stage in a process of its own, with its output in a file.
+fn attend(stage: Stage, lane: Lane, seed: u32, last: Option<Duration>) -> Result<()> {
+    let folder = build::target_directory()?.join("test-logs");
+    fs::create_dir_all(&folder)?;
+    let path = folder.join(format!("{}.log", stage.name()));
+    let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let (reader, writer) = std::io::pipe()?;
+    let of_lane = lane.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    // The file of this program may have been replaced by a build; the running one is still there by this name.
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["test", &stage.name(), "--lane", &of_lane, "--seed", &seed.to_string()]);
+    let mut child = command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    // Our ends of the pipe would keep the reader waiting.
+    drop(command);
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
             }
-            Stage::Book => parts.push(Part::DebianTool(&DebianTool::MDBOOK)),
-            Stage::Page => parts.extend([Part::Ebpf, Part::Browser]),
-            Stage::Api => parts.extend([Part::Ebpf, Part::PythonTool(&PythonTool::SCHEMATHESIS)]),
-            Stage::Dashboards => {
-                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64)]);
-                parts.extend([&DebianTool::PROMETHEUS, &DebianTool::VICTORIA_METRICS].map(Part::DebianTool));
-                parts.push(kernel(kernels::DEFAULT)?);
-            }
-            Stage::Newcomer => {
-                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64), Part::Browser]);
-                parts.push(kernel(kernels::DEFAULT)?);
-            }
-            Stage::Vm => {
-                parts.extend([Part::Ebpf, Part::Qemu(Arch::Amd64), Part::Debian(Arch::Amd64)]);
-                for name in kernels {
-                    parts.push(kernel(name)?);
+        }
+    });
+    let (started, mut shown, mut passed, mut latest) = (Instant::now(), Instant::now(), 0, String::new());
+    loop {
+        match lines.recv_timeout((shown + PROGRESS_INTERVAL).saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                log.write_all(&line)?;
+                log.write_all(b"\n")?;
+                let line = String::from_utf8_lossy(&line);
+                if line.starts_with("test ") && line.ends_with("... ok") {
+                    passed += 1;
+                } else if !line.trim().is_empty() {
+                    latest = line.trim().chars().take(80).collect();
                 }
             }
-            Stage::Fmt | Stage::Conformance | Stage::Deps => {}
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        if shown.elapsed() >= PROGRESS_INTERVAL {
+            shown = Instant::now();
+            let tests = if passed > 0 { format!(", {passed} tests passed") } else { String::new() };
+            let of_last =
+                last.map_or_else(String::new, |last| format!(" of {} in the last run", report::spell(last)));
+            println!("{}: {}{of_last}{tests}: {latest}", stage.name(), report::spell(started.elapsed()));
         }
     }
-    parts.dedup();
+    let status = child.wait()?;
+    if status.success() {
+        return Ok(());
+    }
+    println!("{}", report::excerpt(&fs::read_to_string(&path).unwrap_or_default()));
+    bail!("failed\n  all of it: {}\n  again:     cargo xtask test {}", path.display(), stage.name())
+}
+
+/// The parts that a stage needs; machines see to theirs.
+fn parts(stage: Stage) -> Result<Vec<Part>> {
+    let machine = || {
+        anyhow::Ok([
+            Part::Qemu(Arch::Amd64),
+            Part::Kernel(Arch::Amd64, kernels::find(Arch::Amd64, kernels::DEFAULT)?),
+        ])
+    };
+    let mut parts = Vec::new();
+    match stage {
+        Stage::Clippy | Stage::Host | Stage::Budgets => parts.push(Part::Ebpf),
+        Stage::Unit | Stage::Generated => parts.extend([Part::Ebpf, Part::Commands]),
+        Stage::Fuzz => parts.push(Part::Cpp),
+        Stage::Deny => parts.push(Part::Tool(&CargoTool::DENY)),
+        Stage::Rules => {
+            parts.extend([&DebianTool::PROMETHEUS, &DebianTool::ALERTMANAGER].map(Part::DebianTool));
+        }
+        Stage::Manifests => {
+            parts.extend([Part::DebianTool(&DebianTool::KUSTOMIZE), Part::Node, Part::Systemd]);
+            parts.extend([&PythonTool::HELM, &PythonTool::KUBERNETES_VALIDATE].map(Part::PythonTool));
+        }
+        Stage::Book => parts.push(Part::DebianTool(&DebianTool::MDBOOK)),
+        Stage::Page => parts.extend([Part::Ebpf, Part::Browser]),
+        Stage::Api => parts.extend([Part::Ebpf, Part::PythonTool(&PythonTool::SCHEMATHESIS)]),
+        Stage::Dashboards => {
+            parts.push(Part::Ebpf);
+            parts.extend([&DebianTool::PROMETHEUS, &DebianTool::VICTORIA_METRICS].map(Part::DebianTool));
+            parts.extend(machine()?);
+        }
+        Stage::Newcomer => {
+            parts.extend([Part::Ebpf, Part::Browser]);
+            parts.extend(machine()?);
+        }
+        Stage::Fmt | Stage::Conformance | Stage::Deps | Stage::Vm => {}
+    }
     Ok(parts)
 }
 
-fn run(stage: Stage, thorough: bool) -> Result<()> {
+fn run(stage: Stage, lane: Lane, seed: u32) -> Result<()> {
     let mut cargo = command::cargo();
     match stage {
         Stage::Fmt => cargo.args(["fmt", "--all", "--check"]),
         Stage::Clippy => {
-            cargo.args(["clippy", "--workspace", "--exclude", EBPF, "--all-targets", "--", "-D", "warnings"])
+            let clippy = |target: &[&str]| {
+                let mut cargo = command::cargo();
+                cargo
+                    .args(["clippy", "--workspace", "--exclude", EBPF])
+                    .args(target)
+                    .args(["--", "-D", "warnings"]);
+                command::run(&mut cargo)
+            };
+            // The program of the end-to-end tests is none of "all targets", since cargo does not run it by itself.
+            return clippy(&["--all-targets"]).and_then(|()| clippy(&["--test", "e2e"]));
         }
         Stage::Unit => cargo.arg("test").args(build::WORKSPACE),
         Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
         Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
-        Stage::Fuzz => return fuzz::test(1),
+        Stage::Fuzz => return fuzz::test(seed),
         Stage::Deps => {
             dependencies::check()?;
             modules::check()?;
@@ -184,10 +340,15 @@ fn run(stage: Stage, thorough: bool) -> Result<()> {
         Stage::Manifests => return manifests::check(),
         Stage::Book => return words::check().and_then(|()| book::test()),
         Stage::Page => return page(),
-        Stage::Api => return api::test(thorough, if thorough { command::new_seed() } else { 1 }),
+        Stage::Api => return api::test(lane == Lane::Rest, seed),
+        Stage::Generated => return generate::check(),
+        Stage::Budgets => {
+            ensure!(budgets::run(&[])? == ExitCode::SUCCESS, "a budget is exceeded");
+            return Ok(());
+        }
         Stage::Dashboards => return dashboards::test(command::root()),
         Stage::Newcomer => cargo.args(["xtask", "screenshots", "--newcomer"]),
-        Stage::Vm => bail!("virtual machines are tested kernel by kernel"),
+        Stage::Vm => bail!("machines have a queue of their own"),
     };
     command::run(&mut cargo)
 }
@@ -261,29 +422,37 @@ pub(crate) fn page_tests() -> Result<PathBuf> {
     Ok(tests)
 }
 
+/// The end of a stage.
 struct Outcome {
-    name: String,
+    stage: Stage,
     took: Duration,
-    result: Result<()>,
+    is_ok: bool,
 }
 
-fn record(results: &mut Vec<Outcome>, name: &str, run: impl FnOnce() -> Result<()>) {
-    println!("\n=== {name}");
-    let started = Instant::now();
-    let result = run();
-    if let Err(error) = &result {
-        eprintln!("error: {name}: {error:#}");
-    }
-    results.push(Outcome { name: name.to_owned(), took: started.elapsed(), result });
-}
-
-fn summary(results: &[Outcome]) -> ExitCode {
+fn summary(outcomes: &[Outcome]) -> ExitCode {
     println!("\n=== summary");
-    for Outcome { name, took, result } in results {
-        let word = if result.is_ok() { "ok" } else { "FAILED" };
-        println!("{name:<12} {word:<6} {:>5} s", took.as_secs());
+    for Outcome { stage, took, is_ok } in outcomes {
+        let word = if *is_ok { "ok" } else { "FAILED" };
+        println!("{:<12} {word:<6} {:>5} s", stage.name(), took.as_secs());
     }
-    let failed = results.iter().filter(|outcome| outcome.result.is_err()).count();
-    println!("\n{} passed, {failed} failed", results.len() - failed);
+    let total: Duration = outcomes.iter().map(|outcome| outcome.took).sum();
+    println!("{:<19} {:>5} s", "all", total.as_secs());
+    let failed = outcomes.iter().filter(|outcome| !outcome.is_ok).count();
+    println!("\n{} passed, {failed} failed", outcomes.len() - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stage_is_in_a_lane_or_part_of_unit() {
+        for stage in Stage::value_variants() {
+            let lanes =
+                Lane::value_variants().iter().filter(|&&lane| Stage::of(lane).contains(stage)).count();
+            let is_part_of_unit = matches!(stage, Stage::Host | Stage::Conformance);
+            assert!((lanes > 0) != is_part_of_unit, "{stage:?} is in {lanes} lanes");
+        }
+    }
 }

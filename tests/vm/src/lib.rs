@@ -48,5 +48,6 @@ pub const TOOLS: &[(&str, &str)] = &[
     ("cpio", "cpio"),
     ("mkfs.ext4", "e2fsprogs"),
     ("timeout", "coreutils"),
+    ("prlimit", "util-linux"),
     ("setpriv", "util-linux"),
 ];

@@ -5,6 +5,7 @@ use std::{
     fmt::Write as _,
     fs::{self, File},
     io::{self, Read as _, Write},
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     str, thread,
@@ -36,6 +37,8 @@ const SYSTEMD_ARGUMENTS: &str = "systemd.wants=numaward-vm.service systemd.mask=
 /// What `disk.sh` lays over the root file system.
 const ONTO_DISK: &str = "/numaward-vm/files";
 const BOOT_ATTEMPTS: u32 = 3;
+/// A guest in virtual time whose emulator uses no CPU time, or gets little, is stopped after so many times its limit.
+const IDLE_FACTOR: u32 = 10;
 /// An instruction takes 2 to the power of this nanoseconds of the guest's time.
 const INSTRUCTION_SHIFT: u32 = 2;
 /// The beginning of the line that [`Vm::start`] prints when it starts a machine again.
@@ -44,8 +47,10 @@ const BOOT_PACE: Duration = Duration::from_millis(50);
 /// The address at which a guest reaches what [`Vm::reach`] lets it reach.
 pub const HOST_ADDRESS: &str = "10.0.2.100";
 const DEFAULT_LIMIT: Duration = Duration::from_mins(3);
-/// How `timeout` ends when it had to stop its command: politely, and by SIGKILL.
+/// Exit codes of `timeout` that had to stop its command: politely, and by SIGKILL.
 const TIMED_OUT: [i32; 2] = [124, 137];
+/// The signal at the limit of CPU time (setrlimit(2)).
+const SIGXCPU: i32 = 24;
 
 /// A TCP port of the host's loopback interface that leads to one of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,6 +187,22 @@ impl Clock {
             Self::RealTime => Vec::new(),
         }
     }
+
+    /// The arguments of `timeout` that stop the emulator at this limit. Without a clock of the host, CPU time counts: it is the same
+    /// on a busy host.
+    fn limit_args(self, limit: Duration) -> Vec<String> {
+        let seconds = limit.as_secs().max(1);
+        match self {
+            Self::Instructions => {
+                vec![
+                    (seconds * u64::from(IDLE_FACTOR)).to_string(),
+                    "prlimit".to_owned(),
+                    format!("--cpu={seconds}:{}", seconds + 10),
+                ]
+            }
+            Self::RealTime => vec![seconds.to_string()],
+        }
+    }
 }
 
 impl Vm {
@@ -309,7 +330,7 @@ impl Vm {
             || self.options.network_node.is_some()
     }
 
-    /// The time after which the guest is stopped, booting included.
+    /// The time after which the guest is stopped, booting included: CPU time of the emulator if the guest runs in virtual time.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.options.limit = limit;
@@ -325,16 +346,17 @@ impl Vm {
     /// Boots, and returns when the script begins or the guest has ended. The guest is stopped when the returned value
     /// is dropped.
     ///
-    /// On a busy host, the emulation now and then loses a timer's interrupt for good (the kernel then reports stalls on
-    /// its console, or panics early). A guest that does not come up is started again: nothing of the script has run.
+    /// A guest that does not come up is started again: nothing of the script has run. In real time, the emulation now and then loses
+    /// a timer's interrupt on a busy host (the kernel then reports stalls on its console, or panics early).
     pub fn start(&self, script: &str) -> Result<Running, Error> {
         let mut attempt = 1;
         loop {
             let mut running = self.attempt(script)?;
-            let limit = match self.kernel.arch() {
+            let limit = match (self.clock(), self.kernel.arch()) {
+                (Clock::Instructions, _) => self.options.limit * IDLE_FACTOR,
                 _ if self.has_systemd() => SYSTEMD_BOOT_LIMIT,
-                Arch::Amd64 => BOOT_LIMIT,
-                Arch::Arm64 => FIRMWARE_BOOT_LIMIT,
+                (_, Arch::Amd64) => BOOT_LIMIT,
+                (_, Arch::Arm64) => FIRMWARE_BOOT_LIMIT,
             };
             if running.comes_up(limit)? || attempt == BOOT_ATTEMPTS {
                 return Ok(running);
@@ -388,7 +410,7 @@ impl Vm {
         let child = Command::new("setpriv")
             // When this process dies, however it dies, so does the guest.
             .args(["--pdeathsig", "TERM", "timeout", "--foreground", "--kill-after=5"])
-            .arg(self.options.limit.as_secs().max(1).to_string())
+            .args(self.clock().limit_args(self.options.limit))
             .args([emulator.0, "-nodefaults", "-no-user-config"])
             .args(arch.board_args())
             // One thread emulates all CPUs: with several, a CPU runs stale code now and then while the kernel
@@ -597,6 +619,9 @@ impl Running {
         match status.code() {
             Some(0) => Err(Error::NoExitCode { console: tail(&console) }),
             Some(code) if TIMED_OUT.contains(&code) => {
+                Err(Error::Timeout { limit: self.limit, console: tail(&console) })
+            }
+            None if status.signal() == Some(SIGXCPU) => {
                 Err(Error::Timeout { limit: self.limit, console: tail(&console) })
             }
             _ => Err(Error::Qemu { status, stderr: text(&self.stderr).trim().to_owned() }),

@@ -66,9 +66,6 @@ const MODULES: &[&str] = &[
 /// The oldest of them. Ordinary test runs are short on it.
 pub(crate) const OLDEST: &str = "5.10";
 
-/// The kernels of ordinary test runs; the newest one's index and packages are large, and change under one's feet.
-pub(crate) const USUAL: &[&str] = &[OLDEST, "6.1", "6.12"];
-
 /// All kernels for a processor.
 pub(crate) const fn of(arch: Arch) -> &'static [Source] {
     match arch {

@@ -1,10 +1,15 @@
-//! `cargo xtask vm`: a machine for one script.
+//! `cargo xtask vm`: a machine for one script, and the end-to-end tests.
 
+mod lanes;
+mod runner;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +18,22 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand, ValueEnum};
+use numaward_tests_support::is_ci;
 use numaward_vm::{Arch, Cache, Debian, Forward, Kernel, Machine, Running, Vm};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+pub(crate) use self::lanes::Lane;
+use self::{
+    lanes::{Programs, ROWS, Row},
+    runner::{Job, Load, Outcome, Runner, Verdict},
+};
 use crate::setup::{self, DebianTool, Image, Part, PythonTool, kernels};
 use crate::{build, command, dist};
 
 /// `vm run` ends with the script's exit code; with this one where there is none (as docker and podman do).
 const NO_EXIT_CODE: u8 = 125;
 
-/// The package of the end-to-end tests.
-const TESTS: &str = "numaward-tests";
 /// Packages, and their programs.
 const DAEMON: &str = "numaward";
 const LOAD: &str = "numaward-load";
@@ -39,25 +48,21 @@ const HELPERS: &[&str] = &[
     "numaward-cri",
     "numaward-enforce-check",
 ];
-/// Makes the tests run what is slow as well.
-const SLOW: &str = "NUMAWARD_VM_SLOW";
 /// The programs of Kubernetes, where no folder is given: seen from the checkout.
 const BESIDE: &str = "../shared/kubernetes";
 /// One of them, as it is or packed.
 const KUBELET: [&str; 2] = ["kubelet", "kubelet.xz"];
 /// Name the folders of [`Folders`], for the tests too.
 pub(crate) const KUBERNETES: &str = "NUMAWARD_KUBERNETES";
-const CONTAINERD: &str = "NUMAWARD_CONTAINERD";
+const NEW_CONTAINERD: &str = "NUMAWARD_CONTAINERD";
 /// Names the folder of what makes clients of gRPC, for the same tests.
 const GRPC_TOOLS: &str = "NUMAWARD_GRPC_TOOLS";
-/// A machine booting keeps one CPU of the host busy.
-const MACHINES_AT_ONCE: usize = 2;
 
 #[derive(Subcommand)]
 pub(crate) enum Task {
     /// Boots a machine, runs a script as root inside, and ends with its exit code (125 if the machine failed)
     Run(Box<Run>),
-    /// Runs the end-to-end tests in machines, kernel after kernel
+    /// Runs end-to-end tests in machines
     Test(Test),
 }
 
@@ -70,17 +75,23 @@ pub(crate) fn main(task: &Task) -> Result<ExitCode> {
 
 #[derive(Args)]
 pub(crate) struct Test {
-    /// Only tests whose name contains one of these
+    /// Only tests whose name contains one of these [default: those of a lane]
     names: Vec<String>,
     /// Processor of the machines
     #[arg(long, default_value_t)]
     arch: Arch,
-    /// Kernel to test on; may be repeated [default: all]
+    /// Kernel to test on; may be repeated [default: those on which the tests run in any lane]
     #[arg(long = "kernel", value_parser = kernels::all_names())]
     kernels: Vec<String>,
-    /// Also what is slow
+    /// The tests and kernels of this lane [default: ci, unless tests are named]
     #[arg(long)]
-    all: bool,
+    lane: Option<Lane>,
+    /// Long tests in full: 200 kills and losses of power
+    #[arg(long)]
+    full: bool,
+    /// Seed of made-up inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u32,
     #[command(flatten)]
     folders: Folders,
 }
@@ -95,14 +106,14 @@ pub(crate) struct Folders {
     kubernetes: Option<PathBuf>,
     /// Folder with containerd, containerd-shim-runc-v2 and ctr of containerd 2.3 or newer, instead of Debian's
     /// containerd 2.1, and for the tests `containerd::newer`, which also need runc 1.4 or newer there
-    #[arg(long, value_name = "DIR", env = CONTAINERD)]
+    #[arg(long, value_name = "DIR", env = NEW_CONTAINERD)]
     containerd: Option<PathBuf>,
 }
 
 impl Folders {
     pub(crate) fn from_environment() -> Self {
         let folder = |name: &str| env::var_os(name).map(PathBuf::from);
-        Self { kubernetes: folder(KUBERNETES), containerd: folder(CONTAINERD) }
+        Self { kubernetes: folder(KUBERNETES), containerd: folder(NEW_CONTAINERD) }
     }
 
     /// The same, with the default of what is not given, if one of the tests that are named needs it.
@@ -115,16 +126,26 @@ impl Folders {
         Self { kubernetes: self.kubernetes.clone().or_else(beside), containerd: self.containerd.clone() }
     }
 
+    fn of(&self, programs: Programs) -> Option<&PathBuf> {
+        match programs {
+            Programs::Kubernetes => self.kubernetes.as_ref(),
+            Programs::Containerd => self.containerd.as_ref(),
+        }
+    }
+
     /// The variables by which the tests find them.
-    fn variables(&self) -> Result<Vec<(&'static str, PathBuf)>> {
-        let folders =
-            [(KUBERNETES, "--kubernetes", &self.kubernetes), (CONTAINERD, "--containerd", &self.containerd)];
+    fn variables(&self) -> Result<BTreeMap<&'static str, String>> {
+        let folders = [
+            (KUBERNETES, "--kubernetes", &self.kubernetes),
+            (NEW_CONTAINERD, "--containerd", &self.containerd),
+        ];
         folders
             .into_iter()
             .filter_map(|(name, option, folder)| Some((name, option, folder.as_ref()?)))
             .map(|(name, option, folder)| {
                 let path = fs::canonicalize(folder);
-                Ok((name, path.with_context(|| format!("{option} {}", folder.display()))?))
+                let path = path.with_context(|| format!("{option} {}", folder.display()))?;
+                Ok((name, path.display().to_string()))
             })
             .collect()
     }
@@ -132,198 +153,207 @@ impl Folders {
 
 impl Test {
     fn main(&self) -> Result<ExitCode> {
-        let mut kernels: Vec<_> = self.kernels.iter().map(String::as_str).collect();
-        if kernels.is_empty() {
-            kernels = kernels::names(self.arch);
-        }
         let folders = self.folders.or_default(&self.names, command::root());
-        let mut failed = Vec::new();
-        for kernel in kernels {
-            println!("kernel {kernel}");
-            if let Err(error) = test(self.arch, kernel, &self.names, self.all, &folders) {
-                eprintln!("error: kernel {kernel}: {error:#}");
-                failed.push(kernel);
+        let selection = Selection {
+            arch: self.arch,
+            names: &self.names,
+            lane: self.lane,
+            kernels: &self.kernels,
+            is_long: self.full,
+            seed: self.seed,
+        };
+        test(&selection, &folders, None)?.finish()
+    }
+}
+
+/// The tests to run.
+pub(crate) struct Selection<'a> {
+    pub(crate) arch: Arch,
+    /// Parts of names; all tests if there are none.
+    pub(crate) names: &'a [String],
+    /// Only the tests and kernels of this lane.
+    pub(crate) lane: Option<Lane>,
+    /// Only these kernels; with names, on each of these, whatever the lanes say.
+    pub(crate) kernels: &'a [String],
+    /// Long tests in full, as the lane [`Lane::Rest`] has them anyway.
+    pub(crate) is_long: bool,
+    /// Of made-up inputs.
+    pub(crate) seed: u32,
+}
+
+impl Selection<'_> {
+    /// The jobs, and the tests that are not run because their programs are missing.
+    fn jobs(&self, folders: &Folders) -> Result<(Vec<Job>, Vec<&'static str>)> {
+        let is_named = |row: &&Row| {
+            self.names.is_empty() || self.names.iter().any(|name| row.test.contains(name.as_str()))
+        };
+        let rows: Vec<_> = ROWS.iter().filter(is_named).filter(|row| row.runs_on(self.arch)).collect();
+        anyhow::ensure!(
+            !rows.is_empty(),
+            "no end-to-end test for {} is called {}",
+            self.arch,
+            self.names.join(" or ")
+        );
+        let lane = self.lane.or_else(|| self.names.is_empty().then_some(Lane::Ci));
+        let (mut jobs, mut without_programs) = (Vec::new(), Vec::new());
+        for row in rows {
+            let of_table: Vec<_> = match (self.arch, lane) {
+                (Arch::Arm64, _) => row.arm64_kernels().to_vec(),
+                (Arch::Amd64, Some(lane)) => row.kernels(lane).collect(),
+                (Arch::Amd64, None) => row.all_kernels(),
+            };
+            let kernels = if self.kernels.is_empty() {
+                of_table
+            } else {
+                let wanted = self.kernels.iter().map(|name| Ok(kernels::find(self.arch, name)?.name));
+                let wanted = wanted.collect::<Result<Vec<_>>>()?;
+                let is_wanted = |kernel: &&str| !self.names.is_empty() || of_table.contains(kernel);
+                wanted.into_iter().filter(is_wanted).collect()
+            };
+            if !kernels.is_empty() && row.programs.is_some_and(|programs| folders.of(programs).is_none()) {
+                without_programs.push(row.test);
+                continue;
             }
+            let is_long = self.is_long || lane == Some(Lane::Rest);
+            jobs.extend(kernels.into_iter().map(|kernel| Job { test: row.test, kernel, is_long, round: 1 }));
         }
-        anyhow::ensure!(failed.is_empty(), "end-to-end tests failed on {}", failed.join(", "));
+        Ok((jobs, without_programs))
+    }
+}
+
+/// The results of end-to-end tests.
+pub(crate) struct Results {
+    pub(crate) outcomes: Vec<Outcome>,
+}
+
+/// Tests in the list of the slowest.
+const SLOWEST: usize = 5;
+
+impl Results {
+    /// Prints the slowest tests, and in how many rounds which tests failed.
+    pub(crate) fn print(&self) {
+        let mut slowest: Vec<_> = self.outcomes.iter().filter(|outcome| outcome.job.round == 1).collect();
+        slowest.sort_by_key(|outcome| Reverse(outcome.took));
+        println!("\nslowest tests:");
+        for outcome in slowest.into_iter().take(SLOWEST) {
+            println!("{:>6} s  {}", outcome.took.as_secs(), outcome.job);
+        }
+        let restarts: usize = self.outcomes.iter().map(|outcome| outcome.restarts).sum();
+        println!("machines that did not come up and were started again: {restarts}");
+        let rounds = self.outcomes.iter().map(|outcome| outcome.job.round).max().unwrap_or(0);
+        let mut failures: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+        for Job { test, kernel, .. } in self.failed() {
+            *failures.entry((test, kernel)).or_default() += 1;
+        }
+        for ((test, kernel), count) in failures {
+            println!("FAILED: {test} on {kernel}, in {count} of {rounds} rounds");
+        }
+    }
+
+    fn failed(&self) -> impl Iterator<Item = &Job> {
+        self.outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Failed).map(|outcome| &outcome.job)
+    }
+
+    /// An error if a test failed, or was skipped in continuous integration.
+    pub(crate) fn check(&self) -> Result<()> {
+        let failed = self.failed().count();
+        anyhow::ensure!(failed == 0, "{failed} of {} end-to-end tests failed", self.outcomes.len());
+        let skipped = self.outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Skipped).count();
+        anyhow::ensure!(!is_ci() || skipped == 0, "{skipped} end-to-end tests were skipped");
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<ExitCode> {
+        self.print();
+        self.check()?;
+        println!("\n{} passed, 0 failed", self.outcomes.len());
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Tests of what `cargo xtask dist` makes, which is made for them.
-const MADE: [&str; 4] = [CLUSTER, "deploy::", "package::", PACKAGES];
-/// Tests with package managers, and what judges packages.
+/// Tests of files that `cargo xtask dist` makes, which is made for them.
+const MADE: [&str; 4] = ["cluster::", "deploy::", "package::", PACKAGES];
+/// Tests with package managers.
 const PACKAGES: &str = "packages::";
 /// Tests with a Kubernetes cluster, which need its programs.
 const CLUSTER: &str = "cluster::";
-/// Tests of what containerd can do from 2.2 and 2.3 on, which need its programs.
-const NEWER_CONTAINERD: &str = "containerd::newer";
-/// Tests that run the probes' own test program, which is built for them, and its name for them.
+/// Tests that run the probes' own test program, and its name for them.
 const HOST: &str = "host::";
 const HOST_PROGRAM: &str = "numaward-probes-host";
-/// Tests of what the guides say, with the software that they are about.
+/// Tests of the guides for software, with that software.
 const GUIDES: &str = "guides::";
-/// Tests that ordinary runs skip, by the beginning of their names, but for some kernels: they take minutes under
-/// emulation, or what they show hardly depends on the kernel.
-const LEFT_OUT: &[(&str, &[&str])] = &[
-    ("answers::", &["6.12"]),
-    ("book::", &["6.12"]),
-    ("cgroup_v1::", &[kernels::OLDEST]),
-    ("chaos::", &["6.12"]),
-    (CLUSTER, &[]),
-    ("containerd::a_tenant", &[]),
-    ("containerd::containerd_1_7", &[]),
-    ("containerd::containerd_2", &["6.12"]),
-    ("containerd::containerd_with_systemd", &[]),
-    ("containerd::forty_at_once", &[]),
-    (NEWER_CONTAINERD, &[]),
-    ("cpu_kinds::", &["6.12"]),
-    ("cpu_power::exclusive", &["6.12"]),
-    ("cpu_power::the_unit", &[]),
-    ("crash::", &["6.12"]),
-    (MADE[1], &[]),
-    ("doors::", &["6.12"]),
-    ("faults::", &["6.12"]),
-    (GUIDES, &[]),
-    ("herd::", &["6.12"]),
-    ("home::", &[]),
-    (HOST, &[]),
-    ("hot::", &["6.12"]),
-    ("hotplug::", &["6.12"]),
-    ("interrupts::", &["6.12"]),
-    ("kernels::", &[kernels::OLDEST, "6.12"]),
-    ("load::", &["6.12"]),
-    ("machine::", &["6.12"]),
-    (MADE[2], &[]),
-    ("numactl::", &[]),
-    (PACKAGES, &[]),
-    ("power::", &["6.12"]),
-    ("probes::", &[]),
-    ("rebalance::", &["6.12"]),
-    ("reconcile::", &["6.12"]),
-    ("soak::", &[]),
-    ("stacks::", &[]),
-    ("systemd::", &["6.12"]),
-    ("tiers::", &[]),
-    ("weights::", &["6.12"]),
-];
+/// Tests with a container runtime.
+const CONTAINERD: &str = "containerd::";
 
-/// What only Arm has.
-const OF_ARM64: &str = "host::nodes_of_a_device_tree";
-
-/// The tests on the oldest kernel, where none is named: what it does not have, what takes the place of that, and that guarantees
-/// and their enforcement hold.
-const ON_OLDEST: &[&str] = &["cgroup_v1::", "enforce::", "guarantee::", "kernels::"];
-
-/// What runs on Arm: what could be otherwise there, which is the probes, cgroups, system calls and containers.
-const ON_ARM64: &[&str] = &[
-    "containerd::containerd_2",
-    "daemon::",
-    "deploy::",
-    "enforce::",
-    "guarantee::",
-    HOST,
-    "observe::",
-    "package::",
-    "probes::what_the_other_probes",
-];
-
-/// Tests that no ordinary run includes, without those of a cluster.
-pub(crate) fn rest() -> Vec<String> {
-    let rest = LEFT_OUT.iter().filter(|(name, kernels)| kernels.is_empty() && *name != CLUSTER);
-    rest.map(|(name, _)| (*name).to_owned()).collect()
-}
-
-/// Runs the end-to-end tests whose names contain one of `names` on one kernel; if there are none all, but for
-/// [`LEFT_OUT`] unless `slow`, on the oldest kernel [`ON_OLDEST`], and on Arm [`ON_ARM64`]. What is slow runs in full with
-/// `slow`. [`CLUSTER`] and [`NEWER_CONTAINERD`] run where their folders are given.
-pub(crate) fn test(arch: Arch, kernel: &str, names: &[String], slow: bool, folders: &Folders) -> Result<()> {
-    let few = match arch {
-        Arch::Arm64 => ON_ARM64,
-        Arch::Amd64 if kernel == kernels::OLDEST => ON_OLDEST,
-        Arch::Amd64 => &[],
+/// Builds everything that the selected tests need, once, and runs them; `rounds` times under load if given.
+pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<u32>) -> Result<Results> {
+    let arch = selection.arch;
+    let (jobs, without_programs) = selection.jobs(folders)?;
+    if !without_programs.is_empty() {
+        println!(
+            "not run: {}: give --kubernetes DIR or --containerd DIR (see CONTRIBUTING.md)",
+            without_programs.join(", ")
+        );
+    }
+    anyhow::ensure!(!jobs.is_empty(), "no test is left to run: the lane or the kernels exclude all of them");
+    let uses = |beginnings: &[&str]| {
+        jobs.iter().any(|job| beginnings.iter().any(|beginning| job.test.starts_with(beginning)))
     };
-    let few: Vec<String> = few.iter().map(|name| (*name).to_owned()).collect();
-    let names = if names.is_empty() && !few.is_empty() {
-        println!("only {}: name others to run them", few.join(", "));
-        few.as_slice()
-    } else {
-        names
-    };
-    let mut parts = vec![
-        Part::Compiler(arch),
-        Part::Qemu(arch),
-        Part::Kernel(arch, kernels::find(arch, kernel)?),
-        Part::Containerd(arch),
-        Part::Debian(arch),
-        Part::DebianTool(&DebianTool::KUSTOMIZE),
-    ];
+    let mut parts = vec![Part::Compiler(arch), Part::Qemu(arch), Part::Debian(arch)];
+    for kernel in jobs.iter().map(|job| job.kernel).collect::<BTreeSet<_>>() {
+        parts.push(Part::Kernel(arch, kernels::find(arch, kernel)?));
+    }
+    if uses(&[CONTAINERD, CLUSTER, "deploy::", "doors::"]) {
+        parts.push(Part::Containerd(arch));
+        parts.push(Part::DebianTool(&DebianTool::KUSTOMIZE));
+    }
     if arch == Arch::Amd64 {
         parts.push(Part::DebianTool(&DebianTool::IRQBALANCE));
         parts.push(Part::DebianTool(&DebianTool::JQ));
         parts.push(Part::DebianTool(&DebianTool::NUMACTL));
     }
-    setup::ensure(&parts)?;
-    let variables = folders.variables()?;
-    if folders.kubernetes.is_some() {
-        setup::ensure(&[Part::DebianTool(&DebianTool::CLUSTER), Part::PythonTool(&PythonTool::GRPC)])?;
+    if uses(&[CLUSTER]) {
+        parts.push(Part::DebianTool(&DebianTool::CLUSTER));
+        parts.push(Part::PythonTool(&PythonTool::GRPC));
     }
-    let grpc_tools = PythonTool::GRPC.folder(&Cache::locate()?);
+    if uses(&[GUIDES]) {
+        parts.extend([Part::Image(&Image::GUIDES), Part::Image(&Image::NEW_GUIDES)]);
+    }
+    if uses(&[PACKAGES]) {
+        parts.extend([Part::Image(&Image::PACKAGES), Part::Packages]);
+    }
+    setup::ensure(&parts)?;
+
     let programs = all_programs(arch)?;
     let folder =
         programs.iter().find_map(|(_, path)| path.parent()).context("cargo has built no programs")?;
-    let mut left_out: Vec<_> = LEFT_OUT
-        .iter()
-        .filter(|(_, kernels)| !slow && names.is_empty() && !kernels.contains(&kernel))
-        .map(|(name, _)| *name)
-        .collect();
-    if !left_out.is_empty() {
-        println!("skipped, see --all: {}", left_out.join(", "));
-    }
-    if arch != Arch::Arm64 {
-        left_out.push(OF_ARM64);
-    }
-    let cargo = || {
-        let mut cargo = command::cargo();
-        cargo.args(["test", "--package", TESTS, "--test", "e2e", "--"]).args(names);
-        cargo.args(left_out.iter().flat_map(|name| ["--skip", name]));
-        cargo.env("NUMAWARD_VM_KERNEL", kernel).env("NUMAWARD_VM_PROGRAMS", folder);
-        cargo.env("NUMAWARD_VM_ARCH", arch.name());
-        cargo.env(SLOW, slow.to_string()).envs(variables.iter().map(|(name, folder)| (name, folder)));
-        cargo.env(GRPC_TOOLS, &grpc_tools);
-        cargo
-    };
-    let listed = command::read(cargo().arg("--list").stderr(Stdio::inherit()))?;
-    anyhow::ensure!(
-        listed.lines().any(|line| line.ends_with(": test")),
-        "no test is called {}",
-        names.join(" or ")
-    );
-    if listed.lines().any(|line| line.starts_with(HOST)) {
+    if uses(&[HOST]) {
         let program = build::static_test(arch, "numaward-probes", "host", "release")?;
         fs::copy(&program, folder.join(HOST_PROGRAM))
             .with_context(|| format!("cannot copy {}", program.display()))?;
     }
-    if listed.lines().any(|line| line.starts_with(GUIDES)) {
-        setup::ensure(&[Part::Image(&Image::GUIDES), Part::Image(&Image::NEW_GUIDES)])?;
+    if uses(&MADE) {
+        make_packages(daemon(&programs)?, folder, uses(&[PACKAGES]))
+            .context("cannot make what users are given")?;
     }
-    if listed.lines().any(|line| line.starts_with(PACKAGES)) {
-        setup::ensure(&[Part::Image(&Image::PACKAGES), Part::Packages])?;
-    }
-    for (tests, folder, programs, option) in [
-        (CLUSTER, &folders.kubernetes, "Kubernetes", "--kubernetes"),
-        (NEWER_CONTAINERD, &folders.containerd, "containerd 2.3 or newer", "--containerd"),
-    ] {
-        if folder.is_none() && listed.lines().any(|line| line.starts_with(tests)) {
-            println!("skipped: {tests} needs the programs of {programs}: give {option} DIR");
-        }
-    }
-    if listed.lines().any(|line| MADE.iter().any(|name| line.starts_with(name))) {
-        let program = daemon(&programs)?;
-        let has_next = listed.lines().any(|line| line.starts_with(PACKAGES));
-        make_packages(program, folder, has_next).context("cannot make what users are given")?;
-    }
-    command::run(cargo().arg(format!("--test-threads={MACHINES_AT_ONCE}")))
+    let mut variables = folders.variables()?;
+    variables.insert("NUMAWARD_VM_PROGRAMS", folder.display().to_string());
+    variables.insert("NUMAWARD_SEED", selection.seed.to_string());
+    variables.insert("NUMAWARD_VM_ARCH", arch.name().to_owned());
+    variables.insert(GRPC_TOOLS, PythonTool::GRPC.folder(&Cache::locate()?).display().to_string());
+    let program = build::end_to_end_tests()?;
+    let listed = command::read(Command::new(&program).arg("--list"))?;
+    let tests: Vec<_> =
+        listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
+    lanes::check(&tests)?;
+
+    let slots = thread::available_parallelism()?.get();
+    println!("{} tests, {slots} at once", jobs.len());
+    let runner = Runner { arch, program, variables, slots };
+    let Some(rounds) = rounds else { return Ok(Results { outcomes: runner.run(jobs)? }) };
+    let _load = Load::start()?;
+    let repeated = |round| jobs.iter().map(move |job| Job { round, ..job.clone() });
+    Ok(Results { outcomes: runner.run((1..=rounds).flat_map(repeated).collect())? })
 }
 
 /// Makes what users are given of this program, in `dist` beside it, and if asked the packages of the version after that in
@@ -543,7 +573,7 @@ mod tests {
     fn words_survive_the_shell() {
         let words = ["plain", "two words", "it's", "$HOME `x` \"y\" \\"];
         let script = format!("printf '%s\\n' {}", words.map(quote).join(" "));
-        let output = command::read(std::process::Command::new("sh").args(["-c", &script])).unwrap();
+        let output = command::read(Command::new("sh").args(["-c", &script])).unwrap();
         assert_eq!(output.lines().collect::<Vec<_>>(), words);
     }
 

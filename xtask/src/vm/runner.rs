@@ -1,0 +1,284 @@
+//! Runs end-to-end tests, each in a process of its own, as many at once as there are CPUs.
+//!
+//! A process of its own gives each test a log, a time and a memory; tests of all kernels share one queue, so that no CPU waits for
+//! the last test of a kernel. The longest tests of the last run come first.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use numaward_vm::Arch;
+
+use crate::{build, command, report};
+
+/// A test on one kernel.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Job {
+    pub(crate) test: &'static str,
+    pub(crate) kernel: &'static str,
+    /// In full, although that takes minutes.
+    pub(crate) is_long: bool,
+    /// From 1 on, if the test is repeated.
+    pub(crate) round: u32,
+}
+
+impl Job {
+    /// The key of its time.
+    fn key(&self) -> String {
+        let length = if self.is_long { " in full" } else { "" };
+        format!("{} on {}{length}", self.test, self.kernel)
+    }
+
+    fn log(&self, folder: &Path) -> PathBuf {
+        let round = if self.round > 1 { format!("-{}", self.round) } else { String::new() };
+        folder.join(self.kernel).join(format!("{}{round}.log", self.test.replace("::", "-")))
+    }
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.key())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Passed,
+    Failed,
+    /// Something that the test needs is missing.
+    Skipped,
+}
+
+/// The end of a job.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) job: Job,
+    pub(crate) verdict: Verdict,
+    pub(crate) took: Duration,
+    /// Machines that did not come up and were started again.
+    pub(crate) restarts: usize,
+}
+
+/// How tests are run.
+pub(crate) struct Runner {
+    pub(crate) arch: Arch,
+    /// The program of the tests.
+    pub(crate) program: PathBuf,
+    /// Variables for the tests.
+    pub(crate) variables: BTreeMap<&'static str, String>,
+    /// Tests at once.
+    pub(crate) slots: usize,
+}
+
+/// Jobs that wait, and the state that the progress line shows.
+struct Queue {
+    waiting: VecDeque<Job>,
+    running: Vec<Job>,
+    outcomes: Vec<Outcome>,
+}
+
+impl Runner {
+    /// Runs all jobs, also after one has failed.
+    pub(crate) fn run(&self, jobs: Vec<Job>) -> Result<Vec<Outcome>> {
+        let target = build::target_directory()?;
+        let logs = target.join("test-logs").join(self.arch.name());
+        let mut times = report::Times::read(&target);
+        let total = jobs.len();
+        let mut waiting = jobs;
+        waiting.sort_by_key(|job| {
+            (job.round, std::cmp::Reverse(times.get(&job.key()).unwrap_or(Duration::MAX)))
+        });
+        let known: BTreeMap<_, _> = waiting.iter().map(|job| (job.key(), times.get(&job.key()))).collect();
+        let queue = Mutex::new(Queue { waiting: waiting.into(), running: Vec::new(), outcomes: Vec::new() });
+        let started = Instant::now();
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..self.slots)
+                .map(|_| scope.spawn(|| self.work(&queue, &logs, &known, total, started)))
+                .collect();
+            workers.into_iter().try_for_each(|worker| match worker.join() {
+                Ok(result) => result,
+                Err(_) => anyhow::bail!("a thread that runs tests panicked"),
+            })
+        })?;
+        let queue = queue.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for outcome in &queue.outcomes {
+            if outcome.verdict == Verdict::Passed {
+                times.set(outcome.job.key(), outcome.took);
+            }
+        }
+        times.write()?;
+        Ok(queue.outcomes)
+    }
+
+    fn work(
+        &self,
+        queue: &Mutex<Queue>,
+        logs: &Path,
+        known: &BTreeMap<String, Option<Duration>>,
+        total: usize,
+        started: Instant,
+    ) -> Result<()> {
+        let lock = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        loop {
+            let job = {
+                let mut queue = lock();
+                let Some(job) = queue.waiting.pop_front() else { return Ok(()) };
+                queue.running.push(job.clone());
+                job
+            };
+            let outcome = self.attend(&job, &job.log(logs))?;
+            let mut queue = lock();
+            queue.running.retain(|running| *running != job);
+            let text = fs::read(job.log(logs)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let word = match outcome.verdict {
+                Verdict::Passed => "ok",
+                Verdict::Failed => "FAILED",
+                Verdict::Skipped => "skipped",
+            };
+            let reason = match outcome.verdict {
+                Verdict::Skipped => {
+                    skip_reason(&text).map_or_else(String::new, |reason| format!(": {reason}"))
+                }
+                _ => String::new(),
+            };
+            let left = queue
+                .waiting
+                .iter()
+                .chain(&queue.running)
+                .map(|job| known.get(&job.key()).copied().flatten());
+            let left = report::time_left(left, self.slots);
+            println!(
+                "{word:<7} {job}{reason}: {} s  ({} of {total}, {} s so far{left})",
+                outcome.took.as_secs(),
+                queue.outcomes.len() + 1,
+                started.elapsed().as_secs(),
+            );
+            if outcome.verdict == Verdict::Failed {
+                println!("{}", report::excerpt(&text));
+                println!("  all of it: {}", job.log(logs).display());
+                println!("  again:     {}", self.command_for(&job));
+            }
+            queue.outcomes.push(outcome);
+        }
+    }
+
+    /// The command that repeats a job alone.
+    fn command_for(&self, job: &Job) -> String {
+        let arch = if self.arch == Arch::Amd64 { String::new() } else { format!(" --arch {}", self.arch) };
+        let full = if job.is_long { " --full" } else { "" };
+        format!("cargo xtask vm test {} --kernel {}{arch}{full}", job.test, job.kernel)
+    }
+
+    fn attend(&self, job: &Job, log: &Path) -> Result<Outcome> {
+        let started = Instant::now();
+        let status = self.start(job, log)?.wait().with_context(|| format!("cannot wait for {job}"))?;
+        let text = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+        let text = String::from_utf8_lossy(&text);
+        let verdict = match (status.success(), skip_reason(&text)) {
+            (false, _) => Verdict::Failed,
+            (true, Some(_)) => Verdict::Skipped,
+            (true, None) => Verdict::Passed,
+        };
+        let restarts = text.lines().filter(|line| line.contains(numaward_vm::RESTARTED)).count();
+        Ok(Outcome { job: job.clone(), verdict, took: started.elapsed(), restarts })
+    }
+
+    fn start(&self, job: &Job, log: &Path) -> Result<Child> {
+        if let Some(folder) = log.parent() {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut command = Command::new("setpriv");
+        // Machines end with the test, and the test with this program.
+        command.args(["--pdeathsig", "TERM"]).arg(&self.program).args(["--exact", job.test, "--nocapture"]);
+        command.current_dir(command::root().join("tests")).envs(&self.variables);
+        command
+            .env("RUST_BACKTRACE", "0")
+            .env("NUMAWARD_VM_KERNEL", job.kernel)
+            .env("NUMAWARD_VM_SLOW", job.is_long.to_string());
+        command.stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log);
+        command.spawn().with_context(|| format!("cannot run {job}"))
+    }
+}
+
+fn skip_reason(log: &str) -> Option<&str> {
+    log.lines().find_map(|line| line.strip_prefix("skipped: "))
+}
+
+/// Processes that keep CPUs busy, until the value is dropped.
+pub(crate) struct Load(Vec<Child>);
+
+impl Load {
+    /// As many as there are CPUs.
+    pub(crate) fn start() -> Result<Self> {
+        let count = thread::available_parallelism()?.get();
+        let busy = || {
+            let mut command = Command::new("setpriv");
+            command.args(["--pdeathsig", "KILL", "sh", "-c", "while :; do :; done"]);
+            command.spawn().context("cannot start a busy process")
+        };
+        Ok(Self((0..count).map(|_| busy()).collect::<Result<_>>()?))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(script: &str) -> Vec<Outcome> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let runner = Runner { arch: Arch::Amd64, program, variables: BTreeMap::new(), slots: 1 };
+        let job = Job { test: "runner::test", kernel: "none", is_long: false, round: 1 };
+        let log = folder.path().join("log");
+        vec![runner.attend(&job, &log).unwrap()]
+    }
+
+    #[test]
+    fn verdict_follows_exit_status_and_skip_line() {
+        for (script, verdict, restarts) in [
+            ("exit 0", Verdict::Passed, 0),
+            ("exit 101", Verdict::Failed, 0),
+            ("echo 'skipped: no QEMU'", Verdict::Skipped, 0),
+            ("echo 'skipped: no QEMU'; exit 1", Verdict::Failed, 0),
+            (&*format!("echo 'x {} y'", numaward_vm::RESTARTED), Verdict::Passed, 1),
+        ] {
+            let outcome = run(script).pop().unwrap();
+            assert_eq!((outcome.verdict, outcome.restarts), (verdict, restarts), "{script}");
+        }
+    }
+
+    #[test]
+    fn test_gets_its_name_and_its_kernel() {
+        let script = r#"[ "$1 $2" = "--exact runner::test" ] && [ "$NUMAWARD_VM_KERNEL" = none ]"#;
+        assert_eq!(run(script)[0].verdict, Verdict::Passed);
+    }
+
+    #[test]
+    fn load_ends_with_its_value() {
+        let load = Load::start().unwrap();
+        let id = load.0[0].id();
+        assert!(Path::new(&format!("/proc/{id}")).exists());
+        drop(load);
+        assert!(!Path::new(&format!("/proc/{id}")).exists());
+    }
+}
