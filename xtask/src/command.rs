@@ -34,11 +34,6 @@ pub(crate) fn cargo() -> Command {
 pub(crate) fn in_checkout(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root());
-    // A chore that needs the probes has installed what builds them. The same value in all runs, since cargo builds them, and all
-    // that uses them, again if it changes.
-    if env::var_os("NUMAWARD_EBPF").is_none() {
-        command.env("NUMAWARD_EBPF", "require");
-    }
     command
 }
 
