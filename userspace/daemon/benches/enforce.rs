@@ -53,16 +53,23 @@ fn percentile(times: &mut [Duration], percent: usize) -> Duration {
     times[(times.len() * percent).div_ceil(100).max(1) - 1]
 }
 
-fn report(what: &str, times: &mut [Duration]) -> bool {
+/// Prints the times and returns the 99th percentile.
+fn report(what: &str, times: &mut [Duration]) -> Duration {
     let (median, high) = (percentile(times, 50), percentile(times, 99));
-    let kept = high < BUDGET;
-    let verdict = if kept { "" } else { "  EXCEEDED" };
+    let verdict = if high < BUDGET { "" } else { "  EXCEEDED" };
     println!("{what:<24} p50 {median:>9.1?}  p99 {high:>9.1?}  of {}{verdict}", times.len());
-    kept
+    high
 }
 
-/// Admits one workload after the other.
-async fn made_up(ledger: &Path, place: &str) -> bool {
+/// Prints a 99th percentile as `cargo xtask bench budgets` reads it; returns whether it is within the budget.
+fn check(name: &str, high: Duration) -> bool {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    println!("budget: enforce/{name} {:.4} ms {}", ms(high), ms(BUDGET));
+    high < BUDGET
+}
+
+/// Admits one workload after the other; returns the highest 99th percentile.
+async fn made_up(ledger: &Path, place: &str) -> Duration {
     // 8 nodes with 144 CPUs each: room for 1,000 exclusive ones.
     let machine = Machine::builder().nodes(8).sockets(8).cores_per_node(144).memory(Bytes::gib(256));
     let host = Host::new(machine.build().unwrap());
@@ -77,14 +84,14 @@ async fn made_up(ledger: &Path, place: &str) -> bool {
         obey(&host, workload);
     }
     println!("8 nodes, 1,152 CPUs, plain files in memory, ledger {place}:");
-    let mut kept = true;
+    let mut highest = Duration::ZERO;
     let mut from = 0;
     for to in STEPS {
-        kept &= report(&format!("  workloads {}-{to}", from + 1), &mut times[from..to]);
+        highest = highest.max(report(&format!("  workloads {}-{to}", from + 1), &mut times[from..to]));
         from = to;
     }
     idle();
-    kept
+    highest
 }
 
 /// What the kernel does with a write, without which there is drift.
@@ -126,7 +133,7 @@ async fn real() -> io::Result<bool> {
     let _ = fs::remove_dir(&parent);
     let (mut times, most) = measured?;
     println!("{nodes} nodes, {cpus} CPUs, {}, ledger in memory, {most} workloads at most:", parent.display());
-    Ok(report("  this host", &mut times))
+    Ok(check("real", report("  this host", &mut times)))
 }
 
 async fn measure(
@@ -181,9 +188,11 @@ fn main() -> ExitCode {
     } else {
         let (memory, disk) = (Path::new("/dev/shm"), tempfile::tempdir().unwrap());
         let memory = tempfile::tempdir_in(if memory.is_dir() { memory } else { disk.path() }).unwrap();
-        let kept = runtime.block_on(made_up(memory.path(), "in memory"));
-        runtime.block_on(made_up(disk.path(), &format!("below {}", std::env::temp_dir().display()))) && kept
+        let in_memory = runtime.block_on(made_up(memory.path(), "in memory"));
+        let place = format!("below {}", std::env::temp_dir().display());
+        let on_disk = runtime.block_on(made_up(disk.path(), &place));
+        check("memory", in_memory) & check("disk", on_disk)
     };
-    println!("budget: {BUDGET:?}: {}", if kept { "kept" } else { "EXCEEDED" });
+    println!("{BUDGET:?} for 99 of 100: {}", if kept { "kept" } else { "EXCEEDED" });
     if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

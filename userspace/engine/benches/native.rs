@@ -98,10 +98,11 @@ fn main() -> ExitCode {
         "nodes", "CPUs", "policy", "fill", "request", "median", "least", "budget"
     );
     for (nodes, budget) in SIZES {
+        let mut slowest = Duration::ZERO;
         for policy in [TopologyManagerPolicy::BestEffort, TopologyManagerPolicy::Restricted] {
             for packed in [false, true] {
                 match cases(nodes, budget, policy, packed) {
-                    Ok(late) => missed += late,
+                    Ok(median) => slowest = slowest.max(median),
                     Err(error) => {
                         eprintln!("{nodes} nodes, {policy}: {error}");
                         return ExitCode::FAILURE;
@@ -109,16 +110,25 @@ fn main() -> ExitCode {
                 }
             }
         }
+        // As `cargo xtask bench budgets` reads it.
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        println!("budget: native/{nodes} {:.4} us {}", us(slowest), us(budget));
+        missed += u32::from(slowest > budget);
     }
     if missed > 0 {
-        eprintln!("{missed} decisions took longer than they may");
+        eprintln!("on machines of {missed} sizes, a decision took longer than it may");
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
 
-/// Measures all requests; how many missed the budget.
-fn cases(nodes: u32, budget: Duration, policy: TopologyManagerPolicy, packed: bool) -> Result<u32, String> {
+/// Measures all requests; returns the longest median.
+fn cases(
+    nodes: u32,
+    budget: Duration,
+    policy: TopologyManagerPolicy,
+    packed: bool,
+) -> Result<Duration, String> {
     let machine = Machine::builder()
         .nodes(nodes)
         .sockets(nodes.div_ceil(8))
@@ -131,7 +141,7 @@ fn cases(nodes: u32, budget: Duration, policy: TopologyManagerPolicy, packed: bo
     let native = Native::new(&machine, &config(policy), &NativeOptions::default())
         .map_err(|error| error.to_string())?;
     let ledger = fill(&native, nodes, packed)?;
-    let mut missed = 0;
+    let mut slowest = Duration::ZERO;
     let wide = if packed { (34, 130) } else { (20, 90) };
     for (name, cpus, gib) in
         [("small", 2, 4), ("wide", wide.0, wide.1), ("refused", 2, u64::from(nodes) * 64)]
@@ -153,7 +163,7 @@ fn cases(nodes: u32, budget: Duration, policy: TopologyManagerPolicy, packed: bo
             machine.cpus.len(),
             if packed { "packed" } else { "spread" },
         );
-        missed += u32::from(median > budget);
+        slowest = slowest.max(median);
     }
-    Ok(missed)
+    Ok(slowest)
 }
