@@ -24,6 +24,7 @@ mod deb;
 mod elf;
 mod image;
 mod provenance;
+mod reproducible;
 mod rpm;
 mod sign;
 mod tree;
@@ -61,6 +62,12 @@ pub(crate) struct Alone {
     what: What,
     #[command(flatten)]
     key: Key,
+    /// Builds the last commit twice, in two folders, and fails if a file differs
+    #[arg(long, conflicts_with_all = ["out", "programs", "pool"])]
+    check_reproducible: bool,
+    /// Builds only the static program of this package of the workspace, and packs nothing
+    #[arg(long, value_name = "PACKAGE", conflicts_with_all = ["programs", "pool"])]
+    only_program: Option<String>,
 }
 
 /// What is made, and where.
@@ -95,6 +102,12 @@ impl Key {
 }
 
 pub(crate) fn main(arguments: &Alone) -> Result<()> {
+    if arguments.check_reproducible {
+        return reproducible::check(&arguments.what.archs, arguments.only_program.as_deref());
+    }
+    if let Some(package) = &arguments.only_program {
+        return arguments.what.build_only(package);
+    }
     let signer = match arguments.key.get() {
         Some(key) => {
             setup::ensure(&[Part::Gpg])?;
@@ -117,6 +130,22 @@ impl What {
     /// Whether the programs are not built here.
     pub(crate) fn has_programs(&self) -> bool {
         !self.programs.is_empty()
+    }
+
+    /// Builds the program of one package into the folder, which is emptied before.
+    fn build_only(&self, package: &str) -> Result<()> {
+        let archs =
+            if self.archs.is_empty() { Arch::of_host().into_iter().collect() } else { self.archs.clone() };
+        let out = self.out.as_deref().context("--only-program needs --out")?;
+        empty(out)?;
+        for arch in archs {
+            setup::ensure(&[Part::Ebpf, Part::Compiler(arch)])?;
+            let (built, made) =
+                (build::portable_program(arch, package)?, out.join(format!("{package}-{arch}")));
+            fs::copy(&built, &made).with_context(|| format!("cannot copy {}", built.display()))?;
+            println!("{}", made.display());
+        }
+        Ok(())
     }
 
     /// Makes everything, by default for some processors, and returns the folder and what is for users.
@@ -160,10 +189,7 @@ pub(crate) fn make(
         Contents::of(&own, programs)?
     };
     let epoch = epoch()?;
-    if out.exists() {
-        fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
-    }
-    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    empty(out)?;
     let mut made = contents.package(out, epoch)?;
     let packages: Vec<_> = made.iter().map(PathBuf::as_path).filter(|path| is_deb(path)).collect();
     apt::build(&Tree::new(&out.join("apt"), epoch)?, &packages, pool, signer)?;
@@ -193,10 +219,7 @@ pub(crate) fn make(
 pub(crate) fn make_next(program: &Path, out: &Path, pool: &Path, signer: &Signer) -> Result<()> {
     let epoch = epoch()?;
     let scratch = tempfile::Builder::new().prefix("numaward-dist-").tempdir()?;
-    if out.exists() {
-        fs::remove_dir_all(out).with_context(|| format!("cannot empty {}", out.display()))?;
-    }
-    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    empty(out)?;
     let mut contents = Contents::of(program, Vec::new())?;
     NEXT.clone_into(&mut contents.version);
     let program = Program::read(program)?;
@@ -204,6 +227,14 @@ pub(crate) fn make_next(program: &Path, out: &Path, pool: &Path, signer: &Signer
     deb::build(&contents, &program, &Tree::new(&scratch.path().join("deb"), epoch)?, &package)?;
     rpm::build(&contents, &program, epoch, &out.join(rpm::name(NEXT, program.arch)))?;
     apt::build(&Tree::new(&out.join("apt"), epoch)?, &[&package], Some(pool), Some(signer))
+}
+
+/// Makes a folder, or removes all that is in it.
+fn empty(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
 fn is_deb(path: &Path) -> bool {
