@@ -1,13 +1,18 @@
-//! Every chore that the documents name is one: the real parser takes it, with these options. Of what is only a pattern
+//! Commands in the documents: the real parser takes each chore, and each test that is named exists. Of what is only a pattern
 //! (`[--for 10m]`, `NAME…`), each option is looked up.
 
-use std::{fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use clap::{Command, CommandFactory as _, Parser as _, error::ErrorKind};
 
-use crate::{Arguments, command};
+use crate::{Arguments, command, test};
 
 const CALL: &str = "cargo xtask ";
+const UNIT_TEST: &str = "cargo test -p ";
 
 /// The documents: in the root, in the book, and beside what is deployed and tested.
 fn documents() -> Vec<PathBuf> {
@@ -30,22 +35,21 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The chores of a text with their lines: between backquotes, and in lines of blocks.
-fn chores(text: &str) -> Vec<(usize, String)> {
+/// The arguments of each such call in a text, with their lines: between backquotes, and in lines of blocks.
+fn calls(text: &str, call: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut is_block = false;
     for (number, line) in (1..).zip(text.lines()) {
         if line.trim_start().starts_with("```") {
             is_block = !is_block;
         } else if is_block {
-            let calls = line.split('#').next().unwrap_or_default().split(['&', '|', ';']);
-            let chores = calls.filter_map(|call| call.trim().strip_prefix(CALL));
-            found.extend(chores.map(|chore| (number, chore.to_owned())));
+            let commands = line.split('#').next().unwrap_or_default().split(['&', '|', ';']);
+            let of_call = commands.filter_map(|command| command.trim().strip_prefix(call));
+            found.extend(of_call.map(|arguments| (number, arguments.to_owned())));
         } else {
             let spans = line.split('`').skip(1).step_by(2);
-            found.extend(
-                spans.filter_map(|span| span.strip_prefix(CALL)).map(|chore| (number, chore.to_owned())),
-            );
+            let of_call = spans.filter_map(|span| span.trim_start_matches("UPDATE=1 ").strip_prefix(call));
+            found.extend(of_call.map(|arguments| (number, arguments.to_owned())));
         }
     }
     found
@@ -96,10 +100,94 @@ fn unknown(pattern: &str) -> Option<String> {
     None
 }
 
-/// The names of end-to-end tests: of `vm test NAME…`.
+/// The names of end-to-end tests: of `vm test NAME…`, and of `test NAME…` those that are no stage.
 fn tests_of(chore: &str) -> Vec<&str> {
-    let names = chore.strip_prefix("vm test ").unwrap_or_default().split_whitespace();
-    names.take_while(|name| !name.starts_with('-') && !name.starts_with('[')).collect()
+    let (names, has_stages) = match (chore.strip_prefix("vm test "), chore.strip_prefix("test ")) {
+        (Some(names), _) => (names, false),
+        (None, Some(names)) => (names, true),
+        (None, None) => return Vec::new(),
+    };
+    let names = names.split_whitespace().take_while(|name| !name.starts_with(['-', '[']) && *name != "NAME…");
+    names.filter(|name| !has_stages || !test::is_stage(name)).collect()
+}
+
+/// The folders of the packages, by name.
+fn packages() -> BTreeMap<String, PathBuf> {
+    let manifests = command::read(
+        std::process::Command::new("git")
+            .args(["ls-files", "--", "*Cargo.toml"])
+            .current_dir(command::root()),
+    )
+    .unwrap();
+    let mut packages = BTreeMap::new();
+    for manifest in manifests.lines().map(|line| command::root().join(line)) {
+        let text = fs::read_to_string(&manifest).unwrap();
+        let name = text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+        packages.extend(name.map(|name| (name.to_owned(), manifest.parent().unwrap().to_owned())));
+    }
+    packages
+}
+
+/// Adds the tests in the files of a folder, with their files: `src/guard.rs::a_test`.
+fn add_tests(folder: &Path, name: &str, found: &mut Vec<String>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.map(Result::unwrap) {
+        let below = format!("{name}/{}", entry.file_name().display());
+        if entry.file_type().unwrap().is_dir() {
+            add_tests(&entry.path(), &below, found);
+        } else if below.ends_with(".rs") {
+            let text = fs::read_to_string(entry.path()).unwrap();
+            found.extend(tests_in(&text).into_iter().map(|test| format!("{below}::{test}")));
+        }
+    }
+}
+
+/// The functions with an attribute of tests.
+fn tests_in(text: &str) -> Vec<&str> {
+    let (mut tests, mut is_test) = (Vec::new(), false);
+    for line in text.lines().map(str::trim_start) {
+        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+            is_test = true;
+        } else if let Some(function) = line.trim_start_matches("async ").strip_prefix("fn ") {
+            let name = function.split('(').next().filter(|_| is_test);
+            tests.extend(name);
+            is_test = false;
+        }
+    }
+    tests
+}
+
+/// The fault of `cargo test -p` with these arguments: a package, `--test` with a target, and a part of the names of tests.
+fn problem_of_unit_test(arguments: &str, packages: &BTreeMap<String, PathBuf>) -> Option<String> {
+    let mut words = arguments.split_whitespace();
+    let package = words.next()?;
+    let Some(folder) = packages.get(package) else { return Some(format!("there is no package {package}")) };
+    let (mut target, mut filter) = (None, None);
+    while let Some(word) = words.next() {
+        if word == "--test" {
+            target = words.next();
+        } else {
+            filter = Some(word);
+        }
+    }
+    if let Some(target) = target
+        && !folder.join(format!("tests/{target}.rs")).is_file()
+    {
+        return Some(format!("{package} has no test {target}"));
+    }
+    let filter = filter?;
+    let mut tests = Vec::new();
+    for part in ["src", "tests"] {
+        add_tests(&folder.join(part), part, &mut tests);
+    }
+    // Modules of a target are in the folder of its name.
+    let is_of_target = |test: &str| {
+        target.is_none_or(|target| {
+            [format!("tests/{target}.rs"), format!("tests/{target}/")].iter().any(|of| test.starts_with(of))
+        })
+    };
+    let is_there = tests.iter().any(|test| is_of_target(test) && test.contains(filter));
+    (!is_there).then(|| format!("{package} has no test {filter}"))
 }
 
 #[test]
@@ -107,7 +195,7 @@ fn every_chore_of_the_documents_is_one() {
     let end_to_end = command::root().join("tests/e2e");
     let (mut wrong, mut count) = (Vec::new(), 0);
     for path in documents() {
-        for (line, chore) in chores(&fs::read_to_string(&path).unwrap()) {
+        for (line, chore) in calls(&fs::read_to_string(&path).unwrap(), CALL) {
             count += 1;
             let absent = tests_of(&chore).into_iter().find_map(|name| {
                 let (file, function) = name.split_once("::").unwrap_or((name, ""));
@@ -132,8 +220,43 @@ fn a_wrong_chore_is_found() {
     let text = "Say `cargo xtask tset` or `cargo xtask vm test probes`.\n```\n  cargo xtask dist --uot dist   # all\n\
                 git checkout X && cargo xtask dist --out again && diff a b\n```\n| `cargo xtask fuzz [TARGET…] [--fro 10m]` |\n\
                 `cargo xtask bench probes\\|scarpe`, `cargo xtask bench probes\\|scrape`\n";
-    let found: Vec<_> = chores(text).iter().map(|(line, chore)| (*line, problem(chore).is_some())).collect();
+    let found: Vec<_> =
+        calls(text, CALL).iter().map(|(line, chore)| (*line, problem(chore).is_some())).collect();
     let expected = [(1, true), (1, false), (3, true), (4, false), (6, true), (7, true), (7, false)];
     assert_eq!(found, expected);
     assert_eq!(tests_of("vm test cluster::life soak --kubernetes DIR"), ["cluster::life", "soak"]);
+    assert_eq!(tests_of("test herd:: fuzz fuss --kernel 6.12"), ["herd::", "fuss"]);
+    assert!(tests_of("test --repeat N [NAME…]").is_empty());
+}
+
+#[test]
+fn unit_tests_of_the_documents_exist() {
+    let (packages, mut wrong, mut count) = (packages(), Vec::new(), 0);
+    for path in documents() {
+        for (line, arguments) in calls(&fs::read_to_string(&path).unwrap(), UNIT_TEST) {
+            count += 1;
+            if let Some(problem) = problem_of_unit_test(&arguments, &packages) {
+                wrong.push(format!("{}:{line}: {UNIT_TEST}{arguments}: {problem}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(count > 60, "only {count} unit tests were found: are the documents read?");
+}
+
+#[test]
+fn unit_tests_that_do_not_exist_are_found() {
+    let packages = packages();
+    let problem = |arguments| problem_of_unit_test(arguments, &packages);
+    for right in ["numaward-http", "numaward-daemon --test http a_body", "numaward-store power_loss"] {
+        assert_eq!(problem(right), None);
+    }
+    for (wrong, words) in [
+        ("numaward-htp", "there is no package numaward-htp"),
+        ("numaward-daemon --test htp", "numaward-daemon has no test htp"),
+        ("numaward-store power_los_s", "numaward-store has no test power_los_s"),
+        ("numaward-daemon --test http power_loss", "numaward-daemon has no test power_loss"),
+    ] {
+        assert_eq!(problem(wrong).as_deref(), Some(words));
+    }
 }

@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use numaward_tests_support::{CI, UPDATE, is_ci};
 
-use crate::{build, command, dashboards, manifests};
+use crate::{build, command, dashboards, evidence, manifests};
 
 /// Lines of the differences that are shown.
 const MAX_SHOWN_LINES: usize = 60;
@@ -85,8 +85,8 @@ const GENERATORS: &[Generator] = &[
 ];
 /// The unit tests in the libraries.
 const LIBRARIES: &str = "--lib";
-/// The files that `cargo xtask dashboards` makes, as patterns of git.
-const OF_DASHBOARDS: &[&str] = &["dashboards/grafana/*.json", manifests::OPERATOR_RULES];
+/// The files that tasks of this program write, as patterns of git.
+const OF_TASKS: &[&str] = &["dashboards/grafana/*.json", manifests::OPERATOR_RULES, evidence::PAGE];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     if arguments.check {
@@ -126,6 +126,7 @@ pub(crate) fn check() -> Result<()> {
 fn generate() -> Result<()> {
     dashboards::run(command::root())?;
     manifests::write_rules(command::root())?;
+    evidence::write(command::root())?;
     let targets: BTreeSet<_> = GENERATORS.iter().map(|generator| generator.target).collect();
     let mut cargo = command::cargo();
     // The same selection as that of the unit tests: what these have built is taken as it is.
@@ -161,7 +162,7 @@ fn not_run(output: &str) -> Vec<&'static str> {
 /// All generated files, as patterns of git.
 fn patterns() -> Vec<&'static str> {
     let files = GENERATORS.iter().flat_map(|generator| generator.files);
-    files.chain(OF_DASHBOARDS).copied().collect()
+    files.chain(OF_TASKS).copied().collect()
 }
 
 fn git(arguments: &[&str]) -> Command {

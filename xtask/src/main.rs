@@ -18,6 +18,7 @@ mod dependencies;
 mod dist;
 #[cfg(test)]
 mod documented;
+mod evidence;
 mod fuzz;
 mod generate;
 mod idle;

@@ -120,6 +120,12 @@ impl Stage {
     }
 }
 
+/// Whether a stage has this name.
+#[cfg(test)]
+pub(crate) fn is_stage(name: &str) -> bool {
+    Stage::parse(name).is_some()
+}
+
 /// Names a copy of the database of advisories, a git repository.
 const ADVISORIES: &str = "NUMAWARD_ADVISORIES";
 /// Where cargo-deny has it from.
