@@ -79,6 +79,8 @@ enum Stage {
     Generated,
     /// Benchmarks that have a budget
     Budgets,
+    /// The program that users get: built twice, in different folders, it has the same bytes
+    Reproducible,
     /// Dashboards and rules on a real Prometheus that scrapes a virtual machine
     Dashboards,
     /// The way of a new user: clone, demo, red page, fix, green page, and how long that takes
@@ -311,6 +313,7 @@ fn parts(stage: Stage) -> Result<Vec<Part>> {
             parts.extend([Part::Ebpf, Part::Browser]);
             parts.extend(machine()?);
         }
+        Stage::Reproducible => parts.extend([Part::Ebpf, Part::Compiler(Arch::Amd64)]),
         Stage::Fmt | Stage::Conformance | Stage::Deps | Stage::Vm => {}
     }
     Ok(parts)
@@ -351,6 +354,9 @@ fn run(stage: Stage, lane: Lane, seed: u32) -> Result<()> {
         Stage::Budgets => {
             ensure!(budgets::run(&[])? == ExitCode::SUCCESS, "a budget is exceeded");
             return Ok(());
+        }
+        Stage::Reproducible => {
+            cargo.args(["xtask", "dist", "--check-reproducible", "--only-program", "numaward"])
         }
         Stage::Dashboards => return dashboards::test(command::root()),
         Stage::Newcomer => cargo.args(["xtask", "screenshots", "--newcomer"]),
