@@ -12,6 +12,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -98,28 +99,32 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
 
 /// Fails if a generator changes a file. Then the files are as they were.
 pub(crate) fn check() -> Result<()> {
-    let patterns = patterns();
-    let before = changes(&patterns)?;
+    check_in(command::root(), &patterns(), generate)?;
+    println!("all generated files are up to date");
+    Ok(())
+}
+
+/// Runs the generators of a checkout, which may write files of these patterns, and fails if they change one.
+fn check_in(root: &Path, patterns: &[&str], generate: impl FnOnce() -> Result<()>) -> Result<()> {
+    let before = changes(root, patterns)?;
     ensure!(
         before.is_empty(),
         "generated files have changes that are not committed, so new ones could not be told from them: {}",
-        listed(&before)
+        before.join(", ")
     );
     let generated = generate();
-    let changed = changes(&patterns)?;
+    let changed = changes(root, patterns)?;
     if changed.is_empty() {
-        generated?;
-        println!("all generated files are up to date");
-        return Ok(());
+        return generated;
     }
-    let diff = git(&["diff", "--"]).args(&changed).output().context("cannot run git")?;
-    restore(&changed)?;
+    let diff = git(root, &["diff", "--"]).args(&changed).output().context("cannot run git")?;
+    restore(root, &changed)?;
     generated?;
     let diff = String::from_utf8_lossy(&diff.stdout);
     for line in diff.lines().take(MAX_SHOWN_LINES) {
         eprintln!("{line}");
     }
-    bail!("generated files are out of date; `cargo xtask generate` makes them anew: {}", listed(&changed))
+    bail!("generated files are out of date; `cargo xtask generate` makes them anew: {}", changed.join(", "))
 }
 
 /// Runs all generators.
@@ -165,43 +170,32 @@ fn patterns() -> Vec<&'static str> {
     files.chain(OF_TASKS).copied().collect()
 }
 
-fn git(arguments: &[&str]) -> Command {
+fn git(root: &Path, arguments: &[&str]) -> Command {
     let mut git = Command::new("git");
-    git.args(arguments).current_dir(command::root());
+    git.args(arguments).current_dir(root);
     git
 }
 
 /// The files among these that differ from the last commit, with new ones.
-fn changes(patterns: &[&str]) -> Result<Vec<String>> {
-    let status = git(&["status", "--porcelain", "--no-renames", "-z", "--untracked-files=all", "--"])
-        .args(patterns)
-        .output()
-        .context("cannot run git")?;
-    ensure!(
-        status.status.success(),
-        "this is no checkout of git: {}",
-        String::from_utf8_lossy(&status.stderr)
-    );
-    let text = String::from_utf8(status.stdout).context("git names a file that is not UTF-8")?;
+fn changes(root: &Path, patterns: &[&str]) -> Result<Vec<String>> {
+    let mut status =
+        git(root, &["status", "--porcelain", "--no-renames", "-z", "--untracked-files=all", "--"]);
+    let text = command::read(status.args(patterns))?;
     // Two letters and a space come before each name.
     Ok(text.split_terminator('\0').filter_map(|entry| entry.get(3..)).map(str::to_owned).collect())
 }
 
 /// Takes back changes of files that were as committed.
-fn restore(files: &[String]) -> Result<()> {
-    let tracked = command::read(git(&["ls-files", "-z", "--"]).args(files))?;
+fn restore(root: &Path, files: &[String]) -> Result<()> {
+    let tracked = command::read(git(root, &["ls-files", "-z", "--"]).args(files))?;
     let tracked: BTreeSet<_> = tracked.split_terminator('\0').collect();
     if !tracked.is_empty() {
-        command::read(git(&["restore", "--worktree", "--"]).args(&tracked))?;
+        command::read(git(root, &["restore", "--worktree", "--"]).args(&tracked))?;
     }
     for new in files.iter().filter(|file| !tracked.contains(file.as_str())) {
-        fs::remove_file(command::root().join(new)).with_context(|| format!("cannot remove {new}"))?;
+        fs::remove_file(root.join(new)).with_context(|| format!("cannot remove {new}"))?;
     }
     Ok(())
-}
-
-fn listed(files: &[String]) -> String {
-    files.join(", ")
 }
 
 #[cfg(test)]
@@ -212,7 +206,7 @@ mod tests {
     fn each_generated_file_is_in_the_checkout_and_in_the_table_for_contributors() {
         let table = fs::read_to_string(command::root().join("CONTRIBUTING.md")).unwrap();
         for pattern in patterns() {
-            let files = command::read(git(&["ls-files", "--"]).arg(pattern)).unwrap();
+            let files = command::read(git(command::root(), &["ls-files", "--"]).arg(pattern)).unwrap();
             assert!(!files.is_empty(), "{pattern}");
             assert!(table.contains(&format!("`{pattern}`")), "CONTRIBUTING.md does not name {pattern}");
         }
@@ -220,17 +214,9 @@ mod tests {
 
     #[test]
     fn each_test_that_writes_a_file_is_a_generator() {
-        let written = command::read(&mut git(&[
-            "grep",
-            "--count",
-            "-e",
-            "assert_golden(",
-            "-e",
-            "Sections::read(",
-            "--",
-            "userspace",
-        ]));
-        let written = written.unwrap();
+        let mut grep =
+            git(command::root(), &["grep", "--count", "-e", "assert_golden(", "-e", "Sections::read("]);
+        let written = command::read(grep.args(["--", "userspace"])).unwrap();
         let count = |line: &str| line.rsplit_once(':').unwrap().1.parse::<usize>().unwrap();
         let calls: usize = written.lines().map(count).sum();
         // Both files of `top` are read in one place.
@@ -246,5 +232,55 @@ mod tests {
         assert_eq!(not_run(&all("ignored")).len(), GENERATORS.len());
         let first = GENERATORS[0].test;
         assert_eq!(not_run(&all("ok").replace(first, "renamed")), [first]);
+    }
+
+    /// A checkout with two generated files and another one.
+    fn checkout() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["a.json", "b.json", "own.txt"] {
+            fs::write(dir.path().join(file), file).unwrap();
+        }
+        for arguments in [
+            &["init", "--quiet"][..],
+            &["add", "."],
+            &["-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--message", "m"],
+        ] {
+            command::read(&mut git(dir.path(), arguments)).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn a_generator_that_changes_a_file_fails_and_leaves_no_change() {
+        let dir = checkout();
+        let root = dir.path();
+        let check = |generate: &dyn Fn() -> Result<()>| {
+            let result = check_in(root, &["*.json"], generate);
+            let all = changes(root, &["."]).unwrap();
+            assert!(all.is_empty() || all == ["own.txt"], "{all:?}");
+            result.map_err(|error| format!("{error:#}"))
+        };
+        let write = |name: &str, text: &str| Ok(fs::write(root.join(name), text)?);
+        assert_eq!(check(&|| Ok(())), Ok(()));
+        assert_eq!(check(&|| write("a.json", "a.json")), Ok(()), "the same text");
+        assert_eq!(check(&|| write("own.txt", "other")), Ok(()), "no generated file");
+        let changed = check(&|| write("b.json", "other")).unwrap_err();
+        assert!(changed.ends_with("makes them anew: b.json"), "{changed}");
+        let new = check(&|| write("c.json", "new")).unwrap_err();
+        assert!(new.ends_with("makes them anew: c.json"), "{new}");
+        let deleted = check(&|| Ok(fs::remove_file(root.join("a.json"))?)).unwrap_err();
+        assert!(deleted.ends_with("makes them anew: a.json"), "{deleted}");
+        let failed = check(&|| write("a.json", "half").and_then(|()| bail!("no room"))).unwrap_err();
+        assert_eq!(failed, "no room");
+    }
+
+    #[test]
+    fn changes_of_the_user_are_not_overwritten() {
+        let dir = checkout();
+        fs::write(dir.path().join("a.json"), "edited").unwrap();
+        let refused =
+            check_in(dir.path(), &["*.json"], || panic!("the generators must not run")).unwrap_err();
+        assert!(refused.to_string().ends_with("told from them: a.json"), "{refused}");
+        assert_eq!(fs::read_to_string(dir.path().join("a.json")).unwrap(), "edited");
     }
 }
