@@ -1,5 +1,5 @@
 # What the commands of the book need: the daemon as its package installs it, services, programs, and somebody at a terminal.
-set -o pipefail
+set -eu -o pipefail
 export SYSTEMD_BUS_TIMEOUT=600
 # Not every image has it: curl -s URL.
 curl() { wget -q -O - "$2"; }
@@ -14,7 +14,7 @@ wait_for 120 ready
 _remembered() { curl -s http://127.0.0.1:9560/api/v1/history/workloads | grep -q redis.service; }
 wait_for 120 _remembered
 mkdir -p /run/here
-cd /run/here || exit
+cd /run/here
 ln -s /srv/traces /srv/prometheusrule.yaml .
 
 # The programs, which say what they were given.
@@ -47,8 +47,9 @@ types() {
         printf "$2"
         sleep 1
     } | {
-        TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 /usr/bin/script -qefc "stty rows 50 cols 120; $3" /tmp/screen >/dev/null
-        echo $? >/tmp/over
+        _over=0
+        TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 /usr/bin/script -qefc "stty rows 50 cols 120; $3" /tmp/screen >/dev/null || _over=$?
+        echo $_over >/tmp/over
     }
     # Without what moves the cursor and the remarks of `script`.
     sed "/^Script /d; s/$(printf '\033')\[[0-9;?]*[a-zA-Z]/ /g" /tmp/screen | tr -d '\r'
@@ -62,6 +63,24 @@ guarantee() { numaward guarantee postgresql@17-main.service --cpus 2 --memory 40
 crowd() {
     numaward guarantee redis.service --cpus 6 --memory 40Mi --node 0
     numaward guarantee small.service --cpus 1 --memory 20Mi --preferred-nodes 1
+}
+# stray: after a while, another program opens both nodes to a service, and memory of the service lands where it was not promised.
+stray() {
+    {
+        sleep 3
+        for _ in $(seq 20); do
+            echo 0-1 >"$(cgroup_of postgresql@17-main.service)/cpuset.mems"
+            numaward-load --cgroup "$(cgroup_of postgresql@17-main.service)" --size 4M --policy bind:1 --hold 0 || true
+        done
+    } &
+}
+# distant: after a while, a workload takes memory of the other node again and again.
+distant() {
+    mkdir -p $cgroups/distant
+    {
+        sleep 3
+        for _ in $(seq 20); do numaward-load --cgroup $cgroups/distant --cpus 0 --size 16M --policy bind:1 --hold 0; done
+    } &
 }
 # For a command that reads it. The daemon has the defaults.
 configured() {

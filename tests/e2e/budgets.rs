@@ -44,6 +44,7 @@ fn a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets() {
         if run == "off" {
             assert!(wide > share + 20 * MIB, "it keeps what it took: {wide} of {share}");
             assert!(killed.lines().any(|count| count != "0"), "somebody is killed: {killed}");
+            assert!(report.json("off events")["events"].is_array(), "{events}");
             assert_eq!((moved, events.contains("budget_exceeded")), (0, false));
             assert!(report.section("off capabilities").ends_with("800002"), "nobody is to be traced");
             continue;

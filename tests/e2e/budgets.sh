@@ -1,5 +1,7 @@
 # A workload on one node and one on both, which share that node; the second takes more of it than its share.
 # Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
+set -eu
+leaves_nothing
 echo -900 >/proc/self/oom_score_adj
 killed() { sed -n 's/^oom_kill //p' $cgroups/numaward/single/memory.events $cgroups/numaward/wide/memory.events; }
 # free_mib NODE
@@ -52,7 +54,7 @@ run() {
     section "$1 capabilities"
     sed -n 's/^CapEff:[[:space:]]*//p' /proc/$daemon/status
     kill -9 $(cat $cgroups/numaward/*/cgroup.procs)
-    wait $single $wide
+    wait $single $wide || true
     wait_for 30 [ ! -e $cgroups/numaward/wide -a ! -e $cgroups/numaward/single ]
     stop_daemon
 }
@@ -67,3 +69,5 @@ END
 run on
 export NUMAWARD_BUDGETS_ENABLED=false
 run off
+echo 0 >/proc/self/oom_score_adj
+tidy

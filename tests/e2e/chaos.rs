@@ -25,6 +25,12 @@ fn what_is_said_agrees_with_the_kernel_again() {
     };
     let (entries, capacity) = (slot_figure("entries"), slot_figure("capacity"));
     assert!(capacity > 0.0 && entries >= capacity, "{entries} of {capacity} slots were taken");
+    for family in
+        ["numaward_cpu_manager_pinning_errors_total", "numaward_memory_manager_pinning_errors_total"]
+    {
+        let errors = report.samples("errors", family);
+        assert!(errors.values().all(|count| *count == 0.0), "{family}: {errors:?}");
+    }
     let bus = report.section("without an answer of the bus");
     assert!(bus.contains("systemd"), "{bus}");
 }

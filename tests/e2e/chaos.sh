@@ -1,4 +1,5 @@
 # The machine misbehaves in many ways, one after the other. After each, all that the daemon says is as the kernel has it again.
+set -eu
 
 dir=/run/numaward
 mkdir -p $dir
@@ -27,11 +28,13 @@ done
 agrees "at the beginning"
 
 # Memory to the brink: the kernel kills who took it.
+# The daemon looks at free memory every few seconds.
+allow_error "does not have what is promised on it"
 mkdir $cgroups/hog
 numaward-load --cgroup $cgroups/hog --size 4G --report json >/tmp/hog 2>&1 &
 hog=$!
 wait_for 120 grep -q '^oom_kill [1-9]' $cgroups/hog/memory.events
-wait $hog
+wait $hog || true
 agrees "after memory ran out"
 answers after-memory
 
@@ -39,10 +42,10 @@ answers after-memory
 # 0, 1 and 2 stay open for good: whichever other is free for a moment is above the limit.
 numaward-crash-check files $daemon 3 || fail "no limit"
 section "without descriptors"
-numaward exec --cpus 1 --memory 16Mi --name refused -- true 2>&1 && fail "it was admitted without descriptors"
+must_fail numaward exec --cpus 1 --memory 16Mi --name refused -- true 2>&1
 for _ in 1 2 3; do
     # Nobody is let in either.
-    wget -q -T 2 -O /dev/null http://127.0.0.1:9560/metrics && fail "it was served without descriptors"
+    must_fail wget -q -T 2 -O /dev/null http://127.0.0.1:9560/metrics
 done
 numaward-crash-check files $daemon 1024 || fail "no limit"
 agrees "with descriptors again"
@@ -79,8 +82,10 @@ agrees "after memory was away"
 # More workloads than the probes have room for.
 for number in $(seq 12); do
     mkdir -p $cgroups/many/w$number
-    numaward guarantee /many/w$number --memory 1Mi --name w$number >/dev/null || fail "w$number"
+    quiet_guarantee /many/w$number --memory 1Mi --name w$number
 done
+_full() { samples numaward_probe_map_entries | grep -q '{map="ROOTS"} 8$'; }
+wait_for 60 _full
 section "slots"
 ask /metrics | grep -E '^numaward_probe_map_(entries|capacity)\{map="ROOTS"'
 agrees "with more workloads than slots"
@@ -97,7 +102,7 @@ agrees "after NUMA balancing was switched"
 # The daemon stands still, while workloads go and are asked for.
 kill -STOP $daemon
 rmdir $cgroups/many/w1 $cgroups/many/w2
-numaward exec --cpus 1 --memory 16Mi --name patient -- true &
+numaward exec --cpus 1 --memory 16Mi --name patient -- true 2>>$remarks &
 patient=$!
 sleep 10
 kill -CONT $daemon
@@ -110,7 +115,7 @@ systemctl start chaos-unit.service || fail "no unit"
 bus=$(pidof dbus-daemon) || fail "no bus"
 kill -STOP $bus
 section "without an answer of the bus"
-timeout 100 numaward guarantee chaos-unit.service --cpus 1 --memory 16Mi 2>&1 && fail "it was promised"
+must_fail timeout 100 numaward guarantee chaos-unit.service --cpus 1 --memory 16Mi 2>&1
 agrees "while the bus hangs"
 kill -CONT $bus
 wait_for 60 numaward guarantee chaos-unit.service --cpus 1 --memory 16Mi
@@ -124,9 +129,9 @@ for name in one two; do wait_for 20 sh -c "rmdir $cgroups/numaward/$name; [ ! -e
 rmdir $cgroups/numaward || fail "the cgroup of commands stays"
 wait_for 60 _gone one
 wait_for 60 _gone two
-numaward exec --cpus 1 --memory 16Mi --name again -- sleep 1000000 &
+numaward exec --cpus 1 --memory 16Mi --name again -- sleep 1000000 2>>$remarks &
 wait_for 60 populated numaward/again
 agrees "after its cgroups were removed"
 section "errors"
-ask /metrics | grep -E '^numaward_.*(panics|errors)_total' | grep -v ' 0$'
+samples numaward_cpu_manager_pinning_errors_total numaward_memory_manager_pinning_errors_total
 exit 0

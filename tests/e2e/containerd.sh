@@ -1,3 +1,4 @@
+set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 
 # What goes where is known from the rules of the kubelet alone: it does not depend on where memory is free.
@@ -40,7 +41,7 @@ wait_for 30 booked "${db#$cgroups/}" $((48 << 20))
 section "placed memory"
 cat $db/memory.numa_stat
 section "placed misses"
-ask /metrics | grep '^numaward_numa_miss_bytes_total'
+samples numaward_numa_miss_bytes_total
 section "placed allocations"
 allocations
 section "placed assigned"
@@ -64,14 +65,14 @@ where $web
 section "resized protection"
 protection $db
 section "resize refused"
-numaward-cri resize $db_container --millicpus 4000 --mebibytes 160 2>&1 && fail "it was resized"
+must_fail numaward-cri resize $db_container --millicpus 4000 --mebibytes 160 2>&1
 where $db
 section "resized back"
 numaward-cri resize $db_container --millicpus 2000 --mebibytes 128 || fail "resize back"
 where $db
 
 section "refused"
-run big guaranteed --millicpus 5000 --mebibytes 64 -- sleep 1000000 2>&1 && fail "it was created"
+must_fail run big guaranteed --millicpus 5000 --mebibytes 64 -- sleep 1000000 2>&1
 numaward-cri remove-pod $pod
 section "after refused"
 run small guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000
@@ -103,7 +104,7 @@ ask /metrics | grep -E '^numaward_.*_(errors|refusals)_total[{ ]'
 
 section "containerd killed"
 kill -9 $containerd
-wait $containerd
+wait $containerd || true
 _is_gone() { ! connected; }
 wait_for 60 _is_gone
 start_containerd
@@ -130,6 +131,8 @@ done
 wait $par1 $par2 $par3
 for i in 1 2 3; do numaward-cri remove-pod $(cat /tmp/par$i); done
 
+section "unpinned in the end"
+samples numaward_containers_started_unpinned_total
 section "removed"
 numaward-cri remove $db_container
 numaward-cri remove-pod $db_pod
@@ -139,5 +142,5 @@ where $web
 section "removed protection"
 protection $db
 section "log"
-grep -E 'WARN|ERROR' /tmp/daemon.log
+grep -E 'WARN|ERROR' /tmp/daemon.log || true
 section "end"

@@ -1,7 +1,9 @@
 # Nothing here has a frequency, so these are made up: each CPU's folder is replaced by a copy that has one.
+set -eu
+leaves_nothing
 cpus=/sys/devices/system/cpu
 for cpu in 0 1 2 3 4 5 6 7; do
-    cp -a $cpus/cpu$cpu /tmp/cpu$cpu 2>/dev/null
+    cp -a $cpus/cpu$cpu /tmp/cpu$cpu 2>/dev/null || true
     mkdir /tmp/cpu$cpu/cpufreq
     echo 2100000 >/tmp/cpu$cpu/cpufreq/base_frequency
 done
@@ -21,8 +23,7 @@ numaward topology
 asked() {
     section "$1"
     shift
-    numaward exec "$@" -- grep -h -E '^(Cpus|Mems)_allowed_list' /proc/self/status 2>/dev/null
-    echo "code $?"
+    with_code numaward exec "$@" -- grep -h -E '^(Cpus|Mems)_allowed_list' /proc/self/status 2>>$remarks
 }
 asked "isolated" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind isolated
 asked "without a tick" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind nohz-full
@@ -30,7 +31,7 @@ asked "both" --cpus 1 --memory 16Mi --node 0 --cpu-kind isolated --cpu-kind nohz
 
 asked "of the highest frequency" --cpus 1 --memory 16Mi --node 1 --cpu-kind high-frequency
 
-numaward exec --cpus 1 --memory 16Mi --cpu-kind isolated --cpu-kind nohz-full --name held -- sleep 1000 2>/dev/null &
+numaward exec --cpus 1 --memory 16Mi --cpu-kind isolated --cpu-kind nohz-full --name held -- sleep 1000 2>>$remarks &
 wait_for 20 populated numaward/held
 section "explained"
 numaward explain held
@@ -40,12 +41,12 @@ numaward release held
 refused() {
     section "$1"
     shift
-    numaward exec "$@" -- true 2>&1
-    echo "code $?"
+    with_code numaward exec "$@" -- true 2>&1
 }
 refused "too many" --cpus 3 --memory 16Mi --policy single-numa-node --cpu-kind isolated
 refused "too fast" --cpus 2 --memory 16Mi --policy single-numa-node --cpu-kind high-frequency
 refused "none of it" --cpus 1 --memory 16Mi --cpu-kind efficiency
 refused "shared" --cpus 500m --memory 16Mi --cpu-kind isolated
 refused "unknown" --cpus 1 --memory 16Mi --cpu-kind fast
-exit 0
+for cpu in 0 1 2 3 4 5 6 7; do umount $cpus/cpu$cpu; done
+tidy

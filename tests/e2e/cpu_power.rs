@@ -64,6 +64,8 @@ fn the_unit_sets_it_with_the_drop_in_that_the_page_has() {
     assert_eq!(report.section("closed"), "latency: 0", "{report}");
     assert!(report.section("closed events").contains("Read-only file system"), "{report}");
     assert_eq!(report.section("open"), "latency: n/a", "{report}");
-    assert!(!report.section("open events").contains("Read-only file system"), "{report}");
+    let events = report.section("open events");
+    assert!(events.contains("Set on exclusive CPUs 2-3: "), "{report}");
+    assert!(!events.contains("Read-only file system"), "{report}");
     assert_eq!(report.section("outside of it").matches("ead-only file system").count(), 3, "{report}");
 }

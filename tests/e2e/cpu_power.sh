@@ -1,4 +1,6 @@
 # Exclusive CPUs 2 and 3, and what they are set to. Nothing here has a frequency: the governor is missing.
+set -eu
+leaves_nothing
 config=/tmp/config.yaml
 cpu=/sys/devices/system/cpu
 echo 'enforcement: {cpuPower: {governor: performance, wakeUpLatency: 0}}' >$config
@@ -11,7 +13,7 @@ _set() { [ "$(latency 2)" = n/a ]; }
 _back() { [ "$(latency 2)" = 150 ]; }
 _given_up() { events cpu_power | grep -q 'Somebody else wrote these'; }
 hold() {
-    numaward guarantee /held --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
+    quiet_guarantee /held --cpus 2 --memory 64Mi --node 1
     wait_for 20 _set
 }
 release() {
@@ -22,7 +24,7 @@ live held
 echo 150 >$cpu/cpu2/power/pm_qos_resume_latency_us
 
 section "frequencies"
-ls -d $cpu/cpu*/cpufreq
+must_fail ls -d $cpu/cpu*/cpufreq 2>&1
 section "doctor"
 numaward doctor --config $config 2>/dev/null | grep -i 'cpu power'
 start_daemon --config $config
@@ -69,4 +71,5 @@ restore --config $config
 state "uninstalled"
 section "log"
 cat /tmp/daemon.log
-exit 0
+echo 0 >$cpu/cpu2/power/pm_qos_resume_latency_us
+tidy

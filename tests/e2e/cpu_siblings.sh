@@ -1,3 +1,5 @@
+set -eu
+leaves_nothing
 export NUMAWARD_STRATEGY=native
 start_daemon
 
@@ -5,7 +7,7 @@ start_daemon
 mkdir $cgroups/other
 sleep 1000 &
 echo $! >$cgroups/other/cgroup.procs
-numaward exec --cpus 2 --memory 16Mi --node 1 --hide-siblings --isolate --name held -- sleep 1000 2>/dev/null &
+numaward exec --cpus 2 --memory 16Mi --node 1 --hide-siblings --isolate --name held -- sleep 1000 2>>$remarks &
 _runs() { populated numaward/held && [ "$(cat $cgroups/other/cpuset.cpus.effective)" != 0-11 ]; }
 wait_for 20 _runs
 section "held"
@@ -20,14 +22,12 @@ section "siblings"
 cat /sys/devices/system/cpu/cpu*/topology/thread_siblings_list | sort -n -u
 
 # Another workload takes one thread of the two cores that are left on node 1: one core is whole.
-numaward exec --cpus 1 --memory 16Mi --node 1 --name half -- sleep 1000 2>/dev/null &
+numaward exec --cpus 1 --memory 16Mi --node 1 --name half -- sleep 1000 2>>$remarks &
 wait_for 20 populated numaward/half
 section "too few"
-numaward exec --cpus 2 --memory 16Mi --node 1 --hide-siblings -- true 2>&1
-echo "code $?"
+with_code numaward exec --cpus 2 --memory 16Mi --node 1 --hide-siblings -- true 2>&1
 section "shared"
-numaward exec --cpus 500m --memory 16Mi --hide-siblings -- true 2>&1
-echo "code $?"
+with_code numaward exec --cpus 500m --memory 16Mi --hide-siblings -- true 2>&1
 
 # A restart keeps it, and a release gives all back.
 kill_daemon
@@ -39,4 +39,4 @@ _all() { [ "$(cat $cgroups/other/cpuset.cpus.effective)" = 0-11 ]; }
 wait_for 20 _all
 section "released"
 numaward get -o json
-exit 0
+tidy

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot};
+use numaward_tests::{Bench, boot, seed};
 use numaward_vm::Machine;
 
 #[test]
@@ -10,8 +10,10 @@ fn a_crash_at_any_point_is_made_good() {
     let Some(bench) = Bench::open() else { return };
     let (kills, minutes) = if bench.is_slow() { (200, 40) } else { (20, 8) };
     let machine = Machine::parse(None, Some("2,1,2,1"), Some("384M,384M,384M,384M"), None).unwrap();
-    let script = format!("section check\nnumaward-crash-check check --kills {kills} --seed 1 || exit 1");
+    let seed = seed();
+    let script = format!("set -eu\nsection check\nnumaward-crash-check check --kills {kills} --seed {seed}");
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(minutes)), &script);
     let said = report.section("check");
-    assert!(said.starts_with(&format!("ok: {kills} kills")), "{said}");
+    println!("seed {seed}: {said}");
+    assert!(said.starts_with(&format!("ok: {kills} kills")), "seed {seed}: {said}");
 }

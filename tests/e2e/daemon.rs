@@ -191,6 +191,7 @@ fn sample(report: &Report, number: u32) -> BTreeMap<&str, f64> {
 /// A slot, and a name, go from one workload to the next, and no counter goes back.
 fn check_slots(report: &Report) {
     let samples: Vec<_> = (1..=5).map(|number| sample(report, number)).collect();
+    assert!(samples.iter().all(|sample| sample.len() > 20), "{samples:#?}");
     for (before, after) in samples.iter().zip(&samples[1..]) {
         for (name, value) in before {
             let now = after.get(name).unwrap_or_else(|| panic!("{name} has gone"));
@@ -201,7 +202,9 @@ fn check_slots(report: &Report) {
         let start = format!("numaward_memory_allocated_bytes_total{{workload=\"{workload}\",");
         let series = samples[sample - 1].iter().filter(|(name, _)| name.starts_with(&start));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
-        series.map(|(_, &bytes)| bytes as u64).sum()
+        let bytes: Vec<_> = series.map(|(_, &bytes)| bytes as u64).collect();
+        assert!(!bytes.is_empty(), "sample {sample} has nothing of {workload}");
+        bytes.iter().sum()
     };
     let size = 64 * MIB;
     assert_near("the first workload", allocated(1, "first"), size, size, 1);
@@ -226,7 +229,9 @@ fn check_degraded(report: &Report) {
     assert_eq!(refused["mode"], "absent");
     let reason = refused["reason"].as_str().unwrap();
     assert!(reason.contains("EPERM") && reason.contains("CAP_BPF"), "{reason}");
-    for other in report.json("nobody status")["probes"].as_array().unwrap() {
+    let probes = report.json("nobody status")["probes"].as_array().unwrap().clone();
+    assert!(probes.len() >= 9, "{probes:#?}");
+    for other in probes {
         let is_attached =
             !["absent", "memory_stat", "memory_events"].contains(&other["mode"].as_str().unwrap());
         let reason = other["reason"].as_str().unwrap_or_default();

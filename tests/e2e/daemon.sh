@@ -1,4 +1,6 @@
 # $rounds, set before: the circumstances under which the daemon is to be right.
+set -eu
+leaves_nothing
 
 # start COMMAND...: the daemon under COMMAND, ready.
 start() {
@@ -12,6 +14,7 @@ stop() {
     section "$round exit code"
     stop_daemon
     echo $?
+    new_log
 }
 
 # measure NAME ARGUMENTS...: a load in the cgroup NAME, and what the kernel says about NAME's uppermost cgroup.
@@ -89,8 +92,7 @@ slots() {
 # A second daemon finds the port taken; the first is not disturbed.
 port_in_use() {
     section "second daemon"
-    NUMAWARD_STATE_DIRECTORY=/tmp/second NUMAWARD_CONTROL_SOCKET=/tmp/second.sock numaward run 2>&1 &&
-        fail "a second daemon on the same port"
+    must_fail env NUMAWARD_STATE_DIRECTORY=/tmp/second NUMAWARD_CONTROL_SOCKET=/tmp/second.sock numaward run 2>&1
     ask /livez >/dev/null || fail "the first daemon is gone"
 }
 
@@ -155,3 +157,5 @@ for round in $rounds; do
     esac
     stop
 done
+echo 0 >/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages
+tidy

@@ -1,4 +1,5 @@
 # The image, run by containerd as the manifests demand.
+set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 mkdir -p /var/lib/kubelet/pod-resources /config
 # As a kubelet leaves them that pins nothing.
@@ -21,7 +22,7 @@ run_daemon() {
 }
 # Prints what it warned of.
 report() {
-    grep -E '"level":"(WARN|ERROR)"' /var/log/pods/numaward/numaward.log
+    grep -E '"level":"(WARN|ERROR)"' /var/log/pods/numaward/numaward.log || true
 }
 
 run_daemon observe
@@ -50,7 +51,8 @@ decided
 section "try log"
 report
 section "try leaves"
-ls -d /run/numaward /var/lib/numaward 2>/dev/null
+must_fail ls -d /run/numaward 2>/dev/null
+must_fail ls -d /var/lib/numaward 2>/dev/null
 numaward-cri remove $container && numaward-cri remove-pod $pod || fail "remove tried"
 numaward-cri remove ${made#* } && numaward-cri remove-pod ${made% *} || fail "remove"
 
@@ -70,6 +72,7 @@ echo 0 >$cgroup/cpuset.cpus
 _pinned() { [ "$(cat $cgroup/cpuset.cpus)" = "$placed" ]; }
 wait_for 60 _pinned
 allocations
+_id=0
 for command in status topology "explain --cpus 1 --memory 1Mi" doctor; do
     ctr -n k8s.io tasks exec --exec-id "e$((_id += 1))" ${made#* } /usr/bin/numaward $command >/run/answer 2>&1 || echo "failed: $command: $(cat /run/answer)"
 done >/run/commands

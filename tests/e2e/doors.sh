@@ -1,9 +1,9 @@
 # What an unprivileged user and a process in a container try. nobody owns a delegated subtree, as a user's manager does.
+set -eu
 _done() { [ -s /run/tenant/$1 ]; }
 # as_nobody COMMAND...: what it prints and its exit code.
 as_nobody() {
-    numaward-capabilities nobody "$@" 2>&1
-    echo "code $?"
+    with_code numaward-capabilities nobody "$@" 2>&1
 }
 # attribute PATH [NAME VALUE]: the daemon's marks of a directory, or sets an attribute.
 cat >/run/attribute.pl <<'END'
@@ -65,7 +65,7 @@ systemctl start numaward victim || fail "the units do not start"
 daemon=$(systemctl show --value -p MainPID numaward)
 wait_for 100 ready
 systemctl start tenant || fail "the tenant does not start"
-numaward guarantee victim.service --cpus 1 --memory 64Mi >/dev/null || fail "no guarantee"
+quiet_guarantee victim.service --cpus 1 --memory 64Mi
 
 section "modes"
 stat -c '%a %U %n' /run/numaward /run/numaward/control.sock /var/lib/numaward /var/lib/numaward/ledger.json
@@ -135,8 +135,7 @@ exec chroot . /bin/busybox sh -c '
 END
 # in_container COMMANDS: what they print and their exit code.
 in_container() {
-    /usr/bin/unshare -m -p -f -i -u -C sh /run/container/enter.sh "$1" 2>&1
-    echo "code $?"
+    with_code /usr/bin/unshare -m -p -f -i -u -C sh /run/container/enter.sh "$1" 2>&1
 }
 section "host's network"
 in_container 'busybox id -u; busybox wget -q -O - http://127.0.0.1:9560/livez; busybox wget -q -O /figures http://127.0.0.1:9560/metrics'
@@ -169,8 +168,7 @@ for file in /proc/$daemon/fd/*; do
 done | sort -u
 section "with the token"
 authorized="Authorization: Bearer $(cat /etc/numaward/token)"
-wget -q -O /dev/null --header "$authorized" http://127.0.0.1:9561/api/v1/allocations
-echo "code $?"
+with_code wget -q -O /dev/null --header "$authorized" http://127.0.0.1:9561/api/v1/allocations
 
 section "still held"
 allocations
@@ -218,7 +216,8 @@ echo
 section "after the flood"
 systemctl start numaward
 numaward release victim.service
-numaward guarantee victim.service --cpus 1 --memory 64Mi >/dev/null && cat $victim/cpuset.cpus
+quiet_guarantee victim.service --cpus 1 --memory 64Mi
+cat $victim/cpuset.cpus
 ask /livez
 echo "restarts $(systemctl show --value -p NRestarts numaward)"
 section "end"

@@ -1,9 +1,11 @@
+set -eu
+leaves_nothing
 _log_has() { grep -q "$1" /tmp/daemon.log; }
 # die SECTION: the daemon is killed in that section. The next one has a log of its own.
 die() {
     section "$1"
     kill_daemon
-    rm /tmp/daemon.log
+    new_log
 }
 # pins SECTION: what the workload that runs all the time has.
 pins() {
@@ -13,15 +15,16 @@ pins() {
 }
 held=$cgroups/numaward/held
 export NUMAWARD_STATE_DIRECTORY=/state
+expect_error "not all that is promised could be enforced again"
+expect_error "a damaged ledger was set aside"
 
 mkdir /state
 # Too small to begin with.
 mount -t tmpfs -o size=1m tmpfs /state
 start_daemon
 section "no room"
-numaward exec --cpus 1 --memory 16Mi --name room -- true 2>&1
-echo "code $?"
-ls -d $cgroups/numaward/room 2>&1
+with_code numaward exec --cpus 1 --memory 16Mi --name room -- true 2>&1
+must_fail ls -d $cgroups/numaward/room 2>&1
 ls /state
 section "no room allocations"
 allocations
@@ -34,15 +37,15 @@ start_daemon
 # Somebody rewrites two knobs of a workload, again and again. It takes the daemon a minute to give up.
 live fought
 section "fought"
-numaward guarantee /fought --cpus 1 --memory 128Mi -o json
+numaward guarantee /fought --cpus 1 --memory 128Mi -o json 2>>$remarks
 # A node that is not promised.
 elsewhere=3
 [ "$(cat $cgroups/fought/cpuset.mems)" = 3 ] && elsewhere=2
 section "elsewhere"
 echo $elsewhere
 (while :; do
-    echo 0-5 >$cgroups/fought/cpuset.cpus
-    echo 0-3 >$cgroups/fought/cpuset.mems
+    echo 0-5 >$cgroups/fought/cpuset.cpus || true
+    echo 0-3 >$cgroups/fought/cpuset.mems || true
     sleep 0.1
 done) &
 writer=$!
@@ -54,15 +57,13 @@ pins "held"
 # What is promised has its room already; the file that others read has to wait.
 wait_for 30 grep -q '"held"' /state/ledger.json
 section "full disk"
-dd if=/dev/zero of=/state/filler bs=512 2>/dev/null
-numaward exec --cpus 1 --memory 16Mi --name full -- true 2>&1
-echo "code $?"
+must_fail dd if=/dev/zero of=/state/filler bs=512 2>/dev/null
+with_code numaward exec --cpus 1 --memory 16Mi --name full -- true 2>>$remarks
 mkdir $cgroups/late
-numaward guarantee /late --cpus 1 --memory 16Mi -o json >/dev/null
-echo "code $?"
+quiet_guarantee /late --cpus 1 --memory 16Mi
 wait_for 60 _log_has 'the ledger file is not up to date'
 section "full disk file"
-grep -c '"late"' /state/ledger.json
+grep -c '"late"' /state/ledger.json || true
 section "full disk allocations"
 allocations
 pins "full disk held"
@@ -73,8 +74,7 @@ allocations
 pins "full disk: adopted"
 section "room again"
 rm /state/filler
-numaward exec --cpus 1 --memory 16Mi --name room -- true 2>&1
-echo "code $?"
+with_code numaward exec --cpus 1 --memory 16Mi --name room -- true 2>>$remarks
 numaward release late
 rmdir $cgroups/late
 _written_out() { ! grep -q '"late"' /state/ledger.json; }
@@ -83,7 +83,7 @@ wait_for 60 _written_out
 # The cgroup of a workload goes away.
 section "gone"
 mkdir -p $cgroups/outer/inner
-numaward guarantee /outer/inner --cpus 1 --memory 16Mi -o json >/dev/null
+quiet_guarantee /outer/inner --cpus 1 --memory 16Mi
 cat $cgroups/outer/memory.min
 rmdir $cgroups/outer/inner
 _gone() { ! allocations | grep -q outer/inner; }
@@ -91,8 +91,7 @@ wait_for 30 _gone
 cat $cgroups/outer/memory.min
 # One of the same name is another.
 mkdir $cgroups/outer/inner
-numaward guarantee /outer/inner --cpus 1 --memory 16Mi -o json >/dev/null
-echo "code $?"
+quiet_guarantee /outer/inner --cpus 1 --memory 16Mi
 numaward release outer/inner
 
 section "left to the other"
@@ -101,8 +100,7 @@ wait_for 240 _left
 allocations
 section "fight metrics"
 ask /metrics | grep -E '^numaward_drift(_repaired)?_total\{knob="cpuset.(cpus|mems)"\}'
-kill $writer
-wait $writer
+end $writer
 echo 0-3 >$cgroups/fought/cpuset.mems
 section "missing load"
 load fought --size 64M --policy bind:$elsewhere
@@ -118,18 +116,15 @@ section "miss events"
 _reported() { ask "/api/v1/events?kind=miss&workload=fought" | grep -q message; }
 wait_for 30 _reported
 ask "/api/v1/events?kind=miss"
-kill $load_pid
-wait $load_pid
+end $load_pid
 
 section "read-only"
 # Over the directory: one in which files are open for writing cannot be made read-only.
 mount -t tmpfs -o ro tmpfs /state
-numaward exec --cpus 1 --memory 16Mi --name readonly -- true 2>&1
-echo "code $?"
+with_code numaward exec --cpus 1 --memory 16Mi --name readonly -- true 2>&1
 die "read-only: killed"
 section "read-only: start"
-timeout 60 numaward run 2>&1
-echo "code $?"
+with_code timeout 60 numaward run 2>&1
 pins "read-only held"
 umount /state
 start_daemon
@@ -174,3 +169,6 @@ section "lost allocations"
 allocations
 pins "lost held"
 section "end"
+stop_daemon
+umount /state
+tidy

@@ -1,6 +1,8 @@
 # Memory that is promised and not used yet, and a workload without a guarantee that fills the node with page cache: files
 # of a tmpfs, which the kernel cannot drop.
 # Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
+set -eu
+leaves_nothing
 echo -900 >/proc/self/oom_score_adj
 _decided() { [ -s /tmp/db.json ] || sed -n 's/^oom_kill //p' $cgroups/numaward/db/memory.events | grep -qv '^0$'; }
 _is_free() { [ "$(cat $cgroups/hog/cpuset.mems)" != $((1 - node)) ]; }
@@ -55,3 +57,5 @@ umount /hog
 export NUMAWARD_GUARD=off
 run off
 over
+echo 0 >/proc/self/oom_score_adj
+tidy

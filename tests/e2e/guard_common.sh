@@ -1,5 +1,6 @@
 # What the tests of the guard share: a workload that is promised memory, and asks for it once somebody else has filled the
 # node. The scripts start who fills it: $hog, a process in the cgroup hog.
+set -eu
 
 # free_kib: memory that is free on the workload's node.
 free_kib() { awk '/MemFree/ { print $4 }' /sys/devices/system/node/node$node/meminfo; }
@@ -35,7 +36,7 @@ figures() {
 # over: ends it all.
 over() {
     kill -9 $(cat $cgroups/numaward/db/cgroup.procs $cgroups/hog/cgroup.procs)
-    wait $db $hog
+    wait $db $hog || true
     wait_for 30 [ ! -e $cgroups/numaward/db ]
     wait_for 10 rmdir $cgroups/hog
     stop_daemon

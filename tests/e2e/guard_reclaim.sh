@@ -1,4 +1,6 @@
 # Memory that is promised and not used yet, on a node that is full of page cache: blocks of a disk, which somebody has read.
+set -eu
+leaves_nothing
 
 # What was looked at in order to reclaim it, by kswapd and by those who asked for memory.
 scanned() { awk '/^pgscan_(kswapd|direct) / { sum += $2 } END { print sum }' /proc/vmstat; }
@@ -43,9 +45,10 @@ done
 
 # What is read again and again is in use: it comes back each time.
 export NUMAWARD_LOG_LEVEL=debug
-: >/tmp/daemon.log
+new_log
 hog used 'while :; do dd if=/dev/vda of=/dev/null bs=1M count=400 2>/dev/null; sleep 0.5; done'
 _is_let_be() { grep -q 'uses its page cache, and is left alone' /tmp/daemon.log; }
 wait_for 180 _is_let_be
 wait_for 60 has_event 'that it does not use'
 finish used
+tidy

@@ -1,3 +1,4 @@
+set -eu
 counters() {
     section "$1 counters"
     ask /metrics | sed -n "s/^numaward_memory_allocated_bytes_total{workload=\"$2\",numa_node=\"\([0-9]*\)\",locality=\"\([a-z]*\)\"} /\1 \2 /p"

@@ -9,13 +9,15 @@ use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
-/// The samples of a section that are not zero and of these loads, by what is between the braces.
+/// The samples of a section that are not zero and of workloads, by their labels. There are some that are zero.
 fn samples<'a>(report: &'a Report, section: &str, metric: &str) -> BTreeMap<&'a str, u64> {
-    let lines = report.section(section).lines().filter_map(|line| {
-        let (labels, value) = line.strip_prefix("numaward_")?.strip_prefix(metric)?.rsplit_once(' ')?;
-        Some((labels.strip_prefix("{workload=")?.strip_suffix('}')?, value.parse().unwrap()))
-    });
-    lines.filter(|(_, bytes)| *bytes > 0).collect()
+    let samples = report.samples(section, &format!("numaward_{metric}"));
+    let of_workload = |(labels, bytes): (&'a str, f64)| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
+        let bytes = bytes as u64;
+        Some((labels.strip_prefix("workload=")?, bytes))
+    };
+    samples.into_iter().filter_map(of_workload).filter(|(_, bytes)| *bytes > 0).collect()
 }
 
 #[test]

@@ -1,4 +1,6 @@
 # Hugepages of pools: taken from CPUs and nodes that are known, and freed.
+set -eu
+leaves_nothing
 
 metrics() { ask /metrics | grep -E '^numaward_(hugepages_|(memory_resident|numa_miss)_bytes.*hugepages)'; }
 
@@ -17,7 +19,8 @@ metrics
 
 # Nothing is enforced, so that pages go where the policy says: the promise is one node, the other is outside.
 section promise
-numaward guarantee /kept --cpus 1 --memory 64Mi --hugepages-2Mi 8Mi -o json
+expect_error "are not written to the kernel: enforcement.mode"
+numaward guarantee /kept --cpus 1 --memory 64Mi --hugepages-2Mi 8Mi -o json 2>>$remarks
 load local --cpus 0 --kind hugetlb --size 16M --policy bind:0
 local=$load_pid
 load remote --cpus 0 --kind hugetlb --size 16M --policy bind:1
@@ -46,8 +49,7 @@ done
 section status
 numaward status
 
-kill $local $remote $spread $one $two
-wait $local $remote $spread $one $two
+end $local $remote $spread $one $two
 wait_for 60 resident kept 1 0
 wait_for 60 resident local 0 0
 section freed
@@ -57,3 +59,5 @@ grep -E "WARN|ERROR" /tmp/daemon.log | grep -vE 'kind="(miss|intruder)"' | head 
 section "exit code"
 stop_daemon
 echo $?
+for node in 0 1; do echo 0 >/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages; done
+tidy

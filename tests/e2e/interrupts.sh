@@ -1,4 +1,5 @@
 # Exclusive CPUs 3 and 4, and what the kernel does there by itself.
+set -eu
 config=/tmp/config.yaml
 echo 'enforcement: {interrupts: move-away}' >$config
 
@@ -29,7 +30,7 @@ _away() { [ "$(cat $workqueues)" = 27 ]; }
 _card_away() { [ "$(cat /proc/irq/$irq/smp_affinity_list)" = 5 ] && [ "$(cat $rps)" = 00 ]; }
 _back() { [ "$(cat $workqueues)" = 3f ] && [ "$(cat /proc/irq/$irq/smp_affinity_list)" != 5 ]; }
 hold() {
-    numaward guarantee /held --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
+    quiet_guarantee /held --cpus 2 --memory 64Mi --node 1
     wait_for 20 _away
 }
 release() {
@@ -41,9 +42,8 @@ live held
 start_daemon --config $config
 for near in eth0 ${card##*/}; do
     [ $near = eth0 ] && section "near eth0" || section "near the PCI address"
-    numaward exec --cpus 1 --memory 64Mi --near $near --name near -- \
-        grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status 2>&1
-    echo "code $?"
+    with_code numaward exec --cpus 1 --memory 64Mi --near $near --name near -- \
+        grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status 2>>$remarks
     wait_for 20 _back
 done
 disk "disk"
@@ -89,14 +89,18 @@ wait_for 60 _banned '18$'
 sleep 5
 section "banned"
 banned
+looked_at=0
 section "reached with irqbalance"
 for actions in /sys/kernel/irq/*/actions; do
     number=$(echo $actions | cut -d/ -f5)
     case $(cat $actions) in '' | *req* | timer) continue ;; esac
     # The kernel keeps the timer. Where another goes from the next one on: of a device that is idle, effective_affinity is older.
     affinity=$(cat /proc/irq/$number/smp_affinity)
+    looked_at=$((looked_at + 1))
     [ $((0x$affinity & 0x18)) = 0 ] || echo "interrupt $number ($(cat $actions)): $affinity"
 done
+section "looked at with irqbalance"
+echo $looked_at
 release
 wait_for 60 _banned '0$'
 section "unbanned"

@@ -85,7 +85,9 @@ fn guarantee(report: &Report, seen: &Seen) {
     // The strategy `native` holds budgets, which takes CAP_SYS_PTRACE everywhere.
     assert_eq!(kept & SYS_PTRACE, SYS_PTRACE, "{kept:#x}");
     assert_eq!(kept & BPF != 0, !seen.needs["maps are read without CAP_BPF"], "{kept:#x}");
-    for probe in report.json("status")["probes"].as_array().unwrap() {
+    let probes = report.json("status")["probes"].as_array().unwrap().clone();
+    assert!(probes.len() >= seen.probes.len().max(6), "{probes:#?}");
+    for probe in probes {
         if let Some(mode) = seen.probes.get(probe["probe"].as_str().unwrap()).filter(|mode| *mode != "absent")
         {
             assert_eq!(probe["mode"], mode.as_str(), "{probe}");

@@ -1,5 +1,8 @@
+set -eu
+leaves_nothing
 mkdir /ramfs
 mount -t ramfs ramfs /ramfs
+thp=$(sed 's/.*\[\(.*\)\].*/\1/' /sys/kernel/mm/transparent_hugepage/enabled)
 echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
 echo 20 >/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages
 
@@ -36,7 +39,7 @@ ls /ramfs
 refused() {
     section "refused $1"
     shift
-    numaward-load --hold 0 "$@" 2>&1 && fail "numaward-load $* went through"
+    must_fail numaward-load --hold 0 "$@" 2>&1
 }
 refused node --policy bind:7
 refused hugepages --kind hugetlb --size 1G
@@ -49,4 +52,7 @@ echo 0 >$cgroups/small/cpuset.cpus
 refused cpuset --cgroup $cgroups/small --policy bind:1
 echo never >/sys/kernel/mm/transparent_hugepage/enabled
 refused thp --kind thp
-exit 0
+umount /ramfs
+echo $thp >/sys/kernel/mm/transparent_hugepage/enabled
+echo 0 >/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages
+tidy

@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
+    panic::{self, AssertUnwindSafe},
     thread,
     time::{Duration, Instant},
 };
@@ -43,6 +44,29 @@ fn a_machine_that_fails_is_an_error() {
     let error = run("echo 'exit 0'; echo last words >/dev/ttyS0; poweroff -f");
     assert!(matches!(error, Error::NoExitCode { .. }), "{error}");
     assert!(error.to_string().contains("last words"), "{error}");
+
+    assert_bad_scripts_fail(&bench);
+}
+
+/// Asserts that a script fails its test if a command of it fails, if a daemon logs an error that it does not declare or none that
+/// it does, or if it leaves what it must not.
+fn assert_bad_scripts_fail(bench: &Bench) {
+    let message = |script: &str| {
+        let vm = bench.vm(small());
+        let panic = panic::catch_unwind(AssertUnwindSafe(|| boot(&vm, script))).unwrap_err();
+        panic.downcast_ref::<String>().unwrap().clone()
+    };
+    let failed = message("set -eu\nsection first\ntrue\nfalse\nsection second");
+    assert!(failed.contains("FAILED: code 1 in section \"first\", line 4 of the script"), "{failed}");
+    let error = "2026-11-28T02:54:47.683166Z ERROR the ledger is lost";
+    let failed = message(&format!("set -eu\nsection first\necho '{error}' >/tmp/daemon.log"));
+    assert!(failed.contains("unexpected errors") && failed.contains(error), "{failed}");
+    let failed = message("set -eu\nsection first\nexpect_error lost");
+    assert!(failed.contains("=== errors that did not occur\nlost\n"), "{failed}");
+    let failed = message("set -eu\nleaves_nothing\nmkdir $cgroups/left\nsleep 1000 &");
+    for left in ["left: cgroup /sys/fs/cgroup/left\n", "left: process sleep 1000\n"] {
+        assert!(failed.contains(left), "{failed}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
 # Ten thousand workloads on a machine with many nodes and possible CPUs: what watching them takes of memory.
+set -eu
 
 section "possible CPUs"
 cat /sys/devices/system/cpu/possible
@@ -26,7 +27,7 @@ section "series"
 grep -c 'numaward_memory_allocated_bytes_total{workload="w[0-9]*",numa_node="7",locality="remote"' /tmp/metrics
 section "daemon"
 grep -E '^(VmHWM|Rss)' /proc/$daemon/status
-kill $load_pid
+end $load_pid
 section "exit code"
 stop_daemon
 echo $?

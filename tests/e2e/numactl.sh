@@ -1,4 +1,6 @@
 # The same command with numactl and with `numaward numactl`, on four nodes of which one has no CPUs.
+set -eu
+leaves_nothing
 numactl() { /numactl/ld-linux-x86-64.so.2 --library-path /numactl /numactl/numactl "$@"; }
 
 # What a command has: its CPUs and nodes, the policy of its stack as the kernel has it, and what numactl shows of it.
@@ -11,11 +13,9 @@ END
 # compare OPTIONS...: both, and their exit codes. What the programs print of themselves is no result.
 compare() {
     section "$*"
-    numactl "$@" sh /probe 2>/dev/null
-    echo "code $?"
+    with_code numactl "$@" sh /probe 2>/dev/null
     echo --
-    numaward numactl "$@" sh /probe 2>/dev/null
-    echo "code $?"
+    with_code numaward numactl "$@" sh /probe 2>/dev/null
 }
 all() {
     compare -N 0
@@ -148,20 +148,20 @@ all() {
 # shown OPTIONS...: what both print of themselves.
 shown() {
     section "shown $*"
-    numactl "$@" 2>/dev/null | grep -v 'free:'
+    numactl "$@" 2>/dev/null | grep -v 'free:' || true
     echo "--"
-    numaward numactl "$@" 2>/dev/null | grep -v 'free:'
+    numaward numactl "$@" 2>/dev/null | grep -v 'free:' || true
 }
 
 # shared OPTIONS...: both, about shared memory or the program, without a command.
 shared() {
     section "only numactl $*"
     rm -f /dev/shm/*
-    numactl "$@" >/dev/null 2>&1
-    echo "code $?"
+    _code=0
+    numactl "$@" >/dev/null 2>&1 || _code=$?
+    echo "code $_code"
     echo --
-    numaward numactl "$@" 2>&1
-    echo "code $?"
+    with_code numaward numactl "$@" 2>&1
 }
 
 # A file system on the disk, which is on node 3; the network card is on node 2.
@@ -180,11 +180,9 @@ all
     for options in "-m +1" "-m 0" "-N +0" "-C +3" "-C 0" "-m all" "-i all" "-a -m 1" "-a -N 0" "-N !+0" "-C !2" "-m +2" \
         "-a -m +1" "-a -C 0" "-P all" "-w all" "-m block:vda" "-N all -m same" "-a -i all"; do
         section "narrow $options"
-        numactl $options sh /probe 2>/dev/null
-        echo "code $?"
+        with_code numactl $options sh /probe 2>/dev/null
         echo --
-        numaward numactl $options sh /probe 2>/dev/null
-        echo "code $?"
+        with_code numaward numactl $options sh /probe 2>/dev/null
     done
 )
 for options in -s --show "-N 1 -s" "-C 0,3 -s" "-m 1 -s" "-m 1-2 -s" "-p 2 --show" "-P 1-2 -s" "-i 1-2 -s" "-a -m 2 -s" \
@@ -206,11 +204,9 @@ shared -m 2-1 true
 # ours OPTIONS...: what numactl refuses.
 ours() {
     section "only ours $*"
-    numactl "$@" true 2>&1
-    echo "code $?"
+    with_code numactl "$@" true 2>&1
     echo --
-    numaward numactl "$@" sh /probe 2>/dev/null
-    echo "code $?"
+    with_code numaward numactl "$@" sh /probe 2>/dev/null
 }
 ours -m block:/dev/vda
 ours -m pci:81:00.0
@@ -222,15 +218,13 @@ ours -i block:vda,netdev:eth0
     ours -m netdev:eth0
 )
 section "weighted"
-numaward numactl -w 0 true 2>&1
-echo "code $?"
+with_code numaward numactl -w 0 true 2>&1
 section "alone"
 numaward numactl -m 1 cat /proc/self/cgroup 2>&1
 
 start_daemon
 section "registered"
-numaward numactl -N 1 -m 2 sh -c 'cat /proc/self/cgroup; sh /probe; echo $$; exit 7' 2>&1
-echo "code $?"
+with_code numaward numactl -N 1 -m 2 sh -c 'cat /proc/self/cgroup; sh /probe; echo $$; exit 7' 2>&1
 numaward numactl -m 1 sleep 1000 &
 command=$!
 _registered() { numaward get sleep-$command; }
@@ -244,8 +238,7 @@ wait_for 30 _counted
 echo "$command"
 section "described"
 numaward describe sleep-$command
-kill $command
-wait $command
+end $command
 _released() { [ ! -e $cgroups/numaward/sleep-$command ]; }
 wait_for 30 _released
 section "left"
@@ -253,12 +246,12 @@ numaward get
 
 # CPUs alone, on the only node that is allowed; others are moved off them as this one asks for it.
 section "isolated"
-numaward exec --cpus 2 --node 2 --isolate --name alone -- sh -c '
+with_code numaward exec --cpus 2 --node 2 --isolate --name alone -- sh -c '
     grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status
-    cat /sys/fs/cgroup/narrow/cpuset.cpus' 2>/dev/null
-echo "code $?"
+    cat /sys/fs/cgroup/narrow/cpuset.cpus' 2>>$remarks
 _given_back() { [ "$(cat $cgroups/narrow/cpuset.cpus)" = 2-5 ]; }
 wait_for 20 _given_back
 section "log"
 cat /tmp/daemon.log
-exit 0
+umount /disk
+tidy

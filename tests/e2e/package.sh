@@ -1,10 +1,17 @@
 # The Debian package under systemd: installed, run, upgraded, removed, purged; then its program in an image's root.
+set -eu
 export PATH=/usr/sbin:/usr/bin:/bin
 
 _pinned() { [ "$(cat $load/cpuset.cpus)" = 2-3 ]; }
 _reported() { ask /metrics | grep -q '^numaward_drift_repaired_total{knob="cpuset.cpus"} [1-9]'; }
 # busybox has one too, which runs no scripts of packages.
 dpkg() { /usr/bin/dpkg "$@" >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail "dpkg $*"; }; }
+# journal: what the daemon has logged. It is not empty.
+journal() {
+    journalctl -q --no-pager -u numaward >/run/journal
+    [ -s /run/journal ] || fail "the journal has nothing of numaward"
+    cat /run/journal
+}
 
 # The program under test is the package's. What dpkg keeps its books in is not part of this root.
 rm /usr/bin/numaward
@@ -13,13 +20,13 @@ touch /var/lib/dpkg/status
 
 section "installed"
 dpkg --install /numaward.deb
-systemctl is-enabled numaward
-systemctl is-active numaward
+state
 stat -c '%a %U %n' /usr/bin/numaward /etc/numaward/config.yaml
 section "unit"
 systemd-analyze security --no-pager --threshold=32 numaward.service | tail -n 1
 # The machine has no manual.
-systemd-analyze verify --man=no numaward.service && echo verified
+systemd-analyze verify --man=no numaward.service
+echo verified
 
 add_load
 count_calls
@@ -31,9 +38,9 @@ wait_for 60 _loaded
 section "status"
 numaward status -o json
 section "guarantee"
-numaward guarantee load.service --cpus 2 --memory 64Mi -o json
+numaward guarantee load.service --cpus 2 --memory 64Mi -o json 2>>$remarks
 section "exec"
-numaward exec --cpus 1 --memory 16Mi --name job -- cat /proc/self/cgroup
+numaward exec --cpus 1 --memory 16Mi --name job -- cat /proc/self/cgroup 2>>$remarks
 section "drift"
 echo 0 >$load/cpuset.cpus
 wait_for 30 _pinned
@@ -47,7 +54,7 @@ kill -CONT $first
 for path in / /metrics /api/v1/topology /api/v1/workloads /api/v1/events /api/v1/status /openapi.json; do
     ask $path >/dev/null || echo "no answer: $path"
 done
-numaward doctor >/dev/null
+numaward doctor >/dev/null || echo "doctor: code $?"
 numaward resize load.service --memory 80Mi >/dev/null || echo "not resized"
 systemctl kill -s KILL numaward
 wait_for 60 ready
@@ -57,12 +64,12 @@ section "upgraded"
 before=$(systemctl show --value -p MainPID numaward)
 dpkg --install /numaward.deb
 wait_for 60 ready
-[ "$(systemctl show --value -p MainPID numaward)" = "$before" ] && echo "the old one runs"
+[ "$(systemctl show --value -p MainPID numaward)" != "$before" ] || echo "the old one runs"
 cat $load/cpuset.cpus
 section "upgraded allocations"
 ask /api/v1/allocations
 section "journal"
-journalctl -q --no-pager -u numaward | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"|code=killed|result .signal.'
+journal | grep -E 'WARN|ERROR|Main process|Failed' | grep -vE 'kind="(drift|intruder)"|code=killed|result .signal.' || true
 
 section "filtered"
 upgraded=$(systemctl show --value -p MainPID numaward)
@@ -73,13 +80,13 @@ forbidden() {
         -e '/^WatchdogSec=/d; /Directory/d; /^Restart/d' -e "s/^MemoryMax=/$2\nMemoryMax=/" \
         /usr/lib/systemd/system/numaward.service >/run/systemd/system/$1.service
     systemctl daemon-reload
-    systemctl start $1 2>/dev/null && echo "$1: done" || echo "$1: $(journalctl -q --no-pager -o cat -u $1 | grep kill)"
+    if systemctl start $1 2>/dev/null; then echo "$1: done"; else echo "$1: $(journalctl -q --no-pager -o cat -u $1 | grep kill)"; fi
 }
 forbidden refused ""
 forbidden allowed SystemCallFilter=kill
 section "removed"
 dpkg --remove numaward
-systemctl is-active numaward
+must_fail systemctl is-active numaward
 there /usr/bin/numaward /etc/numaward/config.yaml /var/lib/numaward/ledger.json
 cat $load/cpuset.cpus
 section "refused calls"

@@ -11,7 +11,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use numaward_tests::{Bench, boot};
+use numaward_tests::{Bench, boot, seed};
 use numaward_vm::{Entry, Machine, WriteLog, find_tool};
 use serde::Deserialize;
 
@@ -73,14 +73,15 @@ fn what_was_answered_survives_a_loss_of_power() {
     let vm = bench.vm(machine.clone()).disk_with_log(&disk, &log).limit(Duration::from_mins(minutes));
     let script = include_str!("power_write.sh");
     let offset = FILE_SYSTEM * MIB;
-    let report = boot(&vm, &format!("offset={offset}\nsteps={steps}\n{script}"));
+    let seed = seed();
+    let report = boot(&vm, &format!("offset={offset}\nsteps={steps}\nseed={seed}\n{script}"));
     let said = report.section("write");
-    assert!(said.starts_with(&format!("ok: {steps} requests")), "{said}");
+    assert!(said.starts_with(&format!("ok: {steps} requests")), "seed {seed}: {said}");
 
     let log = WriteLog::read(&log).unwrap();
     let marks = marks(&log);
     let mut images = Images { file: File::create(path("images")).unwrap(), count: 0 };
-    let mut random = Rng::with_seed(1);
+    let mut random = Rng::with_seed(seed);
     let mut take = |(disk, cut): (Vec<u8>, Cut)| {
         images.add(&disk);
         cut
@@ -99,16 +100,20 @@ fn what_was_answered_survives_a_loss_of_power() {
         let is_allowed = matches!(found, Mark::Done(found) if cut.allowed.contains(found));
         assert!(
             is_allowed,
-            "power lost after entry {} of the log: found {found:?}, allowed {:?}",
+            "seed {seed}, power lost after entry {} of the log: found {found:?}, allowed {:?}",
             cut.entry, cut.allowed
         );
     }
     // A disk that says that it has written what it has not must be noticed, or this test shows nothing.
     for (cut, found) in lying.iter().zip(&found[cuts..]) {
-        assert!(!matches!(found, Mark::Done(found) if cut.allowed.contains(found)), "{found:?}");
+        assert!(!matches!(found, Mark::Done(found) if cut.allowed.contains(found)), "seed {seed}: {found:?}");
     }
     let flushes = log.entries().iter().filter(|entry| **entry == Entry::Flush).count();
-    println!("{cuts} cuts in {} writes with {flushes} flushes, {} lies", log.entries().len(), lying.len());
+    println!(
+        "seed {seed}: {cuts} cuts in {} writes with {flushes} flushes, {} lies",
+        log.entries().len(),
+        lying.len()
+    );
 }
 
 fn make_file_system(disk: &Path) {

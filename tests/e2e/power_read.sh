@@ -1,4 +1,5 @@
 # What there is to be found on disks that lost power: one after the other in /dev/vdb, each of $size MiB.
+set -eu
 
 mkdir /run/power
 section found

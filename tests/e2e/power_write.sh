@@ -1,6 +1,7 @@
 # A daemon has its files on a disk and is asked for something again and again.
+set -eu
 
 mkdir /run/power
 mount -t ext4 /dev/vda /run/power || fail "no file system"
 section write
-numaward-crash-check write /run/power /dev/vda "$offset" --steps "$steps" || exit 1
+numaward-crash-check write /run/power /dev/vda "$offset" --steps "$steps" --seed "$seed"

@@ -1,17 +1,19 @@
+set -eu
+leaves_nothing
 export NUMAWARD_CONFIG=/tmp/config.yaml
 echo 'strategy: native' >$NUMAWARD_CONFIG
 knobs() { cat $cgroups/numaward/held/cpuset.cpus $cgroups/numaward/held/cpuset.mems; }
-misses() { ask /metrics | grep -E '^numaward_numa_miss_bytes_total\{workload="numaward/held"'; }
+misses() { samples numaward_numa_miss_bytes_total | grep -F 'workload="numaward/held"'; }
 
 start_daemon
 # The only exclusive CPU of node 0 is taken while the workload comes, so that it goes to node 1.
-numaward exec --cpus 1 --memory 64Mi --preferred-nodes 0 --name blocker -- sleep 1000 &
+numaward exec --cpus 1 --memory 64Mi --preferred-nodes 0 --name blocker -- sleep 1000 2>>$remarks &
 wait_for 20 populated numaward/blocker
 # It keeps writing to its memory, and something beside it keeps forking.
 numaward exec --cpus 1 --memory 320Mi --name held -- sh -c '
     numaward-load --size 256M --walk --report json >/tmp/held.json 2>/tmp/held.err &
     while [ ! -e /tmp/stop ]; do dd if=/dev/zero of=/dev/null bs=4M count=1 2>/dev/null; sleep 0.05; done
-    kill $!' &
+    kill $!' 2>>$remarks &
 held=$!
 wait_for 120 [ -s /tmp/held.json ]
 kill $(cat $cgroups/numaward/blocker/cgroup.procs)
@@ -23,24 +25,21 @@ cat $cgroups/numaward/held/memory.numa_stat
 section "zero metrics"
 ask /metrics | grep -E '^numaward_rebalance'
 section "refused"
-numaward exec --cpus 2 --memory 64Mi -- true 2>&1
-echo "code $?"
+with_code numaward exec --cpus 2 --memory 64Mi -- true 2>&1
 
 section "plan"
 numaward plan --cpus 2 --memory 64Mi -o json
 section "plan for people"
 numaward plan --cpus 2 --memory 64Mi
 section "no plan"
-numaward plan --cpus 2 --memory 64Mi --bytes 64Mi 2>&1
-echo "code $?"
+with_code numaward plan --cpus 2 --memory 64Mi --bytes 64Mi 2>&1
 
 section "cancelled"
 numaward rebalance --cpus 2 --memory 64Mi --apply >/tmp/rebalance.out 2>/tmp/rebalance.err &
 rebalance=$!
 wait_for 60 grep -q 'moves from node 1 to 0' /tmp/rebalance.err
 kill -INT $rebalance
-wait $rebalance
-echo "code $?"
+with_code wait $rebalance
 cat /tmp/rebalance.out
 section "after cancel"
 knobs
@@ -63,8 +62,7 @@ section "allocations after kill"
 allocations
 
 section "rebalance"
-numaward rebalance --cpus 2 --memory 64Mi --apply 2>/tmp/rebalance.err
-echo "code $?"
+with_code numaward rebalance --cpus 2 --memory 64Mi --apply 2>/tmp/rebalance.err
 section "progress"
 cat /tmp/rebalance.err
 section "after"
@@ -77,8 +75,7 @@ misses
 section "figures"
 ask /metrics | grep -E '^numaward_rebalance'
 section "fits"
-numaward exec --cpus 2 --memory 64Mi -- sh -c 'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status'
-echo "code $?"
+with_code numaward exec --cpus 2 --memory 64Mi -- sh -c 'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status' 2>>$remarks
 section "measured"
 numaward plan --cpus 1 --memory 64Mi -o json
 section "events"
@@ -88,3 +85,4 @@ touch /tmp/stop
 wait $held
 wait_for 30 [ ! -e $cgroups/numaward/held ]
 allocations
+tidy

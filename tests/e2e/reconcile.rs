@@ -46,7 +46,7 @@ fn promises_are_kept_against_whatever_changes_them() {
     assert_eq!(report.section("rebuilt process"), "Cpus_allowed_list:\t2-3\nMems_allowed_list:\t1");
     // After this, the shell says that the daemon was killed.
     assert!(report.section("process").starts_with(report.section("rebuilt process")));
-    assert_eq!(report.section("rebuilt writes"), "");
+    report.assert_no_writes("rebuilt writes");
     assert_eq!(
         report.section("set aside"),
         "ledger.json.damaged-1\nledger.json.damaged-2\nledger.json.damaged-3"

@@ -67,6 +67,7 @@ fn guarantees_of_memory_alone_hold_and_change_while_they_do() {
     assert_eq!(knobs(&report, "adopted knobs"), grown);
     let released = report.json("released");
     assert_eq!(released["allocations"].as_array().unwrap().len(), 0, "{released}");
+    assert_eq!(released["nodes"].as_array().unwrap().len(), 2, "{released}");
     for node in released["nodes"].as_array().unwrap() {
         assert_eq!(node["memory"][0]["promisedBytes"], 0, "{node}");
     }

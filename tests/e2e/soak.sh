@@ -1,4 +1,5 @@
 # Workloads of all kinds come and go for $seconds, and every $pause seconds it is noted what the daemon and the kernel hold.
+set -eu
 
 # What is gone is served for a short time, so that minutes stand for hours.
 printf '%s\n' 'stateDirectory: /run/state' 'observe: {keepRemoved: 5s}' >/run/config.yaml
@@ -13,10 +14,10 @@ commands() {
     number=0
     while goes_on; do
         number=$((number + 1))
+        code=0
         numaward exec --cpus 1 --memory 32Mi --name "command-$1-$number" -- \
-            timeout -s TERM 1 numaward-load --size 8M --report json >/dev/null 2>/tmp/command-$1
+            timeout -s TERM 1 numaward-load --size 8M --report json >/dev/null 2>/tmp/command-$1 || code=$?
         # 143: the load, by timeout.
-        code=$?
         [ $code -eq 143 ] || [ $code -eq 0 ] || echo "command-$1-$number: code $code: $(cat /tmp/command-$1)" >>/run/failures
         echo >>/run/commands
     done
@@ -35,7 +36,7 @@ others() {
             numaward release /other-$number >/run/guarantee 2>&1 || cat /run/guarantee >>/run/failures
         fi
         kill $load
-        wait $load 2>/dev/null
+        wait $load 2>/dev/null || true
         for below in $(seq 1 20); do mkdir $of/below-$below; done
         find $of -depth -type d -exec rmdir {} ';'
         echo >>/run/others
@@ -43,7 +44,7 @@ others() {
 }
 # value NAME: of the daemon's status.
 status_of() { grep -o "^$1:[^0-9]*[0-9]*" /proc/$daemon/status | grep -o '[0-9]*$'; }
-number_of() { [ -e $1 ] && wc -l <$1 || echo 0; }
+number_of() { if [ -e $1 ]; then wc -l <$1; else echo 0; fi; }
 sample() {
     scraped=$(cut -d ' ' -f 1 /proc/uptime)
     for _ in 1 2 3 4 5 6 7 8 9 10; do ask /metrics >/run/metrics; done

@@ -58,6 +58,9 @@ fn the_function_that_allocates_on_another_node_is_named() {
     assert_eq!(json["stacks"][0]["node"], 1, "{report}");
 
     // What libraries and the shell did before is remote too; of the load itself nothing is.
+    let counted = report.samples("counted", "numaward_memory_allocated_bytes_total");
+    let labels = "workload=\"local\",numa_node=\"0\",locality=\"local\"";
+    assert!(counted[labels] >= 31.0 * f64::from(1 << 20), "{counted:#?}");
     let local = folded(&report, "local");
     assert_eq!(bytes_with(&local, "fill_pages"), 0, "{report}");
     assert!(local.iter().map(|(_, bytes)| bytes).sum::<u64>() < MIB, "{report}");

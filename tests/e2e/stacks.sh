@@ -1,5 +1,7 @@
 # Two workloads run the same program on CPU 0: the memory
 # of one is on its node, that of the other on node 1.
+set -eu
+leaves_nothing
 _known() { ask /api/v1/workloads | grep -q "\"$1\""; }
 _filled() { [ -s "/tmp/$1.filled" ]; }
 
@@ -19,7 +21,7 @@ start_daemon
 mkdir $cgroups/remote
 wait_for 30 _known remote
 section "off"
-numaward stacks remote 2>&1 && fail "it is off"
+must_fail numaward stacks remote 2>&1
 rmdir $cgroups/remote
 stop_daemon
 
@@ -44,7 +46,7 @@ numaward regions remote
 section "regions as JSON"
 numaward regions remote -o json
 section "nobody"
-numaward stacks nobody 2>&1 && fail "there is nobody"
+must_fail numaward stacks nobody 2>&1
 section "status"
 numaward status
 
@@ -64,4 +66,5 @@ section "ended"
 numaward stacks remote 2>&1
 section "log"
 cat /tmp/remote.err /tmp/daemon.log
-exit 0
+echo 0 >/proc/sys/kernel/numa_balancing
+tidy

@@ -1,3 +1,4 @@
+set -eu
 _active() { [ "$(systemctl show --value -p ActiveState "$1")" = active ]; }
 _loaded() { [ -s /run/load.json ]; }
 _unpinned() { grep -q '^Cpus_allowed_list:.0-3' "/proc/$(systemctl show --value -p MainPID load)/status"; }
@@ -30,7 +31,7 @@ pins() {
 }
 
 section "guarantee"
-numaward guarantee load.service --cpus 2 --memory 64Mi -o json
+numaward guarantee load.service --cpus 2 --memory 64Mi -o json 2>>$remarks
 pins "held"
 cat $cgroups/system.slice/memory.min
 
@@ -83,15 +84,12 @@ systemctl restart load
 pins "released and restarted"
 
 section "exec"
-numaward exec --cpus 2 --memory 64Mi --name job -- sh -c 'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status; cat /proc/self/cgroup'
-echo "code $?"
+with_code numaward exec --cpus 2 --memory 64Mi --name job -- sh -c 'grep -E "^(Cpus|Mems)_allowed_list" /proc/self/status; cat /proc/self/cgroup' 2>>$remarks
 section "no such unit"
-numaward guarantee none.service --cpus 1 --memory 64Mi 2>&1
-echo "code $?"
+with_code numaward guarantee none.service --cpus 1 --memory 64Mi 2>&1
 section "not running"
 systemctl stop load
-numaward guarantee load.service --cpus 1 --memory 64Mi 2>&1
-echo "code $?"
+with_code numaward guarantee load.service --cpus 1 --memory 64Mi 2>&1
 # Everybody else keeps off exclusive CPUs: units by properties, a slice without any of them as a whole.
 mkdir -p /etc/numaward
 cat >/etc/numaward/config.yaml <<'END'
@@ -121,7 +119,7 @@ herd() {
 _herded() { [ "$(systemctl show --value -p AllowedCPUs $1)" = 0-1 ]; }
 _free() { [ -z "$(systemctl show --value -p AllowedCPUs $1)" ]; }
 herd "before" load other exempt batched
-numaward guarantee load.service --cpus 2 --memory 64Mi >/dev/null
+quiet_guarantee load.service --cpus 2 --memory 64Mi
 herd "herded" load other exempt batched
 section "herded allocations"
 allocations

@@ -1,3 +1,5 @@
+set -eu
+leaves_nothing
 config=/tmp/config.yaml
 cat >$config <<'EOF'
 enforcement:
@@ -13,7 +15,7 @@ tree() {
         find . -type d | sort | while read -r _cgroup; do
             for _knob in cgroup.subtree_control cpuset.cpus cpuset.mems cpuset.cpus.exclusive cpuset.cpus.partition memory.min memory.low \
                 memory.high memory.max memory.swap.max cpu.max cpu.weight hugetlb.2MB.max; do
-                [ -f $_cgroup/$_knob ] && echo "$_cgroup/$_knob=$(cat $_cgroup/$_knob)"
+                [ ! -f $_cgroup/$_knob ] || echo "$_cgroup/$_knob=$(cat $_cgroup/$_knob)"
             done
         done
     )
@@ -36,14 +38,14 @@ echo "50000 100000" >$cgroups/slice/a/cpu.max
 tree "before"
 
 start_daemon --config $config
-numaward guarantee /slice/a --cpus 1 --memory 64Mi --hugepages-2Mi 4Mi >/dev/null || fail "no guarantee for /slice/a"
-numaward guarantee /other --memory 32Mi >/dev/null || fail "no guarantee for /other"
-numaward guarantee /bare/inner --cpus 1 --memory 32Mi >/dev/null || fail "no guarantee for /bare/inner"
-numaward guarantee /loose --memory 32Mi --memory-limit 64Mi >/dev/null || fail "no guarantee for /loose"
+quiet_guarantee /slice/a --cpus 1 --memory 64Mi --hugepages-2Mi 4Mi
+quiet_guarantee /other --memory 32Mi
+quiet_guarantee /bare/inner --cpus 1 --memory 32Mi
+quiet_guarantee /loose --memory 32Mi --memory-limit 64Mi
 wait_for 60 _counts 5
 tree "held"
 section "while the daemon runs"
-numaward uninstall --restore --config $config 2>&1 && echo "it was not refused"
+must_fail numaward uninstall --restore --config $config 2>&1
 kill_daemon
 section "restored"
 restore --config $config -o json
@@ -54,12 +56,12 @@ restore --config $config
 # A controller that others use by now stays, and is named.
 section "with a user of a controller"
 start_daemon --config $config
-numaward guarantee /bare/inner --cpus 1 --memory 32Mi >/dev/null || fail "no guarantee for /bare/inner"
+quiet_guarantee /bare/inner --cpus 1 --memory 32Mi
 kill_daemon
 mkdir $cgroups/bare/theirs
 echo 40M >$cgroups/bare/theirs/memory.high
 section "in use"
-numaward uninstall --restore --config $config -o json 2>/tmp/uninstall.log && echo "it did not fail"
+must_fail numaward uninstall --restore --config $config -o json 2>/tmp/uninstall.log
 section "in use: controllers"
 cat $cgroups/bare/cgroup.subtree_control
 echo max >$cgroups/bare/theirs/memory.high
@@ -67,3 +69,6 @@ section "no longer in use"
 restore --config $config
 section "no longer in use: controllers"
 cat $cgroups/bare/cgroup.subtree_control
+for node in 0 1; do echo 0 >/sys/devices/system/node/node$node/hugepages/hugepages-2048kB/nr_hugepages; done
+echo +hugetlb >$cgroups/cgroup.subtree_control
+tidy

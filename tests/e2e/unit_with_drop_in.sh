@@ -1,6 +1,7 @@
 # The packaged unit, as it is and with a drop-in. What comes before it defines: $config, the configuration; $kind, the kind of the
 # event that says that the daemon has seen exclusive CPUs $cpus; `state`, which prints what they are set to; $forbidden, commands
 # that the unit does not allow with the drop-in either; and `drop_in`, which prints that.
+set -eu
 mkdir -p /etc/numaward
 echo "$config" >/etc/numaward/config.yaml
 cp /numaward.service /run/systemd/system/numaward.service
@@ -12,7 +13,7 @@ _looked() { events $kind | grep -q "exclusive CPUs $cpus"; }
 hold() {
     systemctl start numaward.service || fail "not started"
     wait_for 120 ready
-    numaward guarantee load.service --cpus 2 --memory 64Mi --node 1 >/dev/null || fail "no guarantee"
+    quiet_guarantee load.service --cpus 2 --memory 64Mi --node 1
     wait_for 30 _looked
     section "$1"
     state
@@ -28,5 +29,5 @@ systemctl daemon-reload
 hold "open"
 section "outside of it"
 pid=$(systemctl show -P MainPID numaward.service)
-nsenter -t $pid -m sh -c "$forbidden" 2>&1
+must_fail nsenter -t $pid -m sh -c "$forbidden" 2>&1
 exit 0

@@ -1,4 +1,6 @@
 # Node 1 is slow by the firmware. Weights follow from that, and what was found comes back.
+set -eu
+leaves_nothing
 config=/tmp/config.yaml
 weights=/sys/kernel/mm/mempolicy/weighted_interleave
 by_bandwidth='{enforcement: {interleaveWeights: {source: bandwidth}}, strategy: native}'
@@ -15,6 +17,7 @@ bandwidth() {
 }
 section "bandwidths"
 echo $(bandwidth 0) $(bandwidth 1)
+found=$(cat $weights/node1)
 echo 2 >$weights/node1
 state "before"
 section "doctor"
@@ -54,4 +57,5 @@ section "errors"
 cat /tmp/load.err
 section "log"
 cat /tmp/daemon.log
-exit 0
+echo $found >$weights/node1
+tidy

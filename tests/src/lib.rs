@@ -9,7 +9,13 @@
 //! To add a test: a script `e2e/NAME.sh` that prints sections, and a function in `e2e/` that boots with it. Several
 //! functions may share the report of one boot.
 //!
-//! Invariant: a test that cannot run fails where `CI=true`; elsewhere it says that it was skipped, and why.
+//! # Invariants
+//! - A test that cannot run fails in continuous integration; elsewhere it prints that it was skipped, and why.
+//! - A script begins with `set -eu`: the first command that fails ends it, unless the script handles the failure (`with_code`,
+//!   `must_fail`, `|| true`).
+//! - A test fails if a program panics, or if the daemon logs an error that the script does not declare with `expect_error`.
+//! - What a script leaves on the machine is in the section `left over`. Of a script that begins with `leaves_nothing`, it must be
+//!   nothing.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::panic, reason = "a library of tests")]
@@ -31,6 +37,9 @@ pub const ARCH: &str = "NUMAWARD_VM_ARCH";
 pub const PROGRAMS: &str = "NUMAWARD_VM_PROGRAMS";
 /// The variable that is `true` where slow tests are to run in full.
 pub const SLOW: &str = "NUMAWARD_VM_SLOW";
+
+/// The variable with the seed of tests that make random requests.
+pub const SEED: &str = "NUMAWARD_SEED";
 
 /// The programs that are copied into each machine if they have been built.
 const NAMES: [&str; 7] = [
@@ -123,6 +132,15 @@ impl Bench {
     }
 }
 
+/// The seed of random requests: 1, or the number that the environment sets.
+///
+/// # Panics
+///
+/// If the variable is no number.
+pub fn seed() -> u64 {
+    env::var(SEED).map_or(1, |text| text.parse().unwrap_or_else(|error| panic!("{SEED}={text}: {error}")))
+}
+
 /// Boots, runs the script and returns its sections.
 ///
 /// # Panics
@@ -185,9 +203,12 @@ impl<F: FnOnce(&mut Monitor) -> Result<(), Error>> Write for Changer<F> {
 }
 
 fn report(result: Result<u8, Error>, output: &[u8]) -> Report {
-    let report = Report::new(&String::from_utf8_lossy(output));
+    let report = Report { text: String::from_utf8_lossy(output).into_owned() };
     match result {
-        Ok(0) => report,
+        Ok(0) => {
+            report.assert_sound();
+            report
+        }
         Ok(code) => panic!("the script ended with {code}; it printed:\n{report}"),
         Err(error) => panic!("{error}\nThe script printed:\n{report}"),
     }
@@ -206,24 +227,23 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// What was printed, without the line in which `exec` and `guarantee` say how exclusive CPUs are: what the script prints
-    /// is one stream, and most sections are about something else.
-    fn new(printed: &str) -> Self {
-        let remarks = [
-            "other processes on CPUs ",
-            "are not written to the kernel: ",
-            "processes of the root cgroup may still run on",
-        ];
-        // It may follow what another program wrote without an end of the line.
-        let kept = |line: &'_ str| {
-            let start = remarks.iter().find_map(|remark| line[..line.find(remark)?].rfind("numaward: "));
-            match start {
-                None => line.to_owned(),
-                Some(0) => String::new(),
-                Some(start) => format!("{}\n", &line[..start]),
+    /// Asserts that no program panicked, that the daemon logged the errors that the script declares with `expect_error` and no
+    /// others, and that nothing is left of a script that declares so with `leaves_nothing`.
+    fn assert_sound(&self) {
+        for text in ["panicked at", "are not written to the kernel"] {
+            assert!(!self.text.contains(text), "{text:?} in:\n{self}");
+        }
+        for section in ["unchecked errors", "left over"] {
+            match self.find(section) {
+                None | Some("") => {}
+                Some(found) => eprintln!("{section}:\n{found}"),
             }
-        };
-        Self { text: printed.split_inclusive('\n').map(kept).collect() }
+        }
+        self.section("left over");
+        for section in ["unexpected errors", "errors that did not occur", "left over, but declared clean"] {
+            let found = self.find(section).unwrap_or_default();
+            assert_eq!(found, "", "{section} at the end of:\n{self}");
+        }
     }
 
     /// The text of a section, without the end of its last line.
@@ -243,6 +263,40 @@ impl Report {
     pub fn json(&self, name: &str) -> serde_json::Value {
         let text = self.section(name);
         serde_json::from_str(text).unwrap_or_else(|error| panic!("section {name:?}: {error}:\n{text}"))
+    }
+
+    /// The samples of a metric family in the section, by their labels without braces.
+    ///
+    /// # Panics
+    ///
+    /// If there are none, as where the metric has another name.
+    pub fn samples<'a>(&'a self, section: &str, family: &str) -> BTreeMap<&'a str, f64> {
+        let sample = |line: &'a str| {
+            let (labels, value) = line.strip_prefix(family)?.rsplit_once(' ')?;
+            let labels =
+                if labels.is_empty() { labels } else { labels.strip_prefix('{')?.strip_suffix('}')? };
+            Some((
+                labels,
+                value.parse().unwrap_or_else(|_| panic!("section {section:?}: cannot read {line:?}")),
+            ))
+        };
+        let samples: BTreeMap<_, _> = self.section(section).lines().filter_map(sample).collect();
+        assert!(!samples.is_empty(), "section {section:?}: no samples of {family}:\n{self}");
+        samples
+    }
+
+    /// Asserts that the enforcement of the daemon that the section's metrics are of has written no knob.
+    ///
+    /// # Panics
+    ///
+    /// If it has, or if the section does not say so.
+    pub fn assert_no_writes(&self, section: &str) {
+        let writes = self.samples(section, "numaward_enforcement_writes_total");
+        let ok: Vec<_> = writes.iter().filter(|(labels, _)| labels.contains("result=\"ok\"")).collect();
+        assert!(
+            ok.len() >= 3 && ok.iter().all(|(_, count)| **count == 0.0),
+            "section {section:?}: {writes:#?}"
+        );
     }
 
     /// The section read as a file of cgroup v2 with a number per node, such as `memory.numa_stat`: `anon N0=1 N1=2`.
@@ -309,14 +363,76 @@ mod tests {
     }
 
     #[test]
-    fn remarks_on_exclusive_cpus_are_no_result() {
-        let remark =
-            "numaward: 0 cgroups and 5 processes of the root cgroup may still run on CPUs 1: they stay\n";
-        let text = format!("=== a\n{remark}numaward: first\n=== b\n{{}}{remark}\n=== c\n1\n");
-        let report = Report::new(&text);
-        assert_eq!(report.section("a"), "numaward: first");
-        assert_eq!(report.section("b"), "{}");
-        assert_eq!(report.section("c"), "1");
+    fn samples_are_those_of_the_family() {
+        let text = "=== m\na_total{knob=\"x\",result=\"ok\"} 0\na_total_more{knob=\"x\"} 2\nb 1.5\n";
+        let report = Report { text: text.to_owned() };
+        assert_eq!(report.samples("m", "a_total"), BTreeMap::from([("knob=\"x\",result=\"ok\"", 0.0)]));
+        assert_eq!(report.samples("m", "b"), BTreeMap::from([("", 1.5)]));
+        std::panic::catch_unwind(|| report.samples("m", "a").len()).unwrap_err();
+    }
+
+    #[test]
+    fn panics_and_errors_of_the_daemon_are_found() {
+        let sound = |text: &str| {
+            let report = Report { text: format!("=== a\n1\n{text}") };
+            std::panic::catch_unwind(|| report.assert_sound()).is_ok()
+        };
+        let end = "=== unexpected errors\n\n=== errors that did not occur\n\n=== left over\nleft: x\n";
+        assert!(sound(end));
+        for text in [
+            "".to_owned(),
+            format!("thread 'main' panicked at src/main.rs:1:1:\n{end}"),
+            end.replace("errors\n", "errors\n2026-11-28T00:00:00Z ERROR lost\n"),
+            end.replace("occur\n", "occur\nlost\n"),
+            format!("{end}=== left over, but declared clean\nleft: y\n"),
+        ] {
+            assert!(!sound(&text), "{text}");
+        }
+    }
+
+    /// Scripts without `set -eu`: parts of scripts that have it, scripts of software that is not at hand in most places, and those
+    /// that only start another program.
+    const NOT_STRICT: [&str; 18] = [
+        "calls.sh",
+        "cluster/disk.sh",
+        "cluster/node.sh",
+        "cpu_power_unit.sh",
+        "enforce.sh",
+        "guides/common.sh",
+        "guides/dpdk.sh",
+        "guides/jvm.sh",
+        "guides/libvirt.sh",
+        "guides/llama.sh",
+        "guides/postgresql.sh",
+        "guides/qemu.sh",
+        "guides/redis.sh",
+        "home.sh",
+        "hot.sh",
+        "interrupts_unit.sh",
+        "probes.sh",
+        "tiers.sh",
+    ];
+
+    #[test]
+    fn scripts_end_at_the_first_failure() {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("e2e");
+        let (mut folders, mut lax, mut count) = (vec![root.clone()], Vec::new(), 0);
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "sh") {
+                    count += 1;
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    if !text.lines().any(|line| line.starts_with("set -eu")) {
+                        lax.push(path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned());
+                    }
+                }
+            }
+        }
+        lax.sort();
+        assert_eq!(lax, NOT_STRICT, "of {count} scripts");
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl Daemon {
     /// Waits for its death, and says where it died. Another end than the one intended is an error.
     pub(crate) fn dies(mut self) -> Result<String> {
         let status = self.process.wait()?;
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let log = self.log_without_errors()?;
         let point = log.lines().find_map(|line| line.strip_prefix("fault point "));
         match (&self.death, status.signal(), point) {
             (Death::At(_), Some(SIGABRT), Some(point)) => Ok(point.to_owned()),
@@ -143,7 +143,17 @@ impl Daemon {
 
     /// Ends it as a service manager does.
     pub(crate) fn stop(self) -> Result<()> {
+        self.log_without_errors()?;
         self.process.stop()
+    }
+
+    /// The log of this life so far, which must have neither an error nor a panic.
+    fn log_without_errors(&self) -> Result<String> {
+        let log = fs::read_to_string(&self.log).with_context(|| self.log.display().to_string())?;
+        let is_error = |line: &&str| line.contains(" ERROR ") || line.contains("panicked at");
+        let errors: Vec<_> = log.lines().filter(is_error).collect();
+        ensure!(errors.is_empty(), "the daemon logged errors: {errors:#?}");
+        Ok(log)
     }
 }
 

@@ -201,11 +201,15 @@ fn is_as_defined(cluster: &Cluster, topology: &Value) {
         let topology = self::topology(cluster)?;
         let zones = topology["zones"].as_array().into_iter().flatten();
         let name = "numaward.io/remote-allocation-percent";
-        let mut shares = zones.map(|zone| named(&zone["attributes"], name)["value"].as_str());
+        let shares: Vec<_> = zones.map(|zone| named(&zone["attributes"], name)["value"].as_str()).collect();
         let is_share = |share: Option<&str>| {
             share.and_then(|share| share.parse::<u64>().ok()).is_some_and(|share| share <= 100)
         };
-        if shares.all(is_share) { Ok(()) } else { Err(format!("{topology:#}")) }
+        if shares.len() == NODES.len() && shares.into_iter().all(is_share) {
+            Ok(())
+        } else {
+            Err(format!("{topology:#}"))
+        }
     });
     cluster.step("a NodeResourceTopology is published");
 }

@@ -1,5 +1,6 @@
 # Precedes the scripts that run containerd: an image, containerd, the daemon, and what asks and looks.
 # $IMPORT has arguments of `ctr images import`, $DRIVER the cgroup driver.
+set -eu
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p /run /tmp /var/lib /var/log/pods /etc/numaward

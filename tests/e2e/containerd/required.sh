@@ -1,16 +1,17 @@
 # containerd's validator has numaward as a required plugin: first only for pods that ask for it, then for all.
+set -eu
 echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || fail "no controllers"
 config=/etc/containerd/config.toml
 
 restart_containerd() {
     kill -9 $containerd
-    wait $containerd
+    wait $containerd || true
     start_containerd
 }
 # attempt POD [ANNOTATION]: a pod whose container deserves a CPU of its own, and where it is or why it is not.
 attempt() {
     annotation=${2:-}
-    run "$1" guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000 2>&1 && where $cgroup
+    if run "$1" guaranteed --millicpus 1000 --mebibytes 64 -- sleep 1000000 2>&1; then where $cgroup; fi
     annotation=
 }
 # another CONTAINER: one more container in the pod that was made last, and where it is or why it is not.

@@ -1,4 +1,5 @@
 # What goes where is known from the rules of the kubelet alone: it does not depend on where memory is free.
+set -eu
 echo 'strategy: kubelet' >>/etc/numaward/config.yaml
 
 run web burstable --millicpus 100 --unlimited -- sleep 1000000
@@ -33,6 +34,8 @@ where $db
 section "reloaded protection"
 protection $db
 
+section "unpinned"
+samples numaward_containers_started_unpinned_total
 section "removal"
 numaward-cri remove $db_container
 numaward-cri remove-pod $db_pod
@@ -43,5 +46,5 @@ where $web
 section "removed protection"
 protection $db
 section "log"
-grep -E 'WARN|ERROR' /tmp/daemon.log
+grep -E 'WARN|ERROR' /tmp/daemon.log || true
 section "end"

@@ -1,4 +1,5 @@
 # apt and a repository that a web server has.
+set -eu
 
 # As docs/start.md has it.
 section "verified"
@@ -9,7 +10,8 @@ sha256sum --check --ignore-missing SHA256SUMS
 section "changed download"
 cp -r /srv/now/SHA256SUMS /srv/now/SHA256SUMS.asc /run
 echo >>/run/SHA256SUMS
-gpg --verify /run/SHA256SUMS.asc /run/SHA256SUMS 2>&1 || echo refused
+must_fail gpg --verify /run/SHA256SUMS.asc /run/SHA256SUMS 2>&1
+echo refused
 cd /
 
 busybox httpd -p 127.0.0.1:8080 -h /srv
@@ -21,18 +23,21 @@ publish now/apt
 sed 's#^URIs: ADDRESS#URIs: http://127.0.0.1:8080/apt#' /srv/now/apt/numaward.sources >/etc/apt/sources.list.d/numaward.sources
 
 section "no key"
-update || echo refused
+must_fail update
+echo refused
 section "another key"
 mkdir -p /etc/apt/keyrings
 gpg --no-default-keyring --keyring /usr/share/keyrings/debian-archive-keyring.gpg --armor --export >/etc/apt/keyrings/numaward.asc
-update || echo refused
+must_fail update
+echo refused
 cp /srv/now/numaward.asc /etc/apt/keyrings/numaward.asc
 section "changed index"
 cp -r /srv/now/apt /srv/changed
 # Its size stays what it was: only the hash shows it.
 printf changed | dd of=/srv/changed/dists/stable/main/binary-amd64/Packages.gz bs=1 seek=40 conv=notrunc 2>/dev/null
 publish changed
-update || echo refused
+must_fail update
+echo refused
 publish now/apt
 section "found"
 update || fail "apt refuses the repository"
@@ -43,10 +48,11 @@ quietly apt-get -qy install numaward
 dpkg-query -W -f '${Version}\n' numaward
 files
 state
-dpkg --verify numaward && echo intact
+dpkg --verify numaward
+echo intact
 section "preset"
 systemctl preset numaward 2>&1
-systemctl is-enabled numaward
+must_fail systemctl is-enabled numaward
 begin
 
 section "upgraded"
@@ -73,7 +79,7 @@ cat $load/cpuset.cpus
 
 section "removed"
 quietly apt-get -qy remove numaward
-systemctl is-active numaward
+must_fail systemctl is-active numaward
 there /usr/bin/numaward /usr/lib/systemd/system/numaward.service /etc/numaward/config.yaml /var/lib/numaward/ledger.json
 cat $load/cpuset.cpus
 section "installed again"
@@ -92,6 +98,6 @@ section "purged"
 quietly apt-get -qy purge numaward
 # What a user gets is gone; a link of the service would be dangling.
 find /etc /usr /var/lib/numaward /var/lib/systemd -name '*numaward*' -not -path '/etc/apt/*' -not -path '*/numaward-vm*' \
-    -not -name 'numaward-*' 2>/dev/null
+    -not -name 'numaward-*' 2>/dev/null || true
 echo nothing
 section "end"

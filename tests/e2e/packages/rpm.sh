@@ -1,4 +1,5 @@
 # rpm, of a system whose other packages are Debian's: so it does not look what the package requires.
+set -eu
 now=$(echo /srv/now/*.rpm)
 next=$(echo /srv/next/*.rpm)
 
@@ -10,7 +11,8 @@ section "installed"
 quietly rpm --install --nodeps "$now"
 files
 state
-rpm --verify --nodeps numaward && echo intact
+rpm --verify --nodeps numaward
+echo intact
 section "preset of the administrator"
 quietly rpm --erase numaward
 mkdir -p /etc/systemd/system-preset
@@ -29,13 +31,13 @@ state
 cat $load/cpuset.cpus
 tail -n 1 /etc/numaward/config.yaml
 section "changed files"
-rpm --verify --nodeps numaward
+must_fail rpm --verify --nodeps numaward
 
 section "erased"
 quietly rpm --erase numaward
-systemctl is-active numaward
+must_fail systemctl is-active numaward
 there /usr/bin/numaward /usr/lib/systemd/system/numaward.service /etc/systemd/system/multi-user.target.wants/numaward.service \
     /etc/numaward/config.yaml /etc/numaward/config.yaml.rpmsave /var/lib/numaward/ledger.json
-[ -L /etc/systemd/system/multi-user.target.wants/numaward.service ] && echo "still enabled"
+[ ! -L /etc/systemd/system/multi-user.target.wants/numaward.service ] || echo "still enabled"
 cat $load/cpuset.cpus
 section "end"
