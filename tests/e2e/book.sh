@@ -59,6 +59,8 @@ types() {
 cgroup_of() { echo "$cgroups$(systemctl show --value -p ControlGroup "$1")"; }
 cpus_of() { cat "$(cgroup_of "$1")/cpuset.cpus" 2>/dev/null; }
 guarantee() { numaward guarantee postgresql@17-main.service --cpus 2 --memory 40Mi --node 0; }
+# forget: the service has no guarantee, whether it had one or not.
+forget() { numaward release postgresql@17-main.service || true; }
 # Of either node, one CPU is left: two are there once the small one has moved.
 crowd() {
     numaward guarantee redis.service --cpus 6 --memory 40Mi --node 0
