@@ -15,6 +15,9 @@
 //! **Misses.** The first page outside the promised nodes is reported to userspace as an event, with the task that
 //! asked for it; then none of that slot until userspace opens its gate again.
 //!
+//! **Call chains.** Where they are taken, `tp_btf` ends with a tail call of the program for them (`chains.rs`), for remote user
+//! pages only. A second program on the tracepoint would cost each allocation as much again as this one.
+//!
 //! **Cost.** A helper call is expensive on CPUs with mitigations (some 20 ns of 30 for the id of the cgroup), so the
 //! id is read through `current->cgroups->dfl_cgrp->kn->id` where the kernel's BTF has the offsets, from Linux 5.11 on.
 //!
@@ -54,7 +57,7 @@ use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     helpers::{bpf_get_current_task_btf, bpf_get_smp_processor_id},
     macros::{btf_tracepoint, map, tracepoint},
-    maps::{Array, PerCpuArray, RingBuf},
+    maps::{Array, PerCpuArray, ProgramArray, RingBuf},
     programs::{BtfTracePointContext, TracePointContext},
 };
 use aya_log_ebpf::debug;
@@ -107,6 +110,10 @@ static GFP_OFFSET: Global<u32> = Global::new(24);
 #[unsafe(no_mangle)]
 static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 
+/// Whether CHAIN_PROGRAM is run.
+#[unsafe(no_mangle)]
+static RUNS_CHAINS: Global<u32> = Global::new(0);
+
 // Sizes that depend on the machine are set by userspace.
 
 /// By slot.
@@ -123,6 +130,9 @@ static CACHE: PerCpuArray<CacheEntry> = PerCpuArray::with_max_entries(1 << CACHE
 static CTR: Array<AllocCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 #[map]
 static TOTALS: PerCpuArray<AllocTotals> = PerCpuArray::with_max_entries(1, 0);
+/// The program that takes call chains of remote user pages.
+#[map]
+static CHAIN_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 /// What is reported to userspace at once: values of [`Miss`].
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
@@ -139,7 +149,11 @@ fn alloc_tp_btf(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: `page` is a `struct page` of the kernel, not null; `flags` is its first member (userspace
     // checks this in the kernel's BTF). The verifier turns the load into one that cannot fault.
     let flags = unsafe { *page };
-    count(&ctx, node_of(flags), order, gfp);
+    let is_remote = count(&ctx, node_of(flags), order, gfp);
+    if is_remote && RUNS_CHAINS.load() != 0 {
+        // SAFETY: userspace puts only a program for this tracepoint there. Without one, this program goes on.
+        unsafe { CHAIN_PROGRAM.tail_call(&ctx, 0) };
+    }
     0
 }
 
@@ -176,27 +190,28 @@ fn alloc_tracepoint(ctx: TracePointContext) -> u32 {
     0
 }
 
+/// Counts the pages of an allocation. Returns whether they are remote user pages.
 #[inline(always)]
-fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
+fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
     let pages = 1u64 << (order & 63);
     if node == UNKNOWN_NODE {
         if let Some(totals) = TOTALS.get_ptr_mut(0) {
             // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
             unsafe { (*totals).unknown_node += pages };
         }
-        return;
+        return false;
     }
     let node = u32::from(node);
 
     let cgroup = current_cgroup();
-    let Some(entry) = CACHE.get_ptr_mut(place(cgroup, CACHE_BITS)) else { return };
-    let Some(generation) = GENERATION.get_ptr_mut(0) else { return };
+    let Some(entry) = CACHE.get_ptr_mut(place(cgroup, CACHE_BITS)) else { return false };
+    let Some(generation) = GENERATION.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU is the only user, and the program does not interrupt itself.
     let entry = unsafe { &mut *entry };
     // SAFETY: the pointer is of the map's value, which lives as long as the program.
     if entry.cgroup != cgroup || entry.generation != unsafe { generation.read_volatile() } {
         if !resolve(entry, generation) {
-            return;
+            return false;
         }
         debug!(ctx, "cgroup {} counts in row {}", entry.cgroup.0, entry.row);
     }
@@ -205,7 +220,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
     let remote = node != entry.home;
     let outside = entry.allowed[(node / 64) as usize % (MAX_NODES / 64)] >> (node % 64) & 1 == 0;
     let row = entry.row + node;
-    let Some(counters) = CTR.get_ptr_mut(row) else { return };
+    let Some(counters) = CTR.get_ptr_mut(row) else { return false };
     // SAFETY: `counters` is a valid pointer to a value of the map.
     unsafe {
         let counter = match (user, remote) {
@@ -221,6 +236,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) {
             }
         }
     }
+    user && remote
 }
 
 /// Reports pages outside the promised nodes.

@@ -6,6 +6,9 @@
 //! `kmem:mm_page_alloc`; and accesses to memory of another node that NUMA balancing sees, by the function `task_numa_fault`.
 //! Only of workloads that hold a slot: what belongs to nobody would fill the maps.
 //!
+//! **Hook of allocations.** The program of `alloc.rs` knows which pages are remote, and ends with a tail call of
+//! `alloc_chain_tail` for these. Where that program does not do so, `alloc_chain_tp_btf` is attached to the tracepoint beside it.
+//!
 //! **Sampling.** Each CPU adds up the remote pages it sees. Whenever there are SAMPLE_EVERY, the call chain of that moment
 //! stands for all of them. So the pages of all chains add up to what was seen, and a huge page always counts.
 //!
@@ -83,24 +86,38 @@ static HINT_CACHE: SlotCache = slot_cache();
 
 #[btf_tracepoint(function = "mm_page_alloc")]
 fn alloc_chain_tp_btf(ctx: BtfTracePointContext) -> i32 {
+    let gfp: u32 = ctx.arg(2);
+    if gfp & GFP_MOVABLE == 0 {
+        return 0;
+    }
+    let Some(nodes) = NODE_TABLE.get(0) else { return 0 };
+    allocation(&ctx, |node| node != home(nodes))
+}
+
+/// Runs for remote user pages only.
+#[btf_tracepoint(function = "mm_page_alloc")]
+fn alloc_chain_tail(ctx: BtfTracePointContext) -> i32 {
+    allocation(&ctx, |_| true)
+}
+
+#[inline(always)]
+fn allocation(ctx: &BtfTracePointContext, is_remote: impl FnOnce(u16) -> bool) -> i32 {
     // TP_PROTO(struct page *page, unsigned int order, gfp_t gfp_flags, int migratetype)
     let page: *const u64 = ctx.arg(0);
     let order: u32 = ctx.arg(1);
-    let gfp: u32 = ctx.arg(2);
-    if page.is_null() || gfp & GFP_MOVABLE == 0 {
+    if page.is_null() {
         return 0;
     }
     // SAFETY: `page` is a `struct page` of the kernel, not null; `flags` is its first member (userspace checks this in the
     // kernel's BTF). The verifier turns the load into one that cannot fault.
     let node = node_of(unsafe { *page });
-    let Some(nodes) = NODE_TABLE.get(0) else { return 0 };
-    if node == UNKNOWN_NODE || node == home(nodes) {
+    if node == UNKNOWN_NODE || !is_remote(node) {
         return 0;
     }
     if let Some(pages) = sampled(ChainKind::Allocations, 1 << (order & 63)) {
         let slot = cached_current_slot(&ALLOC_CACHE);
         count(
-            &ctx,
+            ctx,
             ChainKey { slot, kind: ChainKind::Allocations as u32, node: node.into(), user: 0, kernel: 0 },
             pages,
         );

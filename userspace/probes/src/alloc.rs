@@ -6,8 +6,8 @@ use std::{path::Path, time::Instant};
 
 use aya::{
     EbpfLoader,
-    maps::{Array, MapData, PerCpuArray},
-    programs::ProgramError,
+    maps::{Array, MapData, PerCpuArray, ProgramArray},
+    programs::{ProgramError, ProgramFd},
 };
 use aya_log::{EbpfLogger, Level};
 use numaward_abi::{AllocTotals, OTHER_SLOT, Slot};
@@ -56,6 +56,8 @@ pub(crate) struct Alloc {
     pub(crate) logger: Option<EbpfLogger<&'static dyn log::Log>>,
     /// When it is to be attached, where that is not always.
     duty: Option<Duty>,
+    /// The program that it runs for remote user pages, and whether it runs one.
+    chain_program: (ProgramArray<MapData>, bool),
 }
 
 /// What the programs know of the kernel's structures; zero where it is not known. See `ebpf/src/alloc.rs`.
@@ -65,6 +67,8 @@ struct KernelLayout {
     /// Whether the current task's structures may be read directly.
     reads_task: u32,
     migration_disabled: u32,
+    /// Not of the kernel's structures: whether the program for call chains is run.
+    runs_chains: u32,
 }
 
 impl Alloc {
@@ -83,13 +87,25 @@ impl Alloc {
             node_shift: options.fakes.node_shift.filter(|_| is_tp_btf).unwrap_or(node_shift),
             reads_task: reads_task.into(),
             migration_disabled: migration_disabled.unwrap_or_default(),
+            // On a duty cycle, chains would be missing while it is detached.
+            runs_chains: (is_tp_btf && options.call_chains.is_some() && options.duty_cycle.is_none()).into(),
         };
-        Self::load_with(object, options, mode, kernel, layout).or_else(|refusal| match &refusal {
+        let try_load = |layout| Self::load_with(object, options, mode, kernel, layout);
+        let without_chains = KernelLayout { runs_chains: 0, ..layout };
+        let mut loaded = try_load(layout);
+        if let Err(Refusal::Kernel(reason)) = &loaded
+            && layout.runs_chains != 0
+        {
+            // Perhaps this kernel does not let a program with functions make tail calls.
+            log::debug!("alloc by {mode} without call chains: {reason}");
+            loaded = try_load(without_chains);
+        }
+        loaded.or_else(|refusal| match &refusal {
             // Perhaps this kernel's verifier does not let the probe follow the path to the cgroup.
             Refusal::Kernel(reason) if reads_task => {
                 log::debug!("alloc by {mode} without a direct path to the cgroup's id: {reason}");
-                let without = KernelLayout { reads_task: 0, migration_disabled: 0, ..layout };
-                Self::load_with(object, options, mode, kernel, without).map_err(|_| refusal)
+                let without = KernelLayout { reads_task: 0, migration_disabled: 0, ..without_chains };
+                try_load(without).map_err(|_| refusal)
             }
             _ => Err(refusal),
         })
@@ -134,6 +150,7 @@ impl Alloc {
             .override_global("NODE_SHIFT", &layout.node_shift, true)
             .override_global("GFP_OFFSET", &gfp_offset, true)
             .override_global("MIGRATION_DISABLED", &layout.migration_disabled, true)
+            .override_global("RUNS_CHAINS", &layout.runs_chains, true)
             .override_global("NODES", &node_count, true)
             .override_global("SHARDS", &shards, true)
             .override_global("SHARD_ROWS", &rows.rows, true)
@@ -159,6 +176,7 @@ impl Alloc {
             misses: EventGate::new(&mut family, "EVENTS")?,
             logger: None,
             duty: None,
+            chain_program: (family.take("CHAIN_PROGRAM")?, layout.runs_chains != 0),
             family,
             nodes,
         };
@@ -191,6 +209,16 @@ impl Alloc {
         let duty = options.duty_cycle.filter(|_| mode == Mode::TpBtf);
         alloc.duty = duty.map(|cycle| Duty::new(cycle, Instant::now()));
         Ok(alloc)
+    }
+
+    /// Whether it runs the program for call chains, once it has one.
+    pub(crate) fn runs_chains(&self) -> bool {
+        self.chain_program.1
+    }
+
+    /// Lets it run this program for remote user pages.
+    pub(crate) fn set_chain_program(&mut self, program: &ProgramFd) -> Result<(), MapAccessError> {
+        self.chain_program.0.set(0, program, 0).map_err(access("CHAIN_PROGRAM", "write"))
     }
 
     /// Attaches or detaches the program, as its duty cycle demands.

@@ -18,6 +18,7 @@ use numaward_topology::NodeId;
 
 use crate::{
     ChainOptions, MapAccessError, Mode, Options, Pages, Probe, ProbeReport,
+    alloc::Alloc,
     btf::BtfError,
     error::Refusal,
     family::{Family, Hook, attach_by_first, report},
@@ -27,6 +28,8 @@ use crate::{
     objects::CHAINS,
 };
 
+/// Run by the probe of allocations.
+const TAIL: &str = "alloc_chain_tail";
 const MAP: &str = "CHAINS";
 const STACKS: &str = "STACKS";
 /// Slots that were freed, before the maps are gone through for them.
@@ -76,8 +79,9 @@ impl Chains {
         wanted: ChainOptions,
         kernel: &Kernel,
         numbering: &Numbering,
+        alloc: Option<&mut Alloc>,
     ) -> (Option<Self>, Vec<ProbeReport>) {
-        match Self::try_load(options, wanted, kernel, numbering) {
+        match Self::try_load(options, wanted, kernel, numbering, alloc) {
             Ok((chains, reports)) => {
                 let is_attached = reports.iter().any(|report| report.mode != Mode::Absent);
                 (is_attached.then_some(chains), reports)
@@ -95,6 +99,7 @@ impl Chains {
         wanted: ChainOptions,
         kernel: &Kernel,
         numbering: &Numbering,
+        alloc: Option<&mut Alloc>,
     ) -> Result<(Self, Vec<ProbeReport>), Refusal> {
         let object = CHAINS.map_err(Refusal::NotBuilt)?;
         let node_shift = || kernel.get(|structures| &structures.node_shift);
@@ -115,10 +120,13 @@ impl Chains {
         let mut family = Family::load(&mut loader, "chains", object, options.slots)?;
         family.set_nodes(&numbering.table(options.machine))?;
         let as_expected = || kernel.get(|structures| &structures.hint);
-        let allocations = vec![(
-            Mode::TpBtf,
-            node_shift().map(|_| vec![("alloc_chain_tp_btf", Hook::TpBtf("mm_page_alloc"))]),
-        )];
+        // Beside the probe of allocations where that does not run it.
+        let alloc = alloc.filter(|alloc| alloc.runs_chains());
+        let program = match alloc {
+            Some(_) => (TAIL, Hook::TailCall("mm_page_alloc")),
+            None => ("alloc_chain_tp_btf", Hook::TpBtf("mm_page_alloc")),
+        };
+        let allocations = vec![(Mode::TpBtf, node_shift().map(|_| vec![program]))];
         let accesses = vec![
             (
                 Mode::Fentry,
@@ -136,6 +144,9 @@ impl Chains {
             attach_by_first(&mut family, Probe::AllocChains, allocations, kernel.btf()),
             attach_by_first(&mut family, Probe::AccessChains, accesses, kernel.btf()),
         ];
+        if let (Some(alloc), Some(program)) = (alloc, family.program(TAIL)) {
+            alloc.set_chain_program(program)?;
+        }
         let chains =
             Self { counted: family.take(MAP)?, stacks: family.take(STACKS)?, ended: BTreeSet::new(), family };
         Ok((chains, reports))

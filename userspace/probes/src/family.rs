@@ -19,6 +19,8 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hook {
     TpBtf(&'static str),
+    /// Of a BTF tracepoint, but only run by a tail call of another program there.
+    TailCall(&'static str),
     Fentry(&'static str),
     Fexit(&'static str),
     Kprobe(&'static str),
@@ -27,7 +29,7 @@ pub(crate) enum Hook {
 
 impl Hook {
     fn needs_btf(self) -> bool {
-        matches!(self, Self::TpBtf(_) | Self::Fentry(_) | Self::Fexit(_))
+        matches!(self, Self::TpBtf(_) | Self::TailCall(_) | Self::Fentry(_) | Self::Fexit(_))
     }
 }
 
@@ -126,6 +128,9 @@ impl Family {
                 program.load(event, btf)?;
                 self.links.insert(name, program.attach()?);
             }
+            (Program::BtfTracePoint(program), Hook::TailCall(event), Some(btf)) => {
+                program.load(event, btf)?
+            }
             (Program::FEntry(program), Hook::Fentry(function), Some(btf)) => {
                 program.load(function, btf)?;
                 program.attach()?;
@@ -147,6 +152,11 @@ impl Family {
             _ => return Err(ProgramError::UnexpectedProgramType),
         }
         Ok(())
+    }
+
+    /// The loaded program of this name, if it is loaded.
+    pub(crate) fn program(&self, name: &str) -> Option<&ProgramFd> {
+        self.ebpf.program(name)?.fd().ok()
     }
 
     fn unload(&mut self, name: &str) {

@@ -23,6 +23,7 @@ use crate::{
     Activity, BySlot, CallChain, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeEvent,
     ProbeReport, Scanned, Stalls,
     activity::{Columns, growth},
+    alloc::Alloc,
     btf::BtfError,
     chains::Chains,
     error::Refusal,
@@ -96,8 +97,8 @@ pub(crate) struct Others {
 }
 
 impl Others {
-    /// Loads and attaches those of [`Options::others`].
-    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Self {
+    /// Loads and attaches those of [`Options::others`]; call chains of allocations with the probe of these.
+    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel, alloc: Option<&mut Alloc>) -> Self {
         let mut others = Self::default();
         if options.others.is_empty() && options.call_chains.is_none() {
             return others;
@@ -138,7 +139,7 @@ impl Others {
             Ok(())
         });
         if let Some(wanted) = options.call_chains {
-            let (chains, mut reports) = Chains::load(options, wanted, kernel, &others.nodes);
+            let (chains, mut reports) = Chains::load(options, wanted, kernel, &others.nodes, alloc);
             others.chains = chains;
             others.reports.append(&mut reports);
         }

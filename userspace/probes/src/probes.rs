@@ -69,7 +69,7 @@ impl Probes {
             }
         }
         // Better some events lost than all.
-        let alloc = exact.or(preemptible);
+        let mut alloc = exact.or(preemptible);
         if let Some(alloc) = &alloc
             && options.duty_cycle.is_some()
             && alloc.duty_cycle().is_none()
@@ -83,7 +83,7 @@ impl Probes {
         let mode = alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode);
         let self_check = alloc.as_ref().map(|alloc| alloc.self_check.clone());
         let mut reports = vec![ProbeReport { self_check, ..report(Probe::Alloc, mode, &reasons) }];
-        let mut others = Others::load(options, &kernel);
+        let mut others = Others::load(options, &kernel, alloc.as_mut());
         reports.append(&mut others.reports);
         // Nobody asks where accesses are not counted.
         let skips = || kernel.structures.as_ref().ok().map(|structures| structures.skips_single_node_cpusets);
