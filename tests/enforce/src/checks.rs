@@ -23,6 +23,7 @@ use numaward_enforce::{
 };
 use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize, NodeId};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::{check::Check, child::Running};
 
@@ -302,15 +303,37 @@ fn first_migration() -> Result<String> {
 }
 
 /// A reader sees the old settings or the new while they change back and forth.
+///
+/// Writer and reader run on one CPU: while the kernel changes the nodes of a process, its mask is the union of both sets
+/// (`cpuset_change_task_nodemask` in kernel/cgroup/cpuset.c), with interrupts off, so that only another CPU can see it.
 fn never_wider() -> Result<String> {
     const ROUNDS: usize = 30;
     let ground = Ground::new("check-order")?;
     let leaf = make("/check-order/a")?;
     let process = Running::holding(1, &leaf)?;
+    // The process has its CPUs already; threads that write and read inherit this one.
+    let everywhere = sched_getaffinity(None)?;
+    run_on(&[0])?;
+    let changed = change_beside_reader(&ground, &leaf, &process, ROUNDS);
+    sched_setaffinity(None, &everywhere)?;
+    let looks = changed?;
+    ensure!(looks > 10 * ROUNDS, "only {looks} looks");
+    Ok(format!("{ROUNDS} changes, {looks} looks"))
+}
+
+/// Has the calling thread run on these CPUs only.
+fn run_on(cpus: &[usize]) -> Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Changes the settings of the cgroup so often, and returns how often the reader looked.
+fn change_beside_reader(ground: &Ground, leaf: &Path, process: &Running, rounds: usize) -> Result<usize> {
     let (mut applied, _) = ground.hold(&AppliedSettings::default(), "/check-order/a", pinned("0", "0")?)?;
     let stop = Arc::new(AtomicBool::new(false));
     let looking = {
-        let (stop, leaf) = (Arc::clone(&stop), leaf.clone());
+        let (stop, leaf) = (Arc::clone(&stop), leaf.to_owned());
         let status = format!("/proc/{}/status", process.child.id());
         thread::spawn(move || -> Result<usize> {
             let mut looks = 0;
@@ -324,14 +347,9 @@ fn never_wider() -> Result<String> {
                     let found = fs::read_to_string(leaf.join(file))?;
                     ensure!(allowed.contains(&found.trim()), "{file} was {found:?}");
                 }
-                // The masks, not the lists: the kernel prints a list while it walks the live mask, so a
-                // list read during a change can hold CPUs of both sets. Of nodes also the mask can: while the kernel changes
-                // it, it is the union for a moment (`cpuset_change_task_nodemask` in kernel/cgroup/cpuset.c). That no knob
-                // is wider is seen in the files.
+                // The masks, not the lists: those are printed while the kernel walks the live mask.
                 let text = fs::read_to_string(&status)?;
-                for (key, allowed) in
-                    [("Cpus_allowed:\t", &["1", "c"][..]), ("Mems_allowed:\t", &["1", "2", "3"])]
-                {
+                for (key, allowed) in [("Cpus_allowed:\t", ["1", "c"]), ("Mems_allowed:\t", ["1", "2"])] {
                     let found = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
                     let mask = found.trim_start_matches(['0', ',']);
                     ensure!(allowed.contains(&mask), "{key}{found:?}");
@@ -342,14 +360,12 @@ fn never_wider() -> Result<String> {
             Ok(looks)
         })
     };
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let settings = if round % 2 == 0 { pinned("2-3", "1")? } else { pinned("0", "0")? };
         applied = ground.hold(&applied, "/check-order/a", settings)?.0;
     }
     stop.store(true, Ordering::Relaxed);
-    let looks = looking.join().map_err(|_| anyhow!("the looking thread panicked"))??;
-    ensure!(looks > ROUNDS, "only {looks} looks");
-    Ok(format!("{ROUNDS} changes, {looks} looks"))
+    looking.join().map_err(|_| anyhow!("the looking thread panicked"))?
 }
 
 /// Whether the kernel makes partitions that are isolated (Linux 6.1).
@@ -495,6 +511,9 @@ fn sibling_partition() -> Result<String> {
     Ok(format!("cpuset.cpus beside it and after it: {}", said.join(", ")))
 }
 
+/// A write of another program is reported within this time from the start of that program.
+const MAX_REPORT_LATENCY: Duration = Duration::from_millis(100);
+
 fn wait_for(watch: &KnobWatch, what: impl Fn(&Touched) -> bool) -> Result<Touched> {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
@@ -530,8 +549,7 @@ fn watch() -> Result<String> {
     for (knob, value) in knobs.into_iter().zip(["0-2", "0", "0", "max"]) {
         let file = knob.path(&dir("/check-watch/a")?);
         let started = Instant::now();
-        // Once: the next time is far later than this check ends, even if the machine stands still for a while.
-        let other = Running::start(&["write", &file.display().to_string(), value, "3600000"])?;
+        let other = Running::start(&["write", &file.display().to_string(), value])?;
         let touched = wait_for(
             &watch,
             |touched| matches!(touched, Touched::Knob { knob: found, .. } if *found == knob),
@@ -561,6 +579,7 @@ fn watch() -> Result<String> {
     // Older kernels keep the inodes of a cgroup that went until they need the memory, and must not be kept from it.
     fs::write("/proc/sys/vm/drop_caches", "2")?;
     let dropped = marks()?;
+    ensure!(slowest < MAX_REPORT_LATENCY, "reported after {slowest:?}");
     ensure!(
         before == knobs.len() && dropped == 0,
         "{before} marks, {after} after the cgroup went, then {dropped}"
@@ -581,7 +600,7 @@ fn fight() -> Result<String> {
     let policy = ConflictPolicy { repairs: 5, ..ConflictPolicy::default() };
     let mut conflicts = ConflictBackoff::new(policy);
     let started = Instant::now();
-    let mut repairs = Vec::new();
+    let (mut repairs, mut overtaken) = (Vec::new(), 0);
     loop {
         let now = started.elapsed();
         ensure!(now < Duration::from_secs(30), "still fighting: {repairs:?}");
@@ -589,8 +608,8 @@ fn fight() -> Result<String> {
             match conflicts.drifted(&cgroup, drift.knob, true, now) {
                 Verdict::Repair => match ground.enforcer.repair(&applied, &drift) {
                     Ok(_) => repairs.push(now.as_millis()),
-                    // The other wrote between the write and the look at it: the next look finds that drift.
-                    Err(EnforceError::NotTaken { .. }) => {}
+                    // The other wrote between the write and the look at it, hardly ever twice: the next look finds that drift.
+                    Err(EnforceError::NotTaken { .. }) if overtaken == 0 => overtaken += 1,
                     Err(error) => return Err(error.into()),
                 },
                 Verdict::GiveUp => {

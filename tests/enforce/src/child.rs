@@ -25,7 +25,13 @@ pub(crate) fn main(words: &[&str]) -> Result<()> {
             std::hint::black_box(&memory);
             Ok(())
         }
-        // Another that thinks it knows better.
+        // Writes once, and stays until standard input ends.
+        ["write", file, value] => {
+            std::fs::write(file, value)?;
+            io::stdin().lock().read_line(&mut String::new())?;
+            Ok(())
+        }
+        // Writes again and again.
         ["write", file, value, pause] => loop {
             std::fs::write(file, value)?;
             thread::sleep(Duration::from_millis(pause.parse()?));

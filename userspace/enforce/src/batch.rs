@@ -7,13 +7,17 @@
 //! Algorithm: a thread takes one write after the other. Where it gets no further and what it writes holds, it is left
 //! behind, and another goes on with the rest.
 //!
+//! The kernel changes the knob first, then the processes of the cgroup, and waits for the pages last. A thread that is not asleep
+//! is therefore not left behind, whatever the knob holds: on a busy host it may have been interrupted before the processes.
+//!
 //! Invariants: each write is taken once, so that none comes after a later one to the same knob.
 
-use std::{collections::BTreeSet, mem, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, mem, path::PathBuf, sync::Arc, time::Duration};
 
 use numaward_cgroup::knob::{Knob, KnobError, Value};
 use numaward_model::health;
 use parking_lot::{Condvar, Mutex};
+use rustix::thread::{Pid, gettid};
 
 use super::writers::Writers;
 
@@ -49,6 +53,14 @@ pub(crate) fn write(
     Arc::new(Batch { writes, state, news: Condvar::new() }).finish(threads, holds)
 }
 
+/// Whether a thread of this process waits for something other than a CPU.
+fn is_asleep(thread: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+    // proc(5): its id, its name in parentheses, its state.
+    let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+    state.is_some_and(|state| state != 'R')
+}
+
 #[derive(Debug)]
 struct Batch {
     writes: Vec<Write>,
@@ -61,8 +73,8 @@ struct Batch {
 struct State {
     /// The first that no thread has taken.
     next: usize,
-    /// Those that a thread writes.
-    taken: BTreeSet<usize>,
+    /// Those that a thread writes, with its id.
+    taken: BTreeMap<usize, Pid>,
     /// Those whose thread has panicked.
     dropped: Vec<usize>,
     results: Vec<Option<Result<(), KnobError>>>,
@@ -72,7 +84,7 @@ struct State {
 impl State {
     /// Whether it was not done before.
     fn finish(&mut self, index: usize, result: Result<(), KnobError>) -> bool {
-        let is_first = self.taken.remove(&index);
+        let is_first = self.taken.remove(&index).is_some();
         if is_first {
             self.results[index] = Some(result);
             self.done += 1;
@@ -95,7 +107,7 @@ impl Batch {
         let index = state.next;
         (index < self.writes.len()).then(|| {
             state.next += 1;
-            state.taken.insert(index);
+            state.taken.insert(index, gettid());
             Taken { batch: self, index }
         })
     }
@@ -139,8 +151,10 @@ impl Batch {
                 self.state.lock().finish(index, result);
             }
             pace = if is_stuck { (pace * 2).min(SLOWEST_PACE) } else { PACE };
-            let held = taken.into_iter().filter(|index| is_stuck && holds(&self.writes[*index]));
-            let left_behind = held.filter(|index| self.state.lock().finish(*index, Ok(()))).count();
+            let held = taken
+                .into_iter()
+                .filter(|(index, thread)| is_stuck && is_asleep(*thread) && holds(&self.writes[*index]));
+            let left_behind = held.filter(|(index, _)| self.state.lock().finish(*index, Ok(()))).count();
             if is_dropped || left_behind > 0 {
                 self.go_on(threads);
             }
@@ -168,7 +182,7 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         let mut state = self.batch.state.lock();
         // It panicked.
-        if state.taken.contains(&self.index) {
+        if state.taken.contains_key(&self.index) {
             state.dropped.push(self.index);
             self.batch.news.notify_one();
         }
@@ -252,6 +266,37 @@ mod tests {
         while threads.busy() > 0 {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_thread_that_runs_is_not_asleep() {
+        let (sender, ids) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let spins = thread::spawn({
+            let (sender, is_over) = (sender.clone(), is_over.clone());
+            move || {
+                sender.send(gettid()).unwrap();
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        let spinning = ids.recv().unwrap();
+        let sleeps = thread::spawn(move || {
+            sender.send(gettid()).unwrap();
+            ended.recv().is_err()
+        });
+        let sleeping = ids.recv().unwrap();
+        while !is_asleep(sleeping) {
+            thread::yield_now();
+        }
+        assert!(!is_asleep(spinning));
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        spins.join().unwrap();
+        drop(end);
+        assert!(sleeps.join().unwrap());
+        assert!(!is_asleep(spinning), "it is gone");
     }
 
     #[test]
