@@ -109,7 +109,7 @@ fn check_in(root: &Path, patterns: &[&str], generate: impl FnOnce() -> Result<()
     let before = changes(root, patterns)?;
     ensure!(
         before.is_empty(),
-        "generated files have changes that are not committed, so new ones could not be told from them: {}",
+        "generated files have changes that are not committed, so new ones could not be distinguished from them: {}",
         before.join(", ")
     );
     let generated = generate();
@@ -225,8 +225,9 @@ mod tests {
 
     #[test]
     fn a_generator_that_did_not_run_is_found() {
-        let all = |verdict: &str| -> String {
-            GENERATORS.iter().map(|generator| format!("test {} ... {verdict}\n", generator.test)).collect()
+        let all = |verdict: &str| {
+            let lines = GENERATORS.iter().map(|generator| format!("test {} ... {verdict}", generator.test));
+            lines.collect::<Vec<_>>().join("\n")
         };
         assert!(not_run(&all("ok")).is_empty());
         assert_eq!(not_run(&all("ignored")).len(), GENERATORS.len());
@@ -280,7 +281,7 @@ mod tests {
         fs::write(dir.path().join("a.json"), "edited").unwrap();
         let refused =
             check_in(dir.path(), &["*.json"], || panic!("the generators must not run")).unwrap_err();
-        assert!(refused.to_string().ends_with("told from them: a.json"), "{refused}");
+        assert!(refused.to_string().ends_with("distinguished from them: a.json"), "{refused}");
         assert_eq!(fs::read_to_string(dir.path().join("a.json")).unwrap(), "edited");
     }
 }

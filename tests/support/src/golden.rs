@@ -196,7 +196,9 @@ mod tests {
         fs::write(&path, "== a\n1\n== b a\n2\n").unwrap();
         let sections = |texts: &[(&str, &str)]| {
             let mut sections = Sections::read(path.clone());
-            texts.iter().for_each(|(name, text)| sections.add(name, text));
+            for (name, text) in texts {
+                sections.add(name, text);
+            }
             sections
         };
         let panics = |run: &(dyn Fn() + std::panic::RefUnwindSafe)| std::panic::catch_unwind(run).is_err();

@@ -2,7 +2,7 @@
 //!
 //! Needs root and a hierarchy. Without, it fails in CI, and is skipped elsewhere.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what cannot be unwrapped fails the test")]
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::{
     collections::BTreeMap,

@@ -58,9 +58,9 @@ pub(super) fn check(archs: &[Arch], package: Option<&str>) -> Result<()> {
         let mut clone = Command::new("git");
         clone.args(["clone", "--quiet", "--no-checkout"]).arg(command::root()).arg(&checkout);
         command::run(&mut clone)?;
-        let mut check_out = Command::new("git");
-        check_out.args(["checkout", "--quiet", "--detach", &commit]).current_dir(&checkout);
-        command::run(&mut check_out)?;
+        let mut switch = Command::new("git");
+        switch.args(["checkout", "--quiet", "--detach", &commit]).current_dir(&checkout);
+        command::run(&mut switch)?;
         println!("building {commit} in {}", checkout.display());
         command::run(&mut dist(build, &checkout, &out, archs, package))?;
         // It takes gigabytes, and nothing of it is compared.

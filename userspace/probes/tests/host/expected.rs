@@ -19,20 +19,29 @@ const TRACED: [&str; 5] =
 /// supported.
 const TRAMPOLINES_ON_ARM: (u32, u32) = (6, 4);
 
-/// What the running kernel has.
+/// What a kernel may be without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Feature {
+    Btf,
+    /// Programs can be attached to functions.
+    Trampolines,
+    Kprobes,
+    /// The processor has counters that the kernel knows.
+    Counters,
+    /// The kernel shows which memory is of which node.
+    MemoryBlocks,
+}
+
+const ALL: [Feature; 5] =
+    [Feature::Btf, Feature::Trampolines, Feature::Kprobes, Feature::Counters, Feature::MemoryBlocks];
+
+/// What a kernel has.
 #[derive(Clone, Debug)]
 pub(crate) struct Features {
-    has_btf: bool,
+    there: BTreeSet<Feature>,
     /// Those of [`TRACED`] that can be traced; `None` if the kernel does not show its list, as a security module or a lockdown
     /// refuses it.
     traceable: Option<BTreeSet<String>>,
-    /// Programs can be attached to functions.
-    has_trampolines: bool,
-    has_kprobes: bool,
-    /// The processor has counters that the kernel knows.
-    has_counters: bool,
-    /// The kernel shows which memory is of which node.
-    has_memory_blocks: bool,
 }
 
 /// The states that a probe may have.
@@ -46,25 +55,31 @@ struct Expected {
 impl Features {
     pub(crate) fn of_this_kernel() -> Self {
         let exists = |path: &str| Path::new(path).exists();
-        let counters = fs::read_dir("/sys/bus/event_source/devices").unwrap();
+        let sources = fs::read_dir("/sys/bus/event_source/devices").unwrap();
+        let mut sources = sources.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let is_of_processor = |name: &str| name == "cpu" || name == "cpu_core" || name.starts_with("armv8");
+        let is_there = |feature: &Feature| match feature {
+            Feature::Btf => exists("/sys/kernel/btf/vmlinux"),
+            Feature::Trampolines => ARCH != "aarch64" || release() >= TRAMPOLINES_ON_ARM,
+            Feature::Kprobes => exists("/sys/bus/event_source/devices/kprobe"),
+            Feature::Counters => sources.any(|name| is_of_processor(&name)),
+            Feature::MemoryBlocks => exists("/sys/devices/system/memory/block_size_bytes"),
+        };
         Self {
-            has_btf: exists("/sys/kernel/btf/vmlinux"),
+            there: ALL.into_iter().filter(is_there).collect(),
             traceable: traceable(Path::new("/sys/kernel/tracing/available_filter_functions")),
-            has_trampolines: ARCH != "aarch64" || release() >= TRAMPOLINES_ON_ARM,
-            has_kprobes: exists("/sys/bus/event_source/devices/kprobe"),
-            has_counters: counters
-                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-                .any(|name| is_of_processor(&name)),
-            has_memory_blocks: exists("/sys/devices/system/memory/block_size_bytes"),
         }
+    }
+
+    fn has(&self, feature: Feature) -> bool {
+        self.there.contains(&feature)
     }
 
     fn expected(&self, probe: Probe) -> Expected {
         match probe {
             // On kernels that preempt tasks inside the probe, the tracepoint is the better one.
-            Probe::Alloc if self.has_btf => Expected::attached(&[Mode::TpBtf, Mode::Tracepoint]),
-            Probe::Migrate | Probe::Stall | Probe::Switch if self.has_btf => {
+            Probe::Alloc if self.has(Feature::Btf) => Expected::attached(&[Mode::TpBtf, Mode::Tracepoint]),
+            Probe::Migrate | Probe::Stall | Probe::Switch if self.has(Feature::Btf) => {
                 Expected::attached(&[Mode::TpBtf])
             }
             Probe::Alloc | Probe::Migrate | Probe::Stall | Probe::Switch => {
@@ -72,7 +87,7 @@ impl Features {
             }
             Probe::Hugepages => {
                 let mut expected = self.at_function(&["alloc_hugetlb_folio", "alloc_huge_page"], Mode::Fexit);
-                if !self.has_memory_blocks {
+                if !self.has(Feature::MemoryBlocks) {
                     expected.obstacles.push(Obstacle::MemoryBlocks);
                 }
                 expected
@@ -81,15 +96,15 @@ impl Features {
             Probe::OomKill => self.at_function(&["oom_kill_process"], Mode::Fentry),
             Probe::Hint => {
                 let mut expected = self.at_function(&["task_numa_fault"], Mode::Fentry);
-                if self.has_kprobes && !expected.modes.contains(&Mode::Fentry) {
+                if self.has(Feature::Kprobes) && !expected.modes.contains(&Mode::Fentry) {
                     expected = Expected::attached(&[Mode::Kprobe]);
-                } else if self.has_kprobes && self.traceable.is_none() {
+                } else if self.has(Feature::Kprobes) && self.traceable.is_none() {
                     expected.modes.push(Mode::Kprobe);
                 }
                 expected
             }
             // Not each processor has events for accesses to DRAM.
-            Probe::Hardware if self.has_counters => {
+            Probe::Hardware if self.has(Feature::Counters) => {
                 Expected { modes: vec![Mode::TpBtf], obstacles: vec![Obstacle::HardwareCounters] }
             }
             Probe::Hardware => Expected::absent(&[Obstacle::HardwareCounters]),
@@ -100,8 +115,8 @@ impl Features {
     /// For a probe at the entry or the exit of one of these functions.
     fn at_function(&self, functions: &[&str], mode: Mode) -> Expected {
         match &self.traceable {
-            _ if !self.has_btf => Expected::absent(&[Obstacle::Btf]),
-            _ if !self.has_trampolines => Expected::absent(&[Obstacle::Kernel]),
+            _ if !self.has(Feature::Btf) => Expected::absent(&[Obstacle::Btf]),
+            _ if !self.has(Feature::Trampolines) => Expected::absent(&[Obstacle::Kernel]),
             None => Expected { modes: vec![mode], obstacles: vec![Obstacle::Permission] },
             Some(traceable) if functions.iter().any(|function| traceable.contains(*function)) => {
                 Expected::attached(&[mode])
@@ -138,13 +153,15 @@ impl Expected {
 
 /// Those of [`TRACED`] in the kernel's list.
 fn traceable(list: &Path) -> Option<BTreeSet<String>> {
-    let lines = match fs::File::open(list) {
-        Ok(file) => BufReader::new(file).lines(),
+    let file = match fs::File::open(list) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None,
-        Err(error) => panic!("{}: {error}: is tracefs mounted?", list.display()),
+        // Without tracefs, it is not there.
+        file => file.unwrap(),
     };
     // Functions of modules have the name of theirs behind them.
-    let names = lines.map(|line| line.unwrap().split(' ').next().unwrap_or_default().to_owned());
+    let names = BufReader::new(file)
+        .lines()
+        .map(|line| line.unwrap().split(' ').next().unwrap_or_default().to_owned());
     Some(names.filter(|name| TRACED.contains(&name.as_str())).collect())
 }
 
@@ -155,7 +172,7 @@ fn release() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// An absent probe is a problem unless the kernel lacks its feature, and then only for that reason.
+/// An absent probe is a problem unless the kernel is without its feature, and then only for that reason.
 pub(crate) fn only_missing_features_excuse() {
     let report = |probe, mode, obstacle: Option<Obstacle>| ProbeReport {
         probe,
@@ -164,19 +181,17 @@ pub(crate) fn only_missing_features_excuse() {
         obstacle,
         self_check: None,
     };
-    let all = Features {
-        has_btf: true,
-        traceable: Some(TRACED.iter().map(|&name| name.to_owned()).collect()),
-        has_trampolines: true,
-        has_kprobes: true,
-        has_counters: true,
-        has_memory_blocks: true,
+    let all =
+        Features { there: ALL.into(), traceable: Some(TRACED.iter().map(|&name| name.to_owned()).collect()) };
+    let without = |features: &[Feature]| {
+        let there = ALL.into_iter().filter(|feature| !features.contains(feature)).collect();
+        Features { there, ..all.clone() }
     };
-    let none_listed = Features { traceable: Some(BTreeSet::new()), has_kprobes: false, ..all.clone() };
-    let list_refused = Features { traceable: None, has_kprobes: false, ..all.clone() };
-    let no_trampolines = Features { has_trampolines: false, ..all.clone() };
-    let no_btf = Features { has_btf: false, ..all.clone() };
-    let no_counters = Features { has_counters: false, ..all.clone() };
+    let none_listed = Features { traceable: Some(BTreeSet::new()), ..without(&[Feature::Kprobes]) };
+    let list_refused = Features { traceable: None, ..without(&[Feature::Kprobes]) };
+    let no_trampolines = without(&[Feature::Trampolines]);
+    let no_btf = without(&[Feature::Btf]);
+    let no_counters = without(&[Feature::Counters]);
     let is_right = |features: &Features, probe, mode, obstacle| {
         features.problems(&[report(probe, mode, obstacle)]).is_empty()
     };

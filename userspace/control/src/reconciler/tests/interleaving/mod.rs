@@ -251,7 +251,7 @@ fn on_all_cpus<T: Send>(seeds: &[u64], run: impl Fn(&[u64]) -> T + Sync) -> Vec<
         let run = &run;
         let parts: Vec<_> =
             seeds.chunks(seeds.len().div_ceil(threads)).map(|part| scope.spawn(move || run(part))).collect();
-        let results = parts.into_iter().map(|part| part.join());
+        let results = parts.into_iter().map(std::thread::ScopedJoinHandle::join);
         results.map(|result| result.unwrap_or_else(|payload| panic::resume_unwind(payload))).collect()
     })
 }
