@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn excerpt_has_panic_complaint_and_end() {
-        let filler = |name: &str| (0..3000).map(|number| format!("{name} {number}\n")).collect::<String>();
+        let filler = |name: &str| format!("{name}\n").repeat(3000);
         let log = format!(
             "running 1 test\n{}thread 'x' panicked at a.rs:1:2:\nthe script ended with 1; it printed:\n{}FAILED: it never\n{}last words\ntest x ... FAILED\n",
             filler("before"),
@@ -132,7 +132,7 @@ mod tests {
             assert!(excerpt.contains(words), "{words}: {excerpt}");
         }
         assert!(excerpt.lines().count() < 30, "{excerpt}");
-        assert!(!excerpt.contains("before 1\n"), "{excerpt}");
+        assert!(!excerpt.contains("before"), "{excerpt}");
     }
 
     #[test]

@@ -116,7 +116,15 @@ impl Stage {
                 Self::Api,
                 Self::Vm,
             ],
-            Lane::Rest => &[Self::Fuzz, Self::Api, Self::Budgets, Self::Dashboards, Self::Newcomer, Self::Vm],
+            Lane::Rest => &[
+                Self::Fuzz,
+                Self::Api,
+                Self::Budgets,
+                Self::Reproducible,
+                Self::Dashboards,
+                Self::Newcomer,
+                Self::Vm,
+            ],
             Lane::Cluster => &[Self::Vm],
         }
     }
@@ -240,25 +248,25 @@ fn attend(stage: Stage, lane: Lane, seed: u32, last: Option<Duration>) -> Result
     let mut child = command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
     // Our ends of the pipe would keep the reader waiting.
     drop(command);
-    let (sender, lines) = mpsc::channel();
+    let (sender, printed) = mpsc::channel();
     thread::spawn(move || {
-        for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-            if sender.send(line).is_err() {
+        for text in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+            if sender.send(text).is_err() {
                 break;
             }
         }
     });
     let (started, mut shown, mut passed, mut latest) = (Instant::now(), Instant::now(), 0, String::new());
     loop {
-        match lines.recv_timeout((shown + PROGRESS_INTERVAL).saturating_duration_since(Instant::now())) {
-            Ok(line) => {
-                log.write_all(&line)?;
+        match printed.recv_timeout((shown + PROGRESS_INTERVAL).saturating_duration_since(Instant::now())) {
+            Ok(text) => {
+                log.write_all(&text)?;
                 log.write_all(b"\n")?;
-                let line = String::from_utf8_lossy(&line);
-                if line.starts_with("test ") && line.ends_with("... ok") {
+                let text = String::from_utf8_lossy(&text);
+                if text.starts_with("test ") && text.ends_with("... ok") {
                     passed += 1;
-                } else if !line.trim().is_empty() {
-                    latest = line.trim().chars().take(80).collect();
+                } else if !text.trim().is_empty() {
+                    latest = text.trim().chars().take(80).collect();
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
