@@ -40,14 +40,14 @@ const PREFIX: &str = "budget: ";
 /// A measured figure with its budget.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Figure {
-    figure: f64,
+    value: f64,
     unit: String,
     limit: f64,
 }
 
 impl Figure {
     fn is_kept(&self) -> bool {
-        self.figure <= self.limit
+        self.value <= self.limit
     }
 }
 
@@ -139,7 +139,7 @@ fn parse(line: &str) -> Result<(&str, Figure)> {
         ensure!(number.is_finite(), "{text} is no figure");
         Ok(number)
     };
-    Ok((name, Figure { figure: number(figure)?, unit: unit.to_owned(), limit: number(limit)? }))
+    Ok((name, Figure { value: number(figure)?, unit: unit.to_owned(), limit: number(limit)? }))
 }
 
 /// The figures of the runs before; none before the first.
@@ -158,9 +158,9 @@ fn table(measured: &Figures, previous: &Figures) -> String {
         "{:<20} {:>12} {:>12} {:>10} {:<6} result\n",
         "figure", "measured", "previous", "budget", "unit"
     );
-    for (name, Figure { figure, unit, limit }) in measured {
+    for (name, Figure { value: figure, unit, limit }) in measured {
         let before =
-            previous.get(name).map_or_else(|| "-".to_owned(), |before| format!("{:.3}", before.figure));
+            previous.get(name).map_or_else(|| "-".to_owned(), |before| format!("{:.3}", before.value));
         let result = if figure <= limit { "kept" } else { "EXCEEDED" };
         // Writing to a string does not fail.
         let _ = writeln!(text, "{name:<20} {figure:>12.3} {before:>12} {limit:>10} {unit:<6} {result}");
@@ -172,8 +172,8 @@ fn table(measured: &Figures, previous: &Figures) -> String {
 mod tests {
     use super::*;
 
-    fn figure(figure: f64, limit: f64) -> Figure {
-        Figure { figure, unit: "ms".to_owned(), limit }
+    fn figure(value: f64, limit: f64) -> Figure {
+        Figure { value, unit: "ms".to_owned(), limit }
     }
 
     #[test]

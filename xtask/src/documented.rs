@@ -135,7 +135,7 @@ fn add_tests(folder: &Path, name: &str, found: &mut Vec<String>) {
         let below = format!("{name}/{}", entry.file_name().display());
         if entry.file_type().unwrap().is_dir() {
             add_tests(&entry.path(), &below, found);
-        } else if below.ends_with(".rs") {
+        } else if entry.path().extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(entry.path()).unwrap();
             found.extend(tests_in(&text).into_iter().map(|test| format!("{below}::{test}")));
         }

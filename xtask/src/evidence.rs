@@ -8,6 +8,7 @@
 //!
 //! Invariant: the page names each end-to-end test, and each row of its table names a test of some sort or says that there is none.
 
+use std::fmt::Write as _;
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -42,7 +43,8 @@ fn with_kernels(page: &str, rows: &[Row]) -> Result<String> {
         let tests = selected(name, rows);
         ensure!(!tests.is_empty(), "{PAGE}: there is no end-to-end test `{name}`");
         new.push_str(&page[end..all.start()]);
-        new.push_str(&format!("`{name}` ({})", kernels_of(name, &tests)?));
+        // Writing to a String cannot fail.
+        let _ = write!(new, "`{name}` ({})", kernels_of(name, &tests)?);
         end = all.end();
         named.extend(tests.iter().map(|row| row.test));
     }
