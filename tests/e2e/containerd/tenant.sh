@@ -4,7 +4,7 @@ echo "+cpuset +cpu +memory +hugetlb +pids" >$cgroups/cgroup.subtree_control || f
 
 # pod NAMESPACE NAME ANNOTATIONS: as the API server describes it, with one container of one CPU. The UID is the name.
 describe() {
-    echo '{"metadata": {"namespace": "'$1'", "name": "'$2'", "uid": "'$2'", "annotations": {'$3'}'$4'},
+    echo '{"metadata": {"namespace": "'$1'", "name": "'$2'", "uid": "'$2'", "annotations": {'$3'}'${4:-}'},
         "spec": {"nodeName": "host-1", "containers": [{"name": "main", "resources":
             {"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "64Mi"}}}]}}'
 }
