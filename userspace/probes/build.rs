@@ -133,22 +133,70 @@ impl Toolchain {
         }
         // Another build may come to other objects there while this one is still at work.
         let objects = out.join("ebpf");
-        copy_files(&shared.join(target).join("ebpf"), &objects)
+        copy_objects(&shared.join(target).join("ebpf"), &objects)
             .map_err(|error| format!("cannot copy the probes' objects to {}: {error}", objects.display()))?;
         Ok(objects)
     }
 }
 
-/// Copies the files of a folder, but for those of its own folders.
-fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+/// Copies the files of a folder, but for those of its own folders: objects without debug information.
+fn copy_objects(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
-            fs::copy(entry.path(), to.join(entry.file_name()))?;
+            let content = fs::read(entry.path())?;
+            let stripped = without_debug_information(&content).unwrap_or(content);
+            fs::write(to.join(entry.file_name()), stripped)?;
         }
     }
     Ok(())
+}
+
+/// An object without debug information, which only the linker needs: nine tenths of it, and all of it would be in the program. The
+/// sections stay, but empty, so that nothing has to be renumbered. `None` for what is no such object.
+fn without_debug_information(object: &[u8]) -> Option<Vec<u8>> {
+    fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<usize> {
+        let mut number = [0; 8];
+        number[..N].copy_from_slice(bytes.get(at..at + N)?);
+        usize::try_from(u64::from_le_bytes(number)).ok()
+    }
+    const FILE_HEADER: usize = 0x40;
+    const SECTION_HEADER: usize = 0x40;
+    // elf(5): 64 bits, little endian.
+    if !object.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let (table, count, names) =
+        (number::<8>(object, 0x28)?, number::<2>(object, 0x3c)?, number::<2>(object, 0x3e)?);
+    let header = |index: usize| object.get(table + index * SECTION_HEADER..)?.get(..SECTION_HEADER);
+    let content = |header: &[u8]| {
+        let (at, size) = (number::<8>(header, 24)?, number::<8>(header, 32)?);
+        object.get(at..at.checked_add(size)?)
+    };
+    let names = content(header(names)?)?;
+    let mut stripped = object.get(..FILE_HEADER)?.to_vec();
+    let mut headers = Vec::new();
+    for index in 0..count {
+        let mut header = header(index)?.to_vec();
+        let name = names.get(number::<4>(&header, 0)?..)?;
+        let is_debug = name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
+        // SHT_NULL and SHT_NOBITS have none.
+        let content =
+            if is_debug || [0, 8].contains(&number::<4>(&header, 4)?) { &[] } else { content(&header)? };
+        stripped.resize(stripped.len().next_multiple_of(number::<8>(&header, 48)?.max(1)), 0);
+        header[24..32].copy_from_slice(&(stripped.len() as u64).to_le_bytes());
+        if is_debug {
+            header[32..40].fill(0);
+        }
+        stripped.extend_from_slice(content);
+        headers.extend(header);
+    }
+    stripped.resize(stripped.len().next_multiple_of(8), 0);
+    let table = stripped.len() as u64;
+    stripped[0x28..0x30].copy_from_slice(&table.to_le_bytes());
+    stripped.extend(headers);
+    Some(stripped)
 }
 
 /// Whether a variable is set by cargo or rustup for this build, or steers it.
