@@ -8,12 +8,12 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes on a node of the areas that are accessed, or hardly. The program has its CPU half of the time.
+/// Bytes on a node of the areas that are accessed, or hardly. The program shares its CPU with another that does not sleep.
 fn bytes_on(hot: &Value, node: u64, is_accessed: bool) -> u64 {
     let areas = hot["areas"].as_array().unwrap().iter();
     let of = areas.filter(|area| {
         let percent = area["accessedPercent"].as_f64().unwrap();
-        area["region"] == "[anonymous]" && if is_accessed { percent >= 20.0 } else { percent < 10.0 }
+        area["region"] == "[anonymous]" && if is_accessed { percent >= 50.0 } else { percent < 10.0 }
     });
     let nodes = of.flat_map(|area| area["nodes"].as_array().unwrap());
     nodes.filter(|on| on["node"] == node).map(|on| on["bytes"].as_u64().unwrap()).sum()

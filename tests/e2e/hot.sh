@@ -5,7 +5,8 @@ monitors() { cat /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds; }
 start_daemon
 load uses --cpus 0 --size 64M --walk --walk-size 16M --policy bind:1
 wait_for 30 _known
-# The monitor does not flush TLBs, and an emulated one may hold all: somebody else on the CPU does.
+# The monitor clears accessed bits without flushing TLBs, and an emulated TLB may keep all entries. A switch to another process
+# flushes it.
 taskset -c 0 sh -c 'while :; do :; done' &
 
 section "hot"
