@@ -15,32 +15,55 @@ use crate::LIMIT;
 pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> Result<Option<(u16, String)>> {
     let Ok(stream) = UnixStream::connect(socket) else { return Ok(None) };
     stream.set_read_timeout(Some(LIMIT))?;
-    exchange(stream, method, path, body)
+    Ok(exchange(stream, method, path, body)?.whole())
 }
 
 /// Likewise over TCP.
 pub fn get(address: &str, path: &str) -> Result<Option<(u16, String)>> {
-    let Ok(stream) = TcpStream::connect(address) else { return Ok(None) };
+    Ok(reply(address, path)?.whole())
+}
+
+/// Outcome of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Status and body.
+    Whole(u16, String),
+    /// The connection was not accepted, or closed before the first byte.
+    Closed,
+    /// So many bytes of an answer without its end.
+    CutOff(usize),
+}
+
+impl Reply {
+    fn whole(self) -> Option<(u16, String)> {
+        match self {
+            Self::Whole(status, body) => Some((status, body)),
+            Self::Closed | Self::CutOff(_) => None,
+        }
+    }
+}
+
+/// The outcome of `GET` over TCP.
+pub fn reply(address: &str, path: &str) -> Result<Reply> {
+    let Ok(stream) = TcpStream::connect(address) else { return Ok(Reply::Closed) };
     stream.set_read_timeout(Some(LIMIT))?;
     exchange(stream, "GET", path, "")
 }
 
-fn exchange(
-    mut stream: impl Read + Write,
-    method: &str,
-    path: &str,
-    body: &str,
-) -> Result<Option<(u16, String)>> {
+fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &str) -> Result<Reply> {
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut answer = Vec::new();
-    if stream.write_all(request.as_bytes()).is_err() || stream.read_to_end(&mut answer).is_err() {
-        return Ok(None);
+    let is_read = stream.write_all(request.as_bytes()).is_ok() && stream.read_to_end(&mut answer).is_ok();
+    if answer.is_empty() {
+        return Ok(Reply::Closed);
     }
-    whole(&String::from_utf8(answer)?)
+    let length = answer.len();
+    let whole = if is_read { whole(&String::from_utf8(answer)?)? } else { None };
+    Ok(whole.map_or(Reply::CutOff(length), |(status, body)| Reply::Whole(status, body)))
 }
 
 /// Takes an answer apart; none if it is cut off.
@@ -73,7 +96,51 @@ fn unchunked(mut body: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
+
+    /// A stream that takes any request, and answers so before it fails or ends.
+    struct Stream(io::Chain<&'static [u8], Failing>);
+
+    struct Failing(bool);
+
+    impl Read for Failing {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            if self.0 { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(0) }
+        }
+    }
+
+    impl Read for Stream {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.read(buffer)
+        }
+    }
+
+    impl Write for Stream {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_told_from_an_answer_that_is_cut_off() {
+        let whole = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
+        for (answer, fails, expected) in [
+            (whole, false, Reply::Whole(200, "hi".to_owned())),
+            (&whole[..20], false, Reply::CutOff(20)),
+            (&whole[..20], true, Reply::CutOff(20)),
+            ("", false, Reply::Closed),
+            ("", true, Reply::Closed),
+        ] {
+            let stream = Stream(answer.as_bytes().chain(Failing(fails)));
+            assert_eq!(exchange(stream, "GET", "/", "").unwrap(), expected, "{answer:?}");
+        }
+    }
 
     #[test]
     fn only_whole_answers_count() {

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use self::http::{ask, get};
+pub use self::http::{Reply, ask, get, reply};
 
 /// What a start, an answer or an end may take on a busy host.
 pub const LIMIT: Duration = Duration::from_mins(2);
