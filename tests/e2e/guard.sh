@@ -3,6 +3,8 @@
 # Where a node is full, loads are killed first: they give this up again. A machine on which nobody may be killed panics.
 set -eu
 leaves_nothing
+# Without the guard, the workload is killed.
+expect_error 'The OOM killer took "numaward-load"'
 echo -900 >/proc/self/oom_score_adj
 _decided() { [ -s /tmp/db.json ] || sed -n 's/^oom_kill //p' $cgroups/numaward/db/memory.events | grep -qv '^0$'; }
 _is_free() { [ "$(cat $cgroups/hog/cpuset.mems)" != $((1 - node)) ]; }
