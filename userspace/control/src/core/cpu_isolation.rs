@@ -45,6 +45,8 @@ const FEW: usize = 100;
 const REPORT_COST: u32 = 20;
 /// but no longer than this.
 const REPORT_LATEST: Duration = Duration::from_mins(1);
+/// Cgroups of a report between two looks for a call of the container runtime.
+const CGROUPS_PER_LOOK: usize = 8;
 
 /// What is known of the herd.
 #[derive(Debug, Default)]
@@ -212,9 +214,10 @@ impl Core {
         let mut promised = self.promised_cgroups();
         promised.extend(paths.iter().copied().cloned());
         let start = Instant::now();
-        self.herd_around(&promised, pool.as_ref(), retry);
+        let is_complete = self.herd_around(&promised, pool.as_ref(), retry);
         let took = start.elapsed();
-        let is_costly = self.isolation.would.len() > FEW;
+        let is_costly = !is_complete || self.isolation.would.len() > FEW;
+        self.isolation.is_outdated = !is_complete;
         self.isolation.next_report = is_costly.then(|| start + (took * REPORT_COST).min(REPORT_LATEST));
     }
 
@@ -292,8 +295,10 @@ impl Core {
         Some(of_pool(&found, &pool)).filter(|share| !share.is_empty())
     }
 
-    /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded.
-    fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) {
+    /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded. Returns `false` if a report was
+    /// given up because a container runtime waits for an answer: reading the knobs of thousands of cgroups takes longer than the
+    /// runtime may be kept waiting.
+    fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) -> bool {
         let mut wanted = BTreeMap::new();
         let mut refused = BTreeMap::new();
         self.isolation.opened = BTreeSet::from([CgroupPath::root()]);
@@ -301,7 +306,11 @@ impl Core {
             let chosen =
                 choose(|parent| parent.children(self.hierarchy.root()), &self.isolation.system, promised);
             self.isolation.opened = chosen.opened;
-            for path in chosen.herd {
+            let is_report = !self.writes_herd();
+            for (index, path) in chosen.herd.into_iter().enumerate() {
+                if is_report && index % CGROUPS_PER_LOOK == 0 && self.is_runtime_waiting() {
+                    return false;
+                }
                 if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
                     continue;
                 }
@@ -342,6 +351,7 @@ impl Core {
         if is_news || was != self.isolation.refused {
             self.effects.view = true;
         }
+        true
     }
 
     /// What differs between the herd as it is and as it is to be.

@@ -103,7 +103,7 @@ impl Core {
     }
 
     /// Whether a container runtime waits for an answer.
-    fn is_runtime_waiting(&mut self) -> bool {
+    pub(super) fn is_runtime_waiting(&mut self) -> bool {
         self.execution.inbox.as_mut().is_some_and(|inbox| {
             inbox.receive(Duration::ZERO);
             Inbox::has_runtime(inbox)

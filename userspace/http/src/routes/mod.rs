@@ -16,6 +16,7 @@ use numaward_api::problem::{CONTENT_TYPE, Problem};
 use numaward_model::health::{Heartbeats, Readiness};
 use numaward_observe::{Observer, events::Events};
 use numaward_telemetry::metrics::{Format, Metrics};
+use serde::Serialize;
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tower_http::{
@@ -90,6 +91,20 @@ impl App {
     ) -> Result<T, Failure> {
         let observer = self.observer.clone();
         self.blocking.run(move || work(&observer)).await
+    }
+
+    /// Asks the observer, and writes the JSON of the answer on the same thread: for the workloads of a large host it takes long, and
+    /// the runtime's workers also answer the container runtime.
+    async fn ask_for_json<T: Serialize + 'static>(
+        &self,
+        work: impl FnOnce(&Observer) -> T + Send + 'static,
+    ) -> Result<Response, Failure> {
+        let written = self.ask(|observer| serde_json::to_vec(&work(observer))).await?;
+        let json = written.map_err(|error| {
+            tracing::error!(%error, "an answer cannot be written as JSON");
+            (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
+        })?;
+        Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
     }
 
     /// Asks for events, on a thread that may block.
@@ -312,8 +327,8 @@ async fn topology(_: PlainJson, State(app): State<Arc<App>>) -> Json<api::Topolo
     tag = "api",
     responses((status = 200, description = "The nodes", body = api::Nodes))
 )]
-async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Nodes>, Failure> {
-    app.ask(Observer::nodes).await.map(Json)
+async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    app.ask_for_json(Observer::nodes).await
 }
 
 /// The workloads: what they allocated, where their memory lies, what they lost because memory was short.
@@ -323,8 +338,8 @@ async fn nodes(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::No
     tag = "api",
     responses((status = 200, description = "The workloads", body = api::Workloads))
 )]
-async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Workloads>, Failure> {
-    app.ask(Observer::workloads).await.map(Json)
+async fn workloads(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    app.ask_for_json(Observer::workloads).await
 }
 
 /// Who ran on the exclusive CPUs of a workload. A name with slashes is percent-encoded.
@@ -360,8 +375,8 @@ fn no_workload(name: &str) -> Failure {
     tag = "api",
     responses((status = 200, description = "The last hour", body = api::History))
 )]
-async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::History>, Failure> {
-    app.ask(Observer::history).await.map(Json)
+async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    app.ask_for_json(Observer::history).await
 }
 
 /// The last ten minutes of all workloads in steps of ten seconds: what a list of them needs.
@@ -371,8 +386,8 @@ async fn history(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::
     tag = "api",
     responses((status = 200, description = "The last ten minutes", body = api::Trends))
 )]
-async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Trends>, Failure> {
-    app.ask(Observer::trends).await.map(Json)
+async fn trends(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    app.ask_for_json(Observer::trends).await
 }
 
 /// The last hour of a workload: of that with this cgroup, or of all with this name together. Slashes are percent-encoded.
@@ -410,8 +425,8 @@ async fn workload_history(
     tag = "api",
     responses((status = 200, description = "The status", body = api::Status))
 )]
-async fn status(_: PlainJson, State(app): State<Arc<App>>) -> Result<Json<api::Status>, Failure> {
-    app.ask(Observer::status).await.map(Json)
+async fn status(_: PlainJson, State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    app.ask_for_json(Observer::status).await
 }
 
 /// The version that runs.

@@ -245,3 +245,28 @@ fn a_container_runtime_goes_before_the_rest_of_those_that_wait_together() {
     step(&mut held);
     assert_eq!((given(b), given(c)), ("2".to_owned(), "3".to_owned()));
 }
+
+#[test]
+fn a_report_of_confined_cgroups_gives_way_to_a_container_runtime() {
+    let Served { mut held, client: _client, root: _root, dir: _dir, commands } =
+        Served::new(&["a", "b", "c"]);
+    let confined = |held: &ReconcilerLoop| held.core.herding(|_| Vec::new()).cgroups.len();
+    held.admit(&request("a", 1), false).unwrap();
+    assert_eq!(confined(&held), 2, "b and c");
+
+    let (sender, mut listed) = oneshot::channel();
+    let (containers, sandboxes) = (Vec::new(), BTreeMap::new());
+    let list = PodCommand::Synchronize { containers, sandboxes, complete: true, answer: sender };
+    commands.send(Message::Runtime(Box::new(list))).unwrap();
+    held.core.admit(&request("b", 1), false).unwrap();
+    held.core.herd(false);
+    assert_eq!(confined(&held), 2, "the report was given up");
+    step(&mut held);
+    assert!(listed.try_recv().is_ok());
+
+    let start = Instant::now();
+    while confined(&held) != 1 {
+        assert!(start.elapsed() < Duration::from_mins(1), "the report was forgotten");
+        held.settle();
+    }
+}
