@@ -117,6 +117,11 @@ impl Runtime {
         Ok(self.times.len() - before)
     }
 
+    /// Whether fewer calls were measured than a phase has.
+    pub(crate) fn is_short_of_calls(&self) -> bool {
+        self.times.len() < CALLS
+    }
+
     /// Prints what the calls since the last time took, and other figures of the phase.
     pub(crate) fn print(&mut self, name: &str, figures: &[(&str, Value)]) -> Result<()> {
         let mut times = std::mem::take(&mut self.times);

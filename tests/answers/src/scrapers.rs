@@ -6,16 +6,23 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use numaward_tests_daemon::{Reply, get as ask, reply};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 const ADDRESS: &str = "127.0.0.1:9560";
 const PATHS: [&str; 2] = ["/api/v1/workloads", "/metrics"];
+/// The clients run on this CPU: elsewhere they are on other hosts.
+const CPU: usize = 3;
+/// Time until a client that was refused asks again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Asks where everybody may.
 pub(crate) fn get(path: &str) -> Result<String> {
-    let (status, body) = numaward_tests_daemon::get(ADDRESS, path)?.context("no whole answer")?;
+    let (status, body) = ask(ADDRESS, path)?.context("no whole answer")?;
     ensure!(status == 200, "{path}: {status} {body}");
     Ok(body)
 }
@@ -23,10 +30,34 @@ pub(crate) fn get(path: &str) -> Result<String> {
 #[derive(Default)]
 struct State {
     stop: AtomicBool,
-    answers: AtomicU64,
+    /// Whole answers of each client.
+    answers: Vec<AtomicU64>,
     bytes: AtomicU64,
-    errors: AtomicU64,
-    first_error: OnceLock<String>,
+    refusals: AtomicU64,
+    failures: AtomicU64,
+    first_failure: OnceLock<String>,
+}
+
+impl State {
+    fn request(&self, client: usize, path: &str) -> Result<()> {
+        match reply(ADDRESS, path)? {
+            Reply::Whole(200, body) => {
+                self.answers[client].fetch_add(1, Ordering::Relaxed);
+                self.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
+            }
+            // The connections of one address are limited, and so are its answers that wait to be read.
+            Reply::Closed | Reply::Whole(503, _) => {
+                self.refusals.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(RETRY_INTERVAL);
+            }
+            other => {
+                let text = format!("{path}: {other:?}");
+                self.first_failure.get_or_init(|| text.chars().take(200).collect());
+                self.failures.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
 }
 
 pub(crate) struct Scrapers {
@@ -36,27 +67,19 @@ pub(crate) struct Scrapers {
 
 impl Scrapers {
     pub(crate) fn start(clients: usize) -> Self {
-        let state = Arc::<State>::default();
+        let answers = (0..clients).map(|_| AtomicU64::new(0)).collect();
+        let state = Arc::new(State { answers, ..State::default() });
         let client = |number: usize| {
             let state = state.clone();
             thread::spawn(move || {
-                // Of this thread alone.
-                rustix::process::nice(19)?;
+                let mut cpus = CpuSet::new();
+                cpus.set(CPU);
+                sched_setaffinity(None, &cpus)?;
                 for path in PATHS.iter().cycle().skip(number % PATHS.len()) {
                     if state.stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    match get(path) {
-                        Ok(body) => {
-                            state.answers.fetch_add(1, Ordering::Relaxed);
-                            state.bytes.fetch_max(body.len() as u64, Ordering::Relaxed);
-                        }
-                        // A refusal as well: too many at once may be asked to come again.
-                        Err(error) => {
-                            state.errors.fetch_add(1, Ordering::Relaxed);
-                            state.first_error.get_or_init(|| format!("{error:#}"));
-                        }
-                    }
+                    state.request(number, path)?;
                 }
                 Ok(())
             })
@@ -64,9 +87,14 @@ impl Scrapers {
         Self { threads: (0..clients).map(client).collect(), state }
     }
 
-    /// How many answers came.
+    /// How many whole answers came.
     pub(crate) fn answers(&self) -> u64 {
-        self.state.answers.load(Ordering::Relaxed)
+        self.state.answers.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// How many clients got a whole answer.
+    pub(crate) fn clients_answered(&self) -> usize {
+        self.state.answers.iter().filter(|count| count.load(Ordering::Relaxed) > 0).count()
     }
 
     /// The length of the longest.
@@ -74,13 +102,18 @@ impl Scrapers {
         self.state.bytes.load(Ordering::Relaxed)
     }
 
-    /// How many requests were refused or failed.
-    pub(crate) fn errors(&self) -> u64 {
-        self.state.errors.load(Ordering::Relaxed)
+    /// Connections that were closed before an answer began, and answers that ask the client to come again.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.state.refusals.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn first_error(&self) -> Option<&str> {
-        self.state.first_error.get().map(String::as_str)
+    /// Answers that were cut off, and errors.
+    pub(crate) fn failures(&self) -> u64 {
+        self.state.failures.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn first_failure(&self) -> Option<&str> {
+        self.state.first_failure.get().map(String::as_str)
     }
 
     pub(crate) fn stop(self) -> Result<()> {

@@ -313,7 +313,7 @@ fn never_wider() -> Result<String> {
     let process = Running::holding(1, &leaf)?;
     // The process has its CPUs already; threads that write and read inherit this one.
     let everywhere = sched_getaffinity(None)?;
-    run_on(&[0])?;
+    run_on(0)?;
     let changed = change_beside_reader(&ground, &leaf, &process, ROUNDS);
     sched_setaffinity(None, &everywhere)?;
     let looks = changed?;
@@ -321,11 +321,11 @@ fn never_wider() -> Result<String> {
     Ok(format!("{ROUNDS} changes, {looks} looks"))
 }
 
-/// Has the calling thread run on these CPUs only.
-fn run_on(cpus: &[usize]) -> Result<()> {
-    let mut set = CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu));
-    Ok(sched_setaffinity(None, &set)?)
+/// Has the calling thread run on this CPU only.
+fn run_on(cpu: usize) -> Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    Ok(sched_setaffinity(None, &cpus)?)
 }
 
 /// Changes the settings of the cgroup so often, and returns how often the reader looked.
