@@ -37,7 +37,7 @@ fn a_runtime_is_answered_while_something_else_is_waited_for() {
     let Some(bench) = Bench::open() else { return };
     // Node 0 cannot hold what is promised to the load whose pages move: they move to node 1.
     let machine = Machine::parse(None, Some("3,3"), Some("1G,2G"), None).unwrap();
-    let vm = bench.vm(machine).limit(Duration::from_mins(6));
+    let vm = bench.vm(machine).limit(Duration::from_mins(10));
     let report = boot(&vm, "section check\nnumaward-answers-check || exit 1");
     // The figures are of interest also where all is well: past the test harness, which would keep them.
     let _ = writeln!(io::stderr(), "{}", report.section("check"));
