@@ -146,7 +146,13 @@ fn build(
         // With a target named, the flags do not touch build scripts and procedural macros.
         let own = compiler.flags();
         let flags = flags.iter().chain(&own);
-        let flags = flags.fold("-C target-feature=+crt-static".to_owned(), |all, flag| all + " " + flag);
+        let mut all = "-C target-feature=+crt-static".to_owned();
+        // A program that can be loaded anywhere relocates itself at each start: most of the time of a short command in an emulated
+        // machine. Users get one, since its addresses are random.
+        if profile != DIST && arch == Arch::Amd64 {
+            all += " -C relocation-model=static";
+        }
+        let flags = flags.fold(all, |all, flag| all + " " + flag);
         cargo.args(["--target", arch.rust_target()]).env("RUSTFLAGS", flags);
     }
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
