@@ -67,6 +67,8 @@ use crate::{
 
 /// How often what is held is looked after.
 const TURN: Duration = Duration::from_millis(250);
+/// The same while nothing is held.
+const IDLE_TURN: Duration = Duration::from_secs(1);
 /// How often others' claims on memory are read anew.
 const REFRESH: Duration = Duration::from_secs(30);
 /// How much later than that, while the container runtime keeps asking.
@@ -224,9 +226,13 @@ impl ReconcilerLoop {
         if is_awaited && now < *next + LATEST {
             return true;
         }
+        let turn = if self.core.kept.state.holds_nothing() { IDLE_TURN } else { TURN };
         if now >= *next {
-            *next = now + TURN;
+            *next = now + turn;
             self.look_after();
+        } else {
+            // The first guarantee does not wait for the end of a longer turn.
+            *next = (*next).min(now + turn);
         }
         self.settle();
         true

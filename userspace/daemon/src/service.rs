@@ -151,8 +151,9 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()).boxed());
-        tokio::spawn(beat(heartbeats.heart("tokio-rt-worker", RUNTIME_LIMIT), stop.clone()).boxed());
-        tokio::spawn(notify_service_manager(readiness, heartbeats.clone(), stop.clone()).boxed());
+        let heartbeat = heartbeats.heart("tokio-rt-worker", RUNTIME_LIMIT);
+        let notifying = notify_service_manager(readiness, heartbeats.clone(), heartbeat, stop.clone());
+        tokio::spawn(notifying.boxed());
         tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = Names::new(&config.listen_names);
@@ -226,18 +227,6 @@ fn end(threads: Vec<JoinHandle<()>>, heartbeats: &Heartbeats) {
             let _ = thread.join();
         }
     }
-}
-
-/// Shows that tasks run.
-async fn beat(heartbeat: Heartbeat, stop: CancellationToken) {
-    let mut ticks = interval(Duration::from_secs(1));
-    let beating = async {
-        loop {
-            ticks.tick().await;
-            heartbeat.beat();
-        }
-    };
-    stop.run_until_cancelled(beating).await;
 }
 
 /// What counts, as `numaward config view` shows it, and what of it was configured: a line each.
@@ -403,8 +392,13 @@ fn stop_on_signals(stop: CancellationToken) -> io::Result<()> {
 }
 
 /// Notifies systemd when the daemon is ready, that it is alive, and when it stops (`sd_notify(3)`).
-/// Without systemd this does nothing.
-async fn notify_service_manager(readiness: Readiness, heartbeats: Heartbeats, stop: CancellationToken) {
+/// Without systemd, only the log says that it is ready. The heartbeat shows that tasks run.
+async fn notify_service_manager(
+    readiness: Readiness,
+    heartbeats: Heartbeats,
+    heartbeat: Heartbeat,
+    stop: CancellationToken,
+) {
     let notify = |state: NotifyState<'_>| {
         if let Err(error) = sd_notify::notify(&[state]) {
             tracing::warn!(%error, "the service manager cannot be notified");
@@ -415,9 +409,15 @@ async fn notify_service_manager(readiness: Readiness, heartbeats: Heartbeats, st
     let turn = watchdog.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
     let mut ticks = interval(turn);
     let notifying = async {
-        let (mut notified, mut is_late) = (false, false);
+        let (mut notified, mut has_trimmed, mut is_late) = (false, false, false);
         loop {
             ticks.tick().await;
+            heartbeat.beat();
+            if notified && !has_trimmed {
+                has_trimmed = true;
+                // A turn later, all routes are made. The start takes several times the memory that is needed afterwards.
+                numaward_probes::give_memory_back();
+            }
             if !notified && readiness.is_ready() {
                 notified = true;
                 tracing::info!("ready");

@@ -78,6 +78,46 @@ pub struct State {
     pub moving: Moving,
 }
 
+impl State {
+    /// Whether there is neither a guarantee nor a changed setting of the host, so that there is nothing to keep up.
+    pub fn holds_nothing(&self) -> bool {
+        let Self {
+            boot: _,
+            ledger: _,
+            guarantees,
+            applied,
+            enabled: _,
+            herded,
+            steered,
+            homes,
+            left_alone: _,
+            interrupts,
+            power,
+            weights,
+            cache_ways,
+            releasing,
+            admitting,
+            pods,
+            containers,
+            moving,
+        } = self;
+        guarantees.is_empty()
+            && applied.is_empty()
+            && herded.is_empty()
+            && steered.is_empty()
+            && homes.is_empty()
+            && interrupts.is_empty()
+            && power.is_empty()
+            && weights.is_empty()
+            && cache_ways.is_empty()
+            && releasing.is_empty()
+            && admitting.is_empty()
+            && pods.is_empty()
+            && containers.is_empty()
+            && moving.is_empty()
+    }
+}
+
 fn is_empty<V>(map: &Shared<String, V>) -> bool {
     map.is_empty()
 }
@@ -292,6 +332,19 @@ mod tests {
 
     fn machine(memory: Bytes) -> Machine {
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(memory).build().unwrap()
+    }
+
+    #[test]
+    fn a_fresh_state_holds_nothing_and_a_guarantee_or_a_changed_setting_is_held() {
+        assert!(State::default().holds_nothing());
+        assert!(state().1.holds_nothing(), "the ledger alone is nothing to keep up");
+        let path: CgroupPath = "/a".parse().unwrap();
+        let herded = State { herded: BTreeSet::from([path.clone()]), ..State::default() };
+        let steered = State { steered: BTreeMap::from([(path, NodeSet::new())]), ..State::default() };
+        let releasing = State { releasing: BTreeSet::from(["a".to_owned()]), ..State::default() };
+        for held in [herded, steered, releasing] {
+            assert!(!held.holds_nothing(), "{held:?}");
+        }
     }
 
     fn state() -> (Box<dyn Strategy>, State) {

@@ -29,6 +29,9 @@ use crate::{
 /// How long a turn of the loop waits for news, at most: also how late it notices that it is to stop.
 const TURN: Duration = Duration::from_millis(250);
 
+/// How often the probes' events are read and the slots looked after while nothing is promised. News of cgroups do not wait for it.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+
 /// How often to look whether the machine changed.
 const COMPARE: Duration = Duration::from_secs(1);
 
@@ -124,6 +127,7 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
     let mut latch = Some(latches.cgroups);
     let mut machine_read = Instant::now();
     let mut compared = Instant::now();
+    let mut looked: Option<Instant> = None;
     let mut fingerprint = Fingerprint::take(&observer.config.host_root);
     let mut watcher: Option<Watcher> = None;
     let mut retry = Instant::now();
@@ -133,31 +137,21 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
             retry = Instant::now() + RETRY;
             watcher = observer.open(source);
         }
-        // Before cgroups that are gone give back their slots.
-        observer.report_probe_events();
-        match &mut watcher {
+        let has_news = match &mut watcher {
             Some(watcher) => observer.follow_cgroups(watcher),
-            None => thread::sleep(TURN),
-        }
+            None => {
+                thread::sleep(TURN);
+                false
+            }
+        };
         // The first turn has found every cgroup, or has reported why it cannot.
         if let Some(latch) = latch.take() {
             latch.release();
         }
-        observer.follow_slot_policy(Instant::now());
-        {
-            let keep = observer.config.observe.keep_removed.0;
-            while observer.moving().keep_books(keep, AT_ONCE) {
-                thread::yield_now();
-            }
-            let mut moving = observer.moving();
-            moving.follow_exclusive_cpus();
-            let Moving { mut probing, state } = moving;
-            drop(state);
-            probing.follow_cost(Instant::now());
-            probing.probes.flush_log();
+        if has_news || looked.is_none_or(|at| at.elapsed() >= IDLE_LOOK) || !observer.is_idle() {
+            looked = Some(Instant::now());
+            observer.look_after_probes();
         }
-        observer.follow_interrupts();
-        observer.report_intruders();
         let mut is_due = machine_read.elapsed() >= observer.config.observe.topology_interval.0;
         if compared.elapsed() >= COMPARE {
             compared = Instant::now();
@@ -181,16 +175,51 @@ impl Observer {
         Some(Watcher::new(hierarchy, WatchOptions::default()))
     }
 
-    /// Waits for news of cgroups and takes it in.
-    fn follow_cgroups(&self, watcher: &mut Watcher) {
+    /// Whether nothing of the probes has to be looked after several times a second: nothing is promised, or was a moment ago, and
+    /// they are neither measured nor attached for a part of the time.
+    fn is_idle(&self) -> bool {
+        let allocation = &self.config.probes.allocation;
+        if allocation.duty_cycle.is_some() || allocation.debug_log {
+            return false;
+        }
+        let Moving { probing, state } = self.moving();
+        probing.cost.is_none() && state.promises.workloads().is_empty() && state.exclusive.owners.is_empty()
+    }
+
+    /// Reports the probes' events, gives out slots, and keeps the probes as they are to be.
+    fn look_after_probes(&self) {
+        self.report_probe_events();
+        self.follow_slot_policy(Instant::now());
+        {
+            let keep = self.config.observe.keep_removed.0;
+            while self.moving().keep_books(keep, AT_ONCE) {
+                thread::yield_now();
+            }
+            let mut moving = self.moving();
+            moving.follow_exclusive_cpus();
+            let Moving { mut probing, state } = moving;
+            drop(state);
+            probing.follow_cost(Instant::now());
+            probing.probes.flush_log();
+        }
+        self.follow_interrupts();
+        self.report_intruders();
+    }
+
+    /// Waits for news of cgroups and takes it in. Returns whether there was any.
+    fn follow_cgroups(&self, watcher: &mut Watcher) -> bool {
         let events = match watcher.next(TURN) {
             Ok(events) => events,
             Err(error) => {
                 self.note(Part::Cgroups, Err(error_chain(&error)));
-                return thread::sleep(TURN);
+                thread::sleep(TURN);
+                return false;
             }
         };
-        if !events.is_empty() {
+        let has_news = !events.is_empty();
+        if has_news {
+            // Before cgroups that are gone give back their slots.
+            self.report_probe_events();
             self.listeners.lock().retain(|listener| listener(&events));
             let mut moving = self.moving();
             for event in events {
@@ -206,6 +235,7 @@ impl Observer {
         };
         self.note(Part::CgroupWatch, mode);
         self.note(Part::CgroupCount, watcher.crowded().map_or(Ok(()), Err));
+        has_news
     }
 
     /// Reads the machine again, for what changes at run time: memory and CPUs that come and go.
@@ -226,5 +256,34 @@ impl Observer {
             state.table_mut().forget_residents();
         }
         self.latest.machine.send_replace(Arc::new(machine));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_config::Config;
+    use numaward_engine::Ledger;
+    use numaward_model::{Promises, testing};
+
+    use super::*;
+
+    #[test]
+    fn probes_are_looked_after_less_often_only_while_nothing_is_promised() {
+        let root = tempfile::tempdir().unwrap();
+        let new = |mut config: Config| {
+            config.host_root = root.path().into();
+            let observer = Observer::new(&config);
+            // The first seconds, in which the kernel measures the probes, are over.
+            observer.probing().cost = None;
+            observer
+        };
+        let observer = new(Config::default());
+        assert!(observer.is_idle());
+        let promise = testing::promise("/a", 1, &[]);
+        observer.lock().promises = Promises::new(vec![promise.into()], Ledger::default()).into();
+        assert!(!observer.is_idle());
+        let mut config = Config::default();
+        config.probes.allocation.duty_cycle = Some("5s/60s".parse().unwrap());
+        assert!(!new(config).is_idle(), "the probe is attached and detached in time");
     }
 }

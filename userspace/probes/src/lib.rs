@@ -60,4 +60,5 @@ pub use numaward_abi::{CgroupId, ChainKind};
 pub use options::{ChainOptions, DEFAULT_SLOTS, Fakes, Options};
 pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
+pub use sys::give_memory_back;
 pub use types::{BySlot, Counters, NodeCounters, Pages, SlotId, Snapshot};

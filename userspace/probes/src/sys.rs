@@ -147,9 +147,9 @@ pub(crate) fn monotonic_nanoseconds() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Gives freed memory back to the kernel. The kernel's types, which are read to load the probes, take some 35 MB, which
-/// glibc would keep.
-pub(crate) fn give_memory_back() {
+/// Gives freed memory back to the kernel, which glibc would keep. To be called after work that is done once and takes far more
+/// memory than all that follows, such as reading the kernel's types (35 MB).
+pub fn give_memory_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it has no preconditions.
     unsafe {

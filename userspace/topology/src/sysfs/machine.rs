@@ -170,7 +170,7 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
             // Some architectures list offline CPUs too.
             cpus: &cpus & online_cpus,
             memory: mem_total(source, id)?,
-            hugepages: hugepage_pools(source, &format!("{dir}/hugepages"))?,
+            hugepages: hugepage_pools(source, &format!("{dir}/hugepages"), true)?,
             distances: distances(source, id, &ids)?,
             memory_blocks: source.numbered_entries(&dir, "memory", "", "the node's memory blocks")?,
             memory_tier: tiers.get(&id).copied(),
@@ -185,7 +185,7 @@ fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<Node, ReadE
     Ok(Node {
         cpus: online_cpus.clone(),
         memory: mem_total(source, NO_NUMA_NODE)?,
-        hugepages: hugepage_pools(source, HUGEPAGES)?,
+        hugepages: hugepage_pools(source, HUGEPAGES, true)?,
         distances: BTreeMap::from([(NO_NUMA_NODE, LOCAL_DISTANCE)]),
         memory_blocks: source.numbered_entries(MEMORY, "memory", "", "the memory blocks")?,
         memory_tier: None,
@@ -231,19 +231,26 @@ fn hugepage_sizes(source: Source<'_>, dir: &str) -> Result<Vec<HugepageSize>, Re
     Ok(kib.into_iter().map(|kib| HugepageSize(Bytes::kib(kib))).collect())
 }
 
+/// Reads the hugepage pools. The total of a pool includes its free and surplus pages: those of an empty pool are read only if
+/// `reads_empty_pools`, to see that they can be.
 pub(super) fn hugepage_pools(
     source: Source<'_>,
     dir: &str,
+    reads_empty_pools: bool,
 ) -> Result<BTreeMap<HugepageSize, HugepagePool>, ReadError> {
     let mut pools = BTreeMap::new();
     for size in hugepage_sizes(source, dir)? {
         let pool = format!("{dir}/hugepages-{}kB", size.0.0 >> 10);
-        let pool = HugepagePool {
-            total: source.number(&format!("{pool}/nr_hugepages"), "pages in the pool")?,
-            free: source.number(&format!("{pool}/free_hugepages"), "free pages in the pool")?,
-            surplus: source.number(&format!("{pool}/surplus_hugepages"), "surplus pages in the pool")?,
+        let total = source.number(&format!("{pool}/nr_hugepages"), "pages in the pool")?;
+        let (free, surplus) = if total > 0 || reads_empty_pools {
+            (
+                source.number(&format!("{pool}/free_hugepages"), "free pages in the pool")?,
+                source.number(&format!("{pool}/surplus_hugepages"), "surplus pages in the pool")?,
+            )
+        } else {
+            (0, 0)
         };
-        pools.insert(size, pool);
+        pools.insert(size, HugepagePool { total, free, surplus });
     }
     Ok(pools)
 }

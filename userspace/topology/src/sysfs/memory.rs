@@ -55,7 +55,8 @@ pub fn node_memory(root: &Path, node: NodeId) -> Result<NodeMemory, ReadError> {
         active_file: known("Active(file)")?,
         inactive_file: known("Inactive(file)")?,
         kernel_reclaimable: known("KReclaimable")?,
-        hugepages: hugepage_pools(source, &dir)?,
+        // It is read every second, and most pools are empty.
+        hugepages: hugepage_pools(source, &dir, false)?,
     })
 }
 
@@ -148,6 +149,19 @@ Node 1 HugePages_Surp:      0
             fs::write(path, content).unwrap();
         }
         root
+    }
+
+    #[test]
+    fn free_pages_of_empty_pools_are_not_read() {
+        let pool = format!("{NODE1}/hugepages/hugepages-2048kB");
+        let files = |total| [(format!("{NODE1}/meminfo"), MEMINFO), (format!("{pool}/nr_hugepages"), total)];
+        let read = |total| {
+            let files = files(total);
+            node_memory(tree(&files.each_ref().map(|(path, text)| (path.as_str(), *text))).path(), NodeId(1))
+        };
+        let empty = HugepagePool { total: 0, free: 0, surplus: 0 };
+        assert_eq!(read("0\n").unwrap().hugepages, [(HugepageSize(Bytes::mib(2)), empty)].into());
+        assert!(read("1\n").unwrap_err().to_string().contains("free_hugepages"));
     }
 
     #[test]

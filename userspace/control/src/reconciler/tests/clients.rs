@@ -17,6 +17,20 @@ fn poll(asking: &mut Asking) -> Poll<Result<Answer, AdmissionError>> {
 }
 
 #[test]
+fn turns_are_rare_while_nothing_is_held_and_the_first_guarantee_shortens_the_wait() {
+    let Served { mut held, client, dir: _dir, .. } = Served::new(&["a"]);
+    let left = |next: Instant| next.saturating_duration_since(Instant::now());
+    let mut next = Instant::now();
+    held.step(&mut next);
+    assert!(left(next) > TURN && left(next) <= IDLE_TURN, "{:?}", left(next));
+    let mut asking: Asking = Box::pin(client.admit(request("a", 1), false));
+    assert!(poll(&mut asking).is_pending());
+    held.step(&mut next);
+    assert!(matches!(poll(&mut asking), Poll::Ready(Ok(Answer::Admitted(_)))));
+    assert!(left(next) <= TURN, "{:?}", left(next));
+}
+
+#[test]
 fn only_so_many_wait_and_those_that_wait_no_longer_get_nothing() {
     let Served { mut held, client, root, dir: _dir, .. } = Served::new(&["a", "b", "c"]);
     // Nothing is handled until then.
