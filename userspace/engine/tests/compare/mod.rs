@@ -89,7 +89,7 @@ impl Comparison {
                 self.failures
                     .push(format!("{}: kubelet: recorded sums {recorded:?}, got {got:?}", trace.name));
             }
-            // Both sums could leave out the same pod.
+            // Both sums could omit the same pod.
             let guaranteed = trace.pods.iter().filter(|pod| pod.guaranteed).count();
             if usize::try_from(recorded.sums.guaranteed) != Ok(guaranteed) {
                 self.failures.push(format!(
