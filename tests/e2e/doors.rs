@@ -32,9 +32,9 @@ fn nobody_and_a_container_get_at_nothing() {
     eprintln!("{report}");
 
     let modes = "700 root /run/numaward\n600 root /run/numaward/control.sock\n700 root /var/lib/numaward\n\
-                 600 root /var/lib/numaward/ledger.json";
+                 600 root /var/lib/numaward/ledger.json\n600 root /var/lib/numaward/ledger.journal";
     assert_eq!(report.section("modes"), modes);
-    assert_refused(&report, "files", 3, "Permission denied");
+    assert_refused(&report, "files", 4, "Permission denied");
     assert_refused(&report, "control", 1, "Permission denied");
     assert_refused(&report, "signals", 3, "Operation not permitted");
     assert_refused(&report, "process", 4, "Permission denied");

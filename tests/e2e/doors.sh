@@ -66,11 +66,15 @@ daemon=$(systemctl show --value -p MainPID numaward)
 wait_for 100 ready
 systemctl start tenant || fail "the tenant does not start"
 quiet_guarantee victim.service --cpus 1 --memory 64Mi
+# The journal is there at once, the ledger beside it when there is time.
+wait_for 60 [ -s /var/lib/numaward/ledger.json ]
 
 section "modes"
-stat -c '%a %U %n' /run/numaward /run/numaward/control.sock /var/lib/numaward /var/lib/numaward/ledger.json
+stat -c '%a %U %n' /run/numaward /run/numaward/control.sock /var/lib/numaward /var/lib/numaward/ledger.json \
+    /var/lib/numaward/ledger.journal
 section "files"
 as_nobody cat /var/lib/numaward/ledger.json
+as_nobody cat /var/lib/numaward/ledger.journal
 as_nobody ls /var/lib/numaward
 as_nobody ls /run/numaward
 section "control"
