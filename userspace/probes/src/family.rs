@@ -129,7 +129,7 @@ impl Family {
                 self.links.insert(name, program.attach()?);
             }
             (Program::BtfTracePoint(program), Hook::TailCall(event), Some(btf)) => {
-                program.load(event, btf)?
+                program.load(event, btf)?;
             }
             (Program::FEntry(program), Hook::Fentry(function), Some(btf)) => {
                 program.load(function, btf)?;
