@@ -222,7 +222,7 @@ fn assert_no_misses(report: &Report, section: &str) {
 fn assert_all_pinned(report: &Report, section: &str, away: u32) {
     let unpinned = report.samples(section, "numaward_containers_started_unpinned_total");
     let expected = |reason: &str| if reason == "reason=\"away\"" { f64::from(away) } else { 0.0 };
-    let is_expected = unpinned.iter().all(|(reason, count)| *count == expected(reason));
+    let is_expected = unpinned.iter().all(|(reason, count)| (count - expected(reason)).abs() < 0.5);
     assert!(unpinned.contains_key("reason=\"late\"") && is_expected, "{unpinned:#?}");
 }
 

@@ -380,7 +380,7 @@ mod tests {
         let end = "=== unexpected errors\n\n=== errors that did not occur\n\n=== left over\nleft: x\n";
         assert!(sound(end));
         for text in [
-            "".to_owned(),
+            String::new(),
             format!("thread 'main' panicked at src/main.rs:1:1:\n{end}"),
             end.replace("errors\n", "errors\n2026-11-28T00:00:00Z ERROR lost\n"),
             end.replace("occur\n", "occur\nlost\n"),

@@ -539,13 +539,13 @@ fn what_is_printed_is_as_checked_in() {
     ];
     for args in commands {
         let mut command = numaward(args);
-        let printer = std::thread::spawn(move || command.output().unwrap());
-        while !printer.is_finished() {
+        let thread = std::thread::spawn(move || command.output().unwrap());
+        while !thread.is_finished() {
             // The same again: what it prints does not depend on when.
             fake.tick(workloads(1));
             std::thread::sleep(Duration::from_millis(100));
         }
-        let output = printer.join().unwrap();
+        let output = thread.join().unwrap();
         let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         // But for what a node allocated.
         let mut parts = text.split("\"localBytes\":");

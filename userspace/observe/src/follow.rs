@@ -137,12 +137,11 @@ fn follow(observer: &Observer, source: &CgroupSource, latches: Latches, stop: &C
             retry = Instant::now() + RETRY;
             watcher = observer.open(source);
         }
-        let has_news = match &mut watcher {
-            Some(watcher) => observer.follow_cgroups(watcher),
-            None => {
-                thread::sleep(TURN);
-                false
-            }
+        let has_news = if let Some(watcher) = &mut watcher {
+            observer.follow_cgroups(watcher)
+        } else {
+            thread::sleep(TURN);
+            false
         };
         // The first turn has found every cgroup, or has reported why it cannot.
         if let Some(latch) = latch.take() {

@@ -297,14 +297,14 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
             empty = (seen.event.clone(), run_time);
         }
         if matches!(variant, Variant::Ours(Mode::TpBtf)) {
-            alone = seen.event.clone();
+            alone.clone_from(&seen.event);
         }
         // Round by round: other things that run on the host change in the meantime.
         let by_round = |base: &[f64]| seen.event.iter().zip(base).map(|(ours, base)| ours / base).collect();
         let mut ratios: Vec<f64> = by_round(&empty.0);
         match variant {
             Variant::Ours(mode) => {
-                checked.push((format!("probes/{mode}"), median(&mut ratios.clone()), BUDGET))
+                checked.push((format!("probes/{mode}"), median(&mut ratios.clone()), BUDGET));
             }
             Variant::Chains(None) => {
                 checked.push(("probes/chains".to_owned(), median(&mut by_round(&alone)), CHAINS_BUDGET));
