@@ -59,5 +59,6 @@ umount /hog
 export NUMAWARD_GUARD=off
 run off
 over
+umount /hog
 echo 0 >/proc/self/oom_score_adj
 tidy

@@ -47,10 +47,7 @@ pub(crate) struct Alloc {
     pub(crate) family: Family,
     nodes: Numbering,
     pub(crate) rows: Rows,
-    slots: Array<MapData, Slot>,
-    /// The map, and what it holds.
-    section_node: (Array<MapData, u16>, Sections),
-    totals: PerCpuArray<MapData, AllocTotals>,
+    maps: Maps,
     /// The misses of the slots with a promise.
     misses: EventGate,
     pub(crate) logger: Option<EbpfLogger<&'static dyn log::Log>>,
@@ -58,6 +55,14 @@ pub(crate) struct Alloc {
     duty: Option<Duty>,
     /// The program that it runs for remote user pages, and whether it runs one.
     chain_program: (ProgramArray<MapData>, bool),
+}
+
+/// Maps that the program and userspace share.
+struct Maps {
+    slots: Array<MapData, Slot>,
+    /// The map, and its contents.
+    section_node: (Array<MapData, u16>, Sections),
+    totals: PerCpuArray<MapData, AllocTotals>,
 }
 
 /// What the programs know of the kernel's structures; zero where it is not known. See `ebpf/src/alloc.rs`.
@@ -170,9 +175,11 @@ impl Alloc {
             self_check: SelfCheck::Unchecked("not asked for".to_owned()),
             preemptible: false,
             rows: Rows { layout: rows, map: family.take_data(rows::MAP)? },
-            slots: family.take("SLOTS")?,
-            section_node: (family.take("SECTION_NODE")?, unwritten),
-            totals: family.take("TOTALS")?,
+            maps: Maps {
+                slots: family.take("SLOTS")?,
+                section_node: (family.take("SECTION_NODE")?, unwritten),
+                totals: family.take("TOTALS")?,
+            },
             misses: EventGate::new(&mut family, "EVENTS")?,
             logger: None,
             duty: None,
@@ -261,7 +268,7 @@ impl Alloc {
 
     fn write_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
         let value = Slot { allowed: self.nodes.mask_of(allowed) };
-        set(&mut self.slots, "SLOTS", slot, &value)?;
+        set(&mut self.maps.slots, "SLOTS", slot, &value)?;
         if allowed.is_some() { self.misses.watch(slot) } else { self.misses.forget(slot) }
     }
 
@@ -286,7 +293,7 @@ impl Alloc {
             self.family.new_generation()?;
         }
         if self.mode == Mode::Tracepoint {
-            let shift = self.section_node.1.shift;
+            let shift = self.maps.section_node.1.shift;
             let sections = match Sections::new(machine, &self.nodes) {
                 Ok(sections) if sections.shift == shift => Ok(sections),
                 Ok(_) => Err(RefreshError::Sections),
@@ -306,7 +313,7 @@ impl Alloc {
 
     /// Writes what differs from what the map holds.
     fn write_sections(&mut self, sections: &Sections) -> Result<(), RefreshError> {
-        let (map, current) = &mut self.section_node;
+        let (map, current) = &mut self.maps.section_node;
         let capacity = map.len() as usize;
         current.nodes.resize(current.nodes.len().max(sections.nodes.len()).min(capacity), 0);
         let wanted = sections.nodes.iter().copied().chain(std::iter::repeat(0));
@@ -330,7 +337,7 @@ impl Alloc {
     }
 
     pub(crate) fn totals(&self) -> Result<AllocTotals, MapAccessError> {
-        let per_cpu = self.totals.get(&0, 0).map_err(access("TOTALS", "read"))?;
+        let per_cpu = self.maps.totals.get(&0, 0).map_err(access("TOTALS", "read"))?;
         Ok(per_cpu.iter().fold(AllocTotals::default(), |sum, cpu| AllocTotals {
             unknown_node: sum.unknown_node.wrapping_add(cpu.unknown_node),
             resolved: sum.resolved.wrapping_add(cpu.resolved),

@@ -172,7 +172,7 @@ fn release() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// An absent probe is a problem unless the kernel is without its feature, and then only for that reason.
+/// An absent probe is a problem unless the kernel has no such feature, and then only for that reason.
 pub(crate) fn only_missing_features_excuse() {
     let report = |probe, mode, obstacle: Option<Obstacle>| ProbeReport {
         probe,
