@@ -26,7 +26,8 @@ wait_for 60 _loaded
 pins() {
     section "$1"
     grep -h -E '^(Cpus|Mems)_allowed_list' "/proc/$(systemctl show --value -p MainPID load)/status"
-    (cd $load && cat cpuset.cpus cpuset.mems memory.min memory.max)
+    # A cgroup that is not pinned any more may have no cpuset.
+    (cd $load && cat cpuset.cpus cpuset.mems memory.min memory.max) || [ ! -e $load/cpuset.cpus ]
     systemctl show -p AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryMax load | sort
 }
 
