@@ -39,6 +39,8 @@ const ONTO_DISK: &str = "/numaward-vm/files";
 const BOOT_ATTEMPTS: u32 = 3;
 /// A guest in virtual time whose emulator uses no CPU time, or gets little, is stopped after so many times its limit.
 const IDLE_FACTOR: u32 = 10;
+/// Kernels that hang in virtual time while they start the second CPU (seen with QEMU 7.2). Those for Arm were not tried.
+const REAL_TIME_KERNELS: [&str; 2] = ["5.10", "6.1"];
 /// An instruction takes 2 to the power of this nanoseconds of the guest's time.
 const INSTRUCTION_SHIFT: u32 = 2;
 /// The beginning of the line that [`Vm::start`] prints when it starts a machine again.
@@ -314,10 +316,11 @@ impl Vm {
         self
     }
 
-    /// The clock of the guest: the host's if it talks to the host.
+    /// The clock of the guest: the host's if it talks to the host, or if its kernel does not come up in virtual time.
     fn clock(&self) -> Clock {
         let talks = !self.options.forwards.is_empty() || !self.options.reached.is_empty();
-        if talks { Clock::RealTime } else { self.options.clock }
+        let comes_up = self.kernel.arch() == Arch::Amd64 && !REAL_TIME_KERNELS.contains(&self.kernel.name());
+        if talks || !comes_up { Clock::RealTime } else { self.options.clock }
     }
 
     fn has_systemd(&self) -> bool {

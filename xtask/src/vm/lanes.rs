@@ -121,10 +121,10 @@ pub(crate) const ROWS: &[Row] = &[
     cluster("cluster::siblings::whole_cores_are_given_where_they_are_demanded"),
     cluster("cluster::whole::what_the_kubelet_decides_of_whole_pods_is_repeated"),
     row("containerd::a_tenant_takes_nothing_from_others", &[(CI, &["6.12"])]),
-    row("containerd::containerd_1_7", &[(CI, &["6.12"])]),
+    row("containerd::containerd_1_7", &[(REST, &["6.12"])]),
     also_arm64(row("containerd::containerd_2", &[(CI, &["6.12"])]), &["6.12"]),
     row("containerd::containerd_2_with_systemd", &[(CI, &["6.12"])]),
-    row("containerd::containerd_with_systemd", &[(CI, &["6.12"])]),
+    row("containerd::containerd_with_systemd", &[(REST, &["6.12"])]),
     row("containerd::forty_at_once", &[(REST, &["6.12"])]),
     needs(row("containerd::newer::memory_policies", &[(REST, &["6.12"])]), Programs::Containerd),
     needs(row("containerd::newer::required", &[(REST, &["6.12"])]), Programs::Containerd),
@@ -147,7 +147,7 @@ pub(crate) const ROWS: &[Row] = &[
         ),
         &["6.12", "6.12-16k", "latest"],
     ),
-    also_arm64(row("deploy::the_image_runs_as_the_manifests_demand", &[(CI, &["6.12"])]), &["6.12"]),
+    also_arm64(row("deploy::the_image_runs_as_the_manifests_demand", &[(REST, &["6.12"])]), &["6.12"]),
     row("doors::nobody_and_a_container_get_at_nothing", &[(CI, &["6.12"])]),
     also_arm64(
         row(
@@ -181,10 +181,13 @@ pub(crate) const ROWS: &[Row] = &[
     row("guides::redis", &[(REST, &["6.12"])]),
     row("herd::others_are_herded_on_four_nodes", &[(CI, &["6.12"])]),
     row("herd::others_are_herded_on_two_nodes", &[(CI, &["6.12"]), (REST, &["6.1", "latest"])]),
-    row("home::a_workload_is_brought_home_if_its_remote_accesses_fall_and_else_put_back", &[(CI, &["6.12"])]),
+    row(
+        "home::a_workload_is_brought_home_if_its_remote_accesses_fall_and_else_put_back",
+        &[(REST, &["6.12"])],
+    ),
     also_arm64(row("host::nodes_of_a_device_tree_are_as_good", &[]), &["6.12"]),
     also_arm64(
-        row("host::the_probes_pass_their_own_test", &[(CI, &["6.12"]), (REST, &["5.10", "6.1", "latest"])]),
+        row("host::the_probes_pass_their_own_test", &[(REST, &["5.10", "6.1", "6.12", "latest"])]),
         ALL_ARM64,
     ),
     row("hot::what_is_accessed_on_another_node_is_found", &[(CI, &["6.12"])]),
@@ -209,7 +212,7 @@ pub(crate) const ROWS: &[Row] = &[
         row("observe::the_kubelet_is_held_to_its_own_promises", &[(CI, &["6.12"]), (REST, &["6.1"])]),
         &["6.12"],
     ),
-    also_arm64(row("package::the_package_runs_hardened_and_leaves_nothing", &[(CI, &["6.12"])]), &["6.12"]),
+    also_arm64(row("package::the_package_runs_hardened_and_leaves_nothing", &[(REST, &["6.12"])]), &["6.12"]),
     row("packages::apt_installs_upgrades_and_removes_from_a_signed_repository", &[(REST, &["6.12"])]),
     row("packages::lintian_has_no_objection", &[(REST, &["6.12"])]),
     row("packages::rpm_installs_upgrades_and_erases", &[(REST, &["6.12"])]),
@@ -218,7 +221,7 @@ pub(crate) const ROWS: &[Row] = &[
     also_arm64(
         row(
             "probes::what_the_other_probes_tell_is_what_the_kernel_says",
-            &[(CI, &["6.12"]), (REST, &["6.1", "latest"])],
+            &[(REST, &["6.1", "6.12", "latest"])],
         ),
         &["6.12"],
     ),
@@ -228,7 +231,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("soak::what_the_daemon_holds_does_not_grow", &[(REST, &["6.12"])]),
     row("stacks::the_function_that_allocates_on_another_node_is_named", &[(CI, &["6.12"])]),
     row("systemd::a_unit_keeps_its_pins_through_reload_and_restart", &[(CI, &["6.12"])]),
-    row("tiers::what_is_promised_stays_in_fast_memory", &[(CI, &["6.12"])]),
+    row("tiers::what_is_promised_stays_in_fast_memory", &[(REST, &["6.12"])]),
     row("uninstall::every_knob_is_as_it_was", &[(CI, &["6.1", "6.12"])]),
     row("weights::pages_are_spread_by_bandwidth", &[(CI, &["6.12"])]),
 ];
