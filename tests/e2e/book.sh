@@ -89,12 +89,12 @@ configured() {
     mkdir -p /etc/numaward
     echo 'topologyManagerPolicy: restricted' >/etc/numaward/config.yaml
 }
-# A recording of the night: five seconds before half past two. In it, somebody rewrites what a guarantee has written, once
+# A recording of the night: three seconds before half past two. In it, somebody rewrites what a guarantee has written, once
 # the recording has its first moment: what was before is none of its events.
 _recorded() { [ "$(stat -c %s night.record)" -gt 100 ]; }
 night() {
     numaward guarantee small.service --cpus 1 --memory 20Mi
-    date -u -s "@$((($(date +%s) / 86400 + 1) * 86400 + 9000 - 5))"
+    date -u -s "@$((($(date +%s) / 86400 + 1) * 86400 + 9000 - 3))"
     {
         wait_for 60 _recorded
         sleep 3
