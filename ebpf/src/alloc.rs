@@ -110,7 +110,7 @@ static GFP_OFFSET: Global<u32> = Global::new(24);
 #[unsafe(no_mangle)]
 static MIGRATION_DISABLED: Global<u32> = Global::new(0);
 
-/// Whether CHAIN_PROGRAM is run.
+/// 1 if the probe runs `CHAIN_PROGRAM`.
 #[unsafe(no_mangle)]
 static RUNS_CHAINS: Global<u32> = Global::new(0);
 

@@ -117,7 +117,7 @@ impl Runtime {
         Ok(self.times.len() - before)
     }
 
-    /// Whether fewer calls were measured than a phase has.
+    /// Returns true while the phase has fewer than [`CALLS`] measured calls.
     pub(crate) fn is_short_of_calls(&self) -> bool {
         self.times.len() < CALLS
     }

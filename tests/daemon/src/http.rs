@@ -30,7 +30,7 @@ pub enum Reply {
     Whole(u16, String),
     /// The connection was not accepted, or closed before the first byte.
     Closed,
-    /// So many bytes of an answer without its end.
+    /// An answer that ends early, with its length in bytes.
     CutOff(usize),
 }
 
