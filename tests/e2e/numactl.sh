@@ -227,7 +227,8 @@ section "registered"
 with_code numaward numactl -N 1 -m 2 sh -c 'cat /proc/self/cgroup; sh /probe; echo $$; exit 7' 2>&1
 numaward numactl -m 1 sleep 1000 &
 command=$!
-_registered() { numaward get sleep-$command; }
+# It is registered before it becomes the command.
+_registered() { [ "$(cat /proc/$command/comm)" = sleep ]; }
 wait_for 20 _registered
 section "process"
 cat /proc/$command/comm
