@@ -132,6 +132,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     observer.keep_off_exclusive_cpus();
     // Requests are few and short; what may block has threads of its own, started as needed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let readers = http::low_priority_runtime()?;
     let config = &runtime.block_on(kubelet::with_version(config));
     log_configuration(config);
     let stop = CancellationToken::new();
@@ -158,10 +159,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = Names::new(&config.listen_names);
         if let (Some(reconciler), Some(control)) = (&reconciler, control) {
-            let control = ControlListener::new(control)?;
-            let router = allocations::control_router(app.clone(), reconciler.clone());
-            let serve = http::serve(control, router, stop.clone());
-            tokio::spawn(heartbeats.watch("http (control socket)", &stop, serve).boxed());
+            serve_control(&app, reconciler, control, (&heartbeats, &stop))?;
             tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
         }
         cluster.evict(reconciler.as_ref());
@@ -184,10 +182,12 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         let (view, source) = assigned.unzip();
         cluster.start(source, &stop);
         let router = allocations::router(app, view, reading.clone(), names);
-        serve_reading(listener, reading, router, (&heartbeats, &stop)).await
+        let served = readers.spawn(serve_reading(listener, reading, router, heartbeats.clone(), stop));
+        served.await.map_err(io::Error::from).flatten()
     });
     end(threads, &heartbeats);
     // A scrape whose client hangs must not hold up the end.
+    readers.shutdown_timeout(Duration::from_secs(1));
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(ended) = heartbeats.ended() {
         return Err(ended.into());
@@ -197,20 +197,32 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     Ok(())
 }
 
+/// Takes changes on the control socket.
+fn serve_control(
+    app: &Arc<App>,
+    reconciler: &Reconciler,
+    socket: UnixListener,
+    (heartbeats, stop): (&Heartbeats, &CancellationToken),
+) -> io::Result<()> {
+    let router = allocations::control_router(app.clone(), reconciler.clone());
+    let serve = http::serve(ControlListener::new(socket)?, router, stop.clone());
+    tokio::spawn(heartbeats.watch("http (control socket)", stop, serve).boxed());
+    Ok(())
+}
+
 /// Serves the read-only address, to those whom the gate lets through if there is one, until the daemon stops.
 async fn serve_reading(
     listener: std::net::TcpListener,
     gate: Option<Arc<Gate>>,
     router: Router,
-    (heartbeats, stop): (&Heartbeats, &CancellationToken),
+    heartbeats: Heartbeats,
+    stop: CancellationToken,
 ) -> io::Result<()> {
-    if let Some(gate) = gate {
-        let serve = http::serve(RemoteListener::new(listener, gate)?, router, stop.clone());
-        heartbeats.watch("http", stop, serve).await;
-    } else {
-        let serve = http::serve(TcpListener::from_std(listener)?, router, stop.clone());
-        heartbeats.watch("http", stop, serve).await;
-    }
+    let serve = match gate {
+        Some(gate) => http::serve(RemoteListener::new(listener, gate)?, router, stop.clone()),
+        None => http::serve(TcpListener::from_std(listener)?, router, stop.clone()),
+    };
+    heartbeats.watch("http", &stop, serve).await;
     Ok(())
 }
 

@@ -1,14 +1,15 @@
 //! Work that reads files or takes locks, on threads that may block. At most [`MAX_READERS`] at a time, so that a hanging
 //! file blocks only these. The threads give way to all others of the daemon: many readers at once hold up no admission.
 
-use std::{
-    cell::Cell,
-    sync::{Arc, OnceLock},
-};
+use std::{cell::Cell, io, sync::Arc};
 
 use axum::http::StatusCode;
-use rustix::process::{getpriority_process, setpriority_process};
-use tokio::{sync::Semaphore, task::JoinHandle};
+use rustix::process::{getpid, getpriority_process, setpriority_process};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::Semaphore,
+    task::JoinHandle,
+};
 
 use crate::problem::Failure;
 
@@ -56,18 +57,25 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
     })
 }
 
-/// Lowers the priority of this thread, once. A thread may have that of another reader already, which started it.
+/// A runtime whose threads give way to all others of the daemon. An address that any process may connect to is served there: a flood of
+/// connections then delays no admission, which is served by the daemon's other runtime.
+pub fn low_priority_runtime() -> io::Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("http")
+        .on_thread_start(give_way)
+        .enable_all()
+        .build()
+}
+
+/// Lowers the priority of this thread, once, below that of the daemon's main thread.
 fn give_way() {
-    static DAEMON: OnceLock<i32> = OnceLock::new();
     thread_local!(static IS_DONE: Cell<bool> = const { Cell::new(false) });
     if IS_DONE.replace(true) {
         return;
     }
-    let set = getpriority_process(None).and_then(|own| {
-        let daemon = *DAEMON.get_or_init(|| own);
-        setpriority_process(None, daemon + GIVE_WAY)
-    });
-    if let Err(error) = set {
+    let main = getpriority_process(Some(getpid()));
+    if let Err(error) = main.and_then(|main| setpriority_process(None, main + GIVE_WAY)) {
         tracing::debug!(%error, "a thread that reads keeps its priority");
     }
 }
@@ -85,6 +93,18 @@ mod tests {
             let reads = spawn(|| getpriority_process(None).unwrap()).await.unwrap();
             assert_eq!((reads, getpriority_process(None).unwrap()), (own + GIVE_WAY, own));
         }
+    }
+
+    #[test]
+    fn all_threads_of_the_low_priority_runtime_give_way() {
+        let own = getpriority_process(None).unwrap();
+        let runtime = low_priority_runtime().unwrap();
+        let worker = async {
+            let priority = || getpriority_process(None).unwrap();
+            [priority(), tokio::task::spawn_blocking(priority).await.unwrap(), spawn(priority).await.unwrap()]
+        };
+        let priorities = runtime.block_on(runtime.spawn(worker)).unwrap();
+        assert_eq!(priorities, [own + GIVE_WAY; 3]);
     }
 
     #[tokio::test]

@@ -28,7 +28,7 @@ mod server;
 mod streaming_body;
 
 pub use self::{
-    blocking::Blocking,
+    blocking::{Blocking, low_priority_runtime},
     browser::Names,
     control_socket::ControlListener,
     credentials::CredentialError,

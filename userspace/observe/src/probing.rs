@@ -8,7 +8,7 @@ use std::{
 };
 
 use numaward_probes::{
-    self as probes, Activity, BySlot, CpuUse, Intruder, Mode, Probe, ProbeEvent, ProbeReport, ProbeStats,
+    self as probes, ActivityCounters, CpuUse, Intruder, Mode, Probe, ProbeEvent, ProbeReport, ProbeStats,
     Probes,
 };
 use numaward_topology::{CpuId, NodeSet};
@@ -58,8 +58,8 @@ impl Probing {
             .flatten()
     }
 
-    /// What the probes other than that of allocations counted; nothing where that fails.
-    pub(crate) fn activity(&self) -> (BySlot<Activity>, Activity) {
+    /// The counters of the probes other than that of allocations; none if that fails.
+    pub(crate) fn activity(&self) -> ActivityCounters {
         self.health.noted(Part::Activity, self.probes.activity()).unwrap_or_default()
     }
 

@@ -26,20 +26,17 @@ pub(crate) struct Read {
 }
 
 impl Observer {
-    /// Reads each map once. Slots change hands under both locks only, so the books fit the counters.
+    /// Reads each map once. Slots change hands under both locks only, so the books fit the counters. An admission needs the locks too:
+    /// what can be done later is done without them.
     pub(crate) fn read(&self) -> Read {
-        let probing = self.probing();
-        let counted = probing.counters();
-        let (slots, other) = probing.activity();
-        let state = self.lock();
-        Read {
-            machine: self.machine(),
-            table: state.table.clone(),
-            promises: state.promises.clone(),
-            counted,
-            done: Counted { slots, other },
-            attached: probing.attached.clone(),
-        }
+        let (counted, activity, attached, table, promises) = {
+            let probing = self.probing();
+            let (counted, activity) = (probing.counters(), probing.activity());
+            let state = self.lock();
+            (counted, activity, probing.attached.clone(), state.table.clone(), state.promises.clone())
+        };
+        let (slots, other) = activity.decode();
+        Read { machine: self.machine(), table, promises, counted, done: Counted { slots, other }, attached }
     }
 }
 

@@ -24,7 +24,7 @@ use numaward_model::{
     error_chain, health,
     snapshot::{Pressure, Resident, ResidentHugepages, Tiering},
 };
-use numaward_probes::{Probe, SlotId, home};
+use numaward_probes::{ActivityCounters, Probe, SlotId, home};
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
 
@@ -188,6 +188,7 @@ impl Observer {
             let activity = probing.attached.has(Probe::Scan).then(|| probing.activity());
             (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), activity)
         };
+        let activity = activity.map(ActivityCounters::decode);
         let Some((hierarchy, table, machine)) = self.placed() else { return };
         let host = Host {
             balancing: balancing(&self.config.host_root),

@@ -72,14 +72,18 @@ impl Hardware {
         Ok((Self { has_local, _held: (maps, opened), family }, report))
     }
 
-    /// The growth of a slot's counters, by node.
-    pub(crate) fn read(&self, nodes: &[NodeId], grown: &[u64]) -> Vec<DramAccesses> {
-        let counters = nodes.iter().zip(grown.as_chunks::<WORDS>().0);
-        let of = |(&node, &[local, remote]): (&NodeId, &[u64; WORDS])| DramAccesses {
-            node,
-            local: self.has_local.then_some(local),
-            remote,
-        };
-        counters.map(of).collect()
+    /// Whether the processor counts accesses to the same node.
+    pub(crate) const fn has_local(&self) -> bool {
+        self.has_local
     }
+}
+
+/// The counters of a slot, by node.
+pub(crate) fn counters(nodes: &[NodeId], has_local: bool, words: &[u64]) -> Vec<DramAccesses> {
+    let of = |(&node, &[local, remote]): (&NodeId, &[u64; WORDS])| DramAccesses {
+        node,
+        local: has_local.then_some(local),
+        remote,
+    };
+    nodes.iter().zip(words.as_chunks::<WORDS>().0).map(of).collect()
 }

@@ -85,9 +85,9 @@ impl Hugepages {
         set(&mut self.slots, "SLOTS", slot, &Slot { allowed: numbering.mask_of(allowed) })
     }
 
-    /// The growth of a slot's counters, by node and size.
-    pub(crate) fn read(&self, nodes: &[NodeId], grown: &[u64]) -> Vec<NodeHugepages> {
-        counters(nodes, &self.sizes, grown)
+    /// The sizes of pages that are counted.
+    pub(crate) fn sizes(&self) -> &[HugepageSize] {
+        &self.sizes
     }
 }
 
@@ -104,13 +104,14 @@ fn sizes(machine: &Machine) -> (Vec<HugepageSize>, [u32; HUGEPAGE_SIZES]) {
     (sizes, bits)
 }
 
-fn counters(nodes: &[NodeId], sizes: &[HugepageSize], grown: &[u64]) -> Vec<NodeHugepages> {
+/// The counters of a slot, by node and size.
+pub(crate) fn counters(nodes: &[NodeId], sizes: &[HugepageSize], words: &[u64]) -> Vec<NodeHugepages> {
     let places = nodes.iter().flat_map(|&node| sizes.iter().map(move |&size| (node, size)));
     let of = |((node, size), &[local, remote, outside]): ((NodeId, HugepageSize), &[u64; WORDS])| {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
         NodeHugepages { node, size, local: bytes(local), remote: bytes(remote), outside: bytes(outside) }
     };
-    places.zip(grown.as_chunks::<WORDS>().0).map(of).collect()
+    places.zip(words.as_chunks::<WORDS>().0).map(of).collect()
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@ pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::{NoSections, home};
 pub use numaward_abi::{CgroupId, ChainKind};
 pub use options::{ChainOptions, DEFAULT_SLOTS, Fakes, Options};
+pub use others::ActivityCounters;
 pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
 pub use sys::give_memory_back;

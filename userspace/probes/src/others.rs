@@ -16,7 +16,7 @@ use aya::{
     maps::{MapData, RingBuf},
 };
 use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, OTHER_SLOT, ScanCounters, StallCounters};
-use numaward_topology::{Machine, NodeSet};
+use numaward_topology::{HugepageSize, Machine, NodeId, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
@@ -75,6 +75,79 @@ enum Of {
     OomKills,
     Dram,
     Hugepages,
+}
+
+/// The meaning of the words in the tables.
+#[derive(Clone, Debug, Default)]
+struct Layout {
+    nodes: Vec<NodeId>,
+    columns: Columns,
+    /// `None` without counters of accesses to DRAM.
+    has_local_dram: Option<bool>,
+    /// `None` without the probe of hugepages.
+    hugepage_sizes: Option<Vec<HugepageSize>>,
+}
+
+impl Layout {
+    fn decode<'a>(&self, counters: impl Iterator<Item = (Of, &'a [u64])>) -> Activity {
+        let mut activity = Activity::default();
+        for (of, words) in counters {
+            match of {
+                Of::Access => activity.accesses = self.columns.read(&self.nodes, words),
+                Of::Scan => {
+                    if let &[sampled, excluded] = words {
+                        activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
+                    }
+                }
+                Of::Migrated => {
+                    activity.migrated =
+                        words.first_chunk().map_or(activity.migrated, |pages| pages.map(Pages));
+                }
+                Of::Stalls => {
+                    if let Some((&buckets, &[nanoseconds])) = words.split_first_chunk() {
+                        activity.stalls = Stalls { buckets, total: Duration::from_nanos(nanoseconds) };
+                    }
+                }
+                Of::Dram => {
+                    let read = |has_local| hardware::counters(&self.nodes, has_local, words);
+                    activity.dram = self.has_local_dram.map(read).unwrap_or_default();
+                }
+                Of::Hugepages => {
+                    let read = |sizes: &Vec<_>| hugepages::counters(&self.nodes, sizes, words);
+                    activity.hugepages = self.hugepage_sizes.as_ref().map(read).unwrap_or_default();
+                }
+                Of::OomKills => {
+                    activity.oom_kills = words.first_chunk().copied().unwrap_or_default();
+                }
+            }
+        }
+        activity
+    }
+}
+
+/// The counters of all probes but that of allocations, copied from the kernel. To decode them takes ten times as long as to copy them,
+/// and needs no access to the probes.
+#[derive(Debug, Default)]
+pub struct ActivityCounters {
+    layout: Layout,
+    /// 64-bit numbers of a slot, and the counters of all slots.
+    tables: BTreeMap<Of, (usize, Vec<u64>)>,
+    held: Vec<u32>,
+    end: u32,
+}
+
+impl ActivityCounters {
+    /// The activity of each registered workload since it was registered, and of all else.
+    pub fn decode(self) -> (BySlot<Activity>, Activity) {
+        let of_slot = |slot: u32| {
+            self.layout.decode(self.tables.iter().filter_map(|(&of, (words, counters))| {
+                let start = slot as usize * words;
+                Some((of, counters.get(start..start + words)?))
+            }))
+        };
+        let slots = self.held.iter().map(|&slot| (slot, of_slot(slot)));
+        (BySlot::new(self.end, slots), of_slot(OTHER_SLOT))
+    }
 }
 
 /// The attached families.
@@ -386,65 +459,47 @@ impl Others {
         self.families_mut().try_for_each(|family| family.set_nodes(&table))
     }
 
-    /// What the slots counted since they were taken, and what all else did.
+    /// The counters of the slots below `end` since they were taken, and of all else.
     pub(crate) fn read(
         &self,
         held: impl Iterator<Item = u32>,
         end: u32,
-    ) -> Result<(BySlot<Activity>, Activity), MapAccessError> {
-        let now = self.read_tables(OTHER_SLOT, end)?;
-        let of_slot = |slot: u32| {
-            let counters = self.tables.iter().filter_map(|(of, Table { words, .. })| {
-                let start = slot as usize * words;
-                Some((*of, now.get(of)?.get(start..start + words)?))
-            });
-            self.activity(slot, counters)
-        };
-        Ok((BySlot::new(end, held.map(|slot| (slot, of_slot(slot)))), of_slot(OTHER_SLOT)))
-    }
-
-    /// What one slot counted since it was taken.
-    pub(crate) fn read_one(&self, slot: u32) -> Result<Activity, MapAccessError> {
-        let now = self.read_tables(slot, 1)?;
-        Ok(self.activity(slot, now.iter().map(|(of, words)| (*of, words.as_slice()))))
-    }
-
-    fn activity<'a>(&self, slot: u32, counters: impl Iterator<Item = (Of, &'a [u64])>) -> Activity {
-        let bases = self.bases.get(&slot);
-        let mut activity = Activity::default();
-        for (of, now) in counters {
-            let base = bases.and_then(|bases| bases.get(&of)).map_or(&[][..], Vec::as_slice);
-            let grown = growth(base, now);
-            match of {
-                Of::Access => activity.accesses = self.columns.read(self.nodes.ids(), &grown),
-                Of::Scan => {
-                    if let &[sampled, excluded] = &*grown {
-                        activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
-                    }
-                }
-                Of::Migrated => {
-                    activity.migrated =
-                        grown.first_chunk().map_or(activity.migrated, |pages| pages.map(Pages));
-                }
-                Of::Stalls => {
-                    if let Some((&buckets, &[nanoseconds])) = grown.split_first_chunk() {
-                        activity.stalls = Stalls { buckets, total: Duration::from_nanos(nanoseconds) };
-                    }
-                }
-                Of::Dram => {
-                    let dram = self.hardware.iter().flat_map(|it| it.read(self.nodes.ids(), &grown));
-                    activity.dram = dram.collect();
-                }
-                Of::Hugepages => {
-                    let read = self.hugepages.iter().flat_map(|it| it.read(self.nodes.ids(), &grown));
-                    activity.hugepages = read.collect();
-                }
-                Of::OomKills => {
-                    activity.oom_kills = grown.first_chunk().copied().unwrap_or_default();
+    ) -> Result<ActivityCounters, MapAccessError> {
+        let mut tables = BTreeMap::new();
+        for (&of, table) in &self.tables {
+            let mut counters = table.read(OTHER_SLOT, end)?;
+            for (&slot, bases) in self.bases.range(..end) {
+                let start = slot as usize * table.words;
+                if let (Some(base), Some(now)) =
+                    (bases.get(&of), counters.get_mut(start..start + table.words))
+                {
+                    let grown = growth(base, now).into_owned();
+                    now.copy_from_slice(&grown);
                 }
             }
+            tables.insert(of, (table.words, counters));
         }
-        activity
+        Ok(ActivityCounters { layout: self.layout(), tables, held: held.collect(), end })
+    }
+
+    /// The activity of one slot since it was taken.
+    pub(crate) fn read_one(&self, slot: u32) -> Result<Activity, MapAccessError> {
+        let mut now = self.read_tables(slot, 1)?;
+        if let Some(bases) = self.bases.get(&slot) {
+            for (of, now) in &mut now {
+                *now = growth(bases.get(of).map_or(&[], Vec::as_slice), now).into_owned();
+            }
+        }
+        Ok(self.layout().decode(now.iter().map(|(of, words)| (*of, words.as_slice()))))
+    }
+
+    fn layout(&self) -> Layout {
+        Layout {
+            nodes: self.nodes.ids().to_owned(),
+            columns: self.columns,
+            has_local_dram: self.hardware.as_ref().map(Hardware::has_local),
+            hugepage_sizes: self.hugepages.as_ref().map(|hugepages| hugepages.sizes().to_owned()),
+        }
     }
 
     /// The call chains of one slot.

@@ -19,7 +19,7 @@ use crate::{
     kernel::Kernel,
     needs,
     options::Options,
-    others::Others,
+    others::{ActivityCounters, Others},
     report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats},
     rows,
     slots::{Holder, Slots},
@@ -217,8 +217,8 @@ impl Probes {
         self.alloc.as_ref().and_then(Alloc::duty_cycle)
     }
 
-    /// What each registered workload did apart from allocating, since it was registered, and what all else did.
-    pub fn activity(&self) -> Result<(BySlot<Activity>, Activity), MapAccessError> {
+    /// The counters of all but allocations: of each registered workload since it was registered, and of all else.
+    pub fn activity(&self) -> Result<ActivityCounters, MapAccessError> {
         let held = self.slots.holders().map(|(slot, _)| slot);
         self.others.read(held, self.slots.in_use_up_to())
     }
