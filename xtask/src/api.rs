@@ -33,7 +33,7 @@ const TOKEN: &str = "a-token-for-one-test";
 pub(crate) fn test(thorough: bool, seed: u32) -> Result<()> {
     println!("seed {seed}");
     let seed = seed.to_string();
-    let daemon = Daemon::start(&build::tested_program()?)?;
+    let daemon = Daemon::start(&build::tested_program("numaward")?)?;
     let examples = if thorough { "1000" } else { "40" };
     let run = |address: SocketAddr, more: &[&str]| {
         let mut command = PythonTool::SCHEMATHESIS.command(&Cache::locate()?);

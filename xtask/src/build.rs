@@ -1,10 +1,10 @@
 //! `cargo xtask build`, and the static programs that go into virtual machines.
 
 use std::env;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use numaward_vm::Arch;
 use serde::Deserialize;
@@ -17,6 +17,8 @@ pub(crate) const WORKSPACE: &[&str] = &["--workspace", "--exclude", "numaward-eb
 
 /// What users get, and what is measured: with all optimisations, which takes minutes.
 pub(crate) const DIST: &str = "dist";
+
+const PACKED_RELOCATIONS: &str = " -C link-arg=-Wl,-z,pack-relative-relocs";
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -56,6 +58,23 @@ pub(crate) fn static_programs(
 #[derive(Deserialize)]
 struct Message {
     executable: Option<PathBuf>,
+    manifest_path: Option<PathBuf>,
+    profile: Option<MessageProfile>,
+}
+
+#[derive(Deserialize)]
+struct MessageProfile {
+    test: bool,
+}
+
+/// A program that cargo has built.
+pub(crate) struct Built {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// The folder of its package.
+    pub(crate) package: PathBuf,
+    /// Whether it runs tests.
+    pub(crate) is_test: bool,
 }
 
 /// The part of cargo's metadata that matters here.
@@ -67,12 +86,6 @@ struct Metadata {
 /// Where cargo puts what it builds.
 pub(crate) fn target_directory() -> Result<PathBuf> {
     command::metadata().map(|metadata: Metadata| metadata.target_directory)
-}
-
-/// Builds the program of the end-to-end tests. The selection is that of the unit tests, so that cargo builds each dependency with
-/// the features that it has there, and not again.
-pub(crate) fn end_to_end_tests() -> Result<PathBuf> {
-    tested_test("e2e")
 }
 
 /// Builds a package's program statically, with all optimisations, and with no path of this machine in it: the same sources and tools
@@ -90,21 +103,34 @@ pub(crate) fn portable_program(arch: Arch, package: &str) -> Result<PathBuf> {
     program.with_context(|| format!("cargo has built no program of {package}"))
 }
 
-/// Builds `numaward` as the unit tests do: what they have built is taken as it is, which saves a run of all tests minutes.
-pub(crate) fn tested_program() -> Result<PathBuf> {
-    // The features of a dependency are those that any of the named packages wants, for tests too if there is one.
-    let target = ["--bin", "numaward", "--test", "conformance"];
-    let selection = WORKSPACE.iter().chain(&target).copied().collect::<Vec<_>>();
-    let program = build(&[], &selection, "dev", None)?.into_iter().find(|(name, _)| name == "numaward");
-    program.map(|(_, path)| path).context("cargo has built no program `numaward`")
+/// Builds targets of the workspace for tests on this host and in machines. All tests share one selection of packages, one profile and
+/// one target, so that each dependency is built once, with one set of features.
+pub(crate) fn tested(targets: &[&str]) -> Result<Vec<Built>> {
+    let (mut cargo, arch) = tested_cargo("build")?;
+    // A test among the targets adds the features that tests need.
+    cargo.args(["--message-format=json-render-diagnostics", "--test", "conformance"]).args(targets);
+    built(&mut cargo).with_context(|| format!("cannot build the tests and programs for {arch}"))
 }
 
-/// Builds a test of the daemon, likewise.
-pub(crate) fn tested_test(test: &str) -> Result<PathBuf> {
-    let selection = WORKSPACE.iter().chain(&["--test", test]).copied().collect::<Vec<_>>();
-    let start = format!("{test}-");
-    let program = build(&[], &selection, "dev", None)?.into_iter().find(|(name, _)| name.starts_with(&start));
-    program.map(|(_, path)| path).with_context(|| format!("cargo has built no test {test}"))
+/// Cargo's subcommand `build` or `test` with that selection.
+pub(crate) fn tested_cargo(subcommand: &str) -> Result<(Command, Arch)> {
+    let arch = Arch::of_host().context("tests run on x86-64 and 64-bit Arm only")?;
+    let mut cargo = static_cargo(arch, "release", &[])?;
+    cargo.arg(subcommand).args(WORKSPACE).args(["--profile", "release", "--target", arch.rust_target()]);
+    Ok((cargo, arch))
+}
+
+/// Builds a program of the workspace likewise.
+pub(crate) fn tested_program(name: &str) -> Result<PathBuf> {
+    let program = tested(&["--bin", name])?.into_iter().find(|built| !built.is_test && built.name == name);
+    program.map(|built| built.path).with_context(|| format!("cargo has built no program {name}"))
+}
+
+/// Builds an integration test likewise.
+pub(crate) fn tested_test(name: &str) -> Result<PathBuf> {
+    let start = format!("{name}-");
+    let test = tested(&["--test", name])?.into_iter().find(|built| built.name.starts_with(&start));
+    test.map(|built| built.path).with_context(|| format!("cargo has built no test {name}"))
 }
 
 /// Builds the packages' programs for this host.
@@ -128,41 +154,56 @@ fn static_one(arch: Arch, package: &str, what: [&str; 2], profile: &str) -> Resu
     path.with_context(|| format!("cargo has built nothing for {}", what.join(" ")))
 }
 
-/// Builds `what` of the packages: statically where there are a processor and flags for that, be it none.
+/// Builds `what` of the packages: statically if there are a processor and flags for that, be it none.
 fn build(
     packages: &[&str],
     what: &[&str],
     profile: &str,
     static_for: Option<(Arch, &[String])>,
 ) -> Result<Vec<(String, PathBuf)>> {
-    let static_for = match static_for {
-        Some((arch, flags)) => Some((arch, Compiler::find(arch)?, flags)),
-        None => None,
+    let mut cargo = match static_for {
+        Some((arch, flags)) => static_cargo(arch, profile, flags)?,
+        None => command::cargo(),
     };
-    let mut cargo = static_for.as_ref().map_or_else(command::cargo, |(_, compiler, _)| compiler.cargo());
     cargo.args(["build", "--message-format=json-render-diagnostics", "--profile", profile]).args(what);
     cargo.args(packages.iter().flat_map(|package| ["-p", package]));
-    if let Some((arch, compiler, flags)) = static_for {
-        // With a target named, the flags do not touch build scripts and procedural macros.
-        let own = compiler.flags();
-        let flags = flags.iter().chain(&own);
-        let mut all = "-C target-feature=+crt-static".to_owned();
-        // A program that can be loaded anywhere relocates itself at each start: most of the time of a short command in an emulated
-        // machine. Users get one, since its addresses are random.
-        if profile != DIST && arch == Arch::Amd64 {
-            all += " -C relocation-model=static";
-        }
-        let flags = flags.fold(all, |all, flag| all + " " + flag);
-        cargo.args(["--target", arch.rust_target()]).env("RUSTFLAGS", flags);
+    if let Some((arch, _)) = static_for {
+        cargo.args(["--target", arch.rust_target()]);
     }
+    let built = built(&mut cargo).with_context(|| format!("cannot build {}", packages.join(", ")))?;
+    Ok(built.into_iter().map(|built| (built.name, built.path)).collect())
+}
+
+/// Cargo with the compiler and the flags of static programs. With a target named, the flags do not touch build scripts and procedural
+/// macros.
+fn static_cargo(arch: Arch, profile: &str, flags: &[String]) -> Result<Command> {
+    let compiler = Compiler::find(arch)?;
+    let own = compiler.flags();
+    let mut all = "-C target-feature=+crt-static".to_owned();
+    // A program that can be loaded anywhere relocates itself at each start: most of the time of a short command in an emulated
+    // machine. Users get one, since its addresses are random.
+    // The table of its relocations, of which each start reads all, is packed (glibc 2.36; not for Arm in binutils 2.40).
+    if arch == Arch::Amd64 {
+        all += if profile == DIST { PACKED_RELOCATIONS } else { " -C relocation-model=static" };
+    }
+    let all = flags.iter().chain(&own).fold(all, |all, flag| all + " " + flag);
+    let mut cargo = compiler.cargo();
+    cargo.env("RUSTDOCFLAGS", &all).env("RUSTFLAGS", all);
+    Ok(cargo)
+}
+
+/// Runs cargo, and returns the programs that it has built.
+fn built(cargo: &mut Command) -> Result<Vec<Built>> {
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-    anyhow::ensure!(output.status.success(), "cannot build {}: see above", packages.join(", "));
+    ensure!(output.status.success(), "see above");
     let mut programs = Vec::new();
     for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
         let message: Message = serde_json::from_slice(line).context("cannot read cargo's messages")?;
         if let Some(path) = message.executable {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            programs.push((name, path));
+            let package = message.manifest_path.as_deref().and_then(Path::parent).unwrap_or(command::root());
+            let is_test = message.profile.is_some_and(|profile| profile.test);
+            programs.push(Built { name, path, package: package.to_owned(), is_test });
         }
     }
     Ok(programs)

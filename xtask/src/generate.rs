@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use numaward_tests_support::{CI, UPDATE, is_ci};
 
-use crate::{build, command, dashboards, evidence, manifests};
+use crate::{build, command, dashboards, evidence, manifests, units};
 
 /// Lines of the differences that are shown.
 const MAX_SHOWN_LINES: usize = 60;
@@ -133,23 +133,23 @@ fn generate() -> Result<()> {
     manifests::write_rules(command::root())?;
     evidence::write(command::root())?;
     let targets: BTreeSet<_> = GENERATORS.iter().map(|generator| generator.target).collect();
-    let mut cargo = command::cargo();
-    // The same selection as that of the unit tests: what these have built is taken as it is.
-    cargo.arg("test").args(build::WORKSPACE);
-    for target in targets {
-        match target {
-            LIBRARIES => cargo.arg(LIBRARIES),
-            test => cargo.args(["--test", test]),
-        };
-    }
-    cargo.args(["--", "--exact"]).args(GENERATORS.iter().map(|generator| generator.test));
-    // In CI, a test refuses to write: here the files are compared afterwards.
-    cargo.env(UPDATE, "1").env_remove(CI).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = cargo.output().context("cannot run cargo")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() {
-        eprintln!("{text}");
-        bail!("the tests that write generated files failed ({})", output.status);
+    let targets = targets.into_iter().flat_map(|target| match target {
+        LIBRARIES => vec![LIBRARIES],
+        test => vec!["--test", test],
+    });
+    let mut text = String::new();
+    for test in build::tested(&targets.collect::<Vec<_>>())?.iter().filter(|built| built.is_test) {
+        let mut program = units::command(test);
+        program.arg("--exact").args(GENERATORS.iter().map(|generator| generator.test));
+        // In CI, a test refuses to write: here the files are compared afterwards.
+        program.env(UPDATE, "1").env_remove(CI).stdin(Stdio::null()).stderr(Stdio::inherit());
+        let output = program.output().with_context(|| format!("cannot run {}", test.path.display()))?;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            eprintln!("{printed}");
+            bail!("the tests that write generated files failed ({})", output.status);
+        }
+        text.push_str(&printed);
     }
     let missing = not_run(&text);
     ensure!(missing.is_empty(), "tests that write generated files did not run: {}", missing.join(", "));

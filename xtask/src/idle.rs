@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use numaward_vm::Arch;
 
 use crate::setup::{self, Part};
 use crate::{budgets, build};
@@ -34,8 +35,7 @@ impl Drop for Daemon {
 
 pub(crate) fn measure(span: Duration) -> Result<ExitCode> {
     setup::ensure(&[Part::Ebpf])?;
-    let programs = build::programs(&["numaward"], build::DIST)?;
-    let (_, path) = programs.into_iter().next().context("cargo has built no program `numaward`")?;
+    let path = build::portable_program(Arch::of_host().context("no users have this processor")?, "numaward")?;
     let folder = tempfile::tempdir().context("cannot make a folder for the daemon")?;
     let mut child = Command::new(&path)
         .args(["run", "--listen", "127.0.0.1:0", "--log-format", "json"])

@@ -30,6 +30,7 @@ mod run;
 mod screenshots;
 mod setup;
 mod test;
+mod units;
 mod vm;
 mod words;
 

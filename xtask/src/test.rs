@@ -22,7 +22,7 @@ use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
 use crate::vm::{self, Lane};
 use crate::{
     api, architecture, book, budgets, build, command, dashboards, dependencies, fuzz, generate, manifests,
-    modules, words,
+    modules, units, words,
 };
 
 #[derive(Args)]
@@ -343,9 +343,9 @@ fn run(stage: Stage, lane: Lane, seed: u32) -> Result<()> {
             // The program of the end-to-end tests is none of "all targets", since cargo does not run it by itself.
             return clippy(&["--all-targets"]).and_then(|()| clippy(&["--test", "e2e"]));
         }
-        Stage::Unit => cargo.arg("test").args(build::WORKSPACE),
-        Stage::Host => cargo.args(["test", "--package", "numaward-probes", "--test", "host"]),
-        Stage::Conformance => cargo.args(["test", "--package", "numaward-engine", "--test", "conformance"]),
+        Stage::Unit => return units::test(),
+        Stage::Host => return units::test_one("host"),
+        Stage::Conformance => return units::test_one("conformance"),
         Stage::Fuzz => return fuzz::test(seed),
         Stage::Deps => {
             dependencies::check()?;
@@ -428,7 +428,7 @@ fn alertmanager(cache: &Cache, rules: &str) -> Result<()> {
 
 fn page() -> Result<()> {
     let tests = page_tests()?;
-    let (daemon, controlled) = (build::tested_program()?, build::tested_test("control")?);
+    let (daemon, controlled) = (build::tested_program("numaward")?, build::tested_test("control")?);
     let mut node = Command::new("node");
     node.arg("--test").env("NUMAWARD", daemon).env("CONTROLLED_NUMAWARD", controlled);
     command::run(node.current_dir(tests))

@@ -1,0 +1,162 @@
+//! The unit and integration tests of the workspace: built once, for the tests in machines too, and several programs run at once.
+//!
+//! Cargo would run one program after the other, while most of them wait or use one CPU.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::build::{self, Built};
+use crate::command;
+use crate::report::{self, Times};
+
+/// Programs in the list of the slowest.
+const SLOWEST: usize = 5;
+
+/// The end of a program of tests.
+struct Outcome {
+    name: String,
+    status: ExitStatus,
+    took: Duration,
+}
+
+/// Builds and runs all of them, and the tests in documentation.
+pub(crate) fn test() -> Result<()> {
+    let tests = build::tested(&["--tests"])?.into_iter().filter(|built| built.is_test).collect();
+    let outcomes = run_all(tests)?;
+    let (mut cargo, _) = build::tested_cargo("test")?;
+    command::run(cargo.arg("--doc"))?;
+    check(outcomes)
+}
+
+/// Builds and runs one integration test.
+pub(crate) fn test_one(name: &str) -> Result<()> {
+    let built = build::tested(&["--test", name])?;
+    let start = format!("{name}-");
+    let test = built.iter().find(|built| built.name.starts_with(&start));
+    command::run(&mut command(test.with_context(|| format!("cargo has built no test {name}"))?))
+}
+
+/// The program as cargo would run it.
+pub(crate) fn command(test: &Built) -> Command {
+    let mut command = Command::new(&test.path);
+    command.current_dir(&test.package).env("CARGO_MANIFEST_DIR", &test.package);
+    command
+}
+
+/// Runs the programs, as many at once as there are CPUs, those that took longest in the last run first. The output of each is printed
+/// when it has ended.
+fn run_all(mut tests: Vec<Built>) -> Result<Vec<Outcome>> {
+    let target = build::target_directory()?;
+    let logs = target.join("test-logs/unit");
+    fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
+    let mut times = Times::read(&target);
+    let time = |test: &Built| times.get(&key(&name(test))).unwrap_or(Duration::MAX);
+    tests.sort_by_key(|test| std::cmp::Reverse(time(test)));
+    let waiting = Mutex::new(VecDeque::from(tests));
+    let outcomes = Mutex::new(Vec::new());
+    let work = || -> Result<()> {
+        loop {
+            let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(test) = next else { return Ok(()) };
+            let outcome = run(&test, &logs)?;
+            outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+        }
+    };
+    let slots = thread::available_parallelism()?.get();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..slots).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| match worker.join() {
+            Ok(result) => result,
+            Err(_) => bail!("a thread that runs tests panicked"),
+        })
+    })?;
+    let outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for outcome in outcomes.iter().filter(|outcome| outcome.status.success()) {
+        times.set(key(&outcome.name), outcome.took);
+    }
+    times.write()?;
+    Ok(outcomes)
+}
+
+/// The name by which times are kept.
+fn key(name: &str) -> String {
+    format!("unit {name}")
+}
+
+/// The package and the target, without the hash that cargo adds.
+fn name(test: &Built) -> String {
+    let package = test.package.strip_prefix(command::root()).unwrap_or(&test.package);
+    let target = test.name.rsplit_once('-').map_or(test.name.as_str(), |(name, _)| name);
+    format!("{} {target}", package.display())
+}
+
+fn run(test: &Built, logs: &Path) -> Result<Outcome> {
+    let name = name(test);
+    let path = logs.join(format!("{}.log", name.replace(['/', ' '], "-")));
+    let log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let started = Instant::now();
+    let mut command = command(test);
+    command.stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log);
+    let status = command.status().with_context(|| format!("cannot run {}", test.path.display()))?;
+    let took = started.elapsed();
+    let printed = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "\n=== {name}: {} s", took.as_secs())?;
+    out.write_all(&printed)?;
+    Ok(Outcome { name, status, took })
+}
+
+/// Prints the slowest programs, and fails if one failed.
+fn check(mut outcomes: Vec<Outcome>) -> Result<()> {
+    outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
+    println!("\nslowest programs of tests:");
+    for Outcome { name, took, .. } in outcomes.iter().take(SLOWEST) {
+        println!("{:>6}  {name}", report::spell(*took));
+    }
+    ensure!(!outcomes.is_empty(), "there are no tests");
+    let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.status.success()).collect();
+    for Outcome { name, status, .. } in &failed {
+        eprintln!("FAILED: {name} ({status})");
+    }
+    ensure!(failed.is_empty(), "{} of {} programs of tests failed", failed.len(), outcomes.len());
+    println!("{} programs of tests passed", outcomes.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn outcome(script: &str) -> Outcome {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program-0123");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let package = folder.path().to_owned();
+        run(&Built { name: "program-0123".to_owned(), path, package, is_test: true }, folder.path()).unwrap()
+    }
+
+    #[test]
+    fn exit_status_of_a_program_decides() {
+        check(vec![outcome("exit 0")]).unwrap();
+        assert!(check(vec![outcome("exit 0"), outcome("exit 101")]).is_err());
+        assert!(check(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn program_runs_in_the_folder_of_its_package() {
+        let outcome = outcome("[ \"$PWD\" = \"$CARGO_MANIFEST_DIR\" ]");
+        assert!(outcome.status.success());
+        assert!(outcome.name.ends_with(" program"), "{}", outcome.name);
+    }
+}
