@@ -1,3 +1,3 @@
+set -eu
 section checks
 numaward-enforce-check
-section end

@@ -1,4 +1,5 @@
 # A workload on node 0 with all of its memory on node 1, of which it uses the first quarter.
+set -eu
 _known() { ask /api/v1/workloads | grep -q '"uses"'; }
 monitors() { cat /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds; }
 
@@ -16,16 +17,15 @@ numaward regions uses --hot -o json
 section "afterwards"
 monitors
 section "interrupted"
-timeout -s INT 5 numaward regions uses --hot --for 1h
+with_code timeout -s INT 5 numaward regions uses --hot --for 1h
 section "after an interrupt"
 monitors
 echo 1 >/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds
 section "in use"
-numaward regions uses --hot 2>&1 && fail "somebody else uses it"
+must_fail numaward regions uses --hot 2>&1
 section "after that"
 monitors
 section "nobody"
-numaward regions nobody --hot 2>&1 && fail "there is nobody"
+must_fail numaward regions nobody --hot 2>&1
 section "log"
 cat /tmp/daemon.log
-exit 0
