@@ -82,6 +82,8 @@ fn stalls_and_kills(report: &Report) {
         ("cpuset", "cpuset", "critical"),
         ("policy", "mempolicy", "critical"),
     ] {
+        // By SIGKILL.
+        assert_eq!(report.section(&format!("killed {name} code")), "code 137", "{report}");
         let section = format!("killed {name} metrics");
         let kills = |labels: &[&str]| sum(report, &section, "numaward_oom_kills_total", labels);
         let label = format!("constraint=\"{constraint}\"");
@@ -242,7 +244,7 @@ fn what_the_other_probes_tell_is_what_the_kernel_says() {
     stream(&report);
     few_slots(&report);
     for daemon in ["first", "few"] {
-        assert_eq!(report.section(&format!("{daemon} exit code")), "0");
+        assert_eq!(report.section(&format!("{daemon} exit code")), "code 0");
     }
 }
 

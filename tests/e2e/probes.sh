@@ -1,14 +1,14 @@
-# Accesses, stalls, kills and intruders, each made on purpose and held against what the kernel says about it. $pages_of_load is set
+# Accesses, stalls, kills and intruders, each made on purpose and compared with the kernel's own counters. $pages_of_load is set
 # before: the pages that a load touches.
+set -eu
 
-# stop SECTION: what the daemon complained of, and what it ends with. The next one has a log of its own.
+# stop SECTION: the daemon's warnings, and its exit code.
 stop() {
     section "$1 log"
     grep -E "WARN|ERROR" /tmp/daemon.log | head -40
     section "$1 exit code"
-    stop_daemon
-    echo $?
-    rm /tmp/daemon.log
+    with_code stop_daemon
+    new_log
 }
 metric() { ask /metrics | grep -F "$1"; }
 
@@ -26,7 +26,6 @@ metric 'numaward_probe_map_memory_bytes{'
 # While it is asked to, the kernel measures each run of the probes.
 section cost
 numaward status --cost 2s -o json
-section "accesses"
 
 # --- Whose accesses are sampled -------------------------------------------------------------------------------------
 echo 1 >/proc/sys/kernel/numa_balancing
@@ -45,7 +44,7 @@ _has_counters() { metric "numaward_memory_allocated_bytes_total{workload=\"$_wal
 _remote() {
     metric "numaward_remote_access_pages_total{workload=\"$_walker\"" | awk -v all="$pages_of_load" '{ sum += $2 } END { exit !(sum >= all) }'
 }
-_state() { metric "numaward_remote_sampling_info{workload=\"$_walker\",state=\"$_wanted\"}"; }
+_is_sampled() { metric "numaward_remote_sampling_info{workload=\"$_walker\",state=\"$_wanted\"}"; }
 report() {
     section "$1"
     metric "workload=\"$_walker\"" | grep -E 'remote_access|remote_sampling|migrated'
@@ -56,7 +55,7 @@ walker moved 2-3 0-1
 echo 0-1 >$cgroups/moved/cpuset.cpus
 if metric 'numaward_probe_info{probe="hint",mode="fentry"' >/dev/null; then wait_for 120 _remote; fi
 _wanted=on
-wait_for 120 _state
+wait_for 120 _is_sampled
 report moved
 section "moved memory.stat"
 grep numa_ $cgroups/moved/memory.stat || true
@@ -64,7 +63,7 @@ unload moved $load_pid
 
 walker bound 0 0-1 --cpus 0 --policy bind:1
 _wanted=bound
-wait_for 120 _state
+wait_for 120 _is_sampled
 report bound
 section "bound memory.stat"
 grep numa_ $cgroups/bound/memory.stat || true
@@ -81,20 +80,20 @@ unload bound $load_pid
 
 # Pinned to one node: some kernels sample it, others do not.
 walker pinned 0 1 --cpus 0
-_pinned() { for _wanted in on skipped_cpuset; do _state && return; done; return 1; }
+_pinned() { for _wanted in on skipped_cpuset; do _is_sampled && return; done; return 1; }
 wait_for 120 _pinned
 _wanted=on
-if _state; then wait_for 120 _remote; fi
+if _is_sampled; then wait_for 120 _remote; fi
 report pinned
 
 # The mode that promotes between tiers of memory came with Linux 5.18.
 if echo 2 2>/dev/null >/proc/sys/kernel/numa_balancing; then
     _wanted=mode2
-    wait_for 60 _state
+    wait_for 60 _is_sampled
 fi
 echo 0 >/proc/sys/kernel/numa_balancing
 _wanted=off
-wait_for 60 _state
+wait_for 60 _is_sampled
 report off
 unload pinned $load_pid
 
@@ -108,7 +107,7 @@ tight=$!
 _high() { [ "$(sed -n 's/^high //p' $cgroups/tight/memory.events)" -ge 20 ]; }
 wait_for 120 _high
 kill -9 $tight
-wait $tight
+wait $tight || true
 section "tight events"
 cat $cgroups/tight/memory.events
 section "tight stalls"
@@ -122,7 +121,8 @@ ask "/api/v1/events?kind=stall&workload=tight"
 killed() {
     _walker=$1
     shift
-    numaward-load --cgroup "$cgroups/$_walker" "$@" >/tmp/killed.log 2>&1
+    section "killed $_walker code"
+    with_code numaward-load --cgroup "$cgroups/$_walker" "$@" 2>/tmp/killed.log
     _reported() { ask "/api/v1/events?kind=oom_kill&workload=$_walker" | grep -q message; }
     if metric 'numaward_probe_info{probe="oom_kill",mode="fentry"' >/dev/null; then wait_for 30 _reported; fi
     section "killed $_walker metrics"
@@ -130,6 +130,8 @@ killed() {
     section "killed $_walker events"
     ask "/api/v1/events?kind=oom_kill&workload=$_walker"
 }
+expect_error "the nodes that its cpuset allows were full"
+expect_error "the nodes that its memory policy allows were full"
 for name in limited cpuset policy; do
     mkdir $cgroups/$name
     _walker=$name
@@ -143,8 +145,8 @@ killed policy --size 700M --policy bind:1
 
 # --- Intruders ------------------------------------------------------------------------------------------------------
 # The commands that look, and the daemon itself, keep to the CPU that is nobody's.
-for task in /proc/$$/task/* /proc/$daemon/task/*; do taskset -p 1 ${task##*/} >/dev/null; done
-numaward exec --cpus 1 --memory 64Mi --name owner -- sleep 1000 &
+for task in /proc/$$/task/* /proc/$daemon/task/*; do taskset -p 1 ${task##*/} >/dev/null || [ ! -d $task ]; done
+numaward exec --cpus 1 --memory 64Mi --name owner -- sleep 1000 2>>$remarks &
 exec=$!
 _owner=$cgroups/numaward/owner
 wait_for 30 populated numaward/owner
@@ -192,12 +194,10 @@ kill -CONT $one $two
 _reported() { ask "/api/v1/events?kind=intruder" | grep -q 'numaward-load'; }
 wait_for 180 _reported
 ask "/api/v1/events?kind=intruder"
-kill $one $two
-wait $one $two
-kill $exec
-wait $exec
+end $one $two
+end $exec
 stop first
-wait $stream
+wait $stream || true
 section "stream"
 sed -n 's/^data: //p' /tmp/stream
 
@@ -213,7 +213,7 @@ _waiting() { metric 'numaward_workloads{counters="other"} 2'; }
 wait_for 30 _waiting
 _walker=late
 section "counters of those that came late"
-_has_counters && echo late
+if _has_counters; then echo late; fi
 # What has a promise is counted by itself at once.
 section "promised"
 expect_error "are not written to the kernel: enforcement.mode"
@@ -222,8 +222,7 @@ wait_for 30 _has_counters
 # Nothing is enforced, so that memory goes where the policy says; the promise is one node, the other is outside.
 for _other in 0 1; do
     load late --size 16M --policy bind:$_other
-    kill $load_pid
-    wait $load_pid
+    end $load_pid
 done
 section "miss events"
 _reported() { ask "/api/v1/events?kind=miss&workload=late" | grep -q message; }
@@ -255,6 +254,5 @@ section "other after"
 rest
 section "few workloads then"
 ask /api/v1/workloads
-kill $busy $one $two
-wait $busy $one $two
+end $busy $one $two
 stop few
