@@ -231,7 +231,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("soak::what_the_daemon_holds_does_not_grow", &[(REST, &["6.12"])]),
     row("stacks::the_function_that_allocates_on_another_node_is_named", &[(CI, &["6.12"])]),
     row("systemd::a_unit_keeps_its_pins_through_reload_and_restart", &[(CI, &["6.12"])]),
-    row("tiers::what_is_promised_stays_in_fast_memory", &[(REST, &["6.12"])]),
+    row("tiers::what_is_promised_stays_in_fast_memory", &[(CI, &["6.12"])]),
     row("uninstall::every_knob_is_as_it_was", &[(CI, &["6.1", "6.12"])]),
     row("weights::pages_are_spread_by_bandwidth", &[(CI, &["6.12"])]),
 ];
