@@ -1,5 +1,6 @@
 # Workloads without a guarantee: threads on both nodes that use the same memory, once memory that can be moved, and once
 # memory that its own policy keeps on the node with too few CPUs.
+set -eu
 cat >/tmp/config.yaml <<END
 home:
   mode: place
