@@ -116,6 +116,9 @@ perl -MSocket -e '
         print $head =~ /^\x16\x03/ ? "TLS\n" : (split /\r\n/, $head)[0] . "\n";
         close(C);
     }' >/run/asked &
+# The root has no sysfs, and the API server ends each connection.
+expect_error "the machine cannot be read"
+allow_error "client error (Connect)"
 root=/run/image
 mkdir -p $root/var/lib/numaward $root/run $root/tmp $root/dev
 mount --bind /dev $root/dev
