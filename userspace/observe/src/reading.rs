@@ -29,14 +29,15 @@ impl Observer {
     /// Reads each map once. Slots change hands under both locks only, so the books fit the counters. An admission needs the locks too:
     /// what can be done later is done without them.
     pub(crate) fn read(&self) -> Read {
-        let (counted, activity, attached, table, promises) = {
-            let probing = self.probing();
-            let (counted, activity) = (probing.counters(), probing.activity());
-            let state = self.lock();
-            (counted, activity, probing.attached.clone(), state.table.clone(), state.promises.clone())
-        };
+        let probing = self.probing();
+        let (counted, activity) = (probing.counters(), probing.activity());
+        let state = self.lock();
+        let (machine, table, promises) = (self.machine(), state.table.clone(), state.promises.clone());
+        drop(state);
+        let attached = probing.attached.clone();
+        drop(probing);
         let (slots, other) = activity.decode();
-        Read { machine: self.machine(), table, promises, counted, done: Counted { slots, other }, attached }
+        Read { machine, table, promises, counted, done: Counted { slots, other }, attached }
     }
 }
 
