@@ -106,18 +106,27 @@ pub(crate) fn portable_program(arch: Arch, package: &str) -> Result<PathBuf> {
 /// Builds targets of the workspace for tests on this host and in machines. All tests share one selection of packages, one profile and
 /// one target, so that each dependency is built once, with one set of features.
 pub(crate) fn tested(targets: &[&str]) -> Result<Vec<Built>> {
-    let (mut cargo, arch) = tested_cargo("build")?;
+    let mut cargo = tested_cargo("build")?;
     // A test among the targets adds the features that tests need.
     cargo.args(["--message-format=json-render-diagnostics", "--test", "conformance"]).args(targets);
-    built(&mut cargo).with_context(|| format!("cannot build the tests and programs for {arch}"))
+    built(&mut cargo).context("cannot build tests and programs")
+}
+
+/// Builds tests likewise, those in the libraries with `--lib` among the targets.
+pub(crate) fn tests(targets: &[&str]) -> Result<Vec<Built>> {
+    let mut cargo = tested_cargo("test")?;
+    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]).args(targets);
+    let mut tests = built(&mut cargo).context("cannot build tests")?;
+    tests.retain(|built| built.is_test);
+    Ok(tests)
 }
 
 /// Cargo's subcommand `build` or `test` with that selection.
-pub(crate) fn tested_cargo(subcommand: &str) -> Result<(Command, Arch)> {
+pub(crate) fn tested_cargo(subcommand: &str) -> Result<Command> {
     let arch = Arch::of_host().context("tests run on x86-64 and 64-bit Arm only")?;
     let mut cargo = static_cargo(arch, "release", &[])?;
     cargo.arg(subcommand).args(WORKSPACE).args(["--profile", "release", "--target", arch.rust_target()]);
-    Ok((cargo, arch))
+    Ok(cargo)
 }
 
 /// Builds a program of the workspace likewise.

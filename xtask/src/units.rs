@@ -29,9 +29,8 @@ struct Outcome {
 
 /// Builds and runs all of them, and the tests in documentation.
 pub(crate) fn test() -> Result<()> {
-    let tests = build::tested(&["--tests"])?.into_iter().filter(|built| built.is_test).collect();
-    let outcomes = run_all(tests)?;
-    let (mut cargo, _) = build::tested_cargo("test")?;
+    let outcomes = run_all(build::tests(&["--tests"])?)?;
+    let mut cargo = build::tested_cargo("test")?;
     command::run(cargo.arg("--doc"))?;
     check(outcomes)
 }
