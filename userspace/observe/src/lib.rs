@@ -33,6 +33,7 @@ mod hugepages;
 mod inside;
 mod intrusions;
 mod load;
+mod map_copy;
 mod naming;
 mod observer;
 mod part;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread::Thread,
     time::{Duration, Instant},
 };
@@ -21,6 +21,7 @@ use crate::{
     events::Events,
     history::History,
     intrusions::Intrusions,
+    map_copy::MapCopy,
     part::{Health, Part},
     probing::{MEASURED, Probing},
     sampling::Sampled,
@@ -35,6 +36,10 @@ pub(crate) struct Demand {
     pub(crate) asked: Instant,
     /// Reads while somebody asks.
     pub(crate) reader: Option<Thread>,
+    /// The thread that copies the probes' maps, while it runs.
+    pub(crate) copier: Option<Thread>,
+    /// The readers that wait for a copy.
+    pub(crate) copies: Vec<mpsc::SyncSender<Arc<MapCopy>>>,
 }
 
 /// What was seen last, each replaced as a whole: readers take no lock for longer than it takes to clone an `Arc`.
@@ -123,7 +128,12 @@ impl Observer {
             page_size: rustix::param::page_size() as u64,
             listeners: Mutex::default(),
             affinity: Mutex::default(),
-            demand: Mutex::new(Demand { asked: Instant::now(), reader: None }),
+            demand: Mutex::new(Demand {
+                asked: Instant::now(),
+                reader: None,
+                copier: None,
+                copies: Vec::new(),
+            }),
             probing: Mutex::new(probing),
             state: Mutex::default(),
             latest: Latest { machine: watch::Sender::new(Arc::new(machine)), ..Latest::default() },

@@ -1,43 +1,106 @@
 //! One reading of the probes' maps, with the books of the same instant.
+//!
+//! # Problem
+//! A reading holds the locks that an admission needs. Clients that read are served by threads of low priority: if one of them held the
+//! locks on a busy CPU, the admission would wait until all other readers have had their turn (priority inversion).
+//!
+//! # Algorithm
+//! The thread `counters`, of the daemon's own priority, copies the maps for all readers. Requests that wait share one copy. Each reader
+//! decodes it by itself, which takes longer and needs no lock.
 
-use std::sync::Arc;
+use std::{
+    mem,
+    sync::{Arc, mpsc},
+    thread,
+};
 
-use numaward_model::Promises;
+use numaward_model::{Promises, health};
 use numaward_probes::{self as probes, NodeAccesses, Probe, SlotId};
 use numaward_topology::Machine;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     activity::{Attached, Counted},
+    map_copy::MapCopy,
     observer::Observer,
     table::Table,
 };
 
-/// What was read. Working on it holds no lock.
+/// A decoded reading.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) machine: Arc<Machine>,
     pub(crate) table: Arc<Table<SlotId>>,
     pub(crate) promises: Arc<Promises>,
-    /// What was allocated; `None` where no probe counts that.
-    pub(crate) counted: Option<probes::Snapshot>,
-    /// What workloads did apart from allocating.
+    /// The counters of allocations; `None` without that probe.
+    pub(crate) counted: Option<Arc<probes::Snapshot>>,
+    /// The counters of all other probes.
     pub(crate) done: Counted,
     pub(crate) attached: Arc<Attached>,
 }
 
+/// Serves requests for copies until `stop` is cancelled. The caller that cancels it also wakes the thread.
+pub(crate) fn serve_copies(observer: &Observer, stop: &CancellationToken) {
+    observer.demand.lock().copier = Some(thread::current());
+    while !stop.is_cancelled() {
+        let waiting = mem::take(&mut observer.demand.lock().copies);
+        if waiting.is_empty() {
+            health::rest();
+            thread::park();
+            continue;
+        }
+        health::beat();
+        let copy = Arc::new(observer.copy_maps());
+        for reader in waiting {
+            // A reader that has gone needs none.
+            let _ = reader.send(copy.clone());
+        }
+    }
+    let mut demand = observer.demand.lock();
+    demand.copier = None;
+    // The readers that wait copy by themselves.
+    demand.copies.clear();
+}
+
 impl Observer {
-    /// Reads each map once. Slots change hands under both locks only, so the books fit the counters. An admission needs the locks too:
-    /// what can be done later is done without them.
+    /// Reads each map once.
     pub(crate) fn read(&self) -> Read {
+        let copy = self.request_copy().unwrap_or_else(|| Arc::new(self.copy_maps()));
+        let (slots, other) = copy.activity.decode();
+        Read {
+            machine: copy.machine.clone(),
+            table: copy.table.clone(),
+            promises: copy.promises.clone(),
+            counted: copy.counted.clone(),
+            done: Counted { slots, other },
+            attached: copy.attached.clone(),
+        }
+    }
+
+    /// Returns a copy that was begun after the call; `None` if the thread that copies does not run.
+    fn request_copy(&self) -> Option<Arc<MapCopy>> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let mut demand = self.demand.lock();
+        let copier = demand.copier.clone()?;
+        demand.copies.push(sender);
+        drop(demand);
+        copier.unpark();
+        receiver.recv().ok()
+    }
+
+    /// Copies the maps. Slots change hands under both locks only, so the books fit the counters.
+    fn copy_maps(&self) -> MapCopy {
         let probing = self.probing();
-        let (counted, activity) = (probing.counters(), probing.activity());
+        let (counted, activity) = (probing.counters().map(Arc::new), probing.activity());
         let state = self.lock();
-        let (machine, table, promises) = (self.machine(), state.table.clone(), state.promises.clone());
-        drop(state);
-        let attached = probing.attached.clone();
-        drop(probing);
-        let (slots, other) = activity.decode();
-        Read { machine, table, promises, counted, done: Counted { slots, other }, attached }
+        MapCopy {
+            machine: self.machine(),
+            table: state.table.clone(),
+            promises: state.promises.clone(),
+            counted,
+            activity,
+            attached: probing.attached.clone(),
+        }
     }
 }
 
@@ -45,5 +108,31 @@ impl Read {
     /// The accesses of all workloads together; `None` where no probe samples.
     pub(crate) fn accesses(&self) -> Option<Vec<NodeAccesses>> {
         self.attached.has(Probe::Hint).then(|| self.done.accesses(&self.table))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numaward_config::Config;
+
+    use super::*;
+
+    #[test]
+    fn readers_share_copies_and_copy_alone_without_the_thread() {
+        let observer = Observer::new(&Config::default());
+        assert!(observer.request_copy().is_none());
+        let stop = CancellationToken::new();
+        thread::scope(|scope| {
+            let copying = scope.spawn(|| serve_copies(&observer, &stop));
+            while observer.demand.lock().copier.is_none() {
+                thread::yield_now();
+            }
+            let readers: Vec<_> = (0..8).map(|_| scope.spawn(|| observer.request_copy().is_some())).collect();
+            assert!(readers.into_iter().all(|reader| reader.join().unwrap()));
+            stop.cancel();
+            copying.thread().unpark();
+        });
+        assert!(observer.request_copy().is_none());
+        observer.read();
     }
 }

@@ -188,7 +188,7 @@ impl Observer {
             let activity = probing.attached.has(Probe::Scan).then(|| probing.activity());
             (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), activity)
         };
-        let activity = activity.map(ActivityCounters::decode);
+        let activity = activity.as_ref().map(ActivityCounters::decode);
         let Some((hierarchy, table, machine)) = self.placed() else { return };
         let host = Host {
             balancing: balancing(&self.config.host_root),

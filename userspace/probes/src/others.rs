@@ -138,7 +138,7 @@ pub struct ActivityCounters {
 
 impl ActivityCounters {
     /// The activity of each registered workload since it was registered, and of all else.
-    pub fn decode(self) -> (BySlot<Activity>, Activity) {
+    pub fn decode(&self) -> (BySlot<Activity>, Activity) {
         let of_slot = |slot: u32| {
             self.layout.decode(self.tables.iter().filter_map(|(&of, (words, counters))| {
                 let start = slot as usize * words;
