@@ -13,8 +13,9 @@ use serde_json::Value;
 const BUDGET_MS: f64 = 100.0;
 /// Each answer of a daemon with nothing else to do takes less.
 const MAX_IDLE_MS: f64 = 50.0;
-/// The daemon lets a creation go on without it after 1500 ms.
-const LATEST_MS: f64 = 1400.0;
+/// Budget of an answer while many clients read. Without the thread that copies the probes' maps, or if they are decoded under the locks
+/// of an admission, answers were later.
+const MAX_READ_MS: f64 = 400.0;
 /// A page move takes at least this long, so that a daemon that waits for it exceeds the budget.
 const MIN_MOVE_MS: f64 = 1000.0;
 /// Containers that are created in each phase, at least.
@@ -48,8 +49,8 @@ fn a_runtime_is_answered_while_something_else_is_waited_for() {
         ("silent systemd", BUDGET_MS),
         ("silent bus", BUDGET_MS),
         ("idle with workloads", BUDGET_MS),
-        // Up to twelve readers compete for the daemon's only CPU: each answer only comes before a container would run unpinned.
-        ("scraped", LATEST_MS),
+        // Up to twelve readers compete for the daemon's only CPU.
+        ("scraped", MAX_READ_MS),
     ] {
         let phase = phase(&report, name);
         assert!(phase["calls"].as_u64() >= Some(CALLS), "{name}: {phase}");
