@@ -16,6 +16,8 @@ use serde::de::DeserializeOwned;
 
 /// A long command says that it lives at this pace.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// Beginnings of the variables that cargo sets for a program that it runs.
+const OF_PACKAGE: [&str; 2] = ["CARGO_MANIFEST_", "CARGO_PKG_"];
 /// Lines of a failed command's output that are kept.
 const TAIL_LINES: usize = 25;
 
@@ -34,6 +36,13 @@ pub(crate) fn cargo() -> Command {
 pub(crate) fn in_checkout(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root());
+    // Variables of this package, which `cargo run` sets. A build script that depends on one would run again after each call of cargo
+    // without them.
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(|name| OF_PACKAGE.iter().any(|prefix| name.starts_with(prefix))) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

@@ -192,16 +192,17 @@ impl RequestBuilder {
         let cgroup: Option<CgroupPath> = container.cgroup.as_ref().and_then(|path| path.parse().ok());
         let cgroup = cgroup.filter(|path| !path.is_root()).ok_or(LeftAlone::NoCgroup)?;
         let mut notes = Vec::new();
-        let (asked, slice) = match self.known(pod) {
+        // Once: the API server may report the pod meanwhile.
+        let known = self.known(pod);
+        let (asked, slice) = match &known {
             Some(known) => {
-                let asked = self.asked(&known, &annotations, &mut notes);
-                let slice = whole::slice(&known, &asked, &annotations, &container.name);
+                let asked = self.asked(known, &annotations, &mut notes);
+                let slice = whole::slice(known, &asked, &annotations, &container.name);
                 (asked, slice)
             }
             None => (alone(pod, container, &annotations, &mut notes), Slice::Own),
         };
-        let memory = self.memory(pod, container, &container.resources);
-        let known = self.known(pod);
+        let memory = memory(known.as_deref(), pod, container, &container.resources);
         let keeps_pod_quota = known.is_some_and(|known| whole::keeps_quota(&known, &asked));
         let mut pod = self.ask(pod, asked, &annotations);
         pod.notes.append(&mut notes);
@@ -235,22 +236,6 @@ impl RequestBuilder {
         Ok(ContainerAsk { is_yielded_to, ..self.container(pod, container)? })
     }
 
-    /// What the protection of a container's memory follows from, if it has these resources.
-    fn memory(&self, pod: &nri::Pod, container: &nri::Container, has: &nri::Resources) -> MemoryAsk {
-        if let Some(known) = self.known(pod) {
-            return whole::memory(&known, &container.name);
-        }
-        let bytes = |of: &nri::Resources| match of.memory_limit {
-            Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),
-            _ => None,
-        };
-        let limit = bytes(has);
-        let class = class_of(pod, container);
-        // Of other classes the runtime does not learn what is requested.
-        let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
-        MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
-    }
-
     /// What a change of a container's resources asks for, and what the protection of its memory follows from then, if
     /// that changes.
     pub(super) fn resized(
@@ -270,7 +255,7 @@ impl RequestBuilder {
         let mut to = Resources { cpu: cpus(&merged).filter(|_| has_cpu), ..Resources::none() };
         let Some(Limit::At(limit)) = requested.memory_limit else { return (to, None) };
         to = to.with_memory(Quantity::whole(limit.0));
-        let mut memory = self.memory(pod, container, requested);
+        let mut memory = memory(self.known(pod).as_deref(), pod, container, requested);
         // The API server may report it later than the runtime.
         memory.limit = Some(limit);
         if memory.class == Some(QosClass::Guaranteed) && memory.request > Some(Bytes(0)) {
@@ -291,6 +276,27 @@ impl RequestBuilder {
         }
         whole::share_of(&known, &self.annotations(pod), amounts)
     }
+}
+
+/// The amounts from which the protection of a container's memory follows, if it has these resources.
+fn memory(
+    known: Option<&pod::Pod>,
+    pod: &nri::Pod,
+    container: &nri::Container,
+    has: &nri::Resources,
+) -> MemoryAsk {
+    if let Some(known) = known {
+        return whole::memory(known, &container.name);
+    }
+    let bytes = |of: &nri::Resources| match of.memory_limit {
+        Some(Limit::At(limit)) if limit.0 > 0 => Some(limit),
+        _ => None,
+    };
+    let limit = bytes(has);
+    let class = class_of(pod, container);
+    // Of other classes the runtime does not learn what is requested.
+    let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
+    MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
 }
 
 /// Which pod it is.
@@ -394,7 +400,10 @@ fn cpus(resources: &nri::Resources) -> Option<Quantity> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{
+        collections::BTreeMap,
+        sync::atomic::{AtomicBool, Ordering},
+    };
 
     use numaward_engine::{PodResources, Terms};
     use numaward_kube::pod::{NoPods, Notice};
@@ -425,6 +434,34 @@ mod tests {
             true
         }
         fn notify(&self, _: Notice) {}
+    }
+
+    /// Reports a pod from the second question on.
+    struct Late(One, AtomicBool);
+
+    impl PodSource for Late {
+        fn pod(&self, id: &PodId) -> Option<Arc<pod::Pod>> {
+            if self.1.swap(true, Ordering::Relaxed) { self.0.pod(id) } else { None }
+        }
+        fn is_synced(&self) -> bool {
+            true
+        }
+        fn notify(&self, _: Notice) {}
+    }
+
+    #[test]
+    fn request_is_built_from_one_answer_of_the_api_server() {
+        let web = container("web", "/burstable", nri::Resources::default());
+        let ask = |builder: &RequestBuilder| format!("{:?}", builder.container(&pod(&[]), &web).unwrap());
+        let one = || {
+            let id = PodId { namespace: "ns".to_owned(), name: "web".to_owned(), uid: "u1".to_owned() };
+            let containers = vec![burstable("web", "1", "1Gi")];
+            One(pod::Pod { id, containers, ..pod::Pod::default() })
+        };
+        let [unknown, known] = [ask(&builder(Arc::new(NoPods))), ask(&builder(Arc::new(one())))];
+        assert_ne!(unknown, known);
+        let late = builder(Arc::new(Late(one(), AtomicBool::new(false))));
+        assert_eq!([ask(&late), ask(&late)], [unknown, known]);
     }
 
     fn builder(pods: Arc<dyn PodSource>) -> RequestBuilder {
