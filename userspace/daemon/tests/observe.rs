@@ -130,6 +130,7 @@ fn workloads_come_are_read_and_go() {
 
     stop.cancel();
     for thread in threads {
+        thread.thread().unpark();
         thread.join().unwrap();
     }
 }
@@ -151,6 +152,7 @@ fn without_cgroups_the_daemon_is_ready_and_says_why() {
     assert!(reason.contains("cgroup v2") && reason.contains("boot with"), "{reason}");
     stop.cancel();
     for thread in threads {
+        thread.thread().unpark();
         thread.join().unwrap();
     }
 }
