@@ -17,6 +17,10 @@ use crate::build::{self, Built};
 use crate::command;
 use crate::report::{self, Times};
 
+/// A program of tests hangs if it takes longer. The slowest takes less than a minute.
+const MAX_SECONDS: &str = "600";
+/// The exit code of `timeout` that had to stop its command.
+const TIMED_OUT: i32 = 124;
 /// Programs in the list of the slowest.
 const SLOWEST: usize = 5;
 
@@ -43,9 +47,10 @@ pub(crate) fn test_one(name: &str) -> Result<()> {
     command::run(&mut command(test.with_context(|| format!("cargo has built no test {name}"))?))
 }
 
-/// The program as cargo would run it.
+/// The program as cargo would run it, stopped after [`MAX_SECONDS`].
 pub(crate) fn command(test: &Built) -> Command {
-    let mut command = Command::new(&test.path);
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", MAX_SECONDS]).arg(&test.path);
     command.current_dir(&test.package).env("CARGO_MANIFEST_DIR", &test.package);
     command
 }
@@ -123,7 +128,11 @@ fn check(mut outcomes: Vec<Outcome>) -> Result<()> {
     ensure!(!outcomes.is_empty(), "there are no tests");
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.status.success()).collect();
     for Outcome { name, status, .. } in &failed {
-        eprintln!("FAILED: {name} ({status})");
+        if status.code() == Some(TIMED_OUT) {
+            eprintln!("FAILED: {name}: stopped after {MAX_SECONDS} s; a test without a result hangs");
+        } else {
+            eprintln!("FAILED: {name} ({status})");
+        }
     }
     ensure!(failed.is_empty(), "{} of {} programs of tests failed", failed.len(), outcomes.len());
     println!("{} programs of tests passed", outcomes.len());
