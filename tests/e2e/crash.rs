@@ -8,7 +8,7 @@ use numaward_vm::Machine;
 #[test]
 fn a_crash_at_any_point_is_made_good() {
     let Some(bench) = Bench::open() else { return };
-    let (kills, minutes) = if bench.is_slow() { (200, 40) } else { (20, 8) };
+    let (kills, minutes) = if bench.is_slow() { (200, 40) } else { (10, 5) };
     let machine = Machine::parse(None, Some("2,1,2,1"), Some("384M,384M,384M,384M"), None).unwrap();
     let seed = seed();
     let script = format!("set -eu\nsection check\nnumaward-crash-check check --kills {kills} --seed {seed}");

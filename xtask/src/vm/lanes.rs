@@ -102,7 +102,7 @@ pub(crate) const ROWS: &[Row] = &[
         "answers::a_runtime_is_answered_while_something_else_is_waited_for",
         &[(CI, &["6.12"]), (REST, &["6.1", "latest"])],
     ),
-    row("book::the_commands_of_the_book_are_true", &[(CI, &["6.12"])]),
+    row("book::the_commands_of_the_book_are_true", &[(REST, &["6.12"])]),
     row(
         "budgets::a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets",
         &[(CI, &["6.12"]), (REST, &["6.1"])],
