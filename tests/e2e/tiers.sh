@@ -29,7 +29,7 @@ metrics before
 
 # More than the node has left, though less than the machine has.
 free=$(awk '/MemFree/ { print int($4 / 1024) }' /sys/devices/system/node/node$node/meminfo)
-# Its policy binds it, not its cpuset: a process whose cpuset lacks the slow node moves what it reclaims within the fast node, and
+# Its policy binds it, not its cpuset: a process whose cpuset does not contain the slow node moves what it reclaims within the fast node, and
 # Linux 6.12 counts those pages as demoted (alloc_demote_folio allocates as that process).
 numaward-load --size $((free + 160))M --policy bind:$node --cgroup $cgroups/greedy --report json >/tmp/greedy.json &
 greedy=$!
