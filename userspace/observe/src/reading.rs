@@ -63,9 +63,17 @@ pub(crate) fn serve_copies(observer: &Observer, stop: &CancellationToken) {
 }
 
 impl Observer {
-    /// Reads each map once.
+    /// Reads each map once, for a thread that may have a low priority.
     pub(crate) fn read(&self) -> Read {
-        let copy = self.request_copy().unwrap_or_else(|| Arc::new(self.copy_maps()));
+        Self::decode(&self.request_copy().unwrap_or_else(|| Arc::new(self.copy_maps())))
+    }
+
+    /// Reads each map once, on this thread, which has the daemon's own priority.
+    pub(crate) fn read_directly(&self) -> Read {
+        Self::decode(&self.copy_maps())
+    }
+
+    fn decode(copy: &MapCopy) -> Read {
         let (slots, other) = copy.activity.decode();
         Read {
             machine: copy.machine.clone(),
