@@ -228,8 +228,8 @@ with_code numaward numactl -N 1 -m 2 sh -c 'cat /proc/self/cgroup; sh /probe; ec
 numaward numactl -m 1 sleep 1000 &
 command=$!
 # It is registered before it becomes the command.
-_registered() { [ "$(cat /proc/$command/comm)" = sleep ]; }
-wait_for 20 _registered
+_is_command() { [ "$(cat /proc/$command/comm)" = sleep ]; }
+wait_for 20 _is_command
 section "process"
 cat /proc/$command/comm
 cat /proc/$command/cgroup

@@ -82,7 +82,7 @@ fn stalls_and_kills(report: &Report) {
         ("cpuset", "cpuset", "critical"),
         ("policy", "mempolicy", "critical"),
     ] {
-        // By SIGKILL.
+        // 128 and the number of SIGKILL.
         assert_eq!(report.section(&format!("killed {name} code")), "code 137", "{report}");
         let section = format!("killed {name} metrics");
         let kills = |labels: &[&str]| sum(report, &section, "numaward_oom_kills_total", labels);

@@ -73,7 +73,7 @@ pub(crate) struct Built {
     pub(crate) path: PathBuf,
     /// The folder of its package.
     pub(crate) package: PathBuf,
-    /// Whether it runs tests.
+    /// True for a program of tests.
     pub(crate) is_test: bool,
 }
 
@@ -131,15 +131,15 @@ pub(crate) fn tested_cargo(subcommand: &str) -> Result<Command> {
 
 /// Builds a program of the workspace likewise.
 pub(crate) fn tested_program(name: &str) -> Result<PathBuf> {
-    let program = tested(&["--bin", name])?.into_iter().find(|built| !built.is_test && built.name == name);
+    let program = tested(&["--bin", name])?.into_iter().find(|built| built.name == name);
     program.map(|built| built.path).with_context(|| format!("cargo has built no program {name}"))
 }
 
 /// Builds an integration test likewise.
-pub(crate) fn tested_test(name: &str) -> Result<PathBuf> {
+pub(crate) fn tested_test(name: &str) -> Result<Built> {
     let start = format!("{name}-");
     let test = tested(&["--test", name])?.into_iter().find(|built| built.name.starts_with(&start));
-    test.map(|built| built.path).with_context(|| format!("cargo has built no test {name}"))
+    test.with_context(|| format!("cargo has built no test {name}"))
 }
 
 /// Builds the packages' programs for this host.

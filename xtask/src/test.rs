@@ -428,7 +428,7 @@ fn alertmanager(cache: &Cache, rules: &str) -> Result<()> {
 
 fn page() -> Result<()> {
     let tests = page_tests()?;
-    let (daemon, controlled) = (build::tested_program("numaward")?, build::tested_test("control")?);
+    let (daemon, controlled) = (build::tested_program("numaward")?, build::tested_test("control")?.path);
     let mut node = Command::new("node");
     node.arg("--test").env("NUMAWARD", daemon).env("CONTROLLED_NUMAWARD", controlled);
     command::run(node.current_dir(tests))

@@ -35,16 +35,14 @@ struct Outcome {
 pub(crate) fn test() -> Result<()> {
     let outcomes = run_all(build::tests(&["--tests"])?)?;
     let mut cargo = build::tested_cargo("test")?;
-    command::run(cargo.arg("--doc"))?;
-    check(outcomes)
+    let documentation = command::run(cargo.arg("--doc"));
+    check(outcomes)?;
+    documentation
 }
 
 /// Builds and runs one integration test.
 pub(crate) fn test_one(name: &str) -> Result<()> {
-    let built = build::tested(&["--test", name])?;
-    let start = format!("{name}-");
-    let test = built.iter().find(|built| built.name.starts_with(&start));
-    command::run(&mut command(test.with_context(|| format!("cargo has built no test {name}"))?))
+    command::run(&mut command(&build::tested_test(name)?))
 }
 
 /// The program as cargo would run it, stopped after [`MAX_SECONDS`].

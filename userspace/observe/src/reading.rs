@@ -5,8 +5,8 @@
 //! locks on a busy CPU, the admission would wait until all other readers have had their turn (priority inversion).
 //!
 //! # Algorithm
-//! The thread `counters`, of the daemon's own priority, copies the maps for all readers. Requests that wait share one copy. Each reader
-//! decodes it by itself, which takes longer and needs no lock.
+//! The thread `counters`, of the daemon's own priority, copies the maps for readers of lower priority. Requests that wait share one
+//! copy. Each reader decodes it by itself, which takes longer and needs no lock.
 
 use std::{
     mem,
@@ -126,21 +126,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_share_copies_and_copy_alone_without_the_thread() {
+    fn waiting_readers_share_a_copy() {
         let observer = Observer::new(&Config::default());
-        assert!(observer.request_copy().is_none());
+        assert!(observer.request_copy().is_none(), "nothing copies yet");
+        observer.demand.lock().copier = Some(thread::current());
         let stop = CancellationToken::new();
-        thread::scope(|scope| {
-            let copying = scope.spawn(|| serve_copies(&observer, &stop));
-            while observer.demand.lock().copier.is_none() {
+        let copies = thread::scope(|scope| {
+            let readers: Vec<_> = (0..8).map(|_| scope.spawn(|| observer.request_copy().unwrap())).collect();
+            while observer.demand.lock().copies.len() < readers.len() {
                 thread::yield_now();
             }
-            let readers: Vec<_> = (0..8).map(|_| scope.spawn(|| observer.request_copy().is_some())).collect();
-            assert!(readers.into_iter().all(|reader| reader.join().unwrap()));
+            let copying = scope.spawn(|| serve_copies(&observer, &stop));
+            let copies: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
             stop.cancel();
             copying.thread().unpark();
+            copies
         });
-        assert!(observer.request_copy().is_none());
+        assert!(copies.iter().all(|copy| Arc::ptr_eq(copy, &copies[0])));
+        assert!(observer.request_copy().is_none(), "nothing copies any more");
         observer.read();
     }
 }

@@ -72,7 +72,7 @@ impl Hardware {
         Ok((Self { has_local, _held: (maps, opened), family }, report))
     }
 
-    /// Whether the processor counts accesses to the same node.
+    /// Returns true if the processor counts accesses to the same node.
     pub(crate) const fn has_local(&self) -> bool {
         self.has_local
     }

@@ -78,7 +78,7 @@ enum Of {
 }
 
 /// The meaning of the words in the tables.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Layout {
     nodes: Vec<NodeId>,
     columns: Columns,

@@ -338,7 +338,7 @@ pub(crate) fn test(selection: &Selection<'_>, folders: &Folders, rounds: Option<
     variables.insert("NUMAWARD_SEED", selection.seed.to_string());
     variables.insert("NUMAWARD_VM_ARCH", arch.name().to_owned());
     variables.insert(GRPC_TOOLS, PythonTool::GRPC.folder(&Cache::locate()?).display().to_string());
-    let program = build::tested_test("e2e")?;
+    let program = build::tested_test("e2e")?.path;
     // A run of named tests goes on while another test is being written.
     if selection.names.is_empty() {
         let listed = command::read(Command::new(&program).arg("--list"))?;
@@ -552,11 +552,8 @@ fn all_programs(arch: Arch) -> Result<Vec<(String, PathBuf)>> {
         return build::static_programs(arch, &names, "release");
     }
     let targets: Vec<_> = names.iter().flat_map(|name| ["--bin", name]).collect();
-    let programs = build::tested(&targets)?.into_iter().filter(|built| !built.is_test);
-    Ok(programs
-        .filter(|built| names.contains(&built.name.as_str()))
-        .map(|built| (built.name, built.path))
-        .collect())
+    let programs = build::tested(&targets)?.into_iter().map(|built| (built.name, built.path));
+    Ok(programs.filter(|(name, _)| names.contains(&name.as_str())).collect())
 }
 
 fn copy(text: &str) -> Result<(PathBuf, String), String> {

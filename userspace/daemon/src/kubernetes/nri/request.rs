@@ -294,7 +294,7 @@ fn memory(
     };
     let limit = bytes(has);
     let class = class_of(pod, container);
-    // Of other classes the runtime does not learn what is requested.
+    // For other classes, the runtime does not receive the memory request.
     let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
     MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
 }
