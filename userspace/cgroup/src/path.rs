@@ -62,11 +62,12 @@ impl CgroupPath {
         format!("{}/{name}", self.below_root()).parse()
     }
 
-    /// Those directly below it, in the hierarchy that is mounted at `root`; none if it is gone.
-    pub fn children(&self, root: &Path) -> Vec<Self> {
+    /// Those directly below it, in the hierarchy that is mounted at `root`; none if it is gone. They are read as the iterator goes on.
+    pub fn children(&self, root: &Path) -> impl Iterator<Item = Self> + use<> {
         let entries = fs::read_dir(self.dir(root)).into_iter().flatten().flatten();
         let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        dirs.filter_map(|entry| self.child(entry.file_name().to_str()?).ok()).collect()
+        let parent = self.clone();
+        dirs.filter_map(move |entry| parent.child(entry.file_name().to_str()?).ok())
     }
 
     /// Whether `other` is this cgroup or below it.

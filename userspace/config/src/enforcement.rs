@@ -126,7 +126,7 @@ impl Declared {
     pub fn pattern(&self) -> &str {
         match (&self.unit, &self.cgroup) {
             (Some(unit), _) => unit.0.as_str(),
-            (None, Some(cgroup)) => cgroup.0.as_str(),
+            (None, Some(cgroup)) => cgroup.whole.as_str(),
             (None, None) => "",
         }
     }
@@ -177,7 +177,12 @@ impl FromStr for PageSize {
 
 /// A pattern for paths of cgroups.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
-pub struct CgroupPattern(glob::Pattern);
+#[display("{whole}")]
+pub struct CgroupPattern {
+    whole: glob::Pattern,
+    /// Those of the names between slashes; `None` for a part that is no pattern by itself.
+    names: Vec<Option<glob::Pattern>>,
+}
 
 /// A pattern for names of systemd's units.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
@@ -199,24 +204,30 @@ impl CgroupPattern {
     pub fn new(text: &str) -> Result<Self, String> {
         let expected = "expected the path of a cgroup below the root, such as /batch/*";
         match text.parse::<CgroupPath>() {
-            Ok(path) if !path.is_root() => pattern(text).map(Self),
+            Ok(path) if !path.is_root() => {
+                let names = path.components().map(|name| glob::Pattern::new(name).ok()).collect();
+                Ok(Self { whole: pattern(text)?, names })
+            }
             _ => Err(format!("{text:?} is no such path; {expected}")),
         }
     }
 
     /// Whether a cgroup matches.
     pub fn matches(&self, path: &CgroupPath) -> bool {
-        self.0.matches_with(path.as_str(), MATCHING)
+        self.whole.matches_with(path.as_str(), MATCHING)
     }
 
     /// Whether one below this cgroup could match, there or not.
     pub fn may_match_below(&self, path: &CgroupPath) -> bool {
         let mut names = path.components();
-        for part in self.0.as_str().split('/').filter(|part| !part.is_empty()) {
+        for pattern in &self.names {
             let Some(name) = names.next() else { return true };
-            let fits = glob::Pattern::new(part).is_ok_and(|part| part.matches_with(name, MATCHING));
-            if part == "**" || !fits {
-                return part == "**";
+            let Some(pattern) = pattern else { return false };
+            if pattern.as_str() == "**" {
+                return true;
+            }
+            if !pattern.matches_with(name, MATCHING) {
+                return false;
             }
         }
         false

@@ -217,7 +217,7 @@ impl Cgroupfs {
     pub(super) fn beside(&self, cgroup: &CgroupPath) -> Result<Vec<CgroupPath>, KnobError> {
         let own = self.cpus(cgroup, Knob::CpusetCpus)?;
         let Some(parent) = cgroup.parent() else { return Ok(Vec::new()) };
-        let siblings = parent.children(&self.root).into_iter();
+        let siblings = parent.children(&self.root);
         let names_them = |sibling: &CgroupPath| {
             self.cpus(sibling, Knob::CpusetCpus).is_ok_and(|cpus| !(&cpus & &own).is_empty())
         };

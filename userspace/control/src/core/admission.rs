@@ -481,9 +481,10 @@ impl Core {
         let held: BTreeSet<_> =
             self.kept.state.guarantees.values().map(|guarantee| &guarantee.cgroup).collect();
         let Ok(parent) = CgroupPath::root().child(EXEC_PARENT) else { return };
-        for path in parent.children(self.hierarchy.root()).iter().filter(|path| !held.contains(path)) {
+        let strays = parent.children(self.hierarchy.root()).filter(|path| !held.contains(path));
+        for path in strays.collect::<Vec<_>>() {
             // One that is not empty stays: somebody runs in it.
-            let _ = fs::remove_dir(self.hierarchy.dir(path));
+            let _ = fs::remove_dir(self.hierarchy.dir(&path));
         }
     }
 }

@@ -37,7 +37,7 @@ use numaward_guarantee::error::AdmissionError;
 use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
-use super::{Core, HeldChange};
+use super::{Core, HeldChange, execution::STEPS_PER_LOOK};
 
 /// A report of no more cgroups that would be herded does not delay the next one.
 const FEW: usize = 100;
@@ -45,8 +45,6 @@ const FEW: usize = 100;
 const REPORT_COST: u32 = 20;
 /// but no longer than this.
 const REPORT_LATEST: Duration = Duration::from_mins(1);
-/// Cgroups of a report between two looks for a call of the container runtime.
-const CGROUPS_PER_LOOK: usize = 8;
 
 /// What is known of the herd.
 #[derive(Debug, Default)]
@@ -82,17 +80,21 @@ struct Chosen {
     opened: BTreeSet<CgroupPath>,
 }
 
-/// The highest cgroups that may be narrowed.
-fn choose(
-    children: impl Fn(&CgroupPath) -> Vec<CgroupPath>,
+/// Returns the highest cgroups that may be narrowed; `None` if it was given up.
+fn choose<C: IntoIterator<Item = CgroupPath>>(
+    children: impl Fn(&CgroupPath) -> C,
     system: &[CgroupPattern],
     promised: &BTreeSet<CgroupPath>,
-) -> Chosen {
+    mut is_given_up: impl FnMut() -> bool,
+) -> Option<Chosen> {
     let mut chosen = Chosen::default();
     let mut open = vec![CgroupPath::root()];
     let commands = CgroupPath::root().child(EXEC_PARENT).ok();
     while let Some(parent) = open.pop() {
         for child in children(&parent) {
+            if is_given_up() {
+                return None;
+            }
             if promised.contains(&child) || system.iter().any(|pattern| pattern.matches(&child)) {
                 continue;
             }
@@ -108,11 +110,15 @@ fn choose(
         }
         chosen.opened.insert(parent);
     }
-    chosen
+    Some(chosen)
 }
 
-/// Processes of the root cgroup that are not the kernel's.
-fn processes_in_root(host_root: &Path, hierarchy: &Hierarchy) -> Option<u64> {
+/// Returns the number of processes in the root cgroup that are not the kernel's; `None` where they cannot be read, or if it was given up.
+fn processes_in_root(
+    host_root: &Path,
+    hierarchy: &Hierarchy,
+    mut is_given_up: impl FnMut() -> bool,
+) -> Option<u64> {
     /// `PF_KTHREAD` of linux/sched.h.
     const KERNEL_THREAD: u64 = 0x0020_0000;
     let processes = fs::read_to_string(hierarchy.root().join("cgroup.procs")).ok()?;
@@ -122,7 +128,14 @@ fn processes_in_root(host_root: &Path, hierarchy: &Hierarchy) -> Option<u64> {
         let flags = stat.rsplit_once(") ")?.1.split(' ').nth(6)?.parse::<u64>().ok()?;
         Some(flags & KERNEL_THREAD != 0)
     };
-    Some(processes.lines().filter(|process| is_kernels(process) == Some(false)).count() as u64)
+    let mut count = 0;
+    for process in processes.lines() {
+        if is_given_up() {
+            return None;
+        }
+        count += u64::from(is_kernels(process) == Some(false));
+    }
+    Some(count)
 }
 
 /// What a cgroup has of the shared pool: all of it, or what is in the CPUs that it was found with.
@@ -206,7 +219,10 @@ impl Core {
         if !self.isolation.is_on() || pool.is_none() {
             self.isolation.processes_in_root = None;
         } else if retry || self.isolation.processes_in_root.is_none() {
-            self.isolation.processes_in_root = processes_in_root(&self.config.host_root, &self.hierarchy);
+            let is_report = !self.writes_herd();
+            let is_given_up = self.execution.giving_way(is_report);
+            let processes = processes_in_root(&self.config.host_root, &self.hierarchy, is_given_up);
+            self.isolation.processes_in_root = processes.or(self.isolation.processes_in_root);
         }
         if self.has_no_herd() {
             return;
@@ -243,9 +259,10 @@ impl Core {
         if let (EnforcementMode::On, Some(pool)) = self.herding_with(after) {
             let mut promised = self.promised_cgroups();
             promised.remove(path);
-            let chosen =
-                choose(|parent| parent.children(self.hierarchy.root()), &self.isolation.system, &promised);
-            let cpus = chosen.herd.contains(path).then(|| self.share_of(path, &pool));
+            let children = |parent: &CgroupPath| parent.children(self.hierarchy.root());
+            let chosen = choose(children, &self.isolation.system, &promised, || false);
+            let is_herded = chosen.is_some_and(|chosen| chosen.herd.contains(path));
+            let cpus = is_herded.then(|| self.share_of(path, &pool));
             if let Some(Ok(Some(cpus))) = cpus {
                 self.kept.state.herded.insert(path.clone());
                 return self.beside_promises(path, Some(&cpus));
@@ -301,14 +318,17 @@ impl Core {
     fn herd_around(&mut self, promised: &BTreeSet<CgroupPath>, pool: Option<&CpuSet>, retry: bool) -> bool {
         let mut wanted = BTreeMap::new();
         let mut refused = BTreeMap::new();
-        self.isolation.opened = BTreeSet::from([CgroupPath::root()]);
+        let mut opened = BTreeSet::from([CgroupPath::root()]);
         if let Some(pool) = pool.filter(|_| self.isolation.is_on()) {
-            let chosen =
-                choose(|parent| parent.children(self.hierarchy.root()), &self.isolation.system, promised);
-            self.isolation.opened = chosen.opened;
             let is_report = !self.writes_herd();
-            for (index, path) in chosen.herd.into_iter().enumerate() {
-                if is_report && index % CGROUPS_PER_LOOK == 0 && self.is_runtime_waiting() {
+            let children = |parent: &CgroupPath| parent.children(self.hierarchy.root());
+            let is_given_up = self.execution.giving_way(is_report);
+            let Some(chosen) = choose(children, &self.isolation.system, promised, is_given_up) else {
+                return false;
+            };
+            opened = chosen.opened;
+            for (index, path) in (0_u32..).zip(chosen.herd) {
+                if is_report && index.is_multiple_of(STEPS_PER_LOOK) && self.execution.is_runtime_waiting() {
                     return false;
                 }
                 if !matches!(self.hierarchy.id_of(&path), Ok(Some(_))) {
@@ -335,6 +355,7 @@ impl Core {
                 }
             }
         }
+        self.isolation.opened = opened;
         if self.isolation.effective == EnforcementMode::On {
             for (path, refusal) in &refused {
                 self.report_refused(path, refusal);
@@ -526,14 +547,28 @@ mod tests {
     fn herd(cgroups: &[&str], system: &[&str], promised: &[&str]) -> Vec<String> {
         let cgroups: Vec<CgroupPath> = cgroups.iter().map(|text| path(text)).collect();
         let children = |parent: &CgroupPath| {
-            cgroups.iter().filter(|path| path.parent().as_ref() == Some(parent)).cloned().collect()
+            cgroups.iter().filter(|path| path.parent().as_ref() == Some(parent)).cloned().collect::<Vec<_>>()
         };
         let system: Vec<_> = system.iter().map(|text| CgroupPattern::new(text).unwrap()).collect();
         let promised = promised.iter().map(|text| path(text)).collect();
-        let mut herd: Vec<_> =
-            choose(children, &system, &promised).herd.iter().map(ToString::to_string).collect();
+        let chosen = choose(children, &system, &promised, || false).unwrap();
+        let mut herd: Vec<_> = chosen.herd.iter().map(ToString::to_string).collect();
         herd.sort();
         herd
+    }
+
+    #[test]
+    fn a_choice_among_many_is_given_up_within_a_few_steps() {
+        let mut steps = 0;
+        let children = |parent: &CgroupPath| {
+            let parent = parent.clone();
+            (0..1000).map(move |number| parent.child(&number.to_string()).unwrap())
+        };
+        let chosen = choose(children, &[], &BTreeSet::new(), || {
+            steps += 1;
+            steps == 3
+        });
+        assert_eq!((chosen, steps), (None, 3));
     }
 
     #[test]
@@ -580,8 +615,8 @@ mod tests {
         put("proc/7/stat", "7 (a) b) c) S 1 7 7 0 -1 4194560 0 0");
         put("proc/8/stat", "corrupt");
         let hierarchy = Hierarchy::at(&root.path().join("cgroup"));
-        assert_eq!(processes_in_root(root.path(), &hierarchy), Some(1));
-        assert_eq!(processes_in_root(root.path(), &Hierarchy::at(root.path())), None);
+        assert_eq!(processes_in_root(root.path(), &hierarchy, || false), Some(1));
+        assert_eq!(processes_in_root(root.path(), &Hierarchy::at(root.path()), || false), None);
     }
 
     #[test]

@@ -66,6 +66,9 @@ pub(crate) struct Execution {
     pub(super) migrations: Migrations,
 }
 
+/// Steps of a loop that gives way to the container runtime, between two looks for a call.
+pub(super) const STEPS_PER_LOOK: u32 = 8;
+
 impl Execution {
     pub(super) fn new(enforcer: Enforcer) -> Self {
         Self {
@@ -75,6 +78,24 @@ impl Execution {
             inbox: None,
             put_off: Vec::new(),
             migrations: Migrations::default(),
+        }
+    }
+
+    /// Returns true while a container runtime waits for an answer.
+    pub(super) fn is_runtime_waiting(&mut self) -> bool {
+        self.inbox.as_mut().is_some_and(|inbox| {
+            inbox.receive(Duration::ZERO);
+            Inbox::has_runtime(inbox)
+        })
+    }
+
+    /// Returns the condition on which a loop ends early, to be asked at each step: a container runtime waits. Where it is not
+    /// on, it is always false.
+    pub(super) fn giving_way(&mut self, is_on: bool) -> impl FnMut() -> bool {
+        let mut step = 0_u32;
+        move || {
+            step = step.wrapping_add(1);
+            is_on && step.is_multiple_of(STEPS_PER_LOOK) && self.is_runtime_waiting()
         }
     }
 }

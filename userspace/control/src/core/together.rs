@@ -14,7 +14,7 @@
 //! Invariants: no answer comes before what it says is stored. What a client is promised is what was decided for it, in the
 //! order in which the requests came.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{Change, Failure};
@@ -28,7 +28,7 @@ use numaward_model::Settings;
 use numaward_store::fault;
 
 use super::{
-    Admission, Attempt, Core, HeldChange, Inbox,
+    Admission, Attempt, Core, HeldChange,
     admission::{Granted, report_promised},
     execution::Transaction,
 };
@@ -49,7 +49,7 @@ impl Core {
         let mut change = self.begin();
         for &request in requests {
             // A container runtime goes first.
-            if !results.is_empty() && change.is_runtime_waiting() {
+            if !results.is_empty() && change.execution.is_runtime_waiting() {
                 break;
             }
             let path = match change.target_of(request, false) {
@@ -100,14 +100,6 @@ impl Core {
             }
         }
         results
-    }
-
-    /// Whether a container runtime waits for an answer.
-    pub(super) fn is_runtime_waiting(&mut self) -> bool {
-        self.execution.inbox.as_mut().is_some_and(|inbox| {
-            inbox.receive(Duration::ZERO);
-            Inbox::has_runtime(inbox)
-        })
     }
 
     /// Takes note of what was given; releases what failed.
