@@ -169,10 +169,9 @@ impl Observer {
     pub fn status(&self) -> api::Status {
         let (table, sampled) = (self.lock().table.clone(), self.latest.sampled.borrow().clone());
         let exclusive_cpus = self.exclusive_cpus();
-        let probing = self.probing();
-        let costs = probing.stats();
-        let probes = probing.probes.reports().iter().map(|report| {
-            let cost = costs.iter().find(|cost| cost.probe == report.probe);
+        let figures = self.probe_figures();
+        let probes = figures.reports.iter().map(|report| {
+            let cost = figures.cost(report.probe);
             api::Probe {
                 probe: report.probe.to_string(),
                 mode: sampled.mode(report),
@@ -189,14 +188,14 @@ impl Observer {
                 measured_nanoseconds: cost
                     .map(|cost| u64::try_from(cost.run_time.as_nanos()).unwrap_or(u64::MAX)),
                 events_lost: cost.map(|cost| cost.events_lost),
-                duty_cycle: probing
+                duty_cycle: figures
                     .sampled_ratio(report)
                     .is_some_and(|ratio| ratio < 1.0)
                     .then(|| self.config.probes.allocation.duty_cycle.map(|cycle| cycle.to_string()))
                     .flatten(),
             }
         });
-        let maps = probing.probes.map_usage().into_iter().map(|usage| api::Map {
+        let maps = figures.maps.iter().map(|usage| api::Map {
             map: usage.map.to_owned(),
             entries: usage.entries,
             capacity: usage.capacity,
@@ -209,10 +208,10 @@ impl Observer {
             uptime_seconds: self.start.elapsed().as_secs(),
             probes: probes.collect(),
             maps: maps.collect(),
-            map_memory: probing
-                .probes
-                .map_memory()
-                .map(|(family, bytes)| (family.to_owned(), bytes))
+            map_memory: figures
+                .map_memory
+                .iter()
+                .map(|(family, bytes)| ((*family).to_owned(), *bytes))
                 .collect(),
             workloads: api::WorkloadCount { own, other },
             exclusive_cpus,

@@ -22,7 +22,7 @@ use crate::{
     hotplug::{self, Fingerprint},
     observer::Observer,
     part::Part,
-    reading, remember, residency,
+    remember, residency,
     slots::{AT_ONCE, Moving},
 };
 
@@ -101,10 +101,6 @@ pub fn spawn(
         let (observer, stop) = (observer.clone(), stop.clone());
         move || residency::keep_reading(&observer, &stop)
     };
-    let copy = {
-        let (observer, stop) = (observer.clone(), stop.clone());
-        move || reading::serve_copies(&observer, &stop)
-    };
     let remember = {
         let (observer, stop) = (observer.clone(), stop.clone());
         move || remember::keep_history(&observer, &stop)
@@ -112,7 +108,6 @@ pub fn spawn(
     let mut threads = vec![
         heartbeats.spawn("follow", FOLLOW_LIMIT, stop, follow)?,
         heartbeats.spawn("residency", READ_LIMIT, stop, read)?,
-        heartbeats.spawn("counters", READ_LIMIT, stop, copy)?,
         heartbeats.spawn("history", HISTORY_LIMIT, stop, remember)?,
     ];
     if observer.config.guard != GuardMode::Off {

@@ -43,6 +43,7 @@ use crate::{
     headroom::{Claims, Lows, News, Tights, margin},
     load::Load,
     observer::Observer,
+    reading::Books,
     residency,
     shares::shares,
     table::Table,
@@ -195,11 +196,10 @@ impl Observer {
         if !load.is_due(period, now) {
             return;
         }
-        let (counted, table) = {
-            let probing = self.probing();
-            let Some(counted) = probing.counters() else { return };
-            (counted, self.lock().table.clone())
-        };
+        let maps = self.probing().probes.counter_maps();
+        let Some(counters) = self.read_allocations(&maps) else { return };
+        let Books { table, holders, .. } = self.books();
+        let counted = counters.decode(&holders);
         let mut taken: BTreeMap<NodeId, Bytes> = BTreeMap::new();
         for (node, counters) in table.sum(|slot| counted.slots.get(slot), &counted.other).iter() {
             taken.insert(node, self.bytes_of(counters.user_remote));

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, mpsc},
+    sync::Arc,
     thread::Thread,
     time::{Duration, Instant},
 };
@@ -21,7 +21,6 @@ use crate::{
     events::Events,
     history::History,
     intrusions::Intrusions,
-    map_copy::MapCopy,
     part::{Health, Part},
     probing::{MEASURED, Probing},
     sampling::Sampled,
@@ -36,10 +35,6 @@ pub(crate) struct Demand {
     pub(crate) asked: Instant,
     /// Reads while somebody asks.
     pub(crate) reader: Option<Thread>,
-    /// The thread that copies the probes' maps, while it runs.
-    pub(crate) copier: Option<Thread>,
-    /// The readers that wait for a copy.
-    pub(crate) copies: Vec<mpsc::SyncSender<Arc<MapCopy>>>,
 }
 
 /// What was seen last, each replaced as a whole: readers take no lock for longer than it takes to clone an `Arc`.
@@ -57,9 +52,9 @@ pub(crate) struct Latest {
 
 /// The state of this host as last seen.
 ///
-/// Locks are taken in the order of the fields, and no file is read while one is held, but for those of the process
-/// itself: its threads under `affinity`, and under `probing` `/proc/self/fdinfo`, for what the probes cost. Under
-/// `probing` maps are read, too, which takes as long as they are large; `state` is held for a few steps in memory.
+/// Locks are taken in the order of the fields, and no file is read while one is held, but for those of the process itself under
+/// `affinity`: its threads. Under `probing` and `state` there are a few steps in memory, and slots are written and read in the probes'
+/// maps: no map as a whole, as that takes as long as it is large.
 pub struct Observer {
     pub(crate) config: Config,
     pub(crate) events: Events,
@@ -128,12 +123,7 @@ impl Observer {
             page_size: rustix::param::page_size() as u64,
             listeners: Mutex::default(),
             affinity: Mutex::default(),
-            demand: Mutex::new(Demand {
-                asked: Instant::now(),
-                reader: None,
-                copier: None,
-                copies: Vec::new(),
-            }),
+            demand: Mutex::new(Demand { asked: Instant::now(), reader: None }),
             probing: Mutex::new(probing),
             state: Mutex::default(),
             latest: Latest { machine: watch::Sender::new(Arc::new(machine)), ..Latest::default() },

@@ -60,8 +60,8 @@ impl AssignmentSink for Observer {
 
 impl ContainerNames for Observer {
     fn containers_are(&self, named: Vec<(String, String)>, all: bool) {
-        let mut moving = self.moving();
-        let known = &mut moving.state.containers;
+        let mut state = self.lock();
+        let known = &mut state.containers;
         let mut there = HashSet::new();
         for (id, name) in named {
             there.insert(id.clone());
@@ -73,7 +73,11 @@ impl ContainerNames for Observer {
         if all {
             known.retain(|id, _| there.contains(id));
         }
-        moving.rename();
+        // Nothing is renamed for a container that is being created: it has no cgroup yet.
+        if state.renamed().next().is_some() {
+            drop(state);
+            self.moving().rename();
+        }
     }
 
     fn container_is_gone(&self, id: &str) {

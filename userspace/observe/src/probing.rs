@@ -7,10 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_probes::{
-    self as probes, ActivityCounters, CpuUse, Intruder, Mode, Probe, ProbeEvent, ProbeReport, ProbeStats,
-    Probes,
-};
+use numaward_probes::{CpuUse, Intruder, ProbeEvent, Probes};
 use numaward_topology::{CpuId, NodeSet};
 
 use crate::{
@@ -50,19 +47,6 @@ pub(crate) struct Probing {
 }
 
 impl Probing {
-    /// What was allocated; `None` where no probe counts that.
-    pub(crate) fn counters(&self) -> Option<probes::Snapshot> {
-        self.attached
-            .has(Probe::Alloc)
-            .then(|| self.health.noted(Part::Counters, self.probes.counters()))
-            .flatten()
-    }
-
-    /// The counters of the probes other than that of allocations; none if that fails.
-    pub(crate) fn activity(&self) -> ActivityCounters {
-        self.health.noted(Part::Activity, self.probes.activity()).unwrap_or_default()
-    }
-
     /// Who used the CPUs that are exclusive, or were.
     pub(crate) fn cpu_use(&mut self) -> Option<BTreeMap<CpuId, CpuUse>> {
         let used = self.probes.cpu_use();
@@ -80,24 +64,10 @@ impl Probing {
         self.health.noted(Part::ProbeEvents, events)
     }
 
-    /// What the probes cost; nothing where that cannot be read.
-    pub(crate) fn stats(&self) -> Vec<ProbeStats> {
-        self.health.noted(Part::ProbeStats, self.probes.stats()).unwrap_or_default()
-    }
-
     /// Ends measuring when it is time; attaches or detaches what has a duty cycle.
     pub(crate) fn follow_cost(&mut self, now: Instant) {
         self.cost.take_if(|(_, until)| now >= *until);
         let kept = self.probes.keep_duty(now);
         self.health.noted(Part::DutyCycle, kept);
-    }
-
-    /// Which part of the time a probe watches; `None` where it is not attached.
-    pub(crate) fn sampled_ratio(&self, report: &ProbeReport) -> Option<f64> {
-        match (report.probe, report.mode) {
-            (_, Mode::Absent) => None,
-            (Probe::Alloc, _) => Some(self.probes.duty_cycle().map_or(1.0, probes::DutyCycle::ratio)),
-            _ => Some(1.0),
-        }
     }
 }

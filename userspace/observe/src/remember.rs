@@ -44,7 +44,7 @@ impl Observer {
     pub(crate) fn remember(&self) {
         let memory = self.node_memory();
         let is_asked = self.is_asked();
-        let read = self.read_directly();
+        let read = self.read();
         let at = Instant::now();
         let counted = read.counted.as_ref();
         let sums = counted.map(|counted| read.table.sum(|slot| counted.slots.get(slot), &counted.other));

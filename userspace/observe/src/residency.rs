@@ -24,7 +24,7 @@ use numaward_model::{
     error_chain, health,
     snapshot::{Pressure, Resident, ResidentHugepages, Tiering},
 };
-use numaward_probes::{ActivityCounters, Probe, SlotId, home};
+use numaward_probes::{Probe, SlotId, home};
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +33,7 @@ use crate::{
     hugepages,
     observer::Observer,
     part::Part,
+    reading::Books,
     sampling::{Host, Sampled, Sampling, balancing},
     table::{Readings, Table, Trouble},
 };
@@ -137,22 +138,40 @@ impl Observer {
                 target.trouble.tiering = None;
             }
         }
-        let mut state = self.lock();
-        // Figures are known by the position of their node.
-        let as_before = self.machine().nodes.keys().eq(&nodes);
-        let table = state.table_mut();
-        for target in targets {
-            let trouble = target.trouble;
-            let read = if as_before {
-                let resident = target.resident.map(Arc::from);
-                Readings { resident, hugepages: Arc::new(target.hugepages), trouble }
-            } else {
-                Readings { trouble, ..Readings::default() }
-            };
-            table.set_read(target.id, read);
-        }
-        drop(state);
+        let readings = targets.into_iter().map(|target| {
+            let Target { id, resident, hugepages, trouble, .. } = target;
+            (id, Readings { resident: resident.map(Arc::from), hugepages: Arc::new(hugepages), trouble })
+        });
+        self.take_readings(&readings.collect::<Vec<_>>(), &nodes);
         self.note(Part::Residency, failed.map_or(Ok(()), Err));
+    }
+
+    /// Takes what was read of the workloads into the table. This goes through all workloads, so it is done on a copy, without the lock
+    /// that an admission needs, as long as the table does not change again and again meanwhile.
+    fn take_readings(&self, readings: &[(CgroupId, Readings)], nodes: &[NodeId]) {
+        const MAX_ATTEMPTS: usize = 3;
+        // Figures are known by the position of their node.
+        let is_as_before = || self.machine().nodes.keys().eq(nodes);
+        let take = |table: &mut Table<SlotId>, as_before: bool| {
+            for (id, read) in readings {
+                let trouble = read.trouble;
+                let without_nodes = || Readings { trouble, ..Readings::default() };
+                table.set_read(*id, if as_before { read.clone() } else { without_nodes() });
+            }
+        };
+        for _ in 0..MAX_ATTEMPTS {
+            let (before, as_before) = (self.lock().table.clone(), is_as_before());
+            let mut table = Table::clone(&before);
+            take(&mut table, as_before);
+            let table = Arc::new(table);
+            let mut state = self.lock();
+            if Arc::ptr_eq(&state.table, &before) && is_as_before() == as_before {
+                state.table = table;
+                return;
+            }
+        }
+        let mut state = self.lock();
+        take(state.table_mut(), is_as_before());
     }
 }
 
@@ -183,13 +202,15 @@ impl Target {
 impl Observer {
     /// Looks at every workload once.
     pub(crate) fn judge_sampling(&self) {
-        let (has_hints, skips_single_node_cpusets, activity) = {
+        let (has_hints, skips_single_node_cpusets, maps) = {
             let probing = self.probing();
-            let activity = probing.attached.has(Probe::Scan).then(|| probing.activity());
-            (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), activity)
+            let maps = probing.attached.has(Probe::Scan).then(|| probing.probes.counter_maps());
+            (probing.attached.has(Probe::Hint), probing.probes.skips_single_node_cpusets(), maps)
         };
-        let activity = activity.as_ref().map(ActivityCounters::decode);
-        let Some((hierarchy, table, machine)) = self.placed() else { return };
+        let counters = maps.map(|maps| self.read_activity(&maps));
+        let Some((hierarchy, _, machine)) = self.placed() else { return };
+        let Books { table, holders, .. } = self.books();
+        let activity = counters.map(|counters| counters.decode(&holders));
         let host = Host {
             balancing: balancing(&self.config.host_root),
             nodes: machine.nodes.values().filter(|node| node.memory.0 > 0).count(),

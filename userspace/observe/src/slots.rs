@@ -150,15 +150,11 @@ impl Moving<'_> {
 
     /// Serves under its name who has become known.
     pub(crate) fn rename(&mut self) {
-        let state = &*self.state;
-        let renamed: Vec<_> = state
-            .table
-            .members()
-            .filter_map(|(id, member)| {
-                let container = member.container.clone()?;
-                let label = state.label(Some(&container))?;
-                let is_new = state.table.name(id).is_none_or(|name| **name != *label);
-                is_new.then(|| (id, label, Member::new(member.path.clone(), member.kind, Some(container))))
+        let renamed: Vec<_> = self
+            .state
+            .renamed()
+            .map(|(id, label, member)| {
+                (id, label, Member::new(member.path.clone(), member.kind, member.container.clone()))
             })
             .collect();
         for (id, label, member) in renamed {

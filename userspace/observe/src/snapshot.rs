@@ -71,33 +71,24 @@ impl SnapshotSource for Observer {
         });
         let workloads: Vec<_> = workloads.chain(other).collect();
         let promises = self.promise_figures(&read, &memory);
-        let probing = self.probing();
-        let costs = probing.stats();
-        let probes: Vec<_> = probing
-            .probes
-            .reports()
-            .iter()
-            .map(|report| {
-                let cost = costs.iter().find(|cost| cost.probe == report.probe);
-                ProbeFigures {
-                    probe: report.probe.to_string(),
-                    mode: sampled.mode(report),
-                    reason: self.obstacle(report),
-                    runtime: cost.map(|cost| cost.run_time),
-                    runs: cost.map(|cost| cost.run_count),
-                    sampled_ratio: probing.sampled_ratio(report),
-                    events_lost: cost.map(|cost| cost.events_lost),
-                }
-            })
-            .collect();
-        let maps: Vec<_> = probing
-            .probes
-            .map_usage()
-            .into_iter()
-            .map(|usage| MapFigures { map: usage.map, entries: usage.entries, capacity: usage.capacity })
-            .collect();
-        let map_memory = probing.probes.map_memory().collect();
-        drop(probing);
+        let figures = self.probe_figures();
+        let probes = figures.reports.iter().map(|report| {
+            let cost = figures.cost(report.probe);
+            ProbeFigures {
+                probe: report.probe.to_string(),
+                mode: sampled.mode(report),
+                reason: self.obstacle(report),
+                runtime: cost.map(|cost| cost.run_time),
+                runs: cost.map(|cost| cost.run_count),
+                sampled_ratio: figures.sampled_ratio(report),
+                events_lost: cost.map(|cost| cost.events_lost),
+            }
+        });
+        let maps = figures.maps.iter().map(|usage| MapFigures {
+            map: usage.map,
+            entries: usage.entries,
+            capacity: usage.capacity,
+        });
         let (workloads_with_slot, workloads_without_slot) = read.table.slots();
         snapshot::Snapshot {
             nodes: memory.iter().map(node_figures).collect(),
@@ -106,9 +97,9 @@ impl SnapshotSource for Observer {
             accesses: read.accesses().map(|accesses| pairs(&accesses)),
             exclusive_cpus,
             unknown_node: counted.as_ref().map(|counted| self.bytes_of(counted.unknown_node)),
-            probes,
-            maps,
-            map_memory,
+            probes: probes.collect(),
+            maps: maps.collect(),
+            map_memory: figures.map_memory.clone(),
             workloads_with_slot,
             workloads_without_slot,
             degraded: {
@@ -324,10 +315,17 @@ impl Observer {
 
     /// What is promised and not there, by the label of the workload.
     fn missing(&self, promises: &Promises) -> Vec<MissingPromise> {
-        let state = self.lock();
+        let workloads: Vec<_> = promises
+            .workloads()
+            .iter()
+            .map(|promise| classify(&promise.cgroup, |path| *path == promise.cgroup))
+            .collect();
+        let names: Vec<String> = {
+            let state = self.lock();
+            workloads.iter().map(|workload| state.name_of(workload)).collect()
+        };
         let mut missing: BTreeMap<String, MissingPromise> = BTreeMap::new();
-        for promise in promises.workloads() {
-            let name = state.name_of(&classify(&promise.cgroup, |path| *path == promise.cgroup));
+        for (promise, name) in promises.workloads().iter().zip(names) {
             let of_name = missing.entry(name).or_insert_with_key(|name| MissingPromise {
                 workload: name.as_str().into(),
                 offline_cpus: 0,

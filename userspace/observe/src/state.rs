@@ -7,7 +7,13 @@ use numaward_model::Promises;
 use numaward_probes::SlotId;
 use tokio::sync::Notify;
 
-use crate::{exclusive::Exclusive, foreign::ForeignPromises, naming, slot_policy::SlotPolicy, table::Table};
+use crate::{
+    exclusive::Exclusive,
+    foreign::ForeignPromises,
+    naming,
+    slot_policy::SlotPolicy,
+    table::{Member, Table},
+};
 
 /// The books. What is shared with readers is copied when it changes while they hold it.
 #[derive(Debug, Default)]
@@ -49,6 +55,15 @@ impl State {
         let container = container.filter(|container| container.pod_uid.is_some())?;
         let known = self.containers.get(&container.id).map(ToString::to_string);
         known.or_else(|| self.foreign.as_ref()?.label(container))
+    }
+
+    /// Returns the workloads that are to be served under another name than before, with that name.
+    pub(crate) fn renamed(&self) -> impl Iterator<Item = (CgroupId, String, &Member<SlotId>)> {
+        self.table.members().filter_map(|(id, member)| {
+            let label = self.label(member.container.as_ref())?;
+            let is_new = self.table.name(id).is_none_or(|name| **name != *label);
+            is_new.then_some((id, label, member))
+        })
     }
 
     /// The cgroup of a container came: what is promised to it holds from its first page.

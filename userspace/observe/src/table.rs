@@ -76,7 +76,7 @@ pub(crate) struct Member<S> {
 }
 
 /// What was read of a cgroup.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Readings {
     pub(crate) resident: Option<Arc<[Resident]>>,
     pub(crate) hugepages: Arc<ResidentHugepages>,

@@ -2,22 +2,21 @@
 //!
 //! See `ebpf/src/alloc.rs` for what the maps mean.
 
-use std::{path::Path, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 
 use aya::{
     EbpfLoader,
-    maps::{Array, MapData, PerCpuArray, ProgramArray},
+    maps::{Array, MapData, ProgramArray},
     programs::{ProgramError, ProgramFd},
 };
 use aya_log::{EbpfLogger, Level};
-use numaward_abi::{AllocTotals, OTHER_SLOT, Slot};
+use numaward_abi::{OTHER_SLOT, Slot};
 use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
-    CgroupId, Counters, DutyCycle, MapAccessError, Mode, NodeCounters, Options, Pages, Probe, ProbeEvent,
-    RefreshError, SelfCheck,
-    activity::growth,
+    CgroupId, DutyCycle, MapAccessError, Mode, Options, Probe, ProbeEvent, RefreshError, SelfCheck,
+    counter_maps::AllocMaps,
     duty::Duty,
     error::Refusal,
     event,
@@ -27,7 +26,7 @@ use crate::{
     maps::{access, set},
     nodes::{Numbering, Sections, count_homes},
     objects::ALLOC,
-    rows::{self, Layout, ROW_WORDS, Rows},
+    rows::{self, Layout, Rows},
     self_check,
     slots::Slots,
     tracefs,
@@ -46,7 +45,7 @@ pub(crate) struct Alloc {
     pub(crate) preemptible: bool,
     pub(crate) family: Family,
     nodes: Numbering,
-    pub(crate) rows: Rows,
+    counters: AllocMaps,
     maps: Maps,
     /// The misses of the slots with a promise.
     misses: EventGate,
@@ -62,7 +61,6 @@ struct Maps {
     slots: Array<MapData, Slot>,
     /// The map, and its contents.
     section_node: (Array<MapData, u16>, Sections),
-    totals: PerCpuArray<MapData, AllocTotals>,
 }
 
 /// What the programs know of the kernel's structures; zero where it is not known. See `ebpf/src/alloc.rs`.
@@ -174,11 +172,15 @@ impl Alloc {
             mode,
             self_check: SelfCheck::Unchecked("not asked for".to_owned()),
             preemptible: false,
-            rows: Rows { layout: rows, map: family.take_data(rows::MAP)? },
+            counters: AllocMaps {
+                rows: Arc::new(Rows { layout: rows, map: family.take_data(rows::MAP)? }),
+                totals: Arc::new(family.take("TOTALS")?),
+                nodes: nodes.ids().into(),
+                duty_cycle: None,
+            },
             maps: Maps {
                 slots: family.take("SLOTS")?,
                 section_node: (family.take("SECTION_NODE")?, unwritten),
-                totals: family.take("TOTALS")?,
             },
             misses: EventGate::new(&mut family, "EVENTS")?,
             logger: None,
@@ -203,18 +205,19 @@ impl Alloc {
         let program = if mode == Mode::TpBtf { TP_BTF } else { "alloc_tracepoint" };
         alloc.family.attach(Probe::Alloc, &[(program, hook)], kernel.btf())?;
         // Also shows early whether the kernel lets us read.
-        let before = alloc.rows.read(OTHER_SLOT, 1)?;
+        let before = alloc.counters.rows.read(OTHER_SLOT, 1)?;
         if options.self_check {
             let touched = self_check::touch(alloc.nodes.ids(), machine);
             // Each CPU searches its first slot now, the one of this thread at least.
-            let totals = alloc.totals()?;
+            let totals = alloc.counters.totals()?;
             alloc.preemptible = 2 * totals.preemptible > totals.resolved;
-            let counted = alloc.since(&before, &alloc.rows.read(OTHER_SLOT, 1)?);
+            let counted = alloc.counters.since(&before, &alloc.counters.rows.read(OTHER_SLOT, 1)?);
             alloc.self_check = self_check::compare(alloc.nodes.ids(), touched, &counted)?;
         }
         // To attach a tracepoint anew takes privileges.
         let duty = options.duty_cycle.filter(|_| mode == Mode::TpBtf);
         alloc.duty = duty.map(|cycle| Duty::new(cycle, Instant::now()));
+        alloc.counters.duty_cycle = duty;
         Ok(alloc)
     }
 
@@ -239,9 +242,9 @@ impl Alloc {
         self.duty.as_ref().map(|duty| duty.cycle)
     }
 
-    /// All pages, by those that were counted: on a duty cycle, an estimate.
-    pub(crate) fn all_of(&self, counted: u64) -> Pages {
-        Pages(self.duty_cycle().map_or(counted, |cycle| cycle.scale(counted)))
+    /// The maps that count.
+    pub(crate) fn counters(&self) -> &AllocMaps {
+        &self.counters
     }
 
     /// Books what `cgroup` and those below it allocate to `slot`, from now on.
@@ -281,6 +284,7 @@ impl Alloc {
     /// is reported, and the rest is.
     pub(crate) fn refresh(&mut self, machine: &Machine, slots: &Slots) -> Result<(), RefreshError> {
         let without_room = self.nodes.extend(machine);
+        self.counters.nodes = self.nodes.ids().into();
         let table = self.nodes.table(machine);
         if self.family.has_other_nodes(&table) {
             // A promise may have named a node before it came: no page there may be reported as outside.
@@ -324,24 +328,5 @@ impl Alloc {
             }
         }
         if sections.nodes.len() > capacity { Err(RefreshError::Sections) } else { Ok(()) }
-    }
-
-    /// What was counted since `base`, by node. An empty `base` is all zero.
-    pub(crate) fn since(&self, base: &[u64], now: &[u64]) -> NodeCounters {
-        let grown = growth(base, now);
-        let counters = grown.as_chunks::<ROW_WORDS>().0.iter().map(|row| {
-            let [user_local, user_remote, user_outside, kernel] = row.map(|counted| self.all_of(counted));
-            Counters { user_local, user_remote, user_outside, kernel }
-        });
-        self.nodes.ids().iter().copied().zip(counters).collect()
-    }
-
-    pub(crate) fn totals(&self) -> Result<AllocTotals, MapAccessError> {
-        let per_cpu = self.maps.totals.get(&0, 0).map_err(access("TOTALS", "read"))?;
-        Ok(per_cpu.iter().fold(AllocTotals::default(), |sum, cpu| AllocTotals {
-            unknown_node: sum.unknown_node.wrapping_add(cpu.unknown_node),
-            resolved: sum.resolved.wrapping_add(cpu.resolved),
-            preemptible: sum.preemptible.wrapping_add(cpu.preemptible),
-        }))
     }
 }

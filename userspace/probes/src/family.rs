@@ -1,6 +1,6 @@
 //! One object with the programs of a family, loaded and attached each on its own.
 
-use std::{collections::BTreeMap, io, os::fd::AsFd, time::Duration};
+use std::{collections::BTreeMap, io, os::fd::AsFd as _, sync::Arc};
 
 use aya::{
     Btf, Ebpf, EbpfLoader,
@@ -10,7 +10,8 @@ use aya::{
 use numaward_abi::{MAX_NODE_IDS, NodeTable};
 
 use crate::{
-    CgroupId, MapAccessError, Mode, Obstacle, Probe, ProbeReport, ProbeStats,
+    CgroupId, MapAccessError, Mode, Obstacle, Probe, ProbeReport,
+    costs::FamilyCosts,
     error::Refusal,
     maps::{access, set},
     sys,
@@ -42,7 +43,7 @@ pub(crate) struct Family {
     generation: Option<(Array<MapData, u64>, u64)>,
     /// In objects that know of nodes: the map, and what it holds.
     node_table: Option<(Array<MapData, NodeTable>, NodeTable)>,
-    lost: Option<Array<MapData, u64>>,
+    lost: Option<Arc<Array<MapData, u64>>>,
     /// Which programs serve a probe.
     programs: Vec<(Probe, &'static str)>,
     /// The attachments of programs on BTF tracepoints.
@@ -69,7 +70,7 @@ impl Family {
             roots: take(&mut ebpf, "ROOTS")?.ok_or(Refusal::Incomplete("ROOTS"))?,
             generation: take(&mut ebpf, "GENERATION")?.map(|map| (map, 0)),
             node_table: take(&mut ebpf, "NODE_TABLE")?.map(|map| (map, unwritten)),
-            lost: take(&mut ebpf, "LOST")?,
+            lost: take(&mut ebpf, "LOST")?.map(Arc::new),
             ebpf,
             programs: Vec::new(),
             links: BTreeMap::new(),
@@ -244,25 +245,14 @@ impl Family {
         self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(access("LOST", "read")))
     }
 
-    /// What each probe of the family has cost, attached or not. What found no room in a map is booked to the first.
-    pub(crate) fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        let mut all: Vec<ProbeStats> = Vec::new();
-        for &(probe, name) in &self.programs {
-            let Some(Ok(fd)) = self.ebpf.program(name).map(Program::fd) else { continue };
-            let stats = program_stats(probe, fd)?;
-            match all.iter_mut().find(|sum| sum.probe == probe) {
-                Some(sum) => {
-                    sum.run_time += stats.run_time;
-                    sum.run_count += stats.run_count;
-                    sum.events_lost += stats.events_lost;
-                }
-                None => all.push(stats),
-            }
-        }
-        if let (Some(first), Some(lost)) = (all.first_mut(), &self.lost) {
-            first.events_lost += lost.get(&0, 0).map_err(io::Error::other)?;
-        }
-        Ok(all)
+    /// The family's programs, and the map that counts what found no room in another.
+    pub(crate) fn costs(&self) -> io::Result<FamilyCosts> {
+        let program = |&(probe, name): &(Probe, &'static str)| {
+            let fd = self.ebpf.program(name)?.fd().ok()?;
+            Some(fd.as_fd().try_clone_to_owned().map(|fd| (probe, fd)))
+        };
+        let programs = self.programs.iter().filter_map(program).collect::<io::Result<_>>()?;
+        Ok(FamilyCosts { programs, lost: self.lost.clone() })
     }
 }
 
@@ -271,16 +261,6 @@ fn take<T: TryFrom<Map, Error = MapError>>(
     name: &'static str,
 ) -> Result<Option<T>, Refusal> {
     ebpf.take_map(name).map(T::try_from).transpose().map_err(|_| Refusal::Incomplete(name))
-}
-
-fn program_stats(probe: Probe, program: &ProgramFd) -> io::Result<ProbeStats> {
-    let field = sys::fdinfo(program.as_fd())?;
-    Ok(ProbeStats {
-        probe,
-        run_time: Duration::from_nanos(field("run_time_ns").unwrap_or(0)),
-        run_count: field("run_cnt").unwrap_or(0),
-        events_lost: field("recursion_misses").unwrap_or(0),
-    })
 }
 
 /// Bytes that the maps of an object take of the kernel's memory; 0 for those of which the kernel reports none.

@@ -18,6 +18,8 @@ mod activity;
 mod alloc;
 mod btf;
 mod chains;
+mod costs;
+mod counter_maps;
 mod duty;
 mod error;
 mod event;
@@ -41,6 +43,7 @@ mod rows;
 mod self_check;
 mod slots;
 mod sys;
+mod tables;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tracefs;
@@ -51,6 +54,8 @@ pub use activity::{
     OOM_CONSTRAINT_NAMES, Scanned, Stalls,
 };
 pub use chains::{CallChain, Stack};
+pub use costs::Costs;
+pub use counter_maps::{ActivityCounters, AllocationCounters, CounterMaps};
 pub use duty::DutyCycle;
 pub use error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError};
 pub use event::{Incident, ProbeEvent};
@@ -58,8 +63,8 @@ pub use intruders::{CpuUse, Intruder, IntruderClass};
 pub use nodes::{NoSections, home};
 pub use numaward_abi::{CgroupId, ChainKind};
 pub use options::{ChainOptions, DEFAULT_SLOTS, Fakes, Options};
-pub use others::ActivityCounters;
 pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
+pub use slots::Holders;
 pub use sys::give_memory_back;
 pub use types::{BySlot, Counters, NodeCounters, Pages, SlotId, Snapshot};

@@ -4,25 +4,19 @@
 //! Each family is an object of its own, with its own table of registered cgroups; what is missing for one on this
 //! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
 
-use std::{
-    collections::BTreeMap,
-    os::fd::AsFd as _,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Instant};
 
 use aya::{
     EbpfLoader,
     maps::{MapData, RingBuf},
 };
-use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, OTHER_SLOT, ScanCounters, StallCounters};
-use numaward_topology::{HugepageSize, Machine, NodeId, NodeSet};
+use numaward_abi::{MIGRATE_REASONS, OOM_CONSTRAINTS, ScanCounters, StallCounters};
+use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
-    Activity, BySlot, CallChain, CgroupId, MapAccessError, Mode, Options, Pages, Probe, ProbeEvent,
-    ProbeReport, Scanned, Stalls,
-    activity::{Columns, growth},
+    Activity, CallChain, CgroupId, MapAccessError, Mode, Options, Probe, ProbeEvent, ProbeReport,
+    activity::Columns,
     alloc::Alloc,
     btf::BtfError,
     chains::Chains,
@@ -36,119 +30,13 @@ use crate::{
     kernel::Kernel,
     nodes::Numbering,
     objects::{FAULTS, TROUBLE},
-    slots::Slots,
-    sys, tracefs,
+    slots::{Base, Slots},
+    tables::{Layout, Of, Table},
+    tracefs,
 };
 
 /// Memory that the matrix of accesses may take before only local and remote are distinguished.
 const ACCESS_LIMIT: u64 = 64 << 20;
-
-/// The counters of a probe.
-struct Table {
-    name: &'static str,
-    map: MapData,
-    /// 64-bit numbers of a slot.
-    words: usize,
-}
-
-impl Table {
-    fn new(family: &mut Family, name: &'static str, words: usize) -> Result<Self, Refusal> {
-        Ok(Self { name, map: family.take_data(name)?, words })
-    }
-
-    /// The counters of `count` slots from `first` on.
-    fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
-        let mut values = vec![0; count as usize * self.words];
-        sys::add_array(self.map.fd().as_fd(), first as usize * self.words, &mut values)
-            .map_err(|source| MapAccessError { map: self.name, action: "read", source })?;
-        Ok(values)
-    }
-}
-
-/// The tables, in this order; absent where their probe is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Of {
-    Access,
-    Scan,
-    Migrated,
-    Stalls,
-    OomKills,
-    Dram,
-    Hugepages,
-}
-
-/// The meaning of the words in the tables.
-#[derive(Debug, Default)]
-struct Layout {
-    nodes: Vec<NodeId>,
-    columns: Columns,
-    /// `None` without counters of accesses to DRAM.
-    has_local_dram: Option<bool>,
-    /// `None` without the probe of hugepages.
-    hugepage_sizes: Option<Vec<HugepageSize>>,
-}
-
-impl Layout {
-    fn decode<'a>(&self, counters: impl Iterator<Item = (Of, &'a [u64])>) -> Activity {
-        let mut activity = Activity::default();
-        for (of, words) in counters {
-            match of {
-                Of::Access => activity.accesses = self.columns.read(&self.nodes, words),
-                Of::Scan => {
-                    if let &[sampled, excluded] = words {
-                        activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
-                    }
-                }
-                Of::Migrated => {
-                    activity.migrated =
-                        words.first_chunk().map_or(activity.migrated, |pages| pages.map(Pages));
-                }
-                Of::Stalls => {
-                    if let Some((&buckets, &[nanoseconds])) = words.split_first_chunk() {
-                        activity.stalls = Stalls { buckets, total: Duration::from_nanos(nanoseconds) };
-                    }
-                }
-                Of::Dram => {
-                    let read = |has_local| hardware::counters(&self.nodes, has_local, words);
-                    activity.dram = self.has_local_dram.map(read).unwrap_or_default();
-                }
-                Of::Hugepages => {
-                    let read = |sizes: &Vec<_>| hugepages::counters(&self.nodes, sizes, words);
-                    activity.hugepages = self.hugepage_sizes.as_ref().map(read).unwrap_or_default();
-                }
-                Of::OomKills => {
-                    activity.oom_kills = words.first_chunk().copied().unwrap_or_default();
-                }
-            }
-        }
-        activity
-    }
-}
-
-/// The counters of all probes but that of allocations, copied from the kernel. To decode them takes ten times as long as to copy them,
-/// and needs no access to the probes.
-#[derive(Debug, Default)]
-pub struct ActivityCounters {
-    layout: Layout,
-    /// 64-bit numbers of a slot, and the counters of all slots.
-    tables: BTreeMap<Of, (usize, Vec<u64>)>,
-    held: Vec<u32>,
-    end: u32,
-}
-
-impl ActivityCounters {
-    /// The activity of each registered workload since it was registered, and of all else.
-    pub fn decode(&self) -> (BySlot<Activity>, Activity) {
-        let of_slot = |slot: u32| {
-            self.layout.decode(self.tables.iter().filter_map(|(&of, (words, counters))| {
-                let start = slot as usize * words;
-                Some((of, counters.get(start..start + words)?))
-            }))
-        };
-        let slots = self.held.iter().map(|&slot| (slot, of_slot(slot)));
-        (BySlot::new(self.end, slots), of_slot(OTHER_SLOT))
-    }
-}
 
 /// The attached families.
 #[derive(Default)]
@@ -156,9 +44,7 @@ pub(crate) struct Others {
     nodes: Numbering,
     columns: Columns,
     families: Vec<Family>,
-    tables: BTreeMap<Of, Table>,
-    /// What the slots had counted when they were taken.
-    bases: BTreeMap<u32, BTreeMap<Of, Vec<u64>>>,
+    tables: BTreeMap<Of, Arc<Table>>,
     /// The kills.
     events: Option<RingBuf<MapData>>,
     long_stalls: Option<EventGate>,
@@ -182,7 +68,7 @@ impl Others {
             let words = hugepages.words_of_slot(&others.nodes);
             let table = Table::new(&mut hugepages.family, hugepages::MAP, words)?;
             if report.mode != Mode::Absent {
-                others.tables.insert(Of::Hugepages, table);
+                others.tables.insert(Of::Hugepages, Arc::new(table));
                 others.hugepages = Some(hugepages);
             }
             others.reports.push(report);
@@ -205,7 +91,7 @@ impl Others {
             let words = others.nodes.capacity() as usize * hardware::WORDS;
             let dram = Table::new(&mut hardware.family, "DRAM", words)?;
             if report.mode != Mode::Absent {
-                others.tables.insert(Of::Dram, dram);
+                others.tables.insert(Of::Dram, Arc::new(dram));
                 others.hardware = Some(hardware);
             }
             others.reports.push(report);
@@ -251,7 +137,7 @@ impl Others {
         if options.others.contains(&probe) {
             let report = attach_by_first(family, probe, ways, kernel.btf());
             if report.mode != Mode::Absent {
-                self.tables.insert(of, Table::new(family, name, words)?);
+                self.tables.insert(of, Arc::new(Table::new(family, name, words)?));
             }
             self.reports.push(report);
         }
@@ -371,13 +257,14 @@ impl Others {
         Ok(())
     }
 
-    /// Books what `cgroup` and those below it do to `slot`, from now on. `allowed` are the nodes promised to it.
+    /// Books what `cgroup` and those below it do to `slot`, from now on. `allowed` are the nodes promised to it. Returns what the slot
+    /// has counted before, by table; without those that are all zero.
     pub(crate) fn add_root(
         &mut self,
         cgroup: CgroupId,
         slot: u32,
         allowed: Option<&NodeSet>,
-    ) -> Result<(), MapAccessError> {
+    ) -> Result<BTreeMap<Of, Vec<u64>>, MapAccessError> {
         let mut base = self.read_tables(slot, 1)?;
         // A slot that nobody had before has counted nothing, and there may be thousands.
         base.retain(|_, words| words.iter().any(|&word| word > 0));
@@ -389,15 +276,13 @@ impl Others {
         if let Some(gate) = &mut self.long_stalls {
             added = added.and_then(|()| gate.watch(slot));
         }
-        match &added {
-            Ok(()) if base.is_empty() => {}
-            Ok(()) => drop(self.bases.insert(slot, base)),
-            Err(_) => self.families_mut().for_each(|family| {
+        if added.is_err() {
+            self.families_mut().for_each(|family| {
                 // Those that come after the one that failed never had it.
                 let _best_effort = family.remove_root(cgroup);
-            }),
+            });
         }
-        added
+        added.map(|()| base)
     }
 
     /// Sets which nodes are promised to the holder of a slot.
@@ -442,7 +327,6 @@ impl Others {
         if let Some(chains) = &mut self.chains {
             chains.end(slot);
         }
-        self.bases.remove(&slot);
         result
     }
 
@@ -459,41 +343,18 @@ impl Others {
         self.families_mut().try_for_each(|family| family.set_nodes(&table))
     }
 
-    /// The counters of the slots below `end` since they were taken, and of all else.
-    pub(crate) fn read(
-        &self,
-        held: impl Iterator<Item = u32>,
-        end: u32,
-    ) -> Result<ActivityCounters, MapAccessError> {
-        let mut tables = BTreeMap::new();
-        for (&of, table) in &self.tables {
-            let mut counters = table.read(OTHER_SLOT, end)?;
-            for (&slot, bases) in self.bases.range(..end) {
-                let start = slot as usize * table.words;
-                if let (Some(base), Some(now)) =
-                    (bases.get(&of), counters.get_mut(start..start + table.words))
-                {
-                    let grown = growth(base, now).into_owned();
-                    now.copy_from_slice(&grown);
-                }
-            }
-            tables.insert(of, (table.words, counters));
-        }
-        Ok(ActivityCounters { layout: self.layout(), tables, held: held.collect(), end })
-    }
-
     /// The activity of one slot since it was taken.
-    pub(crate) fn read_one(&self, slot: u32) -> Result<Activity, MapAccessError> {
-        let mut now = self.read_tables(slot, 1)?;
-        if let Some(bases) = self.bases.get(&slot) {
-            for (of, now) in &mut now {
-                *now = growth(bases.get(of).map_or(&[], Vec::as_slice), now).into_owned();
-            }
-        }
-        Ok(self.layout().decode(now.iter().map(|(of, words)| (*of, words.as_slice()))))
+    pub(crate) fn read_one(&self, slot: u32, base: &Base) -> Result<Activity, MapAccessError> {
+        let now = self.read_tables(slot, 1)?;
+        Ok(base.decode_activity(&self.layout(), now.iter().map(|(of, words)| (*of, words.as_slice()))))
     }
 
-    fn layout(&self) -> Layout {
+    /// The tables that count.
+    pub(crate) fn tables(&self) -> &BTreeMap<Of, Arc<Table>> {
+        &self.tables
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
         Layout {
             nodes: self.nodes.ids().to_owned(),
             columns: self.columns,

@@ -1,8 +1,8 @@
 //! All probes of a host, and the slots that they count by.
 
-use std::{collections::BTreeMap, io, os::fd::OwnedFd, time::Instant};
+use std::{collections::BTreeMap, io, os::fd::OwnedFd, sync::Arc, time::Instant};
 
-use numaward_abi::{CgroupId, OTHER_SLOT};
+use numaward_abi::CgroupId;
 use numaward_topology::{CpuId, Machine, Need, NodeSet};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
@@ -10,6 +10,8 @@ use crate::{
     activity::Activity,
     alloc::Alloc,
     chains::CallChain,
+    costs::Costs,
+    counter_maps::CounterMaps,
     duty::DutyCycle,
     error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError},
     event::ProbeEvent,
@@ -19,12 +21,12 @@ use crate::{
     kernel::Kernel,
     needs,
     options::Options,
-    others::{ActivityCounters, Others},
-    report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats},
+    others::Others,
+    report::{MapUsage, Mode, Obstacle, Probe, ProbeReport},
     rows,
-    slots::{Holder, Slots},
+    slots::{Base, Holder, Holders, Slots},
     sys,
-    types::{BySlot, NodeCounters, SlotId, Snapshot},
+    types::{NodeCounters, SlotId},
 };
 
 /// Lets the kernel count runs and time of BPF programs until the window, which is returned, is dropped.
@@ -42,6 +44,7 @@ pub struct Probes {
     others: Others,
     slots: Slots,
     reports: Vec<ProbeReport>,
+    costs: Arc<Costs>,
     skips_single_node_cpusets: Option<bool>,
 }
 
@@ -90,7 +93,19 @@ impl Probes {
         let skips_single_node_cpusets = (!options.others.is_empty()).then(skips).flatten();
         drop(kernel);
         sys::give_memory_back();
-        Self { alloc, others, slots: Slots::new(options.slots), reports, skips_single_node_cpusets }
+        let mut probes = Self {
+            alloc,
+            others,
+            slots: Slots::new(options.slots),
+            reports,
+            costs: Arc::default(),
+            skips_single_node_cpusets,
+        };
+        match probes.families().map(Family::costs).collect::<io::Result<_>>() {
+            Ok(costs) => probes.costs = Arc::new(Costs(costs)),
+            Err(error) => log::warn!("the costs of the probes cannot be read: {error}"),
+        }
+        probes
     }
 
     /// Whether this process must keep `CAP_BPF` for the calls that come: before Linux 5.19, `bpf(2)` serves nobody without
@@ -128,12 +143,11 @@ impl Probes {
         }
         let slot = self.slots.next(Instant::now());
         let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
-        let mut base = Vec::new();
-        self.others.add_root(cgroup, slot, allowed)?;
+        let mut base = Base { tables: self.others.add_root(cgroup, slot, allowed)?, ..Base::default() };
         if let Some(alloc) = &mut self.alloc {
-            let added = alloc.rows.read(slot, 1).and_then(|read| {
+            let added = alloc.counters().rows.read(slot, 1).and_then(|read| {
                 if read.iter().any(|&word| word > 0) {
-                    base = read;
+                    base.rows = read;
                 }
                 alloc.add_root(cgroup, slot, allowed)
             });
@@ -141,7 +155,7 @@ impl Probes {
                 let _best_effort = self.others.remove_root(cgroup, slot);
             })?;
         }
-        self.slots.take(slot, Holder { cgroup, base, allowed: allowed.cloned() });
+        self.slots.take(slot, Holder { cgroup, base: Arc::new(base), allowed: allowed.cloned() });
         Ok(SlotId(slot))
     }
 
@@ -172,7 +186,8 @@ impl Probes {
         let mut last = NodeCounters::new();
         if let Some(alloc) = &mut self.alloc {
             alloc.remove_root(holder.cgroup, slot.0)?;
-            last = alloc.since(&holder.base, &alloc.rows.read(slot.0, 1)?);
+            let counters = alloc.counters();
+            last = counters.since(&holder.base.rows, &counters.rows.read(slot.0, 1)?);
         }
         self.others.remove_root(holder.cgroup, slot.0)?;
         self.slots.free(slot.0, Instant::now());
@@ -184,22 +199,19 @@ impl Probes {
         self.slots.cooling(Instant::now())
     }
 
-    /// Reads all counters.
-    pub fn counters(&self) -> Result<Snapshot, MapAccessError> {
-        let Some(alloc) = &self.alloc else { return Ok(Snapshot::default()) };
-        let end = self.slots.in_use_up_to();
-        let now = alloc.rows.read(OTHER_SLOT, end)?;
-        let of = |slot: u32| {
-            let words = alloc.rows.layout.words_of_slot();
-            let start = slot as usize * words;
-            now.get(start..start + words).unwrap_or_default()
-        };
-        let slots = self.slots.holders().map(|(slot, holder)| (slot, alloc.since(&holder.base, of(slot))));
-        Ok(Snapshot {
-            slots: BySlot::new(end, slots),
-            other: alloc.since(&[], of(OTHER_SLOT)),
-            unknown_node: alloc.all_of(alloc.totals()?.unknown_node),
-        })
+    /// The maps that count, to be read without access to the probes.
+    pub fn counter_maps(&self) -> CounterMaps {
+        CounterMaps {
+            alloc: self.alloc.as_ref().map(Alloc::counters).cloned(),
+            tables: self.others.tables().clone(),
+            layout: self.others.layout(),
+            holders: self.holders(),
+        }
+    }
+
+    /// The workloads that hold slots now.
+    pub fn holders(&self) -> Holders {
+        self.slots.held().clone()
     }
 
     /// Attaches or detaches the allocation probe as its duty cycle demands ([`Options::duty_cycle`]); to be called
@@ -217,16 +229,10 @@ impl Probes {
         self.alloc.as_ref().and_then(Alloc::duty_cycle)
     }
 
-    /// The counters of all but allocations: of each registered workload since it was registered, and of all else.
-    pub fn activity(&self) -> Result<ActivityCounters, MapAccessError> {
-        let held = self.slots.holders().map(|(slot, _)| slot);
-        self.others.read(held, self.slots.in_use_up_to())
-    }
-
-    /// The same of one workload. [`Probes::release`] does not return it: ask before.
+    /// What all probes but that of allocations count for a workload. [`Probes::release`] does not return it: ask before.
     pub fn activity_of(&self, slot: SlotId) -> Result<Activity, SlotError> {
-        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
-        Ok(self.others.read_one(slot.0)?)
+        let holder = self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        Ok(self.others.read_one(slot.0, &holder.base)?)
     }
 
     /// What the probes reported since the last call. They keep some hundred events; what finds no room is counted in
@@ -282,8 +288,8 @@ impl Probes {
     /// How full the maps are.
     pub fn map_usage(&self) -> Vec<MapUsage> {
         let Some(alloc) = &self.alloc else { return Vec::new() };
-        let (held, slots) = (self.slots.held() as u64, u64::from(self.slots.capacity()));
-        let per_slot = alloc.rows.layout.entries_of_slot();
+        let (held, slots) = (self.slots.count_held() as u64, u64::from(self.slots.capacity()));
+        let per_slot = alloc.counters().rows.layout.entries_of_slot();
         vec![
             MapUsage { map: "ROOTS", entries: held, capacity: slots },
             // One slot more, for all that is not registered.
@@ -301,10 +307,9 @@ impl Probes {
         self.families().map(|family| (family.name, family.map_bytes))
     }
 
-    /// What each attached probe has cost so far.
-    pub fn stats(&self) -> io::Result<Vec<ProbeStats>> {
-        let stats: Vec<_> = self.families().map(Family::stats).collect::<io::Result<_>>()?;
-        Ok(stats.concat())
+    /// Handles of the programs, to read what the probes cost.
+    pub fn costs(&self) -> Arc<Costs> {
+        self.costs.clone()
     }
 
     /// Passes the probes' debug messages on to the `log` crate. Nothing to do unless

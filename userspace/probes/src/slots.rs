@@ -9,32 +9,76 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use numaward_abi::OTHER_SLOT;
 use numaward_topology::NodeSet;
 
-use crate::CgroupId;
+use crate::{
+    Activity, CgroupId,
+    activity::growth,
+    tables::{Layout, Of},
+};
 
 /// How long a freed slot is not given to another workload.
 pub(crate) const COOLING: Duration = Duration::from_secs(1);
 
+/// The counters of a slot when its holder took it. Empty ones are all zero.
+#[derive(Debug, Default)]
+pub(crate) struct Base {
+    /// Those of allocations: the slot's row for each node index.
+    pub(crate) rows: Vec<u64>,
+    /// Those of all other probes.
+    pub(crate) tables: BTreeMap<Of, Vec<u64>>,
+}
+
+impl Base {
+    /// The activity since then, by the counters of now.
+    pub(crate) fn decode_activity<'a>(
+        &self,
+        layout: &Layout,
+        now: impl Iterator<Item = (Of, &'a [u64])>,
+    ) -> Activity {
+        layout.decode(now.map(|(of, now)| (of, growth(self.tables.get(&of).map_or(&[], Vec::as_slice), now))))
+    }
+}
+
 /// A workload that holds a slot.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Holder {
     /// The root of its cgroups.
     pub(crate) cgroup: CgroupId,
-    /// The slot's row of counters for each node index, when it took the slot.
-    pub(crate) base: Vec<u64>,
+    /// Shared with nothing but copies of this holder, so that its address identifies the holder.
+    pub(crate) base: Arc<Base>,
     pub(crate) allowed: Option<NodeSet>,
+}
+
+/// The workloads that hold slots, at one instant. To clone it copies nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Holders(Arc<BTreeMap<u32, Holder>>);
+
+impl Holders {
+    /// The slots and what they had counted before, of those that have the same holder `then`.
+    pub(crate) fn also_in(&self, then: &Self) -> impl Iterator<Item = (u32, &Base)> {
+        self.0.iter().filter_map(|(&slot, holder)| {
+            let was = then.0.get(&slot)?;
+            Arc::ptr_eq(&was.base, &holder.base).then_some((slot, &*holder.base))
+        })
+    }
+
+    /// Number of slots, [`OTHER_SLOT`] included, that may hold counts.
+    pub(crate) fn in_use_up_to(&self) -> u32 {
+        self.0.keys().next_back().map_or(1, |&last| last + 1)
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Slots {
     /// All slots, [`OTHER_SLOT`] included.
     capacity: u32,
-    held: BTreeMap<u32, Holder>,
+    held: Holders,
     cooling: BTreeMap<u32, Instant>,
     /// No slot from here on was ever held.
     fresh: u32,
@@ -45,7 +89,7 @@ impl Slots {
     pub(crate) fn new(slots: u32) -> Self {
         Self {
             capacity: slots.saturating_add(1),
-            held: BTreeMap::new(),
+            held: Holders::default(),
             cooling: BTreeMap::new(),
             fresh: OTHER_SLOT + 1,
         }
@@ -61,36 +105,40 @@ impl Slots {
     pub(crate) fn take(&mut self, slot: u32, holder: Holder) {
         self.cooling.remove(&slot);
         self.fresh = self.fresh.max(slot + 1);
-        self.held.insert(slot, holder);
+        self.held_mut().insert(slot, holder);
     }
 
     pub(crate) fn free(&mut self, slot: u32, now: Instant) -> Option<Holder> {
-        let holder = self.held.remove(&slot)?;
+        let holder = self.held_mut().remove(&slot)?;
         self.cooling.insert(slot, now);
         Some(holder)
     }
 
     pub(crate) fn set_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) {
-        if let Some(holder) = self.held.get_mut(&slot) {
+        if let Some(holder) = self.held_mut().get_mut(&slot) {
             holder.allowed = allowed.cloned();
         }
     }
 
     pub(crate) fn holder(&self, slot: u32) -> Option<&Holder> {
-        self.held.get(&slot)
+        self.held.0.get(&slot)
     }
 
     pub(crate) fn holders(&self) -> impl Iterator<Item = (u32, &Holder)> {
-        self.held.iter().map(|(&slot, holder)| (slot, holder))
+        self.held.0.iter().map(|(&slot, holder)| (slot, holder))
+    }
+
+    /// The holders as they are now.
+    pub(crate) fn held(&self) -> &Holders {
+        &self.held
+    }
+
+    fn held_mut(&mut self) -> &mut BTreeMap<u32, Holder> {
+        Arc::make_mut(&mut self.held.0)
     }
 
     pub(crate) fn is_registered(&self, cgroup: CgroupId) -> bool {
-        self.held.values().any(|holder| holder.cgroup == cgroup)
-    }
-
-    /// Number of slots, [`OTHER_SLOT`] included, that may hold counts.
-    pub(crate) fn in_use_up_to(&self) -> u32 {
-        self.held.keys().next_back().map_or(1, |&last| last + 1)
+        self.held.0.values().any(|holder| holder.cgroup == cgroup)
     }
 
     pub(crate) fn capacity(&self) -> u32 {
@@ -102,8 +150,8 @@ impl Slots {
         self.cooling.values().filter(|&&freed| now.saturating_duration_since(freed) < COOLING).count()
     }
 
-    pub(crate) fn held(&self) -> usize {
-        self.held.len()
+    pub(crate) fn count_held(&self) -> usize {
+        self.held.0.len()
     }
 }
 
@@ -112,7 +160,7 @@ mod tests {
     use super::*;
 
     fn holder(cgroup: u64) -> Holder {
-        Holder { cgroup: CgroupId(cgroup), base: Vec::new(), allowed: None }
+        Holder { cgroup: CgroupId(cgroup), base: Arc::default(), allowed: None }
     }
 
     #[test]
@@ -124,7 +172,7 @@ mod tests {
             let slot = slots.next(start).unwrap();
             slots.take(slot, holder(cgroup));
         }
-        assert_eq!((slots.held(), slots.capacity(), slots.in_use_up_to()), (2, 2, 3));
+        assert_eq!((slots.count_held(), slots.capacity(), slots.held().in_use_up_to()), (2, 2, 3));
         assert_eq!(slots.next(later), None, "all are held");
         assert!(slots.is_registered(CgroupId(10)));
 
@@ -134,7 +182,7 @@ mod tests {
         assert_eq!(slots.next(later.checked_sub(Duration::from_nanos(1)).unwrap()), None);
         assert_eq!((slots.cooling(start), slots.cooling(later)), (1, 0));
         assert_eq!(slots.next(later), Some(1));
-        assert_eq!(slots.in_use_up_to(), 3, "slot 2 is still held");
+        assert_eq!(slots.held().in_use_up_to(), 3, "slot 2 is still held");
     }
 
     #[test]
@@ -155,5 +203,24 @@ mod tests {
         slots.free(2, start);
         assert_eq!(slots.next(start), Some(4), "2 is cooling");
         assert_eq!(slots.next(start + COOLING), Some(2));
+    }
+
+    #[test]
+    fn counters_of_a_slot_that_changed_hands_belong_to_no_holder() {
+        let start = Instant::now();
+        let mut slots = Slots::new(4);
+        for (slot, cgroup) in [(1, 10), (2, 11), (3, 12)] {
+            slots.take(slot, holder(cgroup));
+        }
+        let before = slots.held().clone();
+        slots.free(1, start);
+        slots.free(2, start);
+        // The same cgroup again: what it had counted was returned when it gave up its slot.
+        slots.take(2, holder(11));
+        slots.set_allowed(3, Some(&"0".parse().unwrap()));
+        slots.take(4, holder(13));
+        let same: Vec<u32> = slots.held().also_in(&before).map(|(slot, _)| slot).collect();
+        assert_eq!(same, [3]);
+        assert_eq!(before.also_in(&before).count(), 3);
     }
 }

@@ -26,7 +26,7 @@ use std::{
 
 use numaward_probes::{
     CgroupId, Counters, DutyCycle, Fakes, Incident, IntruderClass, Mode, NodeCounters, Options, Pages, Probe,
-    ProbeEvent, Probes, RegisterError, SelfCheck, SlotError, SlotId,
+    ProbeEvent, Probes, RegisterError, SelfCheck, SlotError, SlotId, Snapshot,
     pmu::{Event, Events},
     stats_window,
 };
@@ -452,8 +452,12 @@ fn sum(nodes: &NodeCounters) -> Counters {
     })
 }
 
+fn counters(probes: &Probes) -> Snapshot {
+    probes.counter_maps().allocations().unwrap().unwrap().decode(&probes.holders())
+}
+
 fn counted(probes: &Probes, slot: SlotId) -> Counters {
-    sum(probes.counters().unwrap().slots.get(slot).unwrap())
+    sum(counters(probes).slots.get(slot).unwrap())
 }
 
 trait User {
@@ -514,7 +518,7 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     process.touch(PAGES);
     let now = counted(&probes, slot);
     // With several nodes, the process's own may be full.
-    let lost = |probes: &Probes| if lossy { probes.stats().unwrap()[0].events_lost } else { 0 };
+    let lost = |probes: &Probes| if lossy { probes.costs().read().unwrap()[0].events_lost } else { 0 };
     assert_pages_but(lost(&probes), now.user(), PAGES);
     assert_eq!(now.user_outside.0, 0);
     if host.machine.nodes.len() == 1 {
@@ -524,7 +528,7 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     assert!(now.kernel.0 >= PAGES / of_table() && now.kernel.0 < PAGES / 64, "{now:?}");
     process.touch(PAGES);
     assert_pages_but(lost(&probes), counted(&probes, slot).user(), 2 * PAGES);
-    assert_eq!(probes.counters().unwrap().unknown_node.0, 0);
+    assert_eq!(counters(&probes).unknown_node.0, 0);
 
     let usage = probes.map_usage();
     assert_eq!((usage[0].map, usage[0].entries, usage[0].capacity), ("ROOTS", 1, u64::from(slots)));
@@ -599,9 +603,9 @@ fn overrun(host: &Host) {
     let mut miss = |probes: &Probes, cgroup: &Cgroup| {
         fs::write(cgroup.0.join("cgroup.procs"), process.child.id().to_string()).unwrap();
         process.touch(8);
-        probes.stats().unwrap()[0].events_lost
+        probes.costs().read().unwrap()[0].events_lost
     };
-    let before = probes.stats().unwrap()[0].events_lost;
+    let before = probes.costs().read().unwrap()[0].events_lost;
     let mut lost = before;
     for cgroup in &cgroups {
         slots.push(probes.register(cgroup.id(), Some(&nowhere)).unwrap());
@@ -621,7 +625,7 @@ fn overrun(host: &Host) {
     let unlucky = workloads - first.len();
     assert!(lost - before >= unlucky as u64, "{lost} lost, {before} before, {unlucky} not reported");
     // Every one of them is counted as ever, reported or not.
-    let counted = probes.counters().unwrap();
+    let counted = counters(&probes);
     assert!(
         slots.iter().all(|slot| sum(counted.slots.get(*slot).unwrap()).user_outside.0 >= 8),
         "{counted:?}"
@@ -693,7 +697,7 @@ fn slot_reuse(host: &Host) {
 }
 
 fn unknown(probes: &Probes) -> Pages {
-    probes.counters().unwrap().unknown_node
+    counters(probes).unknown_node
 }
 
 /// What a process touches before and after the probes, which know a machine without this host's node, learn of it.
@@ -779,7 +783,7 @@ fn no_slot(host: &Host) {
     let cgroup = host.cgroup("other");
     let mut process = Toucher::new(&cgroup.0);
     assert!(matches!(probes.register(cgroup.id(), None), Err(RegisterError::NoSlot { slots: 0 })));
-    let other = |probes: &Probes| sum(&probes.counters().unwrap().other).user();
+    let other = |probes: &Probes| sum(&counters(probes).other).user();
     let before = other(&probes);
     process.touch(PAGES);
     assert!(other(&probes) >= before + PAGES);
@@ -789,11 +793,11 @@ fn stats(host: &Host) {
     let probes = host.probes();
     let cgroup = host.cgroup("stats");
     let mut process = Toucher::new(&cgroup.0);
-    let before = probes.stats().unwrap()[0];
+    let before = probes.costs().read().unwrap()[0];
     let window = stats_window().unwrap();
     process.touch(PAGES);
     drop(window);
-    let after = probes.stats().unwrap()[0];
+    let after = probes.costs().read().unwrap()[0];
     let runs = after.run_count - before.run_count;
     let time = after.run_time.saturating_sub(before.run_time);
     // With huge pages, one event is as many pages as they have.
@@ -872,7 +876,7 @@ fn without_privileges_after_loading(host: &Host) {
         process.touch(PAGES);
         assert_pages(counted(&probes, slot).user(), PAGES);
         probes.set_allowed(slot, Some(&NodeSet::new())).unwrap();
-        probes.stats().unwrap();
+        probes.costs().read().unwrap();
         let error = stats_window().unwrap_err().to_string();
         assert!(error.contains("EPERM"), "{error}");
         probes.release(slot).unwrap();
@@ -900,7 +904,7 @@ fn without_privileges(host: &Host) {
     assert!(reason.contains("tp_btf: EPERM") && reason.contains("CAP_BPF"), "{reason}");
     let mut probes = probes;
     let slot = probes.register(CgroupId(1), None).unwrap();
-    assert!(probes.counters().unwrap().slots.values().next().is_none());
+    assert!(counters(&probes).slots.values().next().is_none());
     probes.release(slot).unwrap();
 }
 
@@ -1071,7 +1075,7 @@ fn hardware(host: &Host) {
         assert!(busy.1 >= PAGES / of_table() && busy.1 < 2 * PAGES, "{busy:?}");
         assert!(idle.1 < busy.1 / 2, "{busy:?} {idle:?}");
         assert_eq!(busy.0, if has_local { busy.1 } else { 0 }, "they are the same faults");
-        let lost = probes.stats().unwrap().last().unwrap().events_lost;
+        let lost = probes.costs().read().unwrap().last().unwrap().events_lost;
         assert_eq!(lost, 0, "every CPU has its counters");
 
         // The slot's next holder begins at nothing.

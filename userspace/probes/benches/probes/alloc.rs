@@ -132,7 +132,7 @@ impl Attached {
                 Ok((first + second, runs))
             }
             Self::Ours(probes) => {
-                let stats = probes.stats()?;
+                let stats = probes.costs().read()?;
                 let of_hook = [Probe::Alloc, Probe::AllocChains];
                 let of_hook = || stats.iter().filter(|stats| of_hook.contains(&stats.probe));
                 let first = of_hook().next().ok_or("no statistics")?;

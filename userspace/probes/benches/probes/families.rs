@@ -130,7 +130,7 @@ impl Load<'_> {
         let owner = probes.register(CgroupId(u64::MAX), None)?;
         probes.set_exclusive(&BTreeMap::from([(CpuId(self.cpu), owner)]))?;
         let measured = self.beside_empty(by_btf, || {
-            let stats = probes.stats()?;
+            let stats = probes.costs().read()?;
             let stats = stats.iter().find(|stats| stats.probe == probe).ok_or("no statistics")?;
             Ok((nanoseconds(stats.run_time), stats.run_count))
         })?;

@@ -1,0 +1,94 @@
+//! The tables of the probes other than that of allocations, and the meaning of their words.
+
+use std::{borrow::Cow, os::fd::AsFd as _, time::Duration};
+
+use aya::maps::MapData;
+use numaward_topology::{HugepageSize, NodeId};
+
+use crate::{
+    Activity, MapAccessError, Pages, Scanned, Stalls, activity::Columns, error::Refusal, family::Family,
+    hardware, hugepages, sys,
+};
+
+/// The counters of a probe.
+pub(crate) struct Table {
+    name: &'static str,
+    map: MapData,
+    /// 64-bit numbers of a slot.
+    pub(crate) words: usize,
+}
+
+impl Table {
+    pub(crate) fn new(family: &mut Family, name: &'static str, words: usize) -> Result<Self, Refusal> {
+        Ok(Self { name, map: family.take_data(name)?, words })
+    }
+
+    /// The counters of `count` slots from `first` on.
+    pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
+        let mut values = vec![0; count as usize * self.words];
+        sys::add_array(self.map.fd().as_fd(), first as usize * self.words, &mut values)
+            .map_err(|source| MapAccessError { map: self.name, action: "read", source })?;
+        Ok(values)
+    }
+}
+
+/// The tables, in this order; absent where their probe is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Of {
+    Access,
+    Scan,
+    Migrated,
+    Stalls,
+    OomKills,
+    Dram,
+    Hugepages,
+}
+
+/// The meaning of the words in the tables.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layout {
+    pub(crate) nodes: Vec<NodeId>,
+    pub(crate) columns: Columns,
+    /// `None` without counters of accesses to DRAM.
+    pub(crate) has_local_dram: Option<bool>,
+    /// `None` without the probe of hugepages.
+    pub(crate) hugepage_sizes: Option<Vec<HugepageSize>>,
+}
+
+impl Layout {
+    pub(crate) fn decode<'a>(&self, counters: impl Iterator<Item = (Of, Cow<'a, [u64]>)>) -> Activity {
+        let mut activity = Activity::default();
+        for (of, words) in counters {
+            let words = &*words;
+            match of {
+                Of::Access => activity.accesses = self.columns.read(&self.nodes, words),
+                Of::Scan => {
+                    if let &[sampled, excluded] = words {
+                        activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
+                    }
+                }
+                Of::Migrated => {
+                    activity.migrated =
+                        words.first_chunk().map_or(activity.migrated, |pages| pages.map(Pages));
+                }
+                Of::Stalls => {
+                    if let Some((&buckets, &[nanoseconds])) = words.split_first_chunk() {
+                        activity.stalls = Stalls { buckets, total: Duration::from_nanos(nanoseconds) };
+                    }
+                }
+                Of::Dram => {
+                    let read = |has_local| hardware::counters(&self.nodes, has_local, words);
+                    activity.dram = self.has_local_dram.map(read).unwrap_or_default();
+                }
+                Of::Hugepages => {
+                    let read = |sizes: &Vec<_>| hugepages::counters(&self.nodes, sizes, words);
+                    activity.hugepages = self.hugepage_sizes.as_ref().map(read).unwrap_or_default();
+                }
+                Of::OomKills => {
+                    activity.oom_kills = words.first_chunk().copied().unwrap_or_default();
+                }
+            }
+        }
+        activity
+    }
+}
