@@ -21,6 +21,8 @@ numaward exec --cpus 1 --memory 160Mi --memory-tier dram --name kept -- \
 wait_for 60 _loaded kept
 node=$(cat $cgroups/numaward/kept/cpuset.mems)
 mkdir $cgroups/idle $cgroups/greedy $cgroups/busy
+# Its pages are reclaimed last, so that those of the idle load are demoted.
+echo max >$cgroups/greedy/memory.low
 cat /sys/devices/system/node/node$node/cpulist | tee $cgroups/idle/cpuset.cpus >$cgroups/busy/cpuset.cpus
 numaward-load --size 128M --cgroup $cgroups/idle --report json >/tmp/idle.json &
 idle=$!

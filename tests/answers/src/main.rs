@@ -56,6 +56,8 @@ use self::{
 const WORKLOADS: usize = 1000;
 /// Clients that read them all the time.
 const CLIENTS: usize = 50;
+/// Time between bursts of creations while clients read.
+const BURST_INTERVAL: Duration = Duration::from_secs(1);
 /// What lies on the node that it is to leave: base pages, one by one.
 const LOAD: &str = "400M";
 /// What is promised to it: more than node 0 has, so that it is on node 1.
@@ -240,9 +242,11 @@ async fn scraped(runtime: &mut Runtime) -> Result<()> {
     let scrapers = Scrapers::start(CLIENTS);
     wait("clients to be answered", || Ok(scrapers.answers() > 4))?;
     let (before, start) = (scrapers.answers(), Instant::now());
-    // As many creations as it takes until each client has an answer.
+    // As many creations as it takes until each client has an answer. Without a pause, they would leave the readers next to nothing of
+    // the CPU.
     while start.elapsed() < LIMIT && (scrapers.clients_answered() < CLIENTS || runtime.is_short_of_calls()) {
         runtime.calls(CALLS / 5, true, || true).await?;
+        tokio::time::sleep(BURST_INTERVAL).await;
     }
     let (answers, took) = (scrapers.answers() - before, start.elapsed());
     let figures = [

@@ -14,8 +14,8 @@ use tokio::{
 use crate::problem::Failure;
 
 /// By so much, the `nice` value of a reader is above that of the daemon. Of a CPU that it shares with another thread, it then gets a
-/// quarter instead of half (`sched_prio_to_weight` in the kernel: 335 against 1024).
-const GIVE_WAY: i32 = 5;
+/// tenth instead of half (`sched_prio_to_weight` in the kernel: 110 against 1024).
+const GIVE_WAY: i32 = 10;
 
 /// Requests that are worked on at once; more wait.
 const MAX_READERS: usize = 8;
