@@ -1,6 +1,6 @@
 //! How each node is doing against what is promised on it and not yet used.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_engine::Conditions;
@@ -16,6 +16,9 @@ pub struct Headroom {
     pub look: u64,
     /// The nodes on which memory is promised.
     pub nodes: Vec<NodeHeadroom>,
+    /// What each node can give to workloads without a guarantee ([`NodeHeadroom::spare`]), also a node without a promise. A node
+    /// whose memory could not be read is not in it, and has none.
+    pub spare: BTreeMap<NodeId, Bytes>,
     /// Workloads without a guarantee, where a node is low or tight and somebody is to act.
     pub others: Vec<OtherWorkload>,
     /// Whether their page cache was read.
@@ -56,6 +59,11 @@ impl NodeHeadroom {
     /// What is available beyond what is promised, in bytes; below zero where a promise cannot be kept.
     pub fn room(&self) -> i64 {
         self.obtainable.0.cast_signed().saturating_sub_unsigned(self.unused.0)
+    }
+
+    /// What is available beyond what is promised and the margin.
+    pub fn spare(&self) -> Bytes {
+        Bytes(self.room().saturating_sub_unsigned(self.margin.0).max(0).cast_unsigned())
     }
 
     /// Whether there is so much that the node need not be low any more: twice the margin.

@@ -116,7 +116,7 @@ impl Observer {
         let memory = self.node_memory();
         let is_new = guard.of.as_ref().is_none_or(|of| !Arc::ptr_eq(of, &promises));
         let is_old = heeds || guard.read.is_none_or(|read| now.duration_since(read) >= READ);
-        let mut nodes = self.judge(&memory, &guard.claims);
+        let (mut nodes, mut spare) = self.judge(&memory, &guard.claims);
         let seems_low = nodes.iter().any(NodeHeadroom::is_short) || guard.lows.is_any();
         let may_read = guard.not_before.is_none_or(|not_before| now >= not_before);
         if seems_low && !is_new && !may_read {
@@ -136,7 +136,7 @@ impl Observer {
                 self.read_conditions(guard, &memory, &promises, &owned);
             }
             (guard.of, guard.read) = (Some(promises.clone()), Some(now));
-            nodes = self.judge(&memory, &guard.claims);
+            (nodes, spare) = self.judge(&memory, &guard.claims);
         }
         let news = guard.lows.judge(&mut nodes, now);
         self.report_headroom(&news);
@@ -166,7 +166,7 @@ impl Observer {
             .filter(|_| may_read || is_new)
             .or(guard.not_before);
         let conditions = guard.conditions.clone();
-        self.show_headroom(Headroom { look: 0, nodes, others, is_cache_read, conditions });
+        self.show_headroom(Headroom { look: 0, nodes, spare, others, is_cache_read, conditions });
     }
 
     /// What decisions have to heed, from these readings.
@@ -216,23 +216,28 @@ impl Observer {
         }
     }
 
-    /// How the nodes are doing on which memory is promised.
-    fn judge(&self, memory: &[(NodeId, Option<sysfs::NodeMemory>)], claims: &Claims) -> Vec<NodeHeadroom> {
-        let promised: BTreeSet<NodeId> = claims.nodes().collect();
-        let of = memory.iter().filter(|(node, _)| promised.contains(node));
-        of.filter_map(|(node, memory)| {
-            let memory = memory.as_ref()?;
-            Some(NodeHeadroom {
-                node: *node,
-                obtainable: claims.left(*node, self.obtainable(*node, memory)),
-                free: self.watermarks(*node).free(memory),
-                unused: claims.unused(*node),
+    /// How the nodes are doing on which memory is promised, and what each node has to spare.
+    fn judge(
+        &self,
+        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
+        claims: &Claims,
+    ) -> (Vec<NodeHeadroom>, BTreeMap<NodeId, Bytes>) {
+        let read = memory.iter().filter_map(|(node, memory)| Some((*node, memory.as_ref()?)));
+        let mut nodes: Vec<_> = read
+            .map(|(node, memory)| NodeHeadroom {
+                node,
+                obtainable: claims.left(node, self.obtainable(node, memory)),
+                free: self.watermarks(node).free(memory),
+                unused: claims.unused(node),
                 margin: margin(memory.base()),
                 is_low: false,
                 is_tight: false,
             })
-        })
-        .collect()
+            .collect();
+        let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
+        let promised: BTreeSet<NodeId> = claims.nodes().collect();
+        nodes.retain(|of| promised.contains(&of.node));
+        (nodes, spare)
     }
 
     /// What is available of a node.
@@ -475,6 +480,8 @@ mod tests {
         let of = seen.node(NodeId(1)).unwrap();
         assert_eq!((of.unused, of.obtainable), (Bytes::mib(500), Bytes::mib(510)));
         assert!(of.is_low && of.is_short() && seen.node(NodeId(0)).is_none());
+        // Nothing is promised on node 0: of 910 MiB, the margin is kept.
+        assert_eq!(seen.spare, [(NodeId(0), Bytes::mib(910 - 32)), (NodeId(1), Bytes(0))].into());
         let others: Vec<&str> = seen.others.iter().map(|other| other.cgroup.as_str()).collect();
         assert_eq!(others, ["/hog", "/outer/hog"]);
         assert_eq!(seen.others[0].on(NodeId(1)), Bytes::mib(100), "page cache is not in the way");

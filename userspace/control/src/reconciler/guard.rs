@@ -102,9 +102,10 @@ impl Guard {
         forget_gone(core);
         self.reclaim.turn(core, &seen, now);
         let mut stuck = NodeSet::new();
+        let mut spare = seen.spare.clone();
         for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
             let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
-            if is_due && self.relieve(core, &seen, of) {
+            if is_due && self.relieve(core, &seen.others, &mut spare, of) {
                 self.acted.insert(of.node, now);
             } else if is_due {
                 stuck.extend([of.node]);
@@ -130,17 +131,22 @@ impl Guard {
     }
 
     /// Steers one workload off a node; `true` if one was.
-    fn relieve(&mut self, core: &mut Core, seen: &Headroom, of: &NodeHeadroom) -> bool {
+    fn relieve(
+        &mut self,
+        core: &mut Core,
+        others: &[OtherWorkload],
+        spare: &mut BTreeMap<NodeId, Bytes>,
+        of: &NodeHeadroom,
+    ) -> bool {
         let (node, pods) = (of.node, pods_with_promise(core));
-        let mut others: Vec<&OtherWorkload> =
-            seen.others.iter().filter(|other| other.on(node) >= LEAST).collect();
+        let mut others: Vec<&OtherWorkload> = others.iter().filter(|other| other.on(node) >= LEAST).collect();
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
         for other in others {
             let is_off = core.kept.state.steered.get(&other.cgroup).is_some_and(|off| off.contains(node));
             if is_off || !may_be_steered(core, &pods, other) {
                 continue;
             }
-            match steer_off(core, seen, other, node) {
+            match steer_off(core, spare, other, node) {
                 Ok(left) => {
                     let message = format!(
                         "{} is kept off node {node}, which may soon not have what is promised on it; it may use nodes \
@@ -184,10 +190,11 @@ fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &OtherWo
     !is_exempt && !is_promised && is_there
 }
 
-/// Steers a workload off one more node; the nodes that are left to it, or why not.
+/// Steers a workload off one more node; the nodes that are left to it, or why not. What it has there comes to them, of what they
+/// have to spare.
 fn steer_off(
     core: &mut Core,
-    seen: &Headroom,
+    spare: &mut BTreeMap<NodeId, Bytes>,
     other: &OtherWorkload,
     node: NodeId,
 ) -> Result<NodeSet, String> {
@@ -201,17 +208,17 @@ fn steer_off(
     if left.is_empty() {
         return Err(format!("it may use nodes {allowed}, and no others"));
     }
-    // Of a node on which nothing is promised, all may be used.
-    let spare = |node: NodeId| match seen.node(node) {
-        Some(of) => of.room().saturating_sub_unsigned(of.margin.0).max(0).cast_unsigned(),
-        None => u64::MAX,
-    };
-    let room = left.iter().map(spare).fold(0, u64::saturating_add);
-    if room < other.on(node).0 {
-        let (has, room) = (other.on(node), Bytes(room));
-        return Err(format!("it has {has} there, and nodes {left} have room for {room}"));
+    let has = other.on(node);
+    let room =
+        left.iter().filter_map(|node| spare.get(&node)).fold(0, |sum: u64, of| sum.saturating_add(of.0));
+    if room < has.0 {
+        return Err(format!("it has {has} there, and nodes {left} have room for {}", Bytes(room)));
     }
     core.steer(&other.cgroup, Some((off, left.clone()))).map_err(|error| error.to_string())?;
+    // Which of them gets how much is not known.
+    for (_, spare) in spare.iter_mut().filter(|(node, _)| left.contains(**node)) {
+        spare.0 = spare.0.saturating_sub(has.0);
+    }
     Ok(left)
 }
 
@@ -371,8 +378,9 @@ mod tests {
 
         pub(super) fn show(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<OtherWorkload>) {
             self.look += 1;
+            let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
             *self.host.headroom.lock().unwrap() =
-                Arc::new(Headroom { look: self.look, nodes, others, ..Headroom::default() });
+                Arc::new(Headroom { look: self.look, nodes, spare, others, ..Headroom::default() });
             self.now += SETTLE;
             self.turn();
         }
@@ -504,6 +512,24 @@ mod tests {
         assert!(bench.reported().contains("nodes 0 have room for 99Mi"), "{}", bench.reported());
         bench.see(true, [-10, 100], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "0");
+    }
+
+    #[test]
+    fn no_workload_is_steered_onto_a_node_whose_room_is_unknown() {
+        let mut bench = Bench::new(&["hog"]);
+        let hog = OtherWorkload { resident: vec![(NodeId(1), Bytes::mib(100))], ..bench.other("hog") };
+        let low = NodeHeadroom {
+            node: NodeId(1),
+            obtainable: Bytes::gib(1),
+            free: Bytes(0),
+            unused: Bytes::gib(1),
+            margin: Bytes::mib(64),
+            is_low: true,
+            is_tight: false,
+        };
+        bench.show(vec![low], vec![hog]);
+        assert_eq!(bench.mems("hog"), "");
+        assert!(bench.reported().contains("nodes 0 have room for 0"), "{}", bench.reported());
     }
 
     #[test]
