@@ -70,6 +70,28 @@ pub struct Enforcement {
     /// Workloads without a guarantee that have a home (`home` of the configuration).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub homes: Vec<AtHome>,
+    /// Knobs whose old value could not be given back yet. That is tried again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pending_restores: Vec<PendingRestore>,
+}
+
+/// A knob that is yet to get back what it held: nothing asks any more for what was written.
+#[skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingRestore {
+    /// The path of its cgroup.
+    #[schema(examples("/system.slice/postgresql.service"))]
+    pub cgroup: String,
+    /// The knob.
+    #[schema(examples("memory.max"))]
+    pub knob: String,
+    /// What was written there.
+    pub written: String,
+    /// What it held before, and is to hold again.
+    pub found: String,
+    /// Why the last try failed. Absent before the first one, and where partitions of other cgroups have the CPUs.
+    pub reason: Option<String>,
 }
 
 /// A workload without a guarantee that is held to CPUs of one node, as most of its accesses were remote.

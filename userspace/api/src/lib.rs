@@ -36,7 +36,8 @@ pub use self::{
         TopologyManagerPolicy, UnknownName, Waiting,
     },
     enforcement::{
-        AtHome, Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed, Writer,
+        AtHome, Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed,
+        PendingRestore, Writer,
     },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
     history::{

@@ -405,6 +405,22 @@ pub fn memory_current(dir: &Path) -> Result<Bytes, ReadError> {
     bytes_in(dir, "memory.current")
 }
 
+/// Memory that is charged to a cgroup and all below it, and that the kernel cannot drop at once: all but clean page cache
+/// (`memory.current`, `memory.stat`). Without `memory.stat`, it is all of it.
+pub fn memory_in_use(dir: &Path) -> Result<Bytes, ReadError> {
+    let current = memory_current(dir)?;
+    let text = match Text::read(dir, "memory.stat") {
+        Err(error) if error.is_absent() => return Ok(current),
+        text => text?,
+    };
+    let values = text.flat_keyed()?;
+    let sum = |keys: [&str; 2]| {
+        keys.iter().filter_map(|key| values.get(key)).fold(0, |a: u64, b| a.saturating_add(*b))
+    };
+    let clean = sum(["active_file", "inactive_file"]).saturating_sub(sum(["file_dirty", "file_writeback"]));
+    Ok(Bytes(current.0.saturating_sub(clean)))
+}
+
 /// Reads `hugetlb.<size>.current`: huge pages of a cgroup and all below it.
 pub fn hugetlb_current(dir: &Path, size: HugepageSize) -> Result<Bytes, ReadError> {
     let limit = Knob::HugetlbMax(size).to_string();
@@ -448,6 +464,24 @@ mod tests {
         fs::create_dir(empty.path().join(file)).unwrap();
         let error = read(empty.path()).unwrap_err();
         assert!(matches!(error, ReadError::Unreadable { .. }), "{error}");
+    }
+
+    #[test]
+    fn clean_page_cache_is_not_in_use() {
+        let dir = cgroup("memory.current", "1000\n");
+        let read = |stat: &str| {
+            fs::write(dir.path().join("memory.stat"), stat).unwrap();
+            memory_in_use(dir.path())
+        };
+        assert_eq!(memory_in_use(dir.path()).unwrap(), Bytes(1000));
+        let stat = "anon 500\ninactive_file 200\nactive_file 100\nfile_dirty 30\nfile_writeback 20\n";
+        assert_eq!(read(stat).unwrap(), Bytes(750));
+        assert_eq!(read("active_file 2000\n").unwrap(), Bytes(0));
+        assert_eq!(read("active_file 10\nfile_dirty 20\n").unwrap(), Bytes(1000));
+        assert!(read("active_file many\n").unwrap_err().to_string().contains("memory.stat:1"));
+        assert!(memory_in_use(&dir.path().join("vanished")).unwrap_err().is_gone());
+        fs::remove_file(dir.path().join("memory.current")).unwrap();
+        assert!(memory_in_use(dir.path()).unwrap_err().is_absent());
     }
 
     #[test]

@@ -280,7 +280,7 @@ mod tests {
         let mut cgroups = vec![cgroup(api::HerdState::Herded)];
         cgroups.extend((0..refused).map(|_| cgroup(api::HerdState::Refused)));
         let herding = api::Herding { mode, cgroups, processes_in_root };
-        api::Enforcement { mode: api::EnforcementMode::On, herding, homes: Vec::new() }
+        api::Enforcement { mode: api::EnforcementMode::On, herding, ..api::Enforcement::default() }
     }
 
     #[test]

@@ -176,6 +176,14 @@ fn enforcement(promised: &Allocations) -> String {
         });
         let _ = write!(text, "\n{}", table(["HOME OF", "NODE", "CPUS", "REMOTE BEFORE", "STATE"], rows));
     }
+    if !enforcement.pending_restores.is_empty() {
+        let rows = enforcement.pending_restores.iter().map(|of| {
+            let value = |value: &str| if value.is_empty() { "-".to_owned() } else { value.to_owned() };
+            let reason = of.reason.as_deref().unwrap_or("-");
+            row([&of.cgroup, &of.knob, &value(&of.written), &value(&of.found), reason])
+        });
+        let _ = write!(text, "\n{}", table(["TO BE RESTORED", "KNOB", "NOW", "BEFORE", "REASON"], rows));
+    }
     if !waiting.is_empty() {
         let rows = waiting.iter().map(|one| row([&one.cgroup, &one.declared, &one.reason]));
         let _ = write!(text, "\n{}", table(["WAITING", "DECLARED", "REASON"], rows));
@@ -292,11 +300,31 @@ fn uptime(seconds: u64) -> String {
 mod tests {
     use numaward_api::{
         Activity, Allocated, Allocation, AtHome, Counters, Degraded, Enforcement, EnforcementMode, Herded,
-        Herding, KindPromises, Map, NodePromises, Resident, Waiting, WorkloadNode,
+        Herding, KindPromises, Map, NodePromises, PendingRestore, Resident, Waiting, WorkloadNode,
     };
     use std::{collections::BTreeMap, sync::Arc};
 
     use super::*;
+
+    #[test]
+    fn what_could_not_be_given_back_is_listed() {
+        let pending = |reason: Option<&str>| PendingRestore {
+            cgroup: "/r".to_owned(),
+            knob: "cpuset.mems".to_owned(),
+            written: "0".to_owned(),
+            found: String::new(),
+            reason: reason.map(str::to_owned),
+        };
+        let pending_restores = vec![pending(Some("busy")), pending(None)];
+        let enforcement = Enforcement { pending_restores, ..Enforcement::default() };
+        let text = super::enforcement(&Allocations { enforcement, ..Allocations::default() });
+        let expected = "\
+TO BE RESTORED  KNOB         NOW  BEFORE  REASON
+/r              cpuset.mems  0    -       busy
+/r              cpuset.mems  0    -       -
+";
+        assert!(text.ends_with(expected), "{text}");
+    }
 
     #[test]
     fn a_report_for_people() {
@@ -390,6 +418,7 @@ mod tests {
                         kept: false,
                         remote_percent_before: 52,
                     }],
+                    ..Enforcement::default()
                 },
                 waiting: vec![Waiting {
                     cgroup: "/c".to_owned(),

@@ -18,6 +18,7 @@ mod notices;
 mod power;
 mod read_model;
 mod rebalancing;
+mod restores;
 #[cfg(test)]
 mod tests;
 mod throttling;
@@ -417,8 +418,9 @@ impl ReconcilerLoop {
                 self.core.ports.assignments.assigned(promises);
                 self.homes = homes;
             }
-            let Controllers { drift, declarations, .. } = &self.controllers;
-            let allocations = self.read_model.allocations(&self.core, drift, declarations.waiting());
+            let Controllers { drift, declarations, restores, .. } = &self.controllers;
+            let (waiting, pending) = (declarations.waiting(), restores.shown());
+            let allocations = self.read_model.allocations(&self.core, drift, waiting, pending);
             *self.view.write() = Arc::new(allocations);
             for change in held {
                 if let HeldChange::Released { cgroup, remove: Some(dir), .. } = change {

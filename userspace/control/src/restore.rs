@@ -105,8 +105,12 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
             restored.entry(path).or_default().insert(Knob::SubtreeControl.to_string(), now.to_string());
         }
     }
-    let left = after.applied.iter().filter(|(path, record)| is_there(path, record.id));
-    let left = left.map(|(path, _)| path.to_string());
+    let pending = &reconciler.allocations().enforcement.pending_restores;
+    let cgroups = after.applied.iter().filter(|(path, record)| is_there(path, record.id));
+    let cgroups = cgroups.map(|(path, _)| Left {
+        reason: pending.iter().find(|of| of.cgroup == path.as_str()).and_then(|of| of.reason.clone()),
+        name: path.to_string(),
+    });
     let affinities = after.interrupts.affinities.into_values().map(|of| of.name);
     let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
     let power =
@@ -117,21 +121,24 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let groups = groups.map(|group| group.display().to_string());
     let default = (!after.cache_ways.is_empty())
         .then(|| "ways of resctrl's default group (unmounting resctrl gives them back, too)".to_owned());
-    let left = left.chain(affinities).chain(irqbalance).chain(power).chain(groups).chain(default);
-    let left = left.map(|name| Left { name, reason: None }).chain(weights);
+    let left = affinities.chain(irqbalance).chain(power).chain(groups).chain(default);
+    let left = cgroups.chain(left.map(|name| Left { name, reason: None })).chain(weights);
     let kept = kept.into_iter().map(|kept| Left {
         name: kept.cgroup.to_string(),
         reason: Some(format!("the controller {} stays enabled: {}", kept.controller, kept.reason)),
     });
-    let cgroups =
+    let restored =
         restored.into_iter().map(|(path, knobs)| RestoredCgroup { cgroup: path.to_string(), knobs });
-    Ok(Restored { cgroups: cgroups.collect(), left: left.chain(kept).collect() })
+    Ok(Restored { cgroups: restored.collect(), left: left.chain(kept).collect() })
 }
 
 /// Whether nothing is held any more that is tried again.
 pub(crate) fn is_all_back(reconciler: &Reconciler) -> bool {
     let held = reconciler.allocations();
-    held.allocations.is_empty() && held.enforcement.herding.cgroups.is_empty() && !reconciler.owes_host()
+    held.allocations.is_empty()
+        && held.enforcement.herding.cgroups.is_empty()
+        && held.enforcement.pending_restores.is_empty()
+        && !reconciler.owes_host()
 }
 
 /// Disables the controllers that were enabled, and gives what the ledger holds in the end, with those that are left.

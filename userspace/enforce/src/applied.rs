@@ -127,6 +127,34 @@ impl AppliedSettings {
         from.next().is_some_and(|(below, _)| path.contains(below))
     }
 
+    /// The knobs of which what was found is yet to be given back, by cgroup: nothing asks any more for what was written.
+    pub fn pending_restores(&self) -> impl Iterator<Item = (&CgroupPath, &Arc<Record>, Vec<Knob>)> {
+        let pending = self.iter().map(|(path, record)| (path, record, self.pending_knobs(path)));
+        pending.filter(|(.., knobs)| !knobs.is_empty())
+    }
+
+    /// Likewise, of one cgroup. What a cgroup below it may need does not count.
+    pub fn pending_knobs(&self, path: &CgroupPath) -> Vec<Knob> {
+        let Some(record) = self.get(path) else { return Vec::new() };
+        let asked = record.settings.values();
+        let mut pending: Vec<Knob> =
+            record.written.0.keys().filter(|knob| !asked.0.contains_key(knob)).copied().collect();
+        if record.settings.wants_partition() {
+            pending.retain(|knob| *knob != Knob::CpusetCpusExclusive);
+        }
+        if pending.iter().any(serves_descendants) && self.is_held_below(path) {
+            pending.retain(|knob| !serves_descendants(knob));
+        }
+        pending
+    }
+
+    /// Whether a cgroup below this one holds settings.
+    fn is_held_below(&self, path: &CgroupPath) -> bool {
+        let from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
+        let mut below = from.take_while(|(below, _)| path.contains(below));
+        below.any(|(_, record)| !record.settings.is_empty())
+    }
+
     /// The records themselves.
     pub fn records(&self) -> &Shared<CgroupPath, Record> {
         &self.records
@@ -187,6 +215,11 @@ impl AppliedSettings {
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
+}
+
+/// Whether a cgroup may hold this knob for cgroups below it.
+fn serves_descendants(knob: &Knob) -> bool {
+    matches!(knob, Knob::MemoryMin | Knob::MemoryLow | Knob::CpusetCpusExclusive | Knob::CpuMax)
 }
 
 /// The id of the cgroup that has this directory now.

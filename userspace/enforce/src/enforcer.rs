@@ -8,6 +8,7 @@ use std::{
 use numaward_cgroup::{
     CgroupId, CgroupPath,
     knob::{Knob, KnobError, Limit, Value, enable_controllers},
+    read,
 };
 use numaward_model::{Settings, health};
 use numaward_topology::CpuSet;
@@ -45,15 +46,15 @@ pub struct Failure {
     pub step: Option<Step>,
     /// The other writes that failed.
     pub others: Vec<StepError>,
-    /// What failed of undoing what was written before.
-    pub undo: Vec<EnforceError>,
+    /// What failed of undoing what was written before, with the writes that were to undo it.
+    pub undo: Vec<StepError>,
     /// What was done before (and undone, if settings were to be given).
     pub report: Report,
 }
 
-fn further(others: &[StepError], undo: &[EnforceError]) -> String {
-    let errors = others.iter().map(|failed| &failed.error).chain(undo);
-    errors.fold(String::new(), |text, error| text + "; then " + &error.to_string())
+fn further(others: &[StepError], undo: &[StepError]) -> String {
+    let failed = others.iter().chain(undo);
+    failed.fold(String::new(), |text, failed| text + "; then " + &failed.error.to_string())
 }
 
 impl Failure {
@@ -141,9 +142,12 @@ impl Enforcer {
             Err(error) => return Err(Box::new(Failure { report, ..*Failure::before_writes(error) })),
         };
         let mut half_written: &[Step] = &[];
-        // Consecutive writes to one unit go out together.
+        // Consecutive writes to one unit go out together, but for a limit, which may have to stay.
         let go_together = |a: &Step, b: &Step| {
-            a.cgroup == b.cgroup && self.is_systemds(&a.owner, a.knob) && self.is_systemds(&b.owner, b.knob)
+            [a, b].iter().all(|step| step.knob != Knob::MemoryMax)
+                && a.cgroup == b.cgroup
+                && self.is_systemds(&a.owner, a.knob)
+                && self.is_systemds(&b.owner, b.knob)
         };
         for batch in plan.steps.chunk_by(go_together) {
             let is_held = |step: &Step| plan.holds.iter().any(|(path, _)| *path == step.cgroup);
@@ -162,7 +166,7 @@ impl Enforcer {
                 Err(failed) if failed.error.is_gone() && !plan.is_undone && !is_held(&failed.step) => {
                     report.gone.extend_from_slice(batch);
                 }
-                Err(failed) if plan.owed.contains(&failed.step.cgroup) => report.late.push(*failed),
+                Err(failed) if plan.may_be_late(&failed) => report.late.push(*failed),
                 Err(failed) => {
                     failures.push(*failed);
                     if plan.is_undone {
@@ -185,10 +189,10 @@ impl Enforcer {
                 {
                     return None;
                 }
-                self.write(std::slice::from_ref(step), &mut report.moving).err().map(|failed| failed.error)
+                self.write(std::slice::from_ref(step), &mut report.moving).err().map(|failed| *failed)
             }));
         }
-        undo.retain(|error| !error.is_gone());
+        undo.retain(|failed: &StepError| !failed.error.is_gone());
         // Of several that are to hold something, who is gone is to know.
         let others = failures.filter(|failed| !failed.error.is_gone() || plan.is_for_many()).collect();
         Err(Box::new(Failure { error, step: Some(step), others, undo, report }))
@@ -196,11 +200,7 @@ impl Enforcer {
 
     /// Who has not got back all CPUs by these writes.
     fn owed(&self, plan: &Plan, written: &[Step]) -> Vec<(CgroupPath, Value)> {
-        let is_given_back = |step: &&Step| {
-            let after = plan.outcome.get(&step.cgroup);
-            step.knob == Knob::CpusetCpus
-                && after.is_none_or(|record| !record.written.0.contains_key(&step.knob))
-        };
+        let is_given_back = |step: &&Step| step.knob == Knob::CpusetCpus && plan.gives_back(step);
         let held = |step: &Step| {
             let held = self.cgroupfs.read(&step.cgroup, step.knob).ok()?;
             (!self.cgroupfs.is_back(step.knob, &step.to, &held)).then(|| (step.cgroup.clone(), held))
@@ -310,9 +310,10 @@ impl Enforcer {
             kind,
         };
         let asked = record.settings.values();
+        let pending = applied.pending_knobs(path);
         let mut drifts = Vec::new();
         for (&knob, wanted) in &record.written.0 {
-            if knob == Knob::CpusetCpus && record.is_owed_cpus() {
+            if pending.contains(&knob) {
                 continue;
             }
             match knob.read(&dir) {
@@ -403,9 +404,34 @@ impl Enforcer {
         }
     }
 
+    /// Refuses to lower `memory.max` below what is in use: the kernel would kill for it.
+    fn check_in_use(&self, step: &Step) -> Result<(), EnforceError> {
+        let (Knob::MemoryMax, Value::Limit(from), Value::Limit(to)) = (step.knob, &step.from, &step.to)
+        else {
+            return Ok(());
+        };
+        let Limit::Bytes(limit) = *to else { return Ok(()) };
+        if from <= to {
+            return Ok(());
+        }
+        match read::memory_in_use(&step.cgroup.dir(self.root())) {
+            Ok(used) if used > limit => {
+                let (cgroup, held) = (step.cgroup.clone(), Box::new(step.from.clone()));
+                Err(EnforceError::InUse { cgroup, knob: step.knob, held, limit, used })
+            }
+            Ok(_) => Ok(()),
+            // Without the controller there is no limit either.
+            Err(error) if error.is_gone() || error.is_absent() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Writes steps of one cgroup that the same writes.
     fn write(&self, steps: &[Step], moving: &mut Vec<(CgroupPath, Moving)>) -> Result<(), Box<StepError>> {
         let Some(first) = steps.first() else { return Ok(()) };
+        for step in steps {
+            self.check_in_use(step).map_err(|error| StepError { error, step: step.clone() })?;
+        }
         let moved = match (&self.systemd, &first.owner) {
             (Some(systemd), Owner::Systemd(unit)) if systemd::property(first.knob).is_some() => {
                 systemd.write_steps(unit, &self.cgroupfs, steps)?

@@ -1,10 +1,11 @@
 //! What can go wrong between settings and the kernel.
 
 use numaward_cgroup::{
-    CgroupPath,
+    CgroupPath, ReadError,
     knob::{Knob, KnobError, Value},
 };
 use numaward_model::SettingsError;
+use numaward_topology::Bytes;
 
 /// Settings could not be enforced.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +78,23 @@ pub enum EnforceError {
         /// What was read back.
         found: Box<Value>,
     },
+    /// A limit is lower than what is in use: the kernel would kill processes of the cgroup.
+    #[error("{cgroup}: {knob} stays {held}: {used} are in use, more than {limit}")]
+    InUse {
+        /// The cgroup.
+        cgroup: CgroupPath,
+        /// The knob.
+        knob: Knob,
+        /// What it holds.
+        held: Box<Value>,
+        /// What it was to hold.
+        limit: Bytes,
+        /// What is in use, without page cache that can be dropped.
+        used: Bytes,
+    },
+    /// It is not known how much memory is in use.
+    #[error(transparent)]
+    Use(#[from] ReadError),
     /// A knob could not be read or written.
     #[error(transparent)]
     Knob(#[from] KnobError),
@@ -134,6 +152,7 @@ impl EnforceError {
         match self {
             Self::Gone { .. } => true,
             Self::Knob(error) => error.is_gone(),
+            Self::Use(error) => error.is_gone(),
             _ => false,
         }
     }

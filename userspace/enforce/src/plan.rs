@@ -13,6 +13,8 @@ use super::{
     backend::StepError,
     controllers::EnabledControllers,
     drift::Drift,
+    enforcer::Failure,
+    error::EnforceError,
     migration::Moving,
     order::Step,
 };
@@ -99,7 +101,7 @@ impl Plan {
         self.steps.iter().map(|step| step.cgroup.clone()).collect()
     }
 
-    /// What is true after what was done: a cgroup of which a write was not done stays as intended, and of one that has
+    /// What is true after what was done: a knob of which a write was not done stays as intended, and of a cgroup that has
     /// not got back all CPUs it is still known which those are.
     pub fn outcome_of(&self, report: &Report) -> AppliedSettings {
         let mut outcome = self.outcome.clone();
@@ -107,23 +109,53 @@ impl Plan {
         let is_done =
             |step: &&Step| is_all_done || report.written.contains(step) || report.gone.contains(step);
         for step in self.steps.iter().filter(|step| !is_done(step)) {
-            if let Some(record) = self.intent.get(&step.cgroup) {
-                outcome.insert(step.cgroup.clone(), record.clone());
+            let intended = self.intent.get(&step.cgroup).and_then(|record| record.written.0.get(&step.knob));
+            if let Some(intended) = intended {
+                self.note_left(&mut outcome, &step.cgroup, step.knob, intended);
             }
         }
         for (path, held) in &report.owed {
-            let knob = Knob::CpusetCpus;
-            let Some(intent) = self.intent.get(path) else { continue };
-            let Some(found) = intent.found.0.get(&knob) else { continue };
-            let mut record = match outcome.get(path) {
-                Some(record) => Record::clone(record),
-                None => Record::new(intent.id, intent.owner.clone()),
-            };
-            record.written.0.insert(knob, held.clone());
-            record.found.0.insert(knob, found.clone());
-            outcome.put(path, record);
+            self.note_left(&mut outcome, path, Knob::CpusetCpus, held);
         }
         outcome
+    }
+
+    /// What is true after this plan failed and was undone: what was true before. What could not be undone is yet to be given back.
+    pub fn undone(&self, failure: &Failure) -> AppliedSettings {
+        let mut outcome = self.base.clone();
+        for StepError { step, .. } in &failure.undo {
+            let known = outcome.get(&step.cgroup).and_then(|record| record.written.0.get(&step.knob));
+            // What was held before has drifted now.
+            if known.is_none() {
+                self.note_left(&mut outcome, &step.cgroup, step.knob, &step.from);
+            }
+        }
+        outcome
+    }
+
+    /// Takes note of what was written to a knob that is not as it is to be.
+    fn note_left(&self, outcome: &mut AppliedSettings, path: &CgroupPath, knob: Knob, written: &Value) {
+        let Some(intent) = self.intent.get(path) else { return };
+        let Some(found) = intent.found.0.get(&knob) else { return };
+        let mut record = match outcome.get(path) {
+            Some(record) => Record::clone(record),
+            None => Record::new(intent.id, intent.owner.clone()),
+        };
+        record.written.0.insert(knob, written.clone());
+        record.found.0.insert(knob, found.clone());
+        outcome.put(path, record);
+    }
+
+    /// Whether a write gives back what was found.
+    pub(super) fn gives_back(&self, step: &Step) -> bool {
+        let after = self.outcome.get(&step.cgroup);
+        after.is_none_or(|record| !record.written.0.contains_key(&step.knob))
+    }
+
+    /// Whether nothing has failed although this write was not done: it gives something back, and is tried again.
+    pub(super) fn may_be_late(&self, failed: &StepError) -> bool {
+        self.owed.contains(&failed.step.cgroup)
+            || matches!(failed.error, EnforceError::InUse { .. }) && self.gives_back(&failed.step)
     }
 
     /// Whether several cgroups are to hold something from now on.
@@ -150,6 +182,6 @@ pub struct Report {
     pub gone: Vec<Step>,
     /// Cgroups that have got back these CPUs alone so far, as partitions have the others.
     pub owed: Vec<(CgroupPath, Value)>,
-    /// Writes that failed of cgroups that were owed CPUs, and still are.
+    /// Writes that were not done, of cgroups that are yet to get back what was found.
     pub late: Vec<StepError>,
 }

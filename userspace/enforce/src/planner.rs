@@ -89,6 +89,8 @@ impl Enforcer {
             match self.enter(&mut plan, path, values) {
                 // What is owed stays so.
                 Err(_) if plan.owed.contains(path) => {}
+                // It vanished since it was looked for.
+                Err(error) if error.is_gone() && plan.holds.iter().all(|(held, _)| held != path) => {}
                 entered => entered?,
             }
         }

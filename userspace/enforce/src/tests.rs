@@ -404,6 +404,95 @@ fn what_fails_above_several_fails_for_each() {
 }
 
 #[test]
+fn a_limit_is_not_given_back_below_what_is_in_use() {
+    let tree = Tree::new(&["/a"]);
+    tree.put("/a", "memory.max", &bytes(64));
+    let settings = Settings { memory_max: Some(mib(128)), ..pinned("1", "1") };
+    let applied = tree.hold(&AppliedSettings::default(), "/a", settings);
+    let uses = |current: u64, cache: u64, dirty: u64| {
+        tree.put("/a", "memory.current", &bytes(current));
+        let stat = [("active_file", cache / 2), ("inactive_file", cache / 2), ("file_dirty", dirty)];
+        let stat = stat.map(|(key, mib)| format!("{key} {}", bytes(mib)));
+        tree.put("/a", "memory.stat", &stat.join("\n"));
+    };
+    let give_back = |applied: &AppliedSettings| {
+        let plan = tree.enforcer.plan(applied, &Change::Each(vec![(path("/a"), None)])).unwrap();
+        let report = tree.enforcer.execute(&plan).unwrap();
+        (plan.outcome_of(&report), report)
+    };
+    uses(100, 40, 8);
+    let (applied, report) = give_back(&applied);
+    assert_eq!(
+        ["cpuset.cpus", "cpuset.mems", "memory.max"].map(|file| tree.get("/a", file)),
+        ["", "", &bytes(128)]
+    );
+    let [late] = &report.late[..] else { panic!("{report:?}") };
+    assert_eq!(late.error.to_string(), "/a: memory.max stays 134217728: 68Mi are in use, more than 64Mi");
+    let pending: Vec<_> =
+        applied.pending_restores().map(|(path, _, knobs)| (path.to_string(), knobs)).collect();
+    assert_eq!(pending, [("/a".to_owned(), vec![Knob::MemoryMax])]);
+    assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap(), []);
+
+    // Clean page cache can be dropped.
+    uses(100, 44, 8);
+    let (applied, report) = give_back(&applied);
+    assert_eq!((tree.get("/a", "memory.max"), report.late.len()), (bytes(64), 0));
+    assert!(applied.is_empty());
+}
+
+#[test]
+fn a_limit_that_another_program_raised_is_not_repaired_below_what_is_in_use() {
+    let tree = Tree::new(&["/a"]);
+    let settings = Settings { memory_max: Some(mib(128)), ..Settings::default() };
+    let applied = tree.hold(&AppliedSettings::default(), "/a", settings);
+    tree.put("/a", "memory.max", &bytes(512));
+    tree.put("/a", "memory.current", &bytes(200));
+    let drift = tree.enforcer.drift(&applied, &path("/a")).unwrap();
+    assert!(tree.enforcer.repair(&applied, &drift[0]).is_err());
+    assert_eq!(tree.get("/a", "memory.max"), bytes(512));
+    tree.put("/a", "memory.current", &bytes(100));
+    tree.enforcer.repair(&applied, &drift[0]).unwrap();
+    assert_eq!(tree.get("/a", "memory.max"), bytes(128));
+}
+
+#[test]
+fn what_cannot_be_undone_is_given_back_later() {
+    let tree = Tree::new(&["/a"]);
+    tree.put("/a", "memory.max", &bytes(64));
+    tree.put("/a", "memory.current", &bytes(100));
+    let settings = Settings { memory_max: Some(mib(128)), ..pinned("1", "1") };
+    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a"), settings)).unwrap();
+    fs::remove_file(path("/a").dir(tree.root.path()).join("cpuset.mems")).unwrap();
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    assert_eq!(failure.undo.len(), 1, "{failure}");
+    let applied = plan.undone(&failure);
+    let record = applied.get(&path("/a")).unwrap();
+    assert_eq!(record.written.0, [(Knob::MemoryMax, Value::Limit(mib(128)))].into());
+    assert_eq!(record.found.0, [(Knob::MemoryMax, Value::Limit(mib(64)))].into());
+    assert!(record.settings.is_empty());
+    tree.put("/a", "memory.current", &bytes(10));
+    assert!(tree.release(&applied, "/a").is_empty());
+    assert_eq!(tree.get("/a", "memory.max"), bytes(64));
+}
+
+#[test]
+fn a_cgroup_that_vanishes_does_not_end_the_upkeep_of_others() {
+    let tree = Tree::new(&["/a", "/b"]);
+    let applied = tree.hold(&AppliedSettings::default(), "/a", pinned("1", "0"));
+    let applied = tree.hold(&applied, "/b", pinned("2", "0"));
+    tree.put("/b", "cpuset.cpus", "0-7");
+    // As a knob of a cgroup that is gone: nothing can be opened.
+    let knob = path("/a").dir(tree.root.path()).join("cpuset.cpus");
+    fs::remove_file(&knob).unwrap();
+    std::os::unix::fs::symlink("/dev/null/gone", &knob).unwrap();
+    let plan = tree.enforcer.plan(&applied, &Change::Upkeep).unwrap();
+    tree.enforcer.execute(&plan).unwrap();
+    assert_eq!(tree.get("/b", "cpuset.cpus"), "2");
+    let hold = tree.enforcer.plan(&applied, &Change::Hold(path("/a"), pinned("3", "0")));
+    assert!(hold.is_err_and(|error| error.is_gone()));
+}
+
+#[test]
 fn a_release_goes_on_after_a_failed_write() {
     let tree = Tree::new(&["/a"]);
     let applied = tree.hold(

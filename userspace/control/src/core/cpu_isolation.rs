@@ -443,6 +443,10 @@ impl Core {
             self.isolation.refused.remove(path);
             return;
         };
+        if share.is_none() {
+            tracing::warn!(cgroup = %path, error = %refused, "its CPUs are given back later");
+            return;
+        }
         // Of what was tried together, the intent may still be among the applied settings.
         self.kept.state.herded.remove(path);
         self.kept.state.steered.remove(path);
@@ -466,8 +470,8 @@ impl Core {
 
     fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), AdmissionError> {
         let settings = match self.beside_promises(path, share) {
-            Some(settings) => Change::Hold(path.clone(), settings),
-            None => Change::Release(path.clone()),
+            Some(settings) if share.is_some() => Change::Hold(path.clone(), settings),
+            settings => Change::Each(vec![(path.clone(), settings)]),
         };
         let mut change = self.begin();
         let plan = change.plan(settings)?;

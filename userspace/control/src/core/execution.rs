@@ -27,6 +27,7 @@ use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, knob::Knob};
 use numaward_enforce::{
     AppliedSettings, Change, Drift, EnabledControllers, EnforceError, Enforcer, Failure, Plan, Report,
+    StepError,
 };
 use numaward_guarantee::{
     command::{Message, PodCommand},
@@ -41,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 #[cfg(test)]
 use super::disorder::{self, Disorder};
-use super::{Core, Inbox, inbox::Numbered, migrations::Migrations};
+use super::{Core, HeldChange, Inbox, inbox::Numbered, migrations::Migrations};
 use crate::spans;
 
 /// How long the end of what is waited for may go unnoticed, should its message get lost.
@@ -145,6 +146,8 @@ pub(super) struct Done {
     pub(super) result: Result<(), Box<Failure>>,
     /// Whether that is what was stored before.
     pub(super) is_stored: bool,
+    /// Writes that were not done, of cgroups that are yet to get back what was found.
+    pub(super) late: Vec<StepError>,
 }
 
 /// A change of the state that is not finished yet. Dropped, it has not happened.
@@ -359,29 +362,33 @@ impl Core {
         drop(span);
         let outcome = match &executed {
             Ok(report) => plan.outcome_of(report),
-            // What was given back has not drifted.
-            Err(failure) if !plan.is_undone() => plan.outcome_of(&failure.report),
-            Err(_) => plan.intent.clone(),
+            Err(failure) if plan.is_undone() => plan.undone(failure),
+            Err(failure) => plan.outcome_of(&failure.report),
         };
         self.kept.state.applied.patch(&plan.intent, &outcome);
+        if executed.is_ok() || plan.is_undone() {
+            // Likewise where a change around it goes back.
+            for open in &mut self.kept.open {
+                open.applied.patch(&plan.base, &outcome);
+            }
+        }
+        let mut late = Vec::new();
         let result = match executed {
             Ok(report) => {
                 self.metrics.enforced(&report);
                 for kept in &report.kept {
-                    tracing::warn!(%kept, "somebody else changed this knob: it is left as it is");
+                    tracing::warn!(%kept, "another program changed this knob: it is left as it is");
                 }
-                for (cgroup, cpus) in &report.owed {
+                let was_pending = |cgroup: &CgroupPath| !plan.base.pending_knobs(cgroup).is_empty();
+                for (cgroup, cpus) in report.owed.iter().filter(|(cgroup, _)| !was_pending(cgroup)) {
                     tracing::info!(%cgroup, %cpus, "has not got back all CPUs: partitions have the others");
                 }
-                for failed in &report.late {
-                    tracing::warn!(cgroup = %failed.step.cgroup, error = %failed.error, "cannot get back all CPUs yet");
+                for failed in report.late.iter().filter(|failed| !was_pending(&failed.step.cgroup)) {
+                    tracing::warn!(cgroup = %failed.step.cgroup, error = %failed.error, "cannot get back yet what it had");
                 }
                 self.migrations_begun(report.moving);
                 self.note_moved();
-                // Likewise where a change around it goes back.
-                for open in &mut self.kept.open {
-                    open.applied.patch(&plan.base, &outcome);
-                }
+                late = report.late;
                 Ok(())
             }
             Err(mut failure) => {
@@ -395,7 +402,23 @@ impl Core {
             }
         };
         let is_stored = if result.is_ok() { outcome == plan.intent } else { plan.is_undone() };
-        Ok(Done { result, is_stored })
+        Ok(Done { result, is_stored, late })
+    }
+
+    /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why not all are.
+    pub(crate) fn give_back_again(&mut self, path: &CgroupPath) -> Result<(), String> {
+        let settings = self.applied_settings(path).filter(|settings| !settings.is_empty()).cloned();
+        let plan =
+            self.plan(Change::Each(vec![(path.clone(), settings)])).map_err(|error| error.to_string())?;
+        let done = self.write(plan).map_err(|error| error.to_string())?;
+        if !done.is_stored {
+            self.store_outcome();
+        }
+        self.effects.held.push(HeldChange::Rewritten(path.clone()));
+        match done.late.into_iter().next() {
+            Some(late) => Err(late.error.to_string()),
+            None => done.result.map_err(|failure| failure.to_string()),
+        }
     }
 
     /// What others have set a knob to, over which ours is about to be written again, is what its cgroup gets back.

@@ -174,23 +174,27 @@ impl Core {
         true
     }
 
-    /// Takes the home of a cgroup back: it has what was found, or what it has in the herd.
+    /// Takes the home of a cgroup back: it has what was found, or what it has in the herd. Where the write fails, it gets that
+    /// back later.
     pub(crate) fn take_home(&mut self, path: &CgroupPath) -> Result<(), AdmissionError> {
         let herded = if self.kept.state.herded.contains(path) { self.share_in_herd(path) } else { None };
         let settings = Settings { cpus: herded, mems: self.steered_mems(path), ..Settings::default() };
-        let plan = self.plan(if settings.is_empty() {
-            Change::Release(path.clone())
-        } else {
-            Change::Hold(path.clone(), settings)
-        })?;
-        self.end_home(path, plan)
+        let settings = (!settings.is_empty()).then_some(settings);
+        let plan = self.plan(Change::Each(vec![(path.clone(), settings)]))?;
+        match self.end_home(path, plan) {
+            Err(AdmissionError::Failed(failure)) => {
+                tracing::warn!(cgroup = %path, error = %failure, "its CPUs are given back later");
+                Ok(())
+            }
+            ended => ended,
+        }
     }
 
     fn end_home(&mut self, path: &CgroupPath, plan: Plan) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         change.kept.state.homes.remove(path);
-        change.carry_out(plan)?;
+        let done = change.carry_out(plan);
         self.effects.held.push(HeldChange::Rewritten(path.clone()));
-        Ok(())
+        done
     }
 }

@@ -54,7 +54,7 @@ impl Core {
     }
 
     /// Keeps a cgroup off these nodes from now on, and off no others: `mems` is what is left to it. Without `mems`, it is
-    /// no longer steered.
+    /// no longer steered, also where the write fails: it gets back later what was found.
     pub(crate) fn steer(
         &mut self,
         path: &CgroupPath,
@@ -63,19 +63,19 @@ impl Core {
         let cpus = self.applied_settings(path).and_then(|settings| settings.cpus.clone());
         let (off, mems) = to.unzip();
         let settings = Settings { cpus, mems, ..Settings::default() };
-        let settings = (!settings.is_empty()).then_some(settings);
-        let plan = self.plan(match settings {
-            Some(settings) => Change::Hold(path.clone(), settings),
-            None => Change::Release(path.clone()),
+        let plan = self.plan(if off.is_some() {
+            Change::Hold(path.clone(), settings)
+        } else {
+            Change::Each(vec![(path.clone(), (!settings.is_empty()).then_some(settings))])
         })?;
         let mut change = self.begin();
         match off {
             Some(off) => drop(change.kept.state.steered.insert(path.clone(), off)),
             None => drop(change.kept.state.steered.remove(path)),
         }
-        change.carry_out(plan)?;
+        let done = change.carry_out(plan);
         self.effects.held.push(HeldChange::Rewritten(path.clone()));
-        Ok(())
+        done
     }
 
     /// Lets go of what is steered or has a home, and is about to have a guarantee, or to be above or below one. What gets one

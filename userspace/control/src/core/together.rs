@@ -17,7 +17,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{Change, Failure};
+use numaward_enforce::{Change, Failure, StepError};
 use numaward_engine::OwnerId;
 use numaward_guarantee::{
     error::AdmissionError,
@@ -121,7 +121,12 @@ impl Core {
             match self.release(&request.name) {
                 Ok(()) => {}
                 Err(AdmissionError::Releasing(more) | AdmissionError::Failed(more)) => {
-                    failure.undo.push(more.error);
+                    let Failure { error, step, .. } = *more;
+                    if let Some(step) = step {
+                        failure.undo.push(StepError { error, step });
+                    } else {
+                        tracing::error!(name = request.name, %error, "is released later");
+                    }
                 }
                 Err(error) => {
                     tracing::error!(name = request.name, %error, "was not admitted, and cannot be released; tried again");

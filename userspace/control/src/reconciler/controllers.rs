@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Event, budgets::Budgets, caches::CacheClasses, declared::Declarations, drift::DriftController,
     guard::Guard, home::Homes, homing::Homing, interrupts::Interrupts, liveness::Liveness,
-    power::PowerSettings, throttling::Throttling, weights::InterleaveWeights,
+    power::PowerSettings, restores::Restores, throttling::Throttling, weights::InterleaveWeights,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
@@ -15,6 +15,7 @@ use crate::{core::Core, write_monitor::WriteMonitor};
 pub(super) struct Controllers {
     pub(super) liveness: Liveness,
     pub(super) drift: DriftController,
+    pub(super) restores: Restores,
     pub(super) throttling: Throttling,
     pub(super) homes: Homes,
     pub(super) homing: Homing,
@@ -36,6 +37,7 @@ impl Controllers {
         Self {
             liveness: Liveness::new(core.hierarchy.clone()),
             drift: DriftController::new(write_monitor),
+            restores: Restores::default(),
             throttling: Throttling::new(core.hierarchy.clone()),
             homes: Homes::new(core.config.enforcement.home_dwell_time.0),
             homing: Homing::new(stop.clone()),
@@ -68,6 +70,7 @@ impl Controllers {
             }
             Event::Changed => {
                 self.drift.follow(&core.kept.state.applied);
+                self.restores.follow(&core.kept.state.applied);
                 self.throttling.is_outdated = true;
                 self.homes.is_outdated = true;
                 self.homing.is_outdated = true;
@@ -81,6 +84,7 @@ impl Controllers {
 
     fn turn(&mut self, core: &mut Core, now: Instant) {
         self.liveness.release_gone(core, now, true);
+        self.restores.turn(core, now);
         self.drift.look(core, now, true);
         self.throttling.look(core, now);
         self.homes.look(core, now);

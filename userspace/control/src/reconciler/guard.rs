@@ -29,8 +29,8 @@ use numaward_config::guard::GuardMode;
 use numaward_engine::ledger::NodeAccount;
 use numaward_guarantee::reconciler::ShownCrowded;
 use numaward_model::{
-    Report,
-    headroom::{CALM, Headroom, NodeHeadroom, OtherWorkload},
+    Report, Retry,
+    headroom::{CALM, NodeHeadroom, OtherWorkload},
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
 use tokio_util::sync::CancellationToken;
@@ -40,6 +40,11 @@ use crate::{core::Core, page_worker::LEAST};
 
 /// How long what was done for a node has to show, before more is.
 const SETTLE: Duration = Duration::from_secs(3);
+
+/// What cannot be given back now is tried again after so long at first.
+const FIRST_RETRY: Duration = Duration::from_secs(5);
+/// And after so long in the end.
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// Steers workloads.
 #[derive(Debug, Default)]
@@ -54,6 +59,8 @@ pub(super) struct Guard {
     were_low: NodeSet,
     /// Since when the other nodes that workloads are kept off have had enough. An earlier run found them low.
     enough_since: BTreeMap<NodeId, Instant>,
+    /// When those are tried again that could not be given back nodes.
+    retries: BTreeMap<CgroupPath, Retry>,
     crowding: Crowding,
     reclaim: Reclaim,
 }
@@ -71,7 +78,7 @@ impl Guard {
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
         if !core.config.guard.acts() || core.mode() != EnforcementMode::On {
             // What an earlier run did.
-            give_back(core, |_, _| NodeSet::new());
+            self.give_back(core, now, |_, _| NodeSet::new());
             return;
         }
         let seen = core.ports.headroom.headroom();
@@ -98,7 +105,7 @@ impl Guard {
             .collect();
         let promised_pods = pods_with_promise(core);
         let is_of_them = |path: &CgroupPath| pod_of(path).is_some_and(|uid| promised_pods.contains(&uid));
-        give_back(core, |path, off| if is_of_them(path) { NodeSet::new() } else { off & &keep });
+        self.give_back(core, now, |path, off| if is_of_them(path) { NodeSet::new() } else { off & &keep });
         forget_gone(core);
         self.reclaim.turn(core, &seen, now);
         let mut stuck = NodeSet::new();
@@ -166,6 +173,42 @@ impl Guard {
         }
         false
     }
+
+    /// Lets those that are steered off other nodes than `still` says have them back.
+    fn give_back(&mut self, core: &mut Core, now: Instant, still: impl Fn(&CgroupPath, &NodeSet) -> NodeSet) {
+        self.retries.retain(|path, _| core.kept.state.steered.contains_key(path));
+        let steered = core.kept.state.steered.iter();
+        let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
+            .map(|(path, off)| (path.clone(), off.clone(), still(path, off)))
+            .filter(|(_, off, still)| off != still)
+            .collect();
+        for (path, off, still) in changed {
+            if self.retries.get(&path).is_some_and(|retry| !retry.is_due(now)) {
+                continue;
+            }
+            let back = &off - &still;
+            let done = if still.is_empty() {
+                core.steer(&path, None).map_err(|error| error.to_string())
+            } else {
+                core.nodes_without_steering(&path).and_then(|allowed| {
+                    let left = &allowed - &still;
+                    core.steer(&path, Some((still, left))).map_err(|error| error.to_string())
+                })
+            };
+            match done {
+                Ok(()) => {
+                    let message = format!("{path} may use nodes {back} again.");
+                    report(core, &path, back.first().unwrap_or(NodeId(0)), Severity::Info, message);
+                }
+                Err(error) => {
+                    tracing::error!(cgroup = %path, %error, "cannot be given back yet the nodes that it was kept off");
+                    let retry = self.retries.entry(path);
+                    retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).put_off(now);
+                }
+            }
+            core.metrics.steered(core.kept.state.steered.len());
+        }
+    }
 }
 
 /// The UID of the pod whose container this cgroup is.
@@ -222,38 +265,6 @@ fn steer_off(
     Ok(left)
 }
 
-/// Lets those who are steered off other nodes than `still` says have them back.
-fn give_back(core: &mut Core, still: impl Fn(&CgroupPath, &NodeSet) -> NodeSet) {
-    let steered = core.kept.state.steered.iter();
-    let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
-        .map(|(path, off)| (path.clone(), off.clone(), still(path, off)))
-        .filter(|(_, off, still)| off != still)
-        .collect();
-    for (path, off, still) in changed {
-        let back = &off - &still;
-        let done = if still.is_empty() {
-            core.steer(&path, None).map_err(|error| error.to_string())
-        } else {
-            core.nodes_without_steering(&path).and_then(|allowed| {
-                let left = &allowed - &still;
-                core.steer(&path, Some((still, left))).map_err(|error| error.to_string())
-            })
-        };
-        match done {
-            Ok(()) => {
-                let message = format!("{path} may use nodes {back} again.");
-                report(core, &path, back.first().unwrap_or(NodeId(0)), Severity::Info, message);
-            }
-            Err(error) => {
-                // What was found stays in the record: the next start gives it back.
-                tracing::error!(cgroup = %path, %error, "cannot be given back the nodes that it was kept off");
-                core.kept.state.steered.remove(&path);
-            }
-        }
-        core.metrics.steered(core.kept.state.steered.len());
-    }
-}
-
 /// Takes note of steered cgroups that are gone: a new one of the same path is not steered.
 fn forget_gone(core: &mut Core) {
     let is_gone = |path: &&CgroupPath| {
@@ -280,7 +291,7 @@ mod tests {
     use numaward_api as api;
     use numaward_config::{Config, enforcement::CgroupPattern};
     use numaward_guarantee::{pod::Admitted, request::Request};
-    use numaward_model::pod::PodName;
+    use numaward_model::{headroom::Headroom, pod::PodName};
 
     use super::*;
     use crate::{
@@ -530,6 +541,56 @@ mod tests {
         bench.show(vec![low], vec![hog]);
         assert_eq!(bench.mems("hog"), "");
         assert!(bench.reported().contains("nodes 0 have room for 0"), "{}", bench.reported());
+    }
+
+    #[test]
+    fn what_cannot_be_given_back_is_listed_and_tried_again() {
+        let mut bench = Bench::new(&["hog"]);
+        bench.see(true, [-10, 1000], &[("hog", 100)]);
+        assert_eq!(bench.mems("hog"), "0");
+        let knob = bench.root().join("hog/cpuset.mems");
+        let refused = fixture::refuse(&knob);
+        bench.see(false, [500, 1000], &[]);
+        assert!(bench.state().steered.is_empty() && bench.mems("hog") == "0");
+        let now = bench.now;
+        let turn = |bench: &mut Bench, seconds: u64| {
+            let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
+            controllers.restores.turn(core, now + Duration::from_secs(seconds));
+            controllers.restores.shown()
+        };
+        let [pending] = &turn(&mut bench, 0)[..] else { panic!() };
+        assert_eq!((pending.cgroup.as_str(), pending.knob.as_str()), ("/hog", "cpuset.mems"));
+        assert_eq!((pending.written.as_str(), pending.found.as_str()), ("0", ""));
+        assert!(pending.reason.is_some());
+        // A restart tries it, too.
+        bench.restart();
+        assert_eq!(turn(&mut bench, 0).len(), 1);
+
+        drop(refused);
+        fs::remove_file(&knob).unwrap();
+        fs::write(&knob, "0\n").unwrap();
+        assert_eq!(turn(&mut bench, 1).len(), 1, "not at once");
+        assert_eq!(turn(&mut bench, 6), []);
+        assert_eq!(bench.mems("hog"), "");
+        assert!(bench.state().applied.held().all(|(path, _)| path.as_str() == "/kept"));
+    }
+
+    #[test]
+    fn what_another_program_has_set_meanwhile_is_left() {
+        let mut bench = Bench::new(&["hog"]);
+        bench.see(true, [-10, 1000], &[("hog", 100)]);
+        let knob = bench.root().join("hog/cpuset.mems");
+        let refused = fixture::refuse(&knob);
+        bench.see(false, [500, 1000], &[]);
+        drop(refused);
+        fs::remove_file(&knob).unwrap();
+        fs::write(&knob, "1\n").unwrap();
+        let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
+        let drift = core.enforcer().drift(&core.kept.state.applied, &"/hog".parse().unwrap());
+        assert_eq!(drift.unwrap(), [], "it is not written again");
+        controllers.restores.turn(core, bench.now);
+        assert_eq!(controllers.restores.shown(), []);
+        assert_eq!(bench.mems("hog"), "1");
     }
 
     #[test]

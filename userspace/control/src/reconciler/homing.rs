@@ -110,10 +110,7 @@ impl Homing {
         for path in ended {
             match core.take_home(&path) {
                 Ok(()) => report(core, &path, "ended", format!("{path} has no home any more.")),
-                Err(error) => {
-                    // What was found stays in the record: the next start gives it back.
-                    tracing::error!(cgroup = %path, %error, "its home cannot be taken back");
-                }
+                Err(error) => tracing::error!(cgroup = %path, %error, "its home cannot be taken back"),
             }
         }
     }

@@ -98,6 +98,7 @@ impl ReadModel {
         core: &Core,
         drift: &DriftController,
         waiting: Vec<api::Waiting>,
+        pending_restores: Vec<api::PendingRestore>,
     ) -> api::Allocations {
         let ledger = &core.kept.state.ledger;
         let free_cpus = core.free_cpus();
@@ -115,6 +116,7 @@ impl ReadModel {
                 mode: core.mode(),
                 herding: core.herding(|cgroup| drift.of(cgroup)),
                 homes: core.homes(),
+                pending_restores,
             },
             waiting,
         }
