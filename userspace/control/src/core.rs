@@ -158,6 +158,11 @@ impl Core {
         releasing.any(|held| held.cgroup == *cgroup)
     }
 
+    /// The CPUs of workloads that hold none.
+    pub(crate) fn shared_pool(&self) -> CpuSet {
+        self.policy.shared_pool(&self.kept.state.ledger)
+    }
+
     /// CPUs that can still become exclusive.
     pub(crate) fn free_cpus(&self) -> CpuSet {
         &self.policy.strategy.allocatable().cpus & self.kept.state.ledger.shared_pool()

@@ -109,16 +109,16 @@ impl Core {
     }
 
     /// The CPUs of a workload that has none of its own: the shared pool, and of that what is on its nodes where its
-    /// topology policy ties CPUs to memory. None where the pool is empty: no knob means that.
+    /// topology policy ties CPUs to memory. None where no CPUs are managed.
     pub(super) fn shared_cpus(&self, terms: &Terms, nodes: &NodeSet) -> Option<CpuSet> {
-        let pool = self.kept.state.ledger.shared_pool();
+        let pool = self.shared_pool();
         let policy = terms.policy.unwrap_or(self.config.topology_policy());
         let is_tied = !terms.burstable
             && matches!(policy, TopologyManagerPolicy::Restricted | TopologyManagerPolicy::SingleNumaNode);
         let of_nodes = nodes.iter().filter_map(|node| self.policy.machine.nodes.get(&node));
         let near: CpuSet = of_nodes.flat_map(|node| node.cpus.iter()).filter(|_| is_tied).collect();
-        let near = &near & pool;
-        Some(if near.is_empty() { pool.clone() } else { near }).filter(|cpus| !cpus.is_empty())
+        let near = &near & &pool;
+        Some(if near.is_empty() { pool } else { near }).filter(|cpus| !cpus.is_empty())
     }
 
     /// The cgroup of a request. That of a command is not there yet.

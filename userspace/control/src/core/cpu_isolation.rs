@@ -37,7 +37,7 @@ use numaward_guarantee::error::AdmissionError;
 use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
-use super::{Core, HeldChange, execution::STEPS_PER_LOOK};
+use super::{Core, HeldChange, execution::STEPS_PER_LOOK, machine::has_exclusive_cpus};
 
 /// A report of no more cgroups that would be herded does not delay the next one.
 const FEW: usize = 100;
@@ -143,13 +143,9 @@ fn of_pool(found: &CpuSet, pool: &CpuSet) -> CpuSet {
     if found.is_empty() { pool.clone() } else { found & pool }
 }
 
-fn has_exclusive_cpus(ledger: &Ledger) -> bool {
-    ledger.allocations().any(|(_, _, held)| held.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()))
-}
-
 /// All CPUs but those of workloads that ask for isolation; none where no workload does.
-fn beside_isolated(ledger: &Ledger) -> Option<CpuSet> {
-    let (mut isolated, mut others) = (CpuSet::new(), ledger.shared_pool().clone());
+fn beside_isolated(ledger: &Ledger, shared_pool: CpuSet) -> Option<CpuSet> {
+    let (mut isolated, mut others) = (CpuSet::new(), shared_pool);
     for (_, account) in ledger.owners() {
         let of = if account.terms.isolate { &mut isolated } else { &mut others };
         account.containers.values().for_each(|held| of.extend(held.held_cpus().iter()));
@@ -239,12 +235,12 @@ impl Core {
 
     /// How far others are herded while this is promised, and onto which CPUs; none where no CPU is exclusive.
     fn herding_with(&self, ledger: &Ledger) -> (EnforcementMode, Option<CpuSet>) {
-        let mode = self.isolation.mode;
-        let asked = beside_isolated(ledger)
+        let (mode, pool) = (self.isolation.mode, self.policy.shared_pool(ledger));
+        let asked = beside_isolated(ledger, pool.clone())
             .filter(|_| mode != EnforcementMode::On && self.mode() == EnforcementMode::On);
         match asked {
             Some(pool) => (EnforcementMode::On, Some(pool)),
-            None => (mode, has_exclusive_cpus(ledger).then(|| ledger.shared_pool().clone())),
+            None => (mode, Some(pool).filter(|_| has_exclusive_cpus(ledger))),
         }
     }
 
@@ -643,9 +639,10 @@ mod tests {
         let hidden = Terms { hide_siblings: true, ..Terms::default() };
         let isolated = Terms { isolate: true, ..hidden.clone() };
         let (other, ledger) = admit(&strategy.idle(), "other", &hidden);
-        assert_eq!(beside_isolated(&ledger), None);
+        let beside = |ledger: &Ledger| beside_isolated(ledger, ledger.shared_pool().clone());
+        assert_eq!(beside(&ledger), None);
         let (alone, ledger) = admit(&ledger, "alone", &isolated);
         assert_eq!((other.hidden_cpus.len(), alone.hidden_cpus.len()), (1, 1));
-        assert_eq!(beside_isolated(&ledger), Some(&machine.cpu_ids() - &alone.held_cpus()));
+        assert_eq!(beside(&ledger), Some(&machine.cpu_ids() - &alone.held_cpus()));
     }
 }

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_api as api;
 use numaward_api::{EventKind, Severity};
 use numaward_config::Config;
-use numaward_engine::{Block, Strategy, Uncovered, policy::CpuKind};
+use numaward_engine::{Block, Ledger, Strategy, Uncovered, policy::CpuKind};
 use numaward_guarantee::{
     error::{AdmissionError, StartError},
     policy,
@@ -43,6 +43,22 @@ impl Policy {
         }
         Ok(Self { machine, strategy, unfit: None, missing: BTreeMap::new() })
     }
+
+    /// The CPUs of workloads that hold none: the shared pool. With `strict-cpu-reservation` all of it can become exclusive; the
+    /// reserved CPUs are left then. Empty only where no CPUs are managed.
+    pub(super) fn shared_pool(&self, ledger: &Ledger) -> CpuSet {
+        let pool = ledger.shared_pool();
+        if !pool.is_empty() || !has_exclusive_cpus(ledger) {
+            return pool.clone();
+        }
+        let held = ledger.allocations().fold(CpuSet::new(), |held, (.., of)| &held | &of.held_cpus());
+        &(&self.machine.cpu_ids() - &self.strategy.allocatable().cpus) - &held
+    }
+}
+
+/// Whether a workload holds CPUs of its own.
+pub(super) fn has_exclusive_cpus(ledger: &Ledger) -> bool {
+    ledger.allocations().any(|(_, _, held)| held.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty()))
 }
 
 /// What is promised to a workload and not there (any more).

@@ -349,7 +349,7 @@ impl Core {
     /// What a container is to hold to which nothing is promised.
     fn shared(&self) -> Settings {
         // The empty set would mean all CPUs.
-        let cpus = Some(self.kept.state.ledger.shared_pool().clone()).filter(|pool| !pool.is_empty());
+        let cpus = Some(self.shared_pool()).filter(|pool| !pool.is_empty());
         Settings { cpus, ..Settings::default() }
     }
 
@@ -461,7 +461,7 @@ impl Core {
 
     /// Containers that hold no CPUs leave those that were just promised, and get those that were given back.
     pub(crate) fn follow_pool(&mut self) {
-        let pool = self.kept.state.ledger.shared_pool().clone();
+        let pool = self.shared_pool();
         if pool == self.pods.pool && (!self.pods.is_behind || self.execution.busy.is_some()) {
             return;
         }

@@ -110,7 +110,7 @@ impl ReadModel {
         });
         api::Allocations {
             allocations: self.0.iter().map(|(_, shown)| shown.allocation.clone()).collect(),
-            shared_cpus: ledger.shared_pool().to_string(),
+            shared_cpus: core.shared_pool().to_string(),
             nodes: nodes.collect(),
             enforcement: api::Enforcement {
                 mode: core.mode(),

@@ -32,12 +32,16 @@ pub(in crate::core) struct Bench {
 impl Bench {
     /// Two nodes with four CPUs each, of which one is kept, and what a runtime's containers are in.
     pub(in crate::core) fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    pub(in crate::core) fn with(config: Config) -> Self {
         let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Host::small()));
         let root = dir.path().join("cgroup");
         for path in ["", "kubepods", "other"] {
             fixture::cgroup(&root.join(path), &host.machine());
         }
-        let config = Config { state_directory: dir.path().join("state"), ..Config::default() };
+        let config = Config { state_directory: dir.path().join("state"), ..config };
         let enforcer = fixture::enforcer(&root, &host.machine(), None);
         let hierarchy = numaward_cgroup::Hierarchy::at(&root);
         let opened = Core::open(&config, hierarchy, enforcer, Ports::of(&host), ControlMetrics::default());
@@ -99,7 +103,7 @@ impl Bench {
     }
 
     /// The CPUs that a cgroup is set to.
-    fn cpus(&self, path: &str) -> String {
+    pub(in crate::core) fn cpus(&self, path: &str) -> String {
         fixture::line(&self.dir.path().join("cgroup").join(path).join("cpuset.cpus"))
     }
 

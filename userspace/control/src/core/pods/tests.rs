@@ -154,3 +154,42 @@ fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hol
     assert_eq!(crate::testing::line(&root.join("other/cgroup.subtree_control")), "-cpuset");
     assert!(bench.core.kept.state.enabled.is_empty());
 }
+
+/// A container of the class BestEffort.
+fn best_effort(name: &str) -> ContainerAsk {
+    let ask = container(name, 1000);
+    ContainerAsk { pod: PodAsk { asked: Asked::Nothing, ..ask.pod }, ..ask }
+}
+
+#[test]
+fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty() {
+    let config = serde_json::json!({
+        "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},
+        "topologyManagerPolicy": "best-effort",
+        "enforcement": {"herding": {"mode": "on"}},
+    });
+    let mut bench = Bench::with(serde_json::from_value(config).unwrap());
+    let create = |bench: &mut Bench, ask: &ContainerAsk| {
+        drop(bench.create(ask));
+        let mut bound = bench.bind(ask);
+        bench.handle();
+        assert_eq!(bound.try_recv(), Ok(None));
+    };
+    create(&mut bench, &best_effort("before"));
+    assert_eq!(bench.cpus("kubepods/pod-before/before"), "1-7");
+    create(&mut bench, &container("all", 7000));
+    assert_eq!((bench.cpus("kubepods/pod-all/all").as_str(), pool(&bench).as_str()), ("1-7", ""));
+    assert_eq!(bench.cpus("kubepods/pod-before/before"), "0");
+    let (settings, _) = bench.core.create(&best_effort("after"), Attempt::First).unwrap();
+    assert_eq!(settings.cpus.unwrap().to_string(), "0");
+    bench.core.herd(true);
+    assert_eq!(bench.cpus("other"), "0");
+    // The daemon starts anew, and the runtime lists what runs.
+    turn(&mut bench, Instant::now());
+    assert_eq!(bench.cpus("kubepods/pod-before/before"), "0");
+
+    let (uid, sandbox) = ("uid-all".to_owned(), "sandbox-all".to_owned());
+    drop(bench.ask(|answer| PodCommand::PodOver { uid, sandbox, answer }));
+    bench.handle();
+    assert_eq!(bench.cpus("kubepods/pod-before/before"), "1-7");
+}
