@@ -165,7 +165,9 @@ impl Core {
 
     /// CPUs that can still become exclusive.
     pub(crate) fn free_cpus(&self) -> CpuSet {
-        &self.policy.strategy.allocatable().cpus & self.kept.state.ledger.shared_pool()
+        let ledger = &self.kept.state.ledger;
+        &(&self.policy.strategy.allocatable().cpus & ledger.shared_pool())
+            - &ledger.conditions().partition_cpus
     }
 
     /// What is promised changed: containers that share what is left follow at once, and the others afterwards.

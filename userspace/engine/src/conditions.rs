@@ -18,6 +18,8 @@ pub struct Conditions {
     pub withheld: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
     /// CPUs that are offline.
     pub offline_cpus: CpuSet,
+    /// CPUs of the shared pool that belong to cpuset partitions of other programs: the kernel gives them to no other cgroup.
+    pub partition_cpus: CpuSet,
     /// By node, how fast CPUs of other nodes take memory there, as a coarse class (the binary logarithm of MiB/s, from
     /// 64 MiB/s): of equally good candidates the one whose nodes have less of it is taken. A node that is not named has none.
     pub load: BTreeMap<NodeId, u64>,

@@ -26,6 +26,8 @@ pub struct Explanation {
     pub withheld: Vec<Withheld>,
     /// CPUs that are offline, if CPUs are asked for.
     pub offline_cpus: CpuSet,
+    /// CPUs of other programs' cpuset partitions, likewise.
+    pub partition_cpus: CpuSet,
 }
 
 /// One merge of hints.

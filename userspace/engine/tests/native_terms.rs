@@ -691,6 +691,19 @@ fn of_equally_good_nodes_the_one_that_others_use_less_is_taken() {
 }
 
 #[test]
+fn cpus_of_other_partitions_are_not_offered() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let mut ledger = native.idle();
+    let partition_cpus = &native.allocatable().cpus - &"2,3".parse().unwrap();
+    ledger.set_conditions(Arc::new(Conditions { partition_cpus, ..Conditions::default() }));
+    let refused = decide(&native, &ledger, "a", (3, 1), &Terms::default());
+    assert!(refused.outcome.is_err());
+    assert_eq!(refused.explanation.partition_cpus, ledger.conditions().partition_cpus);
+    let taken = admit(&native, &ledger, "b", (2, 1), &Terms::default());
+    assert_eq!(taken.cpus_of(&"b".into(), &"b".into()).to_string(), "2-3");
+}
+
+#[test]
 fn cpus_that_went_offline_are_not_offered() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = native.idle();

@@ -50,9 +50,15 @@ pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanati
     });
     let offline = &explanation.offline_cpus;
     let offline = (!offline.is_empty()).then(|| format!("CPUs {offline} are offline, and were not offered"));
-    let notes = explanation.searches.iter().filter_map(cut_off).chain(in_use).chain(offline).collect();
+    let partitions = &explanation.partition_cpus;
+    let partitions = (!partitions.is_empty()).then(|| {
+        format!("CPUs {partitions} are in cpuset partitions of other programs, and were not offered")
+    });
+    let notes =
+        explanation.searches.iter().filter_map(cut_off).chain(in_use).chain(offline).chain(partitions);
     let searches = explanation.searches.iter().map(search);
-    api::Explanation { merges: explanation.merges.iter().map(merge).chain(searches).collect(), notes }
+    let merges = explanation.merges.iter().map(merge).chain(searches).collect();
+    api::Explanation { merges, notes: notes.collect() }
 }
 
 /// Says so where there may be better candidates than those that were looked at.

@@ -24,10 +24,11 @@ use std::{
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{
     CgroupId, CgroupPath, Hierarchy, ReadError,
+    knob::{Knob, Value},
     read::{self, hugetlb_numa_stat, memory_numa_stat},
 };
 use numaward_config::policy::StrategyKind;
-use numaward_engine::Conditions;
+use numaward_engine::{Conditions, Ledger};
 use numaward_model::{
     Promise, Promises, Report,
     headroom::{Headroom, NodeHeadroom, OtherWorkload},
@@ -35,7 +36,7 @@ use numaward_model::{
     snapshot::Resident,
 };
 use numaward_probes::SlotId;
-use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs};
+use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -133,7 +134,7 @@ impl Observer {
             (guard.claims, owned) = read_claims(&hierarchy, &promises);
             if heeds {
                 self.read_load(&mut guard.load);
-                self.read_conditions(guard, &memory, &promises, &owned);
+                self.read_conditions(guard, &hierarchy, &memory, &promises, &owned);
             }
             (guard.of, guard.read) = (Some(promises.clone()), Some(now));
             (nodes, spare) = self.judge(&memory, &guard.claims);
@@ -173,6 +174,7 @@ impl Observer {
     fn read_conditions(
         &self,
         guard: &mut Guard,
+        hierarchy: &Hierarchy,
         memory: &[(NodeId, Option<sysfs::NodeMemory>)],
         promises: &Promises,
         owned: &Owned,
@@ -183,7 +185,9 @@ impl Observer {
             tracing::debug!(%error, "it is not known which CPUs are offline: as before");
             guard.conditions.offline_cpus.clone()
         });
-        let conditions = Conditions { withheld, offline_cpus, load: guard.load.classes().clone() };
+        let partition_cpus = &partition_cpus(hierarchy, &promises.ledger) - &offline_cpus;
+        let load = guard.load.classes().clone();
+        let conditions = Conditions { withheld, offline_cpus, partition_cpus, load };
         if *guard.conditions != conditions {
             guard.conditions = Arc::new(conditions);
         }
@@ -292,6 +296,15 @@ fn describe(news: &News) -> Report {
     }
 }
 
+/// CPUs of the shared pool that the root cgroup does not have, as cpuset partitions have them. Those of guarantees are not in the
+/// pool. Not every kernel gives the root cgroup the file.
+fn partition_cpus(hierarchy: &Hierarchy, ledger: &Ledger) -> CpuSet {
+    match Knob::CpusetCpusEffective.read(hierarchy.root()) {
+        Ok(Value::Cpus(effective)) if !effective.is_empty() => ledger.shared_pool() - &effective,
+        _ => CpuSet::new(),
+    }
+}
+
 /// Reads what workloads with a promise use of it. One that is gone meanwhile uses nothing.
 fn read_claims(hierarchy: &Hierarchy, promises: &Promises) -> (Claims, Owned) {
     let (mut claims, mut owned) = (Claims::default(), Owned::default());
@@ -382,8 +395,8 @@ mod tests {
     use numaward_cgroup::WorkloadKind;
     use numaward_config::{Config, guard::GuardMode};
     use numaward_engine::{
-        Ledger, Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
-        policy::{MemoryManagerPolicy, MemoryReservation},
+        Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
+        policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
     use numaward_model::{snapshot::SnapshotSource as _, testing};
     use numaward_topology::Machine;
@@ -568,6 +581,37 @@ mod tests {
             "Node 1 MemTotal: 1048576 kB\nNode 1 MemFree: 1048576 kB\n",
         );
         assert_eq!(seen(StrategyKind::Native, Vec::new()), [0, 0]);
+    }
+
+    #[test]
+    fn cpus_of_other_partitions_are_known() {
+        let root = tempfile::tempdir().unwrap();
+        machine(root.path(), 600);
+        write(root.path(), "sys/devices/system/cpu/present", "0-3\n");
+        let cpus = "0-3".parse().unwrap();
+        let nodes = Machine::builder().nodes(2).cores_per_node(2).memory(Bytes::gib(1)).build().unwrap();
+        let policy = PolicyConfig {
+            cpu_manager_policy: CpuManagerPolicy::Static,
+            reserved_system_cpus: "0".parse().unwrap(),
+            ..PolicyConfig::default()
+        };
+        let ledger = Native::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle();
+        assert_eq!(ledger.shared_pool(), &cpus);
+        let observer = observer(root.path(), Config::default(), Vec::new(), ledger);
+        let mut guard = Guard::default();
+        let mut seen = |effective: Option<&str>| {
+            if let Some(effective) = effective {
+                write(root.path(), "cpuset.cpus.effective", effective);
+            }
+            guard.not_before = None;
+            observer.look_at_headroom(&mut guard);
+            let conditions = observer.latest.headroom.borrow().conditions.clone();
+            [&conditions.partition_cpus, &conditions.offline_cpus].map(ToString::to_string)
+        };
+        assert_eq!(seen(None), ["", "2-3"]);
+        assert_eq!(seen(Some("0\n")), ["1", "2-3"], "two are offline");
+        assert_eq!(seen(Some("\n")), ["", "2-3"], "not known");
+        assert_eq!(seen(Some("0-1\n")), ["", "2-3"]);
     }
 
     #[test]

@@ -21,7 +21,10 @@ impl Core {
             return;
         }
         if *self.kept.state.ledger.conditions() != seen.conditions {
+            let before = self.kept.state.ledger.conditions().partition_cpus.clone();
             self.kept.state.ledger.set_conditions(seen.conditions.clone());
+            // What is free is published.
+            self.effects.promises |= before != seen.conditions.partition_cpus;
             self.effects.view = true;
             self.effects.declared = true;
         }

@@ -110,7 +110,7 @@ impl Cpus {
 
     /// The CPUs that can become exclusive now, whole cores or not.
     pub(super) fn free(&self, ledger: &Ledger) -> CpuSet {
-        &online(ledger) & &self.allocatable
+        &offered(ledger) & &self.allocatable
     }
 
     /// Which CPUs a request can take now.
@@ -302,9 +302,11 @@ impl Cpus {
     }
 }
 
-/// The shared pool without CPUs that are offline: one that went offline a moment ago is still in the pool.
-fn online(ledger: &Ledger) -> CpuSet {
-    ledger.shared_pool() - &ledger.conditions().offline_cpus
+/// The shared pool without CPUs that are offline, as one that went offline a moment ago is still in the pool, and without those
+/// of other programs' partitions.
+fn offered(ledger: &Ledger) -> CpuSet {
+    let conditions = ledger.conditions();
+    &(ledger.shared_pool() - &conditions.offline_cpus) - &conditions.partition_cpus
 }
 
 /// Number of CPUs that two sets share.

@@ -406,9 +406,10 @@ impl Native {
         let is_needed = |&number: &usize| needs.containers.iter().any(|need| need.amounts[number] > 0);
         let needed = (0..self.host.resources.len()).filter(is_needed);
         let withheld = needed.flat_map(|number| attempt.room.not_offered(&self.host, number)).collect();
-        let offline = is_needed(&CPU).then(|| ledger.conditions().offline_cpus.clone());
-        let offline_cpus = offline.unwrap_or_default();
-        let explanation = Explanation { withheld, offline_cpus, ..attempt.explanation() };
+        let conditions = is_needed(&CPU).then(|| ledger.conditions());
+        let not_offered = conditions.map(|of| (of.offline_cpus.clone(), of.partition_cpus.clone()));
+        let (offline_cpus, partition_cpus) = not_offered.unwrap_or_default();
+        let explanation = Explanation { withheld, offline_cpus, partition_cpus, ..attempt.explanation() };
         if !placed {
             return (Err(attempt.failure.unwrap_or((Refusal::SumTooLarge, None))), explanation);
         }

@@ -83,6 +83,27 @@ impl Bench {
 }
 
 #[test]
+fn cpus_of_other_partitions_are_neither_free_nor_given() {
+    let mut bench = Bench::new(StrategyKind::Native);
+    let partition_cpus = "1-3,5".parse().unwrap();
+    let conditions = Conditions { partition_cpus, ..Conditions::default() };
+    *bench.host.headroom.lock().unwrap() =
+        Arc::new(Headroom { conditions: conditions.into(), ..Headroom::default() });
+    bench.reconciler.look_after();
+    bench.reconciler.settle();
+    let free = |bench: &Bench| bench.host.assigned.lock().unwrap().free_cpus.to_string();
+    assert_eq!(free(&bench), "4,6-7");
+    let shown: Vec<_> =
+        bench.reconciler.view.read().nodes.iter().map(|node| node.free_cpus.clone()).collect();
+    assert_eq!(shown, ["", "4,6-7"]);
+    let Ok(Answer::Admitted(held)) = bench.admit("a", [64, 0]) else { panic!("it was refused") };
+    assert_eq!(held.cpus, "4");
+    let notes = held.explanation.unwrap().notes;
+    let expected = "CPUs 1-3,5 are in cpuset partitions of other programs, and were not offered";
+    assert!(notes.contains(&expected.to_owned()), "{notes:?}");
+}
+
+#[test]
 fn huge_pages_that_somebody_took_are_not_promised_until_they_are_free() {
     let mut bench = Bench::new(StrategyKind::Native);
     bench.see(ZoneKind::Hugepages(SIZE), [512, 600]);
