@@ -151,7 +151,7 @@ impl Core {
     }
 
     /// Refuses a cgroup that is not there, or that uses more than it is to have.
-    fn check_cgroup(&self, path: &CgroupPath, request: &Request) -> Result<(), AdmissionError> {
+    pub(super) fn check_cgroup(&self, path: &CgroupPath, request: &Request) -> Result<(), AdmissionError> {
         let dir = self.hierarchy.dir(path);
         if !matches!(self.hierarchy.id_of(path), Ok(Some(_))) {
             let problem = format!("{path} does not exist (there is no directory {})", dir.display());
@@ -195,7 +195,7 @@ impl Core {
     }
 
     /// Refuses a name that a guarantee has.
-    fn check_name(&self, name: &str) -> Result<(), AdmissionError> {
+    pub(super) fn check_name(&self, name: &str) -> Result<(), AdmissionError> {
         let Some(held) = self.kept.state.guarantees.get(name) else { return Ok(()) };
         let problem = format!("{name:?} is held by {}", held.cgroup);
         Err(AdmissionError::conflict("name", problem, "a name that is not in use"))

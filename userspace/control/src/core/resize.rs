@@ -10,9 +10,11 @@
 
 use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
+    CgroupPath,
     knob::{Limit, Partition},
     read,
 };
+use numaward_config::enforcement::Declared;
 use numaward_enforce::Change;
 use numaward_engine::{self as engine, Allocation, ContainerName, Ledger, OwnerId, Quantity, Resources};
 use numaward_guarantee::{
@@ -23,7 +25,8 @@ use numaward_guarantee::{
 };
 use numaward_topology::{Bytes, ZoneKind};
 
-use super::{Admission, Core};
+use super::{Admission, Attempt, Core};
+use crate::spans;
 
 /// What is to be changed, as it is now.
 struct Held {
@@ -50,7 +53,11 @@ impl Core {
             return Err(AdmissionError::Off);
         }
         let held = self.held(&asked.name)?;
-        let cgroup = &held.guarantee.cgroup;
+        if let Some(declared) = &held.guarantee.declared {
+            let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
+            let allowed = "one that was asked for; change the configuration for this one";
+            return Err(AdmissionError::conflict("name", problem, allowed));
+        }
         let limit = new_limit(&held, asked)?;
         check_cpus(&held, asked)?;
         if asked.memory.is_some() && held.request.terms.without_memory {
@@ -58,7 +65,64 @@ impl Core {
             let allowed = "nothing; release it and ask again with memory";
             return Err(FieldError::new("memory", problem, allowed).into());
         }
-        self.check_hugepages(&held, asked)?;
+        self.resize_held(&held, asked, limit, dry_run)
+    }
+
+    /// Changes a declared guarantee to what its rule says now: in place if only amounts differ and its nodes have them, else by a
+    /// new decision. Where neither is possible, it keeps what it holds.
+    pub(crate) fn follow_rule(
+        &mut self,
+        name: &str,
+        request: &Request,
+        path: &CgroupPath,
+    ) -> Result<(), AdmissionError> {
+        let mut held = self.held(name)?;
+        let is_same = name == request.name && held.guarantee.target == request.target;
+        let rules = held.guarantee.declared.as_ref().zip(request.declared.as_ref());
+        let mut refused = None;
+        if is_same && rules.is_some_and(|(was, now)| differs_in_amounts(was, now)) {
+            held.guarantee.declared.clone_from(&request.declared);
+            match self.resize_held(&held, &amounts_of(request), request.limit, false) {
+                Err(error @ AdmissionError::Rejected(..)) => refused = Some(error),
+                resized => return resized.map(drop),
+            }
+        }
+        self.check_anew(name, request, path).map_err(|error| refused.unwrap_or(error))?;
+        self.release(name)?;
+        self.admit_at(request, path, false, Attempt::First).map(drop)
+    }
+
+    /// Refuses a request for a cgroup that would not be admitted if the guarantee of this name ended.
+    fn check_anew(&self, name: &str, request: &Request, path: &CgroupPath) -> Result<(), AdmissionError> {
+        if name != request.name {
+            self.check_name(&request.name)?;
+        }
+        self.check_cgroup(path, request)?;
+        self.check_fit()?;
+        let terms = self.with_home(&request.terms, &request.name, path);
+        self.check_terms(&terms)?;
+        let strategy = &self.policy.strategy;
+        let ledger = strategy.removed(&self.ledger_for(Some(path), None), &OwnerId::from(name));
+        let decision = spans::decide(&**strategy, &ledger, &request.engine, &terms);
+        decision.outcome.map(drop).map_err(|rejection| {
+            AdmissionError::Rejected(
+                explain::rejection(&rejection),
+                explain::explanation(&decision.explanation),
+            )
+        })
+    }
+
+    /// Changes what a workload is promised to these amounts and this limit. `held` has the rule by which it is declared from then
+    /// on, if any.
+    fn resize_held(
+        &mut self,
+        held: &Held,
+        asked: &Resize,
+        limit: Option<Bytes>,
+        dry_run: bool,
+    ) -> Result<Admission, AdmissionError> {
+        let cgroup = &held.guarantee.cgroup;
+        self.check_hugepages(held, asked)?;
         self.check_used(cgroup, limit.filter(|limit| Some(*limit) < held.request.limit))?;
         self.check_fit()?;
         let owner = OwnerId::from(asked.name.as_str());
@@ -74,7 +138,7 @@ impl Core {
                 return Ok(Admission::Dry(Box::new(api::DryRun::refused(rejection, explanation))));
             }
         };
-        self.hold_resized(&held, limit, ledger, dry_run)
+        self.hold_resized(held, limit, ledger, dry_run)
     }
 
     /// What holds under this name, unless it is somebody else's to change.
@@ -85,10 +149,6 @@ impl Core {
         if let Target::Container(_) = guarantee.target {
             let problem = "a container of a pod is changed by Kubernetes (in-place resize of the pod)";
             return Err(conflict(problem.to_owned(), "a cgroup, a unit or a command"));
-        }
-        if let Some(declared) = &guarantee.declared {
-            let problem = format!("it is declared in the configuration, for {:?}", declared.pattern());
-            return Err(conflict(problem, "one that was asked for; change the configuration for this one"));
         }
         if guarantee.is_named_only() {
             let problem = format!("nothing is promised to {name:?}: it is a workload with a name");
@@ -167,6 +227,9 @@ impl Core {
             return Ok(Admission::Dry(Box::new(dry)));
         }
         change.note_settings(cgroup, &settings);
+        if let Some(kept) = change.kept.state.guarantees.get_mut(&resized.name) {
+            kept.declared.clone_from(&guarantee.declared);
+        }
         change.make_room(&[cgroup]);
         change.change_held(Change::Hold(cgroup.clone(), settings))?;
         let cpus = allocation.cpus.unwrap_or_default();
@@ -202,6 +265,37 @@ fn check_cpus(held: &Held, asked: &Resize) -> Result<(), AdmissionError> {
         _ => return Ok(()),
     };
     Err(FieldError::new("cpus", format!("{cpus}: {problem}"), allowed).into())
+}
+
+/// Whether two rules differ in amounts and in whom they are for, and in nothing else that a workload that runs cannot follow.
+fn differs_in_amounts(was: &Declared, now: &Declared) -> bool {
+    let Declared {
+        unit,
+        cgroup,
+        cpus,
+        memory,
+        memory_limit,
+        hugepages,
+        policy: _,
+        partition: _,
+        placement: _,
+    } = now.clone();
+    let is_exclusive = |cpus: Option<api::Cpus>| cpus.is_some_and(|cpus| cpus.0.whole_cpus().is_some());
+    let is_like = is_exclusive(was.cpus) == is_exclusive(cpus) && was.hugepages.keys().eq(hugepages.keys());
+    let changed = Declared { unit, cgroup, cpus, memory, memory_limit, hugepages, ..was.clone() };
+    is_like && changed == *now
+}
+
+/// The amounts that a request asks for.
+fn amounts_of(request: &Request) -> Resize {
+    let container = request.engine.containers.first();
+    Resize {
+        name: request.name.clone(),
+        cpus: container.and_then(|container| container.requests.cpu),
+        memory: Some(promised(&request.engine, ZoneKind::Memory)),
+        limit: request.limit,
+        hugepages: request.hugepages().collect(),
+    }
 }
 
 fn amounts(asked: &Resize) -> Resources {

@@ -8,7 +8,8 @@
 //!
 //! Algorithm: a cgroup that appears is given what the first rule that matches says, or waits. One that waits is tried
 //! again when something is freed or the machine changed; within one such round, a rule that the engine rejected
-//! once is not asked for again. At the start, allocations whose rule is gone or says something else are released.
+//! once is not asked for again. At the start, allocations whose rule is gone are released. Those whose rule says something else
+//! follow it before any other cgroup is given anything; one that cannot keeps what it holds, and is tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -100,17 +101,13 @@ impl Declarations {
 }
 
 impl Declarations {
-    /// Releases what is not declared any more or in another way, and gives what is.
+    /// Releases what is not declared any more, and gives what is.
     pub(super) fn reconcile(&mut self, core: &mut Core) {
-        let is_changed = |held: &Guarantee| {
-            held.declared.is_some()
-                && self.rule_of(&held.cgroup).and_then(|(rule, _)| self.rules.get(rule))
-                    != held.declared.as_ref()
-        };
-        let changed = core.kept.state.guarantees.iter().filter(|(_, held)| is_changed(held));
-        let changed: Vec<String> = changed.map(|(name, _)| name.clone()).collect();
-        for name in changed {
-            tracing::info!(name, "no longer declared, or in another way: to be released");
+        let is_gone = |held: &Guarantee| held.declared.is_some() && self.rule_of(&held.cgroup).is_none();
+        let gone = core.kept.state.guarantees.iter().filter(|(_, held)| is_gone(held));
+        let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
+        for name in gone {
+            tracing::info!(name, "no longer declared: to be released");
             if let Err(error) = core.release(&name) {
                 tracing::error!(name, %error, "cannot be released");
             }
@@ -155,34 +152,53 @@ impl Declarations {
         true
     }
 
+    /// The cgroups whose guarantee was declared in another way, and its name.
+    fn changed(&self, core: &Core) -> BTreeMap<CgroupPath, String> {
+        let state = &core.kept.state;
+        let is_changed = |name: &str, held: &Guarantee| {
+            let rule = || self.rule_of(&held.cgroup).and_then(|(rule, _)| self.rules.get(rule));
+            held.declared.is_some() && !state.releasing.contains(name) && rule() != held.declared.as_ref()
+        };
+        let changed = state.guarantees.iter().filter(|(name, held)| is_changed(name, held));
+        changed.map(|(name, held)| (held.cgroup.clone(), name.clone())).collect()
+    }
+
     /// Tries to give those that wait what is declared for them.
     pub(super) fn try_waiting(&mut self, core: &mut Core) {
         core.effects.no_room.clear();
-        let waiting: Vec<CgroupPath> = self.waiting.keys().cloned().collect();
+        let changed = self.changed(core);
+        let (first, rest): (Vec<_>, Vec<_>) =
+            self.waiting.keys().cloned().partition(|path| changed.contains_key(path));
         let mut rejected = BTreeSet::new();
-        for path in waiting {
+        for path in first.into_iter().chain(rest) {
             let Some((rule, target)) = self.rule_of(&path) else { continue };
-            if core.kept.state.has_guarantee_around(&path) {
+            let Some(declared) = self.rules.get(rule) else { continue };
+            let changed = changed.get(&path);
+            if changed.is_none() && core.kept.state.has_guarantee_around(&path) {
                 self.waiting.insert(path, Waiting { rule, refused: None });
                 continue;
             }
             if rejected.contains(&rule) && self.waiting.get(&path).is_some_and(|it| it.refused.is_some()) {
                 continue;
             }
+            let request = Request::declared(declared, target).map_err(AdmissionError::from);
+            if let Some(name) = changed {
+                let followed = request.and_then(|request| core.follow_rule(name, &request, &path));
+                if matches!(followed, Err(AdmissionError::Rejected(..))) {
+                    rejected.insert(rule);
+                }
+                self.note_result(core, &path, rule, followed.err());
+                continue;
+            }
             let is_known = self.waiting.get(&path).is_some_and(|waiting| waiting.refused.is_some());
             let attempt = if is_known { Attempt::Again } else { Attempt::First };
-            let asked = self.rules.get(rule).map(|declared| Request::declared(declared, target));
-            let result = match asked {
-                Some(Ok(request)) => {
-                    let result = core.admit_at(&request, &path, false, attempt).map(drop);
-                    if matches!(result, Err(AdmissionError::Rejected(..))) {
-                        core.effects.no_room.push(request);
-                    }
-                    result
+            let result = request.and_then(|request| {
+                let result = core.admit_at(&request, &path, false, attempt).map(drop);
+                if matches!(result, Err(AdmissionError::Rejected(..))) {
+                    core.effects.no_room.push(request);
                 }
-                Some(Err(error)) => Err(error.into()),
-                None => continue,
-            };
+                result
+            });
             if matches!(result, Err(AdmissionError::Rejected(..))) {
                 rejected.insert(rule);
             }
@@ -209,7 +225,11 @@ impl Declarations {
             AdmissionError::Rejected(rejection, _) => Some(rejection.clone()),
             _ => None,
         };
-        let reason = Reason { text: refused.to_string(), rejection };
+        let mut text = refused.to_string();
+        if core.kept.state.guarantees.values().any(|held| held.cgroup == *path) {
+            text += "; it keeps what it holds";
+        }
+        let reason = Reason { text, rejection };
         let before = self.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
         if !before.is_some_and(|before| before.is_as(&reason)) {
             let pattern = self.rules.get(rule).map_or("", Declared::pattern);

@@ -352,7 +352,8 @@ async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
     // What was asked for is in the way, and is not refused.
     run.end();
     let run = Run::start(&bench, r#"{"guarantees": [{"cgroup": "/batch/*", "cpus": 2, "memory": "1Gi"}]}"#);
-    assert_eq!(bench.cpus(["batch/b", "batch/c", "system.slice/db@1.service"]), ["1-2", "4-5", ""]);
+    let held = bench.cpus(["batch/b", "batch/c", "system.slice/db@1.service"]);
+    assert_eq!(held, ["4-5", "1-2", ""], "each keeps two of its CPUs");
     run.end();
     let run = Run::start(&bench, "{}");
     assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["", ""]);
@@ -363,6 +364,59 @@ async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
     assert_eq!(run.reconciler.allocations().waiting, []);
     run.reconciler.release("batch/b".to_owned()).await.unwrap();
     assert_eq!(bench.cpus(["batch/b", "batch/c"]), ["4-5", "2-3"], "now as declared");
+    run.end();
+}
+
+#[tokio::test]
+async fn an_edited_rule_changes_what_is_held_before_others_are_given_anything() {
+    let bench = Bench::new(&["z"]);
+    let rules = |z: &str, rest: &str| format!(r#"{{"guarantees": [{{{z}, "memory": "1Gi"}}{rest}]}}"#);
+    let a = r#", {"cgroup": "/a", "cpus": 6, "memory": "1Gi"}"#;
+    let run = Run::start(&bench, &rules(r#""cgroup": "/z", "cpus": 2"#, a));
+    assert_eq!(bench.cpus(["z"]), ["1-2"]);
+    bench.appear("a");
+    run.until("it waits", |view| (view.waiting.len() == 1).then_some(()));
+    run.end();
+    // Another pattern and more CPUs: it keeps those that it has.
+    let run = Run::start(&bench, &rules(r#""cgroup": "/z*", "cpus": 3"#, a));
+    assert_eq!(bench.cpus(["z", "a"]), ["1-3", ""]);
+    let view = run.reconciler.allocations();
+    assert_eq!(view.allocations[0].declared.as_deref(), Some("/z*"));
+    assert_eq!(view.waiting.len(), 1);
+    run.end();
+    // Another placement: it is decided anew.
+    let placement = r#""placement": {"preferredNodes": "1"}"#;
+    let run = Run::start(&bench, &rules(&format!(r#""cgroup": "/z", "cpus": 3, {placement}"#), a));
+    assert_eq!(bench.cpus(["z", "a"]), ["4-6", ""]);
+    run.end();
+}
+
+#[tokio::test]
+async fn a_rule_that_cannot_be_followed_leaves_what_is_held_until_it_can() {
+    let bench = Bench::new(&["y", "z"]);
+    let rules = |z: &str| {
+        let y = r#"{"cgroup": "/y", "cpus": 4, "memory": "1Gi"}"#;
+        format!(r#"{{"guarantees": [{y}, {{"cgroup": "/z", {z}, "memory": "1Gi"}}]}}"#)
+    };
+    let run = Run::start(&bench, &rules(r#""cpus": 3"#));
+    assert_eq!(bench.cpus(["y", "z"]), ["4-7", "1-3"]);
+    run.end();
+    for z in [r#""cpus": 4"#, r#""cpus": 4, "policy": "single-numa-node""#] {
+        let run = Run::start(&bench, &rules(z));
+        assert_eq!(bench.cpus(["y", "z"]), ["4-7", "1-3"], "{z}");
+        let waiting = run.reconciler.allocations().waiting.clone();
+        assert_eq!(waiting.len(), 1, "{waiting:?}");
+        assert!(
+            waiting[0].cgroup == "/z" && waiting[0].reason.contains("it keeps what it holds"),
+            "{waiting:?}"
+        );
+        run.end();
+    }
+    let run = Run::start(&bench, &rules(r#""cpus": 4"#));
+    fs::remove_dir_all(bench.dir.path().join("cgroup/y")).unwrap();
+    bench.tell("y", Event::Removed);
+    run.until("it has four", |view| view.waiting.is_empty().then_some(()));
+    assert_eq!(bench.cpus(["z"]), ["4-7"], "its node has no more than three");
     run.end();
 }
 

@@ -155,7 +155,7 @@ fn controllers_stay_enabled_until_the_runtime_has_taken_back_what_containers_hol
     assert!(bench.core.kept.state.enabled.is_empty());
 }
 
-/// A container of the class BestEffort.
+/// A container of the class `BestEffort`.
 fn best_effort(name: &str) -> ContainerAsk {
     let ask = container(name, 1000);
     ContainerAsk { pod: PodAsk { asked: Asked::Nothing, ..ask.pod }, ..ask }
