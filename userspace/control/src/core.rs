@@ -101,15 +101,16 @@ impl Core {
     ) -> Result<Self, StartError> {
         let policy = Policy::new(config, ports.machine.machine())?;
         let (store, loaded) = Store::open(&config.state_directory)?;
-        let found = xattr_backup::read(&hierarchy);
+        let (found, boot) = (xattr_backup::read(&hierarchy), boot_id(&config.host_root));
         let is_complete = matches!(loaded, Loaded::Current { .. });
         let is_fresh = matches!(loaded, Loaded::Fresh) && found.is_empty();
         let (mut state, set_aside) = match loaded {
             Loaded::Current { ledger, set_aside } => (ledger, set_aside),
             // Also if somebody removed the file: what is held is held.
             Loaded::Fresh => (rebuild::rebuild(None, &found, &hierarchy), Vec::new()),
-            Loaded::Previous { ledger, set_aside } => {
-                (rebuild::rebuild(Some(ledger), &found, &hierarchy), set_aside)
+            Loaded::Previous { ledger: mut previous, set_aside } => {
+                previous.continue_in(boot.clone());
+                (rebuild::rebuild(Some(previous), &found, &hierarchy), set_aside)
             }
             Loaded::Rebuild { set_aside } => (rebuild::rebuild(None, &found, &hierarchy), set_aside),
         };
@@ -122,7 +123,7 @@ impl Core {
             let allocations = state.guarantees.len();
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
-        state.continue_in(boot_id(&config.host_root));
+        state.continue_in(boot);
         let backup = XattrBackup::new(hierarchy.clone(), found, &state);
         let storage = Storage::new(store, backup, &config.state_directory, &mut state);
         state.undo_admitting(&*policy.strategy);

@@ -126,7 +126,8 @@ pub fn import(
         if allocations > 0 {
             return Err(ImportError::NotEmpty { directory: config.state_directory.clone(), allocations });
         }
-        store.save(&State { ledger, ..State::default() })?;
+        // What cgroups and the host are to get back stays.
+        store.save(&State { ledger, ..held })?;
         store.write_out()?;
     }
     Ok(imported)
@@ -317,6 +318,31 @@ mod tests {
         fails(&config, &machine(), "it is no file");
         fs::remove_dir(dir.path().join(MEMORY_STATE)).unwrap();
         assert!(!config.state_directory.exists());
+
+        // A ledger without a guarantee keeps what cgroups and the host are to get back.
+        state_files(dir.path());
+        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}});
+        let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
+        let mut before = State {
+            boot: Some("one".to_owned()),
+            weights: serde_json::from_value(weights).unwrap(),
+            enabled: serde_json::from_value(enabled).unwrap(),
+            ..State::default()
+        };
+        before.herded.insert("/herded".parse().unwrap());
+        before.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
+        let record =
+            numaward_enforce::Record::new(numaward_cgroup::CgroupId(7), numaward_enforce::Owner::Cgroupfs);
+        before.applied.insert("/steered".parse().unwrap(), record.into());
+        let (mut store, _) = Store::<State>::open(&config.state_directory).unwrap();
+        store.save(&before).unwrap();
+        drop(store);
+        import(&config, &machine(), dir.path(), false).unwrap();
+        let (mut store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
+        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        assert_eq!(state, State { ledger: state.ledger.clone(), ..before });
+        store.save(&State::default()).unwrap();
+        drop(store);
 
         // A ledger that is in use, and one that holds something.
         state_files(dir.path());

@@ -4,7 +4,8 @@
 //! durable record of it cannot be read.
 //!
 //! Sources, in this order: the marks on cgroups ([`crate::xattr_backup`]), which repeat the ledger as it was last; the ledger
-//! before the last, for units that have no cgroup just now; and the knobs of the cgroups made for commands, which are
+//! before the last, for units that have no cgroup just now, for what was changed of the host as a whole, and for why cgroups
+//! without a guarantee hold settings; and the knobs of the cgroups made for commands, which are
 //! ours whatever else is known. What contradicts an earlier source is not taken over, and is reported.
 
 use std::collections::BTreeMap;
@@ -26,15 +27,21 @@ use crate::{
     xattr_backup::{Found, Held, Mark},
 };
 
-/// What can be known without the ledger. `previous` is the one before the last, if it can be read.
+/// What can be known without the ledger. `previous` is the one before the last, if it can be read, as it is in this boot.
 pub fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {
     let mut state = State::default();
     for mark in &found.marks {
         take_over(&mut state, mark);
     }
     if let Some(previous) = previous {
+        state.boot.clone_from(&previous.boot);
         // What is not enabled any more is forgotten as always.
         state.enabled = previous.enabled.clone();
+        state.interrupts = previous.interrupts.clone();
+        state.power = previous.power.clone();
+        state.weights = previous.weights.clone();
+        state.cache_ways = previous.cache_ways.clone();
+        state.left_alone = previous.left_alone.clone();
         let holds = |path: &CgroupPath| hierarchy.id_of(path).ok().flatten().is_some();
         for (name, guarantee) in &previous.guarantees {
             // A cgroup that is there and has no mark was released since.
@@ -50,13 +57,21 @@ pub fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) ->
         }
         for (path, record) in previous.applied.iter() {
             let is_above = state.guarantees.values().any(|held| path.contains(&held.cgroup));
-            // A cgroup without exclusive CPUs has a mark as well, if it can.
-            let is_unmarked =
-                !found.is_supported && (previous.herded.contains(path) || record.is_owed_cpus());
+            // A cgroup without a guarantee has a mark as well, if it can.
+            let is_unmarked = !found.is_supported;
             if state.applied.get(path).is_none() && (is_above && record.settings.is_empty() || is_unmarked) {
                 state.applied.insert(path.clone(), record.clone());
             }
         }
+        let settings = |path: &CgroupPath| state.applied.get(path).map(|record| &record.settings);
+        let has_cpus = |path: &CgroupPath| settings(path).is_some_and(|settings| settings.cpus.is_some());
+        let has_mems = |path: &CgroupPath| settings(path).is_some_and(|settings| settings.mems.is_some());
+        let is_other = |path: &CgroupPath| !state.has_guarantee_around(path);
+        let (mut herded, mut steered, mut homes) = (previous.herded, previous.steered, previous.homes);
+        herded.retain(|path| has_cpus(path) && is_other(path));
+        steered.retain(|path, _| has_mems(path) && is_other(path));
+        homes.retain(|path, _| has_cpus(path) && is_other(path));
+        (state.herded, state.steered, state.homes) = (herded, steered, homes);
     }
     take_over_commands(&mut state, hierarchy);
     state
@@ -175,4 +190,86 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
     };
     let held = Held { name, guarantee: guarantee.into(), account: account.into() };
     Some(Mark::new(path.clone(), record.into(), Some(held)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use numaward_cgroup::CgroupId;
+
+    use super::*;
+    use crate::state::{Home, LeftAlone};
+
+    /// A state of a boot in which the host and cgroups without a guarantee were changed.
+    fn changed(hierarchy: &Hierarchy) -> State {
+        let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}});
+        let power =
+            serde_json::json!({"/f": {"knob": "governor", "cpus": "1", "found": "a", "written": "b"}});
+        let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
+        let mut state = State { boot: Some("one".to_owned()), ..State::default() };
+        state.interrupts.banned = Some("3".parse().unwrap());
+        state.weights = serde_json::from_value(weights).unwrap();
+        state.power = serde_json::from_value(power).unwrap();
+        state.cache_ways = serde_json::from_value(ways).unwrap();
+        let cpus = || Settings { cpus: Some("1".parse().unwrap()), ..Settings::default() };
+        let mems = Settings { mems: Some("1".parse().unwrap()), ..Settings::default() };
+        for (name, settings) in
+            [("herded", cpus()), ("home", cpus()), ("steered", mems), ("pending", Settings::default())]
+        {
+            let path: CgroupPath = format!("/{name}").parse().unwrap();
+            fs::create_dir_all(hierarchy.dir(&path)).unwrap();
+            let id = hierarchy.id_of(&path).unwrap().unwrap();
+            let written = Values([(Knob::CpusetCpus, Knob::CpusetCpus.parse("1").unwrap())].into());
+            let record = Record { settings, written, ..Record::new(id, Owner::Cgroupfs) };
+            state.applied.insert(path, record.into());
+        }
+        state.herded.insert("/herded".parse().unwrap());
+        state.steered.insert("/steered".parse().unwrap(), "0".parse().unwrap());
+        let (moved, cpus_before) = (BTreeMap::new(), None);
+        let home = Home { node: NodeId(1), remote_before: 500, is_kept: true, moved, cpus_before };
+        state.homes.insert("/home".parse().unwrap(), home);
+        state.left_alone.insert("/b".parse().unwrap(), LeftAlone { id: CgroupId(7), times: 1, until: 9 });
+        state
+    }
+
+    #[test]
+    fn what_the_previous_ledger_has_of_the_host_and_of_other_cgroups_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy::at(dir.path());
+        let previous = changed(&hierarchy);
+        // Without marks, what the previous ledger says is all that is known of cgroups.
+        let rebuilt = rebuild(Some(previous.clone()), &Found::default(), &hierarchy);
+        assert_eq!(rebuilt, previous);
+
+        // Where cgroups can have marks, those without one were given back since.
+        let marks = |names: &[&str]| {
+            let mark = |name: &&str| {
+                let path: CgroupPath = format!("/{name}").parse().unwrap();
+                let record = previous.applied.get(&path).unwrap().clone();
+                Mark::new(path, record, None)
+            };
+            let mut found = Found::default();
+            (found.marks, found.is_supported) = (names.iter().map(mark).collect(), true);
+            found
+        };
+        let rebuilt =
+            rebuild(Some(previous.clone()), &marks(&["herded", "home", "steered", "pending"]), &hierarchy);
+        assert_eq!(rebuilt, previous);
+        let rebuilt = rebuild(Some(previous.clone()), &marks(&["home"]), &hierarchy);
+        assert!(rebuilt.herded.is_empty() && rebuilt.steered.is_empty() && rebuilt.homes.len() == 1);
+        assert_eq!((rebuilt.applied.iter().count(), &rebuilt.weights), (1, &previous.weights));
+    }
+
+    #[test]
+    fn what_the_previous_ledger_has_of_an_earlier_boot_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy::at(dir.path());
+        let mut previous = changed(&hierarchy);
+        previous.continue_in(Some("two".to_owned()));
+        let rebuilt = rebuild(Some(previous), &Found::default(), &hierarchy);
+        assert!(rebuilt.interrupts.is_empty() && rebuilt.power.is_empty());
+        assert!(rebuilt.weights.is_empty() && rebuilt.cache_ways.is_empty());
+        assert!(rebuilt.applied.iter().all(|(_, record)| record.id == CgroupId::NONE));
+    }
 }
