@@ -11,6 +11,7 @@ use crate::{
     census::{Census, Delegation},
     gone::is_gone,
     mounts::{MountsError, mount_points},
+    read::processes,
 };
 
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
@@ -104,6 +105,16 @@ impl Hierarchy {
     /// The directory of a cgroup.
     pub fn dir(&self, path: &CgroupPath) -> PathBuf {
         path.dir(&self.root)
+    }
+
+    /// The cgroup of this process. In a cgroup namespace of its own, `/proc/self/cgroup` does not say where that is: then all are
+    /// searched.
+    pub fn own(&self) -> Option<CgroupPath> {
+        let own = std::process::id();
+        let is_in = |path: &CgroupPath| processes(&self.dir(path)).is_ok_and(|there| there.contains(&own));
+        let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let said = text.lines().find_map(|line| line.strip_prefix("0::")?.parse::<CgroupPath>().ok());
+        said.filter(is_in).or_else(|| self.walk().ok()?.into_iter().map(|of| of.path).find(is_in))
     }
 
     /// Every cgroup, the root first and each one before those below it.
@@ -210,6 +221,15 @@ mod tests {
         }
         let hierarchy = Hierarchy::at(root.path());
         (root, hierarchy)
+    }
+
+    #[test]
+    fn the_cgroup_of_this_process_is_found() {
+        let (root, hierarchy) = tree(&["a/b", "c"]);
+        fs::write(root.path().join("c/cgroup.procs"), "1\n0\n").unwrap();
+        assert_eq!(hierarchy.own(), None);
+        fs::write(root.path().join("a/b/cgroup.procs"), format!("1\n{}\n", std::process::id())).unwrap();
+        assert_eq!(hierarchy.own().unwrap().as_str(), "/a/b");
     }
 
     #[test]

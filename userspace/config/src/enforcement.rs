@@ -212,6 +212,12 @@ impl CgroupPattern {
         }
     }
 
+    /// The patterns that a cgroup and all below it match. None for the root.
+    pub fn subtree(path: &CgroupPath) -> Vec<Self> {
+        let name = glob::Pattern::escape(path.as_str());
+        [name.clone(), format!("{name}/**")].iter().filter_map(|text| Self::new(text).ok()).collect()
+    }
+
     /// Whether a cgroup matches.
     pub fn matches(&self, path: &CgroupPath) -> bool {
         self.whole.matches_with(path.as_str(), MATCHING)

@@ -66,6 +66,8 @@ pub struct GuardReclaim {
 /// run workloads at all.
 const ESSENTIAL: &[&str] = &[
     "/init.scope",
+    "/podruntime.slice/*.service",
+    "/runtime.slice/*.service",
     "/system.slice/containerd.service",
     "/system.slice/crio.service",
     "/system.slice/dbus*.service",
@@ -105,10 +107,13 @@ mod tests {
             "/system.slice/k3s-agent.service",
             "/system.slice/rke2-server.service",
             "/system.slice/k0scontroller.service",
+            "/runtime.slice/kubelet.service",
+            "/runtime.slice/containerd.service",
+            "/podruntime.slice/crio.service",
         ] {
             assert!(exempt(path), "{path}");
         }
-        for path in ["/system.slice", "/system.slice/backup.service", "/user.slice"] {
+        for path in ["/system.slice", "/system.slice/backup.service", "/user.slice", "/runtime.slice"] {
             assert!(!exempt(path), "{path}");
         }
     }

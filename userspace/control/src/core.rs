@@ -32,8 +32,8 @@ mod together;
 
 use std::{fs, path::Path, sync::Arc, time::Instant};
 
-use numaward_cgroup::{CgroupPath, Hierarchy};
-use numaward_config::Config;
+use numaward_cgroup::{CgroupPath, Hierarchy, classify};
+use numaward_config::{Config, enforcement::CgroupPattern, home::HomeMode};
 use numaward_enforce::{Change, Enforcer};
 use numaward_guarantee::{
     error::StartError,
@@ -132,7 +132,7 @@ impl Core {
             config.enforcement.herding.system_slices.clone(),
         );
         let mut core = Self {
-            config: config.clone(),
+            config: without_own_cgroup(config, &hierarchy),
             hierarchy,
             ports,
             metrics,
@@ -231,6 +231,20 @@ impl Core {
     pub(crate) fn enforcer(&self) -> &Arc<Enforcer> {
         &self.execution.enforcer
     }
+}
+
+/// The configuration, with the daemon's own cgroup, and the others of its pod, among those that are neither kept off nodes nor
+/// placed.
+fn without_own_cgroup(config: &Config, hierarchy: &Hierarchy) -> Config {
+    let mut config = config.clone();
+    let is_of_use = config.guard.acts() || config.home.mode != HomeMode::Off;
+    if let Some(own) = is_of_use.then(|| hierarchy.own()).flatten() {
+        let is_container = classify(&own, |_| false).container.is_some();
+        let own = if is_container { own.parent().unwrap_or(own) } else { own };
+        config.guard_exempt.extend(CgroupPattern::subtree(&own));
+        config.home.exclude.extend(CgroupPattern::subtree(&own));
+    }
+    config
 }
 
 /// Which boot of the host this is, if the kernel says so. Source: `Documentation/admin-guide/sysctl/kernel.rst`.

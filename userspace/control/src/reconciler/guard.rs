@@ -516,6 +516,17 @@ mod tests {
     }
 
     #[test]
+    fn the_daemons_own_pod_is_left_alone() {
+        let (own, beside, other) =
+            (pod_container("podp", 'a'), pod_container("podp", 'b'), pod_container("podq", 'c'));
+        let mut bench = Bench::new(&["kubepods", "kubepods/podp", &own, &beside, "kubepods/podq", &other]);
+        fs::write(bench.root().join(&own).join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
+        bench.restart();
+        bench.see(true, [-10, 1000], &[(&own, 300), (&beside, 200), (&other, 100)]);
+        assert_eq!([&own, &beside, &other].map(|of| bench.mems(of)), ["", "", "0"]);
+    }
+
+    #[test]
     fn nobody_is_kept_off_where_the_other_nodes_have_no_room() {
         let mut bench = Bench::new(&["hog"]);
         bench.see(true, [-10, 99], &[("hog", 100)]);
