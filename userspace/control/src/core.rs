@@ -207,6 +207,7 @@ impl Core {
         {
             tracing::error!(%error, "the ledger cannot be stored");
         }
+        self.execution.migrations.retain_held(&self.kept.state.applied);
         self.remove_strays();
         self.herd(true);
         self.disable_controllers();

@@ -175,6 +175,11 @@ impl ConflictBackoff {
         self.conflicts.keys().any(|(other, _)| other == cgroup)
     }
 
+    /// Nothing is left of conflicts over other knobs than these.
+    pub fn retain(&mut self, is_kept: impl Fn(&CgroupPath, Knob) -> bool) {
+        self.conflicts.retain(|(cgroup, knob), _| is_kept(cgroup, *knob));
+    }
+
     /// The cgroup is gone or released, or its settings are new: nothing is left of a conflict.
     pub fn forget(&mut self, cgroup: &CgroupPath) {
         self.conflicts.retain(|(other, _), _| other != cgroup);

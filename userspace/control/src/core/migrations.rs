@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::mpsc, time::Duration};
 
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::Moving;
+use numaward_enforce::{AppliedSettings, Moving};
 use numaward_topology::Bytes;
 
 use super::Core;
@@ -44,6 +44,11 @@ impl Migrations {
 
     pub(crate) fn forget(&mut self, cgroup: &CgroupPath) {
         self.moved.remove(cgroup);
+    }
+
+    /// Forgets what was moved of cgroups that hold nothing any more.
+    pub(super) fn retain_held(&mut self, applied: &AppliedSettings) {
+        self.moved.retain(|cgroup, _| applied.get(cgroup).is_some());
     }
 
     /// What was moved of a cgroup, or still is.
@@ -100,5 +105,34 @@ impl Core {
             }
             false
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use numaward_enforce::Migration;
+
+    use super::*;
+    use crate::core::execution::tests::Bench;
+
+    #[test]
+    fn nothing_is_left_of_migrations_of_cgroups_that_hold_nothing() {
+        let mut bench = Bench::new();
+        bench.share("other");
+        let paths = ["/other", "/gone"].map(|path| path.parse::<CgroupPath>().unwrap());
+        let migration = Migration {
+            nodes: "0".parse().unwrap(),
+            before: [(numaward_topology::NodeId(1), Bytes::mib(1))].into(),
+            after: [(numaward_topology::NodeId(1), Bytes::mib(1))].into(),
+            took: Duration::from_secs(1),
+        };
+        let moving = paths.iter().map(|path| (path.clone(), Moving::Done(migration.clone()))).collect();
+        bench.core.migrations_begun(moving);
+        bench.core.note_moved();
+        assert!(paths.iter().all(|path| bench.core.moved_of(path).is_some()));
+        bench.core.refresh();
+        assert_eq!(paths.each_ref().map(|path| bench.core.moved_of(path).is_some()), [true, false]);
     }
 }

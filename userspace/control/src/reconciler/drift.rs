@@ -141,9 +141,12 @@ impl DriftController {
         }
         self.due.retain(|path, _| applied.get(path).is_some());
         self.awaited.retain(|(path, _)| applied.get(path).is_some());
+        let is_held = |path: &CgroupPath, knob| {
+            applied.get(path).is_some_and(|record| record.written.0.contains_key(&knob))
+        };
+        self.conflicts.retain(is_held);
         self.noted.retain(|path, knobs| {
-            let record = applied.get(path);
-            knobs.retain(|knob, _| record.is_some_and(|record| record.written.0.contains_key(knob)));
+            knobs.retain(|knob, _| is_held(path, *knob));
             !knobs.is_empty()
         });
     }
@@ -497,7 +500,30 @@ impl DriftController {
 
 #[cfg(test)]
 mod tests {
+    use numaward_cgroup::CgroupId;
+    use numaward_enforce::{Owner, Record};
+
     use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_conflict_over_a_cgroup_that_is_gone() {
+        let (gone, kept): (CgroupPath, CgroupPath) = ("/pod".parse().unwrap(), "/kept".parse().unwrap());
+        let knob = Knob::MemoryMin;
+        let mut record = Record::new(CgroupId(7), Owner::Cgroupfs);
+        record.written.0.insert(knob, knob.parse("1").unwrap());
+        let mut applied = AppliedSettings::default();
+        applied.insert(kept.clone(), record.clone().into());
+        let before = applied.clone();
+        applied.insert(gone.clone(), record.into());
+        let mut controller = DriftController::new(None);
+        controller.follow(&applied);
+        for path in [&gone, &kept] {
+            controller.conflicts.drifted(path, knob, true, Duration::ZERO);
+        }
+        controller.follow(&before);
+        assert!(controller.conflicts.is_contested(&kept));
+        assert!(!controller.conflicts.is_contested(&gone));
+    }
 
     #[test]
     fn the_name_of_a_writer_is_waited_for_once() {

@@ -115,7 +115,7 @@ impl Bench {
     }
 
     /// A cgroup beside those of pods is promised memory and a share of a CPU.
-    fn share(&mut self, name: &str) {
+    pub(in crate::core) fn share(&mut self, name: &str) {
         let target = numaward_api::Target::Cgroup(format!("/{name}"));
         let asked = numaward_api::AllocationRequest {
             cpus: Some("500m".parse().unwrap()),
