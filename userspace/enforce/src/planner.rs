@@ -9,6 +9,7 @@ use std::{
 use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, KnobError, Limit, Partition, Quota, Value},
+    read,
 };
 use numaward_model::{Settings, Values};
 use numaward_topology::{Bytes, CpuSet, NodeSet};
@@ -255,8 +256,14 @@ impl Enforcer {
                 ours.insert(child, claim);
             }
         }
-        let others = seen.iter().filter(|(child, _)| !ours.contains_key(child)).map(|(_, claim)| *claim);
-        Ok(others.chain(ours.values().copied()).fold(NOTHING, Limit::saturating_add))
+        let others = seen.iter().filter(|(child, _)| !ours.contains_key(child));
+        // The kernel counts of a claim what is in use. One of all memory must not protect all of the parent's.
+        let counted = |(child, claim): (&CgroupPath, &Limit)| match *claim {
+            Limit::Max => Limit::Bytes(read::memory_current(&child.dir(self.root())).unwrap_or_default()),
+            claim @ Limit::Bytes(_) => claim,
+        };
+        let claims = others.chain(ours.iter().map(|(child, claim)| (*child, claim)));
+        Ok(claims.map(counted).fold(NOTHING, Limit::saturating_add))
     }
 
     /// What the children of a cgroup claim by their knobs.

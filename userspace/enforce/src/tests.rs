@@ -191,6 +191,25 @@ fn ancestors_protect_the_sum_of_what_their_children_claim() {
 }
 
 #[test]
+fn a_sibling_that_claims_all_memory_raises_the_parent_by_what_it_uses() {
+    let tree = Tree::new(&["/a", "/a/b", "/a/other"]);
+    for knob in ["memory.min", "memory.low"] {
+        tree.put("/a/other", knob, "max");
+    }
+    let settings = Settings { memory_low: Some(mib(30)), ..protected(20) };
+    let protection = || ["memory.min", "memory.low"].map(|knob| tree.get("/a", knob));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b", settings.clone());
+    assert_eq!(protection(), [20, 30].map(bytes), "what it uses is not known");
+    assert!(tree.release(&applied, "/a/b").is_empty());
+    tree.put("/a/other", "memory.current", &bytes(7));
+    let applied = tree.hold(&AppliedSettings::default(), "/a/b", settings);
+    assert_eq!(protection(), [27, 37].map(bytes));
+    assert!(tree.release(&applied, "/a/b").is_empty());
+    assert_eq!(protection(), [0, 0].map(bytes));
+    assert_eq!(tree.get("/a/other", "memory.min"), "max");
+}
+
+#[test]
 fn what_a_cgroup_claimed_that_is_gone_nobody_claims() {
     let tree = Tree::new(&["/a", "/a/pod", "/a/pod/c", "/a/pod/d"]);
     let applied = tree.hold(&AppliedSettings::default(), "/a/pod/c", protected(20));
