@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use numaward_cgroup::{
@@ -157,7 +158,7 @@ impl Enforcer {
             }
             health::beat();
             numaward_store::fault::point("enforce.write");
-            match self.write(batch, &mut report.moving) {
+            match self.write(&plan.intent, batch, &mut report.moving) {
                 Ok(()) => {
                     report.owed.extend(self.owed(plan, batch));
                     report.written.extend_from_slice(batch);
@@ -189,7 +190,8 @@ impl Enforcer {
                 {
                     return None;
                 }
-                self.write(std::slice::from_ref(step), &mut report.moving).err().map(|failed| *failed)
+                let step = std::slice::from_ref(step);
+                self.write(&plan.intent, step, &mut report.moving).err().map(|failed| *failed)
             }));
         }
         undo.retain(|failed: &StepError| !failed.error.is_gone());
@@ -260,7 +262,8 @@ impl Enforcer {
     pub fn repair(&self, applied: &AppliedSettings, drift: &Drift) -> Result<Report, EnforceError> {
         let step = self.repair_step(applied, drift);
         let mut report = Report::default();
-        self.write(std::slice::from_ref(&step), &mut report.moving).map_err(|failed| failed.error)?;
+        let written = self.write(applied, std::slice::from_ref(&step), &mut report.moving);
+        written.map_err(|failed| failed.error)?;
         report.written.push(step);
         Ok(report)
     }
@@ -426,9 +429,33 @@ impl Enforcer {
         }
     }
 
-    /// Writes steps of one cgroup that the same writes.
-    fn write(&self, steps: &[Step], moving: &mut Vec<(CgroupPath, Moving)>) -> Result<(), Box<StepError>> {
+    /// Whether another cgroup has the path now than the one of this record. A unit keeps its properties in a new cgroup.
+    fn is_replaced(&self, path: &CgroupPath, record: &Record) -> bool {
+        record.owner == Owner::Cgroupfs && id_of(&path.dir(self.root())) != Some(record.id)
+    }
+
+    /// The record of the cgroup that has this path now.
+    pub(super) fn record_now<'a>(
+        &self,
+        applied: &'a AppliedSettings,
+        path: &CgroupPath,
+    ) -> Option<&'a Arc<Record>> {
+        applied.get(path).filter(|record| !self.is_replaced(path, record))
+    }
+
+    /// Writes steps of one cgroup that the same writes. One that was replaced since it was recorded is not written: what it had would
+    /// not be known.
+    fn write(
+        &self,
+        applied: &AppliedSettings,
+        steps: &[Step],
+        moving: &mut Vec<(CgroupPath, Moving)>,
+    ) -> Result<(), Box<StepError>> {
         let Some(first) = steps.first() else { return Ok(()) };
+        if applied.get(&first.cgroup).is_some_and(|record| self.is_replaced(&first.cgroup, record)) {
+            let error = EnforceError::Gone { cgroup: first.cgroup.clone() };
+            return Err(Box::new(StepError { error, step: first.clone() }));
+        }
         for step in steps {
             self.check_in_use(step).map_err(|error| StepError { error, step: step.clone() })?;
         }

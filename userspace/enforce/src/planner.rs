@@ -326,7 +326,8 @@ impl Enforcer {
 
     /// What a knob held before us.
     fn found(&self, applied: &AppliedSettings, path: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
-        let record = applied.get(path).filter(|record| !self.is_given_up(record, path, knob));
+        let record = self.record_now(applied, path);
+        let record = record.filter(|record| !self.is_given_up(record, path, knob));
         match record.and_then(|record| record.found.0.get(&knob)) {
             Some(found) => Ok(found.clone()),
             None => self.found_by(&self.owner(path), path, knob),

@@ -512,6 +512,32 @@ fn a_cgroup_that_vanishes_does_not_end_the_upkeep_of_others() {
 }
 
 #[test]
+fn a_cgroup_that_is_replaced_after_it_was_planned_for_is_not_written() {
+    let tree = Tree::new(&["/a", "/b"]);
+    let applied = tree.hold(&AppliedSettings::default(), "/b", pinned("2", "0"));
+    let replace = |cgroup: &str| {
+        let dir = path(cgroup).dir(tree.root.path());
+        // The old one is kept, so that its inode is not used again.
+        fs::rename(&dir, tree.root.path().join(format!("old-{}", &cgroup[1..]))).unwrap();
+        tree.make(cgroup);
+    };
+    let plan = tree.enforcer.plan(&applied, &Change::Hold(path("/a"), pinned("1", "0"))).unwrap();
+    replace("/a");
+    let failure = tree.enforcer.execute(&plan).unwrap_err();
+    assert!(failure.error.is_gone(), "{failure}");
+    assert_eq!(tree.get("/a", "cpuset.cpus"), "");
+
+    let plan = tree.enforcer.plan(&applied, &Change::Each(vec![(path("/b"), None)])).unwrap();
+    replace("/b");
+    tree.put("/b", "cpuset.cpus", "7");
+    let report = tree.enforcer.execute(&plan).unwrap();
+    assert_eq!((report.written.len(), report.gone.len()), (0, 2));
+    assert_eq!(tree.get("/b", "cpuset.cpus"), "7");
+    // What it was set to is read anew.
+    assert_eq!(tree.enforcer.cpus_found(&applied, &path("/b")).unwrap().to_string(), "7");
+}
+
+#[test]
 fn a_release_goes_on_after_a_failed_write() {
     let tree = Tree::new(&["/a"]);
     let applied = tree.hold(

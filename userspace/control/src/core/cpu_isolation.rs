@@ -31,7 +31,7 @@ use numaward_cgroup::{
     knob::{Knob, Value},
 };
 use numaward_config::enforcement::CgroupPattern;
-use numaward_enforce::Change;
+use numaward_enforce::{Change, Owner};
 use numaward_engine::Ledger;
 use numaward_guarantee::error::AdmissionError;
 use numaward_model::{Report, Settings};
@@ -377,7 +377,13 @@ impl Core {
         wanted: &BTreeMap<CgroupPath, CpuSet>,
         promised: &BTreeSet<CgroupPath>,
     ) -> Vec<(CgroupPath, Option<CpuSet>)> {
-        let has = |path: &CgroupPath| self.kept.state.applied.get(path)?.settings.cpus.as_ref();
+        let has = |path: &CgroupPath| {
+            let record = self.kept.state.applied.get(path)?;
+            // A cgroup that was made again at this path has none of it.
+            let is_it = record.owner != Owner::Cgroupfs
+                || self.hierarchy.id_of(path).is_ok_and(|id| id == Some(record.id));
+            record.settings.cpus.as_ref().filter(|_| is_it)
+        };
         let comes = wanted
             .iter()
             .filter(|(path, share)| !self.kept.state.herded.contains(*path) || has(path) != Some(*share))

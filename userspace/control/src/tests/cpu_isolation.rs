@@ -107,6 +107,25 @@ async fn a_workload_that_asks_has_others_kept_off_its_cpus_alone() {
 }
 
 #[tokio::test]
+async fn a_confined_cgroup_that_is_made_again_is_confined_again() {
+    let bench = Bench::new(&["a", "b", "c"]);
+    let run = Run::start(&bench, HERDING);
+    admit(&run.reconciler, "a", 2).await.unwrap();
+    assert_eq!(bench.cpus(["b", "c"]), ["0,3-7", "0,3-7"]);
+    let root = bench.dir.path().join("cgroup");
+    for name in ["b", "c"] {
+        fs::rename(root.join(name), bench.dir.path().join(name)).unwrap();
+    }
+    bench.cgroup("c");
+    bench.put("c/cpuset.cpus", "2-4");
+    bench.appear("b");
+    run.until("they are confined", |_| (bench.cpus(["b", "c"]) == ["0,3-7", "3-4"]).then_some(()));
+    run.reconciler.release("a".to_owned()).await.unwrap();
+    run.until("they have what they had", |_| (bench.cpus(["b", "c"]) == ["", "2-4"]).then_some(()));
+    run.end();
+}
+
+#[tokio::test]
 async fn a_command_may_have_a_name_and_nothing_promised() {
     let bench = Bench::new(&["a", "numaward"]);
     let run = Run::start(&bench, HERDING);
