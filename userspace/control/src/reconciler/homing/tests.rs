@@ -399,6 +399,31 @@ fn one_that_the_configuration_excludes_now_has_no_home_any_more() {
 }
 
 #[test]
+fn one_whose_cpus_cannot_be_given_back_gets_them_later() {
+    let mut bench = Bench::new(&["a"]);
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    let (at_home, knob) = (bench.cpus("/a"), bench.root().join("a/cpuset.cpus"));
+    assert_eq!(bench.homes().len(), 1);
+    bench.move_pages();
+    let refused = fixture::refuse(&knob);
+    for _ in 0..3 {
+        bench.look(&[AWAY]);
+    }
+    // It is left alone all the same, and its pages are moved back.
+    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), at_home.clone()));
+    assert_eq!(bench.steps(), ["placed", "no_gain"]);
+    assert_eq!(bench.move_pages().len(), 1);
+    drop(refused);
+    fs::remove_file(&knob).unwrap();
+    fs::write(&knob, format!("{at_home}\n")).unwrap();
+    let now = bench.now;
+    let ReconcilerLoop { controllers, core, .. } = bench.inner();
+    controllers.restores.turn(core, now);
+    assert_eq!((controllers.restores.shown(), bench.cpus("/a")), (Vec::new(), String::new()));
+}
+
+#[test]
 fn small_idle_and_local_ones_are_left_where_they_are() {
     let mut bench = Bench::new(&["a"]);
     for window in [("/a", 500, [20, 43], 10), ("/a", 500, [100, 300], 0), ("/a", 299, [100, 300], 10)] {
