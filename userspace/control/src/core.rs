@@ -30,7 +30,7 @@ mod steering;
 mod storage;
 mod together;
 
-use std::{fs, path::Path, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use numaward_cgroup::{CgroupPath, Hierarchy, classify};
 use numaward_config::{Config, enforcement::CgroupPattern, home::HomeMode};
@@ -39,6 +39,7 @@ use numaward_guarantee::{
     error::StartError,
     ports::Ports,
     rebuild,
+    state::boot_id,
     xattr_backup::{self, XattrBackup},
 };
 use numaward_model::{Report, headroom::Headroom};
@@ -104,16 +105,7 @@ impl Core {
         let (found, boot) = (xattr_backup::read(&hierarchy), boot_id(&config.host_root));
         let is_complete = matches!(loaded, Loaded::Current { .. });
         let is_fresh = matches!(loaded, Loaded::Fresh) && found.is_empty();
-        let (mut state, set_aside) = match loaded {
-            Loaded::Current { ledger, set_aside } => (ledger, set_aside),
-            // Also if somebody removed the file: what is held is held.
-            Loaded::Fresh => (rebuild::rebuild(None, &found, &hierarchy), Vec::new()),
-            Loaded::Previous { ledger: mut previous, set_aside } => {
-                previous.continue_in(boot.clone());
-                (rebuild::rebuild(Some(previous), &found, &hierarchy), set_aside)
-            }
-            Loaded::Rebuild { set_aside } => (rebuild::rebuild(None, &found, &hierarchy), set_aside),
-        };
+        let (mut state, set_aside) = rebuild::take_over_ledger(loaded, &found, &hierarchy, boot);
         for file in set_aside {
             let (path, reason) = (file.path.display(), &file.reason);
             if is_complete {
@@ -123,7 +115,6 @@ impl Core {
             let allocations = state.guarantees.len();
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
-        state.continue_in(boot);
         let backup = XattrBackup::new(hierarchy.clone(), found, &state);
         let storage = Storage::new(store, backup, &config.state_directory, &mut state);
         state.undo_admitting(&*policy.strategy);
@@ -246,16 +237,4 @@ fn without_own_cgroup(config: &Config, hierarchy: &Hierarchy) -> Config {
         config.home.exclude.extend(CgroupPattern::subtree(&own));
     }
     config
-}
-
-/// Which boot of the host this is, if the kernel says so. Source: `Documentation/admin-guide/sysctl/kernel.rst`.
-fn boot_id(host_root: &Path) -> Option<String> {
-    let path = host_root.join("proc/sys/kernel/random/boot_id");
-    match fs::read_to_string(&path) {
-        Ok(text) => Some(text.trim().to_owned()),
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "after a reboot, a cgroup may be taken for another one");
-            None
-        }
-    }
 }

@@ -47,7 +47,8 @@ mod write_monitor;
 pub use metrics::ControlMetrics;
 use reconciler::start;
 
-fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
+/// The cgroup v2 hierarchy of this configuration.
+pub fn hierarchy(config: &Config) -> Result<Hierarchy, OpenError> {
     match &config.cgroup_mount {
         Some(path) => Hierarchy::open_at(path),
         None => Hierarchy::open(),

@@ -18,6 +18,7 @@ use std::{
 };
 
 use numaward_api::import::{Container, Imported};
+use numaward_cgroup::Hierarchy;
 use numaward_config::Config;
 use numaward_engine::{
     ContainerRequest, Kubelet, Ledger, Quantity, Request, Resources, StartError, Strategy,
@@ -27,12 +28,14 @@ use numaward_engine::{
         gates::{POD_LEVEL_MANAGERS, POD_LEVEL_RESOURCES},
     },
 };
-use numaward_store::{Loaded, Store, StoreError};
+use numaward_store::{Store, StoreError};
 use numaward_topology::Machine;
 
 use crate::{
     policy::{self, PolicyError},
-    state::State,
+    rebuild,
+    state::{State, boot_id},
+    xattr_backup,
 };
 
 /// The kubelet's state files.
@@ -92,10 +95,12 @@ pub enum ImportError {
     Store(#[from] StoreError),
 }
 
-/// Reads the state files in a directory into the ledger of the configuration. A dry run only shows what they hold.
+/// Reads the state files in a directory into the ledger of the configuration. A dry run only shows what they hold. What the cgroups
+/// of the hierarchy say is taken over if the ledger is missing or damaged.
 pub fn import(
     config: &Config,
     machine: &Machine,
+    hierarchy: Option<&Hierarchy>,
     directory: &Path,
     dry_run: bool,
 ) -> Result<Imported, ImportError> {
@@ -118,9 +123,12 @@ pub fn import(
     let imported = describe(&ledger);
     if !dry_run {
         let (mut store, loaded) = Store::<State>::open(&config.state_directory)?;
-        let held = match loaded {
-            Loaded::Fresh | Loaded::Rebuild { .. } => State::default(),
-            Loaded::Current { ledger, .. } | Loaded::Previous { ledger, .. } => ledger,
+        let held = match hierarchy {
+            Some(hierarchy) => {
+                let (found, boot) = (xattr_backup::read(hierarchy), boot_id(&config.host_root));
+                rebuild::take_over_ledger(loaded, &found, hierarchy, boot).0
+            }
+            None => loaded.ledger().unwrap_or_default(),
         };
         let allocations = held.ledger.allocations().count().max(held.guarantees.len());
         if allocations > 0 {
@@ -199,6 +207,7 @@ mod tests {
         PodResources,
         policy::{TopologyManagerPolicy, TopologyManagerScope},
     };
+    use numaward_store::Loaded;
     use numaward_topology::Bytes;
 
     use super::*;
@@ -229,9 +238,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         state_files(dir.path());
         let config = config(dir.path());
-        let dry = import(&config, &machine(), dir.path(), true).unwrap();
+        let dry = import(&config, &machine(), None, dir.path(), true).unwrap();
         assert!(!config.state_directory.exists());
-        let imported = import(&config, &machine(), dir.path(), false).unwrap();
+        let imported = import(&config, &machine(), None, dir.path(), false).unwrap();
         assert_eq!(imported, dry);
         let [container] = &imported.containers[..] else { panic!("{imported:?}") };
         assert_eq!((&*container.pod_uid, &*container.cpus), ("pod-1", "1-2"));
@@ -282,7 +291,7 @@ mod tests {
         fs::write(dir.path().join(MEMORY_STATE), checkpoints.memory.unwrap().write().unwrap()).unwrap();
 
         let config = Config { feature_gates: BTreeMap::new(), ..gated.clone() };
-        let imported = import(&config, &machine(), dir.path(), false).unwrap();
+        let imported = import(&config, &machine(), None, dir.path(), false).unwrap();
         let cpus: Vec<_> = imported.containers.iter().map(|of| (&*of.container, &*of.cpus)).collect();
         assert_eq!(cpus, [("db", "1"), ("log", "2-3"), ("web", "2-3")]);
         assert_eq!(imported.shared_cpus, "0,4-7");
@@ -298,7 +307,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
         let fails = |config: &Config, machine: &Machine, words: &str| {
-            let error = import(config, machine, dir.path(), false).unwrap_err().to_string();
+            let error = import(config, machine, None, dir.path(), false).unwrap_err().to_string();
             assert!(error.contains(words), "{words}: {error}");
         };
         fails(&config, &machine(), "neither cpu_manager_state nor memory_manager_state");
@@ -337,7 +346,7 @@ mod tests {
         let (mut store, _) = Store::<State>::open(&config.state_directory).unwrap();
         store.save(&before).unwrap();
         drop(store);
-        import(&config, &machine(), dir.path(), false).unwrap();
+        import(&config, &machine(), None, dir.path(), false).unwrap();
         let (mut store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
         let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
         assert_eq!(state, State { ledger: state.ledger.clone(), ..before });
@@ -349,8 +358,28 @@ mod tests {
         let (store, _) = Store::<State>::open(&config.state_directory).unwrap();
         fails(&config, &machine(), "has the ledger open");
         drop(store);
-        import(&config, &machine(), dir.path(), false).unwrap();
+        import(&config, &machine(), None, dir.path(), false).unwrap();
         fails(&config, &machine(), "holds 1 allocations already");
+    }
+
+    #[test]
+    fn what_the_cgroups_say_of_a_ledger_that_is_missing_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        state_files(dir.path());
+        let (config, hierarchy) = (config(dir.path()), Hierarchy::at(&dir.path().join("cgroup")));
+        let path: numaward_cgroup::CgroupPath = "/a".parse().unwrap();
+        fs::create_dir_all(hierarchy.dir(&path)).unwrap();
+        let id = hierarchy.id_of(&path).unwrap().unwrap();
+        let mut record = numaward_enforce::Record::new(id, numaward_enforce::Owner::Cgroupfs);
+        record.settings.cpus = Some("1".parse().unwrap());
+        let mut before = State::default();
+        before.applied.insert(path.clone(), record.into());
+        let marks = xattr_backup::read(&hierarchy);
+        drop(xattr_backup::XattrBackup::new(hierarchy.clone(), marks, &before));
+        import(&config, &machine(), Some(&hierarchy), dir.path(), false).unwrap();
+        let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
+        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        assert_eq!((state.applied, state.ledger.allocations().count()), (before.applied, 1));
     }
 
     fn policy_none() -> numaward_config::policy::CpuManagerPolicy {

@@ -19,6 +19,7 @@ use numaward_cgroup::{
 use numaward_enforce::{Owner, Record};
 use numaward_engine::{self as engine, Allocation, Block, OwnerAccount, OwnerId, Quantity, Resources};
 use numaward_model::{Settings, Values};
+use numaward_store::{Loaded, SetAside};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use crate::{
@@ -27,8 +28,29 @@ use crate::{
     xattr_backup::{Found, Held, Mark},
 };
 
+/// The state to go on with in this boot: the ledger, or what is known without its last version; and what was set aside.
+pub fn take_over_ledger(
+    loaded: Loaded<State>,
+    found: &Found,
+    hierarchy: &Hierarchy,
+    boot: Option<String>,
+) -> (State, Vec<SetAside>) {
+    let (mut state, set_aside) = match loaded {
+        Loaded::Current { ledger, set_aside } => (ledger, set_aside),
+        // Also if the file was removed: what is held is held.
+        Loaded::Fresh => (rebuild(None, found, hierarchy), Vec::new()),
+        Loaded::Previous { ledger: mut previous, set_aside } => {
+            previous.continue_in(boot.clone());
+            (rebuild(Some(previous), found, hierarchy), set_aside)
+        }
+        Loaded::Rebuild { set_aside } => (rebuild(None, found, hierarchy), set_aside),
+    };
+    state.continue_in(boot);
+    (state, set_aside)
+}
+
 /// What can be known without the ledger. `previous` is the one before the last, if it can be read, as it is in this boot.
-pub fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {
+fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> State {
     let mut state = State::default();
     for mark in &found.marks {
         take_over(&mut state, mark);

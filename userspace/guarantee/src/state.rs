@@ -1,6 +1,10 @@
 //! The durable state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
@@ -247,6 +251,18 @@ impl State {
         }
         self.ledger.patch_owners(&from.ledger, &to.ledger);
         self.ledger = strategy.rebase(&self.ledger).0;
+    }
+}
+
+/// Which boot of the host this is, if the kernel says so. Source: `Documentation/admin-guide/sysctl/kernel.rst`.
+pub fn boot_id(host_root: &Path) -> Option<String> {
+    let path = host_root.join("proc/sys/kernel/random/boot_id");
+    match fs::read_to_string(&path) {
+        Ok(text) => Some(text.trim().to_owned()),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "after a reboot, a cgroup may be taken for another one");
+            None
+        }
     }
 }
 

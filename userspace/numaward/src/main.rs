@@ -15,7 +15,8 @@ fn main() -> ExitCode {
         examine: numaward_daemon::doctor::examine,
         policy: |config, machine| Ok(policy::engine(config, machine).map_err(StartError::Policy)?),
         import: |config, machine, directory, dry_run| {
-            Ok(import::import(config, machine, directory, dry_run)?)
+            let hierarchy = numaward_control::hierarchy(config).ok();
+            Ok(import::import(config, machine, hierarchy.as_ref(), directory, dry_run)?)
         },
         restore: |config, machine| {
             let restored =
