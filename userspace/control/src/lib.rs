@@ -137,8 +137,8 @@ fn start_on_this_host(
         }
     };
     let systemd = systemd::is_init(&config.host_root).then(|| Systemd::new(runtime.clone()));
-    // Nodes that may come later are of no use to a cgroup that is given back what it had: it had none.
-    let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
+    // Nodes and CPUs that come later are for all cgroups that are not bound.
+    let options = Options::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
     match start(config, hierarchy, enforcer, ports, metrics, watch, stop.clone()) {
         Err(StartError::Policy(problems)) if !policy::is_configured(config) => {

@@ -150,7 +150,7 @@ pub fn line(file: &Path) -> String {
 
 /// Writes knobs in the hierarchy at `root`; with `systemd` for its units' cgroups.
 pub fn enforcer(root: &Path, machine: &Machine, systemd: Option<Systemd>) -> Enforcer {
-    let options = Options::new(machine.possible_cpus.clone(), machine.node_ids());
+    let options = Options::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     Enforcer::new(root.to_owned(), systemd, options)
 }
 

@@ -43,7 +43,8 @@ impl Core {
     pub(crate) fn nodes_without_steering(&mut self, path: &CgroupPath) -> Result<NodeSet, String> {
         let found = self.nodes_found(path).map_err(|error| error.to_string())?;
         if !found.is_empty() {
-            return Ok(found);
+            // It may name nodes that are not there.
+            return Ok(&found & &self.policy.machine.node_ids());
         }
         let parent = path.parent().unwrap_or_else(CgroupPath::root);
         match Knob::CpusetMemsEffective.read(&self.hierarchy.dir(&parent)) {

@@ -516,6 +516,19 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_are_not_there_are_no_place_to_go() {
+        let mut bench = Bench::new(&["wide", "narrow"]);
+        // As a cgroup has it that was given back all nodes while processes ran in it.
+        for (cgroup, nodes) in [("wide", "0-31"), ("narrow", "1-31")] {
+            fs::write(bench.root().join(cgroup).join("cpuset.mems"), nodes).unwrap();
+            bench.see(true, [-10, 1000], &[(cgroup, 100)]);
+        }
+        assert_eq!(["wide", "narrow"].map(|of| bench.mems(of)), ["0", "1-31"]);
+        bench.see(false, [500, 1000], &[]);
+        assert_eq!(bench.mems("wide"), "0-31");
+    }
+
+    #[test]
     fn the_daemons_own_pod_is_left_alone() {
         let (own, beside, other) =
             (pod_container("podp", 'a'), pod_container("podp", 'b'), pod_container("podq", 'c'));
