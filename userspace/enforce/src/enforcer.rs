@@ -12,7 +12,7 @@ use numaward_cgroup::{
     read,
 };
 use numaward_model::{Settings, health};
-use numaward_topology::CpuSet;
+use numaward_topology::{Bytes, CpuSet};
 use parking_lot::Mutex;
 
 use super::{
@@ -84,6 +84,14 @@ impl Failure {
     }
 }
 
+/// The limit to which a write lowers a knob.
+fn lowered(step: &Step) -> Option<Bytes> {
+    match (&step.from, &step.to) {
+        (Value::Limit(from), Value::Limit(to @ Limit::Bytes(bytes))) if to < from => Some(*bytes),
+        _ => None,
+    }
+}
+
 impl Enforcer {
     /// An enforcer for the cgroup v2 hierarchy mounted at `root`; with `systemd` for its units' cgroups, without
     /// it for all.
@@ -130,9 +138,23 @@ impl Enforcer {
         self.systemd.is_some() && cgroups.iter().flat_map(CgroupPath::ancestors).any(is_systemds)
     }
 
-    /// Whether these writes may take long: pages may have to be moved, or systemd is asked.
+    /// Whether these writes may take long: pages may have to be moved or reclaimed, or systemd is asked.
     pub fn may_wait(&self, steps: &[Step]) -> bool {
-        steps.iter().any(|step| step.knob == Knob::CpusetMems || self.is_systemds(&step.owner, step.knob))
+        let may_wait = |step: &Step| {
+            step.knob == Knob::CpusetMems
+                || self.is_systemds(&step.owner, step.knob)
+                || self.has_to_reclaim(step)
+        };
+        steps.iter().any(may_wait)
+    }
+
+    /// Whether the kernel reclaims memory in this write: a limit falls below what is charged.
+    fn has_to_reclaim(&self, step: &Step) -> bool {
+        let Some(limit) = lowered(step).filter(|_| matches!(step.knob, Knob::MemoryHigh | Knob::MemoryMax))
+        else {
+            return false;
+        };
+        read::memory_current(&step.cgroup.dir(self.root())).is_ok_and(|charged| charged > limit)
     }
 
     /// Writes a plan's knobs. The plan's `intent` and what it enables must be stored before.
@@ -409,14 +431,7 @@ impl Enforcer {
 
     /// Refuses to lower `memory.max` below what is in use: the kernel would kill for it.
     fn check_in_use(&self, step: &Step) -> Result<(), EnforceError> {
-        let (Knob::MemoryMax, Value::Limit(from), Value::Limit(to)) = (step.knob, &step.from, &step.to)
-        else {
-            return Ok(());
-        };
-        let Limit::Bytes(limit) = *to else { return Ok(()) };
-        if from <= to {
-            return Ok(());
-        }
+        let Some(limit) = lowered(step).filter(|_| step.knob == Knob::MemoryMax) else { return Ok(()) };
         match read::memory_in_use(&step.cgroup.dir(self.root())) {
             Ok(used) if used > limit => {
                 let (cgroup, held) = (step.cgroup.clone(), Box::new(step.from.clone()));

@@ -460,6 +460,23 @@ fn a_limit_is_not_given_back_below_what_is_in_use() {
 }
 
 #[test]
+fn a_limit_that_falls_below_what_is_charged_may_wait_for_reclaim() {
+    let tree = Tree::new(&["/a"]);
+    tree.put("/a", "memory.current", &bytes(100));
+    let may_wait = |settings| {
+        let plan =
+            tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a"), settings)).unwrap();
+        tree.enforcer.may_wait(plan.steps())
+    };
+    let high = |limit| Settings { memory_high: Some(mib(limit)), ..Settings::default() };
+    let max = |limit| Settings { memory_max: Some(mib(limit)), ..Settings::default() };
+    assert!(may_wait(high(99)) && may_wait(max(99)));
+    assert!(!may_wait(high(100)) && !may_wait(max(100)) && !may_wait(protected(1)));
+    tree.put("/a", "memory.high", &bytes(10));
+    assert!(!may_wait(high(20)), "it rises");
+}
+
+#[test]
 fn a_limit_that_another_program_raised_is_not_repaired_below_what_is_in_use() {
     let tree = Tree::new(&["/a"]);
     let settings = Settings { memory_max: Some(mib(128)), ..Settings::default() };
