@@ -66,14 +66,20 @@ impl NodeHeadroom {
         Bytes(self.room().saturating_sub_unsigned(self.margin.0).max(0).cast_unsigned())
     }
 
-    /// Whether there is so much that the node need not be low any more: twice the margin.
+    /// Returns true where there is so much that the node need not be low any more: twice what [`NodeHeadroom::is_short`] asks for.
     pub fn has_enough(&self) -> bool {
-        self.room() >= self.margin.0.saturating_mul(2).cast_signed()
+        self.room() >= self.margin_of_unused().saturating_mul(2).cast_signed()
     }
 
-    /// Whether there is less than there is to be.
+    /// Returns true where what is promised and not used may not be there when it is asked for: there is less room than the margin. On a
+    /// node that its owners have filled themselves, nothing is missing.
     pub fn is_short(&self) -> bool {
-        self.room() < self.margin.0.cast_signed()
+        self.room() < self.margin_of_unused().cast_signed()
+    }
+
+    /// The margin; a larger one than what is promised and not used would be for nobody.
+    fn margin_of_unused(&self) -> u64 {
+        self.margin.0.min(self.unused.0)
     }
 
     /// What of this has to become free for the node not to be tight any more: all that is promised and not used, with twice
@@ -88,7 +94,6 @@ impl NodeHeadroom {
         lacks.0 > 0
     }
 
-    /// A margin larger than what is promised would be for nobody.
     fn lacks(&self, margin: u64) -> Bytes {
         let wanted = self.unused.0.saturating_add(margin.min(self.unused.0));
         Bytes(wanted.saturating_sub(self.free.0))

@@ -7,8 +7,8 @@
 //! *holds* page cache and slab: what a workload has of it within its promise counts as used, so it is not there for
 //! others. A node's *room* is what is available, less what promises hold of it and what they have not used.
 //!
-//! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its base pages, at least 32 MiB), and
-//! until it was at least twice that for half a minute. It is *tight* while so much is not free that what is promised and not used
+//! Algorithm: a node is *low* as soon as its room is below a margin (a fiftieth of its base pages, at least 32 MiB, but no more than
+//! what is promised and not used), and until it was at least twice that for half a minute. It is *tight* while so much is not free that what is promised and not used
 //! would have to be reclaimed when it is asked for.
 //!
 //! No file and no clock here: the caller passes readings and times.
@@ -221,6 +221,25 @@ mod tests {
         assert_eq!(at(52, 90), (true, 1, true));
         assert!(matches!(lows.judge(&mut [], start)[..], [News::Over(NodeId(1))]));
         assert!(!lows.is_any());
+    }
+
+    #[test]
+    fn a_node_that_its_owners_have_filled_is_not_low() {
+        let judged = |obtainable: u64, unused: u64| {
+            let mut nodes = [NodeHeadroom {
+                node: NodeId(1),
+                obtainable: Bytes::mib(obtainable),
+                free: Bytes(0),
+                unused: Bytes::mib(unused),
+                margin: margin(Bytes::gib(1)),
+                is_low: false,
+                is_tight: false,
+            }];
+            Lows::default().judge(&mut nodes, Instant::now());
+            nodes[0].is_low
+        };
+        assert_eq!([judged(0, 0), judged(5, 0)], [false; 2]);
+        assert_eq!([judged(3, 2), judged(4, 2)], [true, false]);
     }
 
     #[test]

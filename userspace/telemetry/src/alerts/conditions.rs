@@ -48,8 +48,6 @@ enum Measure {
     Increase(Duration),
     /// The value itself.
     Value,
-    /// How far the value is below a share of another sample of the same subject.
-    Below { share: f64, of: &'static str },
 }
 
 /// A condition.
@@ -135,17 +133,16 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         severity: WARNING,
         summary: "A promise of memory on a node is about to be broken.",
         hold: MINUTES_5,
-        samples: &["numaward_node_headroom_bytes"],
-        only: Some(("kind", &["memory"])),
+        samples: &["numaward_node_headroom_low"],
+        only: None,
         without: None,
-        by: &["numa_node", "kind"],
-        measure: Measure::Below { share: 0.02, of: "numaward_node_memory_bytes" },
+        by: &["numa_node"],
+        measure: Measure::Value,
         above: 0.0,
-        describe: |of, value| {
+        describe: |of, _| {
             format!(
-                "Node {} is {} short of having two percent left beyond what is promised on it and not used yet.",
-                label(of, "numa_node"),
-                bytes(value)
+                "Node {} may soon not have the memory that is promised on it and not used yet.",
+                label(of, "numa_node")
             )
         },
     },
@@ -377,20 +374,12 @@ pub(super) struct Reading<'a> {
     /// The subject of each series of a counter.
     counters: Vec<(usize, String, Subject)>,
     measures: BTreeMap<(usize, Subject), f64>,
-    /// Of conditions that compare: the other value.
-    others: BTreeMap<(usize, Subject), f64>,
 }
 
 impl Evaluator {
     /// Begins to read. Time is counted from any point; it only grows.
     pub(super) fn read(&mut self, now: Duration) -> Reading<'_> {
-        Reading {
-            evaluator: self,
-            now,
-            counters: Vec::new(),
-            measures: BTreeMap::new(),
-            others: BTreeMap::new(),
-        }
+        Reading { evaluator: self, now, counters: Vec::new(), measures: BTreeMap::new() }
     }
 }
 
@@ -400,18 +389,12 @@ impl Reading<'_> {
         let Value::Number(value) = sample.value else { return };
         let (name, value) = (family.sample_name.as_str(), value.as_f64());
         for (index, condition) in CONDITIONS.iter().enumerate() {
-            let of_other = matches!(condition.measure, Measure::Below { of, .. } if of == name);
-            if !of_other && !condition.samples.contains(&name) {
+            if !condition.samples.contains(&name) {
                 continue;
             }
             let Some(subject) = condition.subject(sample) else { continue };
             match condition.measure {
-                Measure::Below { .. } if of_other => {
-                    if sample.labels().any(|(name, value)| name == "state" && value == "total") {
-                        self.others.insert((index, subject), value);
-                    }
-                }
-                Measure::Value | Measure::Below { .. } => {
+                Measure::Value => {
                     self.measures.insert((index, subject), value);
                 }
                 Measure::Rate(_) | Measure::Increase(_) => {
@@ -436,26 +419,21 @@ impl Reading<'_> {
 
     /// Ends the reading; says what changed.
     pub(super) fn finish(self) -> Vec<Change> {
-        let Self { evaluator, now, counters, mut measures, others } = self;
+        let Self { evaluator, now, counters, mut measures } = self;
         let Evaluator { series, active, .. } = evaluator;
         for (index, key, subject) in counters {
             let Some(history) = series.get(&(index, key)) else { continue };
             let measure = match CONDITIONS[index].measure {
                 Measure::Rate(window) => history.increase(now, window) / window.as_secs_f64(),
                 Measure::Increase(window) => history.increase(now, window),
-                Measure::Value | Measure::Below { .. } => continue,
+                Measure::Value => continue,
             };
             *measures.entry((index, subject)).or_default() += measure;
         }
         series.retain(|_, history| history.seen + MINUTES_15 > now);
         let mut changes = Vec::new();
         let holds = |(key, measure): ((usize, Subject), f64)| {
-            let condition = &CONDITIONS[key.0];
-            let measure = match condition.measure {
-                Measure::Below { share, .. } => others.get(&key)? * share - measure,
-                _ => measure,
-            };
-            (measure > condition.above).then_some((key, measure))
+            (measure > CONDITIONS[key.0].above).then_some((key, measure))
         };
         let holding: BTreeMap<_, _> = measures.into_iter().filter_map(holds).collect();
         active.retain(|key, state| {
