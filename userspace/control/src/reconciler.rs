@@ -371,9 +371,7 @@ impl ReconcilerLoop {
         self.core.promises_changed();
         self.settle();
         // What an earlier run moved or set is back before anybody is answered, if it is to be.
-        self.controllers.interrupts.turn(&mut self.core, Instant::now());
-        self.controllers.power.turn(&mut self.core, Instant::now());
-        self.controllers.weights.turn(&mut self.core, Instant::now());
+        self.controllers.host.turn(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&mut self.core);
         homing::Homing::adopt(&mut self.core);
         self.owes_host.store(self.core.owes_host(), Ordering::Relaxed);

@@ -13,7 +13,6 @@ use super::{
     backend::StepError,
     controllers::EnabledControllers,
     drift::Drift,
-    enforcer::Failure,
     error::EnforceError,
     migration::Moving,
     order::Step,
@@ -120,10 +119,11 @@ impl Plan {
         outcome
     }
 
-    /// What is true after this plan failed and was undone: what was true before. What could not be undone is yet to be given back.
-    pub fn undone(&self, failure: &Failure) -> AppliedSettings {
+    /// What is true after this plan failed and was undone: what was true before. The writes that `failed` to undo it are yet to be given
+    /// back.
+    pub fn undone(&self, failed: &[StepError]) -> AppliedSettings {
         let mut outcome = self.base.clone();
-        for StepError { step, .. } in &failure.undo {
+        for StepError { step, .. } in failed {
             let known = outcome.get(&step.cgroup).and_then(|record| record.written.0.get(&step.knob));
             // What was held before has drifted now.
             if known.is_none() {

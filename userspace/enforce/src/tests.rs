@@ -501,7 +501,7 @@ fn what_cannot_be_undone_is_given_back_later() {
     fs::remove_file(path("/a").dir(tree.root.path()).join("cpuset.mems")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert_eq!(failure.undo.len(), 1, "{failure}");
-    let applied = plan.undone(&failure);
+    let applied = plan.undone(&failure.undo);
     let record = applied.get(&path("/a")).unwrap();
     assert_eq!(record.written.0, [(Knob::MemoryMax, Value::Limit(mib(128)))].into());
     assert_eq!(record.found.0, [(Knob::MemoryMax, Value::Limit(mib(64)))].into());

@@ -362,7 +362,7 @@ impl Core {
         drop(span);
         let outcome = match &executed {
             Ok(report) => plan.outcome_of(report),
-            Err(failure) if plan.is_undone() => plan.undone(failure),
+            Err(failure) if plan.is_undone() => plan.undone(&failure.undo),
             Err(failure) => plan.outcome_of(&failure.report),
         };
         self.kept.state.applied.patch(&plan.intent, &outcome);

@@ -21,11 +21,32 @@ pub(super) struct Controllers {
     pub(super) homing: Homing,
     pub(super) budgets: Budgets,
     pub(super) guard: Guard,
+    pub(super) host: HostSettings,
+    pub(super) caches: CacheClasses,
+    pub(super) declarations: Declarations,
+}
+
+/// Those that set something of the host as a whole.
+pub(super) struct HostSettings {
     pub(super) interrupts: Interrupts,
     pub(super) power: PowerSettings,
     pub(super) weights: InterleaveWeights,
-    pub(super) caches: CacheClasses,
-    pub(super) declarations: Declarations,
+}
+
+impl HostSettings {
+    fn new(core: &Core) -> Self {
+        Self {
+            interrupts: Interrupts::new(core.config.host_root.clone()),
+            power: PowerSettings::new(&core.config.host_root),
+            weights: InterleaveWeights::new(&core.config.host_root),
+        }
+    }
+
+    pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
+        self.interrupts.turn(core, now);
+        self.power.turn(core, now);
+        self.weights.turn(core, now);
+    }
 }
 
 impl Controllers {
@@ -44,9 +65,7 @@ impl Controllers {
             caches: CacheClasses::new(stop.clone()),
             budgets: Budgets::new(stop.clone()),
             guard: Guard::new(stop),
-            interrupts: Interrupts::new(core.config.host_root.clone()),
-            power: PowerSettings::new(&core.config.host_root),
-            weights: InterleaveWeights::new(&core.config.host_root),
+            host: HostSettings::new(core),
             declarations: Declarations::new(&core.config.guarantees),
         }
     }
@@ -91,9 +110,7 @@ impl Controllers {
         self.homing.turn(core, now);
         self.budgets.turn(core, now);
         self.guard.turn(core, now);
-        self.interrupts.turn(core, now);
-        self.power.turn(core, now);
-        self.weights.turn(core, now);
+        self.host.turn(core, now);
         self.caches.turn(core, now);
     }
 }

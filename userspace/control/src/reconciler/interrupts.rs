@@ -236,7 +236,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        reconciler::{Answer, ReconcilerLoop, controllers::Controllers, tests::reconciler_loop},
+        reconciler::{Answer, ReconcilerLoop, tests::reconciler_loop},
         testing::{self as fixture, Host},
     };
 
@@ -302,8 +302,8 @@ mod tests {
     }
 
     fn turn(reconciler: &mut ReconcilerLoop) {
-        let ReconcilerLoop { controllers: Controllers { interrupts, .. }, core, .. } = reconciler;
-        interrupts.turn(core, Instant::now());
+        let ReconcilerLoop { controllers, core, .. } = reconciler;
+        controllers.host.interrupts.turn(core, Instant::now());
     }
 
     fn is_untouched(path: &Path) -> bool {
@@ -367,7 +367,7 @@ mod tests {
         let mut reconciler = bench.start();
         admit(&mut reconciler);
         turn(&mut reconciler);
-        assert_eq!((bench.of(24).as_str(), reconciler.controllers.interrupts.looked), ("0-7", None));
+        assert_eq!((bench.of(24).as_str(), reconciler.controllers.host.interrupts.looked), ("0-7", None));
         assert!(bench.happened().is_empty() && is_untouched(bench.dir.path()));
     }
 }

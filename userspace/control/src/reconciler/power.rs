@@ -296,9 +296,9 @@ mod tests {
             machine.nodes.values_mut().for_each(|node| node.cpus = &node.cpus - &offline);
             *self.host.machine.lock().unwrap() = Arc::new(machine);
             let ReconcilerLoop { controllers, core, .. } = reconciler;
-            let now = controllers.power.looked.unwrap_or_else(Instant::now);
+            let now = controllers.host.power.looked.unwrap_or_else(Instant::now);
             core.turn(now);
-            controllers.power.turn(core, now);
+            controllers.host.power.turn(core, now);
         }
 
         fn happened(&self) -> Vec<String> {
@@ -320,7 +320,7 @@ mod tests {
     /// Later than the last look.
     fn turn(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
-        let power = &mut controllers.power;
+        let power = &mut controllers.host.power;
         let later = power.looked.map_or_else(Instant::now, |looked| looked + LOOK);
         power.turn(core, later);
     }
@@ -544,7 +544,10 @@ mod tests {
         let mut reconciler = bench.start();
         admit(&mut reconciler);
         turn(&mut reconciler);
-        assert_eq!((bench.latencies(), reconciler.controllers.power.looked), (on_1_to_3("0", "0"), None));
+        assert_eq!(
+            (bench.latencies(), reconciler.controllers.host.power.looked),
+            (on_1_to_3("0", "0"), None)
+        );
         assert!(bench.happened().is_empty());
         let ledger = bench.dir.path().join("state/ledger.json");
         assert!(!ledger.exists() || !fs::read_to_string(ledger).unwrap().contains("power"));

@@ -321,7 +321,7 @@ mod tests {
     /// Later than the last look.
     fn turn(reconciler: &mut ReconcilerLoop) {
         let ReconcilerLoop { controllers, core, .. } = reconciler;
-        let weights = &mut controllers.weights;
+        let weights = &mut controllers.host.weights;
         let later = weights.looked.map_or_else(Instant::now, |looked| looked + LOOK);
         weights.turn(core, later);
     }
@@ -488,8 +488,8 @@ mod tests {
         turn(&mut reconciler);
         assert_eq!((bench.now(), bench.happened().len()), (["1", "1"].map(str::to_owned), 0));
         let ReconcilerLoop { controllers, core, .. } = &mut reconciler;
-        let later = controllers.weights.looked.unwrap() + RETRY;
-        controllers.weights.turn(core, later);
+        let later = controllers.host.weights.looked.unwrap() + RETRY;
+        controllers.host.weights.turn(core, later);
         assert_eq!((bench.now(), bench.happened().len()), (["3", "2"].map(str::to_owned), 1));
     }
 
@@ -610,7 +610,7 @@ mod tests {
         let bench = Bench::new("{}");
         let mut reconciler = bench.start();
         turn(&mut reconciler);
-        assert_eq!(reconciler.controllers.weights.looked, None);
+        assert_eq!(reconciler.controllers.host.weights.looked, None);
         assert!(bench.happened().is_empty());
         let ledger = bench.dir.path().join("state/ledger.json");
         assert!(!ledger.exists() || !fs::read_to_string(ledger).unwrap().contains("weights"));
