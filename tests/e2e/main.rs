@@ -25,6 +25,7 @@ mod faults;
 mod guarantee;
 mod guard;
 mod guides;
+mod harm;
 mod herd;
 mod home;
 mod host;

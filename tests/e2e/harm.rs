@@ -1,0 +1,33 @@
+//! Workloads without a guarantee lose nothing by guarantees, releases and the guard.
+
+use std::time::Duration;
+
+use numaward_tests::{Bench, boot};
+use numaward_vm::Machine;
+
+#[test]
+fn no_bystander_is_killed_or_narrowed() {
+    let Some(bench) = Bench::open() else { return };
+    let machine = Machine::parse(None, Some("3,3"), Some("700M,700M"), None).unwrap();
+    let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("harm.sh"));
+
+    // A limit is not given back while more is in use.
+    let mib = |count: u64| (count << 20).to_string();
+    assert_ne!(report.section("raised"), mib(120), "{report}");
+    let pending = report.section("pending");
+    assert_eq!(pending.lines().next(), Some(report.section("raised")), "{report}");
+    assert!(pending.contains("memory.max") && pending.contains("/limited"), "{report}");
+    assert_eq!(report.section("kills by the limit"), "0", "{report}");
+
+    // CPUs of another program's partition are not chosen.
+    let mut partition = report.section("partition").lines();
+    assert_eq!((partition.next(), partition.last()), (Some("isolated"), Some("3,5")), "{report}");
+    assert_eq!(report.section("partition after"), "isolated\n4", "{report}");
+
+    // Nothing is steered onto a node without room.
+    assert!(report.section("low").ends_with(" 1"), "{report}");
+    assert_eq!(report.section("bystander"), "nodes , killed 0", "{report}");
+    let events = report.json("events");
+    let reasons = events["events"].as_array().unwrap().iter().filter_map(|event| event["message"].as_str());
+    assert!(reasons.into_iter().any(|message| message.contains("have room for")), "{report}");
+}
