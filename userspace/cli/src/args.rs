@@ -209,6 +209,9 @@ pub(crate) enum Command {
         /// The memory policy of the command, as POLICY:NODES
         #[arg(long)]
         spread: Option<Spread>,
+        /// Let it run on all CPUs of the cgroup, whatever this process is bound to
+        #[arg(long)]
+        all_cpus: bool,
         /// The command
         #[arg(last = true, required = true)]
         command: Vec<OsString>,

@@ -26,7 +26,7 @@ use tokio::{
 
 use crate::{
     client::{ClientError, Server},
-    mempolicy::Spread,
+    mempolicy::{Spread, sys},
     text,
 };
 
@@ -63,17 +63,27 @@ pub(crate) async fn run(
     };
     report_others(control, &allocation).await;
     let mut enter = process::Command::new("/proc/self/exe");
-    enter.arg("enter").arg(&allocation.directory);
-    if let Some(policy) = asked.placement.memory_policy {
-        enter.arg("--spread").arg(Spread::over(policy, &allocation.memory).to_string());
-    }
-    let status = match enter.arg("--").args(command).spawn() {
+    enter.args(enter_arguments(asked, &allocation)).arg("--").args(command);
+    let status = match enter.spawn() {
         Ok(child) => wait(child, &mut signals).await,
         Err(error) => Err(error),
     };
     release(control, &allocation).await;
     let status = status.context("the command cannot be started")?;
     Ok(ExitCode::from(exit_code(status)))
+}
+
+/// The arguments with which this program becomes the command.
+fn enter_arguments(asked: &api::AllocationRequest, allocation: &api::Allocation) -> Vec<String> {
+    let mut arguments = vec!["enter".to_owned(), allocation.directory.clone()];
+    if let Some(policy) = asked.placement.memory_policy {
+        arguments.extend(["--spread".to_owned(), Spread::over(policy, &allocation.memory).to_string()]);
+    }
+    // Without CPUs of its own, the command keeps the affinity that it inherits.
+    if asked.cpus.is_some() && allocation.enforced {
+        arguments.push("--all-cpus".to_owned());
+    }
+    arguments
 }
 
 /// As shells have it.
@@ -207,10 +217,12 @@ pub(crate) fn enter_cgroup(directory: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{}: cannot enter this cgroup", procs.display()))
 }
 
-/// Moves into a cgroup, takes a memory policy, and becomes a command. Returns only if that fails.
+/// Moves into a cgroup, takes a memory policy and, if `all_cpus`, all CPUs of the cgroup, and becomes a command. Returns only if that
+/// fails.
 pub(crate) fn enter(
     directory: &Path,
     spread: Option<&Spread>,
+    all_cpus: bool,
     command: &[OsString],
 ) -> anyhow::Result<ExitCode> {
     // Started as /proc/self/exe, it would be called `exe` wherever tasks are named.
@@ -218,6 +230,9 @@ pub(crate) fn enter(
     enter_cgroup(directory)?;
     if let Some(spread) = spread {
         spread.set()?;
+    }
+    if all_cpus {
+        sys::reset_affinity().context("the affinity of this process cannot be reset")?;
     }
     let (program, arguments) = command.split_first().context("no command was given")?;
     let error = Command::new(program).args(arguments).exec();
@@ -262,6 +277,18 @@ mod tests {
             "drift": [],
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn inherited_affinity_is_reset_if_cpus_were_asked_for_and_given() {
+        let resets = |cpus: Option<u32>, enforced| {
+            let asked = api::AllocationRequest {
+                cpus: cpus.map(api::Cpus::whole),
+                ..api::AllocationRequest::unpromised("a", api::Target::Exec)
+            };
+            enter_arguments(&asked, &allocation(enforced)).contains(&"--all-cpus".to_owned())
+        };
+        assert_eq!([resets(Some(2), true), resets(None, true), resets(Some(2), false)], [true, false, false]);
     }
 
     /// Enforcement in which others are kept off exclusive CPUs in this mode, but for so many cgroups and processes.
@@ -319,7 +346,7 @@ mod tests {
     #[test]
     fn a_cgroup_that_is_gone_is_not_made() {
         let dir = tempfile::tempdir().unwrap();
-        let error = enter(dir.path(), None, &["true".into()]).unwrap_err();
+        let error = enter(dir.path(), None, false, &["true".into()]).unwrap_err();
         assert!(error.to_string().contains("cannot enter this cgroup"), "{error:#}");
         assert!(!dir.path().join("cgroup.procs").exists());
     }

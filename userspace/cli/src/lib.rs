@@ -133,7 +133,9 @@ pub fn main(daemon: &Daemon) -> ExitCode {
         Command::Explain(args) => explain(&reached, args),
         Command::Plan(args) => plan(&reached, args),
         Command::Rebalance(args) => rebalance(&reached, args),
-        Command::Enter { directory, spread, command } => exec::enter(&directory, spread.as_ref(), &command),
+        Command::Enter { directory, spread, all_cpus, command } => {
+            exec::enter(&directory, spread.as_ref(), all_cpus, &command)
+        }
         Command::Doctor { root, config, output } => doctor(daemon, &root, config, output),
         Command::Bugtool { file } => bugtool(daemon, &reached, file),
         Command::Config(ConfigCommand::Check { file, output }) => check_config(file, output),

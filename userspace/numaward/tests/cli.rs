@@ -146,6 +146,34 @@ fn what_exec_gets_wrong_itself_is_exit_code_125() {
     }
 }
 
+/// A shell that is bound to a CPU hands that down.
+#[test]
+fn command_with_cpus_runs_on_all_that_its_cgroup_has() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("cgroup.procs"), "").unwrap();
+    let allowed =
+        || fs::read_to_string("/proc/thread-self/status").map(|status| allowed_cpus(&status)).unwrap();
+    let mut every = rustix::thread::CpuSet::new();
+    (0..rustix::thread::CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
+    rustix::thread::sched_setaffinity(None, &every).unwrap();
+    let all = allowed();
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &one).unwrap();
+    let bound = allowed();
+    let entered = |options: &[&str]| {
+        let (status, _) =
+            ran(&[&["enter", path(&dir)], options, &["--", "cat", "/proc/self/status"]].concat());
+        allowed_cpus(&status)
+    };
+    assert_eq!(entered(&[]), bound, "one without CPUs of its own keeps what it inherits");
+    assert_eq!(entered(&["--all-cpus"]), all);
+}
+
+fn allowed_cpus(status: &str) -> String {
+    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned()
+}
+
 /// An option goes before the variable, and the variable before this host's daemon.
 #[test]
 fn there_is_one_way_to_a_daemon() {

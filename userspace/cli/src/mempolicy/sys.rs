@@ -80,6 +80,14 @@ pub(crate) fn next_interleaved() -> Option<NodeId> {
     u32::try_from(node).ok().filter(|_| result == 0).map(NodeId)
 }
 
+/// Lets this thread run on all CPUs of its cgroup. The kernel (since Linux 6.2) remembers the CPUs that a thread has asked for, and
+/// goes by them in each cgroup that it enters.
+pub(crate) fn reset_affinity() -> io::Result<()> {
+    /// As many as a kernel can have (`NR_CPUS`); it ignores those that it has not.
+    const MAX_CPUS: usize = 8192;
+    set_affinity(&CpuSet::from_words(vec![u64::MAX; MAX_CPUS / 64]))
+}
+
 /// Binds this thread to CPUs.
 pub(crate) fn set_affinity(cpus: &CpuSet) -> io::Result<()> {
     let words = cpus.words();
@@ -117,5 +125,6 @@ mod tests {
         assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
         apart(|| set_affinity(&"0".parse().unwrap()).unwrap());
         assert!(apart(|| set_affinity(&CpuSet::new())).is_err());
+        apart(|| reset_affinity().unwrap());
     }
 }
