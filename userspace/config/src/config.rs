@@ -218,6 +218,11 @@ impl Config {
         self.home.mode == HomeMode::Place && self.enforcement.mode == EnforcementMode::On
     }
 
+    /// Whether the guard keeps workloads off nodes, as against only a report of it.
+    pub fn steers(&self) -> bool {
+        self.guard.acts() && self.enforcement.mode == EnforcementMode::On
+    }
+
     /// Where resctrl is mounted, as this process sees it.
     pub fn resctrl_root(&self) -> PathBuf {
         let root = &self.resctrl.root;

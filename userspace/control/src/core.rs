@@ -19,6 +19,7 @@ mod effects;
 mod execution;
 mod home;
 mod homing;
+mod huge_pages;
 mod inbox;
 mod machine;
 mod migrations;

@@ -35,6 +35,7 @@ mod core;
 mod home_worker;
 pub mod metrics;
 mod page_worker;
+mod policy_worker;
 mod reconciler;
 pub mod restore;
 mod spans;

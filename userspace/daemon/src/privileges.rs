@@ -19,8 +19,8 @@ const READS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 ///   root can be written without it anyhow. It includes [`READS`].
 /// - `CAP_SYS_NICE`: to hand the cpuset controller down to a cgroup with processes is, to older kernels (6.1 is one), to
 ///   schedule them anew, which nobody may do to a process that has more capabilities than himself.
-/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where pages of single processes are moved: those of a process with more
-///   capabilities, or of another user; and where call chains are taken.
+/// - [`CAP_SYS_PTRACE`](needs_ptrace), only where pages of single processes are moved, or their memory policies are read: those of
+///   a process with more capabilities, or of another user; and where call chains are taken.
 /// - `CAP_NET_ADMIN`, only where interrupts are kept off exclusive CPUs: for the queues of network interfaces (RPS, XPS).
 const WRITES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::SYS_NICE);
 
@@ -59,10 +59,10 @@ fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode, demands: Dema
     held & (wanted | ptrace | bpf | network | instead)
 }
 
-/// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`), or their code looked at: the kernel
-/// lets only those do that who may trace the process.
+/// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`), or their memory policies or code looked
+/// at: the kernel lets only those do that who may trace the process.
 fn needs_ptrace(config: &Config, mode: OperatingMode, demands: Demands) -> bool {
-    let moves = demands.moves || config.holds_budgets() || config.places_homes();
+    let moves = demands.moves || config.holds_budgets() || config.places_homes() || config.steers();
     mode == OperatingMode::Enforce && moves || config.observe.call_chains.enabled
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn drop_unneeded(
 #[cfg(test)]
 mod tests {
     use numaward_api::EnforcementMode;
-    use numaward_config::{enforcement::Interrupts, home::HomeMode, policy::StrategyKind};
+    use numaward_config::{enforcement::Interrupts, guard::GuardMode, home::HomeMode, policy::StrategyKind};
 
     use super::*;
 
@@ -110,6 +110,9 @@ mod tests {
         assert!(needs_ptrace(&config));
         config.home.mode = HomeMode::Report;
         assert!(!needs_ptrace(&config));
+        config.guard = GuardMode::Act;
+        assert!(needs_ptrace(&config), "memory policies are read");
+        config.guard = GuardMode::Report;
         let old = Demands { moves: true, ..new };
         assert!(super::needs_ptrace(&config, OperatingMode::Enforce, old), "the kernel moves nothing");
         assert!(!super::needs_ptrace(&config, OperatingMode::Observe, old));

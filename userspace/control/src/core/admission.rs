@@ -313,6 +313,8 @@ impl Core {
         let settings = self.settings(request, &allocation);
         if request.target == Target::Exec {
             self.make(path)?;
+        } else {
+            self.check_huge_pages(path, settings.mems.as_ref())?;
         }
         let ledger = self.start_all(decision.ledger, &request.engine);
         Ok(Granted { path: path.clone(), allocation, settings, ledger, explanation })

@@ -71,7 +71,8 @@ impl Core {
         })
     }
 
-    /// Owners that cannot be moved: their cgroups are not held, or not for long, or not bound to nodes.
+    /// Owners that cannot be moved: their cgroups are not held, or not for long, or not bound to nodes, or have reserved huge pages
+    /// of no node.
     fn immovable(&self) -> BTreeSet<OwnerId> {
         let state = &self.kept.state;
         let is_held = |name: &str| !state.releasing.contains(name) && !state.admitting.contains(name);
@@ -79,6 +80,7 @@ impl Core {
             .guarantees
             .iter()
             .filter(|(name, held)| is_held(name) && matches!(self.hierarchy.id_of(&held.cgroup), Ok(Some(_))))
+            .filter(|(_, held)| !self.has_unpromised_huge_pages(held))
             .map(|(name, held)| held.owner(name))
             .collect();
         let owners = state.ledger.owners().filter(|(owner, account)| {

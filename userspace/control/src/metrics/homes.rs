@@ -23,6 +23,8 @@ pub(crate) enum HomeRefusal {
     Memory,
     /// Its cpuset is somebody else's.
     Cpuset,
+    /// A memory policy of it names nodes, or its policies cannot be read.
+    MemoryPolicy,
     /// It was put back, and is left alone for a while.
     LeftAlone,
     /// The knob could not be written.

@@ -6,13 +6,14 @@
 //! dirty or locked pages. Page cache is dropped early only where the configuration asks for that ([`reclaim`]).
 //!
 //! Algorithm: while a node is short, every few seconds the workload without a guarantee that has most there is steered off
-//! it, unless the configuration exempts it or its other nodes have no room for what it has. When the node is no longer low,
-//! which takes a while, all are given back what they had.
+//! it, unless the configuration exempts it, its other nodes have no room for what it has or lack huge pages that it has reserved,
+//! or a memory policy of it names nodes. When the node is no longer low, which takes a while, all are given back what they had.
 //!
 //! With `evict`, pods are named where that does not help ([`crowded`]).
 //!
 //! Invariants: nobody with a guarantee is touched, nor what is above or below one, nor another container of its pod. This
-//! thread reads no figures: it takes those that the guard saw last.
+//! thread reads no figures: it takes those that the guard saw last. Memory policies are read by a thread of their own, of one
+//! workload after the other.
 
 mod cache_worker;
 mod crowded;
@@ -24,7 +25,7 @@ use std::{
 };
 
 use numaward_api::{EnforcementMode, EventKind, Severity};
-use numaward_cgroup::{CgroupPath, classify};
+use numaward_cgroup::{CgroupId, CgroupPath, classify};
 use numaward_config::guard::GuardMode;
 use numaward_engine::ledger::NodeAccount;
 use numaward_guarantee::reconciler::ShownCrowded;
@@ -36,7 +37,7 @@ use numaward_topology::{Bytes, NodeId, NodeSet};
 use tokio_util::sync::CancellationToken;
 
 use self::{crowded::Crowding, reclaim::Reclaim};
-use crate::{core::Core, page_worker::LEAST};
+use crate::{core::Core, page_worker::LEAST, policy_worker::Policies};
 
 /// How long what was done for a node has to show, before more is.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -46,8 +47,19 @@ const FIRST_RETRY: Duration = Duration::from_secs(5);
 /// And after so long in the end.
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
+/// What could be done for a node.
+#[derive(Debug, PartialEq, Eq)]
+enum Relief {
+    /// A workload is steered off it.
+    Steered,
+    /// The memory policies of a workload are being read.
+    Reading,
+    /// No workload can be steered off it.
+    Stuck,
+}
+
 /// Steers workloads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Guard {
     /// The look that was acted upon last.
     look: u64,
@@ -61,13 +73,25 @@ pub(super) struct Guard {
     enough_since: BTreeMap<NodeId, Instant>,
     /// When those are tried again that could not be given back nodes.
     retries: BTreeMap<CgroupPath, Retry>,
+    /// Memory policies of workloads, as long as a node is low.
+    policies: Policies,
     crowding: Crowding,
     reclaim: Reclaim,
 }
 
 impl Guard {
     pub(super) fn new(stop: CancellationToken) -> Self {
-        Self { reclaim: Reclaim::new(stop), ..Self::default() }
+        Self {
+            look: 0,
+            acted: BTreeMap::new(),
+            refused: BTreeSet::new(),
+            were_low: NodeSet::new(),
+            enough_since: BTreeMap::new(),
+            retries: BTreeMap::new(),
+            policies: Policies::new("policies", stop.clone()),
+            crowding: Crowding::default(),
+            reclaim: Reclaim::new(stop),
+        }
     }
 
     /// What is shown of nodes where pods may be evicted.
@@ -83,13 +107,17 @@ impl Guard {
         }
         let seen = core.ports.headroom.headroom();
         // Before the first look nothing is known: who is steered stays so.
-        if seen.look == self.look {
+        if !self.policies.take() && seen.look == self.look {
             return;
         }
         self.look = seen.look;
         let low: NodeSet = seen.nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
         self.acted.retain(|node, _| low.contains(*node));
         self.refused.retain(|(node, _)| low.contains(*node));
+        if low.is_empty() {
+            self.policies.known.clear();
+        }
+        self.policies.known.retain(|path, (id, _)| is_there(core, path, *id));
         self.were_low.extend(low.iter());
         let steered: BTreeSet<NodeId> = core.kept.state.steered.values().flat_map(NodeSet::iter).collect();
         // In the first looks after a start it is not known what is promised.
@@ -112,10 +140,13 @@ impl Guard {
         let mut spare = seen.spare.clone();
         for of in seen.nodes.iter().filter(|of| of.is_low && of.is_short()) {
             let is_due = self.acted.get(&of.node).is_none_or(|acted| now.duration_since(*acted) >= SETTLE);
-            if is_due && self.relieve(core, &seen.others, &mut spare, of) {
-                self.acted.insert(of.node, now);
-            } else if is_due {
-                stuck.extend([of.node]);
+            if !is_due {
+                continue;
+            }
+            match self.relieve(core, &seen.others, &mut spare, of) {
+                Relief::Steered => drop(self.acted.insert(of.node, now)),
+                Relief::Reading => {}
+                Relief::Stuck => stuck.extend([of.node]),
             }
         }
         if core.config.guard == GuardMode::Evict {
@@ -137,14 +168,14 @@ impl Guard {
         now.duration_since(*self.enough_since.entry(of.node).or_insert(now)) >= CALM
     }
 
-    /// Steers one workload off a node; `true` if one was.
+    /// Steers one workload off a node.
     fn relieve(
         &mut self,
         core: &mut Core,
         others: &[OtherWorkload],
         spare: &mut BTreeMap<NodeId, Bytes>,
         of: &NodeHeadroom,
-    ) -> bool {
+    ) -> Relief {
         let (node, pods) = (of.node, pods_with_promise(core));
         let mut others: Vec<&OtherWorkload> = others.iter().filter(|other| other.on(node) >= LEAST).collect();
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
@@ -153,15 +184,16 @@ impl Guard {
             if is_off || !may_be_steered(core, &pods, other) {
                 continue;
             }
-            match steer_off(core, spare, other, node) {
-                Ok(left) => {
+            match self.steer_off(core, spare, other, node) {
+                Ok(None) => return Relief::Reading,
+                Ok(Some(left)) => {
                     let message = format!(
                         "{} is kept off node {node}, which may soon not have what is promised on it; it may use nodes \
                          {left}.",
                         other.cgroup
                     );
                     report(core, &other.cgroup, node, Severity::Warning, message);
-                    return true;
+                    return Relief::Steered;
                 }
                 Err(reason) => {
                     if self.refused.insert((node, other.cgroup.clone())) {
@@ -171,7 +203,43 @@ impl Guard {
                 }
             }
         }
-        false
+        Relief::Stuck
+    }
+
+    /// Steers a workload off one more node; the nodes that are left to it, or why not. What it has there comes to them, of what they
+    /// have to spare. `None` while its memory policies are read.
+    fn steer_off(
+        &mut self,
+        core: &mut Core,
+        spare: &mut BTreeMap<NodeId, Bytes>,
+        other: &OtherWorkload,
+        node: NodeId,
+    ) -> Result<Option<NodeSet>, String> {
+        let mut off = core.kept.state.steered.get(&other.cgroup).cloned().unwrap_or_default();
+        off.extend([node]);
+        let allowed = core.nodes_without_steering(&other.cgroup)?;
+        if !allowed.contains(node) {
+            return Err(format!("it may use nodes {allowed} only, and what it has there stays"));
+        }
+        let left = &allowed - &off;
+        if left.is_empty() {
+            return Err(format!("it may use nodes {allowed}, and no others"));
+        }
+        let has = other.on(node);
+        let room =
+            left.iter().filter_map(|node| spare.get(&node)).fold(0, |sum: u64, of| sum.saturating_add(of.0));
+        if room < has.0 {
+            return Err(format!("it has {has} there, and nodes {left} have room for {}", Bytes(room)));
+        }
+        core.lacks_huge_pages(&other.cgroup, &left).map_err(|shortage| shortage.to_string())?;
+        let Some(finding) = self.policies.of(core, &other.cgroup, other.id) else { return Ok(None) };
+        finding?;
+        core.steer(&other.cgroup, Some((off, left.clone()))).map_err(|error| error.to_string())?;
+        // Which of them gets how much is not known.
+        for (_, spare) in spare.iter_mut().filter(|(node, _)| left.contains(**node)) {
+            spare.0 = spare.0.saturating_sub(has.0);
+        }
+        Ok(Some(left))
     }
 
     /// Lets those that are steered off other nodes than `still` says have them back.
@@ -229,40 +297,12 @@ fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &OtherWo
     let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
     let is_promised = core.kept.state.has_guarantee_around(&other.cgroup)
         || pod_of(&other.cgroup).is_some_and(|uid| promised_pods.contains(&uid));
-    let is_there = matches!(core.hierarchy.id_of(&other.cgroup), Ok(Some(id)) if id == other.id);
-    !is_exempt && !is_promised && is_there
+    !is_exempt && !is_promised && is_there(core, &other.cgroup, other.id)
 }
 
-/// Steers a workload off one more node; the nodes that are left to it, or why not. What it has there comes to them, of what they
-/// have to spare.
-fn steer_off(
-    core: &mut Core,
-    spare: &mut BTreeMap<NodeId, Bytes>,
-    other: &OtherWorkload,
-    node: NodeId,
-) -> Result<NodeSet, String> {
-    let mut off = core.kept.state.steered.get(&other.cgroup).cloned().unwrap_or_default();
-    off.extend([node]);
-    let allowed = core.nodes_without_steering(&other.cgroup)?;
-    if !allowed.contains(node) {
-        return Err(format!("it may use nodes {allowed} only, and what it has there stays"));
-    }
-    let left = &allowed - &off;
-    if left.is_empty() {
-        return Err(format!("it may use nodes {allowed}, and no others"));
-    }
-    let has = other.on(node);
-    let room =
-        left.iter().filter_map(|node| spare.get(&node)).fold(0, |sum: u64, of| sum.saturating_add(of.0));
-    if room < has.0 {
-        return Err(format!("it has {has} there, and nodes {left} have room for {}", Bytes(room)));
-    }
-    core.steer(&other.cgroup, Some((off, left.clone()))).map_err(|error| error.to_string())?;
-    // Which of them gets how much is not known.
-    for (_, spare) in spare.iter_mut().filter(|(node, _)| left.contains(**node)) {
-        spare.0 = spare.0.saturating_sub(has.0);
-    }
-    Ok(left)
+/// Whether a cgroup is still the one that was seen.
+fn is_there(core: &Core, path: &CgroupPath, id: CgroupId) -> bool {
+    matches!(core.hierarchy.id_of(path), Ok(Some(now)) if now == id)
 }
 
 /// Takes note of steered cgroups that are gone: a new one of the same path is not steered.
@@ -325,6 +365,7 @@ mod tests {
                 fixture::cgroup(&root.join(cgroup), &host.machine.lock().unwrap());
             }
             let config = Config {
+                host_root: dir.path().to_owned(),
                 state_directory: dir.path().join("state"),
                 guard,
                 guard_exempt: vec![CgroupPattern::new(exempt).unwrap()],
@@ -400,6 +441,39 @@ mod tests {
             let ReconcilerLoop { controllers: Controllers { guard, .. }, core, .. } =
                 self.reconciler.as_mut().unwrap();
             guard.turn(core, self.now);
+            while guard.policies.is_busy() {
+                std::thread::sleep(Duration::from_millis(1));
+                guard.turn(core, self.now);
+            }
+        }
+
+        /// A process of a cgroup, with these files in `/proc`.
+        fn process(&self, cgroup: &str, pid: u32, files: &[(&str, &str)]) {
+            fs::write(self.root().join(cgroup).join("cgroup.procs"), format!("{pid}\n")).unwrap();
+            let process = self.dir.path().join(format!("proc/{pid}"));
+            let defaults =
+                [("task/1/numa_maps", "55d0 default\n"), ("numa_maps", "55d0 default\n"), ("maps", "")];
+            for (file, text) in defaults.iter().chain(files) {
+                let path = process.join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+        }
+
+        /// The pool of each node: so many pages of 2 MiB are free.
+        fn huge_pages(&self, free: [u64; 2]) {
+            for (node, free) in free.into_iter().enumerate() {
+                let node = self.dir.path().join(format!("sys/devices/system/node/node{node}"));
+                let pool = node.join("hugepages/hugepages-2048kB");
+                fs::create_dir_all(&pool).unwrap();
+                fs::write(node.join("meminfo"), "Node 0 MemTotal: 4194304 kB\nNode 0 MemFree: 1024 kB\n")
+                    .unwrap();
+                for (file, pages) in
+                    [("nr_hugepages", 64), ("free_hugepages", free), ("surplus_hugepages", 0)]
+                {
+                    fs::write(pool.join(file), format!("{pages}\n")).unwrap();
+                }
+            }
         }
 
         /// Ends the daemon and starts it anew.
@@ -443,9 +517,9 @@ mod tests {
         }
     }
 
-    fn id_of(dir: &Path) -> numaward_cgroup::CgroupId {
+    fn id_of(dir: &Path) -> CgroupId {
         use std::os::unix::fs::MetadataExt as _;
-        numaward_cgroup::CgroupId(fs::metadata(dir).unwrap().ino())
+        CgroupId(fs::metadata(dir).unwrap().ino())
     }
 
     /// The cgroup of a container, in this cgroup of a pod.
@@ -513,6 +587,75 @@ mod tests {
             bench.see(true, [-10, 1000], &[(&bare, 300), ("hog", 100)]);
             assert_eq!((bench.mems(&bare), bench.mems("hog")), (String::new(), "0".to_owned()));
         }
+    }
+
+    #[test]
+    fn workload_with_a_policy_that_names_nodes_is_not_steered() {
+        let mut bench = Bench::new(&["spread", "hog"]);
+        bench.process("spread", 77, &[("numa_maps", "55d0 default\n7f00 interleave:0-1 anon=9 N0=5 N1=4\n")]);
+        bench.see(true, [-10, 1000], &[("spread", 200), ("hog", 100)]);
+        assert_eq!(["spread", "hog"].map(|of| bench.mems(of)), ["", "0"]);
+        let reason = "/spread cannot be kept off node 1: process 77 has the memory policy interleave:0-1";
+        assert!(bench.reported().contains(reason), "{}", bench.reported());
+        bench.process("spread", 77, &[]);
+        bench.see(true, [-10, 1000], &[("spread", 200)]);
+        assert_eq!(bench.mems("spread"), "", "not read again while the node is low");
+        bench.see(false, [500, 1000], &[]);
+        bench.see(true, [-10, 1000], &[("spread", 200)]);
+        assert_eq!(bench.mems("spread"), "0");
+    }
+
+    #[test]
+    fn workload_whose_policies_cannot_be_read_is_not_steered() {
+        let mut bench = Bench::new(&["hidden"]);
+        fs::write(bench.root().join("hidden/cgroup.procs"), "0\n").unwrap();
+        bench.see(true, [-10, 1000], &[("hidden", 200)]);
+        assert_eq!(bench.mems("hidden"), "");
+        assert!(bench.reported().contains("memory policies cannot be read"), "{}", bench.reported());
+    }
+
+    #[test]
+    fn workload_with_reserved_huge_pages_is_not_steered_onto_nodes_without_free_ones() {
+        let mut bench = Bench::new(&["db"]);
+        // 16 MiB, of which 4 MiB are touched.
+        let maps = "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n";
+        bench.process("db", 77, &[("maps", maps), ("status", "HugetlbPages:\t 4096 kB\n")]);
+        bench.huge_pages([5, 60]);
+        bench.see(true, [-10, 1000], &[("db", 200)]);
+        assert_eq!(bench.mems("db"), "");
+        let reason = "12Mi of huge pages that they have not touched yet, and nodes 0 have 10Mi free";
+        assert!(bench.reported().contains(reason), "{}", bench.reported());
+        bench.huge_pages([6, 60]);
+        bench.see(true, [-10, 1000], &[("db", 200)]);
+        assert_eq!(bench.mems("db"), "0");
+    }
+
+    #[test]
+    fn guarantee_on_nodes_without_reserved_huge_pages_is_refused() {
+        let mut bench = Bench::new(&["db"]);
+        let maps = "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n";
+        bench.process("db", 77, &[("maps", maps), ("status", "HugetlbPages:\t 0 kB\n")]);
+        let asked = |bench: &mut Bench| {
+            let request = Request::new(&api::AllocationRequest {
+                placement: api::Placement {
+                    preferred_nodes: Some("0".parse().unwrap()),
+                    ..api::Placement::default()
+                },
+                ..api::AllocationRequest::new("db", api::Target::Cgroup("/db".to_owned()), "64Mi")
+            });
+            let admitted = bench.reconciler.as_mut().unwrap().admit(&request.unwrap(), false);
+            admitted.map(drop).map_err(|error| error.to_string())
+        };
+        bench.huge_pages([7, 60]);
+        let error = asked(&mut bench).unwrap_err();
+        assert!(
+            error.contains("16Mi of huge pages that they have not touched yet, and nodes 0 have 14Mi"),
+            "{error}"
+        );
+        assert!(bench.state().guarantees.keys().eq(["kept"]));
+        bench.huge_pages([8, 60]);
+        asked(&mut bench).unwrap();
+        assert_eq!(bench.mems("db"), "0");
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! Terms: a workload *has a home* while it is held to CPUs of one node. It is *on trial* until it is known whether that helps.
 //! A *window* is the time between two looks at it.
 //!
-//! Algorithm: every window the thread `homes` reads what workloads have used. Who has enough memory, CPU time and remote accesses
-//! is given a home, the one with the most remote accesses first: its CPUs are narrowed, and its pages moved, some at a time.
+//! Algorithm: every window the thread `homes` reads what workloads have used. Who has enough memory, CPU time and remote accesses,
+//! and no memory policy that names nodes (another thread reads that, for the next look), is given a home, the one with the most remote accesses first: its CPUs are narrowed, and its pages moved, some at a time.
 //! When they are there, a window is counted. If the share of remote accesses has fallen, it keeps the home; else it is put
 //! back, its pages too, and left alone for a time that doubles. One that keeps its home is still watched: it is put back when
 //! its share is as before, or it uses all CPUs of its home.
@@ -46,6 +46,7 @@ use crate::{
     home_worker::{self, Done, HomeWorker, Job, Look, Reading, Sources},
     metrics::homes::HomeRefusal,
     page_worker::{ByNode, LEAST},
+    policy_worker::Policies,
 };
 
 /// Looking takes no more than this share of the time: one of so many parts.
@@ -60,9 +61,11 @@ const OUTGROWN: u64 = 95;
 const DOUBLINGS: u32 = 6;
 
 /// Gives homes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Homing {
     worker: Option<HomeWorker>,
+    /// Memory policies of those that would get a home.
+    policies: Policies,
     /// From which reading on each workload is counted, and for how many windows.
     watched: BTreeMap<CgroupPath, (Reading, u32)>,
     /// Those that have a home.
@@ -99,7 +102,17 @@ enum Stage {
 
 impl Homing {
     pub(super) fn new(stop: CancellationToken) -> Self {
-        Self { is_outdated: true, stop, ..Self::default() }
+        Self {
+            worker: None,
+            policies: Policies::new("home_policies", stop.clone()),
+            watched: BTreeMap::new(),
+            at_home: BTreeMap::new(),
+            back: VecDeque::new(),
+            next_look: None,
+            is_outdated: true,
+            reported: BTreeSet::new(),
+            stop,
+        }
     }
 
     /// Takes back the homes that an earlier run gave, where none are to be given, or these are not.
@@ -120,6 +133,7 @@ impl Homing {
             return;
         }
         self.follow(core, now);
+        self.policies.take();
         match self.worker.as_mut().and_then(HomeWorker::take) {
             Some(Done::Looked(look)) => {
                 let pause = core.config.home.window.0.max(look.took * COST);
@@ -259,6 +273,7 @@ impl Homing {
         let Look { workloads, room, .. } = look;
         let there: BTreeSet<CgroupPath> = workloads.iter().map(|of| of.cgroup.clone()).collect();
         self.watched.retain(|path, _| there.contains(path));
+        self.policies.known.retain(|path, _| there.contains(path));
         self.reported.retain(|(path, _)| there.contains(path));
         self.forget_gone(core);
         self.give_up_unseen(core, &there);
@@ -449,6 +464,13 @@ impl Homing {
                 report(core, path, "would", format!("{path} would get a home on node {node}: {what}."));
             }
             return Ok(());
+        }
+        let Ok(Some(id)) = core.hierarchy.id_of(path) else { return Ok(()) };
+        let Some(finding) = self.policies.of(core, path, id) else { return Ok(()) };
+        if let Err(why) = finding {
+            // For the next look.
+            self.policies.read(core, path, id);
+            return Err((HomeRefusal::MemoryPolicy, why));
         }
         let home =
             Home { node, remote_before: of.remote, is_kept: false, moved: ByNode::new(), cpus_before: None };

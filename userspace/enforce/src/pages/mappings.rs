@@ -19,19 +19,12 @@ pub(super) struct Mapping {
     pub(super) pages: u64,
     /// Of its pages, the share that the kernel has on the active list: 0 to 1000.
     pub(super) active: u32,
-    /// Where its policy names nodes: these. `None` where it names none.
-    pub(super) bound: Option<NodeSet>,
-}
-
-impl Mapping {
-    /// Whether its policy lets it have pages on a node, as far as that is known.
-    pub(super) fn may_use(&self, node: NodeId) -> bool {
-        self.bound.as_ref().is_none_or(|nodes| nodes.contains(node))
-    }
+    /// Whether its policy names nodes.
+    pub(super) is_bound: bool,
 }
 
 /// The nodes that a policy names: `default`, `local`, `bind:0-1`, `prefer (many):1`, `interleave=static:0,2`.
-fn nodes_of(policy: &str) -> Option<NodeSet> {
+pub(super) fn nodes_of(policy: &str) -> Option<NodeSet> {
     policy.rsplit_once(':')?.1.parse().ok()
 }
 
@@ -55,11 +48,9 @@ fn mapping(line: &str, node: NodeId, ends: &BTreeMap<usize, usize>) -> Option<Ma
     let start = usize::from_str_radix(words.next()?, 16).ok()?;
     let (mut here, mut active, mut pages) = (0_u64, None, 0_u64);
     // The policy comes first. That of several preferred nodes has a space in it.
-    let mut bound = None;
+    let mut is_bound = false;
     for word in words {
-        if bound.is_none() && !word.contains("file=") {
-            bound = nodes_of(word);
-        }
+        is_bound |= !word.contains("file=") && nodes_of(word).is_some();
         match word.split_once('=') {
             None if word == "huge" => return None,
             Some(("active", count)) => active = count.parse().ok(),
@@ -79,7 +70,7 @@ fn mapping(line: &str, node: NodeId, ends: &BTreeMap<usize, usize>) -> Option<Ma
     let share = active.saturating_mul(1000).checked_div(pages).unwrap_or(0).min(1000);
     let active = u32::try_from(share).unwrap_or(1000);
     (here > 0)
-        .then(|| Some(Mapping { addresses: start..*ends.get(&start)?, pages: here, active, bound }))
+        .then(|| Some(Mapping { addresses: start..*ends.get(&start)?, pages: here, active, is_bound }))
         .flatten()
 }
 
@@ -114,13 +105,8 @@ zzz default N0=1
         let found = on_node(MAPS, NUMA_MAPS, NodeId(1));
         let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
         assert_eq!(starts, [(0x7f00_0300_0000, 0), (0x7f00_0000_0000, 1000)]);
-        let may_use =
-            |index: usize, node: u32| on_node(MAPS, NUMA_MAPS, NodeId(0))[index].may_use(NodeId(node));
-        assert_eq!(
-            [may_use(0, 1), may_use(0, 2), may_use(1, 2)],
-            [true, false, true],
-            "one is bound to nodes 0-1"
-        );
+        let bound = on_node(MAPS, NUMA_MAPS, NodeId(0)).iter().map(|of| of.is_bound).collect::<Vec<_>>();
+        assert_eq!(bound, [true, false, false], "one is bound to nodes 0-1");
         assert!(on_node("", NUMA_MAPS, NodeId(0)).is_empty(), "a mapping that is gone meanwhile");
         assert!(on_node(MAPS, NUMA_MAPS, NodeId(7)).is_empty());
     }

@@ -17,10 +17,14 @@
 //!
 //! Source: `move_pages(2)`, `mm/migrate.c`.
 
+mod huge;
 mod mappings;
+mod policies;
 mod reclaim;
 mod sys;
 
+pub use huge::untouched_huge_pages;
+pub use policies::{NamedNodes, named_nodes};
 pub use reclaim::reclaim;
 
 use std::{
@@ -96,7 +100,7 @@ pub struct PageMove {
     pub bytes: Bytes,
     /// How much in a second, at most.
     pub rate: Bytes,
-    /// Whether pages stay that their process has bound to other nodes than `to`.
+    /// Whether pages stay whose memory policy names nodes: their process has chosen where they are.
     pub heeds_policy: bool,
 }
 
@@ -143,7 +147,7 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
             }
         };
         for mapping in mappings::on_node(&maps, &numa_maps, order.from) {
-            if order.heeds_policy && !mapping.may_use(order.to) {
+            if order.heeds_policy && mapping.is_bound {
                 continue;
             }
             let mut left = mapping.pages;

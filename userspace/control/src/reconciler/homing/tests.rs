@@ -24,6 +24,8 @@ struct Bench {
     now: Instant,
     /// What each cgroup has counted so far: local and remote accesses, CPU seconds.
     counted: BTreeMap<String, ([u64; 2], u64)>,
+    /// Why one cannot have a home because of its memory policies.
+    policies: BTreeMap<String, String>,
 }
 
 /// A window of one workload: remote accesses of a thousand, memory in MiB by node, CPUs in use in tenths.
@@ -44,7 +46,15 @@ impl Bench {
         };
         let config = Config { state_directory: dir.path().join("state"), home, ..Config::default() };
         let reconciler = Some(reconciler_loop(&config, &root, &host));
-        Self { dir, host, config, reconciler, now: Instant::now(), counted: BTreeMap::new() }
+        Self {
+            dir,
+            host,
+            config,
+            reconciler,
+            now: Instant::now(),
+            counted: BTreeMap::new(),
+            policies: BTreeMap::new(),
+        }
     }
 
     fn root(&self) -> PathBuf {
@@ -80,9 +90,19 @@ impl Bench {
             reading.id = id_of(&top.join(&path[1..]));
             reading
         });
+        let policies: BTreeMap<_, _> = windows
+            .iter()
+            .map(|(path, ..)| {
+                let finding = self.policies.get(*path).map_or(Ok(()), |why| Err(why.clone()));
+                (path.parse().unwrap(), (id_of(&top.join(&path[1..])), finding))
+            })
+            .collect();
         let room = [0, 1].map(NodeId).into_iter().zip(room.map(Bytes::mib)).collect();
         let look = Look { workloads: workloads.collect(), room, took: Duration::ZERO };
-        self.with(|homing, core, now| homing.looked(core, look, now));
+        self.with(|homing, core, now| {
+            homing.policies.known = policies;
+            homing.looked(core, look, now);
+        });
     }
 
     fn look(&mut self, windows: &[Window]) {
@@ -182,6 +202,22 @@ fn one_that_gains_keeps_its_home_over_a_restart_until_the_mode_is_off() {
     assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
     assert!(bench.inner().core.kept.state.applied.is_empty());
     assert_eq!(bench.steps().last().unwrap(), "ended");
+}
+
+#[test]
+fn workload_with_a_policy_that_names_nodes_gets_no_home() {
+    let mut bench = Bench::new(&["a"]);
+    let policy = "process 7 has the memory policy bind:0";
+    bench.policies.insert("/a".to_owned(), policy.to_owned());
+    for _ in 0..3 {
+        bench.look(&[AWAY]);
+    }
+    assert_eq!((bench.homes(), bench.cpus("/a")), (Vec::new(), String::new()));
+    assert_eq!(bench.steps(), ["refused"], "said once");
+    assert!(bench.reported().contains(&format!("/a gets no home: {policy}")), "{}", bench.reported());
+    bench.policies.clear();
+    bench.look(&[AWAY]);
+    assert_eq!(bench.cpus("/a"), "4-7");
 }
 
 #[test]

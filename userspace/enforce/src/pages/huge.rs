@@ -1,0 +1,123 @@
+//! Huge pages that the processes of a cgroup have mapped and not touched yet.
+//!
+//! Problem: a mapping of huge pages reserves pages of all nodes together. If its process may use only nodes that have none free,
+//! the next touch ends it (`SIGBUS`).
+//!
+//! Algorithm: `maps` has the sizes of mappings, `status` (`HugetlbPages`) what of them a process has touched; neither walks page
+//! tables. Processes that map the same file count together, by the largest of them. The size of the pages is not known.
+//!
+//! Source: `Documentation/mm/hugetlbfs_reserv.rst`, `proc_pid_maps(5)`, `proc_pid_status(5)`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::Path,
+};
+
+use numaward_topology::Bytes;
+
+use super::policies::visible_processes;
+
+/// The device and inode of a file.
+type FileId = (String, String);
+
+/// What the processes of a cgroup, and of those below it, have mapped of huge pages and not touched. Where processes end meanwhile,
+/// they have none.
+///
+/// # Errors
+///
+/// One of them cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), or it is of another PID namespace.
+pub fn untouched_huge_pages(proc: &Path, dir: &Path) -> io::Result<Bytes> {
+    let mut files: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
+    for process in visible_processes(dir)? {
+        match mapped(&proc.join(process.to_string())) {
+            Ok(Some((file, mapped, touched))) => {
+                let of = files.entry(file).or_default();
+                *of = (of.0.max(mapped), of.1.max(touched));
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+            Ok(None) | Err(_) => {}
+        }
+    }
+    Ok(Bytes(
+        files.values().fold(0, |sum, (mapped, touched)| sum.saturating_add(mapped.saturating_sub(*touched))),
+    ))
+}
+
+/// The first file of huge pages that a process has mapped, and the bytes of all, mapped and touched.
+fn mapped(process: &Path) -> io::Result<Option<(FileId, u64, u64)>> {
+    let text =
+        |file: &str| fs::read(process.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned());
+    let (maps, status) = (text("maps")?, text("status")?);
+    let mounts = hugetlbfs(&text("mountinfo").unwrap_or_default());
+    let (mut first, mut bytes) = (None, 0_u64);
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let (Some(range), Some(device), Some(inode)) = (words.next(), words.nth(2), words.next()) else {
+            continue;
+        };
+        let is_anonymous = words.next().is_some_and(|path| path.starts_with("/anon_hugepage"));
+        if !is_anonymous && !mounts.contains(device) {
+            continue;
+        }
+        let file = (device.to_owned(), inode.to_owned());
+        first = Some(first.map_or(file.clone(), |first| file.min(first)));
+        bytes = bytes.saturating_add(length(range).unwrap_or(0));
+    }
+    let touched =
+        status.lines().find_map(|line| line.strip_prefix("HugetlbPages:")?.trim().strip_suffix(" kB"));
+    let touched: u64 = touched.and_then(|kib| kib.parse().ok()).unwrap_or(0);
+    Ok(first.map(|file| (file, bytes, touched.saturating_mul(1024))))
+}
+
+/// The devices of mounted hugetlbfs, as `maps` has them.
+fn hugetlbfs(mountinfo: &str) -> BTreeSet<String> {
+    let of_line = |line: &str| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
+        let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+        (file_system.split(' ').next()? == "hugetlbfs").then(|| format!("{major:02x}:{minor:02x}"))
+    };
+    mountinfo.lines().filter_map(of_line).collect()
+}
+
+fn length(range: &str) -> Option<u64> {
+    let (start, end) = range.split_once('-')?;
+    u64::from_str_radix(end, 16).ok()?.checked_sub(u64::from_str_radix(start, 16).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+31 22 0:30 / /dev/hugepages rw,relatime shared:16 - hugetlbfs hugetlbfs rw,pagesize=2M
+";
+
+    #[test]
+    fn what_is_mapped_and_not_touched_is_counted_once() {
+        let (dir, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let process = |pid: u32, maps: &str, touched: u64| {
+            let of = proc.path().join(pid.to_string());
+            fs::create_dir_all(&of).unwrap();
+            fs::write(of.join("mountinfo"), MOUNTS).unwrap();
+            fs::write(of.join("maps"), maps).unwrap();
+            fs::write(of.join("status"), format!("Name:\ta\nHugetlbPages:\t   {} kB\n", touched << 10))
+                .unwrap();
+        };
+        let untouched = || untouched_huge_pages(proc.path(), dir.path()).map(|bytes| bytes.0 >> 20);
+        fs::write(dir.path().join("cgroup.procs"), "7\n8\n9\n10\n").unwrap();
+        assert_eq!(untouched().unwrap(), 0, "they have ended");
+        // 64 MiB of shared buffers, of which the first process has touched the most.
+        let shared = "7f0000000000-7f0004000000 rw-s 00000000 00:0f 77 /anon_hugepage (deleted)\n";
+        process(7, &format!("55d0-55d1 r-xp 00000000 08:01 1 /bin/db\n{shared}"), 40);
+        process(8, shared, 2);
+        // 4 MiB of a file of its own.
+        process(9, "7f0000000000-7f0000400000 rw-s 00000000 00:1e 5 /dev/hugepages/rte map\n", 0);
+        process(10, "7f0000000000-7f0000400000 rw-p 00000000 00:00 0\nnonsense\n", 0);
+        assert_eq!(untouched().unwrap(), 64 - 40 + 4);
+        process(7, shared, 64);
+        assert_eq!(untouched().unwrap(), 4);
+    }
+}
