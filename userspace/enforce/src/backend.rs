@@ -18,6 +18,7 @@ use super::{
     batch::{self, Write},
     migration::{Migration, Moving, Resident, left_on, migrate, resident, stayed},
     pages,
+    turns::{Turn, Turns},
     writers::Writers,
 };
 
@@ -67,6 +68,8 @@ pub struct Cgroupfs {
     page_size: Bytes,
     /// They write `cpuset.cpus` and `cpuset.mems`.
     writers: Writers,
+    /// Of writes to `cpuset.mems`.
+    turns: Turns,
 }
 
 impl Cgroupfs {
@@ -76,6 +79,7 @@ impl Cgroupfs {
             options,
             page_size: Bytes(rustix::param::page_size() as u64),
             writers: Writers::default(),
+            turns: Turns::default(),
         }
     }
 
@@ -268,18 +272,18 @@ impl Cgroupfs {
     /// Writes `cpuset.mems`, which moves pages.
     fn move_pages(&self, step: &Step) -> Result<Moving, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
-        let (this, own) = (self.clone(), step.clone());
+        let (this, own, turn) = (self.clone(), step.clone(), self.turns.begin(step));
         let moving =
             migrate(&self.writers, &dir, self.nodes(step), None, self.options.migration_wait, move || {
                 let dir = own.cgroup.dir(&this.root);
                 let is_first = this.read(&own.cgroup, own.knob).is_ok_and(|found| is_everything(&found));
                 let before = resident(&dir);
-                this.put(&own)?;
+                this.put_in_turn(&turn, &own)?;
                 let nodes = this.nodes(&own);
                 if is_first && stayed(&before, &resident(&dir), &nodes) {
-                    this.put_again(&own)?;
+                    this.put_again(&turn, &own)?;
                 }
-                move_what_stayed(&dir, &before, &nodes);
+                this.move_what_stayed(&turn, &own, &before, &nodes);
                 Ok(())
             })?;
         if !is_everything(&step.to) {
@@ -289,11 +293,43 @@ impl Cgroupfs {
     }
 
     /// Moves pages that a first write to `cpuset.mems` has not moved, see [`migration`](super::migration).
-    fn put_again(&self, step: &Step) -> Result<(), KnobError> {
+    fn put_again(&self, turn: &Turn, step: &Step) -> Result<(), KnobError> {
         let parent = step.cgroup.parent().map(|parent| self.read(&parent, Knob::CpusetMemsEffective));
         let Some(Ok(to @ Value::Nodes(_))) = parent else { return Ok(()) };
-        self.put(&Step { to, ..step.clone() })?;
-        self.put(step).map(drop)
+        let wide = Step { to, ..step.clone() };
+        for (held, next) in [(step, &wide), (&wide, step)] {
+            if !self.still_holds(held) {
+                break;
+            }
+            self.put_in_turn(turn, next)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a step of `cpuset.mems` unless a later write has begun; that one counts if it begins meanwhile.
+    fn put_in_turn(&self, turn: &Turn, step: &Step) -> Result<(), KnobError> {
+        if turn.is_last() {
+            self.put(step)?;
+        }
+        match turn.later() {
+            Some(later) if self.still_holds(step) => self.put(&later).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a knob holds what this step wrote.
+    fn still_holds(&self, step: &Step) -> bool {
+        let found = self.read(&step.cgroup, step.knob);
+        found.is_ok_and(|found| self.is_back(step.knob, &step.to, &found))
+    }
+
+    /// Moves the pages itself where the kernel has not, see [`migration`](super::migration).
+    fn move_what_stayed(&self, turn: &Turn, step: &Step, before: &Resident, nodes: &NodeSet) {
+        let dir = step.cgroup.dir(&self.root);
+        let after = resident(&dir);
+        if stayed(before, &after, nodes) && self.still_holds(step) {
+            pages::migrate(&dir, &left_on(&after, nodes), nodes, || !turn.is_last());
+        }
     }
 
     /// Makes the pages follow where another has written `cpuset.mems`, for the first time since the cgroup had user memory
@@ -304,25 +340,16 @@ impl Cgroupfs {
         if !stayed(&before, &after, &nodes) {
             return Ok(Moving::Done(Migration { nodes, before, after, took: began.elapsed() }));
         }
-        let (this, own, place) = (self.clone(), step.clone(), (dir.clone(), nodes.clone()));
-        let found = before.clone();
+        let (this, own, turn) = (self.clone(), step.clone(), self.turns.begin(step));
+        let (found, to) = (before.clone(), nodes.clone());
         let moving =
             migrate(&self.writers, &dir, nodes, Some(before), self.options.migration_wait, move || {
-                this.put_again(&own)?;
-                let (dir, nodes) = place;
-                move_what_stayed(&dir, &found, &nodes);
+                this.put_again(&turn, &own)?;
+                this.move_what_stayed(&turn, &own, &found, &to);
                 Ok(())
             })?;
         self.check(step, &step.to)?;
         Ok(moving)
-    }
-}
-
-/// Moves the pages itself where the kernel has not, see [`migration`](super::migration).
-fn move_what_stayed(dir: &Path, before: &Resident, nodes: &NodeSet) {
-    let after = resident(dir);
-    if stayed(before, &after, nodes) {
-        pages::migrate(dir, &left_on(&after, nodes), nodes);
     }
 }
 
@@ -461,7 +488,7 @@ impl Systemd {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, sync::mpsc::Receiver};
 
     use super::*;
     use crate::Owner;
@@ -479,6 +506,63 @@ mod tests {
         };
         assert_eq!(write("0-1"), "0,1\n");
         assert!(write("2").starts_with("2\n"));
+    }
+
+    /// A cgroup whose first write to `cpuset.mems` moves nothing, so that node 1 is written once more when the returned pipe, the
+    /// nodes of its parent, is written.
+    fn slow_move(dir: &Path) -> (Cgroupfs, Step, Receiver<Result<Migration, KnobError>>) {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        fs::create_dir(dir.join("a")).unwrap();
+        fs::write(dir.join("a/cpuset.mems"), "\n").unwrap();
+        fs::write(dir.join("a/memory.numa_stat"), "anon N0=8192 N1=0\nfile N0=0 N1=0\n").unwrap();
+        mkfifoat(CWD, dir.join("cpuset.mems.effective"), Mode::RUSR | Mode::WUSR).unwrap();
+        let mut options = Options::new(CpuSet::new(), "0-1".parse().unwrap());
+        options.migration_wait = Duration::from_millis(20);
+        let cgroupfs = Cgroupfs::new(dir.to_owned(), options);
+        let step = Step {
+            cgroup: "/a".parse().unwrap(),
+            owner: Owner::Cgroupfs,
+            knob: Knob::CpusetMems,
+            from: Value::Nodes(NodeSet::new()),
+            to: Value::Nodes("1".parse().unwrap()),
+        };
+        let Ok(Moving::Running(result)) = cgroupfs.move_pages(&step) else { panic!("it does not wait") };
+        (cgroupfs, step, result)
+    }
+
+    #[test]
+    fn slow_migration_does_not_narrow_what_was_written_since() {
+        let dir = tempfile::tempdir().unwrap();
+        let (knob, parent) = (dir.path().join("a/cpuset.mems"), dir.path().join("cpuset.mems.effective"));
+        let (_cgroupfs, _, result) = slow_move(dir.path());
+        assert_eq!(fs::read_to_string(&knob).unwrap().trim(), "1");
+        // By an administrator.
+        fs::write(&knob, "0-1\n").unwrap();
+        fs::write(&parent, "0-3\n").unwrap();
+        result.recv().unwrap().unwrap();
+        assert_eq!(fs::read_to_string(&knob).unwrap(), "0-1\n");
+    }
+
+    #[test]
+    fn step_of_a_slow_write_is_left_out_once_a_later_write_began() {
+        let dir = tempfile::tempdir().unwrap();
+        let (knob, parent) = (dir.path().join("a/cpuset.mems"), dir.path().join("cpuset.mems.effective"));
+        let (cgroupfs, step, result) = slow_move(dir.path());
+        // It holds the same, but by a write of its own.
+        let later = cgroupfs.turns.begin(&step);
+        fs::write(&parent, "0-3\n").unwrap();
+        result.recv().unwrap().unwrap();
+        assert_eq!(fs::read_to_string(&knob).unwrap(), "1\n", "not written once more");
+
+        // A write that was about to be made when a later one began.
+        let wide = Step { to: Value::Nodes("0-1".parse().unwrap()), ..step.clone() };
+        let last = cgroupfs.turns.begin(&wide);
+        cgroupfs.put_in_turn(&last, &wide).unwrap();
+        fs::write(&knob, "1\n").unwrap();
+        cgroupfs.put_in_turn(&later, &step).unwrap();
+        assert_eq!(fs::read_to_string(&knob).unwrap().lines().next(), Some("0-1"));
+        drop((later, last));
+        assert!(cgroupfs.turns.begin(&step).is_last());
     }
 
     #[test]

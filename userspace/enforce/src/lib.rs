@@ -43,6 +43,7 @@ mod planner;
 pub mod power;
 pub mod resctrl;
 pub mod systemd;
+mod turns;
 pub mod weights;
 mod writers;
 

@@ -169,9 +169,12 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
 }
 
 /// Moves all pages of a cgroup's processes, and of those below it, off some nodes: what a write to `cpuset.mems` does from
-/// Linux 5.15 on. Blocks for as long as that takes. What stays is seen where the memory lies.
-pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet) {
+/// Linux 5.15 on. Blocks for as long as that takes; `is_over` is asked before each process. What stays is seen where the memory lies.
+pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet, is_over: impl Fn() -> bool) {
     for process in processes(&[dir.to_owned()]) {
+        if is_over() {
+            return;
+        }
         // One that has ended, or that is not ours to trace, keeps no other from being moved.
         let _best_effort = sys::migrate_pages(process, from, to);
     }

@@ -1,0 +1,76 @@
+//! The order of writes to `cpuset.mems` of a cgroup.
+//!
+//! Problem: a write returns when the kernel has moved the pages, so the caller goes on before, and may write the knob again. What
+//! the first write is followed by (see [`migration`](super::migration)) must not undo the second one.
+//!
+//! Algorithm: each write takes the next turn of its cgroup. A step of an earlier turn is left out, and one that was written while a
+//! later turn began is followed by the value of the later one.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use numaward_cgroup::CgroupPath;
+use parking_lot::Mutex;
+
+use super::Step;
+
+/// The last turn of each cgroup that is being written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turns(Arc<Mutex<BTreeMap<CgroupPath, Last>>>);
+
+#[derive(Debug)]
+struct Last {
+    generation: u64,
+    step: Step,
+    /// Turns that have not ended.
+    running: usize,
+}
+
+impl Turns {
+    /// Takes the next turn of a cgroup, for this step.
+    pub(super) fn begin(&self, step: &Step) -> Turn {
+        let mut turns = self.0.lock();
+        let last = turns.entry(step.cgroup.clone()).or_insert_with(|| Last {
+            generation: 0,
+            step: step.clone(),
+            running: 0,
+        });
+        last.generation += 1;
+        last.running += 1;
+        last.step = step.clone();
+        Turn { turns: self.clone(), cgroup: step.cgroup.clone(), generation: last.generation }
+    }
+}
+
+/// One write, with all its steps. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    turns: Turns,
+    cgroup: CgroupPath,
+    generation: u64,
+}
+
+impl Turn {
+    /// The step of a later turn; `None` if this is the last one.
+    pub(super) fn later(&self) -> Option<Step> {
+        let turns = self.turns.0.lock();
+        let last = turns.get(&self.cgroup)?;
+        (last.generation != self.generation).then(|| last.step.clone())
+    }
+
+    /// Whether there is no later turn.
+    pub(super) fn is_last(&self) -> bool {
+        self.later().is_none()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut turns = self.turns.0.lock();
+        if let Some(last) = turns.get_mut(&self.cgroup) {
+            last.running -= 1;
+            if last.running == 0 {
+                turns.remove(&self.cgroup);
+            }
+        }
+    }
+}
