@@ -3,7 +3,7 @@
 //! Problem: a write returns when the kernel has moved the pages, so the caller goes on before, and may write the knob again. What
 //! the first write is followed by (see [`migration`](super::migration)) must not undo the second one.
 //!
-//! Algorithm: each write takes the next turn of its cgroup. A step of an earlier turn is left out, and one that was written while a
+//! Algorithm: each write takes the next turn of its cgroup. A step of an earlier turn is not written, and one that was written while a
 //! later turn began is followed by the value of the later one.
 
 use std::{collections::BTreeMap, sync::Arc};

@@ -43,7 +43,7 @@ impl Core {
             )
     }
 
-    /// Refuses nodes for a running cgroup that lack the huge pages which it has reserved. What cannot be read is not refused: the
+    /// Refuses nodes for a running cgroup that do not have the huge pages which it has reserved. What cannot be read is not refused: the
     /// guarantee was asked for.
     pub(super) fn check_huge_pages(
         &self,

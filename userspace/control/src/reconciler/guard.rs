@@ -6,7 +6,7 @@
 //! dirty or locked pages. Page cache is dropped early only where the configuration asks for that ([`reclaim`]).
 //!
 //! Algorithm: while a node is short, every few seconds the workload without a guarantee that has most there is steered off
-//! it, unless the configuration exempts it, its other nodes have no room for what it has or lack huge pages that it has reserved,
+//! it, unless the configuration exempts it, its other nodes have no room for what it has or not the huge pages that it has reserved,
 //! or a memory policy of it names nodes. When the node is no longer low, which takes a while, all are given back what they had.
 //!
 //! With `evict`, pods are named where that does not help ([`crowded`]).
