@@ -83,6 +83,8 @@ pub enum EventKind {
     InterleaveWeights,
     /// Classes of L3 caches and memory bandwidth were made for workloads or removed, or cannot be held.
     Resctrl,
+    /// A unit with a guarantee does not run: what is promised to it is kept, until it runs again, or is not kept any longer.
+    UnitStopped,
     /// In a dry run: where a container would have been placed, or that it would have been refused.
     Decided,
 }
@@ -108,6 +110,7 @@ impl EventKind {
             | Self::CpuPower
             | Self::InterleaveWeights
             | Self::Resctrl
+            | Self::UnitStopped
             | Self::Decided => Severity::Info,
             _ => Severity::Warning,
         }
@@ -131,6 +134,7 @@ impl EventKind {
             | Self::CpuPower
             | Self::InterleaveWeights
             | Self::Resctrl
+            | Self::UnitStopped
             | Self::Decided => 10,
             // A conflict over a knob has ten repairs, and its end has to be reported.
             Self::Drift | Self::HeadroomLow => 20,

@@ -40,6 +40,11 @@ pub(crate) fn placed(allocation: &Allocation, verb: &str) -> String {
             "  is being released: not everything could be given back yet, and that is tried again\n",
         );
     }
+    if allocation.stopped {
+        text.push_str(
+            "  its unit does not run: this is kept for it for a day, or until `numaward release`\n",
+        );
+    }
     if allocation.stalled {
         text.push_str("  is slowed down at memory.high and makes no progress\n");
     }

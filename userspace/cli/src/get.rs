@@ -58,6 +58,7 @@ fn state(held: &Allocation) -> &'static str {
     match held {
         Allocation { releasing: true, .. } => "releasing",
         Allocation { enforced: false, .. } => "dry run",
+        Allocation { stopped: true, .. } => "stopped",
         Allocation { stalled: true, .. } => "stalled",
         Allocation { missing: Some(_), .. } => "incomplete",
         _ => "held",

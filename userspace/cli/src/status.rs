@@ -92,7 +92,11 @@ fn allocations(promised: &Allocations) -> String {
         let drift: Vec<&str> = held.drift.iter().filter(stands).map(|drift| drift.knob.as_str()).collect();
         let drift = if drift.is_empty() { "none".to_owned() } else { drift.join(" ") };
         let cpus = if held.cpus.is_empty() { "shared" } else { &held.cpus };
-        let name = if held.releasing { &format!("{} (releasing)", held.name) } else { &held.name };
+        let name = match (held.releasing, held.stopped) {
+            (true, _) => &format!("{} (releasing)", held.name),
+            (false, true) => &format!("{} (stopped)", held.name),
+            (false, false) => &held.name,
+        };
         let nodes = match held.placement.memory_policy {
             Some(policy) => &format!("{} ({})", held.nodes, policy.as_str()),
             None => &held.nodes,

@@ -406,7 +406,7 @@ impl ReconcilerLoop {
             self.core.effects.view = false;
             let is_promise = mem::take(&mut self.core.effects.promises);
             self.dispatch(&Event::Changed);
-            self.read_model.follow(&self.core, &self.controllers.drift, &self.controllers.throttling);
+            self.read_model.follow(&self.core, &self.controllers);
             let homes = self.core.home_nodes();
             if is_promise || homes != self.homes {
                 let ledger = self.core.kept.state.ledger.clone();

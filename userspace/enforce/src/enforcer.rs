@@ -132,6 +132,15 @@ impl Enforcer {
         }
     }
 
+    /// Whether a unit may be started again, by systemd; not where systemd is not there.
+    pub fn is_unit_loaded(&self, unit: &str) -> Result<bool, EnforceError> {
+        let Some(systemd) = &self.systemd else { return Ok(false) };
+        match systemd.is_loaded(unit) {
+            Err(EnforceError::UnknownUnit { .. }) => Ok(false),
+            loaded => loaded,
+        }
+    }
+
     /// Whether systemd is asked when something is planned for these cgroups.
     pub fn asks_systemd(&self, cgroups: &BTreeSet<CgroupPath>) -> bool {
         let is_systemds = |path: CgroupPath| matches!(self.owner(&path), Owner::Systemd(_));

@@ -87,6 +87,12 @@ impl Systemd {
         text(interface_of(unit), "ControlGroup")
     }
 
+    /// Whether a unit has a file, whether it runs or not.
+    pub(super) fn is_loaded(&self, unit: &str) -> Result<bool, EnforceError> {
+        let state = self.property(unit, "Unit", "LoadState")?;
+        String::try_from(state).map(|state| state == "loaded").map_err(|error| refused(unit, error))
+    }
+
     /// Refuses what looks like a unit's cgroup and is not.
     pub(super) fn check_owns(&self, unit: &str, cgroup: &CgroupPath) -> Result<(), EnforceError> {
         let own = self.cgroup_of(unit)?;

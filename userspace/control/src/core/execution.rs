@@ -295,6 +295,12 @@ impl Core {
         self.wait_for(BTreeSet::new(), move |enforcer| enforcer.unit_cgroup(&unit))?
     }
 
+    /// Whether a unit may be started again, by systemd, which this waits for.
+    pub(crate) fn is_unit_loaded(&mut self, unit: &str) -> Result<bool, EnforceError> {
+        let unit = unit.to_owned();
+        self.wait_for(BTreeSet::new(), move |enforcer| enforcer.is_unit_loaded(&unit))?
+    }
+
     /// The CPUs that a cgroup was set to before us.
     pub(super) fn cpus_found(&mut self, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
         self.found(path, Enforcer::cpus_found)

@@ -5,7 +5,7 @@
 //!
 //! Terms: a guarantee is *in question* when the kernel reported something of its cgroup, or while a clock runs for it: a
 //! unit without a cgroup may be restarting, a command may not have been started yet, a release that failed is tried
-//! again.
+//! again. A unit is *stopped* when it has had no cgroup for longer than a restart takes, and systemd has it loaded.
 //!
 //! Algorithm: the kernel reports which cgroups come and go beside each that is held, and when a command's cgroup gets
 //! its first process or loses its last one. Each turn looks at what is in question, and at a slice of the others: at all
@@ -22,8 +22,10 @@ use std::{
 
 use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, Subject, read};
 
+use numaward_api::EventKind;
+use numaward_enforce::EnforceError;
 use numaward_guarantee::{request::Target, state::Guarantee};
-use numaward_model::Retry;
+use numaward_model::{Report, Retry};
 
 use super::{drift::Round, notices::Notices};
 use crate::core::{Core, HeldChange};
@@ -36,6 +38,10 @@ const LOOK: Duration = Duration::from_secs(1);
 const ENTER_LIMIT: Duration = Duration::from_mins(1);
 /// A unit that restarts has no cgroup meanwhile.
 const RESTART_LIMIT: Duration = Duration::from_secs(30);
+/// What is promised to a unit that was stopped is kept for so long.
+const STOPPED_LIMIT: Duration = Duration::from_hours(24);
+/// How often systemd is asked whether such a unit is still loaded.
+const ASK_INTERVAL: Duration = Duration::from_mins(1);
 /// What cannot be released now is tried again after so long at first.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 /// And after so long in the end.
@@ -58,7 +64,55 @@ struct Held {
     cgroup: CgroupPath,
     is_command: bool,
     since: Instant,
-    missing_since: Option<Instant>,
+    absence: Option<Absence>,
+}
+
+/// A unit without a cgroup.
+#[derive(Debug)]
+struct Absence {
+    since: Instant,
+    /// When systemd was last asked.
+    asked: Option<Instant>,
+    /// Whether it had the unit loaded.
+    is_stopped: bool,
+}
+
+/// What follows from an absence.
+#[derive(Debug, PartialEq, Eq)]
+enum AbsentUnit {
+    /// It may be restarting, or systemd could not be asked.
+    Waits,
+    /// It is stopped from now on.
+    Stops,
+    /// It is gone, or was stopped for too long.
+    Over(&'static str),
+}
+
+impl Absence {
+    /// Judges the absence of a unit; `is_loaded` asks systemd.
+    fn judge(&mut self, now: Instant, is_loaded: impl FnOnce() -> Result<bool, EnforceError>) -> AbsentUnit {
+        let absent = now.duration_since(self.since);
+        if absent >= STOPPED_LIMIT {
+            return AbsentUnit::Over("its unit was stopped for a day");
+        }
+        let is_due = self.asked.is_none_or(|asked| now.duration_since(asked) >= ASK_INTERVAL);
+        if absent < RESTART_LIMIT || !is_due {
+            return AbsentUnit::Waits;
+        }
+        self.asked = Some(now);
+        match is_loaded() {
+            Ok(true) if self.is_stopped => AbsentUnit::Waits,
+            Ok(true) => {
+                self.is_stopped = true;
+                AbsentUnit::Stops
+            }
+            Ok(false) => AbsentUnit::Over("its unit is gone"),
+            Err(error) => {
+                tracing::debug!(%error, "it is not known whether a unit is stopped or gone");
+                AbsentUnit::Waits
+            }
+        }
+    }
 }
 
 /// What was found of a guarantee in question.
@@ -103,7 +157,7 @@ impl Liveness {
             cgroup: guarantee.cgroup.clone(),
             is_command: guarantee.target == Target::Exec,
             since: Instant::now(),
-            missing_since: None,
+            absence: None,
         };
         held.watch(&mut self.notices);
         // What happened before it was watched.
@@ -112,6 +166,12 @@ impl Liveness {
         if self.held.insert(name.to_owned(), held).is_none() {
             self.round.items.insert(name.to_owned());
         }
+    }
+
+    /// Whether what is promised to a unit is kept although it does not run.
+    pub(super) fn is_stopped(&self, name: &str) -> bool {
+        let absence = self.held.get(name).and_then(|held| held.absence.as_ref());
+        absence.is_some_and(|absence| absence.is_stopped)
     }
 
     /// It is released.
@@ -210,6 +270,13 @@ impl Liveness {
             core.promises_changed();
         }
         for (name, reason) in over {
+            let unit =
+                core.kept.state.guarantees.get(&name).filter(|held| matches!(held.target, Target::Unit(_)));
+            if let Some(cgroup) = unit.map(|held| held.cgroup.clone())
+                && !self.retries.contains_key(&name)
+            {
+                report(core, &cgroup, format!("What was promised to {name} is released: {reason}."));
+            }
             let retry = self.retries.entry(name.clone());
             let retry = retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY));
             if retry.is_due(now) {
@@ -228,22 +295,27 @@ impl Liveness {
     }
 
     fn find(&mut self, core: &mut Core, name: &str, now: Instant) -> Found {
-        let (Some(guarantee), Some(held)) = (core.kept.state.guarantees.get(name), self.held.get_mut(name))
+        let (Some(guarantee), Some(held)) =
+            (core.kept.state.guarantees.get(name).cloned(), self.held.get_mut(name))
         else {
             return Found::There;
         };
         // One that cannot be asked for is not known to be gone.
         let Ok(id) = core.hierarchy.id_of(&guarantee.cgroup) else { return Found::Waits };
-        let (is_there, patience) = match guarantee.target {
-            Target::Unit(_) => (id.is_some(), RESTART_LIMIT),
-            _ => (id == Some(guarantee.id), Duration::ZERO),
-        };
-        if !is_there {
-            let since = *held.missing_since.get_or_insert(now);
-            let is_over = now.duration_since(since) >= patience;
-            return if is_over { Found::Over("its cgroup is gone") } else { Found::Waits };
+        match &guarantee.target {
+            Target::Unit(unit) if id.is_none() => {
+                let absence =
+                    held.absence.get_or_insert(Absence { since: now, asked: None, is_stopped: false });
+                let found = absence.judge(now, || core.is_unit_loaded(unit));
+                return absent_unit(core, (name, unit), &guarantee.cgroup, found);
+            }
+            Target::Unit(_) => {}
+            _ if id != Some(guarantee.id) => return Found::Over("its cgroup is gone"),
+            _ => {}
         }
-        held.missing_since = None;
+        if held.absence.take().is_some_and(|absence| absence.is_stopped) {
+            report(core, &guarantee.cgroup, format!("{name} runs again, with what was kept for it."));
+        }
         if let Some(id) = id.filter(|id| *id != guarantee.id) {
             // A unit that was restarted has a new cgroup. systemd has pinned it, as it keeps the properties.
             if let Some(guarantee) = core.kept.state.guarantees.get_mut(name) {
@@ -257,6 +329,28 @@ impl Liveness {
             Found::There
         }
     }
+}
+
+/// Reports what follows from the absence of a unit.
+fn absent_unit(core: &mut Core, (name, unit): (&str, &str), cgroup: &CgroupPath, found: AbsentUnit) -> Found {
+    match found {
+        AbsentUnit::Waits => Found::Waits,
+        // It was released while systemd was asked.
+        _ if !core.kept.state.guarantees.contains_key(name) => Found::There,
+        AbsentUnit::Stops => {
+            let message = format!(
+                "{unit} does not run. What is promised to it is kept for a day, or until `numaward release {name}`."
+            );
+            report(core, cgroup, message);
+            Found::Waits
+        }
+        AbsentUnit::Over(reason) => Found::Over(reason),
+    }
+}
+
+fn report(core: &mut Core, cgroup: &CgroupPath, message: String) {
+    core.report(Some(cgroup), Report::new(EventKind::UnitStopped, message));
+    core.effects.view = true;
 }
 
 /// What became of the command whose cgroup this is.
@@ -339,6 +433,28 @@ mod tests {
         liveness.let_go("a/y");
         fs::remove_dir_all(dir.path().join("a/x")).unwrap();
         assert_eq!(liveness.notices.read(), BTreeSet::new());
+    }
+
+    #[test]
+    fn unit_that_is_stopped_and_loaded_is_kept_for_a_day() {
+        let start = Instant::now();
+        let mut absence = Absence { since: start, asked: None, is_stopped: false };
+        let mut asked = 0;
+        let mut judge = |seconds: u64, loaded: Option<bool>| {
+            absence.judge(start + Duration::from_secs(seconds), || {
+                asked += 1;
+                loaded.ok_or_else(|| EnforceError::NoBus { message: "no".to_owned() })
+            })
+        };
+        assert_eq!(judge(29, Some(false)), AbsentUnit::Waits, "it may be restarting");
+        assert_eq!(judge(30, None), AbsentUnit::Waits, "not known to be gone");
+        assert_eq!(judge(89, Some(false)), AbsentUnit::Waits, "not asked again so soon");
+        assert_eq!(judge(90, Some(true)), AbsentUnit::Stops);
+        assert_eq!(judge(150, Some(true)), AbsentUnit::Waits, "said once");
+        assert_eq!(judge(210, Some(false)), AbsentUnit::Over("its unit is gone"));
+        assert_eq!(judge(86_399, Some(true)), AbsentUnit::Waits);
+        assert_eq!(judge(86_400, Some(true)), AbsentUnit::Over("its unit was stopped for a day"));
+        assert_eq!(asked, 5);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use numaward_guarantee::{request::Target, state::Guarantee};
 use numaward_model::{Promise, placed};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
-use super::{drift::DriftController, throttling::Throttling};
+use super::{controllers::Controllers, drift::DriftController};
 use crate::core::{Core, MissingCapacity};
 
 /// What is shown of all of them, in the order of their names.
@@ -39,6 +39,7 @@ struct Source {
     missing: Option<MissingCapacity>,
     moved: Option<api::Moved>,
     stalled: bool,
+    stopped: bool,
     releasing: bool,
     /// Whether what its pod holds is shown with another container.
     is_shown: bool,
@@ -59,7 +60,8 @@ impl ReadModel {
     }
 
     /// Describes what changed.
-    pub(super) fn follow(&mut self, core: &Core, drift: &DriftController, throttling: &Throttling) {
+    pub(super) fn follow(&mut self, core: &Core, controllers: &Controllers) {
+        let Controllers { drift, throttling, liveness, .. } = controllers;
         let mut before = std::mem::take(&mut self.0).into_iter().peekable();
         let mut shared = BTreeSet::new();
         let mut now = Vec::with_capacity(core.kept.state.guarantees.len());
@@ -78,6 +80,7 @@ impl ReadModel {
                 missing: core.policy.missing.get(owner).cloned(),
                 moved: core.moved_of(&guarantee.cgroup),
                 stalled: throttling.stalls(name),
+                stopped: liveness.is_stopped(name),
                 releasing: core.kept.state.releasing.contains(name),
                 is_shown,
                 leaves: leaves(core, owner, &guarantee.target),
@@ -137,6 +140,7 @@ impl Description {
             declared: guarantee.declared.as_ref().map(|rule| rule.pattern().to_owned()),
             drift: of.drift.clone(),
             stalled: of.stalled,
+            stopped: of.stopped,
             missing: of.missing.as_ref().map(api::MissingCapacity::from),
             explanation: Some(guarantee.explanation.clone()),
             ..core.describe(name, &guarantee.target, &guarantee.cgroup, (&held, &terms), settings)
