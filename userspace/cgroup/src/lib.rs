@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod affinity;
 mod census;
 mod gone;
 mod hierarchy;

@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+mod affinity;
 mod areas;
 mod args;
 mod bugtool;
@@ -281,7 +282,14 @@ fn status(reached: &Reached, cost: Option<Interval>, output: Output) -> anyhow::
         let api::Workloads { workloads } = server.get("/api/v1/workloads").await?;
         // Not every host can promise.
         let promised = server.allocations().await.ok();
-        Ok::<_, ClientError>(status::Report { status, workloads, promised, cost: measured })
+        let narrow = match (&server, &promised) {
+            (Server::Remote(_), _) | (_, None) => Vec::new(),
+            (_, Some(promised)) => {
+                let held = promised.allocations.iter();
+                held.filter_map(|held| affinity::narrow(Path::new("/proc"), held)).collect()
+            }
+        };
+        Ok::<_, ClientError>(status::Report { status, workloads, promised, narrow, cost: measured })
     })?;
     print(output, &report, status::render)
 }
@@ -410,6 +418,7 @@ fn guarantee(reached: &Reached, args: Guarantee) -> anyhow::Result<ExitCode> {
         exec::report_others(&server, &allocation).await;
         Ok::<_, ClientError>(allocation)
     })?;
+    affinity::report(&allocation);
     print(args.output, &allocation, |allocation| explain::placed(allocation, "holds"))
 }
 

@@ -13,6 +13,7 @@ use numaward_api::{
 use serde::Serialize;
 
 use crate::{
+    affinity::Narrow,
     table::{or_dash, row, seconds, size, table, wrap},
     top::Totals,
 };
@@ -30,6 +31,9 @@ pub(crate) struct Report {
     /// What it promised; absent where nothing can be promised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) promised: Option<Allocations>,
+    /// Threads of workloads with a guarantee that run on fewer CPUs than they are given; not of a daemon of another host.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) narrow: Vec<Narrow>,
     /// What the probes cost, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cost: Option<Cost>,
@@ -104,6 +108,12 @@ fn allocations(promised: &Allocations) -> String {
         row([name, cpus, nodes, &size(memory), &drift])
     });
     table(["ALLOCATION", "CPUS", "NODES", "MEMORY", "DRIFT"], rows)
+}
+
+/// Threads of workloads that run on fewer CPUs than they are given.
+fn bound_threads(narrow: &[Narrow]) -> String {
+    let rows = narrow.iter().map(|of| row([&of.workload, &of.threads.to_string(), &of.cpus, &of.available]));
+    table(["THREADS ON FEWER CPUS", "THREADS", "RUN ON", "OF CPUS"], rows)
 }
 
 /// Who used the exclusive CPUs since they first were, the owners' own time apart.
@@ -208,7 +218,7 @@ fn noted(part: &str, note: &str) -> String {
 
 /// The report for people.
 pub(crate) fn render(report: &Report) -> String {
-    let Report { status, workloads, promised, cost } = report;
+    let Report { status, workloads, promised, narrow, cost } = report;
     let rows = status.probes.iter().map(|probe| {
         let mode = match &probe.duty_cycle {
             Some(cycle) => format!("{} {cycle}", probe.mode),
@@ -243,6 +253,9 @@ pub(crate) fn render(report: &Report) -> String {
     if let Some(promised) = promised {
         if !promised.allocations.is_empty() {
             parts.push(allocations(promised));
+        }
+        if !narrow.is_empty() {
+            parts.push(bound_threads(narrow));
         }
         parts.extend(withheld(promised));
         parts.push(enforcement(promised));
@@ -406,6 +419,12 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
                 }],
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
             },
+            narrow: vec![Narrow {
+                workload: "db.service".to_owned(),
+                threads: 3,
+                cpus: "6-7".to_owned(),
+                available: "6-9".to_owned(),
+            }],
             promised: Some(Allocations {
                 shared_cpus: "0-1".to_owned(),
                 enforcement: Enforcement {
@@ -470,6 +489,9 @@ alloc: no BTF
 MAP   ENTRIES  CAPACITY
 LEAF  3        16
 memory of all maps: alloc 3.0 MiB, switch 512.0 KiB
+
+THREADS ON FEWER CPUS  THREADS  RUN ON  OF CPUS
+db.service             3        6-7     6-9
 
 NODE  KIND           FREE     IN USE OUTSIDE THE LEDGER
 1     hugepages-2Mi  1.0 GiB  512.0 MiB

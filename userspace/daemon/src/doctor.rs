@@ -4,6 +4,7 @@
 //! kernel versions. A check *fails* where numaward cannot do its work, and *warns* where it works less
 //! well than it could.
 
+mod affinity;
 mod caches;
 mod enforcement;
 mod guard;
@@ -76,6 +77,7 @@ pub fn examine(
         check("kubelet", host.kubelet(&config)),
     ]);
     checks.extend(host.enforcement());
+    checks.extend(host.narrow_threads());
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
     checks.extend(config.enforcement.power_settings().map(|power| check("CPU power", host.power(power))));
     checks.extend(

@@ -1,0 +1,65 @@
+//! Threads that run on fewer CPUs than their cgroup has.
+
+use std::cmp::Reverse;
+
+use numaward_api::doctor::Check;
+use numaward_cgroup::{CgroupPath, Hierarchy, affinity::narrow_threads};
+
+use super::{Host, check, ok};
+
+/// Cgroups that are named.
+const SHOWN: usize = 5;
+
+impl Host<'_> {
+    /// The threads that run on fewer CPUs than their cgroup has; `None` where there are none. Those of the root cgroup are the
+    /// kernel's.
+    pub(super) fn narrow_threads(&self) -> Option<Check> {
+        let (mount, _) = self.mount("cgroup2")?;
+        let (proc, root) = (self.root.join("proc"), self.root.join(mount));
+        let paths = Hierarchy::at(&root).walk().ok()?.into_iter().map(|cgroup| cgroup.path);
+        let narrow = |path: CgroupPath| Some((narrow_threads(&proc, &path.dir(&root)).ok()??, path));
+        let mut found: Vec<_> = paths.filter(|path| !path.is_root()).filter_map(narrow).collect();
+        if found.is_empty() {
+            return None;
+        }
+        found.sort_by_key(|(of, path)| (Reverse(of.threads), path.clone()));
+        let threads: usize = found.iter().map(|(of, _)| of.threads).sum();
+        let shown = found.iter().take(SHOWN);
+        let named: Vec<String> = shown
+            .map(|(of, path)| format!("{path} ({} on CPUs {} of {})", of.threads, of.cpus, of.available))
+            .collect();
+        let more = found.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(" and {more} more cgroups") } else { String::new() };
+        let finding = format!(
+            "{threads} threads run on fewer CPUs than their cgroup has, as they were bound to some (CPUAffinity=, taskset, the \
+             program itself), or read their affinity and set it again while their cgroup was confined: {}{more}",
+            named.join(", ")
+        );
+        Some(check("thread affinities", ok(finding)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::tree, *};
+
+    #[test]
+    fn threads_that_are_bound_to_fewer_cpus_are_listed() {
+        let mounts = ("proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        let wide = ("proc/8/status", "Cpus_allowed_list:\t0-7\n");
+        let cgroup = [
+            ("sys/fs/cgroup/cgroup.threads", "2\n"),
+            ("proc/2/status", "Cpus_allowed_list:\t0\n"),
+            ("sys/fs/cgroup/cpuset.cpus.effective", "0-7\n"),
+            ("sys/fs/cgroup/a/cgroup.threads", "7\n8\n"),
+        ];
+        let found = |narrow: &str| {
+            let root = tree(&[&[mounts, wide, ("proc/7/status", narrow)], &cgroup[..]].concat());
+            Host { root: root.path() }.narrow_threads().map(|check| check.finding)
+        };
+        assert_eq!(found("Cpus_allowed_list:\t0-15\n"), None);
+        let finding = found("Cpus_allowed_list:\t0-4\n").unwrap();
+        assert!(finding.starts_with("1 threads run on fewer CPUs"), "{finding}");
+        assert!(finding.ends_with(": /a (1 on CPUs 0-4 of 0-7)"), "{finding}");
+    }
+}
