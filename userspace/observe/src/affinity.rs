@@ -3,12 +3,9 @@
 
 use std::{collections::BTreeSet, fs, io};
 
-use numaward_topology::{CpuId, CpuSet};
-use rustix::{
-    io::Errno,
-    process::Pid,
-    thread::{CpuSet as Mask, sched_getaffinity, sched_setaffinity},
-};
+use numaward_probes::affinity::{affinity, set_affinity};
+use numaward_topology::CpuSet;
+use rustix::io::Errno;
 
 /// On which CPUs the threads of this process run.
 #[derive(Debug)]
@@ -21,9 +18,7 @@ pub(crate) struct Affinity {
 impl Affinity {
     /// That of this thread, which those it started share.
     pub(crate) fn of_this_thread() -> io::Result<Self> {
-        let mask = sched_getaffinity(None)?;
-        let cpus = (0..Mask::MAX_CPU).filter(|cpu| mask.is_set(*cpu));
-        let allowed: CpuSet = cpus.filter_map(|cpu| u32::try_from(cpu).ok()).map(CpuId).collect();
+        let allowed = affinity()?;
         Ok(Self { now: allowed.clone(), allowed })
     }
 
@@ -33,8 +28,6 @@ impl Affinity {
         if wanted.is_empty() || wanted == self.now {
             return Ok(());
         }
-        let mut mask = Mask::new();
-        wanted.iter().filter_map(|cpu| usize::try_from(cpu.0).ok()).for_each(|cpu| mask.set(cpu));
         let mut done = BTreeSet::new();
         // A thread that was started meanwhile may have the affinity of one that is not done yet.
         loop {
@@ -45,10 +38,10 @@ impl Affinity {
                 break;
             }
             for thread in new {
-                match sched_setaffinity(Pid::from_raw(thread), &mask) {
+                match set_affinity(Some(thread), &wanted) {
                     // It has ended.
-                    Ok(()) | Err(Errno::SRCH) => {}
-                    Err(errno) => return Err(errno.into()),
+                    Err(error) if Errno::from_io_error(&error) != Some(Errno::SRCH) => return Err(error),
+                    Ok(()) | Err(_) => {}
                 }
             }
         }
@@ -64,14 +57,14 @@ mod tests {
     /// Whether others are kept off is seen where a daemon runs: here all tests would be moved.
     #[test]
     fn it_does_not_move_if_nothing_or_everything_is_exclusive() {
-        let before = sched_getaffinity(None).unwrap();
+        let before = affinity().unwrap();
         let mut affinity = Affinity::of_this_thread().unwrap();
         let all = affinity.allowed.clone();
         assert!(!all.is_empty());
         for exclusive in [CpuSet::new(), all.clone(), "60000-60001".parse().unwrap()] {
             affinity.keep_off(&exclusive).unwrap();
             assert_eq!(affinity.now, all);
-            assert_eq!(sched_getaffinity(None).unwrap(), before);
+            assert_eq!(super::affinity().unwrap(), before);
         }
     }
 }

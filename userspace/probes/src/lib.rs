@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod activity;
+pub mod affinity;
 mod alloc;
 mod btf;
 mod chains;

@@ -8,10 +8,13 @@
 
 use std::fs;
 
-use numaward_topology::{Machine, NodeId, NodeSet};
-use rustix::thread::{CpuSet as Mask, sched_getaffinity, sched_setaffinity};
+use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
 
-use crate::{NodeCounters, SelfCheck, sys::Mapping};
+use crate::{
+    NodeCounters, SelfCheck,
+    affinity::{affinity, set_affinity},
+    sys::Mapping,
+};
 
 /// Pages touched for each node.
 const PAGES: usize = 64;
@@ -26,23 +29,20 @@ pub(crate) struct Mismatch {
 }
 
 /// This thread runs on the CPUs of a node as long as this lives.
-struct OnNode(Mask);
+struct OnNode(CpuSet);
 
 impl OnNode {
     /// None if it cannot run there.
     fn new(machine: &Machine, node: NodeId) -> Option<Self> {
-        let mut mask = Mask::new();
-        let cpus = machine.nodes.get(&node)?.cpus.iter().map(|cpu| cpu.0 as usize);
-        cpus.filter(|&cpu| cpu < Mask::MAX_CPU).for_each(|cpu| mask.set(cpu));
-        let before = sched_getaffinity(None).ok()?;
-        sched_setaffinity(None, &mask).ok()?;
+        let before = affinity().ok()?;
+        set_affinity(None, &machine.nodes.get(&node)?.cpus).ok()?;
         Some(Self(before))
     }
 }
 
 impl Drop for OnNode {
     fn drop(&mut self) {
-        if let Err(error) = sched_setaffinity(None, &self.0) {
+        if let Err(error) = set_affinity(None, &self.0) {
             log::warn!("a thread stays on the CPUs of one node: {error}");
         }
     }

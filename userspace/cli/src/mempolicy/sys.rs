@@ -1,9 +1,10 @@
-//! The system calls of memory policies and CPU affinity, behind safe functions.
+//! The system calls of memory policies, and CPU affinity, behind safe functions.
 
-#![expect(unsafe_code, reason = "raw system calls that no crate here offers, or only for 1024 CPUs")]
+#![expect(unsafe_code, reason = "raw system calls that no crate here offers")]
 
 use std::{io, ptr};
 
+use numaward_probes::affinity::set_affinity;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
 
 /// A policy of linux/mempolicy.h.
@@ -85,15 +86,7 @@ pub(crate) fn next_interleaved() -> Option<NodeId> {
 pub(crate) fn reset_affinity() -> io::Result<()> {
     /// As many as a kernel can have (`NR_CPUS`); it ignores those that it has not.
     const MAX_CPUS: usize = 8192;
-    set_affinity(&CpuSet::from_words(vec![u64::MAX; MAX_CPUS / 64]))
-}
-
-/// Binds this thread to CPUs.
-pub(crate) fn set_affinity(cpus: &CpuSet) -> io::Result<()> {
-    let words = cpus.words();
-    // SAFETY: the kernel reads as many bytes as the mask has.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(words), words.as_ptr()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    set_affinity(None, &CpuSet::from_words(vec![u64::MAX; MAX_CPUS / 64]))
 }
 
 #[cfg(test)]
@@ -123,8 +116,6 @@ mod tests {
         assert_eq!(found, Some(Mode::Local));
         let refused = apart(|| set_mempolicy(Mode::Bind, false, &NodeSet::new()).unwrap_err());
         assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
-        apart(|| set_affinity(&"0".parse().unwrap()).unwrap());
-        assert!(apart(|| set_affinity(&CpuSet::new())).is_err());
         apart(|| reset_affinity().unwrap());
     }
 }

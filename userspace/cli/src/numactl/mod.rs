@@ -20,6 +20,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use numaward_api as api;
+use numaward_probes::affinity::set_affinity;
 use numaward_topology::{CpuSet, Machine, NodeSet};
 
 use self::lists::{list, named_node};
@@ -27,7 +28,7 @@ pub(crate) use self::show::hardware;
 use crate::{
     client::Server,
     exec,
-    mempolicy::{self, sys, sys::Mode},
+    mempolicy::{self, sys::Mode},
     text, topology,
 };
 
@@ -144,6 +145,19 @@ impl Host {
             .filter_map(|node| self.machine.nodes.get(&node))
             .flat_map(|node| node.cpus.iter())
             .collect()
+    }
+
+    /// The nodes of CPUs.
+    fn nodes_of(&self, cpus: &CpuSet) -> NodeSet {
+        let nodes = self.machine.nodes.iter().filter(|(_, node)| node.cpus.intersects(cpus));
+        nodes.map(|(id, _)| *id).collect()
+    }
+
+    /// An error about a list of nodes for memory, with those that have none.
+    fn with_nodes_without_memory(&self, error: anyhow::Error) -> anyhow::Error {
+        let without = self.machine.nodes.iter().filter(|(_, node)| node.memory.0 == 0);
+        let without: NodeSet = without.map(|(id, _)| *id).collect();
+        if without.is_empty() { error } else { error.context(format!("nodes {without} have no memory")) }
     }
 
     /// What the lists of options are chosen from.
@@ -272,11 +286,14 @@ impl Binding {
     /// Takes an option with its value.
     fn take(&mut self, option: char, value: &str, host: &Host, all: bool) -> anyhow::Result<()> {
         let (allowed_cpus, allowed_nodes) = host.allowed(all);
-        let nodes = || list("node", value, &allowed_nodes, |part| named_node(Path::new("/"), part));
+        let list_of =
+            |allowed: &NodeSet| list("node", value, allowed, |part| named_node(Path::new("/"), part));
+        let nodes = || list_of(&allowed_nodes).map_err(|error| host.with_nodes_without_memory(error));
         match option {
             'C' => self.cpus = Some(list("CPU", value, &allowed_cpus, |_| Ok(None))?),
             'N' | 'c' => {
-                let nodes = nodes()?;
+                // Also a node without memory has CPUs.
+                let nodes = list_of(&(&allowed_nodes | &host.nodes_of(&allowed_cpus)))?;
                 let cpus = &host.cpus_of(&nodes) & &allowed_cpus;
                 if cpus.is_empty() {
                     bail!(
@@ -309,7 +326,7 @@ impl Binding {
     /// Gives it to this process.
     fn apply(&self) -> anyhow::Result<()> {
         if let Some(cpus) = &self.cpus {
-            sys::set_affinity(cpus)
+            set_affinity(None, cpus)
                 .with_context(|| format!("this process cannot be bound to the CPUs {cpus}"))?;
         }
         let Some((mode, nodes)) = &self.policy else { return Ok(()) };
@@ -410,6 +427,43 @@ mod tests {
         for arguments in ["--hardware", "-H -m 0", "-b -N 0 -H", "--har"] {
             assert_eq!(asked(arguments), Ok(Asked::Hardware), "{arguments}");
         }
+    }
+
+    #[test]
+    fn nodes_without_memory_have_cpus() {
+        let mut machine = Machine::builder().nodes(4).cores_per_node(2).build().unwrap();
+        for node in [0, 3].map(numaward_topology::NodeId) {
+            machine.nodes.get_mut(&node).unwrap().memory = numaward_topology::Bytes(0);
+        }
+        let host = Host { machine, cpus: "0-7".parse().unwrap(), nodes: "1-2".parse().unwrap() };
+        let asked = |arguments: &str| {
+            let arguments: Vec<OsString> = arguments.split(' ').map(Into::into).collect();
+            match read_on(&host, &arguments) {
+                Ok(Asked::Run(run)) => Ok(run.binding),
+                Ok(other) => panic!("{other:?}"),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        };
+        let one = Some((Mode::Preferred, "1".parse().unwrap()));
+        for (arguments, cpus, policy) in [
+            ("-N 0 true", "0-1", None),
+            ("--cpunodebind=0,3 true", "0-1,6-7", None),
+            ("-a -N 0 true", "0-1", None),
+            ("-N 0 --localalloc true", "0-1", Some((Mode::Local, NodeSet::new()))),
+            ("-N 0 --preferred=1 true", "0-1", one),
+            ("-N all true", "0-7", None),
+            ("-N !0 true", "2-7", None),
+            ("-C 0 true", "0", None),
+        ] {
+            let binding = asked(arguments).unwrap();
+            let found = binding.cpus.map(|cpus| cpus.to_string());
+            assert_eq!((found.as_deref(), binding.policy), (Some(cpus), policy), "{arguments}");
+        }
+        let error = asked("--membind=0 true").unwrap_err();
+        assert!(
+            error.contains("nodes 0,3 have no memory") && error.contains("node 0 is not there"),
+            "{error}"
+        );
     }
 
     #[test]
