@@ -169,6 +169,24 @@ async fn release(control: &Server, allocation: &api::Allocation) {
     }
 }
 
+/// Reports in a line that a workload that runs is limited to the memory that is asked for, before it is. A limit that was given needs no
+/// word.
+pub(crate) fn report_limit(asked: &api::AllocationRequest) {
+    if let Some(line) = limit(asked) {
+        eprintln!("numaward: {}", text::clean(&line));
+    }
+}
+
+fn limit(asked: &api::AllocationRequest) -> Option<String> {
+    let memory = asked.memory.as_ref().filter(|_| asked.memory_limit.is_none())?;
+    matches!(asked.target, api::Target::Unit(_) | api::Target::Cgroup(_)).then(|| {
+        format!(
+            "--memory {memory} also limits {} to {memory} (memory.max): above that, the kernel reclaims its memory, and kills              its processes if that is not enough. --memory-limit sets a higher limit",
+            asked.name
+        )
+    })
+}
+
 /// Reports in a line how exclusive the CPUs of an allocation are, unless others are kept off them.
 pub(crate) async fn report_others(server: &Server, allocation: &api::Allocation) {
     if allocation.cpus.is_empty() {
@@ -277,6 +295,19 @@ mod tests {
             "drift": [],
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn limit_of_a_workload_that_runs_is_said() {
+        let said = |target, memory_limit: Option<&str>| {
+            let asked = api::AllocationRequest::new("db.service", target, "8Gi");
+            limit(&api::AllocationRequest { memory_limit: memory_limit.map(str::to_owned), ..asked })
+        };
+        let unit = || api::Target::Unit("db.service".to_owned());
+        let line = said(unit(), None).unwrap();
+        assert!(line.starts_with("--memory 8Gi also limits db.service to 8Gi (memory.max)"), "{line}");
+        assert_eq!((said(unit(), Some("12Gi")), said(api::Target::Exec, None)), (None, None));
+        assert_eq!(limit(&api::AllocationRequest::unpromised("db.service", unit())), None);
     }
 
     #[test]

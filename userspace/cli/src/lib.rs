@@ -413,6 +413,7 @@ fn help_of(name: &str) -> Option<clap::Command> {
 fn guarantee(reached: &Reached, args: Guarantee) -> anyhow::Result<ExitCode> {
     let server = server(reached)?;
     let asked = asked_for(args.target, args.name, args.wanted, &server)?;
+    exec::report_limit(&asked);
     let allocation = runtime()?.block_on(async {
         let allocation = server.admit(&asked).await?;
         exec::report_others(&server, &allocation).await;
