@@ -196,6 +196,7 @@ pub struct KindPromises {
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[expect(clippy::struct_excessive_bools, reason = "each may be so beside the others")]
 pub struct Allocation {
     /// The name of the workload.
     pub name: String,

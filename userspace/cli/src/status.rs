@@ -343,6 +343,11 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
         assert!(text.ends_with(expected), "{text}");
     }
 
+    fn narrow() -> Narrow {
+        let [workload, cpus, available] = ["db.service", "6-7", "6-9"].map(str::to_owned);
+        Narrow { workload, threads: 3, cpus, available }
+    }
+
     #[test]
     fn a_report_for_people() {
         let workload = |name: &str, counters, remote_bytes, resident| Workload {
@@ -419,12 +424,7 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
                 }],
                 degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
             },
-            narrow: vec![Narrow {
-                workload: "db.service".to_owned(),
-                threads: 3,
-                cpus: "6-7".to_owned(),
-                available: "6-9".to_owned(),
-            }],
+            narrow: vec![narrow()],
             promised: Some(Allocations {
                 shared_cpus: "0-1".to_owned(),
                 enforcement: Enforcement {

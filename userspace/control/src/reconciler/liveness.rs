@@ -78,7 +78,7 @@ struct Absence {
 }
 
 /// What follows from an absence.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AbsentUnit {
     /// It may be restarting, or systemd could not be asked.
     Waits,

@@ -31,6 +31,7 @@ struct Description {
 
 /// What it is made of. Most of it is shared, and compared by where it is.
 #[derive(Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each may be so beside the others")]
 struct Source {
     guarantee: Arc<Guarantee>,
     account: Option<Arc<OwnerAccount>>,
