@@ -35,6 +35,7 @@ section "no plan"
 with_code numaward plan --cpus 2 --memory 64Mi --bytes 64Mi 2>&1
 
 section "cancelled"
+rm -f /tmp/rebalance.err
 numaward rebalance --cpus 2 --memory 64Mi --apply >/tmp/rebalance.out 2>/tmp/rebalance.err &
 rebalance=$!
 wait_for 60 grep -q 'moves from node 1 to 0' /tmp/rebalance.err
@@ -50,6 +51,7 @@ allocations
 
 # The shell says something of it.
 section "the daemon is killed"
+rm /tmp/rebalance.err
 numaward rebalance --cpus 2 --memory 64Mi --apply >/tmp/rebalance.out 2>/tmp/rebalance.err &
 wait_for 60 grep -q 'moves from node 1 to 0' /tmp/rebalance.err
 kill_daemon
