@@ -57,6 +57,10 @@ namespace: {{ .Release.Namespace }}
 {{- else }}
 - DAC_READ_SEARCH
 {{- end }}
+{{- $acts := or .Values.guardEvict.enabled (has (dig "guard" "report" .Values.config) (list "act" "evict")) }}
+{{- if and $enforces $acts (not (has "SYS_PTRACE" .Values.extraCapabilities)) }}
+- SYS_PTRACE
+{{- end }}
 {{- with .Values.extraCapabilities }}
 {{ toYaml . }}
 {{- end }}
