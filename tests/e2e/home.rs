@@ -42,7 +42,7 @@ fn shares(events: &Value, words: &str) -> (u64, u64) {
 }
 
 #[test]
-fn a_workload_is_brought_home_if_its_remote_accesses_fall_and_else_put_back() {
+fn a_workload_is_brought_home_unless_its_memory_policy_names_nodes() {
     let Some(bench) = Bench::open() else { return };
     let machine = Machine::parse(None, Some("3,1"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("home.sh"));
@@ -67,7 +67,7 @@ fn a_workload_is_brought_home_if_its_remote_accesses_fall_and_else_put_back() {
     assert!(after * 2 <= before, "{before} % remote before, {after} % at home");
     println!("{before} % of the accesses were remote before, {after} % at home");
 
-    // What has a policy of its own is left alone.
+    // A workload whose memory policy names a node is left alone.
     let found = report.section("bound in the end");
     assert!(found.is_empty() || found == "0-3", "{found}");
     let memory = report.numa_stat("bound in the end memory");

@@ -242,8 +242,7 @@ async fn scraped(runtime: &mut Runtime) -> Result<()> {
     let scrapers = Scrapers::start(CLIENTS);
     wait("clients to be answered", || Ok(scrapers.answers() > 4))?;
     let (before, start) = (scrapers.answers(), Instant::now());
-    // As many creations as it takes until each client has an answer. Without a pause, they would leave the readers next to nothing of
-    // the CPU.
+    // Containers are created until each client has an answer. Without a pause, creations would leave the readers little of the CPU.
     while start.elapsed() < LIMIT && (scrapers.clients_answered() < CLIENTS || runtime.is_short_of_calls()) {
         runtime.calls(CALLS / 5, true, || true).await?;
         tokio::time::sleep(BURST_INTERVAL).await;

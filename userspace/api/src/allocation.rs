@@ -237,7 +237,7 @@ pub struct Allocation {
     /// Whether it is slowed down at `memory.high` and makes no progress.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalled: bool,
-    /// Whether its unit does not run: what is promised to it is kept for a day.
+    /// True while its unit does not run. The guarantee is kept for a day.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
     /// Whether its release was begun and not everything could be given back yet: that is tried again, and until then

@@ -75,7 +75,7 @@ pub struct Enforcement {
     pub pending_restores: Vec<PendingRestore>,
 }
 
-/// A knob that is yet to get back what it held: nothing asks any more for what was written.
+/// A knob whose old value could not be given back yet, although no guarantee asks for the value that was written.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -86,9 +86,9 @@ pub struct PendingRestore {
     /// The knob.
     #[schema(examples("memory.max"))]
     pub knob: String,
-    /// What was written there.
+    /// The value that numaward wrote.
     pub written: String,
-    /// What it held before, and is to hold again.
+    /// The value before, which is to be given back.
     pub found: String,
     /// Why the last try failed. Absent before the first one, and where partitions of other cgroups have the CPUs.
     pub reason: Option<String>,

@@ -83,7 +83,7 @@ pub enum EventKind {
     InterleaveWeights,
     /// Classes of L3 caches and memory bandwidth were made for workloads or removed, or cannot be held.
     Resctrl,
-    /// A unit with a guarantee does not run: what is promised to it is kept, until it runs again, or is not kept any longer.
+    /// A unit with a guarantee was stopped, runs again, or was stopped for so long that its guarantee ends.
     UnitStopped,
     /// In a dry run: where a container would have been placed, or that it would have been refused.
     Decided,

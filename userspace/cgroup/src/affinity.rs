@@ -1,7 +1,7 @@
 //! Threads that run on fewer CPUs than their cgroup has.
 //!
 //! A thread that has asked for CPUs (`sched_setaffinity(2)`, or systemd's `CPUAffinity=` before it started) runs on those of them that
-//! its cgroup has. From Linux 6.2 on, the kernel remembers what it asked for. So a thread that reads its affinity while its cgroup is
+//! its cgroup has. From Linux 6.2 on, the kernel remembers the CPUs of that call. So a thread that reads its affinity while its cgroup is
 //! narrow, and sets it again, stays narrow when the cgroup is wide again.
 
 use std::{fs, path::Path};

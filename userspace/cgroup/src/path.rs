@@ -62,7 +62,7 @@ impl CgroupPath {
         format!("{}/{name}", self.below_root()).parse()
     }
 
-    /// Those directly below it, in the hierarchy that is mounted at `root`; none if it is gone. They are read as the iterator goes on.
+    /// Its children in the hierarchy that is mounted at `root`, read as the iterator goes on; none if it is gone.
     pub fn children(&self, root: &Path) -> impl Iterator<Item = Self> + use<> {
         let entries = fs::read_dir(self.dir(root)).into_iter().flatten().flatten();
         let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

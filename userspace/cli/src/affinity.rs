@@ -20,7 +20,7 @@ pub(crate) struct Narrow {
     pub(crate) available: String,
 }
 
-/// Those of a workload, in its cgroup and below; `None` if there are none, or its cgroup is not one of this host.
+/// Such threads in the cgroup of a workload and below it; `None` if there are none, or if the cgroup is not on this host.
 pub(crate) fn narrow(proc: &Path, allocation: &api::Allocation) -> Option<Narrow> {
     if !allocation.enforced {
         return None;

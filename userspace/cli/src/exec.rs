@@ -181,7 +181,8 @@ fn limit(asked: &api::AllocationRequest) -> Option<String> {
     let memory = asked.memory.as_ref().filter(|_| asked.memory_limit.is_none())?;
     matches!(asked.target, api::Target::Unit(_) | api::Target::Cgroup(_)).then(|| {
         format!(
-            "--memory {memory} also limits {} to {memory} (memory.max): above that, the kernel reclaims its memory, and kills              its processes if that is not enough. --memory-limit sets a higher limit",
+            "--memory {memory} also limits {} to {memory} (memory.max): above that, the kernel reclaims its memory, and kills its \
+             processes if that is not enough. --memory-limit sets a higher limit",
             asked.name
         )
     })
@@ -306,6 +307,7 @@ mod tests {
         let unit = || api::Target::Unit("db.service".to_owned());
         let line = said(unit(), None).unwrap();
         assert!(line.starts_with("--memory 8Gi also limits db.service to 8Gi (memory.max)"), "{line}");
+        assert!(line.contains("kills its processes"), "{line}");
         assert_eq!((said(unit(), Some("12Gi")), said(api::Target::Exec, None)), (None, None));
         assert_eq!(limit(&api::AllocationRequest::unpromised("db.service", unit())), None);
     }

@@ -218,7 +218,7 @@ impl Config {
         self.home.mode == HomeMode::Place && self.enforcement.mode == EnforcementMode::On
     }
 
-    /// Whether the guard keeps workloads off nodes, as against only a report of it.
+    /// Returns true where the guard keeps workloads off nodes; false where it only reports.
     pub fn steers(&self) -> bool {
         self.guard.acts() && self.enforcement.mode == EnforcementMode::On
     }

@@ -60,10 +60,10 @@ pub(crate) struct Holder {
 pub struct Holders(Arc<BTreeMap<u32, Holder>>);
 
 impl Holders {
-    /// The slots and what they had counted before, of those that have the same holder `then`.
-    pub(crate) fn also_in(&self, then: &Self) -> impl Iterator<Item = (u32, &Base)> {
+    /// The slots that have the same holder in `other`, and their counters when it took them.
+    pub(crate) fn also_in(&self, other: &Self) -> impl Iterator<Item = (u32, &Base)> {
         self.0.iter().filter_map(|(&slot, holder)| {
-            let was = then.0.get(&slot)?;
+            let was = other.0.get(&slot)?;
             Arc::ptr_eq(&was.base, &holder.base).then_some((slot, &*holder.base))
         })
     }

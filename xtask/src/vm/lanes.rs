@@ -182,10 +182,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("harm::no_bystander_is_killed_or_narrowed", &[(CI, &["6.12"])]),
     row("herd::others_are_herded_on_four_nodes", &[(CI, &["6.12"])]),
     row("herd::others_are_herded_on_two_nodes", &[(CI, &["6.12"]), (REST, &["6.1", "latest"])]),
-    row(
-        "home::a_workload_is_brought_home_if_its_remote_accesses_fall_and_else_put_back",
-        &[(REST, &["6.12"])],
-    ),
+    row("home::a_workload_is_brought_home_unless_its_memory_policy_names_nodes", &[(REST, &["6.12"])]),
     also_arm64(row("host::nodes_of_a_device_tree_are_as_good", &[]), &["6.12"]),
     also_arm64(
         row("host::the_probes_pass_their_own_test", &[(REST, &["5.10", "6.1", "6.12", "latest"])]),

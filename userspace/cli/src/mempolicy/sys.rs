@@ -84,7 +84,7 @@ pub(crate) fn next_interleaved() -> Option<NodeId> {
 /// Lets this thread run on all CPUs of its cgroup. The kernel (since Linux 6.2) remembers the CPUs that a thread has asked for, and
 /// goes by them in each cgroup that it enters.
 pub(crate) fn reset_affinity() -> io::Result<()> {
-    /// As many as a kernel can have (`NR_CPUS`); it ignores those that it has not.
+    /// The most CPUs that a kernel supports (`NR_CPUS`). It ignores CPUs that are not there.
     const MAX_CPUS: usize = 8192;
     set_affinity(None, &CpuSet::from_words(vec![u64::MAX; MAX_CPUS / 64]))
 }

@@ -314,7 +314,7 @@ impl Core {
         if request.target == Target::Exec {
             self.make(path)?;
         } else {
-            self.check_huge_pages(path, settings.mems.as_ref())?;
+            self.check_nodes_for_huge_pages(path, settings.mems.as_ref())?;
         }
         let ledger = self.start_all(decision.ledger, &request.engine);
         Ok(Granted { path: path.clone(), allocation, settings, ledger, explanation })

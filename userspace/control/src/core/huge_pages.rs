@@ -13,20 +13,27 @@ use numaward_topology::{Bytes, HugepageSize, NodeSet, sysfs};
 use super::Core;
 
 impl Core {
-    /// Why a cgroup cannot be left these nodes only: its processes have mapped huge pages that they have not touched, and would be
-    /// killed when they touch them there. Which size the pages have is not known, so each size in use must have enough free.
-    pub(crate) fn lacks_huge_pages(&self, path: &CgroupPath, left: &NodeSet) -> Result<(), HugePageShortage> {
+    /// Refuses to leave a cgroup these nodes only, if its processes have mapped huge pages that they have not touched and would be
+    /// killed when they touch them there. The size of these pages is not known, so each size that has pages must have enough free.
+    pub(crate) fn check_untouched_huge_pages(
+        &self,
+        path: &CgroupPath,
+        left: &NodeSet,
+    ) -> Result<(), HugePageShortage> {
         let root = &self.config.host_root;
-        let mut free: BTreeMap<HugepageSize, u64> = BTreeMap::new();
+        // By size: the pages in the pools of all nodes, and the bytes that are free on those that are left.
+        let mut pools: BTreeMap<HugepageSize, (u64, u64)> = BTreeMap::new();
         for node in self.policy.machine.nodes.keys() {
             let Ok(memory) = sysfs::node_memory(root, *node) else { continue };
             for (size, pool) in memory.hugepages {
                 let here = if left.contains(*node) { pool.free.saturating_mul(size.0.0) } else { 0 };
-                let sum = free.entry(size).or_default();
-                *sum = sum.saturating_add(here);
+                let (pages, free) = pools.entry(size).or_default();
+                *pages = pages.saturating_add(pool.total);
+                *free = free.saturating_add(here);
             }
         }
-        let Some(free) = free.values().min().map(|bytes| Bytes(*bytes)) else { return Ok(()) };
+        let in_use = pools.values().filter(|(pages, _)| *pages > 0);
+        let Some(free) = in_use.map(|(_, free)| Bytes(*free)).min() else { return Ok(()) };
         match pages::untouched_huge_pages(&root.join("proc"), &self.hierarchy.dir(path)) {
             Ok(untouched) if untouched <= free => Ok(()),
             Ok(untouched) => Err(HugePageShortage::TooFew { untouched, free, nodes: left.clone() }),
@@ -38,14 +45,14 @@ impl Core {
     pub(super) fn has_unpromised_huge_pages(&self, held: &Guarantee) -> bool {
         held.settings.hugetlb.is_empty()
             && matches!(
-                self.lacks_huge_pages(&held.cgroup, &NodeSet::new()),
+                self.check_untouched_huge_pages(&held.cgroup, &NodeSet::new()),
                 Err(HugePageShortage::TooFew { .. })
             )
     }
 
     /// Refuses nodes for a running cgroup that do not have the huge pages which it has reserved. What cannot be read is not refused: the
     /// guarantee was asked for.
-    pub(super) fn check_huge_pages(
+    pub(super) fn check_nodes_for_huge_pages(
         &self,
         path: &CgroupPath,
         mems: Option<&NodeSet>,
@@ -55,7 +62,7 @@ impl Core {
         if matches!(&now, Ok(Value::Nodes(now)) if !now.is_empty() && now.is_subset(mems)) {
             return Ok(());
         }
-        match self.lacks_huge_pages(path, mems) {
+        match self.check_untouched_huge_pages(path, mems) {
             Err(shortage @ HugePageShortage::TooFew { .. }) => Err(AdmissionError::conflict(
                 "target",
                 format!("{path}: {shortage}"),

@@ -37,15 +37,11 @@ use numaward_topology::{Bytes, NodeId, NodeSet};
 use tokio_util::sync::CancellationToken;
 
 use self::{crowded::Crowding, reclaim::Reclaim};
+use super::restores::{FIRST_RETRY, LONGEST_RETRY};
 use crate::{core::Core, page_worker::LEAST, policy_worker::Policies};
 
 /// How long what was done for a node has to show, before more is.
 const SETTLE: Duration = Duration::from_secs(3);
-
-/// What cannot be given back now is tried again after so long at first.
-const FIRST_RETRY: Duration = Duration::from_secs(5);
-/// And after so long in the end.
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// What could be done for a node.
 #[derive(Debug, PartialEq, Eq)]
@@ -231,7 +227,7 @@ impl Guard {
         if room < has.0 {
             return Err(format!("it has {has} there, and nodes {left} have room for {}", Bytes(room)));
         }
-        core.lacks_huge_pages(&other.cgroup, &left).map_err(|shortage| shortage.to_string())?;
+        core.check_untouched_huge_pages(&other.cgroup, &left).map_err(|shortage| shortage.to_string())?;
         let Some(finding) = self.policies.of(core, &other.cgroup, other.id) else { return Ok(None) };
         finding?;
         core.steer(&other.cgroup, Some((off, left.clone()))).map_err(|error| error.to_string())?;
@@ -473,6 +469,10 @@ mod tests {
                 {
                     fs::write(pool.join(file), format!("{pages}\n")).unwrap();
                 }
+                // Most kernels have pools of other sizes, too, and no pages in them.
+                let empty = node.join("hugepages/hugepages-1048576kB");
+                fs::create_dir_all(&empty).unwrap();
+                fs::write(empty.join("nr_hugepages"), "0\n").unwrap();
             }
         }
 

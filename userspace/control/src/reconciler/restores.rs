@@ -19,9 +19,9 @@ use numaward_model::Retry;
 use crate::core::Core;
 
 /// A write that failed is tried again after so long at first.
-const FIRST_RETRY: Duration = Duration::from_secs(5);
+pub(super) const FIRST_RETRY: Duration = Duration::from_secs(5);
 /// And after so long in the end.
-const LONGEST_RETRY: Duration = Duration::from_mins(1);
+pub(super) const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// Tries again to give back what cgroups had.
 #[derive(Debug, Default)]

@@ -10,7 +10,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader},
     path::Path,
 };
 
@@ -48,10 +49,14 @@ pub fn untouched_huge_pages(proc: &Path, dir: &Path) -> io::Result<Bytes> {
 fn mapped(process: &Path) -> io::Result<Option<(FileId, u64, u64)>> {
     let text =
         |file: &str| fs::read(process.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned());
-    let (maps, status) = (text("maps")?, text("status")?);
+    // A process can make this file as long as it likes: one line at a time.
+    let maps = BufReader::new(File::open(process.join("maps"))?);
+    let status = text("status")?;
     let mounts = hugetlbfs(&text("mountinfo").unwrap_or_default());
     let (mut first, mut bytes) = (None, 0_u64);
-    for line in maps.lines() {
+    for line in maps.split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
         let mut words = line.split_ascii_whitespace();
         let (Some(range), Some(device), Some(inode)) = (words.next(), words.nth(2), words.next()) else {
             continue;
