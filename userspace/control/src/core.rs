@@ -24,10 +24,10 @@ mod inbox;
 mod machine;
 mod migrations;
 mod mode;
+mod narrowing;
 pub(crate) mod pods;
 mod rebalance;
 mod resize;
-mod steering;
 mod storage;
 mod together;
 

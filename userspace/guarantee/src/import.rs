@@ -338,7 +338,7 @@ mod tests {
             enabled: serde_json::from_value(enabled).unwrap(),
             ..State::default()
         };
-        before.herded.insert("/herded".parse().unwrap());
+        before.isolated.insert("/isolated".parse().unwrap());
         before.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
         let record =
             numaward_enforce::Record::new(numaward_cgroup::CgroupId(7), numaward_enforce::Owner::Cgroupfs);

@@ -16,6 +16,7 @@ pub mod explain;
 pub mod export;
 pub mod import;
 pub mod moving;
+pub mod narrowing;
 pub mod pod;
 pub mod policy;
 pub mod ports;

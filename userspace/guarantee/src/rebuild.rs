@@ -89,11 +89,11 @@ fn rebuild(previous: Option<State>, found: &Found, hierarchy: &Hierarchy) -> Sta
         let has_cpus = |path: &CgroupPath| settings(path).is_some_and(|settings| settings.cpus.is_some());
         let has_mems = |path: &CgroupPath| settings(path).is_some_and(|settings| settings.mems.is_some());
         let is_other = |path: &CgroupPath| !state.has_guarantee_around(path);
-        let (mut herded, mut steered, mut homes) = (previous.herded, previous.steered, previous.homes);
-        herded.retain(|path| has_cpus(path) && is_other(path));
+        let (mut isolated, mut steered, mut homes) = (previous.isolated, previous.steered, previous.homes);
+        isolated.retain(|path| has_cpus(path) && is_other(path));
         steered.retain(|path, _| has_mems(path) && is_other(path));
         homes.retain(|path, _| has_cpus(path) && is_other(path));
-        (state.herded, state.steered, state.homes) = (herded, steered, homes);
+        (state.isolated, state.steered, state.homes) = (isolated, steered, homes);
     }
     take_over_commands(&mut state, hierarchy);
     state
@@ -221,7 +221,7 @@ mod tests {
     use numaward_cgroup::CgroupId;
 
     use super::*;
-    use crate::state::{Home, LeftAlone};
+    use crate::narrowing::{Home, LeftAlone};
 
     /// A state of a boot in which the host and cgroups without a guarantee were changed.
     fn changed(hierarchy: &Hierarchy) -> State {
@@ -237,7 +237,7 @@ mod tests {
         let cpus = || Settings { cpus: Some("1".parse().unwrap()), ..Settings::default() };
         let mems = Settings { mems: Some("1".parse().unwrap()), ..Settings::default() };
         for (name, settings) in
-            [("herded", cpus()), ("home", cpus()), ("steered", mems), ("pending", Settings::default())]
+            [("isolated", cpus()), ("home", cpus()), ("steered", mems), ("pending", Settings::default())]
         {
             let path: CgroupPath = format!("/{name}").parse().unwrap();
             fs::create_dir_all(hierarchy.dir(&path)).unwrap();
@@ -246,11 +246,9 @@ mod tests {
             let record = Record { settings, written, ..Record::new(id, Owner::Cgroupfs) };
             state.applied.insert(path, record.into());
         }
-        state.herded.insert("/herded".parse().unwrap());
+        state.isolated.insert("/isolated".parse().unwrap());
         state.steered.insert("/steered".parse().unwrap(), "0".parse().unwrap());
-        let (moved, cpus_before) = (BTreeMap::new(), None);
-        let home = Home { node: NodeId(1), remote_before: 500, is_kept: true, moved, cpus_before };
-        state.homes.insert("/home".parse().unwrap(), home);
+        state.homes.insert("/home".parse().unwrap(), Home::new(NodeId(1), 500));
         state.left_alone.insert("/b".parse().unwrap(), LeftAlone { id: CgroupId(7), times: 1, until: 9 });
         state
     }
@@ -276,10 +274,10 @@ mod tests {
             found
         };
         let rebuilt =
-            rebuild(Some(previous.clone()), &marks(&["herded", "home", "steered", "pending"]), &hierarchy);
+            rebuild(Some(previous.clone()), &marks(&["isolated", "home", "steered", "pending"]), &hierarchy);
         assert_eq!(rebuilt, previous);
         let rebuilt = rebuild(Some(previous.clone()), &marks(&["home"]), &hierarchy);
-        assert!(rebuilt.herded.is_empty() && rebuilt.steered.is_empty() && rebuilt.homes.len() == 1);
+        assert!(rebuilt.isolated.is_empty() && rebuilt.steered.is_empty() && rebuilt.homes.len() == 1);
         assert_eq!((rebuilt.applied.iter().count(), &rebuilt.weights), (1, &previous.weights));
     }
 

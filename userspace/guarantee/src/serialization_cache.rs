@@ -24,8 +24,9 @@ use serde_with_macros::skip_serializing_none;
 
 use crate::{
     moving::Moving,
+    narrowing::{Home, LeftAlone},
     pod::{Admitted, Placed},
-    state::{Guarantee, Home, LeftAlone, State},
+    state::{Guarantee, State},
 };
 
 /// The texts of what the state holds.
@@ -51,7 +52,8 @@ struct Stored<'a> {
     #[serde(rename = "book")]
     applied: &'a Kept<CgroupPath, Record>,
     enabled: Option<&'a EnabledControllers>,
-    herded: Option<&'a BTreeSet<CgroupPath>>,
+    #[serde(rename = "herded")]
+    isolated: Option<&'a BTreeSet<CgroupPath>>,
     steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
     homes: Option<&'a BTreeMap<CgroupPath, Home>>,
     left_alone: Option<&'a BTreeMap<CgroupPath, LeftAlone>>,
@@ -117,7 +119,7 @@ impl SerializationCache {
             guarantees,
             applied,
             enabled,
-            herded,
+            isolated,
             steered,
             homes,
             left_alone,
@@ -144,7 +146,7 @@ impl SerializationCache {
             guarantees: &self.guarantees,
             applied: &self.records,
             enabled: Some(enabled).filter(|enabled| !enabled.is_empty()),
-            herded: Some(herded).filter(|herded| !herded.is_empty()),
+            isolated: Some(isolated).filter(|isolated| !isolated.is_empty()),
             steered: Some(steered).filter(|steered| !steered.is_empty()),
             homes: Some(homes).filter(|homes| !homes.is_empty()),
             left_alone: Some(left_alone).filter(|left_alone| !left_alone.is_empty()),
@@ -219,7 +221,7 @@ mod tests {
         let before = state.clone();
         let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset", "memory"]}});
         state.enabled = serde_json::from_value(enabled).unwrap();
-        state.herded.insert(path("other"));
+        state.isolated.insert(path("other"));
         state.steered.insert(path("other"), "1".parse().unwrap());
         let home = serde_json::json!({"node": 1, "remoteBefore": 500, "isKept": true, "moved": {"0": 4096}});
         state.homes.insert(path("other"), serde_json::from_value(home).unwrap());

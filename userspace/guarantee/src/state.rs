@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, mem,
     path::Path,
 };
 
@@ -15,11 +15,12 @@ use numaward_enforce::{
 };
 use numaward_engine::{Ledger, OwnerId, Strategy};
 use numaward_model::{Settings, Shared, pod::PodContainer};
-use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet};
+use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     moving::Moving,
+    narrowing::{Home, LeftAlone, Narrowing},
     pod::{Admitted, MemoryAsk, Placed},
     request::Target,
 };
@@ -41,15 +42,15 @@ pub struct State {
     /// Controllers that were enabled for it.
     #[serde(default, skip_serializing_if = "EnabledControllers::is_empty")]
     pub enabled: EnabledControllers,
-    /// Cgroups that hold settings because they are herded.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub herded: BTreeSet<CgroupPath>,
+    /// Cgroups that CPU isolation keeps off exclusive CPUs. This and the next two are the columns of one table, see [`Narrowing`].
+    #[serde(default, rename = "herded", skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) isolated: BTreeSet<CgroupPath>,
     /// Cgroups that the headroom guard keeps off nodes, and off which.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub steered: BTreeMap<CgroupPath, NodeSet>,
+    pub(crate) steered: BTreeMap<CgroupPath, NodeSet>,
     /// Cgroups without a guarantee that were given a home.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub homes: BTreeMap<CgroupPath, Home>,
+    pub(crate) homes: BTreeMap<CgroupPath, Home>,
     /// Cgroups that were put back, and are left alone for a while.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_alone: BTreeMap<CgroupPath, LeftAlone>,
@@ -83,6 +84,11 @@ pub struct State {
 }
 
 impl State {
+    /// A state in which this is promised, and nothing is written.
+    pub fn with_ledger(ledger: Ledger) -> Self {
+        Self { ledger, ..Self::default() }
+    }
+
     /// Whether there is neither a guarantee nor a changed setting of the host, so that there is nothing to keep up.
     pub fn holds_nothing(&self) -> bool {
         let Self {
@@ -91,7 +97,7 @@ impl State {
             guarantees,
             applied,
             enabled: _,
-            herded,
+            isolated,
             steered,
             homes,
             left_alone: _,
@@ -107,7 +113,7 @@ impl State {
         } = self;
         guarantees.is_empty()
             && applied.is_empty()
-            && herded.is_empty()
+            && isolated.is_empty()
             && steered.is_empty()
             && homes.is_empty()
             && interrupts.is_empty()
@@ -119,6 +125,68 @@ impl State {
             && pods.is_empty()
             && containers.is_empty()
             && moving.is_empty()
+    }
+}
+
+/// One table, which the ledger's file has by columns.
+impl State {
+    /// Returns the narrowing of a cgroup.
+    pub fn narrowing(&self, path: &CgroupPath) -> Narrowing {
+        Narrowing {
+            is_isolated: self.isolated.contains(path),
+            home: self.homes.get(path).cloned(),
+            off: self.steered.get(path).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Returns the cgroups that are narrowed.
+    pub fn narrowed(&self) -> BTreeSet<&CgroupPath> {
+        self.isolated.iter().chain(self.homes.keys()).chain(self.steered.keys()).collect()
+    }
+
+    /// Returns the cgroups that CPU isolation keeps off exclusive CPUs.
+    pub fn isolated(&self) -> &BTreeSet<CgroupPath> {
+        &self.isolated
+    }
+
+    /// Returns the homes that automatic placement has given.
+    pub fn homes(&self) -> &BTreeMap<CgroupPath, Home> {
+        &self.homes
+    }
+
+    /// Returns the home of a cgroup, to take note of how it goes there.
+    pub fn home_mut(&mut self, path: &CgroupPath) -> Option<&mut Home> {
+        self.homes.get_mut(path)
+    }
+
+    /// Returns the cgroups that the headroom guard keeps off nodes, and off which.
+    pub fn steered(&self) -> &BTreeMap<CgroupPath, NodeSet> {
+        &self.steered
+    }
+
+    /// Sets the narrowing of a cgroup.
+    pub fn set_narrowing(&mut self, path: &CgroupPath, narrowing: Narrowing) {
+        fn set<V>(column: &mut BTreeMap<CgroupPath, V>, path: &CgroupPath, value: Option<V>) {
+            match value {
+                Some(value) => drop(column.insert(path.clone(), value)),
+                None => drop(column.remove(path)),
+            }
+        }
+        let Narrowing { is_isolated, home, off } = narrowing;
+        if is_isolated {
+            self.isolated.insert(path.clone());
+        } else {
+            self.isolated.remove(path);
+        }
+        set(&mut self.homes, path, home);
+        set(&mut self.steered, path, Some(off).filter(|off| !off.is_empty()));
+    }
+
+    /// Forgets all narrowings, and returns whether there were any.
+    pub fn clear_narrowings(&mut self) -> bool {
+        let isolated = mem::take(&mut self.isolated);
+        let (homes, steered) = (mem::take(&mut self.homes), mem::take(&mut self.steered));
+        !(isolated.is_empty() && homes.is_empty() && steered.is_empty())
     }
 }
 
@@ -186,7 +254,7 @@ impl State {
 
     /// Undoes admissions that were begun and not finished.
     pub fn undo_admitting(&mut self, strategy: &dyn Strategy) {
-        for owner in std::mem::take(&mut self.admitting) {
+        for owner in mem::take(&mut self.admitting) {
             if !self.guarantees.contains_key(&owner) {
                 tracing::info!(owner, "was being admitted: that is undone");
                 self.give_back(&owner.as_str().into(), strategy);
@@ -220,7 +288,7 @@ impl State {
         }
         self.pods.patch(&from.pods, &to.pods);
         self.containers.patch(&from.containers, &to.containers);
-        set(&mut self.herded, &from.herded, &to.herded);
+        set(&mut self.isolated, &from.isolated, &to.isolated);
         map(&mut self.steered, &from.steered, &to.steered);
         map(&mut self.homes, &from.homes, &to.homes);
         map(&mut self.left_alone, &from.left_alone, &to.left_alone);
@@ -264,37 +332,6 @@ pub fn boot_id(host_root: &Path) -> Option<String> {
             None
         }
     }
-}
-
-/// The home of a workload without a guarantee.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Home {
-    /// The node.
-    pub node: NodeId,
-    /// How many of its accesses were remote before, in thousandths.
-    pub remote_before: u32,
-    /// Whether fewer are since. Until that is known it is on trial.
-    #[serde(default)]
-    pub is_kept: bool,
-    /// What was moved there for it, by the node on which it was.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub moved: BTreeMap<NodeId, Bytes>,
-    /// The CPUs that it had there before those that it has: it still has them if the daemon died before the write.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpus_before: Option<CpuSet>,
-}
-
-/// A workload that was put back.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LeftAlone {
-    /// Which cgroup of that path.
-    pub id: CgroupId,
-    /// How often it was.
-    pub times: u32,
-    /// Until then it gets no home, in seconds since 1970.
-    pub until: u64,
 }
 
 /// A workload that holds an allocation.
@@ -355,10 +392,10 @@ mod tests {
         assert!(State::default().holds_nothing());
         assert!(state().1.holds_nothing(), "the ledger alone is nothing to keep up");
         let path: CgroupPath = "/a".parse().unwrap();
-        let herded = State { herded: BTreeSet::from([path.clone()]), ..State::default() };
+        let isolated = State { isolated: BTreeSet::from([path.clone()]), ..State::default() };
         let steered = State { steered: BTreeMap::from([(path, NodeSet::new())]), ..State::default() };
         let releasing = State { releasing: BTreeSet::from(["a".to_owned()]), ..State::default() };
-        for held in [herded, steered, releasing] {
+        for held in [isolated, steered, releasing] {
             assert!(!held.holds_nothing(), "{held:?}");
         }
     }
@@ -407,21 +444,30 @@ mod tests {
     }
 
     #[test]
+    fn the_narrowing_of_a_cgroup_is_what_was_set_last() {
+        let (mut state, path): (State, CgroupPath) = (State::default(), "/a".parse().unwrap());
+        let home = Some(Home::new(NodeId(1), 500));
+        let all = Narrowing { is_isolated: true, home, off: "0".parse().unwrap() };
+        let some = Narrowing { home: None, ..all.clone() };
+        for narrowing in [Narrowing::default(), all.clone(), some.clone(), Narrowing::default()] {
+            state.set_narrowing(&path, narrowing.clone());
+            assert_eq!(state.narrowing(&path), narrowing);
+            assert_eq!(state.narrowed().is_empty(), narrowing.is_empty());
+        }
+        assert_eq!(state, State::default());
+        state.set_narrowing(&path, all);
+        assert!(state.clear_narrowings() && !state.clear_narrowings());
+    }
+
+    #[test]
     fn what_is_answered_in_between_outlives_what_is_undone() {
         let (strategy, before) = state();
         let mut open = with(&*strategy, &before, "open", 1);
         open.admitting.insert("open".to_owned());
         let mut answered = with(&*strategy, &open, "answered", 2);
-        answered.herded.insert("/herded".parse().unwrap());
+        answered.isolated.insert("/isolated".parse().unwrap());
         answered.steered.insert("/steered".parse().unwrap(), "1".parse().unwrap());
-        let home = Home {
-            node: NodeId(1),
-            remote_before: 500,
-            is_kept: true,
-            moved: BTreeMap::new(),
-            cpus_before: None,
-        };
-        answered.homes.insert("/home".parse().unwrap(), home);
+        answered.homes.insert("/home".parse().unwrap(), Home::new(NodeId(1), 500));
         let left_alone = LeftAlone { id: CgroupId(7), times: 1, until: 9 };
         answered.left_alone.insert("/back".parse().unwrap(), left_alone);
         let power =
@@ -437,7 +483,7 @@ mod tests {
         after.patch(&open, &answered, &*strategy);
         assert_eq!(after.ledger.allocation(&"answered".into(), &"answered".into()), Some(expected));
         assert!(after.ledger.owner(&"open".into()).is_none() && after.admitting.is_empty());
-        assert_eq!((after.herded.clone(), after.steered.clone()), (answered.herded, answered.steered));
+        assert_eq!((after.isolated.clone(), after.steered.clone()), (answered.isolated, answered.steered));
         assert_eq!((after.homes.clone(), after.left_alone.clone()), (answered.homes, answered.left_alone));
         assert_eq!((&after.power, &after.cache_ways), (&answered.power, &answered.cache_ways));
         assert!(after.weights == answered.weights && !after.weights.is_empty());

@@ -16,7 +16,9 @@ use numaward_engine::{
 };
 use numaward_guarantee::{
     error::{AdmissionError, in_words, listed},
-    explain, policy,
+    explain,
+    narrowing::Narrowing,
+    policy,
     request::{FieldError, Request, Target},
     state::Guarantee,
 };
@@ -435,9 +437,7 @@ impl Core {
 
     /// Enters a guarantee into the state.
     pub(super) fn enter(&mut self, request: &Request, granted: &Granted, id: CgroupId) {
-        self.kept.state.herded.remove(&granted.path);
-        self.kept.state.steered.remove(&granted.path);
-        self.kept.state.homes.remove(&granted.path);
+        self.kept.state.set_narrowing(&granted.path, Narrowing::default());
         let guarantee = Guarantee {
             target: request.target.clone(),
             cgroup: granted.path.clone(),

@@ -33,11 +33,11 @@ use numaward_cgroup::{
 use numaward_config::enforcement::CgroupPattern;
 use numaward_enforce::{Change, Owner};
 use numaward_engine::Ledger;
-use numaward_guarantee::error::AdmissionError;
+use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing};
 use numaward_model::{Report, Settings};
 use numaward_topology::CpuSet;
 
-use super::{Core, HeldChange, execution::STEPS_PER_LOOK, machine::has_exclusive_cpus};
+use super::{Core, execution::STEPS_PER_LOOK, machine::has_exclusive_cpus};
 
 /// A report of no more cgroups that would be herded does not delay the next one.
 const FEW: usize = 100;
@@ -138,11 +138,6 @@ fn processes_in_root(
     Some(count)
 }
 
-/// What a cgroup has of the shared pool: all of it, or what is in the CPUs that it was found with.
-fn of_pool(found: &CpuSet, pool: &CpuSet) -> CpuSet {
-    if found.is_empty() { pool.clone() } else { found & pool }
-}
-
 /// All CPUs but those of workloads that ask for isolation; none where no workload does.
 fn beside_isolated(ledger: &Ledger, shared_pool: CpuSet) -> Option<CpuSet> {
     let (mut isolated, mut others) = (CpuSet::new(), shared_pool);
@@ -203,7 +198,7 @@ impl Core {
 
     /// Whether others get other CPUs, or theirs back, when they are herded as things stand.
     fn writes_herd(&self) -> bool {
-        !self.kept.state.herded.is_empty()
+        !self.kept.state.isolated().is_empty()
             || self.herding_with(&self.kept.state.ledger).0 == EnforcementMode::On
     }
 
@@ -246,7 +241,7 @@ impl Core {
 
     /// Whether nobody is herded, nor to be.
     fn has_no_herd(&self) -> bool {
-        !self.isolation.is_on() && self.kept.state.herded.is_empty() && self.isolation.would.is_empty()
+        !self.isolation.is_on() && self.kept.state.isolated().is_empty() && self.isolation.would.is_empty()
     }
 
     /// What a cgroup is to hold whose allocation ends: nothing, so that it gets back what was found, or what it has in the
@@ -260,8 +255,9 @@ impl Core {
             let is_herded = chosen.is_some_and(|chosen| chosen.herd.contains(path));
             let cpus = is_herded.then(|| self.share_of(path, &pool));
             if let Some(Ok(Some(cpus))) = cpus {
-                self.kept.state.herded.insert(path.clone());
-                return self.beside_promises(path, Some(&cpus));
+                let narrowing = Narrowing { is_isolated: true, ..Narrowing::default() };
+                self.kept.state.set_narrowing(path, narrowing);
+                return Some(Settings { cpus: Some(cpus), ..Settings::default() });
             }
         }
         None
@@ -287,25 +283,19 @@ impl Core {
             }
             _ => self.cpus_found(path).map_err(|error| error.to_string())?,
         };
-        // One with a home keeps to it, as far as it is in the pool.
-        let at_home = self.home_cpus(path).map(|home| home & pool).filter(|left| !left.is_empty());
-        let share = at_home.unwrap_or_else(|| of_pool(&found, pool));
-        if share.is_empty() {
-            let reason = if pool.is_empty() {
-                "the shared pool is empty".to_owned()
-            } else {
-                format!("it was set to the CPUs {found}, of which none is in the shared pool {pool}")
-            };
-            return Err(reason);
+        let narrowing = Narrowing { is_isolated: true, ..self.kept.state.narrowing(path) };
+        match self.narrowed_cpus_within(path, &narrowing, &found, Some(pool)) {
+            Some(share) => Ok(Some(share).filter(|share| *share != found)),
+            None if pool.is_empty() => Err("the shared pool is empty".to_owned()),
+            None => {
+                Err(format!("it was set to the CPUs {found}, of which none is in the shared pool {pool}"))
+            }
         }
-        Ok(Some(share).filter(|share| *share != found))
     }
 
-    /// What a cgroup of the herd is to have as things stand, if it were not for its home.
-    pub(super) fn share_in_herd(&mut self, path: &CgroupPath) -> Option<CpuSet> {
-        let pool = self.herding_with(&self.kept.state.ledger).1?;
-        let found = self.cpus_found(path).unwrap_or_default();
-        Some(of_pool(&found, &pool)).filter(|share| !share.is_empty())
+    /// The CPUs that isolated cgroups share; `None` where none is exclusive.
+    pub(super) fn pool_of_isolated(&self) -> Option<CpuSet> {
+        self.herding_with(&self.kept.state.ledger).1
     }
 
     /// Herds, with these cgroups promised and this shared pool. Without a pool, nobody is herded. Returns `false` if a report was
@@ -386,13 +376,13 @@ impl Core {
         };
         let comes = wanted
             .iter()
-            .filter(|(path, share)| !self.kept.state.herded.contains(*path) || has(path) != Some(*share))
+            .filter(|(path, share)| !self.kept.state.isolated().contains(*path) || has(path) != Some(*share))
             .map(|(path, share)| (path.clone(), Some(share.clone())));
         // What is promised now gets its new settings in place of these.
         let goes = self
             .kept
             .state
-            .herded
+            .isolated()
             .iter()
             .filter(|path| !wanted.contains_key(*path) && !promised.contains(*path));
         comes.chain(goes.map(|path| (path.clone(), None))).collect()
@@ -402,9 +392,6 @@ impl Core {
     fn apply(&mut self, changes: Vec<(CgroupPath, Option<CpuSet>)>) -> bool {
         if changes.is_empty() {
             return false;
-        }
-        for (path, _) in &changes {
-            self.effects.held.push(HeldChange::Rewritten(path.clone()));
         }
         if let Err(error) = self.apply_together(&changes) {
             tracing::debug!(%error, "not all can be herded together: one by one");
@@ -416,19 +403,18 @@ impl Core {
     }
 
     fn apply_together(&mut self, changes: &[(CgroupPath, Option<CpuSet>)]) -> Result<(), AdmissionError> {
-        let settings = |(path, share): &(CgroupPath, Option<CpuSet>)| {
-            (path.clone(), self.beside_promises(path, share.as_ref()))
-        };
-        let settings = changes.iter().map(settings).collect();
-        let mut change = self.begin();
-        let plan = change.plan(Change::Each(settings))?;
+        let (mut narrowings, mut settings) = (Vec::new(), Vec::new());
         for (path, share) in changes {
-            match share {
-                Some(_) => drop(change.kept.state.herded.insert(path.clone())),
-                None => drop(change.kept.state.herded.remove(path)),
-            }
+            let narrowing = Narrowing { is_isolated: share.is_some(), ..self.kept.state.narrowing(path) };
+            let cpus = match share {
+                Some(share) => Some(share.clone()),
+                None => self.narrowed_cpus(path, &narrowing)?,
+            };
+            settings.push((path.clone(), self.narrowed_settings(path, &narrowing, cpus)));
+            narrowings.push((path.clone(), narrowing));
         }
-        change.carry_out(plan)?;
+        let plan = self.plan(Change::Each(settings))?;
+        self.carry_out_narrowings(narrowings, plan)?;
         for (path, share) in changes {
             self.isolation.refused.remove(path);
             if let Some(share) = share {
@@ -441,47 +427,22 @@ impl Core {
     }
 
     fn apply_alone(&mut self, path: &CgroupPath, share: Option<CpuSet>) {
-        let Err(refused) = self.apply_or_undo(path, share.as_ref()) else {
+        let Err(refused) = self.narrow(path, |narrowing| narrowing.is_isolated = share.is_some()) else {
             self.isolation.refused.remove(path);
             return;
         };
-        if share.is_none() {
-            tracing::warn!(cgroup = %path, error = %refused, "its CPUs are given back later");
-            return;
-        }
         // Of what was tried together, the intent may still be among the applied settings.
-        self.kept.state.herded.remove(path);
-        self.kept.state.steered.remove(path);
-        self.kept.state.homes.remove(path);
-        let back = self.plan(Change::Release(path.clone()));
-        let back = back.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan));
-        if let Err(error) = back {
-            tracing::warn!(cgroup = %path, %error, "not everything could be given back");
-        }
+        self.widen(path, |narrowing| narrowing.is_isolated = false);
         let is_gone = match &refused {
             AdmissionError::Enforce(error) => error.is_gone(),
             AdmissionError::Failed(failure) => failure.error.is_gone(),
             _ => false,
         };
-        if !is_gone {
+        if share.is_some() && !is_gone {
             let refusal = Refusal { wanted: share, reason: refused.to_string() };
             self.report_refused(path, &refusal);
             self.isolation.refused.insert(path.clone(), refusal);
         }
-    }
-
-    fn apply_or_undo(&mut self, path: &CgroupPath, share: Option<&CpuSet>) -> Result<(), AdmissionError> {
-        let settings = match self.beside_promises(path, share) {
-            Some(settings) if share.is_some() => Change::Hold(path.clone(), settings),
-            settings => Change::Each(vec![(path.clone(), settings)]),
-        };
-        let mut change = self.begin();
-        let plan = change.plan(settings)?;
-        match share {
-            Some(_) => drop(change.kept.state.herded.insert(path.clone())),
-            None => drop(change.kept.state.herded.remove(path)),
-        }
-        change.carry_out(plan)
     }
 
     fn report_refused(&self, path: &CgroupPath, refusal: &Refusal) {
@@ -503,7 +464,7 @@ impl Core {
     }
 
     fn count_herd(&self) {
-        let (herded, would) = (self.kept.state.herded.len(), self.isolation.would.len());
+        let (herded, would) = (self.kept.state.isolated().len(), self.isolation.would.len());
         self.metrics.herd(herded, would, self.isolation.refused.len());
     }
 
@@ -516,7 +477,7 @@ impl Core {
             reason: None,
             drift: drift(path),
         };
-        let held = self.kept.state.herded.iter().filter_map(|path| {
+        let held = self.kept.state.isolated().iter().filter_map(|path| {
             let cpus = self.kept.state.applied.get(path)?.settings.cpus.as_ref()?;
             Some(herded(path, cpus, api::HerdState::Herded))
         });

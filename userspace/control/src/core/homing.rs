@@ -18,12 +18,12 @@ use numaward_cgroup::{
 use numaward_enforce::{Change, Drift, DriftKind, Plan};
 use numaward_guarantee::{
     error::AdmissionError,
-    state::{Home, LeftAlone},
+    narrowing::{Home, LeftAlone, Narrowing},
 };
-use numaward_model::{Report, Settings};
+use numaward_model::Report;
 use numaward_topology::{CpuSet, NodeId};
 
-use super::{Core, HeldChange};
+use super::Core;
 
 impl Core {
     /// The CPUs of a node that are exclusive to nobody.
@@ -40,6 +40,9 @@ impl Core {
     /// The CPUs that a cgroup would have at home on a node, or why it can have none there: its cpuset is somebody else's, or what
     /// is above it may not use the node.
     pub(crate) fn cpus_at_home(&mut self, path: &CgroupPath, node: NodeId) -> Result<CpuSet, String> {
+        if self.kept.state.steered().get(path).is_some_and(|off| off.contains(node)) {
+            return Err(format!("it is kept off node {node}"));
+        }
         let cpus = self.cpus_found(path).map_err(|error| error.to_string())?;
         let nodes = self.nodes_found(path).map_err(|error| error.to_string())?;
         if !cpus.is_empty() || !nodes.is_empty() {
@@ -62,7 +65,7 @@ impl Core {
 
     /// The CPUs to which a cgroup is held because it has a home.
     pub(crate) fn home_cpus(&self, path: &CgroupPath) -> Option<&CpuSet> {
-        self.kept.state.homes.contains_key(path).then(|| self.applied_settings(path)?.cpus.as_ref())?
+        self.kept.state.homes().contains_key(path).then(|| self.applied_settings(path)?.cpus.as_ref())?
     }
 
     /// Those that have a home, as they are served.
@@ -74,36 +77,26 @@ impl Core {
             kept: home.is_kept,
             remote_percent_before: home.remote_before / 10,
         };
-        self.kept.state.homes.iter().map(of).collect()
+        self.kept.state.homes().iter().map(of).collect()
     }
 
     /// The nodes on which cgroups have a home.
     pub(crate) fn home_nodes(&self) -> BTreeMap<CgroupPath, NodeId> {
-        self.kept.state.homes.iter().map(|(path, home)| (path.clone(), home.node)).collect()
+        self.kept.state.homes().iter().map(|(path, home)| (path.clone(), home.node)).collect()
     }
 
-    /// Gives a cgroup this home, on these CPUs.
-    pub(crate) fn give_home(
-        &mut self,
-        path: &CgroupPath,
-        home: Home,
-        cpus: CpuSet,
-    ) -> Result<(), AdmissionError> {
-        let home = Home { cpus_before: self.home_cpus(path).cloned(), ..home };
-        let settings = Settings { cpus: Some(cpus), mems: self.steered_mems(path), ..Settings::default() };
-        let plan = self.plan(Change::Hold(path.clone(), settings))?;
-        let mut change = self.begin();
-        change.kept.state.homes.insert(path.clone(), home);
-        change.carry_out(plan)?;
-        self.effects.held.push(HeldChange::Rewritten(path.clone()));
-        // From now on, these CPUs are somebody else's as well.
+    /// Gives a cgroup this home.
+    pub(crate) fn give_home(&mut self, path: &CgroupPath, home: Home) -> Result<(), AdmissionError> {
+        let cpus_before = self.home_cpus(path).cloned();
+        self.narrow(path, |narrowing| narrowing.home = Some(Home { cpus_before, ..home }))?;
+        // From now on, these CPUs are another program's as well.
         self.note_home(path, |home| home.cpus_before = None);
         Ok(())
     }
 
     /// Changes what is remembered of a home.
     pub(crate) fn note_home(&mut self, path: &CgroupPath, note: impl FnOnce(&mut Home)) {
-        if let Some(home) = self.kept.state.homes.get_mut(path) {
+        if let Some(home) = self.kept.state.home_mut(path) {
             note(home);
             self.effects.view = true;
             self.store_outcome();
@@ -121,7 +114,7 @@ impl Core {
         let homes: Vec<(CgroupPath, Option<CpuSet>)> = self
             .kept
             .state
-            .homes
+            .homes()
             .iter()
             .map(|(path, home)| (path.clone(), home.cpus_before.clone()))
             .collect();
@@ -149,11 +142,11 @@ impl Core {
         else {
             return false;
         };
-        let is_for_more = state.herded.contains(path) || state.steered.contains_key(path);
+        let Narrowing { is_isolated, home, off } = state.narrowing(path);
         if drift.knob != Knob::CpusetCpus
             || found.is_empty()
-            || is_for_more
-            || !state.homes.contains_key(path)
+            || (is_isolated || !off.is_empty())
+            || home.is_none()
         {
             return false;
         }
@@ -163,7 +156,9 @@ impl Core {
         let ended = match plan {
             // The property of a unit still has the home's.
             Ok(plan) if is_written(&plan) => return false,
-            plan => plan.and_then(|plan| self.end_home(path, plan)),
+            plan => {
+                plan.and_then(|plan| self.carry_out_narrowings([(path.clone(), Narrowing::default())], plan))
+            }
         };
         if let Err(error) = ended {
             tracing::warn!(cgroup = %path, %error, "its home cannot be taken back, although somebody set its CPUs");
@@ -172,29 +167,5 @@ impl Core {
         let message = format!("{path} has no home any more: somebody else set its CPUs to {found}.");
         self.report(Some(path), Report::new(api::EventKind::Home, message).detail("step", "ended"));
         true
-    }
-
-    /// Takes the home of a cgroup back: it has what was found, or what it has in the herd. Where the write fails, it gets that
-    /// back later.
-    pub(crate) fn take_home(&mut self, path: &CgroupPath) -> Result<(), AdmissionError> {
-        let herded = if self.kept.state.herded.contains(path) { self.share_in_herd(path) } else { None };
-        let settings = Settings { cpus: herded, mems: self.steered_mems(path), ..Settings::default() };
-        let settings = (!settings.is_empty()).then_some(settings);
-        let plan = self.plan(Change::Each(vec![(path.clone(), settings)]))?;
-        match self.end_home(path, plan) {
-            Err(AdmissionError::Failed(failure)) => {
-                tracing::warn!(cgroup = %path, error = %failure, "its CPUs are given back later");
-                Ok(())
-            }
-            ended => ended,
-        }
-    }
-
-    fn end_home(&mut self, path: &CgroupPath, plan: Plan) -> Result<(), AdmissionError> {
-        let mut change = self.begin();
-        change.kept.state.homes.remove(path);
-        let done = change.carry_out(plan);
-        self.effects.held.push(HeldChange::Rewritten(path.clone()));
-        done
     }
 }

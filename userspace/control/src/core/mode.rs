@@ -7,7 +7,7 @@
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{Change, controllers, weights::Weights};
-use numaward_guarantee::{error::AdmissionError, state::State};
+use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing, state::State};
 
 use super::Core;
 
@@ -18,15 +18,14 @@ impl Core {
 
     /// Makes what an earlier run left fit the mode.
     pub(crate) fn follow_mode(&mut self) {
-        // Whatever holds settings and no allocation is of the herd, also where the ledger had to be rebuilt.
+        // Whatever holds settings and no allocation is isolated, also where the ledger had to be rebuilt.
         let promised = self.promised_cgroups();
-        let (steered, homes) = (&self.kept.state.steered, &self.kept.state.homes);
-        let is_other = |path: &&CgroupPath| {
-            !promised.contains(*path) && !steered.contains_key(*path) && !homes.contains_key(*path)
-        };
-        let herded = self.kept.state.applied.held().map(|(path, _)| path).filter(is_other);
-        let herded: Vec<CgroupPath> = herded.cloned().collect();
-        self.kept.state.herded.extend(herded);
+        let is_other =
+            |path: &&CgroupPath| !promised.contains(*path) && self.kept.state.narrowing(path).is_empty();
+        let isolated = self.kept.state.applied.held().map(|(path, _)| path).filter(is_other);
+        for path in isolated.cloned().collect::<Vec<_>>() {
+            self.kept.state.set_narrowing(&path, Narrowing { is_isolated: true, ..Narrowing::default() });
+        }
         match self.mode() {
             EnforcementMode::On => self.hold_again(),
             EnforcementMode::DryRun => self.give_all_back(),
@@ -93,13 +92,13 @@ impl Core {
             self.kept.state.guarantees.iter().filter(|(name, _)| !self.kept.state.releasing.contains(*name));
         let missing = kept.map(|(_, held)| held).filter(|held| {
             !held.settings.is_empty()
-                && (!is_held(&held.cgroup) || self.kept.state.herded.contains(&held.cgroup))
+                && (!is_held(&held.cgroup) || self.kept.state.isolated().contains(&held.cgroup))
         });
         let missing: Vec<_> = missing.map(|held| (held.cgroup.clone(), held.settings.clone())).collect();
         for (path, settings) in missing {
             self.make_room(&[&path]);
             let mut change = self.begin();
-            change.kept.state.herded.remove(&path);
+            change.kept.state.set_narrowing(&path, Narrowing::default());
             let plan = change.plan(Change::Hold(path.clone(), settings));
             let done = plan.map_err(AdmissionError::from).and_then(|plan| change.carry_out(plan));
             match done {
@@ -118,9 +117,7 @@ impl Core {
             return;
         }
         tracing::info!(cgroups = held, mode = ?self.mode(), "what an earlier run wrote is given back");
-        self.kept.state.herded.clear();
-        self.kept.state.steered.clear();
-        self.kept.state.homes.clear();
+        self.kept.state.clear_narrowings();
         // Where partitions end by the first round, others get back their CPUs by the second.
         for _ in 0..2 {
             let held: Vec<_> = self.kept.state.applied.iter().map(|(path, _)| (path.clone(), None)).collect();

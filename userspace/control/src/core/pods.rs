@@ -52,6 +52,7 @@ use numaward_engine::{
 use numaward_guarantee::{
     error::AdmissionError,
     explain,
+    narrowing::Narrowing,
     pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
     request::Target,
     state::Guarantee,
@@ -384,8 +385,7 @@ impl Core {
             enforcer.note_made(&mut change.kept.state.applied, &placed.cgroup, without_us, knobs);
         }
         let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
-        change.kept.state.steered.remove(&placed.cgroup);
-        change.kept.state.homes.remove(&placed.cgroup);
+        change.kept.state.set_narrowing(&placed.cgroup, Narrowing::default());
         let mut name = placed.of.full_name();
         if change.kept.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
             // The container before it has not been removed yet.

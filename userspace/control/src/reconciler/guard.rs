@@ -115,7 +115,7 @@ impl Guard {
         }
         self.policies.known.retain(|path, (id, _)| is_there(core, path, *id));
         self.were_low.extend(low.iter());
-        let steered: BTreeSet<NodeId> = core.kept.state.steered.values().flat_map(NodeSet::iter).collect();
+        let steered: BTreeSet<NodeId> = core.kept.state.steered().values().flat_map(NodeSet::iter).collect();
         // In the first looks after a start it is not known what is promised.
         let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.promised.0 > 0);
         let promised = core.kept.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
@@ -130,7 +130,7 @@ impl Guard {
         let promised_pods = pods_with_promise(core);
         let is_of_them = |path: &CgroupPath| pod_of(path).is_some_and(|uid| promised_pods.contains(&uid));
         self.give_back(core, now, |path, off| if is_of_them(path) { NodeSet::new() } else { off & &keep });
-        forget_gone(core);
+        core.forget_gone();
         self.reclaim.turn(core, &seen, now);
         let mut stuck = NodeSet::new();
         let mut spare = seen.spare.clone();
@@ -148,7 +148,7 @@ impl Guard {
         if core.config.guard == GuardMode::Evict {
             self.crowding.follow(core, &seen, &stuck, now);
         }
-        core.metrics.steered(core.kept.state.steered.len());
+        core.metrics.steered(core.kept.state.steered().len());
     }
 
     /// Whether a node that workloads are kept off is no longer low. Of one that an earlier run found low this run judges
@@ -176,7 +176,7 @@ impl Guard {
         let mut others: Vec<&OtherWorkload> = others.iter().filter(|other| other.on(node) >= LEAST).collect();
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
         for other in others {
-            let is_off = core.kept.state.steered.get(&other.cgroup).is_some_and(|off| off.contains(node));
+            let is_off = core.kept.state.steered().get(&other.cgroup).is_some_and(|off| off.contains(node));
             if is_off || !may_be_steered(core, &pods, other) {
                 continue;
             }
@@ -211,7 +211,7 @@ impl Guard {
         other: &OtherWorkload,
         node: NodeId,
     ) -> Result<Option<NodeSet>, String> {
-        let mut off = core.kept.state.steered.get(&other.cgroup).cloned().unwrap_or_default();
+        let mut off = core.kept.state.steered().get(&other.cgroup).cloned().unwrap_or_default();
         off.extend([node]);
         let allowed = core.nodes_without_steering(&other.cgroup)?;
         if !allowed.contains(node) {
@@ -230,7 +230,7 @@ impl Guard {
         core.check_untouched_huge_pages(&other.cgroup, &left).map_err(|shortage| shortage.to_string())?;
         let Some(finding) = self.policies.of(core, &other.cgroup, other.id) else { return Ok(None) };
         finding?;
-        core.steer(&other.cgroup, Some((off, left.clone()))).map_err(|error| error.to_string())?;
+        core.keep_off(&other.cgroup, &off).map_err(|error| error.to_string())?;
         // Which of them gets how much is not known.
         for (_, spare) in spare.iter_mut().filter(|(node, _)| left.contains(**node)) {
             spare.0 = spare.0.saturating_sub(has.0);
@@ -240,8 +240,8 @@ impl Guard {
 
     /// Lets those that are steered off other nodes than `still` says have them back.
     fn give_back(&mut self, core: &mut Core, now: Instant, still: impl Fn(&CgroupPath, &NodeSet) -> NodeSet) {
-        self.retries.retain(|path, _| core.kept.state.steered.contains_key(path));
-        let steered = core.kept.state.steered.iter();
+        self.retries.retain(|path, _| core.kept.state.steered().contains_key(path));
+        let steered = core.kept.state.steered().iter();
         let changed: Vec<(CgroupPath, NodeSet, NodeSet)> = steered
             .map(|(path, off)| (path.clone(), off.clone(), still(path, off)))
             .filter(|(_, off, still)| off != still)
@@ -251,15 +251,7 @@ impl Guard {
                 continue;
             }
             let back = &off - &still;
-            let done = if still.is_empty() {
-                core.steer(&path, None).map_err(|error| error.to_string())
-            } else {
-                core.nodes_without_steering(&path).and_then(|allowed| {
-                    let left = &allowed - &still;
-                    core.steer(&path, Some((still, left))).map_err(|error| error.to_string())
-                })
-            };
-            match done {
+            match core.keep_off(&path, &still) {
                 Ok(()) => {
                     let message = format!("{path} may use nodes {back} again.");
                     report(core, &path, back.first().unwrap_or(NodeId(0)), Severity::Info, message);
@@ -270,7 +262,7 @@ impl Guard {
                     retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).put_off(now);
                 }
             }
-            core.metrics.steered(core.kept.state.steered.len());
+            core.metrics.steered(core.kept.state.steered().len());
         }
     }
 }
@@ -299,21 +291,6 @@ fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &OtherWo
 /// Whether a cgroup is still the one that was seen.
 fn is_there(core: &Core, path: &CgroupPath, id: CgroupId) -> bool {
     matches!(core.hierarchy.id_of(path), Ok(Some(now)) if now == id)
-}
-
-/// Takes note of steered cgroups that are gone: a new one of the same path is not steered.
-fn forget_gone(core: &mut Core) {
-    let is_gone = |path: &&CgroupPath| {
-        let known = core.kept.state.applied.get(path).map(|record| record.id);
-        core.hierarchy.id_of(path).is_ok_and(|id| id.is_none() || id != known)
-    };
-    let gone: Vec<CgroupPath> = core.kept.state.steered.keys().filter(is_gone).cloned().collect();
-    for path in gone {
-        if let Err(error) = core.steer(&path, None) {
-            tracing::warn!(cgroup = %path, %error, "is gone, and what was found in it cannot be given back");
-            core.kept.state.steered.remove(&path);
-        }
-    }
 }
 
 fn report(core: &Core, cgroup: &CgroupPath, node: NodeId, severity: Severity, message: String) {
@@ -570,7 +547,7 @@ mod tests {
         }
         bench.see(false, [500, 1000], &[]);
         assert_eq!(["small", "large", "bound"].map(|of| bench.mems(of)), ["", "", "1"]);
-        assert!(bench.state().steered.is_empty());
+        assert!(bench.state().steered().is_empty());
         assert!(bench.state().applied.held().all(|(path, _)| path.as_str() == "/kept"));
         assert!(bench.reported().contains("/large may use nodes 1 again"));
     }
@@ -718,7 +695,7 @@ mod tests {
         let knob = bench.root().join("hog/cpuset.mems");
         let refused = fixture::refuse(&knob);
         bench.see(false, [500, 1000], &[]);
-        assert!(bench.state().steered.is_empty() && bench.mems("hog") == "0");
+        assert!(bench.state().steered().is_empty() && bench.mems("hog") == "0");
         let now = bench.now;
         let turn = |bench: &mut Bench, seconds: u64| {
             let ReconcilerLoop { controllers, core, .. } = bench.reconciler.as_mut().unwrap();
@@ -773,7 +750,7 @@ mod tests {
         fixture::cgroup(&root.join("hog"), &bench.host.machine.lock().unwrap());
         bench.see(true, [-10, 1000], &[("hog", 100)]);
         assert_eq!(bench.mems("hog"), "0");
-        let steered: Vec<&str> = bench.state().steered.keys().map(CgroupPath::as_str).collect();
+        let steered: Vec<&str> = bench.state().steered().keys().map(CgroupPath::as_str).collect();
         assert_eq!(steered, ["/hog"]);
         bench.see(false, [500, 1000], &[]);
         assert_eq!(bench.mems("hog"), "");
@@ -804,7 +781,7 @@ mod tests {
             guarantee(&mut bench, name, path);
         }
         assert_eq!(bench.mems("above"), "");
-        assert!(bench.state().steered.is_empty());
+        assert!(bench.state().steered().is_empty());
         bench.see(false, [500, 1000], &[]);
         assert!(!bench.mems("hog").is_empty(), "it holds what it was promised");
     }

@@ -31,7 +31,7 @@ use numaward_api::{EnforcementMode, EventKind};
 use numaward_cgroup::CgroupPath;
 use numaward_config::home::HomeMode;
 use numaward_enforce::pages::{Outcome, PageMove, PagesMoved};
-use numaward_guarantee::state::{Home, LeftAlone};
+use numaward_guarantee::narrowing::{Home, LeftAlone};
 use numaward_model::Report;
 use numaward_topology::{Bytes, NodeId};
 use strum::VariantArray as _;
@@ -118,10 +118,10 @@ impl Homing {
     /// Takes back the homes that an earlier run gave, where none are to be given, or these are not.
     pub(super) fn adopt(core: &mut Core) {
         let (is_on, config) = (core.config.places_homes(), &core.config.home);
-        let ended = core.kept.state.homes.keys().filter(|path| !is_on || !config.admits(path));
+        let ended = core.kept.state.homes().keys().filter(|path| !is_on || !config.admits(path));
         let ended: Vec<CgroupPath> = ended.cloned().collect();
         for path in ended {
-            match core.take_home(&path) {
+            match core.narrow(&path, |narrowing| narrowing.home = None) {
                 Ok(()) => report(core, &path, "ended", format!("{path} has no home any more.")),
                 Err(error) => tracing::error!(cgroup = %path, %error, "its home cannot be taken back"),
             }
@@ -148,8 +148,8 @@ impl Homing {
 
     /// Takes note of who has a home, and lets their CPUs follow what others have for themselves.
     fn follow(&mut self, core: &mut Core, now: Instant) {
-        let homes = &core.kept.state.homes;
-        self.at_home.retain(|path, _| homes.contains_key(path));
+        self.forget_ended(core);
+        let homes = core.kept.state.homes();
         for (path, home) in homes {
             self.at_home.entry(path.clone()).or_insert_with(|| AtHome {
                 stage: if home.is_kept { Stage::Kept(now) } else { Stage::Moving(None) },
@@ -169,7 +169,7 @@ impl Homing {
                     self.put_back(core, &path, "no_cpus", &why);
                 }
                 Ok(cpus) if core.home_cpus(&path) != Some(&cpus) => {
-                    if let Err(error) = core.give_home(&path, home, cpus) {
+                    if let Err(error) = core.give_home(&path, home) {
                         tracing::warn!(cgroup = %path, %error, "its CPUs at home cannot follow");
                     }
                 }
@@ -218,7 +218,7 @@ impl Homing {
 
     /// What to move next.
     fn next_order(&mut self, core: &Core) -> Option<(CgroupPath, PageMove)> {
-        let (homes, rate) = (&core.kept.state.homes, core.config.home.rate.0);
+        let (homes, rate) = (core.kept.state.homes(), core.config.home.rate.0);
         let most = Bytes(rate.0.saturating_mul(ORDER)).max(LEAST);
         for (path, of) in &self.at_home {
             let (Stage::Moving(Some(left)), Some(home)) = (&of.stage, homes.get(path)) else { continue };
@@ -275,14 +275,15 @@ impl Homing {
         self.watched.retain(|path, _| there.contains(path));
         self.policies.known.retain(|path, _| there.contains(path));
         self.reported.retain(|(path, _)| there.contains(path));
-        self.forget_gone(core);
+        core.forget_gone();
+        self.forget_ended(core);
         self.give_up_unseen(core, &there);
         let mut candidates = Vec::new();
         for reading in workloads {
             let path = reading.cgroup.clone();
             if let Some(AtHome { stage: Stage::Moving(left), .. }) = self.at_home.get_mut(&path) {
                 if left.is_none() {
-                    let home = core.kept.state.homes.get(&path).map(|home| home.node);
+                    let home = core.kept.state.homes().get(&path).map(|home| home.node);
                     *left = Some(elsewhere(&reading.resident, home));
                     self.begin_trial(&path);
                 }
@@ -332,7 +333,7 @@ impl Homing {
     /// Whether a workload keeps its home.
     fn judge(&mut self, core: &mut Core, path: &CgroupPath, of: &Measured, now: Instant) {
         let (Some(home), Some(known)) =
-            (core.kept.state.homes.get(path).cloned(), self.at_home.get_mut(path))
+            (core.kept.state.homes().get(path).cloned(), self.at_home.get_mut(path))
         else {
             return;
         };
@@ -370,9 +371,9 @@ impl Homing {
 
     /// Takes a home back, and the pages that were moved for it; the workload is left alone for a while.
     fn put_back(&mut self, core: &mut Core, path: &CgroupPath, outcome: &'static str, why: &str) {
-        let Some(home) = core.kept.state.homes.get(path).cloned() else { return };
+        let Some(home) = core.kept.state.homes().get(path).cloned() else { return };
         let id = core.kept.state.applied.get(path).map(|record| record.id);
-        if let Err(error) = core.take_home(path) {
+        if let Err(error) = core.narrow(path, |narrowing| narrowing.home = None) {
             tracing::error!(cgroup = %path, %error, "its home cannot be taken back: it is tried again");
             self.is_outdated = true;
             return;
@@ -440,7 +441,9 @@ impl Homing {
         of: &Measured,
         places: &mut [Place],
     ) -> Result<(), (HomeRefusal, String)> {
-        let (node, bytes) = choose(of, places).map_err(|refusal| {
+        let off = core.kept.state.narrowing(path).off;
+        let open: Vec<Place> = places.iter().filter(|place| !off.contains(place.node)).copied().collect();
+        let (node, bytes) = choose(of, &open).map_err(|refusal| {
             let why = match refusal {
                 HomeRefusal::Memory => format!("no node has room for the rest of its {}", of.total()),
                 _ => format!("it uses {} CPUs, and no node has so many left", thousandths(of.cpu)),
@@ -472,9 +475,8 @@ impl Homing {
             self.policies.read(core, path, id);
             return Err((HomeRefusal::MemoryPolicy, why));
         }
-        let home =
-            Home { node, remote_before: of.remote, is_kept: false, moved: ByNode::new(), cpus_before: None };
-        core.give_home(path, home, cpus.clone()).map_err(|error| (HomeRefusal::Write, error.to_string()))?;
+        core.give_home(path, Home::new(node, of.remote))
+            .map_err(|error| (HomeRefusal::Write, error.to_string()))?;
         let stage = Stage::Moving(Some(elsewhere(&of.resident, Some(node))));
         self.at_home.insert(path.clone(), AtHome { stage, cpu: of.cpu, unseen: 0 });
         self.begin_trial(path);
@@ -496,7 +498,7 @@ impl Homing {
                 let cpus = core.shared_cpus_of(node).len() as u64 * 1000;
                 let mut place = Place { node, cpus, used: 0, room };
                 for (path, of) in &self.at_home {
-                    if core.kept.state.homes.get(path).is_some_and(|home| home.node == node) {
+                    if core.kept.state.homes().get(path).is_some_and(|home| home.node == node) {
                         let coming = match &of.stage {
                             Stage::Moving(Some(left)) => {
                                 left.values().fold(0, |sum, of| of.0.saturating_add(sum))
@@ -511,32 +513,18 @@ impl Homing {
             .collect()
     }
 
-    /// Takes note of cgroups that are gone: a new one of the same path has no home.
-    fn forget_gone(&mut self, core: &mut Core) {
-        let known = |path: &CgroupPath| core.kept.state.applied.get(path).map(|record| record.id);
-        let is_gone =
-            |path: &CgroupPath, known| core.hierarchy.id_of(path).is_ok_and(|id| id.is_none() || id != known);
-        let homes = core.kept.state.homes.keys().filter(|path| is_gone(path, known(path)));
-        let gone: Vec<CgroupPath> = homes.cloned().collect();
-        let left = core.kept.state.left_alone.iter().filter(|(path, of)| is_gone(path, Some(of.id)));
-        let forgotten: Vec<CgroupPath> = left.map(|(path, _)| path.clone()).collect();
-        for path in gone {
-            self.at_home.remove(&path);
+    /// Forgets workloads whose homes have ended: their cgroup is gone, say.
+    fn forget_ended(&mut self, core: &Core) {
+        let homes = core.kept.state.homes();
+        for (path, _) in self.at_home.extract_if(.., |path, _| !homes.contains_key(path)) {
             self.watched.remove(&path);
-            if let Err(error) = core.take_home(&path) {
-                tracing::warn!(cgroup = %path, %error, "is gone, and what was found in it cannot be given back");
-                core.kept.state.homes.remove(&path);
-            }
-        }
-        for path in forgotten {
-            core.kept.state.left_alone.remove(&path);
         }
     }
 
     /// How many have a home on each node.
     fn count(core: &Core) {
         for node in core.policy.machine.nodes.keys() {
-            let homes = core.kept.state.homes.values().filter(|home| home.node == *node).count();
+            let homes = core.kept.state.homes().values().filter(|home| home.node == *node).count();
             core.metrics.homes(*node, homes);
         }
     }

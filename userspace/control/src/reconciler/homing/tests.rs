@@ -7,7 +7,7 @@ use numaward_config::{
     home::Home as HomeConfig,
 };
 use numaward_guarantee::request::Request;
-use numaward_topology::CpuSet;
+use numaward_topology::{CpuSet, NodeSet};
 
 use super::{measure::tests::reading, *};
 use crate::{
@@ -132,7 +132,7 @@ impl Bench {
 
     fn homes(&self) -> Vec<(String, u32, bool)> {
         let state = &self.reconciler.as_ref().unwrap().core.kept.state;
-        state.homes.iter().map(|(path, home)| (path.to_string(), home.node.0, home.is_kept)).collect()
+        state.homes().iter().map(|(path, home)| (path.to_string(), home.node.0, home.is_kept)).collect()
     }
 
     fn steps(&self) -> Vec<String> {
@@ -218,6 +218,24 @@ fn workload_with_a_policy_that_names_nodes_gets_no_home() {
     bench.policies.clear();
     bench.look(&[AWAY]);
     assert_eq!(bench.cpus("/a"), "4-7");
+}
+
+#[test]
+fn home_ends_on_a_node_that_the_guard_keeps_the_workload_off_and_none_begins_there() {
+    let mut bench = Bench::new(&["a"]);
+    let path: CgroupPath = "/a".parse().unwrap();
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    assert_eq!((bench.cpus("/a"), bench.mems("/a")), ("4-7".to_owned(), String::new()));
+    bench.with(|_, core, _| core.keep_off(&path, &"1".parse().unwrap()).unwrap());
+    assert_eq!((bench.cpus("/a"), bench.mems("/a")), (String::new(), "0".to_owned()));
+    assert_eq!((bench.homes(), bench.steps().last().unwrap().as_str()), (Vec::new(), "ended"));
+    // Most of its memory is still on node 1.
+    bench.look(&[AWAY]);
+    bench.look(&[AWAY]);
+    assert_eq!((bench.cpus("/a"), bench.mems("/a")), ("0-3".to_owned(), "0".to_owned()));
+    bench.with(|_, core, _| core.keep_off(&path, &NodeSet::new()).unwrap());
+    assert_eq!((bench.cpus("/a"), bench.mems("/a")), ("0-3".to_owned(), String::new()));
 }
 
 #[test]

@@ -206,7 +206,9 @@ impl Bench {
         let state = &self.reconciler.core.kept.state;
         let moving =
             numaward_guarantee::moving::Moving { running: state.moving.running.clone(), recent: Vec::new() };
-        (self.nodes(), State { moving, ..state.clone() })
+        let mut state = state.clone();
+        state.moving = moving;
+        (self.nodes(), state)
     }
 
     fn said(&self) -> Vec<String> {

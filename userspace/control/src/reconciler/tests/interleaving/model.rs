@@ -252,7 +252,7 @@ impl Promises {
 
     fn remove_owner(&mut self, owner: &str) {
         self.owners.remove(owner);
-        let mut state = State { ledger: self.ledger.clone(), ..State::default() };
+        let mut state = State::with_ledger(self.ledger.clone());
         state.give_back(&owner.into(), &*self.strategy);
         self.ledger = state.ledger;
     }

@@ -419,7 +419,7 @@ async fn what_a_kubelet_promised_is_kept_by_those_that_run() {
         ledger = decision.ledger;
     }
     let (mut store, _) = Store::<State>::open(&bench.config.state_directory).unwrap();
-    store.save(&State { ledger, ..State::default() }).unwrap();
+    store.save(&State::with_ledger(ledger)).unwrap();
     drop(store);
     let pod = bench.spec("runs", "", &[]);
     let db = ContainerSpec {
