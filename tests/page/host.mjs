@@ -130,6 +130,8 @@ export class Host {
   missing = undefined;
   /** Whether the kubelet promises, and numaward only watches. */
   observes = false;
+  /** Settings that could not be given back yet. */
+  pending = [];
   /** Whether it does not answer what is promised. */
   silent = false;
 
@@ -352,6 +354,7 @@ export class Host {
         return json({
           allocations,
           sharedCpus: this.sharedCpus,
+          enforcement: { mode: "on", herding: { mode: "off", cgroups: [] }, pendingRestores: this.pending },
           nodes: this.nodes.map((node) => ({
             node,
             freeCpus: "",

@@ -87,6 +87,7 @@ test("the host that is made up speaks as the API does", async (t) => {
   const { host } = await open(t, 3);
   host.stacks = STACKS;
   host.missing = { cpus: "5", memory: [{ kind: "memory", nodes: "0", bytes: 2 ** 31 }] };
+  host.pending = [{ cgroup: "/limited", knob: "memory.max", written: "2", found: "1", reason: "in use" }];
   const paths = ["topology", "version", "status", "allocations", "events", "history", "history/workloads"].map((path) => [`/api/v1/${path}`, `/api/v1/${path}`]);
   paths.push(
     ["/api/v1/workloads/%2Fsystem.slice%2Fdatabase.service/history", "/api/v1/workloads/{name}/history"],
@@ -455,6 +456,18 @@ test("where the kubelet promises, what is missed is a broken promise too", async
   await page.click("#rows a");
   await page.waitForSelector("#detail[open]");
   assert.match(await text(page, "#detail-body"), /^brokenpromised by the kubeletIt got memory off the promised nodes/);
+});
+
+test("settings that cannot be given back yet are listed with the reason", async (t) => {
+  const reason = "200Mi are in use, more than 128Mi";
+  const { page } = await open(t, 40, () => {}, (host) => {
+    host.drifts = false;
+    host.pending = [{ cgroup: "/limited", knob: "memory.max", written: String(2 ** 28), found: String(2 ** 27), reason }];
+  });
+  await page.waitForFunction(() => document.querySelector("#verdict").textContent.includes("1 setting not given back yet"));
+  await page.click("#verdict a:nth-child(2)");
+  await page.waitForSelector("#detail[open]");
+  assert.match(await text(page, "#detail-body"), /\/limitedmemory\.max256 MiB128 MiB200Mi are in use, more than 128Mi/);
 });
 
 test("what is promised and not there is a broken promise", async (t) => {

@@ -340,6 +340,11 @@ function statusOf({ status, allocations, dropped }) {
   if (status.degraded.length > 0) parts.push(table("What does not work", ["part", "why, and what to do"], status.degraded.map(({ part, reason }) => [part, reason])));
   const waiting = allocations.waiting ?? [];
   if (waiting.length > 0) parts.push(table("Guarantees that cannot be given", ["cgroup", "declared for", "why"], waiting.map((of) => [of.cgroup, of.declared, of.reason])));
+  const pending = allocations.enforcement?.pendingRestores ?? [];
+  if (pending.length > 0) {
+    const rows = pending.map((of) => [of.cgroup, of.knob, knobValue(of.knob, of.written), knobValue(of.knob, of.found), of.reason ?? ""]);
+    parts.push(table("Settings that cannot be given back yet", ["cgroup", "knob", "now", "to be", "why not yet"], rows));
+  }
   if (dropped > 0) parts.push(element("p", { class: "quiet" }, `No past is kept of ${counted(dropped, "workload")}: there are more than 1,000, and these were idle the longest.`));
   return parts;
 }

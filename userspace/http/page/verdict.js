@@ -78,6 +78,8 @@ export function hostVerdict(state) {
   }
   const waiting = state.allocations.waiting?.length ?? 0;
   if (waiting > 0) parts.push({ level: "warn", text: `${counted(waiting, "guarantee")} cannot be given`, go: { status: true } });
+  const pending = state.allocations.enforcement?.pendingRestores?.length ?? 0;
+  if (pending > 0) parts.push({ level: "warn", text: `${counted(pending, "setting")} not given back yet`, go: { status: true } });
   const missing = promised.reduce((sum, row) => sum + (row.rates.missed || 0), 0);
   const missed = promised.reduce((sum, row) => sum + row.totals.missed, 0);
   const misses = missing > 0 ? `${rate(missing)} missed` : missed > 0 ? `no misses now, ${bytes(missed)} before` : "no misses";

@@ -421,9 +421,19 @@ impl Core {
             self.store_outcome();
         }
         self.effects.held.push(HeldChange::Rewritten(path.clone()));
-        match done.late.into_iter().next() {
-            Some(late) => Err(late.error.to_string()),
-            None => done.result.map_err(|failure| failure.to_string()),
+        if let Some(late) = done.late.into_iter().next() {
+            return Err(late.error.to_string());
+        }
+        done.result.map_err(|failure| failure.to_string())?;
+        let record = self.kept.state.applied.get(path);
+        match record
+            .filter(|record| record.is_owed_cpus())
+            .and_then(|record| record.written.0.get(&Knob::CpusetCpus))
+        {
+            Some(cpus) => {
+                Err(format!("it has CPUs {cpus} so far: cpuset partitions of other cgroups have the others"))
+            }
+            None => Ok(()),
         }
     }
 
