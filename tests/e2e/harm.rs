@@ -1,9 +1,12 @@
 //! Workloads without a guarantee lose nothing by guarantees, releases and the guard.
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
-use numaward_tests::{Bench, boot};
+use numaward_tests::{Bench, boot, seed};
 use numaward_vm::Machine;
+
+/// Names how many random sequences there are.
+const SEQUENCES: &str = "NUMAWARD_HARM_SEQUENCES";
 
 #[test]
 fn no_bystander_is_killed_or_narrowed() {
@@ -30,4 +33,31 @@ fn no_bystander_is_killed_or_narrowed() {
     let events = report.json("events");
     let reasons = events["events"].as_array().unwrap().iter().filter_map(|event| event["message"].as_str());
     assert!(reasons.into_iter().any(|message| message.contains("have room for")), "{report}");
+}
+
+#[test]
+fn bystanders_outlive_random_sequences() {
+    let Some(bench) = Bench::open() else { return };
+    let sequences: u64 = match env::var(SEQUENCES) {
+        Ok(text) => text.parse().unwrap(),
+        Err(_) if bench.is_slow() => 200,
+        Err(_) => 2,
+    };
+    let minutes = 5 + 3 * sequences;
+    let machine = Machine::parse(None, Some("3,3"), Some("800M,800M"), None).unwrap();
+    let disks = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+    let vm = disks.iter().fold(bench.vm_with_systemd(machine), |vm, disk| {
+        disk.as_file().set_len(32 << 20).unwrap();
+        vm.disk(disk.path())
+    });
+    let vm = vm.limit(Duration::from_mins(minutes));
+    let seed = seed();
+    let script = format!(
+        "set -eu\nsection check\necho 1 >/proc/sys/kernel/numa_balancing\n\
+         numaward-harm-check check --sequences {sequences} --seed {seed}"
+    );
+    let report = boot(&vm, &script);
+    let said = report.section("check");
+    println!("{said}");
+    assert!(said.contains(&format!("ok: {sequences} sequences")), "{report}");
 }

@@ -72,7 +72,7 @@ fn assert_bad_scripts_fail(bench: &Bench) {
 #[test]
 fn a_machine_that_hangs_is_stopped() {
     let Some(bench) = Bench::open() else { return };
-    let limit = Duration::from_secs(20);
+    let limit = Duration::from_secs(10);
     for vm in [bench.vm(small()), bench.vm(small()).real_time()] {
         let error = vm.limit(limit).run("while :; do :; done", &mut Vec::new()).unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");

@@ -41,15 +41,16 @@ pub const SLOW: &str = "NUMAWARD_VM_SLOW";
 /// The variable with the seed of tests that make random requests.
 pub const SEED: &str = "NUMAWARD_SEED";
 
-/// The programs that are copied into each machine if they have been built.
-const NAMES: [&str; 7] = [
-    "numaward",
-    "numaward-load",
+/// The programs that are copied into each machine.
+const NAMES: [&str; 2] = ["numaward", "numaward-load"];
+/// Those that are copied if the script names them.
+const HELPERS: [&str; 6] = [
     "numaward-answers-check",
     "numaward-capabilities",
     "numaward-crash-check",
     "numaward-cri",
     "numaward-enforce-check",
+    "numaward-harm-check",
 ];
 /// What every script is preceded by.
 const PRELUDE: &str = include_str!("guest.sh");
@@ -113,10 +114,11 @@ impl Bench {
 
     /// A machine with the programs on its PATH, to be changed as needed and then booted.
     pub fn vm(&self, machine: Machine) -> Vm {
-        let programs = NAMES.iter().map(|name| (self.programs.join(name), format!("/bin/{name}")));
-        programs
-            .filter(|(path, _)| path.is_file())
-            .fold(Vm::new(self.kernel.clone(), machine), |vm, (path, guest)| vm.file(path, guest))
+        let program = |name: &str| (self.programs.join(name), format!("/bin/{name}"));
+        let vm = Vm::new(self.kernel.clone(), machine);
+        let vm = NAMES.iter().map(|name| program(name)).fold(vm, |vm, (path, guest)| vm.file(path, guest));
+        let helpers = HELPERS.iter().map(|name| program(name)).filter(|(path, _)| path.is_file());
+        helpers.fold(vm, |vm, (path, guest)| vm.offer(path, guest))
     }
 
     /// The same with systemd as its first process.

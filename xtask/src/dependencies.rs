@@ -179,6 +179,7 @@ const TABLE: &[Rule] = &[
     rule("numaward-tests-daemon", &[]),
     rule(TEST_SUPPORT, &[]),
     rule("numaward-capabilities", &[]),
+    rule("numaward-harm-check", &[]),
     // What the kubelet would do: of the project it knows the API server of kube's tests.
     rule("numaward-cri", &["numaward-kube"]),
     // Part of what they test: they run inside the machine, against the kernel.

@@ -179,6 +179,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("guides::postgresql", &[(REST, &["6.12"])]),
     row("guides::qemu", &[(REST, &["6.12"])]),
     row("guides::redis", &[(REST, &["6.12"])]),
+    row("harm::bystanders_outlive_random_sequences", &[(CI, &["6.12"]), (REST, &["6.12"])]),
     row("harm::no_bystander_is_killed_or_narrowed", &[(CI, &["6.12"])]),
     row("herd::others_are_herded_on_four_nodes", &[(CI, &["6.12"])]),
     row("herd::others_are_herded_on_two_nodes", &[(CI, &["6.12"]), (REST, &["6.1", "latest"])]),

@@ -44,6 +44,7 @@ const HELPERS: &[&str] = &[
     "numaward-crash-check",
     "numaward-cri",
     "numaward-enforce-check",
+    "numaward-harm-check",
 ];
 /// The programs of Kubernetes, where no folder is given: seen from the checkout.
 const BESIDE: &str = "../shared/kubernetes";

@@ -1,0 +1,95 @@
+//! `numaward-harm-check` lets workloads without a guarantee live beside a daemon that is asked for anything at random, and checks that
+//! none is killed and each gets back all it had.
+//!
+//! The problem: guarantees, releases, CPU isolation, automatic placement, the guard, modes, kills of the daemon and its removal each
+//! change cgroups that asked for nothing. Whether all of it comes back in every order is shown only by orders that were not chosen.
+//!
+//! Terms: a *bystander* is a workload that asked for nothing ([`bystander`]). A *sequence* is a number of random steps, after which the
+//! daemon is removed.
+//!
+//! Algorithm: start the bystanders and take a snapshot of all that they have ([`snapshot`]). For each sequence, start the daemon, do
+//! the steps ([`sequence`]), end what was started, run `numaward uninstall --restore`, and compare with the snapshot.
+//!
+//! Invariants checked: no bystander is killed, neither by the kernel nor by a signal; afterwards each knob of each cgroup, each memory
+//! policy and each affinity mask is what it was.
+//!
+//! To be run as root on a machine that nobody needs, with systemd, two nodes, two small disks, and cgroup v2 at
+//! /sys/fs/cgroup.
+
+#![forbid(unsafe_code)]
+
+mod bystander;
+mod sequence;
+mod snapshot;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+
+use crate::{
+    bystander::{Behavior, Bystanders},
+    snapshot::Snapshot,
+};
+
+#[derive(Parser)]
+#[command(
+    name = "numaward-harm-check",
+    about = "Checks that no workload is harmed by what the daemon does around it"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Does random sequences of steps, and checks
+    Check {
+        /// How many sequences
+        #[arg(long, default_value_t = 3)]
+        sequences: u32,
+        /// How many steps each has
+        #[arg(long, default_value_t = 12)]
+        steps: u32,
+        /// What the steps follow from
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Is a bystander: enters a cgroup and behaves so until it is killed
+    #[command(hide = true)]
+    Bystander {
+        behavior: Behavior,
+        /// The cgroup; it stays in its own without
+        #[arg(long)]
+        cgroup: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().task {
+        Task::Check { sequences, steps, seed } => check(sequences, steps, seed),
+        Task::Bystander { behavior, cgroup } => bystander::main(behavior, cgroup.as_deref()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("FAILED: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check(sequences: u32, steps: u32, seed: u64) -> Result<()> {
+    let mut bystanders = Bystanders::start()?;
+    let before = Snapshot::take(&mut bystanders)?;
+    println!("{} bystanders", bystanders.count());
+    for number in 0..sequences {
+        let seed = seed.wrapping_add(u64::from(number));
+        println!("sequence {number}, seed {seed}");
+        sequence::run(&mut bystanders, &before, seed, steps)
+            .with_context(|| format!("sequence {number}, --seed {seed}"))?;
+    }
+    println!("ok: {sequences} sequences of {steps} steps");
+    Ok(())
+}

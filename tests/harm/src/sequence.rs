@@ -1,0 +1,302 @@
+//! Random sequences of what the daemon may be asked for.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use fastrand::Rng;
+use serde_json::Value;
+
+use crate::{
+    bystander::{self, Bystanders, CGROUPS, UNIT},
+    snapshot::Snapshot,
+};
+
+const CONFIG: &str = "/tmp/harm.yaml";
+const LOG: &str = "/tmp/daemon.log";
+/// How long the daemon may take to start.
+const START: Duration = Duration::from_mins(1);
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// What gets guarantees, with the MiB that each needs at least: bystanders without anything of their own in the way, and one more.
+const TARGETS: &[(&str, u64)] =
+    &[("/growth", 64), ("/tight", 48), ("/delegated/a", 32), ("/tmpfs", 48), ("/page_cache", 64), (UNIT, 64)];
+
+/// What is running of a sequence.
+struct Sequence<'a> {
+    bystanders: &'a mut Bystanders,
+    before: Snapshot,
+    random: Rng,
+    daemon: Option<Child>,
+    /// Commands that `numaward exec` runs, by name.
+    commands: Vec<(String, Child)>,
+    /// Names of guarantees that were given.
+    given: Vec<String>,
+    number: u32,
+}
+
+/// Does so many steps, removes the daemon, and compares.
+pub(crate) fn run(bystanders: &mut Bystanders, before: &Snapshot, seed: u64, steps: u32) -> Result<()> {
+    let mut sequence = Sequence {
+        bystanders,
+        before: before.clone(),
+        random: Rng::with_seed(seed),
+        daemon: None,
+        commands: Vec::new(),
+        given: Vec::new(),
+        number: 0,
+    };
+    sequence.configure()?;
+    sequence.start_daemon()?;
+    for _ in 0..steps {
+        sequence.step()?;
+        // Each must live after each step.
+        sequence.bystanders.processes()?;
+    }
+    sequence.remove()
+}
+
+impl Sequence<'_> {
+    fn step(&mut self) -> Result<()> {
+        match self.random.u32(0..20) {
+            0..=3 => self.exec()?,
+            4 => self.end_command()?,
+            5..=8 => self.guarantee(),
+            9 | 10 => self.resize(),
+            11 | 12 => self.release(),
+            13 | 14 => self.fill_node()?,
+            15 | 16 => {
+                self.configure()?;
+                self.stop_daemon(false)?;
+                self.start_daemon()?;
+            }
+            17 => {
+                println!("  kill the daemon");
+                self.stop_daemon(true)?;
+                self.start_daemon()?;
+            }
+            18 => {
+                self.remove()?;
+                self.start_daemon()?;
+            }
+            _ => {
+                println!("  wait");
+                thread::sleep(Duration::from_secs(self.random.u64(2..12)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Another configuration, for the next start.
+    fn configure(&mut self) -> Result<()> {
+        let mode = ["on", "on", "on", "dry-run", "off"][self.random.usize(0..5)];
+        let isolation = ["on", "off"][self.random.usize(0..2)];
+        let guard = ["act", "act", "report"][self.random.usize(0..3)];
+        let home = ["place", "off"][self.random.usize(0..2)];
+        println!("  configuration: mode {mode}, herding {isolation}, guard {guard}, home {home}");
+        let text = format!(
+            "guard: {guard}\n\
+             enforcement:\n  mode: {mode}\n  herding: {{mode: {isolation}}}\n\
+             home: {{mode: {home}, minMemory: 8Mi, minRemotePercent: 1, minCpuPercent: 1, window: 10s}}\n\
+             guarantees:\n- {{cgroup: \"/growth\", memory: 64Mi}}\n"
+        );
+        let text = if self.random.bool() {
+            text
+        } else {
+            text.split_once("guarantees:").map(|(before, _)| before.to_owned()).unwrap_or_default()
+        };
+        fs::write(CONFIG, text).context(CONFIG)
+    }
+
+    fn start_daemon(&mut self) -> Result<()> {
+        let log = fs::OpenOptions::new().create(true).append(true).open(LOG)?;
+        let daemon = Command::new("numaward")
+            .args(["run", "--config", CONFIG])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        self.daemon = Some(daemon);
+        let until = Instant::now() + START;
+        while !Self::ask(&["status"]) {
+            let ended = self.daemon.as_mut().map(Child::try_wait).transpose()?.flatten();
+            ensure!(ended.is_none(), "the daemon ended: {ended:?}; its log ends so:\n{}", end_of_log());
+            ensure!(Instant::now() < until, "the daemon does not answer; its log ends so:\n{}", end_of_log());
+            thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    fn stop_daemon(&mut self, is_killed: bool) -> Result<()> {
+        let Some(mut daemon) = self.daemon.take() else { return Ok(()) };
+        if is_killed {
+            daemon.kill()?;
+        } else {
+            bystander::run(Command::new("kill").arg(daemon.id().to_string()))?;
+        }
+        daemon.wait()?;
+        Ok(())
+    }
+
+    fn exec(&mut self) -> Result<()> {
+        self.number += 1;
+        let name = format!("command{}", self.number);
+        let (cpus, memory) = (self.random.u32(1..4), self.random.u32(1..12) * 16);
+        println!("  exec {name} with {cpus} CPUs and {memory} MiB");
+        let child = Command::new("numaward")
+            .args(["exec", "--name", &name, "--cpus", &cpus.to_string(), "--memory", &format!("{memory}Mi")])
+            .args(["--", "sleep", "100000"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        self.commands.push((name, child));
+        thread::sleep(Duration::from_secs(1));
+        Ok(())
+    }
+
+    fn end_command(&mut self) -> Result<()> {
+        if self.commands.is_empty() {
+            return Ok(());
+        }
+        let (name, child) = self.commands.swap_remove(self.random.usize(0..self.commands.len()));
+        println!("  end {name}");
+        end(child)
+    }
+
+    fn guarantee(&mut self) {
+        let (target, least) = TARGETS[self.random.usize(0..TARGETS.len())];
+        let memory = format!("{}Mi", least + self.random.u64(0..4) * 16);
+        let mut arguments = vec!["guarantee", target, "--memory", &memory];
+        if self.random.bool() {
+            arguments.extend(["--cpus", "1"]);
+        }
+        let is_given = Self::ask(&arguments);
+        println!("  {}: {}", arguments.join(" "), if is_given { "given" } else { "refused" });
+        if is_given {
+            self.given.push(target.to_owned());
+        }
+    }
+
+    fn resize(&mut self) {
+        let Some(name) = self.random.choice(&self.given).cloned() else { return };
+        let memory = format!("{}Mi", 64 + self.random.u64(0..6) * 16);
+        let is_done = Self::ask(&["resize", &name, "--memory", &memory]);
+        println!("  resize {name} to {memory}: {is_done}");
+    }
+
+    fn release(&mut self) {
+        if self.given.is_empty() {
+            return;
+        }
+        let name = self.given.swap_remove(self.random.usize(0..self.given.len()));
+        let is_done = Self::ask(&["release", &name]);
+        println!("  release {name}: {is_done}");
+    }
+
+    /// Fills most of a node for a while.
+    fn fill_node(&mut self) -> Result<()> {
+        let node = self.random.u32(0..2);
+        let free = free_mib(node)?.saturating_sub(60);
+        println!("  fill node {node} with {free} MiB");
+        let cgroup = Path::new(CGROUPS).join("filler");
+        fs::create_dir_all(&cgroup)?;
+        let mut filler = Command::new("numaward-load")
+            .args([
+                "--policy",
+                &format!("preferred:{node}"),
+                "--size",
+                &format!("{}M", free.max(1)),
+                "--cgroup",
+            ])
+            .arg(&cgroup)
+            .stdout(Stdio::null())
+            .spawn()?;
+        thread::sleep(Duration::from_secs(self.random.u64(4..16)));
+        filler.kill()?;
+        filler.wait()?;
+        Ok(())
+    }
+
+    /// Ends what was started, removes the daemon, and compares.
+    fn remove(&mut self) -> Result<()> {
+        println!("  remove");
+        for (_, child) in self.commands.drain(..) {
+            end(child)?;
+        }
+        self.given.clear();
+        let is_killed = self.random.bool();
+        self.stop_daemon(is_killed)?;
+        restore()?;
+        let after = Snapshot::take(self.bystanders)?;
+        let differences = self.before.differences(&after);
+        if !differences.is_empty() {
+            bail!("not as it was:\n  {}", differences.join("\n  "));
+        }
+        Ok(())
+    }
+
+    /// Whether a command of the client succeeds within a while.
+    fn ask(arguments: &[&str]) -> bool {
+        let child = Command::new("numaward")
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(mut child) = child else { return false };
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            if let Ok(Some(status)) = child.try_wait() {
+                return status.success();
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        false
+    }
+}
+
+/// Ends a command as a terminal does: `numaward exec` passes the signal on. It may have ended by itself.
+fn end(mut child: Child) -> Result<()> {
+    if child.try_wait()?.is_none() {
+        bystander::run(Command::new("kill").arg(child.id().to_string()))?;
+    }
+    child.wait()?;
+    Ok(())
+}
+
+/// Gives back all that was written. What the kernel does not take while another program's partition has the CPUs is named.
+fn restore() -> Result<()> {
+    let done = Command::new("numaward")
+        .args(["uninstall", "--restore", "--config", CONFIG, "-o", "json"])
+        .stdin(Stdio::null())
+        .output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    let restored: Value = serde_json::from_slice(&done.stdout).with_context(|| said.to_string())?;
+    for left in restored["left"].as_array().context("nothing is said of what is left")? {
+        let is_partition = left["reason"].as_str().is_some_and(|reason| reason.contains("cpuset partitions"));
+        ensure!(is_partition, "not given back: {left}\n{said}");
+    }
+    Ok(())
+}
+
+fn end_of_log() -> String {
+    let log = fs::read_to_string(LOG).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().rev().take(5).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+}
+
+fn free_mib(node: u32) -> Result<u64> {
+    let path = format!("/sys/devices/system/node/node{node}/meminfo");
+    let text = fs::read_to_string(&path)?;
+    let free = text.lines().find(|line| line.contains("MemFree:")).context("no MemFree")?;
+    let kib: u64 = free.split_whitespace().nth(3).context("no number")?.parse()?;
+    Ok(kib / 1024)
+}

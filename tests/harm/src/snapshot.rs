@@ -1,0 +1,127 @@
+//! What cgroups, units and processes have.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::bystander::{Bystanders, CGROUPS, UNIT, output};
+
+/// What numaward may write in a cgroup.
+const KNOBS: &[&str] = &[
+    "cgroup.subtree_control",
+    "cpuset.cpus",
+    "cpuset.mems",
+    "cpuset.cpus.exclusive",
+    "cpuset.cpus.partition",
+    "memory.min",
+    "memory.low",
+    "memory.high",
+    "memory.max",
+    "memory.swap.max",
+    "cpu.max",
+    "cpu.weight",
+];
+/// What systemd shows of a unit.
+const PROPERTIES: &str = "AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryLow,MemoryHigh,MemoryMax,MemorySwapMax,CPUWeight,\
+                          CPUQuotaPerSecUSec,DropInPaths";
+
+/// All of it, by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Snapshot(BTreeMap<String, String>);
+
+impl Snapshot {
+    /// Takes it. Fails if a bystander has ended.
+    pub(crate) fn take(bystanders: &mut Bystanders) -> Result<Self> {
+        let mut found = BTreeMap::new();
+        let cpus = [
+            line("/sys/devices/system/cpu/online")?,
+            line(Path::new(CGROUPS).join("cpuset.cpus.effective"))?,
+        ];
+        let nodes = line("/sys/devices/system/node/online")?;
+        for cgroup in cgroups() {
+            let name = cgroup.strip_prefix(CGROUPS).unwrap_or(&cgroup).display().to_string();
+            for knob in KNOBS {
+                let Ok(text) = fs::read_to_string(cgroup.join(knob)) else { continue };
+                let mut text = text.trim().to_owned();
+                // The kernel does not take an empty set back while tasks run there: all of them stand for it, or all that is not in a
+                // partition of the bystanders.
+                let is_all = match *knob {
+                    "cpuset.cpus" => cpus.contains(&text),
+                    "cpuset.mems" => text == nodes,
+                    _ => false,
+                };
+                if is_all {
+                    text.clear();
+                }
+                found.insert(format!("/{name} {knob}"), text);
+            }
+            let events = fs::read_to_string(cgroup.join("memory.events.local")).unwrap_or_default();
+            if let Some(kills) = events.lines().find(|line| line.starts_with("oom_kill ")) {
+                found.insert(format!("/{name} memory.events.local"), kills.to_owned());
+            }
+        }
+        for (name, pid) in bystanders.processes()? {
+            found.insert(format!("{name} process"), pid.to_string());
+            let policies = policies(pid).with_context(|| format!("the policies of {name}"))?;
+            found.insert(format!("{name} policies"), policies);
+            let masks = masks(pid).with_context(|| format!("the masks of {name}"))?;
+            found.insert(format!("{name} masks"), masks);
+        }
+        let unit = output(Command::new("systemctl").args(["show", "-p", PROPERTIES, UNIT]))?;
+        found.extend(unit.lines().filter_map(|line| {
+            let (property, value) = line.split_once('=')?;
+            Some((format!("{UNIT} {property}"), value.to_owned()))
+        }));
+        Ok(Self(found))
+    }
+
+    /// What differs from this in a later one, a line each. Cgroups that came or went meanwhile are none of this.
+    pub(crate) fn differences(&self, later: &Self) -> Vec<String> {
+        let both = self.0.iter().filter_map(|(name, before)| Some((name, before, later.0.get(name)?)));
+        let differing = both.filter(|(_, before, after)| before != after);
+        differing.map(|(name, before, after)| format!("{name}: {before:?} became {after:?}")).collect()
+    }
+}
+
+/// All cgroups that there are.
+fn cgroups() -> Vec<PathBuf> {
+    let (mut found, mut folders) = (Vec::new(), vec![PathBuf::from(CGROUPS)]);
+    while let Some(folder) = folders.pop() {
+        let below = fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(below.filter(|of| of.file_type().is_ok_and(|of| of.is_dir())).map(|of| of.path()));
+        found.push(folder);
+    }
+    found
+}
+
+/// The memory policies of a process, each once.
+fn policies(pid: u32) -> Result<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/numa_maps"))?;
+    let mut policies: Vec<&str> = text.lines().filter_map(|line| line.split(' ').nth(1)).collect();
+    policies.sort_unstable();
+    policies.dedup();
+    Ok(policies.join(" "))
+}
+
+/// The affinity masks of the threads of a process.
+fn masks(pid: u32) -> Result<String> {
+    let mut masks = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = fs::read_to_string(task?.path().join("status"))?;
+        masks.extend(
+            status.lines().find_map(|line| Some(line.strip_prefix("Cpus_allowed_list:\t")?.to_owned())),
+        );
+    }
+    masks.sort();
+    Ok(masks.join(" "))
+}
+
+fn line(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    Ok(fs::read_to_string(path).with_context(|| path.display().to_string())?.trim().to_owned())
+}
