@@ -280,7 +280,7 @@ fn restore() -> Result<()> {
         .output()?;
     let said = String::from_utf8_lossy(&done.stderr);
     let restored: Value = serde_json::from_slice(&done.stdout).with_context(|| said.to_string())?;
-    for left in restored["left"].as_array().context("nothing is said of what is left")? {
+    for left in restored["left"].as_array().context("no list of what is left")? {
         let is_partition = left["reason"].as_str().is_some_and(|reason| reason.contains("cpuset partitions"));
         ensure!(is_partition, "not given back: {left}\n{said}");
     }

@@ -20,7 +20,7 @@ use crate::{
     initramfs::Initramfs,
 };
 
-/// Leaves out tests of the kernel's own ciphers and of its noise from the CPU's jitter: almost half of an emulated boot.
+/// Skips the tests of the kernel's own ciphers and of its noise from the CPU's jitter: almost half of an emulated boot.
 const FASTER_BOOT: &str = "cryptomgr.notests initcall_blacklist=jent_mod_init";
 
 /// For the network and the disk. The order matters, here and below: each needs those before it.
