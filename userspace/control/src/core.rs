@@ -136,6 +136,7 @@ impl Core {
             effects: Effects::default(),
             heeded: Arc::default(),
         };
+        core.report_unfit();
         core.recharge();
         Ok(core)
     }

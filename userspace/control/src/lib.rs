@@ -115,8 +115,8 @@ impl Guarantor for Control {
     }
 }
 
-/// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy, its machine is not known, or the default
-/// policy does not fit that.
+/// Starts to give guarantees on this host, unless it has no cgroup v2 hierarchy, its machine is not known, or not
+/// even the default policy fits it.
 fn start_on_this_host(
     config: &Config,
     ports: Ports,
@@ -142,10 +142,11 @@ fn start_on_this_host(
     let options = Options::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
     match start(config, hierarchy, enforcer, ports, metrics, watch, stop.clone()) {
-        Err(StartError::Policy(problems)) if !policy::is_configured(config) => {
-            for problem in problems {
-                tracing::warn!(%problem, "nothing can be promised on this machine");
-            }
+        Err(StartError::Policy(problems)) => {
+            tracing::error!(
+                problems = policy::in_words(&problems),
+                "nothing can be promised on this machine, nor given back"
+            );
             Ok(None)
         }
         started => started.map(Some),

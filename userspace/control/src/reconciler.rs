@@ -413,6 +413,7 @@ impl ReconcilerLoop {
                 let mut promises = Promises::new(self.read_model.promises(), ledger);
                 promises.free_cpus = self.core.free_cpus();
                 promises.homes.clone_from(&homes);
+                promises.unfit.clone_from(&self.core.policy.unfit);
                 self.core.ports.assignments.assigned(promises);
                 self.homes = homes;
             }

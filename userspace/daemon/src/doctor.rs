@@ -15,6 +15,7 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 use numaward_api::doctor::{Check, Verdict};
 use numaward_cgroup::needs::look;
 use numaward_config::{Config, OperatingMode, Problems, home::HomeMode};
+use numaward_guarantee::policy;
 use numaward_probes::{Mode, Probe, ProbeReport};
 use numaward_topology::{Need, NodeSet, sysfs};
 use rustix::thread::CapabilitySet;
@@ -76,6 +77,7 @@ pub fn examine(
         check("memory tiers", host.tiers()),
         check("kubelet", host.kubelet(&config)),
     ]);
+    checks.extend(host.policy(&config).map(|of| check("policy", of)));
     checks.extend(host.enforcement());
     checks.extend(host.narrow_threads());
     checks.extend(config.enforcement.moves_interrupts().then(|| check("interrupts", host.interrupts())));
@@ -450,6 +452,26 @@ impl Host<'_> {
         ok(format!("judged by {by}"))
     }
 
+    /// Whether the policy fits the machine, where numaward is to give guarantees.
+    fn policy(&self, config: &Config) -> Option<Outcome> {
+        let policies = Policies::read(self.root, &config.kubernetes.kubelet.directory);
+        if kubelet::mode(config, &policies) != Ok(OperatingMode::Enforce) {
+            return None;
+        }
+        let machine = sysfs::read(self.root).ok()?;
+        Some(match policy::strategy(config, &machine) {
+            Ok(_) => ok("fits the machine"),
+            Err(problems) => fail(
+                format!(
+                    "does not fit the machine: {}. The daemon keeps guarantees, and gives no new ones",
+                    policy::in_words(&problems)
+                ),
+                "change these keys of the configuration and restart the daemon, or give back to the machine what they \
+                 name; `numaward uninstall --restore` gives back all that was written",
+            ),
+        })
+    }
+
     fn kubelet(&self, config: &Config) -> Outcome {
         let directory = config.kubernetes.kubelet.directory.as_path();
         let policies = Policies::read(self.root, directory);
@@ -718,6 +740,34 @@ mod tests {
         let check = of(Err(&problems), "configuration");
         assert_eq!(check.verdict, Verdict::Fail);
         assert!(check.finding.contains("numaward.yaml") && check.finding.contains("mode"), "{check:?}");
+    }
+
+    #[test]
+    fn a_policy_that_does_not_fit_the_machine_fails() {
+        let mut files = vec![
+            ("sys/devices/system/cpu/online".to_owned(), "0-3\n"),
+            ("sys/devices/system/node/online".to_owned(), "0\n"),
+            ("sys/devices/system/node/node0/cpulist".to_owned(), "0-3\n"),
+            ("sys/devices/system/node/node0/distance".to_owned(), "10\n"),
+            ("sys/devices/system/node/node0/meminfo".to_owned(), "Node 0 MemTotal: 4194304 kB\n"),
+        ];
+        for (cpu, id) in ["0\n", "1\n", "2\n", "3\n"].into_iter().enumerate() {
+            let topology = format!("sys/devices/system/cpu/cpu{cpu}/topology");
+            files.push((format!("{topology}/physical_package_id"), "0\n"));
+            files.push((format!("{topology}/core_id"), id));
+        }
+        let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+        let root = tree(&files);
+        let judged = |config: &str| {
+            let config: Config = serde_json::from_str(config).unwrap();
+            Host { root: root.path() }.policy(&config)
+        };
+        assert_eq!(judged("{}").map(|(verdict, ..)| verdict), Some(Verdict::Ok));
+        let reserved = r#""reservedMemory": [{"numaNode": 7, "limits": {"memory": "1Gi"}}]"#;
+        let (verdict, finding, fix) = judged(&format!("{{{reserved}}}")).unwrap();
+        assert_eq!(verdict, Verdict::Fail);
+        assert!(finding.contains("NUMA node 7") && fix.is_some(), "{finding}");
+        assert_eq!(judged(&format!(r#"{{"mode": "observe", {reserved}}}"#)), None);
     }
 
     #[test]

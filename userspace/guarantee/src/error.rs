@@ -65,10 +65,8 @@ pub enum AdmissionError {
     /// The ledger could not be stored.
     #[error("the ledger cannot be stored, and nothing was changed: {0}")]
     Store(#[from] StoreError),
-    /// The machine changed, so that the policy does not fit it.
-    #[error(
-        "the policy does not fit the machine, which changed ({0}): nothing new is promised until it fits again"
-    )]
+    /// The policy does not fit the machine.
+    #[error("the policy does not fit the machine ({0}): nothing new is promised until it does")]
     Unfit(String),
     /// There are no state files of a kubelet for what is promised.
     #[error(

@@ -154,7 +154,7 @@ pub enum Unpinned {
     Away,
     /// It was started while we were not connected, and what it asks for is not there.
     DoesNotFit,
-    /// The policy does not fit the machine any more, so that nothing new is promised.
+    /// The policy does not fit the machine, so that nothing new is promised.
     Unfit,
     /// The ledger could not be stored.
     Ledger,

@@ -65,21 +65,6 @@ pub enum PolicyError {
     Engine(#[from] StartError),
 }
 
-/// Whether the configuration says anything about what may be promised.
-pub fn is_configured(config: &Config) -> bool {
-    config.memory_manager_policy.is_some()
-        || config.reserved_memory.is_some()
-        || config.cpu_manager_policy.is_some()
-        || !config.cpu_manager_policy_options.is_empty()
-        || config.reserved_system_cpus.is_some()
-        || config.topology_manager_policy.is_some()
-        || config.topology_manager_scope.is_some()
-        || !config.topology_manager_policy_options.is_empty()
-        || config.kube_reserved.is_some()
-        || config.system_reserved.is_some()
-        || config.eviction_hard.is_some()
-}
-
 /// The engine's configuration for a machine, or everything that is wrong with what the operator said.
 pub fn engine(config: &Config, machine: &Machine) -> Result<PolicyConfig, Vec<PolicyError>> {
     let mut problems = Vec::new();
@@ -93,6 +78,27 @@ pub fn strategy(config: &Config, machine: &Machine) -> Result<Box<dyn Strategy>,
         StrategyKind::Kubelet => Box::new(kubelet(config, machine)?),
         StrategyKind::Native => Box::new(native(config, machine)?),
     })
+}
+
+/// A strategy to charge a machine with what is promised already, although the configured policy does not fit it. CPUs are
+/// reserved as configured, if that part fits.
+pub fn fallback(config: &Config, machine: &Machine) -> Option<Box<dyn Strategy>> {
+    let without_memory = Config {
+        memory_manager_policy: None,
+        reserved_memory: None,
+        kube_reserved: None,
+        system_reserved: None,
+        eviction_hard: None,
+        memory_tiers: BTreeMap::new(),
+        ..config.clone()
+    };
+    let fitting = [without_memory, Config::default()].iter().find_map(|config| native(config, machine).ok());
+    fitting.map(|native| Box::new(native) as Box<dyn Strategy>)
+}
+
+/// All problems on one line.
+pub fn in_words(problems: &[PolicyError]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Makes the strategy `native`, or says everything that is wrong.

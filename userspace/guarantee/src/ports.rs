@@ -24,10 +24,11 @@ pub trait Guarantor {
     /// Does what needs privileges that the daemon gives up. Where this is not called, nothing is promised.
     fn prepare(&mut self, config: &Config);
 
-    /// Starts to give guarantees on this host. None where it has no cgroup v2 hierarchy, its machine is not known, nothing is
-    /// configured and the default policy does not fit, or [`prepare`](Self::prepare) was not called.
+    /// Starts to give guarantees on this host. None where it has no cgroup v2 hierarchy, its machine is not known, not even
+    /// the default policy fits it, or [`prepare`](Self::prepare) was not called.
     ///
-    /// A ledger or a policy that cannot be used is an error: silence would let go of what is promised.
+    /// A ledger that cannot be used is an error: silence would let go of what is promised. With a policy that does not fit
+    /// the machine, guarantees are kept, and no new ones are given.
     fn start(
         self: Box<Self>,
         config: &Config,

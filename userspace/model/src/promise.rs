@@ -19,6 +19,8 @@ pub struct Promises {
     pub free_cpus: CpuSet,
     /// The nodes on which workloads without a guarantee have a home, by their cgroups. Nothing is promised to them.
     pub homes: BTreeMap<CgroupPath, NodeId>,
+    /// Why the policy does not fit the machine, if so. Nothing new is promised then.
+    pub unfit: Option<String>,
 }
 
 impl Promises {

@@ -35,6 +35,8 @@ pub enum Part {
     DutyCycle,
     /// Reading where memory lies.
     Residency,
+    /// Giving new guarantees: the policy does not fit the machine.
+    Policy,
     /// Reading what the kubelet promised.
     Kubelet,
     /// Reading pods from the API server.

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use crate::{
     foreign::ForeignPromises,
     observer::Observer,
+    part::Part,
     slots::{AT_ONCE, Moving},
     table::Member,
 };
@@ -54,6 +55,10 @@ impl AssignmentSink for Observer {
     fn assigned(&self, promises: Promises) {
         // While it is known what was promised before.
         self.read_probe_events();
+        let unfit = promises.unfit.as_ref().map(|problems| {
+            format!("the policy does not fit the machine ({problems}): guarantees are kept, and no new ones are given")
+        });
+        self.health.note(Part::Policy, unfit.map_or(Ok(()), Err));
         self.assign(self.moving(), promises);
     }
 }

@@ -3,7 +3,7 @@
 //! What is promised stays promised. A workload whose CPU went offline or, since another boot, is no longer of its kind, or
 //! whose node lost memory, *misses* that part: it is reported, and nothing new is promised of it. When the part comes back,
 //! the kernel gives it to the same workload again, as the knobs still hold. A machine that the configured policy does not fit
-//! any more is reported too; what runs is kept, and nothing new is promised until it fits again.
+//! is reported too, also at the start; what runs is kept, and nothing new is promised until it fits again.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -25,14 +25,20 @@ pub(crate) struct Policy {
     pub(crate) machine: Arc<Machine>,
     pub(crate) strategy: Box<dyn Strategy>,
     /// Why the policy does not fit the machine, if so.
-    unfit: Option<String>,
+    pub(crate) unfit: Option<String>,
     /// What is promised and not there, by the owner's name.
     pub(crate) missing: BTreeMap<String, MissingCapacity>,
 }
 
 impl Policy {
     pub(super) fn new(config: &Config, machine: Arc<Machine>) -> Result<Self, StartError> {
-        let strategy = policy::strategy(config, &machine).map_err(StartError::Policy)?;
+        let (strategy, unfit) = match policy::strategy(config, &machine) {
+            Ok(strategy) => (strategy, None),
+            Err(problems) => {
+                let unfit = policy::in_words(&problems);
+                (policy::fallback(config, &machine).ok_or(StartError::Policy(problems))?, Some(unfit))
+            }
+        };
         let unknown = policy::nodes_of_unknown_tier(config, &machine);
         if !unknown.is_empty() {
             tracing::info!(
@@ -41,7 +47,7 @@ impl Policy {
                  memoryTiers in the configuration says what they have"
             );
         }
-        Ok(Self { machine, strategy, unfit: None, missing: BTreeMap::new() })
+        Ok(Self { machine, strategy, unfit, missing: BTreeMap::new() })
     }
 
     /// The CPUs of workloads that hold none: the shared pool. With `strict-cpu-reservation` all of it can become exclusive; the
@@ -113,21 +119,27 @@ impl Core {
                 }
             }
             Err(problems) => {
-                let problems = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-                if self.policy.unfit.as_ref() != Some(&problems) {
-                    let unfit = format!(
-                        "The machine changed, and the policy does not fit it any more ({problems}): what is promised is \
-                         kept, and nothing new is promised."
-                    );
-                    let report = Report::new(EventKind::MachineChange, unfit).severity(Severity::Warning);
-                    self.report(None, report);
-                    self.policy.unfit = Some(problems);
+                let unfit = Some(policy::in_words(&problems));
+                if self.policy.unfit != unfit {
+                    self.policy.unfit = unfit;
+                    self.report_unfit();
                 }
             }
         }
         self.recharge();
         self.promises_changed();
         true
+    }
+
+    /// Reports that the policy does not fit the machine, if so.
+    pub(super) fn report_unfit(&self) {
+        let Some(problems) = &self.policy.unfit else { return };
+        let unfit = format!(
+            "The policy does not fit the machine ({problems}): guarantees are kept and can be released, and no new ones \
+             are given. Change the configuration and restart the daemon, or give back to the machine what the policy \
+             names."
+        );
+        self.report(None, Report::new(EventKind::MachineChange, unfit).severity(Severity::Warning));
     }
 
     /// Charges the machine, as it is, with what is promised, and returns what of it is not there.

@@ -114,7 +114,7 @@ async fn allocations(
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn admit(
@@ -190,7 +190,7 @@ fn read<T: DeserializeOwned>(
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong, or less than is in use", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn resize(

@@ -64,7 +64,7 @@ fn sound(
         (status = 409, description = "No moves within the limits make it fit, or the strategy moves nobody", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn plan(
@@ -96,7 +96,7 @@ async fn plan(
         (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
         (status = 500, description = "The ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine any more, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn start(
