@@ -192,10 +192,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     fn sync_found(&self, journal: &Found<T>) -> Result<(), StoreError> {
         if matches!(journal, Found::Missing) {
             // Nor may the directory be.
-            for above in self.dir.ancestors().skip(1) {
-                sync_dir(&*self.disk, above, SyncPoint::Directory)?;
-            }
-            return Ok(());
+            return self.dir.ancestors().skip(1).try_for_each(|above| sync_above(&*self.disk, above));
         }
         let path = self.dir.join(JOURNAL);
         let synced = self.disk.open(&path).and_then(|file| file.sync(SyncPoint::Found));
@@ -391,6 +388,20 @@ fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
         }
         (Err(error), _) => Err(StoreError::io(dir, "create it")(error)),
     }
+}
+
+/// Makes the names in a directory above durable, unless its file system is read-only or cannot sync directories. If the
+/// store's directory is on such a file system, the sync of the store's own names reports it.
+fn sync_above(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+    match sync_dir(disk, dir, SyncPoint::Directory) {
+        Err(StoreError::Io { source, .. }) if is_without_sync(&source) => Ok(()),
+        synced => synced,
+    }
+}
+
+fn is_without_sync(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, ReadOnlyFilesystem, Unsupported};
+    matches!(error.kind(), InvalidInput | ReadOnlyFilesystem | Unsupported)
 }
 
 fn sync_dir(disk: &dyn Disk, dir: &Path, why: SyncPoint) -> Result<(), StoreError> {

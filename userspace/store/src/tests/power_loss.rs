@@ -100,6 +100,8 @@ struct Platter {
     pending: Vec<Change>,
     /// What is not done when it is asked for.
     ignored: Option<SyncPoint>,
+    /// What a sync of a directory above the store's fails with.
+    refused_above: Option<io::ErrorKind>,
     /// How many more operations are done before the process is killed or power is lost.
     steps_left: Option<usize>,
     /// How many more are done before one fails.
@@ -256,6 +258,9 @@ impl Disk for Model {
     fn sync_dir(&self, dir: &Path, why: SyncPoint) -> io::Result<()> {
         self.with(|platter| {
             platter.step()?;
+            if let Some(error) = platter.refused_above.filter(|_| dir != Path::new(DIR)) {
+                return Err(error.into());
+            }
             if platter.ignored == Some(why) {
                 return Ok(());
             }
@@ -314,6 +319,24 @@ impl DiskFile for ModelFile {
             }
             step
         })
+    }
+}
+
+#[test]
+fn a_directory_above_that_cannot_be_synced_does_not_stop_the_first_start() {
+    for (error, opens) in [
+        (io::ErrorKind::ReadOnlyFilesystem, true),
+        (io::ErrorKind::InvalidInput, true),
+        (io::ErrorKind::Unsupported, true),
+        (io::ErrorKind::Other, false),
+    ] {
+        let disk = Model::default();
+        disk.with(|platter| platter.refused_above = Some(error));
+        let opened = Store::<Ledger>::open_on(Box::new(disk), Path::new(DIR), SLOT);
+        assert_eq!(opened.is_ok(), opens, "{error}: {opened:?}");
+        if let Ok((mut store, _)) = opened {
+            store.save(&vec![1]).unwrap();
+        }
     }
 }
 
