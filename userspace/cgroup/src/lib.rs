@@ -20,6 +20,7 @@ mod hierarchy;
 mod inotify;
 pub mod knob;
 mod knob_watch;
+mod lock;
 mod mounts;
 pub mod needs;
 mod notify;
@@ -31,6 +32,7 @@ mod workload;
 
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use knob_watch::{KnobWatch, KnobWatchError, Touched, Writer};
+pub use lock::{HierarchyLock, LockError};
 pub use mounts::MountsError;
 pub use notify::{Notice, Notifier, NotifyError, Subject};
 pub use path::{CgroupId, CgroupPath, PathError};

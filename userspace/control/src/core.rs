@@ -33,7 +33,7 @@ mod together;
 
 use std::{sync::Arc, time::Instant};
 
-use numaward_cgroup::{CgroupPath, Hierarchy, classify};
+use numaward_cgroup::{CgroupPath, Hierarchy, LockError, classify};
 use numaward_config::{Config, enforcement::CgroupPattern, home::HomeMode};
 use numaward_enforce::{Change, Enforcer};
 use numaward_guarantee::{
@@ -103,6 +103,14 @@ impl Core {
     ) -> Result<Self, StartError> {
         let policy = Policy::new(config, ports.machine.machine())?;
         let (store, loaded) = Store::open(&config.state_directory)?;
+        let lock = match hierarchy.lock() {
+            Err(held @ LockError::Held { .. }) => return Err(held.into()),
+            Err(error) => {
+                tracing::warn!(%error, "a second daemon with another state directory would not be noticed");
+                None
+            }
+            Ok(lock) => lock,
+        };
         let (found, boot) = (xattr_backup::read(&hierarchy), boot_id(&config.host_root));
         let is_complete = matches!(loaded, Loaded::Current { .. });
         let is_fresh = matches!(loaded, Loaded::Fresh) && found.is_empty();
@@ -117,7 +125,7 @@ impl Core {
             tracing::error!(%path, reason, allocations, "a damaged ledger was set aside, and rebuilt from live cgroups");
         }
         let backup = XattrBackup::new(hierarchy.clone(), found, &state);
-        let storage = Storage::new(store, backup, &config.state_directory, &mut state);
+        let storage = Storage::new((store, lock), backup, &config.state_directory, &mut state);
         state.undo_admitting(&*policy.strategy);
         let isolation = CpuIsolation::new(
             config.enforcement.herding_mode(),

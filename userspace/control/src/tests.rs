@@ -4,6 +4,7 @@ mod controllers;
 mod cpu_isolation;
 mod liveness;
 mod resize;
+mod two_daemons;
 mod unfit;
 
 use std::{fs, path::Path, sync::Arc, thread::JoinHandle};

@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, io, path::PathBuf};
 
 use numaward_api as api;
+use numaward_cgroup::LockError;
 use numaward_enforce::{EnforceError, Failure};
 use numaward_engine::ResizeError;
 use numaward_store::StoreError;
@@ -124,6 +125,9 @@ pub enum StartError {
     /// The ledger cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Another daemon gives guarantees to the same cgroups.
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// No thread can be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use numaward_cgroup::HierarchyLock;
 use numaward_guarantee::{
     decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, state::State,
     xattr_backup::XattrBackup,
@@ -63,6 +64,8 @@ impl KeptState {
 /// Where the state is kept: the ledger, attributes of the cgroups, and the file of decisions.
 pub(crate) struct Storage {
     store: Store<State>,
+    /// Keeps other daemons from the marks on the cgroups.
+    _lock: Option<HierarchyLock>,
     texts: SerializationCache,
     backup: XattrBackup,
     pub(crate) decisions: Decisions,
@@ -80,9 +83,15 @@ struct WrittenOut {
 }
 
 impl Storage {
-    pub(crate) fn new(store: Store<State>, backup: XattrBackup, dir: &Path, state: &mut State) -> Self {
+    pub(crate) fn new(
+        (store, lock): (Store<State>, Option<HierarchyLock>),
+        backup: XattrBackup,
+        dir: &Path,
+        state: &mut State,
+    ) -> Self {
         Self {
             store,
+            _lock: lock,
             texts: SerializationCache::default(),
             backup,
             decisions: Decisions::open(dir, state),

@@ -1,0 +1,121 @@
+//! [`HierarchyLock`]: the lock that keeps a second daemon from a hierarchy.
+//!
+//! Problem: two daemons with state directories of their own, such as one of a package and one of a pod, would take over each
+//! other's guarantees, as both read the marks on the cgroups. They may share neither a directory nor a network namespace.
+//!
+//! Algorithm: `flock` on `memory.reclaim` of the root cgroup. The kernel has one inode for it, wherever the hierarchy is
+//! mounted, and unlocks it however the process ends. Only root can open it, so that no other user can take the lock. Before
+//! Linux 5.19 there is no such file, and no lock.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use rustix::fs::{major, minor};
+
+use crate::Hierarchy;
+
+/// The file that is locked. Only root may open it.
+const FILE: &str = "memory.reclaim";
+/// How often the lock is tried: a child between fork and exec holds the lock of its parent.
+const TRIES: u32 = 20;
+/// The pause between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The lock of a hierarchy, until it is dropped. No other process has it meanwhile.
+#[derive(Debug)]
+pub struct HierarchyLock {
+    _file: File,
+}
+
+/// The hierarchy cannot be locked.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process has the lock.
+    #[error(
+        "another numaward{holder} gives guarantees in the cgroup hierarchy {root}; two daemons would take over each \
+         other's guarantees: stop one of them",
+        holder = .holder.as_ref().map_or_else(String::new, |holder| format!(" (process {holder})")),
+        root = .root.display()
+    )]
+    Held {
+        /// The root of the hierarchy.
+        root: PathBuf,
+        /// The id of the process and its name, as far as they can be seen from here.
+        holder: Option<String>,
+    },
+    /// The file cannot be locked.
+    #[error("cannot lock {path}: {source}", path = .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl Hierarchy {
+    /// Takes the lock of this hierarchy. None where the kernel has no file for it.
+    pub fn lock(&self) -> Result<Option<HierarchyLock>, LockError> {
+        let path = self.root().join(FILE);
+        let file = match OpenOptions::new().write(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(LockError::Io { path, source }),
+        };
+        for attempt in 1.. {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if attempt < TRIES => thread::sleep(PAUSE),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(LockError::Held { root: self.root().into(), holder: holder(&file) });
+                }
+                Err(TryLockError::Error(source)) => return Err(LockError::Io { path, source }),
+            }
+        }
+        Ok(Some(HierarchyLock { _file: file }))
+    }
+}
+
+/// The process that has the lock, as `/proc/locks` names it.
+fn holder(file: &File) -> Option<String> {
+    let file = file.metadata().ok()?;
+    let locked = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    // `1: FLOCK  ADVISORY  WRITE 708 00:1b:13 0 EOF`; a process that waits has `->` after the number.
+    let pid = locks.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        (fields.next() == Some("FLOCK")).then_some(())?;
+        let pid = fields.nth(2)?;
+        (fields.next()? == locked).then_some(pid)
+    })?;
+    // Of another PID namespace.
+    if pid == "0" {
+        return None;
+    }
+    let name = fs::read_to_string(Path::new("/proc").join(pid).join("comm")).unwrap_or_default();
+    Some(if name.is_empty() { pid.to_owned() } else { format!("{pid}, {}", name.trim_end()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_process_at_a_time_has_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy::at(dir.path());
+        assert!(hierarchy.lock().unwrap().is_none());
+        fs::write(dir.path().join(FILE), "").unwrap();
+        let lock = hierarchy.lock().unwrap().unwrap();
+        let refused = hierarchy.lock().unwrap_err().to_string();
+        assert!(refused.contains(&std::process::id().to_string()), "{refused}");
+        drop(lock);
+        assert!(hierarchy.lock().unwrap().is_some());
+    }
+}
