@@ -203,6 +203,11 @@ impl Core {
     /// Reads others' claims and the enabled controllers anew.
     pub(crate) fn refresh(&mut self) {
         self.execution.enforcer.refresh();
+        // At a start after a reboot, the bus may not have been there yet.
+        let is_there = |path: &CgroupPath| self.hierarchy.dir(path).is_dir();
+        if self.kept.state.applied.unwritten().any(is_there) {
+            self.uphold();
+        }
         if self.forget_disabled()
             && let Err(error) = self.save()
         {

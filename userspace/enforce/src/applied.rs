@@ -194,9 +194,19 @@ impl AppliedSettings {
         }
     }
 
-    /// None of the cgroups is there any more, whatever has their paths and ids.
-    pub fn forget_ids(&mut self) {
-        self.records.values_mut().for_each(|record| record.id = CgroupId::NONE);
+    /// The host was started anew: none of the cgroups is there any more, whatever has their paths and ids. systemd's runtime
+    /// properties have ended too: what was written and found there is over, and units may have been edited since.
+    pub fn forget_boot(&mut self) {
+        for record in self.records.values_mut() {
+            record.id = CgroupId::NONE;
+            (record.written, record.found) = Default::default();
+        }
+    }
+
+    /// The cgroups that are to hold settings of which nothing was written since the host was started.
+    pub fn unwritten(&self) -> impl Iterator<Item = &CgroupPath> {
+        let is_unwritten = |record: &Record| !record.settings.is_empty() && record.written.0.is_empty();
+        self.records.iter().filter(move |(_, record)| is_unwritten(record)).map(|(path, _)| path)
     }
 
     /// The cgroup is to get back what was found.

@@ -555,6 +555,30 @@ fn a_cgroup_that_is_replaced_after_it_was_planned_for_is_not_written() {
 }
 
 #[test]
+fn unit_does_not_get_back_after_a_reboot_what_was_found_before_it() {
+    let tree = Tree::new(&["/a"]);
+    tree.put("/a", "memory.max", &bytes(512));
+    let settings = Settings { memory_max: Some(mib(1024)), ..protected(8) };
+    let mut applied = tree.hold(&AppliedSettings::default(), "/a", settings);
+    let record = Record::clone(applied.get(&path("/a")).unwrap());
+    let of_a_unit = Record { owner: Owner::Systemd("a.service".to_owned()), ..record };
+    applied.insert(path("/a"), of_a_unit.into());
+    assert_eq!(applied.unwritten().count(), 0);
+
+    // The runtime properties ended with the boot, and the administrator has edited the unit.
+    applied.forget_boot();
+    tree.put("/a", "memory.min", "0");
+    tree.put("/a", "memory.max", &bytes(700));
+    assert_eq!(applied.unwritten().collect::<Vec<_>>(), [&path("/a")]);
+    let (applied, _) = tree.apply(&applied, &Change::Upkeep);
+    assert_eq!(applied.unwritten().count(), 0);
+    let held = || (tree.get("/a", "memory.min"), tree.get("/a", "memory.max"));
+    assert_eq!(held(), (bytes(8), bytes(1024)));
+    assert!(tree.release(&applied, "/a").is_empty());
+    assert_eq!(held(), ("0".to_owned(), bytes(700)));
+}
+
+#[test]
 fn a_release_goes_on_after_a_failed_write() {
     let tree = Tree::new(&["/a"]);
     let applied = tree.hold(

@@ -209,7 +209,7 @@ impl State {
                 "the host was started anew since the ledger was saved: no cgroup is one of those in it"
             );
             self.guarantees.values_mut().for_each(|guarantee| guarantee.id = CgroupId::NONE);
-            self.applied.forget_ids();
+            self.applied.forget_boot();
             // The kernel has begun anew, and irqbalance with it.
             self.interrupts = MovedAway::default();
             self.power = AllHeld::default();
