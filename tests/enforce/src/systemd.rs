@@ -31,17 +31,20 @@ fn systemctl(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
+fn configure(high_mib: u64) -> Result<()> {
+    let text =
+        format!("[Service]\nSlice=check.slice\nExecStart=/bin/sleep infinity\nMemoryHigh={high_mib}M\n");
+    std::fs::write(format!("/run/systemd/system/{UNIT}"), text)?;
+    systemctl(&["daemon-reload"])
+}
+
 fn start() -> Result<()> {
-    std::fs::write(
-        format!("/run/systemd/system/{UNIT}"),
-        "[Service]\nSlice=check.slice\nExecStart=/bin/sleep infinity\nMemoryHigh=400M\n",
-    )?;
-    systemctl(&["daemon-reload"])?;
+    configure(400)?;
     systemctl(&["start", UNIT])
 }
 
 fn enforcer(runtime: &tokio::runtime::Runtime) -> Result<Enforcer> {
-    Ok(Enforcer::new(ROOT.into(), Some(Systemd::new(runtime.handle().clone())), options()?))
+    Ok(Enforcer::new(ROOT.into(), Some(Systemd::new(runtime.handle().clone(), Path::new("/"))), options()?))
 }
 
 fn main_process() -> Result<String> {
@@ -125,6 +128,12 @@ fn unit() -> Result<String> {
     systemctl(&["restart", UNIT])?;
     expect("Cpus_allowed_list after a restart", &allowed("Cpus_allowed_list")?, "0-3")?;
     expect("memory.high after a restart", &get(CGROUP, "memory.high")?, &bytes(400))?;
+    // No drop-in hides what is edited.
+    let drop_ins = format!("/run/systemd/system.control/{UNIT}.d");
+    ensure!(!Path::new(&drop_ins).exists(), "{drop_ins} is left");
+    configure(410)?;
+    systemctl(&["restart", UNIT])?;
+    expect("memory.high after it was edited", &get(CGROUP, "memory.high")?, &bytes(410))?;
 
     // A unit that is stopped is released all the same.
     let (applied, _) = apply(&enforcer, &applied, &Change::Hold(path(CGROUP)?, pinned("1", "0")?))?;
@@ -147,7 +156,7 @@ fn refuses() -> Result<String> {
         .plan(&AppliedSettings::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
     let no_bus = Enforcer::new(
         ROOT.into(),
-        Some(Systemd::at(runtime.handle().clone(), "unix:path=/run/none".to_owned())),
+        Some(Systemd::at(runtime.handle().clone(), Path::new("/"), "unix:path=/run/none".to_owned())),
         options()?,
     )
     .plan(&AppliedSettings::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));

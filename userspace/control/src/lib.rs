@@ -137,7 +137,8 @@ fn start_on_this_host(
             return Ok(None);
         }
     };
-    let systemd = systemd::is_init(&config.host_root).then(|| Systemd::new(runtime.clone()));
+    let systemd =
+        systemd::is_init(&config.host_root).then(|| Systemd::new(runtime.clone(), &config.host_root));
     // Nodes and CPUs that come later are for all cgroups that are not bound.
     let options = Options::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);

@@ -71,13 +71,16 @@ pub struct Record {
     pub written: Values,
     /// What each of these knobs held before.
     pub found: Values,
+    /// Those of these knobs whose property had no runtime drop-in before: the one that is there now is ours.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub own_drop_ins: BTreeSet<Knob>,
 }
 
 impl Record {
     /// Of a cgroup in which nothing was written yet.
     pub fn new(id: CgroupId, owner: Owner) -> Self {
-        let (settings, written, found) = Default::default();
-        Self { id, owner, settings, written, found }
+        let (settings, written, found, own_drop_ins) = Default::default();
+        Self { id, owner, settings, written, found, own_drop_ins }
     }
 
     /// Whether it has yet to get back CPUs, because a partition of another cgroup has them or a write failed.
@@ -190,6 +193,7 @@ impl AppliedSettings {
         for (knob, found) in &mut record.found.0 {
             if let Some(value) = values.0.get(knob) {
                 found.clone_from(value);
+                record.own_drop_ins.remove(knob);
             }
         }
     }
@@ -199,7 +203,7 @@ impl AppliedSettings {
     pub fn forget_boot(&mut self) {
         for record in self.records.values_mut() {
             record.id = CgroupId::NONE;
-            (record.written, record.found) = Default::default();
+            (record.written, record.found, record.own_drop_ins) = Default::default();
         }
     }
 

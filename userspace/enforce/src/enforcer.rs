@@ -209,6 +209,12 @@ impl Enforcer {
             }
         }
         numaward_store::fault::point("enforce.written");
+        for (path, knob) in &plan.drop_ins {
+            let is_it = |step: &&Step| step.cgroup == *path && step.knob == *knob;
+            if plan.steps.iter().find(is_it).is_none_or(|step| report.written.contains(step)) {
+                self.remove_drop_in(path, *knob);
+            }
+        }
         let mut failures = failures.into_iter();
         let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
         let mut undo = Vec::new();
@@ -221,14 +227,24 @@ impl Enforcer {
                 {
                     return None;
                 }
-                let step = std::slice::from_ref(step);
-                self.write(&plan.intent, step, &mut report.moving).err().map(|failed| *failed)
+                let written = self.write(&plan.intent, std::slice::from_ref(step), &mut report.moving);
+                if written.is_ok() && plan.made_drop_in(step) {
+                    self.remove_drop_in(&step.cgroup, step.knob);
+                }
+                written.err().map(|failed| *failed)
             }));
         }
         undo.retain(|failed: &StepError| !failed.error.is_gone());
         // Of several that are to hold something, who is gone is to know.
         let others = failures.filter(|failed| !failed.error.is_gone() || plan.is_for_many()).collect();
         Err(Box::new(Failure { error, step: Some(step), others, undo, report }))
+    }
+
+    /// Removes the drop-in of a knob that is set as it was before.
+    fn remove_drop_in(&self, path: &CgroupPath, knob: Knob) {
+        if let (Some(systemd), Owner::Systemd(unit)) = (&self.systemd, self.owner(path)) {
+            systemd.remove_drop_in(&unit, knob);
+        }
     }
 
     /// Who has not got back all CPUs by these writes.

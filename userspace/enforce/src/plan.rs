@@ -81,6 +81,8 @@ pub struct Plan {
     pub(super) steps: Vec<Step>,
     /// What somebody else has changed and is left as it is.
     pub(super) kept: Vec<Drift>,
+    /// Drop-ins of ours that are of no use once the knobs have got back what was found: the unit and the knob.
+    pub(super) drop_ins: Vec<(CgroupPath, Knob)>,
     /// Those that may get back CPUs by it: where they do not, nothing has failed.
     pub(super) owed: BTreeSet<CgroupPath>,
     /// What is to be held from now on, if anything.
@@ -143,6 +145,7 @@ impl Plan {
         };
         record.written.0.insert(knob, written.clone());
         record.found.0.insert(knob, found.clone());
+        record.own_drop_ins.extend(intent.own_drop_ins.get(&knob));
         outcome.put(path, record);
     }
 
@@ -150,6 +153,14 @@ impl Plan {
     pub(super) fn gives_back(&self, step: &Step) -> bool {
         let after = self.outcome.get(&step.cgroup);
         after.is_none_or(|record| !record.written.0.contains_key(&step.knob))
+    }
+
+    /// Whether a knob's property had no drop-in before this plan.
+    pub(super) fn made_drop_in(&self, step: &Step) -> bool {
+        let owns = |applied: &AppliedSettings| {
+            applied.get(&step.cgroup).is_some_and(|record| record.own_drop_ins.contains(&step.knob))
+        };
+        owns(&self.intent) && !owns(&self.base)
     }
 
     /// Whether nothing has failed although this write was not done: it gives something back, and is tried again.

@@ -78,6 +78,7 @@ impl Enforcer {
             enable: EnabledControllers::default(),
             steps: Vec::new(),
             kept: Vec::new(),
+            drop_ins: Vec::new(),
             owed: change.owed_beside(applied),
             holds: match change {
                 Change::Hold(path, settings) => vec![(path.clone(), settings.clone())],
@@ -374,10 +375,14 @@ impl Enforcer {
         };
         let asked = old.settings.values();
         let step = |knob, from, to| Step { cgroup: path.clone(), owner: old.owner.clone(), knob, from, to };
-        let mut record = Record { written: values, found: Values::default(), ..Record::clone(&old) };
+        let (found, own_drop_ins) = Default::default();
+        let mut record = Record { written: values, found, own_drop_ins, ..Record::clone(&old) };
         for (&knob, to) in &record.written.0 {
             let found = self.found(&plan.intent, path, knob)?;
             record.found.0.insert(knob, found);
+            if self.owns_drop_in(&old, knob) {
+                record.own_drop_ins.insert(knob);
+            }
             let current = self.current(path, &old.owner, knob)?;
             let is_ours = |held: &Value| {
                 old.written.0.get(&knob).is_none_or(|ours| self.cgroupfs.holds(knob, ours, held))
@@ -407,10 +412,12 @@ impl Enforcer {
             };
             intent.written.0.insert(knob, ours.clone());
             intent.found.0.insert(knob, found.clone());
+            intent.own_drop_ins.extend(old.own_drop_ins.get(&knob));
+            let (mut is_back, steps) = (false, plan.steps.len());
             match current {
                 // It was so before us: whatever it is now, we have nothing to give back.
                 _ if found == ours => {}
-                Ok(held) if self.cgroupfs.is_back(knob, found, &held) => {}
+                Ok(held) if self.cgroupfs.is_back(knob, found, &held) => is_back = true,
                 // Where a crash kept it from being noted that some are owed, partitions have the others.
                 Ok(held) if knob == Knob::CpusetCpus && self.cgroupfs.is_reduced(path, found, &held) => {
                     plan.steps.push(step(knob, held, found.clone()));
@@ -424,6 +431,9 @@ impl Enforcer {
                 }),
                 Ok(held) | Err(held) => plan.steps.push(step(knob, held, found.clone())),
             }
+            if old.own_drop_ins.contains(&knob) && (is_back || plan.steps.len() > steps) {
+                plan.drop_ins.push((path.clone(), knob));
+            }
         }
         self.note_controllers(plan, path, &record)?;
         for (applied, record) in [(&mut plan.intent, intent), (&mut plan.outcome, record)] {
@@ -434,6 +444,19 @@ impl Enforcer {
             }
         }
         Ok(())
+    }
+
+    /// Whether the drop-in that a knob's property has while it is set is ours.
+    fn owns_drop_in(&self, old: &Record, knob: Knob) -> bool {
+        if old.found.0.contains_key(&knob) {
+            return old.own_drop_ins.contains(&knob);
+        }
+        match (&self.systemd, &old.owner) {
+            (Some(systemd), Owner::Systemd(unit)) => {
+                property(knob).is_some() && !systemd.has_drop_in(unit, knob)
+            }
+            _ => false,
+        }
     }
 
     /// Enters the controllers that the knobs need which we write ourselves.

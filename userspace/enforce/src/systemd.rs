@@ -7,9 +7,18 @@
 //! systemd answers before it has written the knob, and only logs when the kernel refuses it: a caller that sets a
 //! property looks at the knob afterwards.
 //!
+//! For each property that is set, systemd keeps a drop-in file, which hides what the unit's own file says until the next boot:
+//! also when the old value was given back, and somebody edits that file. So the drop-in is removed with the guarantee, if
+//! there was none before. systemd keeps the value that was given back until its next `daemon-reload`; it is not asked for one,
+//! as that would put into force whatever else was edited.
+//!
 //! Source: org.freedesktop.systemd1(5), systemd.resource-control(5).
 
-use std::{path::Path, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -32,6 +41,8 @@ const MANAGER: &str = "org.freedesktop.systemd1";
 const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
 const MANAGER_INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 const PROPERTIES_INTERFACE: &str = "org.freedesktop.DBus.Properties";
+/// Where systemd keeps properties that were set until the next boot.
+const RUNTIME_CONTROL: &str = "run/systemd/system.control";
 /// An answer takes milliseconds, unless systemd is busy with a `daemon-reload`.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -45,6 +56,8 @@ pub struct Systemd {
     address: Option<String>,
     /// Made at the first call, and again after it broke.
     connection: Mutex<Option<Connection>>,
+    /// The directory of the drop-ins of all units.
+    drop_ins: PathBuf,
 }
 
 /// Whether systemd is the init of the host with this root (`sd_booted(3)`).
@@ -66,14 +79,14 @@ pub(super) fn property(knob: Knob) -> Option<&'static str> {
 }
 
 impl Systemd {
-    /// A manager that is asked on the system bus; the runtime drives the connection.
-    pub fn new(runtime: Handle) -> Self {
-        Self { runtime, address: None, connection: Mutex::new(None) }
+    /// The manager of the host with this root, asked on the system bus; the runtime drives the connection.
+    pub fn new(runtime: Handle, root: &Path) -> Self {
+        Self { runtime, address: None, connection: Mutex::new(None), drop_ins: root.join(RUNTIME_CONTROL) }
     }
 
-    /// A manager that is asked on the bus with this address, such as `unix:path=/host/run/dbus/system_bus_socket`.
-    pub fn at(runtime: Handle, address: String) -> Self {
-        Self { runtime, address: Some(address), connection: Mutex::new(None) }
+    /// Likewise, asked on the bus with this address, such as `unix:path=/host/run/dbus/system_bus_socket`.
+    pub fn at(runtime: Handle, root: &Path, address: String) -> Self {
+        Self { address: Some(address), ..Self::new(runtime, root) }
     }
 
     /// Where the manager has the cgroup of a unit, which is the system's own and no user's; empty if it does not run.
@@ -138,6 +151,32 @@ impl Systemd {
             &(unit, runtime, properties),
         )
         .map(drop)
+    }
+
+    /// Whether a knob's property of a unit has a drop-in, as far as it can be seen from here.
+    pub(super) fn has_drop_in(&self, unit: &str, knob: Knob) -> bool {
+        self.drop_in(unit, knob).is_some_and(|path| path.symlink_metadata().is_ok())
+    }
+
+    /// Removes the drop-in of a knob's property, if there is one. What was set with it holds until systemd reads its files again.
+    pub(super) fn remove_drop_in(&self, unit: &str, knob: Knob) {
+        let Some(path) = self.drop_in(unit, knob) else { return };
+        match fs::remove_file(&path) {
+            Ok(()) => {
+                // Others may be in it.
+                let _ = path.parent().map(fs::remove_dir);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let path = path.display();
+                tracing::warn!(%path, %error, "a drop-in hides what the unit's own file says, until it is removed or the host restarts");
+            }
+        }
+    }
+
+    /// Where systemd keeps a knob's property of a unit.
+    fn drop_in(&self, unit: &str, knob: Knob) -> Option<PathBuf> {
+        Some(self.drop_ins.join(format!("{unit}.d/50-{}.conf", property(knob)?)))
     }
 
     fn call<B: serde::Serialize + DynamicType>(
@@ -297,7 +336,7 @@ mod tests {
         assert!(!is_init(root.path()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let address = format!("unix:path={}/bus", root.path().display());
-        let systemd = Systemd::at(runtime.handle().clone(), address);
+        let systemd = Systemd::at(runtime.handle().clone(), root.path(), address);
         let error = systemd.read("a.service", Knob::MemoryMin, "MemoryMin").unwrap_err();
         assert!(matches!(error, EnforceError::NoBus { .. }), "{error}");
     }

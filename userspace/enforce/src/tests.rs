@@ -1,6 +1,8 @@
 //! Against trees of plain files: what is read, decided and written. What the kernel makes of it is tested in
 //! virtual machines (tests/vm).
 
+mod drop_ins;
+
 use std::fs;
 
 use numaward_cgroup::{

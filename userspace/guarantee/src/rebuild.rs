@@ -184,7 +184,8 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
         Some((*knob, knob.parse(text).ok()?))
     });
     let id = hierarchy.id_of(path).ok().flatten()?;
-    let record = Record { id, owner: Owner::Cgroupfs, settings, found: Values(found.collect()), written };
+    let found = Values(found.collect());
+    let record = Record { settings, found, written, ..Record::new(id, Owner::Cgroupfs) };
     let resources =
         Resources::none().with_cpu(Quantity::whole(cpus.len() as u64)).with_memory(Quantity::whole(memory.0));
     let request = engine::Request::workload(name.as_str(), resources);

@@ -193,7 +193,9 @@ mod tests {
         };
         state.guarantees.insert(name.to_owned(), guarantee);
         let (id, owner, found) = (CgroupId(id), Owner::Cgroupfs, Values::default());
-        state.applied.insert(path(name), Arc::new(Record { id, owner, settings, written, found }));
+        state
+            .applied
+            .insert(path(name), Arc::new(Record { settings, written, found, ..Record::new(id, owner) }));
     }
 
     /// As it is written in one go, and as it is read.

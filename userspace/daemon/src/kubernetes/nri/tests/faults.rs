@@ -285,7 +285,8 @@ async fn containers_are_placed_and_given_back_while_systemd_does_not_answer() {
         bench.cgroup(path);
     }
     let address = format!("unix:path={}", bus.display());
-    let daemon = bench.start_with(Some(Systemd::at(tokio::runtime::Handle::current(), address)));
+    let daemon =
+        bench.start_with(Some(Systemd::at(tokio::runtime::Handle::current(), bench.dir.path(), address)));
     assert!(bench.runtime.has_plugins(&[PLUGIN]).await);
     let before = bench.pod("before", "", &[]).await.unwrap();
     let shares = container(&before, "shares", 0, Bytes(0));
