@@ -3,7 +3,8 @@
 //! A knob that drifts is repaired at once. If it drifts again soon, somebody else writes it too: a conflict, in which
 //! each repair waits twice as long as the last. After `repairs` in a row it is given up: the knob is left to the other
 //! and flagged. A conflict ends when it was quiet for as long as `quiet`, also one that was given up: the knob holds what
-//! it should, or nobody writes it any more.
+//! it should, or nobody writes it any more. The service manager is no rival where it only sets a knob back to what a new cgroup
+//! has: that is always repaired.
 //!
 //! Time is a parameter: a duration since any fixed moment, which never goes back.
 
@@ -13,6 +14,8 @@ use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Value},
 };
+
+use super::backend::unset;
 
 /// A knob that does not hold what it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +40,13 @@ pub enum DriftKind {
     /// The knob holds the value, and the kernel gives less (`*.effective`): an ancestor was narrowed, or a CPU
     /// or node went offline. Writing it again does not help.
     Ineffective,
+}
+
+impl Drift {
+    /// Whether the knob holds what it does in a new cgroup, or is not there: no other value is asked for.
+    pub fn is_reset(&self) -> bool {
+        self.found.as_ref().is_none_or(|found| *found == unset(self.knob))
+    }
 }
 
 impl fmt::Display for Drift {
@@ -70,6 +80,8 @@ pub struct ConflictPolicy {
     pub longest_wait: Duration,
     /// Without drift for so long, a conflict is over.
     pub quiet: Duration,
+    /// The wait before the next repair of what the service manager resets.
+    pub reset_wait: Duration,
 }
 
 impl Default for ConflictPolicy {
@@ -80,8 +92,20 @@ impl Default for ConflictPolicy {
             first_wait: Duration::from_millis(100),
             longest_wait: Duration::from_secs(30),
             quiet: Duration::from_mins(1),
+            reset_wait: Duration::from_secs(1),
         }
     }
+}
+
+/// What is known of how a knob came to drift.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriftCause {
+    /// No write was seen since the last look.
+    Unseen,
+    /// Another program may have written it since then.
+    Written,
+    /// The service manager set it back to what a new cgroup has, as `daemon-reload` does: no other value is asked for.
+    Reset,
 }
 
 /// What to do about a knob that drifted.
@@ -120,8 +144,8 @@ impl ConflictBackoff {
         Self { policy, conflicts: HashMap::new() }
     }
 
-    /// The knob was seen to have drifted. `written`: somebody may have written it since it was seen last.
-    pub fn drifted(&mut self, cgroup: &CgroupPath, knob: Knob, written: bool, now: Duration) -> Verdict {
+    /// The knob was seen to have drifted.
+    pub fn drifted(&mut self, cgroup: &CgroupPath, knob: Knob, cause: DriftCause, now: Duration) -> Verdict {
         let policy = self.policy;
         let conflict = self.conflicts.entry((cgroup.clone(), knob)).or_insert(Conflict {
             repairs: 0,
@@ -133,12 +157,19 @@ impl ConflictBackoff {
             *conflict = Conflict { repairs: 0, not_before: now, last: now, given_up: false };
         }
         if conflict.given_up {
-            if written {
+            if cause != DriftCause::Unseen {
                 conflict.last = now;
             }
             return Verdict::GivenUp;
         }
         conflict.last = now;
+        if cause == DriftCause::Reset {
+            if now < conflict.not_before {
+                return Verdict::Wait(conflict.not_before);
+            }
+            conflict.not_before = now + policy.reset_wait;
+            return Verdict::Repair;
+        }
         if conflict.repairs >= policy.repairs {
             conflict.given_up = true;
             return Verdict::GiveUp;
@@ -195,6 +226,7 @@ mod tests {
         first_wait: Duration::from_millis(100),
         longest_wait: Duration::from_millis(150),
         quiet: Duration::from_secs(10),
+        reset_wait: Duration::from_secs(1),
     };
 
     fn at(millis: u64) -> Duration {
@@ -205,7 +237,8 @@ mod tests {
     fn repairs_back_off_and_end() {
         let mut conflicts = ConflictBackoff::new(POLICY);
         let path: CgroupPath = "/a".parse().unwrap();
-        let mut drifted = |millis| conflicts.drifted(&path, Knob::CpusetCpus, true, at(millis));
+        let mut drifted =
+            |millis| conflicts.drifted(&path, Knob::CpusetCpus, DriftCause::Written, at(millis));
         assert_eq!(drifted(0), Verdict::Repair, "the first at once");
         assert_eq!(drifted(10), Verdict::Wait(at(100)));
         assert_eq!(drifted(100), Verdict::Repair);
@@ -218,7 +251,10 @@ mod tests {
         assert!(!conflicts.holds(&path, Knob::CpusetCpus, at(20_000)));
         assert!(conflicts.holds(&path, Knob::CpusetCpus, at(28_000)), "quiet ends it");
         assert_eq!(conflicts.given_up().count(), 0);
-        assert_eq!(conflicts.drifted(&path, Knob::CpusetCpus, true, at(28_001)), Verdict::Repair);
+        assert_eq!(
+            conflicts.drifted(&path, Knob::CpusetCpus, DriftCause::Written, at(28_001)),
+            Verdict::Repair
+        );
     }
 
     #[test]
@@ -227,31 +263,51 @@ mod tests {
         let path: CgroupPath = "/a".parse().unwrap();
         for round in 0..20 {
             let now = at(round * 10_000);
-            assert_eq!(conflicts.drifted(&path, Knob::MemoryMin, true, now), Verdict::Repair, "{round}");
+            let verdict = conflicts.drifted(&path, Knob::MemoryMin, DriftCause::Written, now);
+            assert_eq!(verdict, Verdict::Repair, "{round}");
         }
+    }
+
+    #[test]
+    fn resets_by_the_service_manager_are_always_repaired_and_count_for_no_rival() {
+        let mut conflicts = ConflictBackoff::new(ConflictPolicy::default());
+        let path: CgroupPath = "/a".parse().unwrap();
+        let mut drifted = |cause, millis| conflicts.drifted(&path, Knob::CpusetCpus, cause, at(millis));
+        for reload in 0..11 {
+            assert_eq!(drifted(DriftCause::Reset, reload * 2_000), Verdict::Repair, "{reload}");
+        }
+        assert_eq!(drifted(DriftCause::Reset, 20_100), Verdict::Wait(at(21_000)), "once a second");
+        for write in 0..10 {
+            assert_eq!(drifted(DriftCause::Written, 30_000 + write * 30_000), Verdict::Repair, "{write}");
+        }
+        assert_eq!(drifted(DriftCause::Written, 330_000), Verdict::GiveUp);
     }
 
     #[test]
     fn what_was_given_up_is_repaired_when_nobody_writes_it_any_more() {
         let mut conflicts = ConflictBackoff::new(ConflictPolicy { repairs: 0, ..POLICY });
         let path: CgroupPath = "/a".parse().unwrap();
-        let mut drifted = |written, millis| conflicts.drifted(&path, Knob::CpusetCpus, written, at(millis));
-        assert_eq!(drifted(true, 0), Verdict::GiveUp);
-        assert_eq!(drifted(true, 5_000), Verdict::GivenUp);
-        assert_eq!(drifted(false, 14_000), Verdict::GivenUp);
+        let mut drifted = |cause, millis| conflicts.drifted(&path, Knob::CpusetCpus, cause, at(millis));
+        assert_eq!(drifted(DriftCause::Written, 0), Verdict::GiveUp);
+        assert_eq!(drifted(DriftCause::Written, 5_000), Verdict::GivenUp);
+        assert_eq!(drifted(DriftCause::Unseen, 14_000), Verdict::GivenUp);
         conflicts.policy = POLICY;
-        assert_eq!(conflicts.drifted(&path, Knob::CpusetCpus, false, at(15_000)), Verdict::Repair);
+        let verdict = conflicts.drifted(&path, Knob::CpusetCpus, DriftCause::Unseen, at(15_000));
+        assert_eq!(verdict, Verdict::Repair);
     }
 
     #[test]
     fn each_knob_has_its_own_conflict() {
         let mut conflicts = ConflictBackoff::new(POLICY);
         let (a, b): (CgroupPath, CgroupPath) = ("/a".parse().unwrap(), "/b".parse().unwrap());
-        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, true, at(0)), Verdict::Repair);
-        assert_eq!(conflicts.drifted(&a, Knob::CpusetMems, true, at(1)), Verdict::Repair);
-        assert_eq!(conflicts.drifted(&b, Knob::CpusetCpus, true, at(2)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, DriftCause::Written, at(0)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetMems, DriftCause::Written, at(1)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&b, Knob::CpusetCpus, DriftCause::Written, at(2)), Verdict::Repair);
         conflicts.forget(&a);
-        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, true, at(3)), Verdict::Repair);
-        assert_eq!(conflicts.drifted(&b, Knob::CpusetCpus, true, at(3)), Verdict::Wait(at(102)));
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, DriftCause::Written, at(3)), Verdict::Repair);
+        assert_eq!(
+            conflicts.drifted(&b, Knob::CpusetCpus, DriftCause::Written, at(3)),
+            Verdict::Wait(at(102))
+        );
     }
 }

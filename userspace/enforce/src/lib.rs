@@ -53,7 +53,7 @@ mod tests;
 pub use applied::{AppliedSettings, Owner, Record};
 pub use backend::{Cgroupfs, Options, StepError};
 pub use controllers::EnabledControllers;
-pub use drift::{ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
+pub use drift::{ConflictBackoff, ConflictPolicy, Drift, DriftCause, DriftKind, Verdict};
 pub use enforcer::{Enforcer, Failure};
 pub use error::EnforceError;
 pub use migration::{Migration, Moving, Resident};

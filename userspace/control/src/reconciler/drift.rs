@@ -24,7 +24,9 @@ use std::{
 use numaward_api as api;
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{CgroupPath, Writer, knob::Knob};
-use numaward_enforce::{AppliedSettings, ConflictBackoff, ConflictPolicy, Drift, DriftKind, Verdict};
+use numaward_enforce::{
+    AppliedSettings, ConflictBackoff, ConflictPolicy, Drift, DriftCause, DriftKind, Verdict,
+};
 use numaward_model::Report;
 
 use super::TURN;
@@ -40,6 +42,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_mins(1);
 /// When what could not be repaired is tried again, at the earliest.
 const RETRY: Duration = Duration::from_secs(5);
+/// The process of systemd, which sets knobs back to what a new cgroup has: with `daemon-reload` in cgroups below units with
+/// `Delegate=`, and where it disables a controller that no unit needs.
+const SERVICE_MANAGER: u32 = 1;
 /// Knobs of an ancestor that take CPUs, nodes or controllers away from what is below it.
 const NARROWING: [Knob; 4] =
     [Knob::CpusetCpus, Knob::CpusetMems, Knob::CpusetPartition, Knob::SubtreeControl];
@@ -304,9 +309,19 @@ fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
         Drift { kind: DriftKind::Ineffective, knob, .. } => {
             above(*knob).or_else(|| above(Knob::CpusetPartition))
         }
-        Drift { found: None, .. } => above(Knob::SubtreeControl),
+        // Where a controller is disabled and enabled again, its knobs begin anew.
+        drift if drift.is_reset() => above(Knob::SubtreeControl),
         _ => None,
     })
+}
+
+/// What a cause means for the conflict over the knob.
+fn drift_cause(drift: &Drift, cause: Option<&Option<Writer>>, is_written: bool) -> DriftCause {
+    match cause {
+        Some(Some(writer)) if writer.pid == SERVICE_MANAGER && drift.is_reset() => DriftCause::Reset,
+        _ if is_written => DriftCause::Written,
+        _ => DriftCause::Unseen,
+    }
 }
 
 impl DriftController {
@@ -421,7 +436,10 @@ impl DriftController {
         let is_written = cause.is_some() || seen.everything || !self.is_watched(&drift);
         let verdict = match drift.kind {
             DriftKind::Ineffective => None,
-            DriftKind::Rewritten => Some(self.conflicts.drifted(&drift.cgroup, drift.knob, is_written, now)),
+            DriftKind::Rewritten => {
+                let how = drift_cause(&drift, cause, is_written);
+                Some(self.conflicts.drifted(&drift.cgroup, drift.knob, how, now))
+            }
         };
         let (path, knob) = (drift.cgroup.clone(), drift.knob);
         let before = self.noted.get(&path).and_then(|knobs| knobs.get(&knob)).cloned();
@@ -518,11 +536,44 @@ mod tests {
         let mut controller = DriftController::new(None);
         controller.follow(&applied);
         for path in [&gone, &kept] {
-            controller.conflicts.drifted(path, knob, true, Duration::ZERO);
+            controller.conflicts.drifted(path, knob, DriftCause::Written, Duration::ZERO);
         }
         controller.follow(&before);
         assert!(controller.conflicts.is_contested(&kept));
         assert!(!controller.conflicts.is_contested(&gone));
+    }
+
+    #[test]
+    fn what_systemd_resets_is_no_rivals_value() {
+        let inner: CgroupPath = "/machine.slice/vm.scope/vcpu0".parse().unwrap();
+        let knob = Knob::CpusetCpus;
+        let drift = |found: Option<&str>| Drift {
+            cgroup: inner.clone(),
+            knob,
+            wanted: knob.parse("1").unwrap(),
+            found: found.map(|found| knob.parse(found).unwrap()),
+            kind: DriftKind::Rewritten,
+        };
+        let seen = |path: &str, knob, pid| {
+            let writer = Writer { pid, name: None, cgroup: None };
+            let knobs = [((path.parse().unwrap(), knob), Some(writer))].into();
+            Seen { knobs, everything: false }
+        };
+        let above = |pid| seen("/machine.slice", Knob::SubtreeControl, pid);
+        let itself = |pid| seen(inner.as_str(), knob, pid);
+        for (found, seen, expected) in [
+            (None, above(1), DriftCause::Reset),
+            (Some(""), above(1), DriftCause::Reset),
+            (Some(""), itself(1), DriftCause::Reset),
+            (Some(""), itself(7), DriftCause::Written),
+            (Some(""), above(7), DriftCause::Written),
+            (Some("0-3"), itself(1), DriftCause::Written),
+            (Some("0-3"), above(1), DriftCause::Unseen),
+        ] {
+            let drift = drift(found);
+            let cause = cause(&drift, &seen);
+            assert_eq!(drift_cause(&drift, cause, cause.is_some()), expected, "{found:?} {seen:?}");
+        }
     }
 
     #[test]
