@@ -1,6 +1,6 @@
 //! The engine: a machine, a policy and a sequence of requests, decided by both strategies.
 //!
-//! After each step: nothing is promised twice, what is promised adds up, and the ledger reads as it was written. In the
+//! No decision looks at more than it may. After each step: nothing is promised twice, what is promised adds up, and the ledger reads as it was written. In the
 //! end all is given back. The kubelet has defects of its own, which its strategy repeats: from the moment on at which two
 //! nodes of a group do not agree on it, not all may come back.
 
@@ -10,6 +10,7 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use numaward_engine::{
     Conditions, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions, PodResources, PolicyConfig,
     Quantity, Request, Resources, Strategy, Terms,
+    native::WORK,
     policy::{
         CPU_OPTIONS, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
         TopologyManagerPolicy, TopologyManagerScope,
@@ -277,6 +278,7 @@ impl Run {
                     return;
                 }
                 let decision = self.strategy.admit_watched(&self.ledger, &request, &terms, &|_| {});
+                assert!(decision.explanation.work < WORK / 10 * 11, "{}", decision.explanation.work);
                 match decision.outcome {
                     Ok(_) => self.admitted(decision.ledger, request),
                     Err(rejection) => {

@@ -24,9 +24,13 @@ const BENCHES: [(&str, &[&str]); 5] = [
         "engine",
         &[
             "native/8",
+            "native/any-8",
             "native/16",
+            "native/any-16",
             "native/64",
+            "native/any-64",
             "native/128",
+            "native/any-128",
             "kubelet/8-idle",
             "kubelet/12-idle",
             "kubelet/16-idle",

@@ -22,6 +22,10 @@ pub struct Explanation {
     pub merges: Vec<Merge>,
     /// The searches of the strategy `native`, in the order in which they were decided. The kubelet's has none.
     pub searches: Vec<Search>,
+    /// How much the strategy `native` looked at, in nodes and resources; it ends at [`crate::native::WORK`].
+    pub work: u64,
+    /// Whether the request was refused because nothing of that was left: there may be a placement that was not seen.
+    pub gave_up: bool,
     /// What was free and not offered to this request, as others use it.
     pub withheld: Vec<Withheld>,
     /// CPUs that are offline, if CPUs are asked for.

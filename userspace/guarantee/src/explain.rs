@@ -54,8 +54,11 @@ pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanati
     let partitions = (!partitions.is_empty()).then(|| {
         format!("CPUs {partitions} are in cpuset partitions of other programs, and were not offered")
     });
-    let notes =
-        explanation.searches.iter().filter_map(cut_off).chain(in_use).chain(offline).chain(partitions);
+    let gave_up = explanation.gave_up.then(|| {
+        "the search ended before everything was tried, as the request is too complex: there may be a placement".to_owned()
+    });
+    let cut_off = explanation.searches.iter().filter_map(cut_off);
+    let notes = gave_up.into_iter().chain(cut_off).chain(in_use).chain(offline).chain(partitions);
     let searches = explanation.searches.iter().map(search);
     let merges = explanation.merges.iter().map(merge).chain(searches).collect();
     api::Explanation { merges, notes: notes.collect() }

@@ -2,8 +2,9 @@
 //!
 //! Units (containers; in pod scope all that run together) are placed depth first, the largest first. Of each the best
 //! few placements are tried; a placement that leaves no room for a later unit or an init container is taken back. The
-//! first placements that go together are taken, so the best ones of the largest units. After [`STEPS`] tries it is
-//! refused.
+//! first placements that go together are taken, so the best ones of the largest units. It is refused when nothing is left
+//! to try, or nothing of what a decision may look at ([`Work`]). An init container that has no room even beside nothing of
+//! its own request is found before anything is tried.
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use super::{
     room::{Room, Shares, Unit},
     search::{self, Found, Rule},
     units::{self, Needs, Wishes},
+    work::Work,
 };
 use crate::{
     decision::{Cause, Decision, Grant, Rejection},
@@ -32,9 +34,6 @@ use crate::{
     terms::Terms,
 };
 
-/// Placements that are tried before a request is refused.
-const STEPS: u32 = 400;
-
 /// What a request is decided on.
 #[derive(Clone, Copy)]
 pub(super) struct Agreed<'a> {
@@ -42,6 +41,7 @@ pub(super) struct Agreed<'a> {
     pub(super) policy: TopologyManagerPolicy,
     pub(super) scope: TopologyManagerScope,
     pub(super) tiers: Tiers,
+    pub(super) work: &'a Work,
 }
 
 impl Agreed<'_> {
@@ -52,6 +52,7 @@ impl Agreed<'_> {
             resources().map(|(of, &need)| if need == 0 { Some(0) } else { fewest(of, need) }).collect()
         };
         let attached = self.tiers == Tiers::Attached && self.host.has_attached();
+        self.work.charge(room.free.len() * self.host.len());
         match self.policy {
             TopologyManagerPolicy::None | TopologyManagerPolicy::BestEffort => Some(Rule::Anywhere),
             TopologyManagerPolicy::SingleNumaNode => {
@@ -78,7 +79,7 @@ impl Agreed<'_> {
     pub(super) fn candidates(&self, room: &Room, unit: &Unit) -> Found {
         let found = self
             .rule(room, unit)
-            .map_or_else(Found::default, |rule| search::search(self.host, room, unit, &rule));
+            .map_or_else(Found::default, |rule| search::search(self.host, room, unit, &rule, self.work));
         let by_socket = self.policy == TopologyManagerPolicy::Restricted
             && self.host.cpus.as_ref().is_some_and(|cpus| cpus.options.align_by_socket);
         if by_socket && found.placements.is_empty() { self.within_sockets(room, unit) } else { found }
@@ -88,9 +89,10 @@ impl Agreed<'_> {
     fn within_sockets(&self, room: &Room, unit: &Unit) -> Found {
         let mut found = Found::default();
         for socket in &self.host.sockets {
+            self.work.charge(room.free.len() * self.host.len());
             let mut within = room.clone();
             within.keep_only(socket);
-            let on_this = search::search(self.host, &within, unit, &Rule::Anywhere);
+            let on_this = search::search(self.host, &within, unit, &Rule::Anywhere, self.work);
             found.placements.extend(on_this.placements);
             found.considered += on_this.considered;
             found.cut_off |= on_this.cut_off;
@@ -139,7 +141,11 @@ impl Agreed<'_> {
             Some(Rule::Anywhere) => unit
                 .resources()
                 .all(|of| search::fewest(room.capacity[of].iter().copied(), unit.need[of]).is_some()),
-            Some(Rule::Sized { .. }) => !self.candidates(&room.empty(), unit).placements.is_empty(),
+            Some(Rule::Sized { .. }) => {
+                // For the message alone: it does not depend on how much was looked at before.
+                let found = Agreed { work: &Work::default(), ..*self }.candidates(&room.empty(), unit);
+                found.cut_off || !found.placements.is_empty()
+            }
         }
     }
 }
@@ -159,7 +165,6 @@ struct Attempt<'a> {
     needs: &'a Needs,
     units: &'a [(Unit, Vec<usize>)],
     room: Room,
-    steps: u32,
     placed: Vec<Placed>,
     /// By container: what it holds in the end, and the sets of nodes of each resource.
     result: Vec<Holding>,
@@ -180,8 +185,22 @@ pub(super) struct Holding {
 }
 
 impl Attempt<'_> {
+    /// Places everything, if each init container has room for itself.
+    fn begin(&mut self) -> bool {
+        match init::check(&self.agreed, &self.room, self.needs) {
+            Ok(()) => self.place(0),
+            Err(short) => {
+                self.failure = Some(short.refusal(&self.agreed));
+                false
+            }
+        }
+    }
+
     fn place(&mut self, index: usize) -> bool {
         let Some((unit, _)) = self.units.get(index) else { return self.finish() };
+        if self.failure.is_some() && (self.agreed.work.is_spent() || !self.is_enough_from(index)) {
+            return false;
+        }
         let found = self.agreed.candidates(&self.room, unit);
         if found.placements.is_empty() {
             if self.failure.is_none() {
@@ -194,10 +213,10 @@ impl Attempt<'_> {
         self.placed.push(Placed { found, chosen: 0 });
         let count = self.placed[index].found.placements.len();
         for chosen in 0..count {
-            if self.steps == 0 {
+            if self.agreed.work.is_spent() {
                 break;
             }
-            self.steps -= 1;
+            self.agreed.work.charge(24 + unit.need.len() * self.agreed.host.len());
             self.placed[index].chosen = chosen;
             let placement = &self.placed[index].found.placements[chosen];
             let shares = self.room.take(self.agreed.host, unit, placement);
@@ -216,6 +235,16 @@ impl Attempt<'_> {
         let placed = self.placed.pop();
         self.failed = self.failed.take().or(placed.map(|placed| (index, placed.found)));
         false
+    }
+
+    /// Whether there is enough in all for this unit and those after it.
+    fn is_enough_from(&self, index: usize) -> bool {
+        let needed = |resource: usize| {
+            let of = self.units[index..].iter().map(|(unit, _)| unit.need[resource]);
+            of.fold(0u64, u64::saturating_add)
+        };
+        let free = |column: &[u64]| column.iter().fold(0u64, |sum, &free| sum.saturating_add(free));
+        self.room.free.iter().enumerate().all(|(resource, column)| needed(resource) <= free(column))
     }
 
     /// Divides what a unit was given among its containers, the largest first, each on as few nodes as possible.
@@ -243,7 +272,7 @@ impl Attempt<'_> {
         let mut parts: Vec<(Unit, usize)> = containers.iter().map(|of| (part(of), *of)).collect();
         parts.sort_by_key(|(part, of)| (std::cmp::Reverse(part.dominant_share(&room)), *of));
         for (part, container) in parts {
-            let found = search::search(self.agreed.host, &room, &part, &Rule::Anywhere);
+            let found = search::search(self.agreed.host, &room, &part, &Rule::Anywhere, self.agreed.work);
             let Some(best) = found.placements.into_iter().next() else { return false };
             let shares = room.take(self.agreed.host, &part, &best);
             self.result[container] = Holding { shares, sets: best.sets, borrowed_cpus: Vec::new() };
@@ -257,9 +286,9 @@ impl Attempt<'_> {
             self.placed.iter().map(|placed| &placed.found.placements[placed.chosen]).collect();
         match init::place(&self.agreed, &self.room, self.needs, &units, &mut self.result) {
             Ok(()) => true,
-            Err((refusal, container)) => {
+            Err(short) => {
                 if self.failure.is_none() {
-                    self.failure = Some((refusal, Some(container)));
+                    self.failure = Some(short.refusal(&self.agreed));
                 }
                 false
             }
@@ -283,7 +312,8 @@ impl Attempt<'_> {
         {
             searches.push(search(*index, found, None));
         }
-        Explanation { searches, ..Explanation::default() }
+        let work = self.agreed.work;
+        Explanation { searches, work: work.done(), ..Explanation::default() }
     }
 }
 
@@ -328,10 +358,7 @@ impl Native {
         let mut next = ledger.clone();
         accounts::remove(&self.host, &mut next, &request.owner);
         let refuse = |refusal: Refusal, container, explanation| {
-            let shortfalls = match &refusal {
-                Refusal::NoRoom { missing, .. } => missing.clone(),
-                _ => Vec::new(),
-            };
+            let shortfalls = refusal.shortfalls().to_vec();
             let cause = Cause::from(refusal);
             let message = cause.to_string();
             let rejection = Rejection::new(&request.owner, container, cause, message, shortfalls);
@@ -362,9 +389,9 @@ impl Native {
     }
 
     /// What a request is decided on.
-    pub(super) fn agreed(&self, terms: &Terms) -> Agreed<'_> {
+    pub(super) fn agreed<'a>(&'a self, terms: &Terms, work: &'a Work) -> Agreed<'a> {
         let (policy, scope) = self.agreement(terms);
-        Agreed { host: &self.host, policy, scope, tiers: terms.tiers.unwrap_or(self.options.tiers) }
+        Agreed { host: &self.host, policy, scope, tiers: terms.tiers.unwrap_or(self.options.tiers), work }
     }
 
     /// What a ledger leaves for those with these terms.
@@ -383,7 +410,8 @@ impl Native {
         terms: &Terms,
         watch: &dyn Fn(Stage),
     ) -> (Result<Vec<Allocation>, Refused>, Explanation) {
-        let agreed = self.agreed(terms);
+        let work = Work::default();
+        let agreed = self.agreed(terms, &work);
         let room = self.room(ledger, terms);
         let wishes = Wishes::new(ledger, owner, terms, &self.host);
         let units = match units::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes) {
@@ -396,22 +424,25 @@ impl Native {
             needs,
             units: &units,
             room,
-            steps: STEPS,
             placed: Vec::new(),
             result: vec![Holding::default(); needs.containers.len()],
             failure: None,
             failed: None,
         };
-        let placed = attempt.place(0);
+        let placed = attempt.begin();
         let is_needed = |&number: &usize| needs.containers.iter().any(|need| need.amounts[number] > 0);
         let needed = (0..self.host.resources.len()).filter(is_needed);
         let withheld = needed.flat_map(|number| attempt.room.not_offered(&self.host, number)).collect();
         let conditions = is_needed(&CPU).then(|| ledger.conditions());
         let not_offered = conditions.map(|of| (of.offline_cpus.clone(), of.partition_cpus.clone()));
         let (offline_cpus, partition_cpus) = not_offered.unwrap_or_default();
-        let explanation = Explanation { withheld, offline_cpus, partition_cpus, ..attempt.explanation() };
+        let gave_up = !placed && work.is_spent();
+        let explanation =
+            Explanation { gave_up, withheld, offline_cpus, partition_cpus, ..attempt.explanation() };
         if !placed {
-            return (Err(attempt.failure.unwrap_or((Refusal::SumTooLarge, None))), explanation);
+            let (refusal, container) = attempt.failure.unwrap_or((Refusal::SumTooLarge, None));
+            let refusal = if gave_up { Refusal::GaveUp(refusal.into()) } else { refusal };
+            return (Err((refusal, container)), explanation);
         }
         watch(Stage::Allocate);
         let allocations = self.allocations(ledger, needs, &attempt.result, terms);
@@ -432,6 +463,7 @@ impl Native {
         let uncollected =
             |index: usize| Refusal::Uncollected { container: needs.containers[index].name.clone() };
         // Those that start last first: those before borrow from them.
+        let mut later = CpuSet::new();
         for index in (0..result.len()).rev() {
             let holding = &result[index];
             let mut chosen = CpuSet::new();
@@ -441,17 +473,13 @@ impl Native {
                     available.cpus = &available.cpus - &part;
                     chosen = &chosen | &part;
                 }
-                let later: CpuSet = allocations[index..]
-                    .iter()
-                    .filter_map(|of| of.cpus.as_ref())
-                    .flat_map(CpuSet::iter)
-                    .collect();
-                let later = Available { cpus: later, ..available };
+                let of_later = Available { cpus: later.clone(), ..available };
                 for &(at, share) in &holding.borrowed_cpus {
-                    let part = cpus.pick(at, &later, share).ok_or_else(|| uncollected(index))?;
+                    let part = cpus.pick(at, &of_later, share).ok_or_else(|| uncollected(index))?;
                     chosen = &chosen | &part;
                 }
             }
+            later = &later | &chosen;
             let hidden = self.host.cpus.as_ref().map(|cpus| cpus.hidden_beside(&chosen, terms));
             allocations[index] =
                 Allocation { hidden_cpus: hidden.unwrap_or_default(), ..self.allocation(holding, chosen) };

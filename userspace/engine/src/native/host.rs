@@ -43,6 +43,8 @@ pub(super) struct Host {
     from_cpus: Vec<u64>,
     /// By position: nodes with the same number have the same distances to all others.
     twins: Vec<usize>,
+    /// The least distance between two nodes.
+    nearest: u64,
 }
 
 impl Host {
@@ -88,6 +90,9 @@ impl Host {
             |at: usize| with_cpus.iter().map(|&cpu| distances[cpu * ids.len() + at]).min().unwrap_or(0);
         let from_cpus = (0..ids.len()).map(from_cpus).collect();
         let twins = twins(&distances, ids.len());
+        let pairs = (0..ids.len()).flat_map(|from| (0..ids.len()).map(move |to| (from, to)));
+        let pairs = pairs.filter(|(from, to)| from != to);
+        let nearest = pairs.map(|(from, to)| distances[from * ids.len() + to]).min().unwrap_or(0);
         let with_cpus = (0..ids.len()).map(|at| with_cpus.contains(&at)).collect();
         Self {
             ids,
@@ -101,6 +106,7 @@ impl Host {
             sockets,
             from_cpus,
             twins,
+            nearest,
         }
     }
 
@@ -121,8 +127,7 @@ impl Host {
 
     /// The least distance between two nodes.
     pub(super) fn nearest(&self) -> u64 {
-        let all = (0..self.len()).flat_map(|from| (0..self.len()).map(move |to| (from, to)));
-        all.filter(|(from, to)| from != to).map(|(from, to)| self.distance(from, to)).min().unwrap_or(0)
+        self.nearest
     }
 
     /// Number of nodes.

@@ -3,24 +3,60 @@
 //! Problem: they may need more than what runs afterwards, but only for a while, and they are alone: what starts later
 //! does not use its own yet.
 //!
-//! Algorithm: when all that runs has its place, the init containers are placed in reverse order. Each has to fit into
+//! Algorithm: each is looked at alone first, beside nothing of its own request: one that has no room then never has any.
+//! When all that runs has its place, the init containers are placed in reverse order. Each has to fit into
 //! what is free together with what all containers hold that start after it, by the policy of the request; where there
 //! is a choice it takes as little as possible beyond what these hold. It is charged only for that surplus, which it
 //! gives back when the next container starts. In pod scope with `single-numa-node` it stays on the node of its pod.
 
+use std::collections::BTreeSet;
+
 use super::{
-    decide::{Agreed, Holding},
+    decide::{Agreed, Holding, Refused},
     host::CPU,
     rank::{Placement, union},
-    refusal::{Refusal, What},
+    refusal::What,
     room::{Room, Unit},
     search,
-    units::Needs,
+    units::{Need, Needs},
 };
-use crate::{
-    policy::{TopologyManagerPolicy, TopologyManagerScope},
-    request::ContainerName,
-};
+use crate::policy::{TopologyManagerPolicy, TopologyManagerScope};
+
+/// An init container that has no room, and what there was.
+pub(super) struct Short {
+    unit: Unit,
+    room: Room,
+}
+
+impl Short {
+    /// Why it is refused, and at which container.
+    pub(super) fn refusal(self, agreed: &Agreed<'_>) -> Refused {
+        (agreed.no_room(&self.room, &self.unit, What::Init), self.unit.container)
+    }
+}
+
+/// The init containers of a request that need something, by their places.
+fn ending(needs: &Needs) -> impl DoubleEndedIterator<Item = (usize, &Need)> {
+    needs.containers.iter().enumerate().filter(|(_, need)| need.ends && !need.is_nothing())
+}
+
+fn unit(need: &Need) -> Unit {
+    let container = Some(need.name.clone());
+    Unit { container, need: need.amounts.clone(), devices: Vec::new(), unwished: Vec::new() }
+}
+
+/// Whether each init container of a request has room in what is free, if nothing else is placed of it.
+pub(super) fn check(agreed: &Agreed<'_>, room: &Room, needs: &Needs) -> Result<(), Box<Short>> {
+    let mut seen = BTreeSet::new();
+    for (_, need) in ending(needs).filter(|(_, need)| seen.insert(&need.amounts)) {
+        let unit = unit(need);
+        let found = agreed.candidates(room, &unit);
+        if found.placements.is_empty() && !found.cut_off {
+            return Err(Short { unit, room: room.clone() }.into());
+        }
+    }
+    Ok(())
+}
 
 /// Places the init containers of a request. `room` is what all that runs leaves, `units` where that was placed.
 pub(super) fn place(
@@ -29,25 +65,27 @@ pub(super) fn place(
     needs: &Needs,
     units: &[&Placement],
     result: &mut [Holding],
-) -> Result<(), (Refusal, ContainerName)> {
-    if !needs.containers.iter().any(|need| need.ends && !need.is_nothing()) {
+) -> Result<(), Box<Short>> {
+    if ending(needs).next().is_none() {
         return Ok(());
     }
     let mut room = room.clone();
-    for index in (0..needs.containers.len()).rev() {
-        let need = &needs.containers[index];
-        if !need.ends || need.is_nothing() {
-            continue;
+    // What those have that start later than the one that is placed; they are added as it is their turn.
+    let mut later: Vec<Vec<u64>> = room.free.iter().map(|free| vec![0; free.len()]).collect();
+    let mut added = needs.containers.len();
+    for (index, need) in ending(needs).rev() {
+        if agreed.work.is_spent() {
+            return Err(Short { unit: unit(need), room }.into());
         }
-        // What those have that start later.
-        let mut later: Vec<Vec<u64>> = room.free.iter().map(|free| vec![0; free.len()]).collect();
-        for holding in &result[index + 1..] {
+        agreed.work.charge(150 + 6 * later.len() * agreed.host.len());
+        for holding in &result[index + 1..added] {
             for (resource, shares) in holding.shares.iter().enumerate() {
                 for &(at, share) in shares {
                     later[resource][at] += share;
                 }
             }
         }
+        added = index + 1;
         let mut within = room.clone();
         for (free, later) in within.free.iter_mut().zip(&later) {
             for (free, later) in free.iter_mut().zip(later) {
@@ -60,12 +98,7 @@ pub(super) fn place(
             let nodes = search::members(agreed.host, &nodes);
             within.keep_only(&nodes);
         }
-        let unit = Unit {
-            container: Some(need.name.clone()),
-            need: need.amounts.clone(),
-            devices: Vec::new(),
-            unwished: Vec::new(),
-        };
+        let unit = unit(need);
         let found = agreed.candidates(&within, &unit);
         // As if nobody used what is withheld: that does not decide which is better.
         let by_ledger = within.by_ledger();
@@ -73,11 +106,12 @@ pub(super) fn place(
             let beyond = |(resource, shares): (usize, Vec<(usize, u64)>)| {
                 shares.into_iter().map(|(at, share)| share.saturating_sub(later[resource][at])).sum()
             };
-            let taken = by_ledger.clone().take(agreed.host, &unit, placement);
+            agreed.work.charge(24 + placement.nodes.len());
+            let taken = by_ledger.shares(agreed.host, &unit, placement);
             taken.into_iter().enumerate().map(beyond).collect()
         };
         let Some(best) = found.placements.iter().min_by_key(|placement| surplus(placement)) else {
-            return Err((agreed.no_room(&within, &unit, What::Init), need.name.clone()));
+            return Err(Short { unit, room: within }.into());
         };
         let mut holding = Holding { sets: best.sets.clone(), ..Holding::default() };
         for (resource, shares) in within.take(agreed.host, &unit, best).into_iter().enumerate() {

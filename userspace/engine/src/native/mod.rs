@@ -31,6 +31,7 @@
 //! | which is best | module `rank` |
 //! | putting it together | modules `decide`, `init` |
 //! | which CPUs | module `cpus` |
+//! | how much a decision may look at | module `work` |
 //! | a machine that changed | module `rebase` |
 //! | what runs asks for more or less | module `resize` |
 //! | moves that make room | module [`plan`] |
@@ -49,14 +50,18 @@ mod resize;
 mod room;
 mod search;
 mod units;
+mod work;
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
 use numaward_topology::{Bytes, Machine, Node, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-pub use self::refusal::{Refusal, What};
 use self::{cpus::Cpus, host::Host};
+pub use self::{
+    refusal::{Refusal, What},
+    work::WORK,
+};
 use crate::{
     decision::{Cause, Decision, Rejection, ResizeError},
     explain::Explanation,

@@ -22,6 +22,7 @@ use super::{
     room::{Room, Unit},
     search::{self, EXACT, Rule},
     units::{self, Need, Needs, Wishes},
+    work::Work,
 };
 use crate::{
     decision::{Decision, Grant, Rejection},
@@ -157,7 +158,8 @@ impl Native {
     /// The unit of a request that has no room, and what is free when those before it have their places.
     fn without_room(&self, ledger: &Ledger, newcomer: &Newcomer<'_>) -> Option<(Unit, Room)> {
         let Newcomer { owner, needs, terms, .. } = newcomer;
-        let agreed = self.agreed(terms);
+        let work = Work::default();
+        let agreed = self.agreed(terms, &work);
         let mut room = self.room(ledger, terms);
         let wishes = Wishes::new(ledger, owner, terms, &self.host);
         let units = units::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes).ok()?;
@@ -241,7 +243,9 @@ impl Native {
 
     /// The sets of nodes to which a unit could go.
     fn targets(&self, unit: &Unit, room: &Room, terms: &Terms, movable: &[Movable]) -> Vec<Vec<usize>> {
-        let Some(Rule::Sized { sizes, with_attached }) = self.agreed(terms).rule(room, unit) else {
+        let Some(Rule::Sized { sizes, with_attached }) =
+            self.agreed(terms, &Work::default()).rule(room, unit)
+        else {
             return Vec::new();
         };
         let all: Vec<usize> = (0..self.host.len()).collect();

@@ -31,6 +31,8 @@ pub enum Refusal {
         /// What is requested and free by node.
         missing: Vec<Shortfall>,
     },
+    /// More would have to be looked at than a decision may. What was found first.
+    GaveUp(Box<Refusal>),
     /// With `strict-cpu-reservation`: the shared pool would have no CPU left although somebody runs there.
     SharedPool {
         /// CPUs that were requested.
@@ -61,6 +63,17 @@ pub enum Refusal {
     },
     /// All containers together ask for more than any machine has.
     SumTooLarge,
+}
+
+impl Refusal {
+    /// What is requested and free by node.
+    pub(super) fn shortfalls(&self) -> &[Shortfall] {
+        match self {
+            Self::NoRoom { missing, .. } => missing,
+            Self::GaveUp(first) => first.shortfalls(),
+            _ => &[],
+        }
+    }
 }
 
 /// What there was no room for.
@@ -101,6 +114,9 @@ impl fmt::Display for Refusal {
                     write!(f, "; and {} more", missing.len() - NAMED)?;
                 }
                 Ok(())
+            }
+            Self::GaveUp(first) => {
+                write!(f, "{first}; the search ended before everything was tried: the request is too complex")
             }
             Self::SharedPool { requested, free } => write!(
                 f,

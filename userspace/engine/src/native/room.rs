@@ -115,20 +115,22 @@ impl Room {
         }
     }
 
+    /// What a unit would take from where if it were placed so, by resource.
+    pub(super) fn shares(&self, host: &Host, unit: &Unit, placement: &Placement) -> Shares {
+        let of = |(resource, set): (usize, &Vec<usize>)| match set.as_slice() {
+            [] => Vec::new(),
+            set => amounts(host, self, resource, set, unit.need[resource]),
+        };
+        placement.sets.iter().enumerate().map(of).collect()
+    }
+
     /// Takes what a unit needs where a placement says. What was taken from where, by resource.
     pub(super) fn take(&mut self, host: &Host, unit: &Unit, placement: &Placement) -> Shares {
-        let mut shares = Vec::with_capacity(unit.need.len());
-        for (resource, set) in placement.sets.iter().enumerate() {
-            let of = if set.is_empty() {
-                Vec::new()
-            } else {
-                amounts(host, self, resource, set, unit.need[resource])
-            };
-            for &(at, share) in &of {
-                let free = &mut self.free[resource][at];
-                *free = free.saturating_sub(share);
+        let shares = self.shares(host, unit, placement);
+        for (free, of) in self.free.iter_mut().zip(&shares) {
+            for &(at, share) in of {
+                free[at] = free[at].saturating_sub(share);
             }
-            shares.push(of);
         }
         shares
     }

@@ -43,12 +43,15 @@ impl Need {
 impl Needs {
     pub(super) fn new(host: &Host, request: &Request, terms: &Terms) -> Result<Self, Refusal> {
         let guaranteed = request.qos() == QosClass::Guaranteed || terms.without_memory;
-        let containers = request.all_containers().map(|container| {
+        let ends = |init: &ContainerRequest| !init.restartable;
+        let init = request.init_containers.iter().map(|init| (init, ends(init)));
+        let all = init.chain(request.containers.iter().map(|container| (container, false)));
+        let containers = all.map(|(container, ends)| {
             let mut amounts = vec![0; host.resources.len()];
             if guaranteed || terms.burstable {
                 fill(host, container, guaranteed, terms, &mut amounts)?;
             }
-            Ok(Need { name: container.name.clone(), amounts, ends: request.is_regular_init(&container.name) })
+            Ok(Need { name: container.name.clone(), amounts, ends })
         });
         Ok(Self { containers: containers.collect::<Result<_, Refusal>>()? })
     }
@@ -112,7 +115,7 @@ pub(super) fn units(
         (wishes.unit(host, Some(need.name.clone()), need.amounts.clone(), &[&need.name]), vec![index])
     };
     let mut units: Vec<(Unit, Vec<usize>)> = running.into_iter().map(unit).collect();
-    units.sort_by_key(|(unit, of)| (std::cmp::Reverse(unit.dominant_share(room)), of[0]));
+    units.sort_by_cached_key(|(unit, of)| (std::cmp::Reverse(unit.dominant_share(room)), of[0]));
     Ok(units)
 }
 

@@ -12,7 +12,7 @@
 
 use std::cmp::Reverse;
 
-use crate::native::host::Host;
+use crate::native::{host::Host, work::Share};
 
 /// Nodes added to a beginning before the search gives up.
 pub(crate) const STEPS: u32 = 500;
@@ -39,6 +39,7 @@ pub(super) struct Large<'a> {
     /// The least distance between two nodes.
     nearest: u64,
     steps: u32,
+    share: Share<'a>,
     /// Whether it gave up.
     pub(super) cut_off: bool,
     /// The best sets of one size, by the sum of their distances.
@@ -46,7 +47,8 @@ pub(super) struct Large<'a> {
 }
 
 impl<'a> Large<'a> {
-    pub(super) fn new(host: &'a Host, items: Vec<usize>, wanted: Vec<Wanted>) -> Self {
+    pub(super) fn new(host: &'a Host, items: Vec<usize>, wanted: Vec<Wanted>, share: Share<'a>) -> Self {
+        share.charge(8 * items.len() * wanted.len());
         // A node that has nothing of what is needed is never part of a smallest set.
         let items: Vec<usize> =
             items.into_iter().filter(|&at| wanted.iter().any(|of| of.free[at] > 0)).collect();
@@ -77,6 +79,7 @@ impl<'a> Large<'a> {
             classes,
             largest,
             steps: STEPS,
+            share,
             cut_off: false,
             best: Vec::new(),
         }
@@ -112,6 +115,7 @@ impl<'a> Large<'a> {
 
     fn keep(&mut self, mut set: Vec<usize>) {
         set.sort_unstable();
+        self.share.charge(set.len() * set.len());
         if self.best.first().is_some_and(|(_, best)| best.len() > set.len()) {
             self.best.clear();
         }
@@ -128,10 +132,14 @@ impl<'a> Large<'a> {
     /// The best sets of the smallest size between two, nearest first.
     pub(super) fn search(&mut self, least: usize, most: usize) -> Vec<Vec<usize>> {
         let roots = self.roots();
-        for &root in &roots {
-            self.seed(root, most);
-        }
         self.seed_by_missing(most);
+        let seeding = self.share.half();
+        for &root in &roots {
+            if seeding.is_spent() {
+                break;
+            }
+            self.seed(root, most, &seeding);
+        }
         let upper = self.best.first().map_or(most.min(self.items.len()), |(_, set)| set.len());
         for size in least..=upper {
             let possible = self
@@ -142,18 +150,18 @@ impl<'a> Large<'a> {
             if !possible {
                 continue;
             }
-            for (index, &root) in roots.iter().enumerate() {
+            // By class: whether its sets were seen.
+            let mut seen = vec![false; self.host.len()];
+            for &root in &roots {
                 // Sets with an earlier root were seen. Nodes alike to this one can still be members.
                 let later: Vec<usize> = {
                     let mut later: Vec<usize> = self
                         .items
                         .iter()
                         .copied()
-                        .filter(|&at| {
-                            at != root
-                                && !roots[..index].iter().any(|&of| self.classes[of] == self.classes[at])
-                        })
+                        .filter(|&at| at != root && !seen[self.classes[at]])
                         .collect();
+                    seen[self.classes[root]] = true;
                     later.sort_by_key(|&at| {
                         (self.host.distance(root, at), Reverse(self.weight(at)), self.classes[at], at)
                     });
@@ -162,17 +170,22 @@ impl<'a> Large<'a> {
                 let mut chosen = Vec::with_capacity(size);
                 chosen.push(root);
                 let mut sums: Vec<u64> = self.wanted.iter().map(|of| of.free[root]).collect();
+                self.share.charge(8 * later.len());
                 self.extend(&later, size, &mut chosen, 0, &mut sums);
-                if self.steps == 0 {
+                if self.gave_up() {
                     break;
                 }
             }
-            if self.best.first().is_some_and(|(_, set)| set.len() == size) || self.steps == 0 {
+            if self.best.first().is_some_and(|(_, set)| set.len() == size) || self.gave_up() {
                 break;
             }
         }
-        self.cut_off |= self.steps == 0;
+        self.cut_off |= self.gave_up();
         self.best.iter().map(|(_, set)| set.clone()).collect()
+    }
+
+    fn gave_up(&self) -> bool {
+        self.steps == 0 || self.share.is_spent()
     }
 
     /// One node of each class, those with the most first.
@@ -184,7 +197,8 @@ impl<'a> Large<'a> {
         roots
     }
 
-    fn seed(&mut self, root: usize, most: usize) {
+    fn seed(&mut self, root: usize, most: usize, seeding: &Share<'_>) {
+        self.share.charge(8 * self.items.len());
         let mut by_distance: Vec<usize> = self.items.iter().copied().filter(|&at| at != root).collect();
         by_distance.sort_by_key(|&at| (self.host.distance(root, at), Reverse(self.weight(at)), at));
         self.greedy(root, &by_distance, most);
@@ -192,6 +206,10 @@ impl<'a> Large<'a> {
         let mut rings: Vec<u64> = by_distance.iter().map(|&at| self.host.distance(root, at)).collect();
         rings.dedup();
         for ring in rings {
+            self.share.charge(8 * self.items.len());
+            if seeding.is_spent() {
+                return;
+            }
             let mut within: Vec<usize> =
                 by_distance.iter().copied().filter(|&at| self.host.distance(root, at) <= ring).collect();
             within.sort_by_key(|&at| (Reverse(self.weight(at)), self.host.distance(root, at), at));
@@ -206,6 +224,7 @@ impl<'a> Large<'a> {
         let mut set = vec![root];
         let mut order = order.iter();
         while !self.enough(&set) {
+            self.share.charge(set.len() * self.wanted.len());
             match order.next() {
                 Some(&at) if set.len() < most => set.push(at),
                 _ => return false,
@@ -223,6 +242,7 @@ impl<'a> Large<'a> {
             let mut rest = self.items.clone();
             let mut set = Vec::new();
             while !self.enough(&set) && set.len() < most {
+                self.share.charge(8 * rest.len() * self.wanted.len());
                 let covers = |&(_, &at): &(usize, &usize)| {
                     let of_resource = |(index, of): (usize, &Wanted)| {
                         let factor = if twice == Some(index) { 2048 } else { 1024 };
@@ -248,6 +268,7 @@ impl<'a> Large<'a> {
     fn keep_needed(&mut self, mut set: Vec<usize>) {
         let mut index = 0;
         while index < set.len() {
+            self.share.charge(set.len() * self.wanted.len());
             let mut without = set.clone();
             without.remove(index);
             if !without.is_empty() && self.enough(&without) {
@@ -277,7 +298,7 @@ impl<'a> Large<'a> {
         }
         let mut skipped = None;
         for (index, &at) in list.iter().enumerate() {
-            if list.len() - index < missing || self.steps == 0 {
+            if list.len() - index < missing || self.gave_up() {
                 return;
             }
             if skipped == Some(self.classes[at]) {
@@ -285,6 +306,7 @@ impl<'a> Large<'a> {
             }
             skipped = Some(self.classes[at]);
             self.steps -= 1;
+            self.share.charge(4 + chosen.len() + 2 * self.wanted.len());
             let added: u64 = chosen.iter().map(|&of| self.host.distance(of, at)).sum();
             let left = missing - 1;
             // What the missing ones add at least.

@@ -15,7 +15,7 @@
 //! on as few nodes of those as possible. What the rule allows without attached nodes it allows as well.
 //!
 //! Up to [`EXACT`] nodes every set is looked at, small ones first. On larger machines sets come from module `large`,
-//! which gives up after a number of steps.
+//! which gives up after a number of steps. A search ends when it has used its share of the decision's work.
 
 mod large;
 
@@ -24,14 +24,13 @@ use super::{
     host::{CPU, Host},
     rank::{Placement, rank, stranded},
     room::{Room, Unit},
+    work::{Share, Work},
 };
 
 /// The most nodes of which every set is looked at.
 pub(crate) const EXACT: usize = 8;
 /// As many placements are kept of a search.
 pub(super) const KEPT: usize = 8;
-/// As many ways to place the resources within a set of nodes are looked at.
-const COMBINATIONS: usize = 8192;
 
 /// What a policy allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,8 +58,11 @@ pub(super) struct Found {
 }
 
 /// Looks for placements of a unit.
-pub(super) fn search(host: &Host, room: &Room, unit: &Unit, rule: &Rule) -> Found {
-    let mut search = Search { host, room, unit, needed: unit.resources().collect(), found: Found::default() };
+pub(super) fn search(host: &Host, room: &Room, unit: &Unit, rule: &Rule, work: &Work) -> Found {
+    let share = work.share();
+    share.charge(60 + 2 * host.len() * unit.need.len());
+    let needed = unit.resources().collect();
+    let mut search = Search { host, room, unit, needed, share, found: Found::default() };
     match rule {
         Rule::Anywhere => search.anywhere(),
         Rule::Sized { sizes, with_attached } => {
@@ -143,10 +145,19 @@ struct Search<'a> {
     unit: &'a Unit,
     /// The resources of which something is needed.
     needed: Vec<usize>,
+    share: Share<'a>,
     found: Found,
 }
 
 impl Search<'_> {
+    /// Whether there is work left for one more set of so many nodes.
+    fn may_go_on(&mut self, nodes: usize) -> bool {
+        self.share.charge(nodes * self.needed.len());
+        let may = !self.share.is_spent();
+        self.found.cut_off |= !may;
+        may
+    }
+
     fn sum(&self, resource: usize, set: &[usize]) -> u64 {
         let free = &self.room.free[resource];
         set.iter().fold(0, |sum, &at| sum.saturating_add(free[at]))
@@ -159,6 +170,7 @@ impl Search<'_> {
     /// Compares a placement with those found so far.
     fn offer(&mut self, sets: &[&[usize]]) {
         let (mut key, nodes) = rank(self.host, self.unit, sets);
+        self.share.charge(24 + 2 * nodes.len() * nodes.len());
         self.found.considered += 1;
         let placements = &mut self.found.placements;
         let full = placements.len() == KEPT;
@@ -216,6 +228,7 @@ impl Search<'_> {
         let mut beyond = self.unit.devices.len();
         let mut found = false;
         if least == 1 {
+            self.share.charge(self.host.len() * self.needed.len());
             for at in 0..self.host.len() {
                 found |= self.on_one(at);
             }
@@ -238,6 +251,7 @@ impl Search<'_> {
                 beyond -= 1;
             }
             subsets(&all, size, &mut |set| {
+                self.share.charge(set.len() * self.needed.len());
                 if self.needed.iter().all(|&resource| self.enough(resource, set)) {
                     found = true;
                     self.within(set);
@@ -254,7 +268,7 @@ impl Search<'_> {
         };
         let wanted = self.needed.iter().map(wanted).collect();
         let all = (0..self.host.len()).collect();
-        let mut large = Large::new(self.host, all, wanted);
+        let mut large = Large::new(self.host, all, wanted, self.share.half());
         let sets = large.search(least, self.host.len());
         self.found.cut_off |= large.cut_off;
         for set in sets {
@@ -289,15 +303,17 @@ impl Search<'_> {
         if sizes.iter().zip(domains).all(|(size, domain)| *size == domain.len()) {
             return self.offer(domains);
         }
+        // The first is looked at in any case.
+        if !self.found.placements.is_empty() && !self.may_go_on(least) {
+            return;
+        }
         let mut options: Vec<Vec<Vec<usize>>> = Vec::with_capacity(domains.len());
         for (resource, domain) in domains.iter().enumerate() {
             let near = options.first().and_then(|of| of.first()).map_or(&[][..], Vec::as_slice);
             let of = self.options(resource, domain, sizes[resource], near);
             options.push(of);
         }
-        let mut left = COMBINATIONS;
-        self.product(&options, &mut Vec::with_capacity(options.len()), &mut left);
-        self.found.cut_off |= left == 0;
+        self.product(&options, &mut Vec::with_capacity(options.len()));
     }
 
     /// The sets of a size within a domain that have enough of a resource.
@@ -307,6 +323,7 @@ impl Search<'_> {
             options.push(domain[..size].to_vec());
         } else if domain.len() <= EXACT || size == 1 {
             subsets(domain, size, &mut |set| {
+                self.share.charge(set.len());
                 if self.enough(resource, set) {
                     options.push(set.to_vec());
                 }
@@ -325,25 +342,14 @@ impl Search<'_> {
         options
     }
 
-    fn product<'b>(
-        &mut self,
-        options: &'b [Vec<Vec<usize>>],
-        chosen: &mut Vec<&'b [usize]>,
-        left: &mut usize,
-    ) {
-        let Some(of) = options.get(chosen.len()) else {
-            if *left > 0 {
-                *left -= 1;
-                self.offer(chosen);
-            }
-            return;
-        };
+    fn product<'b>(&mut self, options: &'b [Vec<Vec<usize>>], chosen: &mut Vec<&'b [usize]>) {
+        let Some(of) = options.get(chosen.len()) else { return self.offer(chosen) };
         for set in of {
-            if *left == 0 {
+            if !self.found.placements.is_empty() && !self.may_go_on(set.len()) {
                 return;
             }
             chosen.push(set);
-            self.product(options, chosen, left);
+            self.product(options, chosen);
             chosen.pop();
         }
     }
@@ -377,7 +383,7 @@ impl Search<'_> {
             count: Some(sizes[resource]),
         };
         let wanted = self.needed.iter().map(wanted).collect();
-        let mut large = Large::new(self.host, items.to_vec(), wanted);
+        let mut large = Large::new(self.host, items.to_vec(), wanted, self.share.half());
         let sets = large.search(size, size);
         self.found.cut_off |= large.cut_off;
         sets
@@ -390,6 +396,7 @@ impl Search<'_> {
             return;
         }
         if size == 1 {
+            self.share.charge(self.host.len() * self.needed.len());
             for at in 0..self.host.len() {
                 if self.devices_allow(&[at]) {
                     self.on_one(at);
@@ -445,6 +452,9 @@ impl Search<'_> {
             self.found.cut_off = true;
         }
         for set in sets {
+            if !self.may_go_on(set.len()) {
+                return;
+            }
             if self.enough(resource, &set) {
                 chain[resource].clone_from(&set);
                 self.chain(rest, sizes, &set, chain, visit);
@@ -494,6 +504,9 @@ impl Search<'_> {
             sets.push(outer.to_vec());
         }
         for set in sets {
+            if !self.may_go_on(set.len()) {
+                return;
+            }
             let domain = if resource == CPU { set.clone() } else { members(self.host, &set) };
             if self.enough(resource, &domain) {
                 chain[resource] = domain;

@@ -1,0 +1,68 @@
+//! How much a decision may look at: the one bound of its time.
+//!
+//! Everything that is looked at is charged, in about the time that it takes to look at one node for one resource (5 ns). A
+//! search may use one [`PART`] of what is left, so that those after it have enough, and takes the best that it has found by
+//! then. When nothing is left, the request is refused if it is not placed, and the explanation says so.
+
+use std::cell::Cell;
+
+/// As much as a decision may look at, besides what is linear in the machine, the ledger and the request, and up to what is
+/// being looked at when it is reached: about 10 ms.
+pub const WORK: u64 = 2_000_000;
+/// A search may use one part of so many of what is left.
+const PART: u64 = 8;
+
+/// What a decision has looked at.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    done: Cell<u64>,
+}
+
+impl Work {
+    /// Charges for what is looked at.
+    pub(super) fn charge(&self, of: usize) {
+        self.done.set(self.done.get().saturating_add(of as u64));
+    }
+
+    /// How much was looked at.
+    pub(super) fn done(&self) -> u64 {
+        self.done.get()
+    }
+
+    /// Whether nothing is left.
+    pub(super) fn is_spent(&self) -> bool {
+        self.done.get() >= WORK
+    }
+
+    /// What one search may use.
+    pub(super) fn share(&self) -> Share<'_> {
+        let left = WORK.saturating_sub(self.done.get());
+        Share { work: self, until: self.done.get() + left / PART }
+    }
+}
+
+/// What one search may still look at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share<'a> {
+    work: &'a Work,
+    /// It ends when so much has been done in all.
+    until: u64,
+}
+
+impl Share<'_> {
+    /// Charges for what is looked at.
+    pub(super) fn charge(&self, of: usize) {
+        self.work.charge(of);
+    }
+
+    /// Whether nothing is left of it.
+    pub(super) fn is_spent(&self) -> bool {
+        self.work.done.get() >= self.until
+    }
+
+    /// The first half of what is left of it.
+    pub(super) fn half(&self) -> Self {
+        let done = self.work.done.get();
+        Self { work: self.work, until: done + self.until.saturating_sub(done) / 2 }
+    }
+}
