@@ -421,6 +421,47 @@ fn who_grows_leaves_a_cpu_to_those_that_share() {
     assert!(error.message.contains("the shared pool would have no CPU left"), "{error}");
 }
 
+/// Four cores of two threads, `full-pcpus-only`, and these CPUs reserved.
+fn whole_cores(reserved: &str) -> [Box<dyn Strategy>; 2] {
+    let options = [("full-pcpus-only".to_owned(), "true".to_owned())];
+    let reserved_system_cpus: CpuSet = reserved.parse().unwrap();
+    let config = PolicyConfig {
+        cpu_reservation: Some(Quantity::whole(reserved_system_cpus.len() as u64)),
+        reserved_system_cpus,
+        cpu_manager_policy_options: options.into(),
+        ..config(TopologyManagerPolicy::SingleNumaNode)
+    };
+    let machine = Machine::builder().nodes(1).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
+    [
+        Box::new(Native::new(&machine, &config, &NativeOptions::default()).unwrap()),
+        Box::new(Kubelet::new(&machine, &config).unwrap()),
+    ]
+}
+
+#[test]
+fn who_grows_by_whole_cores_gets_no_siblings_of_reserved_cpus() {
+    let request = |name: &str, cpus| Request::workload(name, resources(cpus, 1));
+    for strategy in whole_cores("0-1") {
+        let mut ledger = strategy.idle();
+        for name in ["a", "b"] {
+            let decision = strategy.admit(&ledger, &request(name, 2));
+            decision.outcome.unwrap();
+            ledger = strategy.started(&decision.ledger, &name.into(), &name.into());
+        }
+        assert_eq!((cpus(&ledger, "a"), cpus(&ledger, "b")), ("2,6".to_owned(), "3,7".to_owned()));
+        assert!(strategy.admit(&ledger, &request("c", 2)).outcome.is_err(), "{strategy:?}");
+        let resize =
+            |ledger: &Ledger, cpus| strategy.resize(ledger, &"a".into(), &"a".into(), &resources(cpus, 1));
+        let refused = resize(&ledger, 4).unwrap_err().to_string();
+        assert!(refused.contains("node 0: cpu requested 2, free 0"), "{refused}");
+        // The core of another that left is a whole one.
+        let ledger = strategy.removed(&ledger, &"b".into());
+        let grown = resize(&ledger, 4).unwrap();
+        assert_eq!(cpus(&grown, "a"), "2-3,6-7");
+        assert_eq!(cpus(&resize(&grown, 2).unwrap(), "a"), "2,6");
+    }
+}
+
 /// An init container and an app container of one owner, with four CPUs each: the first borrows from the second.
 #[test]
 fn what_an_init_container_still_uses_is_not_free_after_a_resize() {

@@ -42,7 +42,8 @@ impl Kubelet {
                 let whole = whole.filter(|&whole| whole > 0).ok_or(ResizeError::NotWholeCpus(wanted))?;
                 let checked = manager.check_whole_cores(whole);
                 checked.map_err(|error| ResizeError::Cores(error.to_string()))?;
-                let chosen = manager.resized(&ledger.shared_pool, cpus, whole, &nodes)?;
+                let chosen =
+                    manager.resized(&ledger.shared_pool, cpus, whole, &nodes, manager.takes_whole_cores())?;
                 let free = &held.held_cpus() - &ledger.cpus_of_others(owner, container);
                 next.shared_pool = &(&next.shared_pool | &free) - &chosen;
                 let holds = next.allocation_mut(owner, container);

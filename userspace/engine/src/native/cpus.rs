@@ -186,7 +186,7 @@ impl Cpus {
     ) -> Result<CpuSet, ResizeError> {
         self.check_cores(wanted as u64, terms).map_err(|error| ResizeError::Cores(error.to_string()))?;
         let pool = self.wanted(&self.free(ledger), terms);
-        self.manager.resized(&pool, held, wanted, nodes)
+        self.manager.resized(&pool, held, wanted, nodes, self.needs_whole_cores(terms))
     }
 
     /// With `full-pcpus-only` those that make up whole cores, else all.

@@ -303,6 +303,11 @@ impl StaticCpus {
         Ok(&chosen | &rest)
     }
 
+    /// Whether only whole cores are given (`full-pcpus-only`).
+    pub(super) fn takes_whole_cores(&self) -> bool {
+        self.options.full_pcpus_only
+    }
+
     /// With `full-pcpus-only`: whether so many CPUs are a number of whole cores.
     pub(crate) fn check_whole_cores(&self, requested: usize) -> Result<(), CpuError> {
         let cpus_per_core = self.topology.cpus_per_core;

@@ -10,13 +10,15 @@ use crate::{
 
 impl StaticCpus {
     /// The CPUs that a container has instead of `held` when it is to have `wanted`: fewer of the same, or those and
-    /// more of this shared pool on these nodes. Whole cores are kept, and filled up, first.
+    /// more of this shared pool on these nodes. Whole cores are kept, and filled up, first. With `whole_cores`, only what
+    /// makes up whole cores together with what it has can be taken.
     pub(crate) fn resized(
         &self,
         pool: &CpuSet,
         held: &CpuSet,
         wanted: usize,
         nodes: &NodeSet,
+        whole_cores: bool,
     ) -> Result<CpuSet, ResizeError> {
         let cores = || self.topology.cores.iter().map(|core| &core.cpus);
         let mut left = wanted;
@@ -36,7 +38,12 @@ impl StaticCpus {
         // Then the rest of its cores, whole free cores of its nodes, and what these have left.
         let free = &(pool & &self.allocatable()) - held;
         let on_nodes = self.of_nodes(nodes);
-        let free = &free & &on_nodes;
+        let mut free = &free & &on_nodes;
+        if whole_cores {
+            let its = &free | held;
+            let whole = cores().filter(|core| core.is_subset(&its)).flat_map(CpuSet::iter).collect();
+            free = &free & &whole;
+        }
         for core in &parts {
             take(*core & &free);
         }
