@@ -56,6 +56,7 @@
 
 pub mod checkpoint;
 pub mod conditions;
+mod cores;
 pub mod decision;
 pub mod explain;
 pub mod hint;

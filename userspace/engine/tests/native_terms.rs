@@ -10,7 +10,7 @@ use numaward_engine::{
     hint::Resource,
     policy::{
         CpuKind, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
-        TopologyManagerPolicy,
+        TopologyManagerPolicy, TopologyManagerScope,
     },
     searches::{Deciding, Verdict},
 };
@@ -459,6 +459,106 @@ fn who_grows_by_whole_cores_gets_no_siblings_of_reserved_cpus() {
         let grown = resize(&ledger, 4).unwrap();
         assert_eq!(cpus(&grown, "a"), "2-3,6-7");
         assert_eq!(cpus(&resize(&grown, 2).unwrap(), "a"), "2,6");
+    }
+}
+
+/// `full-pcpus-only` on two nodes with four cores of two threads, of which these CPUs are offline.
+fn uneven(offline: &[u32], policy: TopologyManagerPolicy, options: &[&str]) -> Native {
+    let mut machine =
+        Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
+    for &cpu in offline {
+        machine.cpus.remove(&CpuId(cpu));
+        for node in machine.nodes.values_mut() {
+            node.cpus.remove(CpuId(cpu));
+        }
+    }
+    let options = [&["full-pcpus-only"], options].concat();
+    let config = PolicyConfig {
+        cpu_manager_policy_options: options
+            .iter()
+            .map(|&name| (name.to_owned(), "true".to_owned()))
+            .collect(),
+        cpu_reservation: Some(Quantity::whole(2)),
+        reserved_system_cpus: "0,8".parse().unwrap(),
+        ..config(policy)
+    };
+    Native::new(&machine, &config, &NativeOptions::default()).unwrap()
+}
+
+#[test]
+fn cores_of_unequal_size_give_what_they_add_up_to() {
+    let on = |native: &Native, count: u64| {
+        let decision = decide(native, &native.idle(), "new", (count, 1), &Terms::default());
+        decision.outcome.map(|_| cpus(&decision.ledger, "new")).map_err(|rejection| rejection.to_string())
+    };
+    // Node 1 has cores of 2, 2, 2 and 1, node 0 three of 2.
+    let single = uneven(&[15], TopologyManagerPolicy::SingleNumaNode, &[]);
+    for (count, expected) in [
+        (1, "7"),
+        (2, "1,9"),
+        (3, "4,7,12"),
+        (4, "1-2,9-10"),
+        (5, "4-5,7,12-13"),
+        (6, "1-3,9-11"),
+        (7, "4-7,12-14"),
+    ] {
+        assert_eq!(on(&single, count).as_deref(), Ok(expected), "{count}");
+    }
+    // Node 1 has cores of 2, 1, 1 and 2: two are the first, whatever comes after it.
+    let middle = uneven(&[13, 14], TopologyManagerPolicy::SingleNumaNode, &[]);
+    for (count, expected) in [(1, "5"), (3, "4-5,12"), (4, "1-2,9-10"), (5, "4-5,7,12,15")] {
+        assert_eq!(on(&middle, count).as_deref(), Ok(expected), "{count}");
+    }
+    // On both nodes together: 3 x 2 and 2 x 2 + 2 x 1.
+    let both = uneven(&[13, 14], TopologyManagerPolicy::BestEffort, &[]);
+    for count in [7, 8, 9, 10, 11, 12] {
+        let held = on(&both, count).unwrap();
+        assert_eq!(held.parse::<CpuSet>().unwrap().len() as u64, count, "{held}");
+    }
+    // There are no such cores: the next best nodes would be no better.
+    let even = uneven(&[], TopologyManagerPolicy::BestEffort, &[]);
+    assert!(on(&even, 3).unwrap_err().contains("not multiple cpus per core = 2"));
+    // Two of one node, where the other has an odd rest: one and one, and then none of one is left.
+    let mut ledger = single.idle();
+    for (name, expected) in [("a", "7"), ("b", "refused")] {
+        let decision = decide(&single, &ledger, name, (1, 1), &Terms::default());
+        let held = decision.outcome.map_or_else(
+            |rejection| {
+                assert!(rejection.message.contains("cannot be put together to whole cores"), "{rejection}");
+                "refused".to_owned()
+            },
+            |_| cpus(&decision.ledger, name),
+        );
+        assert_eq!(held, expected);
+        ledger = decision.ledger;
+    }
+    // Who runs grows and shrinks by what its cores add up to.
+    let resize =
+        |ledger: &Ledger, count| single.resize(ledger, &"a".into(), &"a".into(), &resources(count, 1));
+    let grown = resize(&ledger, 3).unwrap();
+    assert_eq!(cpus(&grown, "a"), "4,7,12");
+    assert_eq!(cpus(&resize(&grown, 2).unwrap(), "a"), "4,12");
+    assert_eq!(cpus(&resize(&grown, 1).unwrap(), "a"), "7");
+    assert!(resize(&ledger, 2).is_err(), "it would have to leave its core");
+}
+
+#[test]
+fn containers_of_a_pod_have_cores_of_unequal_size() {
+    let container = |name: &str, count| ContainerRequest::guaranteed(name, resources(count, 1));
+    for scope in [TopologyManagerScope::Container, TopologyManagerScope::Pod] {
+        let native = uneven(&[13, 14, 15], TopologyManagerPolicy::SingleNumaNode, &[]);
+        // Node 1 has cores of 2, 1, 1 and 1.
+        let request = Request {
+            owner: "pod".into(),
+            init_containers: vec![container("init", 5)],
+            containers: vec![container("x", 1), container("y", 1), container("z", 2)],
+            resources: None,
+        };
+        let terms = Terms { scope: Some(scope), ..Terms::default() };
+        let decision = native.admit_watched(&native.idle(), &request, &terms, &|_| {});
+        let grants = decision.outcome.unwrap();
+        let held: Vec<usize> = grants.iter().map(|of| of.allocation.cpus.as_ref().unwrap().len()).collect();
+        assert_eq!(held, [5, 1, 1, 2], "{scope}");
     }
 }
 

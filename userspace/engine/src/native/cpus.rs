@@ -6,20 +6,21 @@
 //!
 //! | option | effect |
 //! |---|---|
-//! | `full-pcpus-only` | only whole cores count as free; of a core with hidden siblings, one CPU is taken |
+//! | `full-pcpus-only` | only whole cores count as free, and a request is for what these add up to; of a core with hidden siblings, one CPU is taken |
 //! | `distribute-cpus-across-numa` | several nodes give equally many |
 //! | `distribute-cpus-across-cores` | one CPU a core, in turn |
 //! | `prefer-align-cpus-by-uncorecache` | from as few last-level caches as possible |
 //! | `align-by-socket` | under `restricted`, what finds no least set may be on any nodes of one socket |
 //! | `strict-cpu-reservation` | the shared pool has no reserved CPUs |
 //!
-//! Unlike the kubelet, this counts what a core really has: cores of different sizes are no problem.
+//! Unlike the kubelet, this counts what a core really has: of cores of 2, 2 and 1 CPUs, three can be given.
 
 use std::collections::BTreeMap;
 
 use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
 
 use crate::{
+    cores::adding_up,
     decision::ResizeError,
     kubelet::cpu::{CpuError, StaticCpus},
     ledger::Ledger,
@@ -47,8 +48,10 @@ pub(super) struct Cpus {
     pub(super) allocatable: CpuSet,
     /// The shared pool while nobody has exclusive CPUs.
     pub(super) idle_pool: CpuSet,
-    /// CPUs of a core, on average.
+    /// What the sizes of all cores are multiples of: the size of each, where they are equal.
     per_core: usize,
+    /// Whether they are not.
+    unequal: bool,
     kinds: BTreeMap<CpuKind, CpuSet>,
 }
 
@@ -83,14 +86,16 @@ impl Cpus {
             NodeCpus { all, cores: groups(cores), caches: groups(caches) }
         };
         let nodes: Vec<NodeCpus> = machine.nodes.keys().map(of_node).collect();
-        let cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
+        let sizes = || nodes.iter().flat_map(|node| &node.cores).map(CpuSet::len);
+        let per_core = sizes().fold(0, greatest_common_divisor);
         // Where it is not known which are of a kind, none is promised to be.
         let kinds =
             CpuKind::ALL.iter().map(|&kind| (kind, kind.cpus_of(machine).unwrap_or_default())).collect();
         Self {
             allocatable: manager.allocatable(),
             idle_pool: manager.idle_pool(),
-            per_core: machine.cpus.len().checked_div(cores).unwrap_or(1),
+            unequal: sizes().any(|size| size != per_core),
+            per_core: per_core.max(1),
             nodes,
             manager,
             options,
@@ -125,6 +130,22 @@ impl Cpus {
     fn can_take(&self, free: &CpuSet, terms: &Terms) -> CpuSet {
         let wanted = self.wanted(free, terms);
         if self.needs_whole_cores(terms) { self.whole(&wanted) } else { wanted }
+    }
+
+    /// Where a request takes whole cores only and these are of unequal size: the sizes of those that are free, by position, the
+    /// largest first. Else none.
+    pub(super) fn unequal_cores(&self, ledger: &Ledger, terms: &Terms) -> Vec<Vec<usize>> {
+        if !self.unequal || !self.needs_whole_cores(terms) {
+            return Vec::new();
+        }
+        let free = self.available(ledger, terms).cpus;
+        let of_node = |node: &NodeCpus| {
+            let whole = node.cores.iter().filter(|core| core.is_subset(&free));
+            let mut sizes: Vec<usize> = whole.map(CpuSet::len).collect();
+            sizes.sort_unstable_by(|a, b| b.cmp(a));
+            sizes
+        };
+        self.nodes.iter().map(of_node).collect()
     }
 
     /// Whether a request takes whole cores only. Of a core whose siblings are hidden it takes one CPU.
@@ -200,7 +221,7 @@ impl Cpus {
     /// Where a request takes whole cores only: whether so many CPUs are a number of them.
     pub(super) fn check_cores(&self, requested: u64, terms: &Terms) -> Result<(), CpuError> {
         let requested = usize::try_from(requested).unwrap_or(usize::MAX);
-        if self.needs_whole_cores(terms) && !requested.is_multiple_of(self.per_core.max(1)) {
+        if self.needs_whole_cores(terms) && !requested.is_multiple_of(self.per_core) {
             return Err(CpuError::NotWholeCores { requested, cpus_per_core: self.per_core });
         }
         Ok(())
@@ -208,7 +229,7 @@ impl Cpus {
 
     /// How many CPUs a request takes at once.
     pub(super) fn at_once(&self, terms: &Terms) -> u64 {
-        if self.needs_whole_cores(terms) { self.per_core.max(1) as u64 } else { 1 }
+        if self.needs_whole_cores(terms) { self.per_core as u64 } else { 1 }
     }
 
     /// Divides a number of CPUs over the nodes of a set, of which each has so many free and gives so many at once.
@@ -234,26 +255,33 @@ impl Cpus {
     pub(super) fn pick(&self, at: usize, from: &Available, count: u64) -> Option<CpuSet> {
         let node = self.nodes.get(at)?;
         let count = usize::try_from(count).ok()?;
-        let mut free = &node.all & &from.cpus;
-        let mut taken = CpuSet::new();
-        if (self.options.align_by_cache || from.by_cache) && node.caches.len() > 1 {
-            while taken.len() < count {
-                let left = count - taken.len();
-                let sizes = node.caches.iter().map(|cache| (cache & &free).len());
-                let sizes: Vec<(usize, usize)> = sizes.zip(0..).filter(|(size, _)| *size > 0).collect();
-                // The fullest that suffices, else the emptiest.
-                let enough = sizes.iter().filter(|(size, _)| *size >= left).min();
-                let &(size, index) = enough.or_else(|| {
-                    sizes.iter().max_by_key(|(size, index)| (*size, node.caches.len() - index))
-                })?;
-                let part =
-                    self.pick_cores(node, &(&node.caches[index] & &free), left.min(size), from.whole_cores)?;
-                free = &free - &part;
-                taken = &taken | &part;
-            }
-            return Some(taken);
+        let free = &node.all & &from.cpus;
+        let by_cache = (self.options.align_by_cache || from.by_cache) && node.caches.len() > 1;
+        let by_cache = if by_cache { self.pick_by_cache(node, &free, count, from.whole_cores) } else { None };
+        by_cache.or_else(|| self.pick_cores(node, &free, count, from.whole_cores))
+    }
+
+    fn pick_by_cache(
+        &self,
+        node: &NodeCpus,
+        free: &CpuSet,
+        count: usize,
+        whole_cores: bool,
+    ) -> Option<CpuSet> {
+        let (mut free, mut taken) = (free.clone(), CpuSet::new());
+        while taken.len() < count {
+            let left = count - taken.len();
+            let sizes = node.caches.iter().map(|cache| (cache & &free).len());
+            let sizes: Vec<(usize, usize)> = sizes.zip(0..).filter(|(size, _)| *size > 0).collect();
+            // The fullest that suffices, else the emptiest.
+            let enough = sizes.iter().filter(|(size, _)| *size >= left).min();
+            let &(size, index) = enough
+                .or_else(|| sizes.iter().max_by_key(|(size, index)| (*size, node.caches.len() - index)))?;
+            let part = self.pick_cores(node, &(&node.caches[index] & &free), left.min(size), whole_cores)?;
+            free = &free - &part;
+            taken = &taken | &part;
         }
-        self.pick_cores(node, &free, count, from.whole_cores)
+        Some(taken)
     }
 
     fn pick_cores(&self, node: &NodeCpus, free: &CpuSet, count: usize, whole_cores: bool) -> Option<CpuSet> {
@@ -262,6 +290,14 @@ impl Cpus {
         }
         let mut taken = CpuSet::new();
         let mut left = count;
+        if whole_cores {
+            let mut whole: Vec<&CpuSet> = node.cores.iter().filter(|core| core.is_subset(free)).collect();
+            whole.sort_by_key(|core| std::cmp::Reverse(core.len()));
+            let sizes: Vec<usize> = whole.iter().map(|core| core.len()).collect();
+            return Some(
+                adding_up(&sizes, count)?.into_iter().flat_map(|place| whole[place].iter()).collect(),
+            );
+        }
         let parts = || node.cores.iter().map(|core| (core, core & free)).filter(|(_, part)| !part.is_empty());
         if self.options.distribute_across_cores {
             let mut parts: Vec<_> =
@@ -290,9 +326,6 @@ impl Cpus {
                 rest.push((size, part));
             }
         }
-        if left > 0 && whole_cores {
-            return None;
-        }
         // Cores that are in use already before those that are whole.
         rest.sort_by_key(|(size, _)| *size);
         for cpu in rest.iter().flat_map(|(_, part)| part.iter()).take(left) {
@@ -307,6 +340,10 @@ impl Cpus {
 fn offered(ledger: &Ledger) -> CpuSet {
     let conditions = ledger.conditions();
     &(ledger.shared_pool() - &conditions.offline_cpus) - &conditions.partition_cpus
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Number of CPUs that two sets share.

@@ -106,6 +106,9 @@ impl Agreed<'_> {
     pub(super) fn no_room(&self, room: &Room, unit: &Unit, what: What) -> Refusal {
         let mut short: Vec<usize> = unit.resources().filter(|&of| !self.could(room, unit, of)).collect();
         if short.is_empty() {
+            if let (false, Some(container)) = (room.cores.is_empty(), &unit.container) {
+                return Refusal::Uncollected { container: container.clone() };
+            }
             short = unit.resources().collect();
         }
         Refusal::NoRoom {
@@ -159,6 +162,9 @@ struct Placed {
     chosen: usize,
 }
 
+/// Makes allocations of what containers are to hold.
+type Choose<'a> = dyn Fn(&[Holding]) -> Result<Vec<Allocation>, Refusal> + 'a;
+
 /// What an attempt goes through.
 struct Attempt<'a> {
     agreed: Agreed<'a>,
@@ -168,6 +174,9 @@ struct Attempt<'a> {
     placed: Vec<Placed>,
     /// By container: what it holds in the end, and the sets of nodes of each resource.
     result: Vec<Holding>,
+    /// Makes allocations of that.
+    choose: &'a Choose<'a>,
+    allocations: Vec<Allocation>,
     /// Why it failed at first, and what had been found for the unit at which it did.
     failure: Option<Refused>,
     failed: Option<(usize, Found)>,
@@ -219,6 +228,7 @@ impl Attempt<'_> {
             self.agreed.work.charge(24 + unit.need.len() * self.agreed.host.len());
             self.placed[index].chosen = chosen;
             let placement = &self.placed[index].found.placements[chosen];
+            let cores = self.room.cores.clone();
             let shares = self.room.take(self.agreed.host, unit, placement);
             for &container in &self.units[index].1 {
                 self.result[container].shares.clear();
@@ -227,6 +237,7 @@ impl Attempt<'_> {
                 return true;
             }
             self.room.give_back(&shares);
+            self.room.cores = cores;
         }
         if self.failure.is_none() {
             self.failure =
@@ -258,6 +269,7 @@ impl Attempt<'_> {
         }
         let mut room = self.room.clone();
         room.withheld.clear();
+        room.cores.clear();
         for (of, free) in room.free.iter_mut().enumerate() {
             free.fill(0);
             for &(at, share) in &shares[of] {
@@ -280,19 +292,28 @@ impl Attempt<'_> {
         true
     }
 
-    /// All that runs is placed: now the init containers.
+    /// All that runs is placed: now the init containers, and which CPUs these are.
     fn finish(&mut self) -> bool {
         let units: Vec<&Placement> =
             self.placed.iter().map(|placed| &placed.found.placements[placed.chosen]).collect();
         match init::place(&self.agreed, &self.room, self.needs, &units, &mut self.result) {
-            Ok(()) => true,
+            Ok(()) => {}
             Err(short) => {
                 if self.failure.is_none() {
                     self.failure = Some(short.refusal(&self.agreed));
                 }
-                false
+                return false;
             }
         }
+        self.agreed.work.charge(100 * self.result.len());
+        match (self.choose)(&self.result) {
+            Ok(allocations) => self.allocations = allocations,
+            Err(refusal) => {
+                self.failure.get_or_insert((refusal, None));
+                return false;
+            }
+        }
+        true
     }
 
     fn explanation(&self) -> Explanation {
@@ -419,6 +440,10 @@ impl Native {
             Err(refusal) => return (Err((refusal, None)), Explanation::default()),
         };
         watch(Stage::Merge);
+        let choose = |result: &[Holding]| {
+            watch(Stage::Allocate);
+            self.allocations(ledger, needs, result, terms)
+        };
         let mut attempt = Attempt {
             agreed,
             needs,
@@ -426,6 +451,8 @@ impl Native {
             room,
             placed: Vec::new(),
             result: vec![Holding::default(); needs.containers.len()],
+            choose: &choose,
+            allocations: Vec::new(),
             failure: None,
             failed: None,
         };
@@ -444,9 +471,7 @@ impl Native {
             let refusal = if gave_up { Refusal::GaveUp(refusal.into()) } else { refusal };
             return (Err((refusal, container)), explanation);
         }
-        watch(Stage::Allocate);
-        let allocations = self.allocations(ledger, needs, &attempt.result, terms);
-        (allocations.map_err(|refusal| (refusal, None)), explanation)
+        (Ok(attempt.allocations), explanation)
     }
 
     /// Makes allocations of numbers: chooses the CPUs.

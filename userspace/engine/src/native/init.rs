@@ -87,6 +87,8 @@ pub(super) fn place(
         }
         added = index + 1;
         let mut within = room.clone();
+        // Whether whole cores add up with those of later containers is seen when they are chosen.
+        within.cores.clear();
         for (free, later) in within.free.iter_mut().zip(&later) {
             for (free, later) in free.iter_mut().zip(later) {
                 *free = free.saturating_add(*later);
@@ -124,6 +126,9 @@ pub(super) fn place(
                 if share > borrowed {
                     own.push((at, share - borrowed));
                     room.free[resource][at] = room.free[resource][at].saturating_sub(share - borrowed);
+                    if resource == CPU {
+                        room.take_cores(at, share - borrowed);
+                    }
                 }
             }
             holding.shares.push(own);

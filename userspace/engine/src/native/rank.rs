@@ -80,7 +80,10 @@ pub(super) fn amounts(
     needed: u64,
 ) -> Vec<(usize, u64)> {
     match &host.cpus {
-        Some(cpus) if resource == CPU => cpus.split(&room.free[CPU], set, needed, room.cpus_at_once),
+        Some(cpus) if resource == CPU => {
+            let whole = if room.cores.is_empty() { None } else { room.whole_cores(set, needed) };
+            whole.unwrap_or_else(|| cpus.split(&room.free[CPU], set, needed, room.cpus_at_once))
+        }
         _ => split(&room.free[resource], room.withheld_of(resource), set, needed),
     }
 }

@@ -1,6 +1,6 @@
 //! What a decision works with: what is free, and what is asked for, as numbers.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{Bytes, ZoneKind};
 
@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     conditions::{Conditions, Withheld},
+    cores::adding_up,
     decision::Shortfall,
     hint::Resource,
     ledger::Ledger,
@@ -25,6 +26,9 @@ pub(super) struct Room {
     pub(super) capacity: Vec<Vec<u64>>,
     /// CPUs are taken in groups of so many.
     pub(super) cpus_at_once: u64,
+    /// Where only whole cores are taken and these are of unequal size: the sizes of those that are free, by position, the
+    /// largest first. Else empty.
+    pub(super) cores: Vec<Vec<usize>>,
     /// The number of base memory, where memory is managed.
     pub(super) memory: Option<usize>,
     /// What is free besides and not offered, by resource and position: it decides what fits, and not what is better.
@@ -63,6 +67,7 @@ impl Room {
         Self {
             free,
             capacity,
+            cores: host.cpus.as_ref().map(|cpus| cpus.unequal_cores(ledger, terms)).unwrap_or_default(),
             cpus_at_once: host.cpus.as_ref().map_or(1, |cpus| cpus.at_once(terms)),
             memory: host.number_of(ZoneKind::Memory),
             withheld,
@@ -72,7 +77,8 @@ impl Room {
 
     /// The empty machine.
     pub(super) fn empty(&self) -> Self {
-        Self { free: self.capacity.clone(), withheld: Vec::new(), ..self.clone() }
+        // Which of its cores are whole then is not counted.
+        Self { free: self.capacity.clone(), withheld: Vec::new(), cores: Vec::new(), ..self.clone() }
     }
 
     /// What the ledger has free, as if nobody used what is withheld.
@@ -115,6 +121,33 @@ impl Room {
         }
     }
 
+    /// How many CPUs each node of a set gives as whole cores, where these are of unequal size: the smallest rest first.
+    pub(super) fn whole_cores(&self, set: &[usize], needed: u64) -> Option<Vec<(usize, u64)>> {
+        let mut order = set.to_vec();
+        order.sort_by_key(|&at| (self.free[CPU][at], at));
+        let all = order.iter().flat_map(|&at| self.cores[at].iter().map(move |&size| (at, size)));
+        let (nodes, sizes): (Vec<usize>, Vec<usize>) = all.unzip();
+        let mut shares = BTreeMap::new();
+        for place in adding_up(&sizes, usize::try_from(needed).ok()?)? {
+            *shares.entry(nodes[place]).or_insert(0) += sizes[place] as u64;
+        }
+        Some(shares.into_iter().collect())
+    }
+
+    /// Whether the CPUs that are needed can come from the nodes of a set; that there are enough is known.
+    pub(super) fn adds_up(&self, set: &[usize], needed: u64) -> bool {
+        self.cores.is_empty() || needed == 0 || self.whole_cores(set, needed).is_some()
+    }
+
+    /// Takes so many CPUs of whole cores of a node.
+    pub(super) fn take_cores(&mut self, at: usize, count: u64) {
+        let Some(sizes) = self.cores.get_mut(at) else { return };
+        let taken = usize::try_from(count).ok().and_then(|count| adding_up(sizes, count));
+        for place in taken.into_iter().flatten().rev() {
+            sizes.remove(place);
+        }
+    }
+
     /// What a unit would take from where if it were placed so, by resource.
     pub(super) fn shares(&self, host: &Host, unit: &Unit, placement: &Placement) -> Shares {
         let of = |(resource, set): (usize, &Vec<usize>)| match set.as_slice() {
@@ -132,10 +165,13 @@ impl Room {
                 free[at] = free[at].saturating_sub(share);
             }
         }
+        for &(at, share) in shares.first().into_iter().flatten() {
+            self.take_cores(at, share);
+        }
         shares
     }
 
-    /// Gives back what was taken.
+    /// Gives back what was taken, but for the sizes of cores.
     pub(super) fn give_back(&mut self, shares: &Shares) {
         for (resource, of) in shares.iter().enumerate() {
             for &(at, share) in of {

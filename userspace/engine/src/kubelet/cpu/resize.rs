@@ -1,9 +1,12 @@
 //! More or fewer exclusive CPUs for a container that runs.
 
+use std::cmp::Reverse;
+
 use numaward_topology::{CpuSet, NodeId, NodeSet};
 
 use super::StaticCpus;
 use crate::{
+    cores::adding_up,
     decision::{ResizeError, Shortfall},
     hint::Resource,
 };
@@ -20,46 +23,54 @@ impl StaticCpus {
         nodes: &NodeSet,
         whole_cores: bool,
     ) -> Result<CpuSet, ResizeError> {
-        let cores = || self.topology.cores.iter().map(|core| &core.cpus);
-        let mut left = wanted;
+        let free = &(&(pool & &self.allocatable()) - held) & &self.of_nodes(nodes);
+        let parts = self.parts(&free, held, wanted, whole_cores);
         let mut chosen = CpuSet::new();
-        let mut take = |cpus: CpuSet| {
-            for cpu in cpus.iter().take(left) {
-                chosen.insert(cpu);
-            }
-            left = left.saturating_sub(cpus.len());
-        };
-        // What it has, whole cores first.
-        let (whole, parts): (Vec<_>, Vec<_>) =
-            cores().filter(|core| core.intersects(held)).partition(|core| core.is_subset(held));
-        for core in whole.iter().chain(&parts) {
-            take(*core & held);
-        }
-        // Then the rest of its cores, whole free cores of its nodes, and what these have left.
-        let free = &(pool & &self.allocatable()) - held;
-        let on_nodes = self.of_nodes(nodes);
-        let mut free = &free & &on_nodes;
         if whole_cores {
-            let its = &free | held;
-            let whole = cores().filter(|core| core.is_subset(&its)).flat_map(CpuSet::iter).collect();
-            free = &free & &whole;
+            let sizes: Vec<usize> = parts.iter().map(CpuSet::len).collect();
+            // Who grows keeps what it has.
+            let kept = if wanted < held.len() { &CpuSet::new() } else { held };
+            if let Some(places) = adding_up(&sizes, wanted - kept.len()) {
+                chosen.extend(kept.iter().chain(places.into_iter().flat_map(|place| parts[place].iter())));
+            }
+        } else {
+            chosen.extend(parts.iter().flat_map(CpuSet::iter).take(wanted));
         }
-        for core in &parts {
-            take(*core & &free);
-        }
-        let rest: Vec<_> = cores().filter(|core| !core.intersects(held)).collect();
-        let (whole, parts): (Vec<_>, Vec<_>) = rest.into_iter().partition(|core| core.is_subset(&free));
-        for core in whole.iter().chain(&parts) {
-            take(*core & &free);
-        }
-        if left == 0 {
+        if chosen.len() == wanted {
             return Ok(chosen);
         }
+        if wanted < held.len() {
+            return Err(ResizeError::Cores(format!("none of its cores add up to {wanted} CPUs")));
+        }
+        let free = if whole_cores { parts.iter().flat_map(CpuSet::iter).collect() } else { free };
+        let free = &free - held;
         let requested = wanted.saturating_sub(held.len()) as u64;
         let shortfall = |(node, cpus): (_, CpuSet)| {
             Shortfall::new(node, Resource::Cpu, requested, (&free & &cpus).len() as u64)
         };
         Err(ResizeError::Shortfall(self.by_node(nodes).map(shortfall).collect()))
+    }
+
+    /// What can be taken of each core, in the order in which it is.
+    fn parts(&self, free: &CpuSet, held: &CpuSet, wanted: usize, whole_cores: bool) -> Vec<CpuSet> {
+        let cores = || self.topology.cores.iter().map(|core| &core.cpus);
+        // Of what it has, whole cores first; then the rest of its cores, whole free cores, and what is left of others.
+        let (its_whole, its_parts): (Vec<_>, Vec<_>) =
+            cores().filter(|core| core.intersects(held)).partition(|core| core.is_subset(held));
+        let rest = cores().filter(|core| !core.intersects(held));
+        let (mut whole, parts): (Vec<_>, Vec<_>) = rest.partition(|core| core.is_subset(free));
+        let held_first = || its_whole.iter().chain(&its_parts).map(|core| *core & held);
+        let beside = || its_parts.iter().map(|core| *core & free);
+        if !whole_cores {
+            let others = whole.iter().chain(&parts).map(|core| *core & free);
+            return held_first().chain(beside()).chain(others).collect();
+        }
+        if wanted < held.len() {
+            return held_first().collect();
+        }
+        whole.sort_by_key(|core| Reverse(core.len()));
+        let filled = its_parts.iter().filter(|core| (**core - held).is_subset(free)).map(|core| *core & free);
+        filled.chain(whole.into_iter().cloned()).collect()
     }
 
     fn by_node<'a>(&'a self, nodes: &'a NodeSet) -> impl Iterator<Item = (NodeId, CpuSet)> + 'a {

@@ -169,6 +169,9 @@ impl Search<'_> {
 
     /// Compares a placement with those found so far.
     fn offer(&mut self, sets: &[&[usize]]) {
+        if !self.room.adds_up(sets[CPU], self.unit.need[CPU]) {
+            return;
+        }
         let (mut key, nodes) = rank(self.host, self.unit, sets);
         self.share.charge(24 + 2 * nodes.len() * nodes.len());
         self.found.considered += 1;
@@ -202,7 +205,8 @@ impl Search<'_> {
     /// Everything on one node.
     fn on_one(&mut self, at: usize) -> bool {
         let fits =
-            self.needed.iter().all(|&resource| self.room.free[resource][at] >= self.unit.need[resource]);
+            self.needed.iter().all(|&resource| self.room.free[resource][at] >= self.unit.need[resource])
+                && self.room.adds_up(&[at], self.unit.need[CPU]);
         if fits {
             let set = [at];
             let sets: Vec<&[usize]> =

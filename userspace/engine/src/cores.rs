@@ -1,0 +1,48 @@
+//! Whole cores of unequal size.
+//!
+//! Where a CPU is offline, or a processor has cores of several kinds, whole cores do not give every number of CPUs: of
+//! cores of 2, 2 and 1, that is 1, 2, 3, 4 and 5, of 2 and 2 it is 2 and 4.
+
+/// The first of these sizes that add up to a number, by their places; an earlier one is preferred to all later ones.
+pub(crate) fn adding_up(sizes: &[usize], to: usize) -> Option<Vec<usize>> {
+    let fits = |place: &usize, left: &mut usize, rest: &dyn Fn(usize) -> bool| {
+        let taken = sizes[*place] <= *left && rest(*left - sizes[*place]);
+        *left -= if taken { sizes[*place] } else { 0 };
+        taken
+    };
+    let mut left = to;
+    let first: Vec<usize> = (0..sizes.len()).filter(|place| fits(place, &mut left, &|_| true)).collect();
+    if left == 0 {
+        return Some(first);
+    }
+    if sizes.iter().sum::<usize>() < to {
+        return None;
+    }
+    // By place: which numbers those from there on add up to.
+    let mut reached = vec![vec![false; to + 1]; sizes.len() + 1];
+    reached[sizes.len()][0] = true;
+    for place in (0..sizes.len()).rev() {
+        for sum in 0..=to {
+            let with = sum.checked_sub(sizes[place]).is_some_and(|rest| reached[place + 1][rest]);
+            reached[place][sum] = with || reached[place + 1][sum];
+        }
+    }
+    let mut left = to;
+    let taken = |place: &usize| fits(place, &mut left, &|rest| reached[*place + 1][rest]);
+    reached[0][to].then(|| (0..sizes.len()).filter(taken).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_add_up_are_taken() {
+        let of = |sizes: &[usize], to| adding_up(sizes, to);
+        assert_eq!(of(&[2, 2, 2], 4), Some(vec![0, 1]));
+        assert_eq!(of(&[2, 2, 1], 3), Some(vec![0, 2]));
+        assert_eq!(of(&[1, 2, 2], 4), Some(vec![1, 2]), "the first has to be passed over");
+        assert_eq!(of(&[4, 3, 3], 6), Some(vec![1, 2]));
+        assert_eq!((of(&[2, 2], 3), of(&[2, 2], 6), of(&[], 0)), (None, None, Some(vec![])));
+    }
+}
