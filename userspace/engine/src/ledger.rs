@@ -373,12 +373,14 @@ impl Ledger {
         self.allocation(owner, container)?.cpus.as_ref()
     }
 
-    /// The CPUs that the other containers of an owner hold. A container can share some with them: an init container
-    /// borrows from those that start after it has ended.
+    /// The CPUs that all other containers hold. A container can share some with those of its owner: an init container
+    /// borrows from those that start after it has ended. What was taken over can overlap with any.
     pub(crate) fn cpus_of_others(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
-        let containers = self.owner(owner).into_iter().flat_map(|account| &account.containers);
-        let others = containers.filter(|(name, _)| *name != container);
-        others.flat_map(|(_, held)| held.held_sets()).flat_map(CpuSet::iter).collect()
+        let others = self.allocations().filter(|(of, name, _)| (*of, *name) != (owner, container));
+        let wholes =
+            self.owners().filter(|(of, _)| *of != owner).filter_map(|(_, of)| of.whole.cpus.as_ref());
+        let held = others.flat_map(|(_, _, held)| held.held_sets());
+        held.chain(wholes).flat_map(CpuSet::iter).collect()
     }
 
     /// The blocks of a container; none if it holds no memory.

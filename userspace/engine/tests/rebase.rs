@@ -5,8 +5,10 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Allocation, Block, Kubelet, Ledger, OwnerAccount, PolicyConfig, Quantity, Request, Resources, Strategy,
-    policy::{MemoryManagerPolicy, MemoryReservation},
+    Allocation, Block, ContainerRequest, Kubelet, Ledger, Native, NativeOptions, OwnerAccount, PolicyConfig,
+    Quantity, Request, Resources, Strategy,
+    kubelet::Checkpoints,
+    policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
@@ -106,4 +108,41 @@ fn who_has_room_keeps_it_when_another_has_to_move() {
     let (back, uncovered) = strategy([4, 4]).rebase(&moved);
     assert_eq!(uncovered, []);
     assert_eq!(promised(&back), [(2, 2), (4, 4)]);
+}
+
+#[test]
+fn a_cpu_of_two_owners_is_free_when_both_are_gone() {
+    let machine = Machine::builder().nodes(1).cores_per_node(8).memory(Bytes::gib(4)).build().unwrap();
+    let config = PolicyConfig {
+        cpu_manager_policy: CpuManagerPolicy::Static,
+        reserved_system_cpus: "0".parse().unwrap(),
+        cpu_reservation: Some(Quantity::whole(1)),
+        ..PolicyConfig::default()
+    };
+    let kubelet = Kubelet::new(&machine, &config).unwrap();
+    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let state = r#"{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"p1":{"c":"1-2"},"p2":{"c":"2-3"}},"checksum":0}"#;
+    let files = Checkpoints::read(Some(state), None, "", config.kubelet_version).unwrap();
+    let taken_over = kubelet.ready(&kubelet.restore(files, "").ledger.unwrap());
+    for strategy in [&kubelet as &dyn Strategy, &native] {
+        let mut ledger = strategy.rebase(&taken_over).0;
+        for owner in ["p1", "p2"] {
+            let containers = vec![ContainerRequest::guaranteed("c", gib(1).with_cpu(Quantity::whole(2)))];
+            ledger.set_active(Request { containers, ..Request::workload(owner, Resources::none()) });
+        }
+        ledger = strategy.removed(&ledger, &"p1".into());
+        let held = |ledger: &Ledger, name: &str| {
+            let request = Request::workload(name, gib(1).with_cpu(Quantity::whole(5)));
+            let decision = strategy.admit(ledger, &request);
+            let held = decision.outcome.map(|grants| grants[0].allocation.cpus.clone().unwrap().to_string());
+            (held.map_err(|rejection| rejection.message), decision.ledger)
+        };
+        let (cpus, with_new) = held(&ledger, "new");
+        assert_eq!(cpus.as_deref(), Ok("1,4-7"), "{strategy:?}");
+        ledger = strategy.removed(&with_new, &"new".into());
+        ledger = strategy.removed(&ledger, &"p2".into());
+        let (cpus, with_last) = held(&ledger, "last");
+        assert_eq!(cpus.as_deref(), Ok("1-5"), "{strategy:?}");
+        assert_eq!(with_last.shared_pool().to_string(), "0,6-7");
+    }
 }

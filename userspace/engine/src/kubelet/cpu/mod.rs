@@ -434,8 +434,8 @@ impl HintProvider for StaticCpus {
     }
 }
 
-/// Gives back the exclusive CPUs of a container, but for those that it shares with others of its owner (which
-/// took them over from it, or it from them).
+/// Gives back the exclusive CPUs of a container, but for those that it shares with others: of its owner, which took
+/// them over from it, or it from them; or of any, in a state that was taken over.
 pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     if ledger.exclusive_cpus(owner, container).is_none() {
         return;
@@ -448,13 +448,7 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
         whole::release(ledger, owner, container);
         return;
     }
-    let in_use: CpuSet = ledger
-        .owner(owner)
-        .into_iter()
-        .flat_map(|account| account.containers.values())
-        .filter_map(|allocation| allocation.cpus.as_ref())
-        .flat_map(CpuSet::iter)
-        .collect();
+    let in_use = ledger.cpus_of_others(owner, container);
     ledger.drop_empty(owner, Some(container));
     ledger.shared_pool = &ledger.shared_pool | &(&cpus - &in_use);
 }

@@ -102,7 +102,7 @@ pub(super) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     if account.containers.values().all(|held| held.cpus.is_none())
         && let Some(whole) = account.whole.cpus.take()
     {
-        ledger.shared_pool = &ledger.shared_pool | &whole;
+        ledger.shared_pool = &ledger.shared_pool | &(&whole - &ledger.cpus_of_others(owner, container));
     }
     ledger.drop_empty(owner, Some(container));
 }
