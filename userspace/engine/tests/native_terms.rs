@@ -99,6 +99,33 @@ fn memory_only_nodes_count_as_the_terms_say() {
     assert_eq!(place(&native, &idle, (2, 4), &cxl), "4");
 }
 
+#[test]
+fn many_memory_only_nodes_count_with_their_nearest_nodes() {
+    // Twelve nodes with 4 CPUs and 16 GiB, and as many of 64 GiB without CPUs, each beside one of them.
+    let mut builder = Machine::builder().nodes(12).cores_per_node(4).memory(Bytes::gib(16));
+    for id in 12..24 {
+        builder = builder.node(NodeId(id), |node| node.cores(0).memory(Bytes::gib(64)));
+    }
+    let between = |a: u32, b: u32| {
+        if a == b {
+            10
+        } else if a % 12 == b % 12 {
+            14
+        } else {
+            20
+        }
+    };
+    let rows = (0..24).map(|a| (0..24).map(|b| between(a, b)).collect::<Vec<_>>());
+    let machine = builder.distances(rows.collect::<Vec<_>>()).build().unwrap();
+    let native =
+        Native::new(&machine, &config(TopologyManagerPolicy::Restricted), &NativeOptions::default()).unwrap();
+    for cpus in [4, 8, 20, 36] {
+        let decision = decide(&native, &native.idle(), "new", (cpus, 700), &Terms::default());
+        assert!(decision.outcome.is_ok(), "{cpus}: {:?}", decision.outcome);
+    }
+    assert_eq!(place(&native, &native.idle(), (8, 1000), &Terms::default()), "refused");
+}
+
 /// The exclusive CPUs of one.
 fn cpus(ledger: &Ledger, name: &str) -> String {
     ledger.allocation(&name.into(), &name.into()).unwrap().cpus.as_ref().unwrap().to_string()

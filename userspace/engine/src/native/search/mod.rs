@@ -506,6 +506,14 @@ impl Search<'_> {
             subsets(outer, sizes[resource], &mut |set| sets.push(set.to_vec()));
         } else if sizes[resource] == outer.len() {
             sets.push(outer.to_vec());
+        } else {
+            let of = |at: usize| if resource == CPU { vec![at] } else { members(self.host, &[at]) };
+            let mut largest = outer.to_vec();
+            largest.sort_by_key(|&at| (std::cmp::Reverse(self.sum(resource, &of(at))), at));
+            largest.truncate(sizes[resource]);
+            largest.sort_unstable();
+            sets.push(largest);
+            self.found.cut_off = true;
         }
         for set in sets {
             if !self.may_go_on(set.len()) {
