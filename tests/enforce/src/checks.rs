@@ -18,8 +18,8 @@ use numaward_cgroup::{
     knob::{Knob, Limit, Partition},
 };
 use numaward_enforce::{
-    AppliedSettings, Change, ConflictBackoff, ConflictPolicy, EnforceError, Enforcer, Migration, Moving,
-    Options, Report, Verdict,
+    AppliedSettings, Change, ConflictBackoff, ConflictPolicy, DriftCause, EnforceError, Enforcer, Migration,
+    Moving, Options, Report, Verdict,
 };
 use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize, NodeId};
@@ -605,7 +605,7 @@ fn fight() -> Result<String> {
         let now = started.elapsed();
         ensure!(now < Duration::from_secs(30), "still fighting: {repairs:?}");
         for drift in ground.enforcer.drift(&applied, &cgroup)? {
-            match conflicts.drifted(&cgroup, drift.knob, true, now) {
+            match conflicts.drifted(&cgroup, drift.knob, DriftCause::Written, now) {
                 Verdict::Repair => match ground.enforcer.repair(&applied, &drift) {
                     Ok(_) => repairs.push(now.as_millis()),
                     // The other wrote between the write and the look at it, hardly ever twice: the next look finds that drift.
