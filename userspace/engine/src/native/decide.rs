@@ -67,7 +67,7 @@ impl Agreed<'_> {
                         if of == CPU {
                             return search::fewest(capacity[of].iter().copied(), need);
                         }
-                        search::fewest_with_attached(self.host, &capacity[of], need)
+                        search::fewest_with_attached(self.host, &capacity[of], need, self.work)
                     })
                 });
                 Some(Rule::Sized { sizes: least, with_attached: with_attached.flatten() })
@@ -128,8 +128,8 @@ impl Agreed<'_> {
             Rule::Anywhere => fewest.is_some(),
             Rule::Sized { sizes, with_attached } => {
                 let attached = with_attached.is_some_and(|sizes| {
-                    let fewest =
-                        search::fewest_with_attached(self.host, &room.free[resource], unit.need[resource]);
+                    let (free, need) = (&room.free[resource], unit.need[resource]);
+                    let fewest = search::fewest_with_attached(self.host, free, need, self.work);
                     resource != CPU && fewest.is_some_and(|fewest| fewest <= sizes[resource])
                 });
                 attached || fewest.is_some_and(|fewest| fewest <= sizes[resource])

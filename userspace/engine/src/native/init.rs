@@ -42,7 +42,13 @@ fn ending(needs: &Needs) -> impl DoubleEndedIterator<Item = (usize, &Need)> {
 
 fn unit(need: &Need) -> Unit {
     let container = Some(need.name.clone());
-    Unit { container, need: need.amounts.clone(), devices: Vec::new(), unwished: Vec::new() }
+    Unit {
+        container,
+        need: need.amounts.clone(),
+        devices: Vec::new(),
+        unwished: Vec::new(),
+        named: Vec::new(),
+    }
 }
 
 /// Whether each init container of a request has room in what is free, if nothing else is placed of it.

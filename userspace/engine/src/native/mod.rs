@@ -23,6 +23,16 @@
 //! what is promised on a node is what is placed there, so what is given back is exactly what was taken; the result
 //! depends on nothing but machine, configuration, ledger, request and terms.
 //!
+//! Properties:
+//!
+//! | what | bound |
+//! |---|---|
+//! | a decision, whatever the request | [`WORK`]: it is refused then, and says so |
+//! | a search | an eighth of what is left of that; it takes the best found by then, and says that it was cut off |
+//! | sets of several nodes | all that may be the best on up to `EXACT` = 20 nodes; on larger machines `STEPS` = 500 beginnings, and it says that it was cut off |
+//! | placements of a unit that are tried | the best `KEPT` = 8 |
+//! | a plan | see module [`plan`] |
+//!
 //! | part | where |
 //! |---|---|
 //! | the machine as the search sees it | module `host` |

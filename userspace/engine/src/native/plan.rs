@@ -20,7 +20,7 @@ use super::{
     Native, accounts,
     host::CPU,
     room::{Room, Unit},
-    search::{self, EXACT, Rule},
+    search::{self, Rule},
     units::{self, Need, Needs, Wishes},
     work::Work,
 };
@@ -36,11 +36,13 @@ use crate::{
     terms::Terms,
 };
 
-/// As many groups are tried; on more than [`EXACT`] nodes fewer, as each takes longer.
+/// On more nodes than this, less is tried and looked at, as each takes longer.
+const NODES: usize = 8;
+/// As many groups are tried.
 const TRIES: usize = 400;
 /// As many steps are looked at for the orders of the moves of all groups.
 const STEPS: usize = 4_000;
-/// As many groups are looked at on paper; on more than [`EXACT`] nodes fewer.
+/// As many groups are looked at on paper.
 const GROUPS: usize = 200_000;
 /// As many movable containers of a set of nodes are looked at, the cheapest ones.
 const MOVABLE: usize = 64;
@@ -125,7 +127,7 @@ impl Native {
         let mut steps = STEPS;
         for chains in [false, true] {
             let mut search = Effort {
-                tries: TRIES * EXACT / self.host.len().max(EXACT),
+                tries: TRIES * NODES / self.host.len().max(NODES),
                 steps,
                 moves: limits.moves,
                 bytes: limits.bytes.0,
@@ -176,6 +178,7 @@ impl Native {
             need: largest.amounts.clone(),
             devices: Vec::new(),
             unwished: Vec::new(),
+            named: Vec::new(),
         };
         Some((unit, self.room(ledger, terms)))
     }
@@ -260,7 +263,7 @@ impl Native {
                     targets.push(set);
                 }
             };
-            if size == 1 || items.len() <= EXACT {
+            if size == 1 || items.len() <= NODES {
                 search::subsets(&items, size, &mut add);
             } else {
                 // Around each node, those that would have the most within the nearest.
@@ -296,7 +299,7 @@ impl Native {
         search: &Effort,
     ) -> BTreeSet<(u64, Vec<usize>)> {
         let mut groups = BTreeSet::new();
-        let mut left = GROUPS * EXACT / self.host.len().max(EXACT);
+        let mut left = GROUPS * NODES / self.host.len().max(NODES);
         for target in self.targets(unit, room, terms, movable) {
             let sum = |column: &[u64]| target.iter().fold(0u64, |sum, &at| sum.saturating_add(column[at]));
             let missing: Vec<u64> =

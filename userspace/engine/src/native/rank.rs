@@ -88,7 +88,7 @@ pub(super) fn amounts(
     }
 }
 
-fn pairs(host: &Host, set: &[usize]) -> u64 {
+pub(super) fn pairs(host: &Host, set: &[usize]) -> u64 {
     let mut sum = 0;
     for (index, &from) in set.iter().enumerate() {
         for &to in &set[index + 1..] {
@@ -115,20 +115,26 @@ pub(super) fn union<'a>(sets: impl IntoIterator<Item = &'a [usize]>) -> Vec<usiz
     all
 }
 
-/// The rank of where each resource is, but for what it strands, and all its nodes.
-pub(super) fn rank(host: &Host, unit: &Unit, sets: &[&[usize]]) -> (Rank, Vec<usize>) {
-    let nodes = union(sets.iter().copied());
+/// What is known of the rank of all placements on just these nodes, with so many of all resources.
+pub(super) fn lead(host: &Host, unit: &Unit, nodes: &[usize], per_resource: u64) -> Rank {
     let count = |len: usize| len as u64;
-    let mut rank = Rank {
+    let mut lead = Rank {
         nodes: count(nodes.len()),
-        nodes_per_resource: sets.iter().map(|set| count(set.len())).sum(),
+        nodes_per_resource: per_resource,
         unwished: count(nodes.iter().filter(|&&at| unit.unwished.get(at) == Some(&true)).count()),
         ..Rank::default()
     };
     if !unit.devices.is_empty() {
-        rank.nodes += count(unit.devices.iter().filter(|at| !nodes.contains(at)).count());
-        rank.from_devices = between(host, &unit.devices, &nodes);
+        lead.nodes += count(unit.devices.iter().filter(|at| !nodes.contains(at)).count());
+        lead.from_devices = between(host, &unit.devices, nodes);
     }
+    lead
+}
+
+/// The rank of where each resource is, but for what it strands, and all its nodes.
+pub(super) fn rank(host: &Host, unit: &Unit, sets: &[&[usize]]) -> (Rank, Vec<usize>) {
+    let nodes = union(sets.iter().copied());
+    let mut rank = lead(host, unit, &nodes, sets.iter().map(|set| set.len() as u64).sum());
     let (cpus, memory) = (sets[CPU], &sets[CPU + 1..]);
     if nodes.len() > 1 {
         // Mostly all memory is on the same nodes.

@@ -195,6 +195,19 @@ impl Room {
         shortfalls
     }
 
+    /// Whether two nodes could change places for a unit, and for all others of its request.
+    pub(super) fn are_alike(&self, host: &Host, unit: &Unit, a: usize, b: usize) -> bool {
+        let same = |columns: &[Vec<u64>]| columns.iter().all(|column| column[a] == column[b]);
+        host.twins(a) == host.twins(b)
+            && host.has_cpus(a) == host.has_cpus(b)
+            && same(&self.free)
+            && same(&self.capacity)
+            && same(&self.withheld)
+            && self.cores.get(a) == self.cores.get(b)
+            && !unit.named.iter().any(|&named| named == a || named == b)
+            && self.load(host, &[a]) == self.load(host, &[b])
+    }
+
     /// How much others use the nodes of a set.
     pub(super) fn load(&self, host: &Host, nodes: &[usize]) -> u64 {
         let of = |at: &usize| self.conditions.load.get(&host.id(*at)).copied().unwrap_or(0);
@@ -227,6 +240,8 @@ pub(super) struct Unit {
     pub(super) devices: Vec<usize>,
     /// By position: whether a node is not wished for. Empty where there are no wishes.
     pub(super) unwished: Vec<bool>,
+    /// The nodes that any container of the request names, by devices or by wishes.
+    pub(super) named: Vec<usize>,
 }
 
 impl Unit {

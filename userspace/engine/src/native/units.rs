@@ -174,7 +174,9 @@ impl<'a> Wishes<'a> {
             };
             unwished = host.ids.iter().map(is_unwished).collect();
         }
-        Unit { container, need, devices, unwished }
+        let all = self.terms.preferences.devices.values().chain(self.terms.preferences.preferred.values());
+        let all = all.chain([&self.with, &self.apart]).flat_map(NodeSet::iter).collect();
+        Unit { container, need, devices, unwished, named: host.positions(&all) }
     }
 }
 

@@ -8,30 +8,20 @@
 //! the node that has most of what is still missing. (Each of them alone takes more nodes than needed at times.) Then sets are built node by node, for each
 //! size from the lower bound on. A beginning is dropped if even the largest nodes cannot complete it, or if it cannot
 //! become nearer than what was found. Of nodes that are alike (the same free amounts, the same distances to all
-//! others) only the first is tried. After [`STEPS`] steps it stops with the best so far, and says so.
+//! others) only the first is tried. After [`STEPS`] steps it stops with the best so far.
 
 use std::cmp::Reverse;
 
+use super::{KEPT, sets::Wanted};
 use crate::native::{host::Host, work::Share};
 
 /// Nodes added to a beginning before the search gives up.
-pub(crate) const STEPS: u32 = 500;
-/// As many sets are kept.
-const KEPT: usize = 8;
-
-/// How much of a resource is needed.
-pub(super) struct Wanted {
-    pub(super) need: u64,
-    /// By position.
-    pub(super) free: Vec<u64>,
-    /// At most so many nodes of the set may give it; `None`: all.
-    pub(super) count: Option<usize>,
-}
+const STEPS: u32 = 500;
 
 pub(super) struct Large<'a> {
     host: &'a Host,
     items: Vec<usize>,
-    wanted: Vec<Wanted>,
+    wanted: &'a [Wanted<'a>],
     /// Nodes with the same number are alike; by position.
     classes: Vec<usize>,
     /// For each resource, how much the n largest nodes have together.
@@ -40,14 +30,12 @@ pub(super) struct Large<'a> {
     nearest: u64,
     steps: u32,
     share: Share<'a>,
-    /// Whether it gave up.
-    pub(super) cut_off: bool,
     /// The best sets of one size, by the sum of their distances.
     best: Vec<(u64, Vec<usize>)>,
 }
 
 impl<'a> Large<'a> {
-    pub(super) fn new(host: &'a Host, items: Vec<usize>, wanted: Vec<Wanted>, share: Share<'a>) -> Self {
+    pub(super) fn new(host: &'a Host, items: Vec<usize>, wanted: &'a [Wanted<'a>], share: Share<'a>) -> Self {
         share.charge(8 * items.len() * wanted.len());
         // A node that has nothing of what is needed is never part of a smallest set.
         let items: Vec<usize> =
@@ -59,7 +47,7 @@ impl<'a> Large<'a> {
             let next = seen.len();
             classes[at] = *seen.entry((host.twins(at), amounts)).or_insert(next);
         }
-        let largest = |of: &Wanted| {
+        let largest = |of: &Wanted<'_>| {
             let mut free: Vec<u64> = items.iter().map(|&at| of.free[at]).collect();
             free.sort_unstable_by(|a, b| b.cmp(a));
             let mut sum = 0u64;
@@ -80,26 +68,18 @@ impl<'a> Large<'a> {
             largest,
             steps: STEPS,
             share,
-            cut_off: false,
             best: Vec::new(),
         }
     }
 
     /// Whether a set has enough.
     fn enough(&self, set: &[usize]) -> bool {
-        self.wanted.iter().all(|of| match of.count {
-            Some(count) if count < set.len() => {
-                let mut free: Vec<u64> = set.iter().map(|&at| of.free[at]).collect();
-                free.sort_unstable_by(|a, b| b.cmp(a));
-                free.iter().take(count).fold(0u64, |sum, &free| sum.saturating_add(free)) >= of.need
-            }
-            _ => set.iter().fold(0u64, |sum, &at| sum.saturating_add(of.free[at])) >= of.need,
-        })
+        self.wanted.iter().all(|of| of.enough(set))
     }
 
     /// How much of what is needed a node has, in 1/1024 of the need, over all resources.
     fn weight(&self, at: usize) -> u64 {
-        let share = |of: &Wanted| {
+        let share = |of: &Wanted<'_>| {
             let share = u128::from(of.free[at].min(of.need)) * 1024 / u128::from(of.need.max(1));
             u64::try_from(share).unwrap_or(u64::MAX)
         };
@@ -180,7 +160,6 @@ impl<'a> Large<'a> {
                 break;
             }
         }
-        self.cut_off |= self.gave_up();
         self.best.iter().map(|(_, set)| set.clone()).collect()
     }
 
@@ -244,7 +223,7 @@ impl<'a> Large<'a> {
             while !self.enough(&set) && set.len() < most {
                 self.share.charge(8 * rest.len() * self.wanted.len());
                 let covers = |&(_, &at): &(usize, &usize)| {
-                    let of_resource = |(index, of): (usize, &Wanted)| {
+                    let of_resource = |(index, of): (usize, &Wanted<'_>)| {
                         let factor = if twice == Some(index) { 2048 } else { 1024 };
                         u128::from(of.free[at].min(missing[index])) * factor / u128::from(of.need.max(1))
                     };
@@ -253,7 +232,7 @@ impl<'a> Large<'a> {
                 };
                 let Some((place, _)) = rest.iter().enumerate().max_by_key(covers) else { return };
                 let at = rest.swap_remove(place);
-                for (missing, of) in missing.iter_mut().zip(&self.wanted) {
+                for (missing, of) in missing.iter_mut().zip(self.wanted) {
                     *missing = missing.saturating_sub(of.free[at]);
                 }
                 set.push(at);
@@ -323,7 +302,7 @@ impl<'a> Large<'a> {
                 continue;
             }
             let before = sums.clone();
-            for (sum, of) in sums.iter_mut().zip(&self.wanted) {
+            for (sum, of) in sums.iter_mut().zip(self.wanted) {
                 *sum = sum.saturating_add(of.free[at]);
             }
             chosen.push(at);

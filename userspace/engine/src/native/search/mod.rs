@@ -14,21 +14,30 @@
 //! of nodes with CPUs are looked for as if these had the memory of what is attached, and each kind of memory is placed
 //! on as few nodes of those as possible. What the rule allows without attached nodes it allows as well.
 //!
-//! Up to [`EXACT`] nodes every set is looked at, small ones first. On larger machines sets come from module `large`,
-//! which gives up after a number of steps. A search ends when it has used its share of the decision's work.
+//! On up to [`EXACT`] nodes all sets are looked at that may be the best (module `sets`), small ones first: of a set of nodes
+//! each resource gets its smallest sets within it, and what cannot become better than what was found is dropped. On larger
+//! machines sets of several nodes come from module `large`, which gives up after a number of steps. A search ends when it has
+//! used its share of the decision's work. Wherever something was dropped that may be better, it says so.
 
 mod large;
+mod sets;
 
-use self::large::{Large, Wanted};
+use std::borrow::Cow;
+
+use self::{
+    large::Large,
+    sets::{Sets, Wanted},
+};
 use super::{
     host::{CPU, Host},
-    rank::{Placement, rank, stranded},
+    rank::{Placement, lead, pairs, rank, stranded},
     room::{Room, Unit},
     work::{Share, Work},
 };
+use crate::searches::Rank;
 
-/// The most nodes of which every set is looked at.
-pub(crate) const EXACT: usize = 8;
+/// The most nodes of which every set of several is looked at.
+pub(super) const EXACT: usize = 20;
 /// As many placements are kept of a search.
 pub(super) const KEPT: usize = 8;
 
@@ -62,7 +71,7 @@ pub(super) fn search(host: &Host, room: &Room, unit: &Unit, rule: &Rule, work: &
     let share = work.share();
     share.charge(60 + 2 * host.len() * unit.need.len());
     let needed = unit.resources().collect();
-    let mut search = Search { host, room, unit, needed, share, found: Found::default() };
+    let mut search = Search { host, room, unit, needed, share, lead: None, found: Found::default() };
     match rule {
         Rule::Anywhere => search.anywhere(),
         Rule::Sized { sizes, with_attached } => {
@@ -90,24 +99,24 @@ pub(super) fn fewest(free: impl IntoIterator<Item = u64>, needed: u64) -> Option
 }
 
 /// The fewest nodes with CPUs that could hold an amount together with what is attached to them.
-pub(super) fn fewest_with_attached(host: &Host, free: &[u64], needed: u64) -> Option<usize> {
-    let anchors: Vec<usize> = anchors(host);
+pub(super) fn fewest_with_attached(host: &Host, free: &[u64], needed: u64, work: &Work) -> Option<usize> {
+    let anchors = anchors(host);
     let sum = |set: &[usize]| members(host, set).iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]));
     if sum(&anchors) < needed {
         return None;
     }
-    if anchors.len() <= EXACT {
-        let enough = |size: &usize| {
-            let mut enough = false;
-            subsets(&anchors, *size, &mut |set| enough |= sum(set) >= needed);
-            enough
-        };
-        return (1..=anchors.len()).find(enough);
-    }
-    // Largest first. Where several share a memory-only node this can be one too many.
-    let mut order = anchors;
-    order.sort_by_key(|&at| (std::cmp::Reverse(sum(&[at])), at));
-    (1..=order.len()).find(|&size| sum(&order[..size]) >= needed)
+    // Where several share a memory-only node, they have less than this together.
+    let column: Vec<u64> = (0..host.len()).map(|at| sum(&[at])).collect();
+    let wanted = [Wanted { need: needed, free: &column, count: None }];
+    (1..=anchors.len()).find(|&size| {
+        let mut found = size == anchors.len();
+        let sets = Sets::new(&anchors, &|at| at, size, &wanted, work.share());
+        sets.each(false, &mut |set| {
+            found |= sum(set) >= needed;
+            !found
+        });
+        found
+    })
 }
 
 /// The nodes with which memory-only nodes can count.
@@ -146,25 +155,24 @@ struct Search<'a> {
     /// The resources of which something is needed.
     needed: Vec<usize>,
     share: Share<'a>,
+    /// What is known of the rank of all placements on the nodes that are looked at; the rest is nothing.
+    lead: Option<Rank>,
     found: Found,
 }
 
+/// What is to be chosen for a resource: so many nodes of a domain, or, without one, of those chosen before.
+#[derive(Clone, Copy)]
+struct Level<'a> {
+    resource: usize,
+    size: usize,
+    domain: Option<&'a [usize]>,
+}
+
 impl Search<'_> {
-    /// Whether there is work left for one more set of so many nodes.
-    fn may_go_on(&mut self, nodes: usize) -> bool {
-        self.share.charge(nodes * self.needed.len());
-        let may = !self.share.is_spent();
-        self.found.cut_off |= !may;
-        may
-    }
-
-    fn sum(&self, resource: usize, set: &[usize]) -> u64 {
-        let free = &self.room.free[resource];
-        set.iter().fold(0, |sum, &at| sum.saturating_add(free[at]))
-    }
-
-    fn enough(&self, resource: usize, set: &[usize]) -> bool {
-        self.sum(resource, set) >= self.unit.need[resource]
+    /// Whether no placement of this rank or a worse one would be kept.
+    fn is_hopeless(&self, rank: &Rank) -> bool {
+        let placements = &self.found.placements;
+        placements.len() == KEPT && placements.last().is_some_and(|worst| worst.key < *rank)
     }
 
     /// Compares a placement with those found so far.
@@ -175,31 +183,21 @@ impl Search<'_> {
         let (mut key, nodes) = rank(self.host, self.unit, sets);
         self.share.charge(24 + 2 * nodes.len() * nodes.len());
         self.found.considered += 1;
-        let placements = &mut self.found.placements;
-        let full = placements.len() == KEPT;
         // What it strands decides only where all else is the same.
-        if full && placements.last().is_some_and(|worst| worst.key < key) {
+        if self.is_hopeless(&key) {
             return;
         }
         key.stranded = stranded(self.host, self.room, self.unit, sets, &nodes);
         key.load = self.room.load(self.host, &nodes);
-        if full && placements.last().is_some_and(|worst| worst.key < key) {
+        if self.is_hopeless(&key) {
             return;
         }
         let placement = Placement { key, nodes, sets: sets.iter().map(|set| set.to_vec()).collect() };
+        let placements = &mut self.found.placements;
         if let Err(index) = placements.binary_search(&placement) {
             placements.insert(index, placement);
             placements.truncate(KEPT);
         }
-    }
-
-    /// Whether a placement on so many nodes, and so many per resource, is worth a look.
-    fn worth(&self, nodes: usize, per_resource: usize) -> bool {
-        let placements = &self.found.placements;
-        placements.len() < KEPT
-            || placements.last().is_none_or(|worst| {
-                (nodes as u64, per_resource as u64) <= (worst.key.nodes, worst.key.nodes_per_resource)
-            })
     }
 
     /// Everything on one node.
@@ -216,67 +214,82 @@ impl Search<'_> {
         fits
     }
 
+    /// What sets must have: of each resource at most as many nodes may give it as its size says.
+    fn wanted<'b>(&self, columns: &'b [Vec<u64>], sizes: Option<&[usize]>) -> Vec<Wanted<'b>> {
+        let of = |&resource: &usize| Wanted {
+            need: self.unit.need[resource],
+            free: &columns[resource],
+            count: sizes.map(|sizes| sizes[resource]),
+        };
+        self.needed.iter().map(of).collect()
+    }
+
+    /// Visits the sets of so many nodes that have enough. Whether there was one.
+    fn each_set(
+        &mut self,
+        (items, columns): (&[usize], &[Vec<u64>]),
+        size: usize,
+        sizes: Option<&[usize]>,
+        visit: &mut dyn FnMut(&mut Self, &[usize]),
+    ) -> bool {
+        let wanted = self.wanted(columns, sizes);
+        let mut found = false;
+        if items.len() <= EXACT {
+            let (host, room, unit) = (self.host, self.room, self.unit);
+            let alike = |at: usize| {
+                let before = items.iter().copied().take_while(|&before| before < at);
+                before.into_iter().find(|&before| room.are_alike(host, unit, before, at)).unwrap_or(at)
+            };
+            self.share.charge(items.len() * items.len());
+            let sets = Sets::new(items, &alike, size, &wanted, self.share);
+            let all = sets.each(false, &mut |set| {
+                found = true;
+                visit(self, set);
+                true
+            });
+            self.found.cut_off |= !all;
+            if found || all {
+                return found;
+            }
+        }
+        // There may be others.
+        self.found.cut_off = true;
+        let most = if sizes.is_some() { size } else { items.len() };
+        for set in Large::new(self.host, items.to_vec(), &wanted, self.share.half()).search(size, most) {
+            found = true;
+            visit(self, &set);
+        }
+        found
+    }
+
     fn anywhere(&mut self) {
-        let columns = self.room.free.iter();
-        let least = self.needed.iter().map(|&resource| {
-            columns
-                .clone()
-                .nth(resource)
-                .and_then(|free| fewest(free.iter().copied(), self.unit.need[resource]))
-        });
+        let least = self
+            .needed
+            .iter()
+            .map(|&resource| fewest(self.room.free[resource].iter().copied(), self.unit.need[resource]));
         let Some(least) = least.collect::<Option<Vec<_>>>().map(|least| least.into_iter().max().unwrap_or(0))
         else {
             return;
         };
-        // Nodes of devices count: a larger set that has them can be as good.
-        let mut beyond = self.unit.devices.len();
-        let mut found = false;
-        if least == 1 {
-            self.share.charge(self.host.len() * self.needed.len());
-            for at in 0..self.host.len() {
-                found |= self.on_one(at);
+        let all: Vec<usize> = (0..self.host.len()).collect();
+        let mut most = all.len();
+        for size in least.max(1)..=all.len() {
+            let found = if size == 1 {
+                self.share.charge(all.len() * self.needed.len());
+                let ones: Vec<bool> = all.iter().map(|&at| self.on_one(at)).collect();
+                ones.contains(&true)
+            } else {
+                self.each_set((&all, &self.room.free), size, None, &mut |search, set| search.within(set))
+            };
+            // Nodes of devices count: a larger set that has them can be as good.
+            if found {
+                most = most.min(size + self.unit.devices.len());
             }
-            if found && beyond == 0 {
+            // On a larger machine larger sets were found as well.
+            if size >= most || size > 1 && (all.len() > EXACT || self.share.is_spent()) {
+                self.found.cut_off |= size < most;
                 return;
             }
-        }
-        if self.host.len() > EXACT {
-            if !found {
-                self.anywhere_large(least.max(2));
-            }
-            return;
-        }
-        let all: Vec<usize> = (0..self.host.len()).collect();
-        for size in least.max(2)..=all.len() {
-            if found {
-                if beyond == 0 {
-                    return;
-                }
-                beyond -= 1;
-            }
-            subsets(&all, size, &mut |set| {
-                self.share.charge(set.len() * self.needed.len());
-                if self.needed.iter().all(|&resource| self.enough(resource, set)) {
-                    found = true;
-                    self.within(set);
-                }
-            });
-        }
-    }
-
-    fn anywhere_large(&mut self, least: usize) {
-        let wanted = |&resource: &usize| Wanted {
-            need: self.unit.need[resource],
-            free: self.room.free[resource].clone(),
-            count: None,
-        };
-        let wanted = self.needed.iter().map(wanted).collect();
-        let all = (0..self.host.len()).collect();
-        let mut large = Large::new(self.host, all, wanted, self.share.half());
-        let sets = large.search(least, self.host.len());
-        self.found.cut_off |= large.cut_off;
-        for set in sets {
-            self.within(&set);
         }
     }
 
@@ -284,118 +297,97 @@ impl Search<'_> {
     fn within(&mut self, set: &[usize]) {
         let domains: Vec<&[usize]> =
             self.unit.need.iter().map(|&need| if need > 0 { set } else { &[] }).collect();
-        self.combine(&domains);
+        self.combine(&domains, Some(set));
     }
 
-    /// Each resource on its fewest nodes of a set of its own.
-    fn combine(&mut self, domains: &[&[usize]]) {
-        let mut sizes = Vec::with_capacity(domains.len());
-        for (resource, domain) in domains.iter().enumerate() {
-            let free = &self.room.free[resource];
-            let size = match self.unit.need[resource] {
-                0 => Some(0),
-                need => fewest(domain.iter().map(|&at| free[at]), need),
-            };
+    /// Each resource on its fewest nodes of a domain of its own; `all` of these nodes are used.
+    fn combine(&mut self, domains: &[&[usize]], all: Option<&[usize]>) {
+        let mut levels = Vec::with_capacity(self.needed.len());
+        for &resource in &self.needed {
+            let (domain, free) = (domains[resource], &self.room.free[resource]);
+            let size = fewest(domain.iter().map(|&at| free[at]), self.unit.need[resource]);
             let Some(size) = size else { return };
-            sizes.push(size);
+            levels.push(Level { resource, size, domain: Some(domain) });
         }
-        let per_resource = sizes.iter().sum();
-        let least = sizes.iter().copied().max().unwrap_or(0);
-        if !self.worth(least, per_resource) {
-            return;
-        }
-        if sizes.iter().zip(domains).all(|(size, domain)| *size == domain.len()) {
-            return self.offer(domains);
-        }
-        // The first is looked at in any case.
-        if !self.found.placements.is_empty() && !self.may_go_on(least) {
-            return;
-        }
-        let mut options: Vec<Vec<Vec<usize>>> = Vec::with_capacity(domains.len());
-        for (resource, domain) in domains.iter().enumerate() {
-            let near = options.first().and_then(|of| of.first()).map_or(&[][..], Vec::as_slice);
-            let of = self.options(resource, domain, sizes[resource], near);
-            options.push(of);
-        }
-        self.product(&options, &mut Vec::with_capacity(options.len()));
-    }
-
-    /// The sets of a size within a domain that have enough of a resource.
-    fn options(&mut self, resource: usize, domain: &[usize], size: usize, near: &[usize]) -> Vec<Vec<usize>> {
-        let mut options = Vec::new();
-        if size == domain.len() || size == 0 {
-            options.push(domain[..size].to_vec());
-        } else if domain.len() <= EXACT || size == 1 {
-            subsets(domain, size, &mut |set| {
-                self.share.charge(set.len());
-                if self.enough(resource, set) {
-                    options.push(set.to_vec());
-                }
-            });
-        } else {
-            // The largest have enough; of equally large ones the nearest to the CPUs.
-            let free = &self.room.free[resource];
-            let distance = |at: usize| near.iter().map(|&from| self.host.distance(from, at)).sum::<u64>();
-            let mut order = domain.to_vec();
-            order.sort_by_key(|&at| (std::cmp::Reverse(free[at]), distance(at), at));
-            order.truncate(size);
-            order.sort_unstable();
-            options.push(order);
-            self.found.cut_off = true;
-        }
-        options
-    }
-
-    fn product<'b>(&mut self, options: &'b [Vec<Vec<usize>>], chosen: &mut Vec<&'b [usize]>) {
-        let Some(of) = options.get(chosen.len()) else { return self.offer(chosen) };
-        for set in of {
-            if !self.found.placements.is_empty() && !self.may_go_on(set.len()) {
-                return;
-            }
-            chosen.push(set);
-            self.product(options, chosen);
-            chosen.pop();
-        }
-    }
-
-    /// The resources of which something is needed, largest sets first.
-    fn by_size(&self, sizes: &[usize]) -> Vec<usize> {
-        let mut order = self.needed.clone();
-        order.sort_by_key(|&resource| (std::cmp::Reverse(sizes[resource]), resource));
-        order
-    }
-
-    /// Sets of nodes of which the largest suffices for as many of each resource as its size says.
-    fn outer_sets(
-        &mut self,
-        items: &[usize],
-        columns: &[Vec<u64>],
-        sizes: &[usize],
-        size: usize,
-    ) -> Vec<Vec<usize>> {
-        if size == 1 {
-            return items.iter().map(|&at| vec![at]).collect();
-        }
-        if items.len() <= EXACT {
-            let mut sets = Vec::new();
-            subsets(items, size, &mut |set| sets.push(set.to_vec()));
-            return sets;
-        }
-        let wanted = |&resource: &usize| Wanted {
-            need: self.unit.need[resource],
-            free: columns[resource].clone(),
-            count: Some(sizes[resource]),
+        let sizes = levels.iter().map(|level| level.size);
+        let per_resource = sizes.clone().sum::<usize>() as u64;
+        let lead = match all {
+            Some(nodes) => lead(self.host, self.unit, nodes, per_resource),
+            // At least.
+            None => Rank {
+                nodes: sizes.max().unwrap_or(0) as u64,
+                nodes_per_resource: per_resource,
+                ..Rank::default()
+            },
         };
-        let wanted = self.needed.iter().map(wanted).collect();
-        let mut large = Large::new(self.host, items.to_vec(), wanted, self.share.half());
-        let sets = large.search(size, size);
-        self.found.cut_off |= large.cut_off;
-        sets
+        if self.is_hopeless(&lead) {
+            return;
+        }
+        self.lead = all.is_some().then_some(lead);
+        let mut sets = vec![Vec::new(); domains.len()];
+        self.choose(&levels, &[], false, &mut sets);
+    }
+
+    /// Chooses the sets of all resources, level by level: all that have enough.
+    fn choose(&mut self, levels: &[Level<'_>], outer: &[usize], attached: bool, sets: &mut [Vec<usize>]) {
+        let Some((level, rest)) = levels.split_first() else {
+            if attached {
+                // With what is attached to them each is on its fewest nodes.
+                let with = |(resource, set): (usize, &Vec<usize>)| {
+                    if resource == CPU { set.clone() } else { members(self.host, set) }
+                };
+                let domains: Vec<Vec<usize>> = sets.iter().enumerate().map(with).collect();
+                return self.combine(&domains.iter().map(Vec::as_slice).collect::<Vec<_>>(), None);
+            }
+            return self.offer(&sets.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        };
+        let &Level { resource, size, domain } = level;
+        let (domain, need) = (domain.unwrap_or(outer), self.unit.need[resource]);
+        let room = self.room;
+        let column =
+            if attached { Cow::from(self.column(resource)) } else { Cow::from(&room.free[resource]) };
+        let wanted = [Wanted { need, free: &column, count: None }];
+        let sets_of = Sets::new(domain, &|at| at, size, &wanted, self.share);
+        let all = sets_of.each(true, &mut |set| {
+            let domain = if attached && resource != CPU { &members(self.host, set) } else { set };
+            let sum = domain.iter().fold(0u64, |sum, &at| sum.saturating_add(self.room.free[resource][at]));
+            if sum < need {
+                return true;
+            }
+            if let (CPU, false, Some(lead)) = (resource, attached, self.lead) {
+                self.share.charge(set.len() * set.len());
+                if self.is_hopeless(&Rank { cpu_to_cpu: pairs(self.host, set), ..lead }) {
+                    return true;
+                }
+            }
+            sets[resource] = set.to_vec();
+            self.choose(rest, set, attached, sets);
+            true
+        });
+        self.found.cut_off |= !all;
+    }
+
+    /// What each node has of a resource together with what is attached to it.
+    fn column(&self, resource: usize) -> Vec<u64> {
+        let free = &self.room.free[resource];
+        let with_attached = |at: usize| {
+            let attached = if resource == CPU { &[][..] } else { self.host.attached(at) };
+            attached.iter().fold(free[at], |sum, &of| sum.saturating_add(free[of]))
+        };
+        (0..self.host.len()).map(with_attached).collect()
+    }
+
+    /// What is to be chosen: largest sets first, each within the one before.
+    fn nested(&self, sizes: &[usize]) -> Vec<Level<'static>> {
+        let level = |&resource: &usize| Level { resource, size: sizes[resource], domain: None };
+        let mut levels: Vec<Level<'_>> = self.needed.iter().map(level).collect();
+        levels.sort_by_key(|level| (std::cmp::Reverse(level.size), level.resource));
+        levels
     }
 
     fn sized(&mut self, sizes: &[usize]) {
-        let order = self.by_size(sizes);
-        let Some(size) = order.first().map(|&resource| sizes[resource]) else { return };
+        let levels = self.nested(sizes);
+        let size = levels.first().map_or(0, |level| level.size);
         if size == 0 || size > self.host.len() {
             return;
         }
@@ -409,15 +401,14 @@ impl Search<'_> {
             return;
         }
         let all: Vec<usize> = (0..self.host.len()).collect();
-        for set in self.outer_sets(&all, &self.room.free, sizes, size) {
-            if self.devices_allow(&set) {
-                let mut chain = vec![Vec::new(); self.unit.need.len()];
-                self.chain(&order, sizes, &set, &mut chain, &mut |search, chain| {
-                    let sets: Vec<&[usize]> = chain.iter().map(Vec::as_slice).collect();
-                    search.offer(&sets);
-                });
+        let per_resource = levels.iter().map(|level| level.size as u64).sum();
+        self.each_set((&all, &self.room.free), size, Some(sizes), &mut |search, set| {
+            let lead = lead(search.host, search.unit, set, per_resource);
+            if search.devices_allow(set) && !search.is_hopeless(&lead) {
+                search.lead = Some(lead);
+                search.choose(&levels, set, false, &mut vec![Vec::new(); sizes.len()]);
             }
-        }
+        });
     }
 
     /// Devices are where they are: they count as a resource with a set of its own.
@@ -430,100 +421,19 @@ impl Search<'_> {
         }
     }
 
-    /// Visits all chains of sets, each within the one before, that have enough.
-    fn chain(
-        &mut self,
-        order: &[usize],
-        sizes: &[usize],
-        outer: &[usize],
-        chain: &mut Vec<Vec<usize>>,
-        visit: &mut dyn FnMut(&mut Self, &[Vec<usize>]),
-    ) {
-        let Some((&resource, rest)) = order.split_first() else { return visit(self, chain) };
-        let size = sizes[resource];
-        let mut sets = Vec::new();
-        if size == outer.len() {
-            sets.push(outer.to_vec());
-        } else if outer.len() <= EXACT || size == 1 {
-            subsets(outer, size, &mut |set| sets.push(set.to_vec()));
-        } else {
-            let free = &self.room.free[resource];
-            let mut largest = outer.to_vec();
-            largest.sort_by_key(|&at| (std::cmp::Reverse(free[at]), at));
-            largest.truncate(size);
-            largest.sort_unstable();
-            sets.push(largest);
-            self.found.cut_off = true;
-        }
-        for set in sets {
-            if !self.may_go_on(set.len()) {
-                return;
-            }
-            if self.enough(resource, &set) {
-                chain[resource].clone_from(&set);
-                self.chain(rest, sizes, &set, chain, visit);
-            }
-        }
-    }
-
     /// As [`Self::sized`], with sets of nodes with CPUs that have the memory of what is attached to them.
     fn attached(&mut self, sizes: &[usize]) {
-        let order = self.by_size(sizes);
-        let Some(size) = order.first().map(|&resource| sizes[resource]) else { return };
+        let levels = self.nested(sizes);
+        let size = levels.first().map_or(0, |level| level.size);
         let anchors = anchors(self.host);
         if size == 0 || size > anchors.len() {
             return;
         }
-        let column = |(resource, free): (usize, &Vec<u64>)| -> Vec<u64> {
-            let with_attached = |at: usize| {
-                let attached = if resource == CPU { &[][..] } else { self.host.attached(at) };
-                attached.iter().fold(free[at], |sum, &of| sum.saturating_add(free[of]))
-            };
-            (0..self.host.len()).map(with_attached).collect()
-        };
-        let columns: Vec<Vec<u64>> = self.room.free.iter().enumerate().map(column).collect();
-        for set in self.outer_sets(&anchors, &columns, sizes, size) {
-            if self.devices_allow(&members(self.host, &set)) || self.devices_allow(&set) {
-                self.anchor_chain(&order, sizes, &set, &mut vec![Vec::new(); self.unit.need.len()]);
+        let columns: Vec<Vec<u64>> = (0..sizes.len()).map(|resource| self.column(resource)).collect();
+        self.each_set((&anchors, &columns), size, Some(sizes), &mut |search, set| {
+            if search.devices_allow(&members(search.host, set)) || search.devices_allow(set) {
+                search.choose(&levels, set, true, &mut vec![Vec::new(); sizes.len()]);
             }
-        }
-    }
-
-    /// Visits all chains of sets of nodes with CPUs that have enough together with what is attached to them.
-    fn anchor_chain(
-        &mut self,
-        order: &[usize],
-        sizes: &[usize],
-        outer: &[usize],
-        chain: &mut Vec<Vec<usize>>,
-    ) {
-        let Some((&resource, rest)) = order.split_first() else {
-            let domains: Vec<&[usize]> = chain.iter().map(Vec::as_slice).collect();
-            return self.combine(&domains);
-        };
-        let mut sets = Vec::new();
-        if outer.len() <= EXACT || sizes[resource] == 1 {
-            subsets(outer, sizes[resource], &mut |set| sets.push(set.to_vec()));
-        } else if sizes[resource] == outer.len() {
-            sets.push(outer.to_vec());
-        } else {
-            let of = |at: usize| if resource == CPU { vec![at] } else { members(self.host, &[at]) };
-            let mut largest = outer.to_vec();
-            largest.sort_by_key(|&at| (std::cmp::Reverse(self.sum(resource, &of(at))), at));
-            largest.truncate(sizes[resource]);
-            largest.sort_unstable();
-            sets.push(largest);
-            self.found.cut_off = true;
-        }
-        for set in sets {
-            if !self.may_go_on(set.len()) {
-                return;
-            }
-            let domain = if resource == CPU { set.clone() } else { members(self.host, &set) };
-            if self.enough(resource, &domain) {
-                chain[resource] = domain;
-                self.anchor_chain(rest, sizes, &set, chain);
-            }
-        }
+        });
     }
 }

@@ -1,0 +1,153 @@
+//! All sets of some nodes that have enough.
+//!
+//! Algorithm: depth first, node by node. A beginning is dropped as soon as the largest of the nodes that are left cannot
+//! complete it, so that nearly every beginning that is followed leads to a set. Of nodes that are alike, the first is taken
+//! before the others: sets that differ in such nodes only are as good as each other.
+
+use crate::native::work::Share;
+
+/// How much of a resource is needed.
+pub(super) struct Wanted<'a> {
+    pub(super) need: u64,
+    /// By position.
+    pub(super) free: &'a [u64],
+    /// At most so many nodes of the set may give it; `None`: all.
+    pub(super) count: Option<usize>,
+}
+
+impl Wanted<'_> {
+    /// Whether a set has enough.
+    pub(super) fn enough(&self, set: &[usize]) -> bool {
+        let sum = |free: &mut dyn Iterator<Item = u64>| free.fold(0u64, u64::saturating_add) >= self.need;
+        let all = || set.iter().map(|&at| self.free[at]);
+        match self.count.filter(|&count| count < set.len()) {
+            Some(count) => {
+                let mut free: Vec<u64> = all().collect();
+                free.sort_unstable_by(|a, b| b.cmp(a));
+                sum(&mut free.into_iter().take(count))
+            }
+            None => sum(&mut all()),
+        }
+    }
+}
+
+/// Nodes, and what sets of them must have.
+pub(super) struct Sets<'a> {
+    /// Those that are alike are beside each other.
+    items: Vec<usize>,
+    /// By the place of an item: whether it is alike to the one before it.
+    alike: Vec<bool>,
+    size: usize,
+    wanted: &'a [Wanted<'a>],
+    /// By resource, the place of an item and a number: how much the largest so many from there on have.
+    most: Vec<u64>,
+    share: Share<'a>,
+}
+
+impl<'a> Sets<'a> {
+    /// Sets of a size. `alike` gives nodes that could change places the same number, the lowest of them.
+    pub(super) fn new(
+        of: &[usize],
+        alike: &dyn Fn(usize) -> usize,
+        size: usize,
+        wanted: &'a [Wanted<'a>],
+        share: Share<'a>,
+    ) -> Self {
+        let mut items: Vec<(usize, usize)> = of.iter().map(|&at| (alike(at), at)).collect();
+        items.sort_unstable();
+        // Of all of them there is one set.
+        let bounded = if size < items.len() { wanted } else { &[] };
+        share.charge(4 * items.len() + 2 * bounded.len() * items.len() * (size + 1));
+        let mut most = vec![0; bounded.len() * (items.len() + 1) * (size + 1)];
+        let mut row = 0;
+        for of in bounded {
+            let mut largest: Vec<u64> = Vec::with_capacity(items.len());
+            for left in 0..=items.len() {
+                if let Some((_, at)) = items.len().checked_sub(left).and_then(|place| items.get(place)) {
+                    let free = of.free[*at];
+                    largest.insert(largest.partition_point(|&larger| larger >= free), free);
+                    largest.truncate(size);
+                }
+                let place = row + items.len() - left;
+                let mut sum = 0u64;
+                for (count, free) in largest.iter().enumerate() {
+                    sum = sum.saturating_add(*free);
+                    most[place * (size + 1) + count + 1] = sum;
+                }
+                // Fewer than that have no more.
+                for count in largest.len()..size {
+                    most[place * (size + 1) + count + 1] = sum;
+                }
+            }
+            row += items.len() + 1;
+        }
+        let alike = (0..items.len()).map(|place| place > 0 && items[place].0 == items[place - 1].0).collect();
+        Self { items: items.into_iter().map(|(_, at)| at).collect(), alike, size, wanted, most, share }
+    }
+
+    /// Visits them, each in ascending order, until `visit` says no or nothing is left of the share; with `one`, the first in
+    /// any case. Whether all were visited.
+    pub(super) fn each(&self, mut one: bool, visit: &mut dyn FnMut(&[usize]) -> bool) -> bool {
+        if self.size == self.items.len() {
+            let mut all = self.items.clone();
+            all.sort_unstable();
+            return !self.wanted.iter().all(|of| of.enough(&all)) || visit(&all);
+        }
+        let mut sums = vec![0; self.wanted.len()];
+        self.extend(0, &mut Vec::with_capacity(self.size), &mut sums, &mut one, visit)
+    }
+
+    /// Whether the nodes from a place on can complete a beginning with so many.
+    fn can_complete(&self, place: usize, missing: usize, sums: &[u64]) -> bool {
+        sums.iter().zip(self.wanted).enumerate().all(|(resource, (sum, of))| {
+            let row = resource * (self.items.len() + 1) + place;
+            sum.saturating_add(self.most[row * (self.size + 1) + missing]) >= of.need
+        })
+    }
+
+    fn extend(
+        &self,
+        from: usize,
+        chosen: &mut Vec<usize>,
+        sums: &mut Vec<u64>,
+        one: &mut bool,
+        visit: &mut dyn FnMut(&[usize]) -> bool,
+    ) -> bool {
+        let missing = self.size - chosen.len();
+        if missing == 0 {
+            let mut set = chosen.clone();
+            set.sort_unstable();
+            if !self.wanted.iter().all(|of| of.enough(&set)) {
+                return true;
+            }
+            *one = false;
+            return visit(&set);
+        }
+        for place in from..(self.items.len() + 1).saturating_sub(missing) {
+            if self.share.is_spent() && !*one {
+                return false;
+            }
+            self.share.charge(2 + self.wanted.len());
+            if !self.can_complete(place, missing, sums) {
+                return true;
+            }
+            if place > from && self.alike[place] {
+                continue;
+            }
+            let at = self.items[place];
+            let before = sums.clone();
+            for (sum, of) in sums.iter_mut().zip(self.wanted) {
+                *sum = sum.saturating_add(of.free[at]);
+            }
+            chosen.push(at);
+            let go_on = !self.can_complete(place + 1, missing - 1, sums)
+                || self.extend(place + 1, chosen, sums, one, visit);
+            chosen.pop();
+            *sums = before;
+            if !go_on {
+                return false;
+            }
+        }
+        true
+    }
+}
