@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use numaward_engine::{
     Ledger, Limits, Move, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources, Strategy, Terms,
     in_flight::{self, SET_ASIDE, Stale},
-    policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
+    policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, TopologyManagerPolicy},
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
@@ -15,7 +15,11 @@ use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 fn native() -> Native {
     let machine =
         Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
-    let config = PolicyConfig {
+    Native::new(&machine, &config(TopologyManagerPolicy::SingleNumaNode), &NativeOptions::default()).unwrap()
+}
+
+fn config(policy: TopologyManagerPolicy) -> PolicyConfig {
+    PolicyConfig {
         memory_manager_policy: MemoryManagerPolicy::Static,
         reserved_memory: vec![MemoryReservation {
             numa_node: NodeId(0),
@@ -23,10 +27,9 @@ fn native() -> Native {
         }],
         cpu_manager_policy: CpuManagerPolicy::Static,
         cpu_reservation: Some(Quantity::whole(1)),
-        topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
+        topology_manager_policy: policy,
         ..PolicyConfig::default()
-    };
-    Native::new(&machine, &config, &NativeOptions::default()).unwrap()
+    }
 }
 
 fn request(name: &str, (cpus, gib): (u64, u64)) -> Request {
@@ -173,4 +176,66 @@ fn a_plan_ends_where_it_says() {
         let moved: Vec<&str> = other.moves.iter().map(|of| of.owner.as_str()).collect();
         assert_eq!(moved, ["b"]);
     }
+}
+
+/// With `strict-cpu-reservation`, a plan leaves a CPU to those that share.
+#[test]
+fn a_plan_leaves_a_cpu_to_those_that_share() {
+    let machine =
+        Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
+    let options = [("strict-cpu-reservation".to_owned(), "true".to_owned())];
+    let config = PolicyConfig {
+        cpu_manager_policy_options: options.into(),
+        ..config(TopologyManagerPolicy::SingleNumaNode)
+    };
+    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    // Three CPUs on node 0, four on node 1.
+    let mut ledger = admit(&native, &native.idle(), "a", 0, (1, 1));
+    ledger = admit(&native, &ledger, "b", 1, (2, 1));
+    let new = request("new", (3, 1));
+    let plan = |ledger: &Ledger, new: &Request| {
+        Strategy::plan(
+            &native,
+            ledger,
+            new,
+            &Terms { nodes: "0".parse().unwrap(), ..Terms::default() },
+            &Limits::default(),
+        )
+    };
+    assert_eq!(plan(&ledger, &new).unwrap().decision.ledger.shared_pool().len(), 1);
+    ledger = admit(&native, &ledger, "c", 1, (1, 1));
+    assert!(plan(&ledger, &new).unwrap().decision.ledger.shared_pool().is_empty(), "nobody shares");
+    let fraction = Resources::none().with_cpu(Quantity::milli(500));
+    let fraction = Request::workload("d", fraction.with_memory(Quantity::whole(Bytes::gib(1).0)));
+    ledger = native.admit(&ledger, &fraction).ledger;
+    let refused = plan(&ledger, &new).map(|plan| plan.moves);
+    assert!(refused.is_err(), "{refused:?}");
+}
+
+/// Under `best-effort`, what is bound to a tier or to nodes has others make room there.
+#[test]
+fn a_plan_makes_room_on_the_nodes_that_are_asked_for() {
+    let machine = Machine::builder().nodes(1).cores_per_node(4).memory(Bytes::gib(17));
+    let machine = machine
+        .node(NodeId(1), |node| node.cores(0).memory(Bytes::gib(32)))
+        .distances([[10, 14], [14, 10]])
+        .build()
+        .unwrap();
+    let options =
+        NativeOptions { memory_tiers: [(NodeId(1), MemoryTier::Cxl)].into(), ..NativeOptions::default() };
+    let native = Native::new(&machine, &config(TopologyManagerPolicy::BestEffort), &options).unwrap();
+    let ledger = admit(&native, &native.idle(), "a", 0, (1, 12));
+    let new = request("new", (1, 8));
+    let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
+    let there = Terms { nodes: "0".parse().unwrap(), ..Terms::default() };
+    for terms in [dram, there] {
+        let plan = Strategy::plan(&native, &ledger, &new, &terms, &Limits::default()).unwrap();
+        assert_eq!((plan.moves.len(), plan.bytes), (1, Bytes::gib(12)));
+        in_flight::check(&native, &ledger, &plan.moves, 0, (&new, &terms)).unwrap();
+    }
+    // What has to stay on that tier makes no room.
+    let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
+    let decision = native.admit_watched(&native.idle(), &request("a", (1, 12)), &dram, &|_| {});
+    let ledger = native.started(&decision.ledger, &"a".into(), &"a".into());
+    assert!(Strategy::plan(&native, &ledger, &new, &dram, &Limits::default()).is_err());
 }

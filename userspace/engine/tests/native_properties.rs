@@ -11,6 +11,7 @@ use numaward_engine::{
     Allocation, Conditions, ContainerName, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions,
     OwnerId, PolicyConfig, Quantity, Request, Resources, Strategy as _, Terms,
     hint::Resource,
+    in_flight,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, Tiers, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -587,6 +588,42 @@ proptest! {
             ledger = native.removed(&ledger, &request.owner);
         }
         prop_assert_eq!(ledger, native.idle());
+    }
+
+    #[test]
+    fn every_plan_can_be_carried_out(
+        cores in 2u32..=4,
+        policy in sample::select(&TopologyManagerPolicy::ALL[1..]),
+        is_strict in any::<bool>(),
+        requests in collection::vec((1u64..=5, 1u64..=3, option::weighted(0.5, 0u32..3)), 4..12),
+        (half_cpus, gib, bound) in (4u64..=8, 1u64..=8, option::of(0u32..3)),
+    ) {
+        let machine = Machine::builder().nodes(3).sockets(1).cores_per_node(cores).memory(Bytes::gib(8)).build().unwrap();
+        let request = |owner: &str, half_cpus, gib| {
+            let cpus = Resources::none().with_cpu(Quantity::milli(half_cpus * 500));
+            Request::workload(owner, cpus.with_memory(Quantity::whole(Bytes::gib(gib).0)))
+        };
+        let mut config = config(policy, TopologyManagerScope::Container);
+        if is_strict {
+            config.cpu_manager_policy_options.insert("strict-cpu-reservation".to_owned(), "true".to_owned());
+        }
+        let native = native(&machine, &config, Tiers::Attached);
+        let there = |node: Option<u32>| Terms { nodes: node.into_iter().map(NodeId).collect(), ..Terms::default() };
+        let mut ledger = native.idle();
+        for (number, (half_cpus, gib, node)) in requests.into_iter().enumerate() {
+            let request = request(&format!("o{number}"), half_cpus, gib);
+            let wish = there(node).nodes;
+            let mut terms = Terms::default();
+            terms.preferences.preferred.insert(request.owner.as_str().into(), wish);
+            let decision = native.admit_watched(&ledger, &request, &terms, &|_| {});
+            ledger = start(&native, decision.ledger, &request);
+        }
+        let (newcomer, terms) = (request("new", half_cpus, gib), there(bound));
+        let limits = Limits { moves: 2, in_order: true, ..Limits::default() };
+        if let Some(plan) = native.plan(&ledger, &newcomer, &terms, &limits) {
+            let checked = in_flight::check(&native, &ledger, &plan.moves, 0, (&newcomer, &terms));
+            prop_assert_eq!(checked, Ok(()), "{:?}", plan.moves);
+        }
     }
 
     #[test]

@@ -246,12 +246,12 @@ impl Native {
 
     /// The sets of nodes to which a unit could go.
     fn targets(&self, unit: &Unit, room: &Room, terms: &Terms, movable: &[Movable]) -> Vec<Vec<usize>> {
-        let Some(Rule::Sized { sizes, with_attached }) =
-            self.agreed(terms, &Work::default()).rule(room, unit)
-        else {
-            return Vec::new();
-        };
         let all: Vec<usize> = (0..self.host.len()).collect();
+        let (sizes, with_attached) = match self.agreed(terms, &Work::default()).rule(room, unit) {
+            Some(Rule::Sized { sizes, with_attached }) => (sizes, with_attached),
+            Some(Rule::Anywhere) => return vec![all],
+            None => return Vec::new(),
+        };
         let mut targets = Vec::new();
         for (sizes, attached) in [(Some(sizes), false), (with_attached, true)] {
             let Some(size) = sizes.and_then(|sizes| sizes.into_iter().max()) else { continue };
@@ -301,14 +301,20 @@ impl Native {
         let mut groups = BTreeSet::new();
         let mut left = GROUPS * NODES / self.host.len().max(NODES);
         for target in self.targets(unit, room, terms, movable) {
-            let sum = |column: &[u64]| target.iter().fold(0u64, |sum, &at| sum.saturating_add(column[at]));
-            let missing: Vec<u64> =
-                unit.need.iter().zip(&room.free).map(|(need, free)| need.saturating_sub(sum(free))).collect();
+            // What it may not use there does not count.
+            let sum = |resource: usize, column: &[u64]| {
+                let allowed = target.iter().filter(|&&at| room.capacity[resource][at] > 0);
+                allowed.fold(0u64, |sum, &at| sum.saturating_add(column[at]))
+            };
+            let missing =
+                |(resource, need): (usize, &u64)| need.saturating_sub(sum(resource, &room.free[resource]));
+            let missing: Vec<u64> = unit.need.iter().enumerate().map(missing).collect();
             // On more than one node what is missing is not a question of sums alone.
             let any = missing.iter().all(|&missing| missing == 0);
             let mut there: Vec<(usize, Vec<u64>)> = Vec::new();
             for (index, of) in movable.iter().enumerate() {
-                let leaves: Vec<u64> = of.leaves.iter().map(|column| sum(column)).collect();
+                let leaves: Vec<u64> =
+                    of.leaves.iter().enumerate().map(|(resource, column)| sum(resource, column)).collect();
                 let helps =
                     leaves.iter().zip(&missing).any(|(leaves, missing)| *leaves > 0 && (any || *missing > 0));
                 if helps && of.bytes <= search.bytes {
@@ -362,6 +368,10 @@ impl Native {
                 Some(placed) => next = placed,
                 None => return search.undo(before),
             }
+        }
+        // Those that share need a CPU, as with an admission.
+        if self.check_shared_pool(&ledger.shared_pool, &next).is_err() {
+            return search.undo(before);
         }
         Some(next)
     }
