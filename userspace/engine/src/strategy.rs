@@ -86,7 +86,7 @@ pub trait Strategy: fmt::Debug + Send + Sync {
         to: &Resources,
     ) -> Result<Ledger, ResizeError>;
 
-    /// The cheapest moves of those that run that make a request fit, in an order in which each has room on both sides; or
+    /// Few and small moves of those that run that make a request fit, in an order in which each has room on both sides; or
     /// why there are none. [`crate::in_flight`] has what is charged while they are made.
     fn plan(
         &self,

@@ -5,8 +5,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Limits, Native, NativeOptions,
-    PlacementPreferences, PolicyConfig, Quantity, Reason, Request, Resources, Strategy, Terms,
+    Allocation, Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Limits, Native,
+    NativeOptions, OwnerAccount, PlacementPreferences, PolicyConfig, Quantity, Reason, Request, Resources,
+    Strategy, Terms,
     hint::Resource,
     policy::{
         CpuKind, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
@@ -899,4 +900,118 @@ fn cpus_that_went_offline_are_not_offered() {
     let grown = resize(&running, 2).unwrap();
     assert_eq!(grown.cpus_of(&"b".into(), &"b".into()), &(&held | &"3".parse().unwrap()));
     assert!(resize(&running, 3).is_err());
+}
+
+#[test]
+fn an_init_container_of_a_pod_is_on_a_memory_only_node_only_if_these_count() {
+    let native = native(TopologyManagerPolicy::SingleNumaNode);
+    let on = |tiers| {
+        let request = Request {
+            owner: "pod".into(),
+            init_containers: vec![ContainerRequest::guaranteed("init", resources(1, 20))],
+            containers: vec![ContainerRequest::guaranteed("app", resources(2, 2))],
+            resources: None,
+        };
+        let terms = Terms {
+            tiers: Some(tiers),
+            scope: Some(TopologyManagerScope::Pod),
+            nodes: "1,4".parse().unwrap(),
+            ..Terms::default()
+        };
+        let decision = native.admit_watched(&native.idle(), &request, &terms, &|_| {});
+        decision.outcome.map(|grants| grants[0].allocation.memory_nodes().to_string()).map_err(drop)
+    };
+    assert_eq!(on(Tiers::Attached), Ok("4".to_owned()));
+    assert_eq!(on(Tiers::Strict), Err(()));
+    // With memory only, that rule does not refuse it before.
+    let memory = |name: &str, gib| {
+        ContainerRequest::guaranteed(
+            name,
+            Resources::none().with_cpu(Quantity::milli(500)).with_memory(Quantity::whole(Bytes::gib(gib).0)),
+        )
+    };
+    let request = Request {
+        owner: "pod".into(),
+        init_containers: vec![memory("init", 20)],
+        containers: vec![memory("app", 2)],
+        resources: None,
+    };
+    let terms = Terms {
+        tiers: Some(Tiers::Strict),
+        scope: Some(TopologyManagerScope::Pod),
+        preferences: PlacementPreferences {
+            preferred: [("app".into(), "1".parse().unwrap())].into(),
+            ..PlacementPreferences::default()
+        },
+        ..Terms::default()
+    };
+    let decision = native.admit_watched(&native.idle(), &request, &terms, &|_| {});
+    let held = |decision: &Decision| {
+        let nodes = decision
+            .outcome
+            .as_ref()
+            .unwrap()
+            .iter()
+            .map(|grant| grant.allocation.memory_nodes().to_string());
+        nodes.collect::<Vec<_>>()
+    };
+    assert!(matches!(held(&decision).as_slice(), [init, app] if init == app), "{:?}", held(&decision));
+}
+
+#[test]
+fn a_cpu_that_is_offline_is_none_for_those_that_share() {
+    let options = [("strict-cpu-reservation".to_owned(), "true".to_owned())];
+    let config = PolicyConfig {
+        cpu_manager_policy_options: options.into(),
+        ..config(TopologyManagerPolicy::SingleNumaNode)
+    };
+    let machine = Machine::builder().nodes(1).cores_per_node(8).memory(Bytes::gib(8)).build().unwrap();
+    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let fraction = Resources::none().with_cpu(Quantity::milli(500));
+    let fraction = Request::workload("b", fraction.with_memory(Quantity::whole(Bytes::gib(1).0)));
+    let mut ledger = native.admit(&native.idle(), &fraction).ledger;
+    // Of the six that can be exclusive one is offline.
+    let last: CpuSet = "7".parse().unwrap();
+    ledger.set_conditions(Arc::new(Conditions { offline_cpus: last, ..Conditions::default() }));
+    assert!(decide(&native, &ledger, "new", (4, 1), &Terms::default()).outcome.is_ok());
+    let error = decide(&native, &ledger, "new", (5, 1), &Terms::default()).outcome.unwrap_err();
+    assert!(
+        error.message.contains("cpu requested 5, free 5: the shared pool would have no CPU left"),
+        "{error}"
+    );
+    let ledger = admit(&native, &ledger, "a", (3, 1), &Terms::default());
+    let resize = |cpus| native.resize(&ledger, &"a".into(), &"a".into(), &resources(cpus, 1));
+    assert!(resize(4).is_ok());
+    assert!(resize(5).unwrap_err().to_string().contains("the shared pool would have no CPU left"));
+}
+
+/// With sockets of unequal size, the kubelet takes one with as many free CPUs as an average socket has for a free one, and all
+/// its CPUs.
+#[test]
+fn the_kubelets_fault_with_unequal_sockets_gives_nobody_the_cpus_of_another() {
+    let mut builder = Machine::builder().nodes(3).sockets(3).cores_per_node(3).memory(Bytes::gib(8));
+    builder = builder.node(NodeId(1), |node| node.cores(6));
+    let machine = builder.build().unwrap();
+    let config = PolicyConfig {
+        cpu_reservation: Some(Quantity::whole(1)),
+        reserved_system_cpus: "0".parse().unwrap(),
+        ..config(TopologyManagerPolicy::None)
+    };
+    let kubelet = Kubelet::new(&machine, &config).unwrap();
+    // Two of the six of the second socket are another's.
+    let mut account = OwnerAccount {
+        request: Some(Request::workload("a", resources(2, 1)).into()),
+        ..OwnerAccount::default()
+    };
+    let second = machine.nodes[&NodeId(1)].cpus.iter().take(2).collect::<CpuSet>();
+    account.containers.insert("a".into(), Allocation { cpus: Some(second.clone()), ..Allocation::default() });
+    let mut ledger = kubelet.idle();
+    ledger.adopt("a".into(), account).unwrap();
+    let ledger = kubelet.rebase(&ledger).0;
+    let refused = kubelet.admit(&ledger, &Request::workload("new", resources(9, 1)));
+    let rejection = refused.outcome.unwrap_err();
+    assert_eq!(rejection.reason, Reason::UnexpectedAdmissionError);
+    assert!(rejection.message.contains("of another"), "{rejection}");
+    assert!(refused.ledger.allocation(&"new".into(), &"new".into()).is_none_or(|held| held.cpus.is_none()));
+    assert!(kubelet.admit(&ledger, &Request::workload("new", resources(4, 1))).outcome.is_ok());
 }

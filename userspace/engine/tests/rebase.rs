@@ -146,3 +146,48 @@ fn a_cpu_of_two_owners_is_free_when_both_are_gone() {
         assert_eq!(with_last.shared_pool().to_string(), "0,6-7");
     }
 }
+
+/// Node 0 lost a gibibyte. Node 1, to which the first owner could go, is full with what the second has; that could go to
+/// node 2.
+#[test]
+fn what_is_missing_is_covered_by_moves_one_after_another() {
+    let machine = |memory: [u64; 3]| {
+        let mut machine =
+            Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(4)).build().unwrap();
+        for (node, gib) in machine.nodes.values_mut().zip(memory) {
+            node.memory = Bytes::gib(gib);
+        }
+        machine
+    };
+    let config = PolicyConfig {
+        memory_manager_policy: MemoryManagerPolicy::Static,
+        reserved_memory: vec![MemoryReservation {
+            numa_node: NodeId(0),
+            limits: BTreeMap::from([(MEMORY, Quantity::whole(Bytes::gib(1).0))]),
+        }],
+        ..PolicyConfig::default()
+    };
+    let native = |memory| Native::new(&machine(memory), &config, &NativeOptions::default()).unwrap();
+    let account = |nodes: &str, gib: [u64; 3]| {
+        let placed: BTreeMap<_, _> =
+            (0..).map(NodeId).zip(gib.map(Bytes::gib)).filter(|(_, bytes)| bytes.0 > 0).collect();
+        let bytes = Bytes(placed.values().map(|of| of.0).sum());
+        let block = Block { kind: MEMORY, affinity: nodes.parse().unwrap(), bytes };
+        Allocation { blocks: vec![block], placed: [(MEMORY, placed)].into(), ..Allocation::default() }
+    };
+    let mut ledger = Ledger::default();
+    for (name, nodes, gib) in [("a", "0-1", [3, 1, 0]), ("b", "1-2", [0, 3, 1])] {
+        let containers = [(name.into(), account(nodes, gib))].into();
+        ledger.adopt(name.into(), OwnerAccount { containers, ..OwnerAccount::default() }).unwrap();
+    }
+    let placed = |ledger: &Ledger, name: &str| {
+        let held = ledger.allocation(&name.into(), &name.into()).unwrap();
+        [0, 1, 2].map(|node| held.placed[&MEMORY].get(&NodeId(node)).map_or(0, |bytes| bytes.0 >> 30))
+    };
+    let (moved, uncovered) = native([3, 4, 4]).rebase(&ledger);
+    assert_eq!(uncovered, []);
+    assert_eq!((placed(&moved, "a"), placed(&moved, "b")), ([2, 2, 0], [0, 2, 2]));
+    // Where all is full, what is missing is reported.
+    let (_, uncovered) = native([3, 4, 1]).rebase(&ledger);
+    assert_eq!(uncovered.iter().map(|part| part.block.bytes).collect::<Vec<_>>(), [Bytes::gib(1)]);
+}

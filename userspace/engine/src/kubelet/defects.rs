@@ -25,7 +25,8 @@
 //! Not repeated is what makes the kubelet crash, hang or lose count: a hugepage size that a node does not have (it
 //! has none of it), node ids of 64 and more (ids do not matter), distances looked up by node id instead of by
 //! place (all must be known), CPUs that a state file gives to two pods (when one of them goes, the kubelet gives them to
-//! the next, beside the other), a remainder of CPUs that no node can give (the combination is passed over), and
+//! the next, beside the other), sockets or cores that count as free as they have as many free CPUs as an average one, and
+//! are then taken with the CPUs of others (a request that would be admitted so is refused), a remainder of CPUs that no node can give (the combination is passed over), and
 //! reserved memory larger than the node, which leaves the kubelet nearly 2^64 free bytes (the start is refused).
 
 use std::{cell::Cell, ops::ControlFlow, rc::Rc};

@@ -354,7 +354,13 @@ impl Kubelet {
         account.request = Some(Arc::new(request.clone()));
         account.terms.clone_from(terms);
         let mut merges = Vec::new();
-        let outcome = match self.attempt(&mut next, asked, &mut merges) {
+        let attempted = self.attempt(&mut next, asked, &mut merges).and_then(|()| {
+            StaticCpus::check_own(ledger, &next, &request.owner).map_err(|cause| {
+                next = ledger.clone();
+                (None, cause)
+            })
+        });
+        let outcome = match attempted {
             Ok(()) => {
                 let grant = |container: &ContainerRequest| Grant {
                     container: container.name.clone(),

@@ -115,7 +115,7 @@ impl Cpus {
 
     /// The CPUs that can become exclusive now, whole cores or not.
     pub(super) fn free(&self, ledger: &Ledger) -> CpuSet {
-        &offered(ledger) & &self.allocatable
+        &offered(&ledger.shared_pool, ledger) & &self.allocatable
     }
 
     /// Which CPUs a request can take now.
@@ -335,11 +335,11 @@ impl Cpus {
     }
 }
 
-/// The shared pool without CPUs that are offline, as one that went offline a moment ago is still in the pool, and without those
+/// A shared pool without CPUs that are offline, as one that went offline a moment ago is still in the pool, and without those
 /// of other programs' partitions.
-fn offered(ledger: &Ledger) -> CpuSet {
+pub(super) fn offered(pool: &CpuSet, ledger: &Ledger) -> CpuSet {
     let conditions = ledger.conditions();
-    &(ledger.shared_pool() - &conditions.offline_cpus) - &conditions.partition_cpus
+    &(pool - &conditions.offline_cpus) - &conditions.partition_cpus
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {

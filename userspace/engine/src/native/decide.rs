@@ -12,7 +12,7 @@ use numaward_topology::{Bytes, CpuSet};
 
 use super::{
     Native, accounts,
-    cpus::Available,
+    cpus::{Available, offered},
     host::{CPU, Host},
     init,
     rank::Placement,
@@ -528,8 +528,8 @@ impl Native {
         allocation
     }
 
-    /// With `strict-cpu-reservation` all CPUs can become exclusive. Those that have none need one to run on: a ledger
-    /// that leaves them none is refused, with the CPUs that were taken from the shared pool and those that were free.
+    /// With `strict-cpu-reservation` all CPUs can become exclusive. Those that have none need one to run on, which is online
+    /// and in no partition of another program: a ledger that leaves them none is refused, with the CPUs that were taken from the shared pool and those that were free.
     pub(super) fn check_shared_pool(&self, before: &CpuSet, next: &Ledger) -> Result<(), (u64, u64)> {
         let Some(cpus) = self.host.cpus.as_ref().filter(|cpus| cpus.options.strict_reservation) else {
             return Ok(());
@@ -541,9 +541,11 @@ impl Native {
                 request.all_containers().any(|of| !request.is_regular_init(&of.name) && !holds(&of.name))
             })
         };
-        if !next.shared_pool.is_empty() || !next.owners().any(|(_, account)| shares(account)) {
+        if !offered(&next.shared_pool, next).is_empty() || !next.owners().any(|(_, account)| shares(account))
+        {
             return Ok(());
         }
+        let before = &offered(before, next);
         Err((before.len() as u64, cpus.allocatable_of(before).len() as u64))
     }
 }

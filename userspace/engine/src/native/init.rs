@@ -7,7 +7,8 @@
 //! When all that runs has its place, the init containers are placed in reverse order. Each has to fit into
 //! what is free together with what all containers hold that start after it, by the policy of the request; where there
 //! is a choice it takes as little as possible beyond what these hold. It is charged only for that surplus, which it
-//! gives back when the next container starts. In pod scope with `single-numa-node` it stays on the node of its pod.
+//! gives back when the next container starts. In pod scope with `single-numa-node` it stays on the node of its pod, and on what counts
+//! with it.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use super::{
     search,
     units::{Need, Needs},
 };
-use crate::policy::{TopologyManagerPolicy, TopologyManagerScope};
+use crate::policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope};
 
 /// An init container that has no room, and what there was.
 pub(super) struct Short {
@@ -103,8 +104,8 @@ pub(super) fn place(
         let one = agreed.policy == TopologyManagerPolicy::SingleNumaNode;
         if one && agreed.scope == TopologyManagerScope::Pod && !units.is_empty() {
             let nodes = union(units.iter().map(|unit| unit.nodes.as_slice()));
-            let nodes = search::members(agreed.host, &nodes);
-            within.keep_only(&nodes);
+            let attached = agreed.tiers == Tiers::Attached;
+            within.keep_only(&if attached { search::members(agreed.host, &nodes) } else { nodes });
         }
         let unit = unit(need);
         let found = agreed.candidates(&within, &unit);

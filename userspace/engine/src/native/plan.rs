@@ -44,7 +44,7 @@ const TRIES: usize = 400;
 const STEPS: usize = 4_000;
 /// As many groups are looked at on paper.
 const GROUPS: usize = 200_000;
-/// As many movable containers of a set of nodes are looked at, the cheapest ones.
+/// As many movable containers of a set of nodes are looked at, the smallest ones.
 const MOVABLE: usize = 64;
 /// As many sets of nodes are looked at.
 const TARGETS: usize = 128;
@@ -90,7 +90,7 @@ impl Effort {
 }
 
 impl Native {
-    /// The cheapest moves that make a request fit. `None` where there are none within the limits.
+    /// Few and small moves that make a request fit: not in all cases the cheapest ones. `None` where there are none within the limits.
     pub fn plan(&self, ledger: &Ledger, request: &Request, terms: &Terms, limits: &Limits) -> Option<Plan> {
         self.planned(ledger, request, terms, limits).ok()
     }
@@ -110,7 +110,7 @@ impl Native {
         }
     }
 
-    /// The cheapest moves for a request that is refused as things are.
+    /// Few and small moves for a request that is refused as things are.
     fn moves_for(&self, ledger: &Ledger, request: &Request, terms: &Terms, limits: &Limits) -> Option<Plan> {
         if limits.moves == 0 || self.check(terms).is_err() {
             return None;

@@ -4,10 +4,11 @@
 //! what they were promised, whatever the policy says now.
 //!
 //! Algorithm: the accounts are made anew from what is placed. Where a node has more placed on it than it can promise,
-//! blocks that span several nodes give way: their bytes there are placed on other nodes of the block that have room.
-//! Nobody else is moved. What is missing then is reported, and the node offers nothing until it is gone.
+//! blocks that span several nodes give way: their bytes there are placed on other nodes of the block. Where these have no
+//! room, blocks that span them give way in turn, so that as much is covered as can be. What is on one node only stays.
+//! What is missing then is reported, and the node offers nothing until it is gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
@@ -97,32 +98,83 @@ fn affinity(ledger: &Ledger, (owner, container, kind): &Holder) -> NodeSet {
     of_kind.flat_map(|block| block.affinity.iter()).collect()
 }
 
-/// Has blocks that span several nodes make room on those that have promised too much.
+/// What a container has of a kind of memory, if that may be on several nodes.
+struct Spread {
+    holder: Holder,
+    affinity: NodeSet,
+    placed: BTreeMap<NodeId, u64>,
+}
+
+/// A step on the way of bytes from one node to another: of whom they are.
+type Step = (NodeId, NodeId, usize);
+
+/// Has what may be on several nodes make room on those that have promised too much: along the shortest way each time, as
+/// what moves to another node may have to make room there for what comes.
 fn give_way(ledger: &mut Ledger, free: &mut BTreeMap<(ZoneKind, NodeId), i128>) {
-    let holders = |ledger: &Ledger, kind: ZoneKind, node: NodeId| -> Vec<(Holder, u64)> {
-        let placed = ledger.allocations().filter_map(|(owner, container, held)| {
-            let bytes = held.placed.get(&kind)?.get(&node)?.0;
-            Some(((owner.clone(), container.clone(), kind), bytes))
-        });
-        placed.collect()
-    };
     let short: Vec<(ZoneKind, NodeId)> =
         free.iter().filter(|(_, free)| **free < 0).map(|(&of, _)| of).collect();
     for (kind, node) in short {
-        for (holder, mut bytes) in holders(ledger, kind, node) {
-            for to in affinity(ledger, &holder).iter().filter(|&to| to != node) {
-                let missing = free.get(&(kind, node)).map_or(0, |free| (-free).max(0));
-                let room = free.get(&(kind, to)).map_or(0, |&free| free.max(0));
-                let share = u64::try_from(missing.min(room)).unwrap_or(u64::MAX).min(bytes);
-                if share > 0 {
-                    ledger.allocation_mut(&holder.0, &holder.1).move_placed(kind, node, to, share);
-                    *free.entry((kind, node)).or_insert(0) += i128::from(share);
-                    *free.entry((kind, to)).or_insert(0) -= i128::from(share);
-                    bytes -= share;
-                }
+        let mut spread = spread(ledger, kind);
+        while let Some(steps) = way(&spread, kind, node, free) {
+            let Some(&(_, to, _)) = steps.last() else { break };
+            let missing = free.get(&(kind, node)).map_or(0, |free| -free);
+            let room = free.get(&(kind, to)).copied().unwrap_or(0);
+            let at_once = steps.iter().filter_map(|(from, _, of)| spread[*of].placed.get(from)).min();
+            let share = i128::from(at_once.copied().unwrap_or(0)).min(missing).min(room);
+            let Some(bytes) = u64::try_from(share).ok().filter(|&bytes| bytes > 0) else { break };
+            for (from, to, of) in steps {
+                let Spread { holder: (owner, container, _), placed, .. } = &mut spread[of];
+                *placed.entry(from).or_default() -= bytes;
+                *placed.entry(to).or_default() += bytes;
+                ledger.allocation_mut(owner, container).move_placed(kind, from, to, bytes);
+            }
+            *free.entry((kind, node)).or_insert(0) += share;
+            *free.entry((kind, to)).or_insert(0) -= share;
+        }
+    }
+}
+
+fn spread(ledger: &Ledger, kind: ZoneKind) -> Vec<Spread> {
+    let of = ledger.allocations().filter_map(|(owner, container, held)| {
+        let holder = (owner.clone(), container.clone(), kind);
+        let affinity = affinity(ledger, &holder);
+        let placed = held.placed.get(&kind)?.iter().map(|(&node, bytes)| (node, bytes.0)).collect();
+        (affinity.len() > 1).then_some(Spread { holder, affinity, placed })
+    });
+    of.collect()
+}
+
+/// The shortest way on which bytes can leave a node for one that has room; none where it has not promised too much.
+fn way(
+    spread: &[Spread],
+    kind: ZoneKind,
+    node: NodeId,
+    free: &BTreeMap<(ZoneKind, NodeId), i128>,
+) -> Option<Vec<Step>> {
+    let free = |node| free.get(&(kind, node)).copied().unwrap_or(0);
+    if free(node) >= 0 {
+        return None;
+    }
+    let mut came: BTreeMap<NodeId, Option<Step>> = BTreeMap::from([(node, None)]);
+    let mut queue = VecDeque::from([node]);
+    while let Some(from) = queue.pop_front() {
+        if free(from) > 0 {
+            let back = std::iter::successors(came.get(&from).copied().flatten(), |(before, _, _)| {
+                came.get(before).copied().flatten()
+            });
+            return Some(back.collect::<Vec<_>>().into_iter().rev().collect());
+        }
+        let movable = |of: &Spread| of.placed.get(&from).is_some_and(|&bytes| bytes > 0);
+        for (index, of) in spread.iter().enumerate().filter(|(_, of)| movable(of)) {
+            for to in of.affinity.iter() {
+                came.entry(to).or_insert_with(|| {
+                    queue.push_back(to);
+                    Some((from, to, index))
+                });
             }
         }
     }
+    None
 }
 
 /// What is missing, and of whom: on each node of the last ones in the order of names.

@@ -207,6 +207,21 @@ impl StaticCpus {
         if known == idle { Ok(()) } else { Err(StartProblem::OtherCpus { machine: idle, state: known }) }
     }
 
+    /// Whether none of the CPUs that an owner got between two ledgers are another's: see [`defects`].
+    pub(super) fn check_own(before: &Ledger, after: &Ledger, owner: &OwnerId) -> Result<(), Cause> {
+        let union = |ledger: &Ledger, is_own: bool| -> CpuSet {
+            let of = ledger.owners().filter(|(of, _)| (*of == owner) == is_own);
+            of.flat_map(|(_, of)| of.exclusive_cpus()).flat_map(CpuSet::iter).collect()
+        };
+        let new = &union(after, true) - &union(before, true);
+        match &new & &union(after, false) {
+            cpus if cpus.is_empty() => Ok(()),
+            cpus => Err(Cause::Cpus(format!(
+                "as sockets or cores differ in size, the kubelet would give CPUs of another: {cpus}"
+            ))),
+        }
+    }
+
     /// The CPUs that can be given away now.
     fn available(&self, ledger: &Ledger) -> CpuSet {
         &ledger.shared_pool - &self.reserved
