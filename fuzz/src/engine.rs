@@ -278,7 +278,7 @@ impl Run {
                     return;
                 }
                 let decision = self.strategy.admit_watched(&self.ledger, &request, &terms, &|_| {});
-                assert!(decision.explanation.work < WORK / 10 * 11, "{}", decision.explanation.work);
+                assert!(decision.explanation.work < WORK / 4 * 5, "{}", decision.explanation.work);
                 match decision.outcome {
                     Ok(_) => self.admitted(decision.ledger, request),
                     Err(rejection) => {

@@ -134,11 +134,6 @@ impl Room {
         Some(shares.into_iter().collect())
     }
 
-    /// Whether the CPUs that are needed can come from the nodes of a set; that there are enough is known.
-    pub(super) fn adds_up(&self, set: &[usize], needed: u64) -> bool {
-        self.cores.is_empty() || needed == 0 || self.whole_cores(set, needed).is_some()
-    }
-
     /// Takes so many CPUs of whole cores of a node.
     pub(super) fn take_cores(&mut self, at: usize, count: u64) {
         let Some(sizes) = self.cores.get_mut(at) else { return };

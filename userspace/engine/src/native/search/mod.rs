@@ -22,8 +22,6 @@
 mod large;
 mod sets;
 
-use std::borrow::Cow;
-
 use self::{
     large::Large,
     sets::{Sets, Wanted},
@@ -101,7 +99,11 @@ pub(super) fn fewest(free: impl IntoIterator<Item = u64>, needed: u64) -> Option
 /// The fewest nodes with CPUs that could hold an amount together with what is attached to them.
 pub(super) fn fewest_with_attached(host: &Host, free: &[u64], needed: u64, work: &Work) -> Option<usize> {
     let anchors = anchors(host);
-    let sum = |set: &[usize]| members(host, set).iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]));
+    let sum = |set: &[usize]| {
+        let members = members(host, set);
+        work.charge(4 * (set.len() + members.len()));
+        members.iter().fold(0u64, |sum, &at| sum.saturating_add(free[at]))
+    };
     if sum(&anchors) < needed {
         return None;
     }
@@ -177,7 +179,7 @@ impl Search<'_> {
 
     /// Compares a placement with those found so far.
     fn offer(&mut self, sets: &[&[usize]]) {
-        if !self.room.adds_up(sets[CPU], self.unit.need[CPU]) {
+        if !self.adds_up(sets[CPU]) {
             return;
         }
         let (mut key, nodes) = rank(self.host, self.unit, sets);
@@ -200,11 +202,22 @@ impl Search<'_> {
         }
     }
 
+    /// Whether whole cores of the nodes of a set add up to the CPUs that are needed; that there are enough is known.
+    fn adds_up(&self, set: &[usize]) -> bool {
+        let need = self.unit.need[CPU];
+        if self.room.cores.is_empty() || need == 0 {
+            return true;
+        }
+        let cores = set.iter().map(|&at| self.room.cores[at].len()).sum::<usize>();
+        self.share.charge(cores * (8 + usize::try_from(need).unwrap_or(usize::MAX / 8).min(4096) / 2));
+        self.room.whole_cores(set, need).is_some()
+    }
+
     /// Everything on one node.
     fn on_one(&mut self, at: usize) -> bool {
         let fits =
             self.needed.iter().all(|&resource| self.room.free[resource][at] >= self.unit.need[resource])
-                && self.room.adds_up(&[at], self.unit.need[CPU]);
+                && self.adds_up(&[at]);
         if fits {
             let set = [at];
             let sets: Vec<&[usize]> =
@@ -256,6 +269,9 @@ impl Search<'_> {
         self.found.cut_off = true;
         let most = if sizes.is_some() { size } else { items.len() };
         for set in Large::new(self.host, items.to_vec(), &wanted, self.share.half()).search(size, most) {
+            if found && self.share.is_spent() {
+                break;
+            }
             found = true;
             visit(self, &set);
         }
@@ -305,6 +321,7 @@ impl Search<'_> {
         let mut levels = Vec::with_capacity(self.needed.len());
         for &resource in &self.needed {
             let (domain, free) = (domains[resource], &self.room.free[resource]);
+            self.share.charge(20 + 4 * domain.len());
             let size = fewest(domain.iter().map(|&at| free[at]), self.unit.need[resource]);
             let Some(size) = size else { return };
             levels.push(Level { resource, size, domain: Some(domain) });
@@ -325,18 +342,26 @@ impl Search<'_> {
         }
         self.lead = all.is_some().then_some(lead);
         let mut sets = vec![Vec::new(); domains.len()];
-        self.choose(&levels, &[], false, &mut sets);
+        self.choose(&levels, &[], None, &mut sets);
     }
 
-    /// Chooses the sets of all resources, level by level: all that have enough.
-    fn choose(&mut self, levels: &[Level<'_>], outer: &[usize], attached: bool, sets: &mut [Vec<usize>]) {
+    /// Chooses the sets of all resources, level by level: all that have enough. With `attached`, which is what each node has
+    /// together with what is attached to it, they have what is attached as well.
+    fn choose(
+        &mut self,
+        levels: &[Level<'_>],
+        outer: &[usize],
+        attached: Option<&[Vec<u64>]>,
+        sets: &mut [Vec<usize>],
+    ) {
         let Some((level, rest)) = levels.split_first() else {
-            if attached {
+            if attached.is_some() {
                 // With what is attached to them each is on its fewest nodes.
                 let with = |(resource, set): (usize, &Vec<usize>)| {
                     if resource == CPU { set.clone() } else { members(self.host, set) }
                 };
                 let domains: Vec<Vec<usize>> = sets.iter().enumerate().map(with).collect();
+                self.share.charge(8 * domains.iter().map(Vec::len).sum::<usize>());
                 return self.combine(&domains.iter().map(Vec::as_slice).collect::<Vec<_>>(), None);
             }
             return self.offer(&sets.iter().map(Vec::as_slice).collect::<Vec<_>>());
@@ -344,17 +369,18 @@ impl Search<'_> {
         let &Level { resource, size, domain } = level;
         let (domain, need) = (domain.unwrap_or(outer), self.unit.need[resource]);
         let room = self.room;
-        let column =
-            if attached { Cow::from(self.column(resource)) } else { Cow::from(&room.free[resource]) };
-        let wanted = [Wanted { need, free: &column, count: None }];
+        let column = &attached.unwrap_or(&room.free)[resource];
+        let wanted = [Wanted { need, free: column, count: None }];
         let sets_of = Sets::new(domain, &|at| at, size, &wanted, self.share);
-        let all = sets_of.each(true, &mut |set| {
-            let domain = if attached && resource != CPU { &members(self.host, set) } else { set };
+        let all = sets_of.each(self.found.placements.is_empty(), &mut |set| {
+            let with_attached = attached.is_some() && resource != CPU;
+            let domain = if with_attached { &members(self.host, set) } else { set };
+            self.share.charge(10 + 4 * domain.len());
             let sum = domain.iter().fold(0u64, |sum, &at| sum.saturating_add(self.room.free[resource][at]));
             if sum < need {
                 return true;
             }
-            if let (CPU, false, Some(lead)) = (resource, attached, self.lead) {
+            if let (CPU, None, Some(lead)) = (resource, attached, self.lead) {
                 self.share.charge(set.len() * set.len());
                 if self.is_hopeless(&Rank { cpu_to_cpu: pairs(self.host, set), ..lead }) {
                     return true;
@@ -406,7 +432,7 @@ impl Search<'_> {
             let lead = lead(search.host, search.unit, set, per_resource);
             if search.devices_allow(set) && !search.is_hopeless(&lead) {
                 search.lead = Some(lead);
-                search.choose(&levels, set, false, &mut vec![Vec::new(); sizes.len()]);
+                search.choose(&levels, set, None, &mut vec![Vec::new(); sizes.len()]);
             }
         });
     }
@@ -432,7 +458,7 @@ impl Search<'_> {
         let columns: Vec<Vec<u64>> = (0..sizes.len()).map(|resource| self.column(resource)).collect();
         self.each_set((&anchors, &columns), size, Some(sizes), &mut |search, set| {
             if search.devices_allow(&members(search.host, set)) || search.devices_allow(set) {
-                search.choose(&levels, set, true, &mut vec![Vec::new(); sizes.len()]);
+                search.choose(&levels, set, Some(&columns), &mut vec![Vec::new(); sizes.len()]);
             }
         });
     }
