@@ -15,6 +15,7 @@
 
 pub mod affinity;
 mod census;
+mod cut_lines;
 mod gone;
 mod hierarchy;
 mod inotify;
@@ -30,6 +31,7 @@ mod unescape;
 mod watch;
 mod workload;
 
+pub use cut_lines::CutLines;
 pub use hierarchy::{Cgroup, Hierarchy, OpenError, WalkError};
 pub use knob_watch::{KnobWatch, KnobWatchError, Touched, Writer};
 pub use lock::{HierarchyLock, LockError};

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use rustix::process::{getpid, getpriority_process, setpriority_process};
 use tokio::{
     runtime::{Builder, Runtime},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinHandle,
 };
 
@@ -30,22 +30,44 @@ impl Default for Blocking {
     }
 }
 
+/// A place for one piece of such work.
+#[derive(Debug)]
+pub(crate) struct Place {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Place {
+    /// Does the work, which goes on, and keeps its place, where no request waits for it any more.
+    pub(crate) fn run<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T, Failure>> + Send + 'static {
+        let done = spawn(move || {
+            let _place = self;
+            work()
+        });
+        async {
+            done.await.map_err(|error| {
+                tracing::error!(%error, "a request failed");
+                (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
+            })
+        }
+    }
+}
+
 impl Blocking {
+    /// Waits for a place.
+    pub(crate) async fn place(&self) -> Place {
+        // The semaphore is never closed; without a place, the work would merely not be counted.
+        Place { _permit: self.0.clone().acquire_owned().await.ok() }
+    }
+
     /// Waits for a place, then for the work. It goes on, and keeps its place, where nobody waits for it any more.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        // The semaphore is never closed; without a place, the work would merely not be counted.
-        let place = self.0.clone().acquire_owned().await.ok();
-        let done = spawn(move || {
-            let _place = place;
-            work()
-        });
-        done.await.map_err(|error| {
-            tracing::error!(%error, "a request failed");
-            (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
-        })
+        self.place().await.run(work).await
     }
 }
 

@@ -25,6 +25,7 @@ mod router;
 mod routes;
 mod samples;
 mod server;
+mod shared_reads;
 mod streaming_body;
 
 pub use self::{

@@ -3,23 +3,32 @@
 //! The kernel goes through the page tables of a process for that, mapping by mapping, 10 to 23 ms for each GiB of small
 //! pages. So it is read only when somebody asks, and for [`PATIENCE`] at most: what was not read by then is missing, and said
 //! to be.
+//!
+//! A program chooses how many files it maps and how long their names are. So lines are [cut](CutLines) while they are read, of a name
+//! [`MAX_NAME`] bytes are kept, and no more than [`MAX_NAMES`] names at a time: those of the smallest regions are folded into one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::{self, BufRead as _, BufReader},
+    io::{self, BufReader},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use numaward_api::{MAX_REGIONS, Region, RegionNode, Regions};
-use numaward_cgroup::unescape;
+use numaward_cgroup::{CutLines, unescape};
 use numaward_topology::{NodeId, NodeSet};
 
 use crate::stacks::processes_below;
 
 /// Time to read.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Regions that have a name while it is read.
+const MAX_NAMES: usize = 2 * MAX_REGIONS;
+/// Bytes of a name. Files of which this much is the same are one region.
+const MAX_NAME: usize = 1 << 10;
+/// The region that smaller ones are folded into.
+const OTHERS: &str = "[others]";
 
 /// Where memory of a workload is to be.
 #[derive(Clone, Debug)]
@@ -46,13 +55,82 @@ struct Sum {
     off: u64,
 }
 
+impl Sum {
+    fn add(&mut self, node: NodeId, bytes: u64) {
+        let of_node = self.nodes.entry(node).or_default();
+        *of_node = of_node.saturating_add(bytes);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.nodes.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    fn fold(&mut self, other: Self) {
+        self.off = self.off.saturating_add(other.off);
+        for (node, bytes) in other.nodes {
+            self.add(node, bytes);
+        }
+    }
+}
+
+/// The regions by name, and all that have no name any more.
+#[derive(Debug, Default)]
+struct Sums {
+    named: BTreeMap<String, Sum>,
+    others: Option<Sum>,
+}
+
+impl Sums {
+    /// The sum of a region. Makes room for it first: only the largest keep their names.
+    fn of(&mut self, name: String) -> &mut Sum {
+        if self.named.len() >= MAX_NAMES && !self.named.contains_key(&name) {
+            self.keep(MAX_REGIONS);
+        }
+        self.named.entry(name).or_default()
+    }
+
+    /// Folds all but so many of the largest.
+    fn keep(&mut self, most: usize) {
+        let mut sizes: Vec<u64> = self.named.values().map(Sum::bytes).collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        let Some(&limit) = sizes.get(most) else { return };
+        // Of those of the same size, as many as there is room for.
+        let mut room = most - sizes.iter().take_while(|size| **size > limit).count();
+        let others = self.others.get_or_insert_default();
+        for (_, sum) in self.named.extract_if(.., |_, sum| {
+            let bytes = sum.bytes();
+            let stays = bytes > limit || (bytes == limit && room > 0);
+            room -= usize::from(stays && bytes == limit);
+            !stays
+        }) {
+            others.fold(sum);
+        }
+    }
+
+    /// Those with the most bytes first; the last one stands for the others, if there are some.
+    fn into_regions(mut self, belongs: bool) -> Vec<Region> {
+        if self.others.is_some() || self.named.len() > MAX_REGIONS {
+            self.keep(MAX_REGIONS - 1);
+        }
+        let region = |(name, sum): (String, Sum)| Region {
+            name,
+            nodes: sum.nodes.into_iter().map(|(node, bytes)| RegionNode { node: node.0, bytes }).collect(),
+            off_bytes: belongs.then_some(sum.off),
+        };
+        let mut regions: Vec<Region> = self.named.into_iter().map(region).collect();
+        regions.sort_by(|one, other| other.bytes().cmp(&one.bytes()).then_with(|| one.name.cmp(&other.name)));
+        regions.extend(self.others.map(|others| region((OTHERS.to_owned(), others))));
+        regions
+    }
+}
+
 /// Reads the regions of processes in cgroups; with each, where its memory is to be. `proc` is where processes are.
 pub(crate) fn read(
     proc: &Path,
     dirs: impl Iterator<Item = (PathBuf, Option<Belongs>)>,
     deadline: Instant,
 ) -> Regions {
-    let (mut sums, mut notes) = (BTreeMap::new(), BTreeSet::new());
+    let (mut sums, mut notes) = (Sums::default(), BTreeSet::new());
     let (mut processes, mut promised, mut homes) = (0, NodeSet::new(), NodeSet::new());
     for (dir, belongs) in dirs {
         match &belongs {
@@ -80,33 +158,30 @@ pub(crate) fn read(
     let list = |nodes: &NodeSet| (!nodes.is_empty()).then(|| nodes.to_string());
     let (promised, home) = (list(&promised), list(&homes));
     let belongs = promised.is_some() || home.is_some();
-    Regions { processes, notes: notes.into_iter().collect(), promised, home, regions: most(sums, belongs) }
+    if sums.others.is_some() {
+        let note = format!("more than {MAX_NAMES} names: some pages of small regions count as {OTHERS}");
+        notes.insert(note);
+    }
+    let regions = sums.into_regions(belongs);
+    Regions { processes, notes: notes.into_iter().collect(), promised, home, regions }
 }
 
 /// Adds the regions of a process; `false` where time ran out.
-fn read_one(
-    dir: &Path,
-    belongs: Option<&Belongs>,
-    deadline: Instant,
-    sums: &mut BTreeMap<String, Sum>,
-) -> io::Result<bool> {
+fn read_one(dir: &Path, belongs: Option<&Belongs>, deadline: Instant, sums: &mut Sums) -> io::Result<bool> {
     if Instant::now() >= deadline {
         return Ok(false);
     }
-    let mut file = BufReader::new(File::open(dir.join("numa_maps"))?);
-    let mut line = Vec::new();
-    while file.read_until(b'\n', &mut line)? > 0 {
-        if let Some((name, pages)) = mapping(&String::from_utf8_lossy(&line)) {
-            let sum = sums.entry(name).or_default();
+    let mut lines = CutLines::new(BufReader::with_capacity(1 << 16, File::open(dir.join("numa_maps"))?));
+    while let Some(line) = lines.next_line()? {
+        if let Some((name, pages)) = mapping(&String::from_utf8_lossy(line)) {
+            let sum = sums.of(name);
             for (node, bytes) in pages {
-                let of_node = sum.nodes.entry(node).or_default();
-                *of_node = of_node.saturating_add(bytes);
+                sum.add(node, bytes);
                 if belongs.is_some_and(|belongs| !belongs.has(node)) {
                     sum.off = sum.off.saturating_add(bytes);
                 }
             }
         }
-        line.clear();
         if Instant::now() >= deadline {
             return Ok(false);
         }
@@ -125,6 +200,7 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
             // Some characters are written as `\040`.
             "file" => {
                 name = String::from_utf8_lossy(&unescape(value.as_bytes(), b"\\", 3, 8)).into_owned();
+                name.truncate(name.floor_char_boundary(MAX_NAME));
             }
             "kernelpagesize_kB" => page = value.parse().ok()?,
             _ => {
@@ -143,35 +219,14 @@ fn mapping(line: &str) -> Option<(String, Vec<(NodeId, u64)>)> {
     Some((name, pages.into_iter().map(|(node, count)| (node, bytes(count))).collect()))
 }
 
-/// Those with the most bytes first; what is too much is added up.
-fn most(sums: BTreeMap<String, Sum>, belongs: bool) -> Vec<Region> {
-    let region = |name, sum: Sum| Region {
-        name,
-        nodes: sum.nodes.into_iter().map(|(node, bytes)| RegionNode { node: node.0, bytes }).collect(),
-        off_bytes: belongs.then_some(sum.off),
-    };
-    let bytes = |sum: &Sum| sum.nodes.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
-    let mut sums: Vec<(String, Sum)> = sums.into_iter().collect();
-    sums.sort_by(|(name, sum), (other_name, other)| {
-        bytes(other).cmp(&bytes(sum)).then_with(|| name.cmp(other_name))
-    });
-    if sums.len() > MAX_REGIONS {
-        let mut rest = Sum::default();
-        for (_, sum) in sums.split_off(MAX_REGIONS - 1) {
-            rest.off = rest.off.saturating_add(sum.off);
-            for (node, bytes) in sum.nodes {
-                let of_node = rest.nodes.entry(node).or_default();
-                *of_node = of_node.saturating_add(bytes);
-            }
-        }
-        sums.push(("[others]".to_owned(), rest));
-    }
-    sums.into_iter().map(|(name, sum)| region(name, sum)).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{
+        fs,
+        io::{BufWriter, Write as _},
+    };
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -228,6 +283,52 @@ mod tests {
         assert_eq!(home.regions, found.regions);
     }
 
+    /// A `numa_maps` as any local user can make it: more than 100 MB of long names, of one page each.
+    #[test]
+    fn memory_is_bounded_whatever_the_names_are() {
+        const NAMES: u64 = 30_000;
+        const CEILING: u64 = 16 << 20;
+        let host = tempfile::tempdir().unwrap();
+        fs::create_dir_all(host.path().join("cgroup")).unwrap();
+        fs::create_dir_all(host.path().join("proc/10")).unwrap();
+        fs::write(host.path().join("cgroup/cgroup.procs"), "10\n").unwrap();
+        let pipe = host.path().join("proc/10/numa_maps");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let start = resident();
+        let writer = std::thread::spawn(move || {
+            let mut pipe = BufWriter::new(File::options().write(true).open(pipe).unwrap());
+            let (folder, mut most) = ("x\\012".repeat(800), 0);
+            for number in 0..NAMES {
+                let page = 0x7f00_0000_0000 + (number << 12);
+                writeln!(pipe, "{page:x} default file=/{number}/{folder} mapped=1 N0=1 kernelpagesize_kB=4")
+                    .unwrap();
+                if number % 100 == 0 {
+                    most = resident().max(most);
+                }
+            }
+            writeln!(pipe, "7fff00000000 default file=/{} N0=1000", "y".repeat(32 << 20)).unwrap();
+            writeln!(pipe, "7fffffff0000 default heap anon=2 N1=2 kernelpagesize_kB=4").unwrap();
+            pipe.flush().unwrap();
+            resident().max(most)
+        });
+        let found = regions(host.path(), None, Instant::now() + Duration::from_mins(5));
+        let most = writer.join().unwrap();
+        assert!(most < start + CEILING, "{} KiB became {} KiB", start >> 10, most >> 10);
+        assert_eq!((found.processes, found.regions.len()), (1, MAX_REGIONS));
+        let bytes: u64 = found.regions.iter().map(Region::bytes).sum();
+        assert_eq!(bytes, (NAMES + 1000 + 2) << 12, "all pages count");
+        assert!(found.regions[0].name.starts_with("/yyy"), "the largest comes first");
+        assert!(found.regions.iter().any(|region| region.name == "[heap]"));
+        assert!(found.regions.iter().all(|region| region.name.len() <= MAX_NAME));
+        assert!(found.notes[0].contains("names"), "{:?}", found.notes);
+    }
+
+    /// Memory of this process.
+    fn resident() -> u64 {
+        let text = fs::read_to_string("/proc/self/statm").unwrap();
+        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
+    }
+
     #[test]
     fn it_ends_in_time_and_says_what_is_missing() {
         let host = host();
@@ -239,8 +340,8 @@ mod tests {
     #[test]
     fn what_is_too_much_is_added_up() {
         let sum = |bytes| Sum { nodes: BTreeMap::from([(NodeId(0), bytes)]), off: 1 };
-        let sums = (1..=MAX_REGIONS as u64 + 1).map(|number| (format!("/{number}"), sum(number))).collect();
-        let found = most(sums, true);
+        let named = (1..=MAX_REGIONS as u64 + 1).map(|number| (format!("/{number}"), sum(number))).collect();
+        let found = Sums { named, others: None }.into_regions(true);
         assert_eq!(found.len(), MAX_REGIONS);
         let last = found.last().unwrap();
         assert_eq!((last.name.as_str(), last.bytes(), last.off_bytes), ("[others]", 1 + 2, Some(2)));

@@ -139,6 +139,16 @@ mod tests {
     }
 
     #[test]
+    fn unit_is_restarted_however_often_it_ends() {
+        let unit = fs::read_to_string(command::root().join(UNIT)).unwrap();
+        for line in
+            ["StartLimitIntervalSec=0", "Restart=on-failure", "RestartSteps=5", "RestartMaxDelaySec=10"]
+        {
+            assert!(unit.lines().any(|of| of == line), "{UNIT} does not say {line}");
+        }
+    }
+
+    #[test]
     fn the_documents_have_the_number_of_system_calls() {
         let read = |path: &str| fs::read_to_string(command::root().join(path)).unwrap();
         let text = read(PROFILE);

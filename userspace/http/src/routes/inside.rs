@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use axum::{
-    Extension, Json,
+    Extension,
     extract::{Path as UrlPath, State},
     http::StatusCode,
+    response::Response,
 };
 use numaward_api as api;
 use numaward_api::problem::{CONTENT_TYPE, Problem};
-use numaward_observe::NotInside;
+use numaward_observe::{NotInside, Observer};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{App, PlainJson, no_workload};
@@ -53,11 +54,10 @@ async fn stacks(
     peer: Option<Extension<Peer>>,
     authorized: Option<Extension<Authorized>>,
     _: PlainJson,
-) -> Result<Json<api::Stacks>, Failure> {
+) -> Result<Response, Failure> {
     check_reader(peer.map(|Extension(peer)| peer).as_ref(), authorized.is_some())?;
-    let asked = name.clone();
-    let found = app.symbolize(move |observer| observer.stacks(&asked)).await?;
-    found.map(Json).map_err(|none| failure(&name, none))
+    let work = |observer: &Observer, name: &str| observer.stacks(name).map_err(|none| failure(name, none));
+    app.look_inside("stacks", name, work).await
 }
 
 /// Where the memory of a workload lies, by what it is for: heap, stacks, files. The kernel goes through the page tables of its
@@ -84,11 +84,10 @@ async fn regions(
     peer: Option<Extension<Peer>>,
     authorized: Option<Extension<Authorized>>,
     _: PlainJson,
-) -> Result<Json<api::Regions>, Failure> {
+) -> Result<Response, Failure> {
     check_reader(peer.map(|Extension(peer)| peer).as_ref(), authorized.is_some())?;
-    let asked = name.clone();
-    let found = app.symbolize(move |observer| observer.regions(&asked)).await?;
-    found.map(Json).map_err(|none| failure(&name, none))
+    let work = |observer: &Observer, name: &str| observer.regions(name).map_err(|none| failure(name, none));
+    app.look_inside("regions", name, work).await
 }
 
 fn failure(name: &str, none: NotInside) -> Failure {

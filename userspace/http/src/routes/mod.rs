@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Json, Router,
+    body::Bytes,
     extract::{FromRequestParts, Path as UrlPath, State},
     http::{Extensions, HeaderMap, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Response},
@@ -34,6 +35,7 @@ use crate::{
     blocking::Blocking,
     problem::Failure,
     samples::Samples,
+    shared_reads::SharedReads,
     streaming_body,
 };
 
@@ -48,8 +50,8 @@ pub struct App {
     blocking: Blocking,
     /// Runs what reads the events: a file that hangs does not keep it.
     recalling: Blocking,
-    /// Runs what reads files of workloads: one that hangs does not keep others.
-    symbolizing: Blocking,
+    /// Runs what looks inside of workloads: one that hangs does not keep others.
+    inside: SharedReads,
     /// Scrapes that are written at once; each takes a thread.
     scrapes: Arc<Semaphore>,
     /// What those who watch are shown.
@@ -78,7 +80,7 @@ impl App {
             heartbeats: heartbeats.clone(),
             blocking: Blocking::default(),
             recalling: Blocking::default(),
-            symbolizing: Blocking::default(),
+            inside: SharedReads::default(),
             scrapes: Arc::new(Semaphore::new(MAX_SCRAPES)),
             open_api: open_api(described),
         })
@@ -99,12 +101,8 @@ impl App {
         &self,
         work: impl FnOnce(&Observer) -> T + Send + 'static,
     ) -> Result<Response, Failure> {
-        let written = self.ask(|observer| serde_json::to_vec(&work(observer))).await?;
-        let json = written.map_err(|error| {
-            tracing::error!(%error, "an answer cannot be written as JSON");
-            (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
-        })?;
-        Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+        let json = self.ask(|observer| json(&work(observer))).await??;
+        Ok(json_response(json))
     }
 
     /// Asks for events, on a thread that may block.
@@ -116,14 +114,28 @@ impl App {
         self.recalling.run(move || work(&events)).await
     }
 
-    /// Asks what takes files of workloads, on a thread that may block.
-    pub(crate) async fn symbolize<T: Send + 'static>(
+    /// Asks for something inside of a workload, on a thread that may block. Requests for the same workload share one answer.
+    async fn look_inside<T: Serialize>(
         &self,
-        work: impl FnOnce(&Observer) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+        route: &str,
+        name: String,
+        work: impl FnOnce(&Observer, &str) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<Response, Failure> {
         let observer = self.observer.clone();
-        self.symbolizing.run(move || work(&observer)).await
+        let read = self.inside.run(format!("{route} {name}"), move || json(&work(&observer, &name)?)).await;
+        read.map(json_response)
     }
+}
+
+fn json(value: &impl Serialize) -> Result<Bytes, Failure> {
+    serde_json::to_vec(value).map(Bytes::from).map_err(|error| {
+        tracing::error!(%error, "an answer cannot be written as JSON");
+        (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
+    })
+}
+
+fn json_response(json: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }
 
 #[derive(utoipa::OpenApi)]

@@ -1,0 +1,134 @@
+//! Reads that take long, shared by all requests that ask for the same.
+//!
+//! Problem: what is looked up inside a workload takes seconds, memory, and locks of the workload's processes. Clients that ask for the
+//! same at once, or again and again without waiting for the answer, must not multiply that.
+//!
+//! Algorithm: a request takes part in the read of its key that is under way, if there is one. Otherwise it waits for a place, and begins
+//! one. All that take part get the same bytes.
+//!
+//! Invariant: of each key at most one read is under way, also where no client waits for it any more.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::body::Bytes;
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
+use parking_lot::Mutex;
+
+use crate::{blocking::Blocking, problem::Failure};
+
+/// The outcome of a read.
+pub(crate) type Outcome = Result<Bytes, Failure>;
+
+type Reads = Mutex<BTreeMap<String, Shared<BoxFuture<'static, Outcome>>>>;
+
+/// Reads under way, by key.
+#[derive(Debug, Default)]
+pub(crate) struct SharedReads {
+    places: Blocking,
+    reads: Arc<Reads>,
+}
+
+/// Ends a read when it is dropped.
+struct Entry {
+    reads: Arc<Reads>,
+    key: String,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.reads.lock().remove(&self.key);
+    }
+}
+
+impl SharedReads {
+    /// The outcome of the read of `key` that is under way, or else that of `work`, on a thread that may block.
+    pub(crate) async fn run(&self, key: String, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
+        let under_way = self.reads.lock().get(&key).cloned();
+        if let Some(read) = under_way {
+            return read.await;
+        }
+        let place = self.places.place().await;
+        let read = {
+            let mut reads = self.reads.lock();
+            if let Some(read) = reads.get(&key) {
+                read.clone()
+            } else {
+                let entry = Entry { reads: self.reads.clone(), key: key.clone() };
+                let done = place.run(move || {
+                    let _entry = entry;
+                    work()
+                });
+                let read = async { done.await.flatten() }.boxed().shared();
+                reads.insert(key, read.clone());
+                read
+            }
+        };
+        read.await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            atomic::{AtomicU32, Ordering},
+            mpsc,
+        },
+        time::Duration,
+    };
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(50);
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn requests_for_the_same_share_one_read() {
+        let (shared, count) = (Arc::new(SharedReads::default()), Arc::new(AtomicU32::new(0)));
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let ask = |key: &str| {
+            let (shared, count, released, key) =
+                (shared.clone(), count.clone(), released.clone(), key.to_owned());
+            tokio::spawn(async move {
+                let work = move || {
+                    let number = count.fetch_add(1, Ordering::Relaxed);
+                    let _released = released.lock().recv();
+                    Ok(number.to_string().into())
+                };
+                shared.run(key, work).await
+            })
+        };
+        // More than there are places.
+        let mut asked: Vec<_> = (0..40).map(|_| ask("same")).collect();
+        tokio::time::sleep(SOON).await;
+        // Its client went away: the read goes on, and another request takes part in it.
+        asked.drain(..20).for_each(|of| of.abort());
+        asked.push(ask("same"));
+        tokio::time::sleep(SOON).await;
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        release.send(()).unwrap();
+        for of in asked {
+            assert_eq!(of.await.unwrap().unwrap(), "0");
+        }
+        assert!(shared.reads.lock().is_empty());
+        drop(release);
+        assert_eq!(ask("same").await.unwrap().unwrap(), "1", "the next one is read anew");
+        assert_eq!(ask("another").await.unwrap().unwrap(), "2");
+    }
+
+    #[tokio::test]
+    async fn read_that_panics_is_an_error_and_ends() {
+        let shared = SharedReads::default();
+        for _ in 0..2 {
+            let failed =
+                timeout(Duration::from_secs(10), shared.run("a".to_owned(), || panic!("on purpose")));
+            assert!(failed.await.unwrap().is_err());
+            assert!(shared.reads.lock().is_empty());
+        }
+    }
+}
