@@ -2,9 +2,13 @@
 //!
 //! The file names in there are what a workload chose: they may be anything.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::File,
+    io::{self, BufReader},
+    path::Path,
+};
 
-use numaward_cgroup::unescape;
+use numaward_cgroup::{CutLines, unescape};
 
 /// A range of addresses.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,8 +21,12 @@ pub(super) struct Mapping {
 
 /// The mappings of a process, in the order of addresses.
 pub(super) fn read(proc: &Path, pid: u32) -> io::Result<Vec<Mapping>> {
-    let text = fs::read(proc.join(pid.to_string()).join("maps"))?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(mapping).collect())
+    let maps = File::open(proc.join(pid.to_string()).join("maps"))?;
+    let (mut lines, mut found) = (CutLines::new(BufReader::new(maps)), Vec::new());
+    while let Some(line) = lines.next_line()? {
+        found.extend(mapping(&String::from_utf8_lossy(line)));
+    }
+    Ok(found)
 }
 
 /// The mappings that have some of these addresses, of mappings in the order of addresses.
@@ -43,6 +51,8 @@ fn mapping(line: &str) -> Option<Mapping> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

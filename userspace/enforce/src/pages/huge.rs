@@ -11,13 +11,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    io::{self, BufRead as _, BufReader},
+    io::{self, BufRead, BufReader},
     path::Path,
+    time::{Duration, Instant},
 };
 
+use numaward_cgroup::CutLines;
 use numaward_topology::Bytes;
 
-use super::policies::visible_processes;
+use super::{has_ended, policies::visible_processes};
+
+/// Time to read the mappings of a cgroup's processes: the thread that decides waits for them.
+const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// The device and inode of a file.
 type FileId = (String, String);
@@ -27,16 +32,21 @@ type FileId = (String, String);
 ///
 /// # Errors
 ///
-/// One of them cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), or it is of another PID namespace.
+/// One of them cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), it is of another PID namespace, or all together have more
+/// mappings than are read in [`TIME_LIMIT`].
 pub fn untouched_huge_pages(proc: &Path, dir: &Path) -> io::Result<Bytes> {
+    untouched_until(proc, dir, Instant::now() + TIME_LIMIT)
+}
+
+fn untouched_until(proc: &Path, dir: &Path, deadline: Instant) -> io::Result<Bytes> {
     let mut files: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
     for process in visible_processes(dir)? {
-        match mapped(&proc.join(process.to_string())) {
+        match mapped(&proc.join(process.to_string()), deadline) {
             Ok(Some((file, mapped, touched))) => {
                 let of = files.entry(file).or_default();
                 *of = (of.0.max(mapped), of.1.max(touched));
             }
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+            Err(error) if !has_ended(&error) => return Err(error),
             Ok(None) | Err(_) => {}
         }
     }
@@ -46,17 +56,18 @@ pub fn untouched_huge_pages(proc: &Path, dir: &Path) -> io::Result<Bytes> {
 }
 
 /// The first file of huge pages that a process has mapped, and the bytes of all, mapped and touched.
-fn mapped(process: &Path) -> io::Result<Option<(FileId, u64, u64)>> {
-    let text =
-        |file: &str| fs::read(process.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned());
-    // A process can make this file as long as it likes: one line at a time.
-    let maps = BufReader::new(File::open(process.join("maps"))?);
-    let status = text("status")?;
-    let mounts = hugetlbfs(&text("mountinfo").unwrap_or_default());
+fn mapped(process: &Path, deadline: Instant) -> io::Result<Option<(FileId, u64, u64)>> {
+    // A process can make `maps` and `mountinfo` as long as it likes: one line at a time.
+    let lines = |file: &str| File::open(process.join(file)).map(BufReader::new).map(CutLines::new);
+    let mut maps = lines("maps")?;
+    let status = String::from_utf8_lossy(&fs::read(process.join("status"))?).into_owned();
+    let mounts = lines("mountinfo").and_then(hugetlbfs).unwrap_or_default();
     let (mut first, mut bytes) = (None, 0_u64);
-    for line in maps.split(b'\n') {
-        let line = line?;
-        let line = String::from_utf8_lossy(&line);
+    while let Some(line) = maps.next_line()? {
+        if Instant::now() >= deadline {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its processes have too many mappings"));
+        }
+        let line = String::from_utf8_lossy(line);
         let mut words = line.split_ascii_whitespace();
         let (Some(range), Some(device), Some(inode)) = (words.next(), words.nth(2), words.next()) else {
             continue;
@@ -75,15 +86,19 @@ fn mapped(process: &Path) -> io::Result<Option<(FileId, u64, u64)>> {
     Ok(first.map(|file| (file, bytes, touched.saturating_mul(1024))))
 }
 
-/// The devices of mounted hugetlbfs, as `maps` has them.
-fn hugetlbfs(mountinfo: &str) -> BTreeSet<String> {
+/// The devices of mounted hugetlbfs, as `maps` has them, from the lines of `mountinfo`.
+fn hugetlbfs(mut mountinfo: CutLines<impl BufRead>) -> io::Result<BTreeSet<String>> {
     let of_line = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
         let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
         let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
         (file_system.split(' ').next()? == "hugetlbfs").then(|| format!("{major:02x}:{minor:02x}"))
     };
-    mountinfo.lines().filter_map(of_line).collect()
+    let mut devices = BTreeSet::new();
+    while let Some(line) = mountinfo.next_line()? {
+        devices.extend(of_line(&String::from_utf8_lossy(line)));
+    }
+    Ok(devices)
 }
 
 fn length(range: &str) -> Option<u64> {
@@ -124,5 +139,7 @@ mod tests {
         assert_eq!(untouched().unwrap(), 64 - 40 + 4);
         process(7, shared, 64);
         assert_eq!(untouched().unwrap(), 4);
+        let late = untouched_until(proc.path(), dir.path(), Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
     }
 }

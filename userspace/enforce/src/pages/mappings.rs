@@ -4,11 +4,23 @@
 //! kernel's own reclaim what it knows. So a mapping is as cold as the kernel's LRU lists say: by the share of its pages
 //! that are on the active list (`active=` of `numa_maps`). That is coarse: within a mapping nothing is known.
 //!
+//! A process chooses how long both files are, and what names of files are in them. So they are read line by line, each line
+//! [cut](CutLines), and at most [`MAX_MAPPINGS`] mappings are kept. A line that cannot be read, or that there is no room for, is counted.
+//!
 //! Source: `proc_pid_numa_maps(5)`, `proc_pid_maps(5)`, `fs/proc/task_mmu.c`.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    fs::File,
+    io::{self, BufReader},
+    ops::Range,
+    path::Path,
+};
 
+use numaward_cgroup::CutLines;
 use numaward_topology::{NodeId, NodeSet};
+
+/// Mappings that are kept of a process: as many as the kernel allows by default (`vm.max_map_count`), and some more.
+const MAX_MAPPINGS: usize = 1 << 16;
 
 /// A mapping with pages on the node that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,13 +40,54 @@ pub(super) fn nodes_of(policy: &str) -> Option<NodeSet> {
     policy.rsplit_once(':')?.1.parse().ok()
 }
 
-/// Those with pages on `node`, from the text of `maps` and `numa_maps`, coldest first. Pools of huge pages are
-/// skipped: they are preallocated, and never move. So are lines that cannot be read.
-pub(super) fn on_node(maps: &str, numa_maps: &str, node: NodeId) -> Vec<Mapping> {
-    let ends: BTreeMap<usize, usize> = maps.lines().filter_map(range).collect();
-    let mut found: Vec<Mapping> = numa_maps.lines().filter_map(|line| mapping(line, node, &ends)).collect();
-    found.sort_by_key(|mapping| (mapping.active, mapping.addresses.start));
-    found
+/// What of a process is on a node.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct OnNode {
+    /// The mappings with pages there, coldest first.
+    pub(super) mappings: Vec<Mapping>,
+    /// Lines that are no mapping, and mappings beyond [`MAX_MAPPINGS`].
+    pub(super) skipped: u64,
+}
+
+/// The mappings of the process in the directory `process` that have pages on `node`. Pools of huge pages are not among them: they are
+/// preallocated, and never move. `is_over` is asked for each line.
+///
+/// # Errors
+///
+/// The process has ended, or the daemon may not trace it; [`io::ErrorKind::Interrupted`] where it is over.
+pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool) -> io::Result<OnNode> {
+    let mut found = OnNode::default();
+    for_lines(&process.join("numa_maps"), is_over, |line| match mapping(line, node) {
+        Ok(Some(mapping)) if found.mappings.len() < MAX_MAPPINGS => found.mappings.push(mapping),
+        Ok(None) => {}
+        Ok(Some(_)) | Err(NoMapping) => found.skipped += 1,
+    })?;
+    let mappings = &mut found.mappings;
+    mappings.sort_by_key(|mapping| mapping.addresses.start);
+    for_lines(&process.join("maps"), is_over, |line| {
+        if let Some((start, end)) = range(line)
+            && let Ok(place) = mappings.binary_search_by_key(&start, |mapping| mapping.addresses.start)
+            && let Some(mapping) = mappings.get_mut(place)
+        {
+            mapping.addresses.end = end;
+        }
+    })?;
+    // Those without an end are gone meanwhile.
+    mappings.retain(|mapping| !mapping.addresses.is_empty());
+    mappings.sort_by_key(|mapping| (mapping.active, mapping.addresses.start));
+    Ok(found)
+}
+
+/// Calls `each` for the lines of a file.
+fn for_lines(path: &Path, is_over: &impl Fn() -> bool, mut each: impl FnMut(&str)) -> io::Result<()> {
+    let mut lines = CutLines::new(BufReader::with_capacity(1 << 16, File::open(path)?));
+    while let Some(line) = lines.next_line()? {
+        if is_over() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        each(&String::from_utf8_lossy(line));
+    }
+    Ok(())
 }
 
 /// The addresses of a line of `maps`.
@@ -43,20 +96,25 @@ fn range(line: &str) -> Option<(usize, usize)> {
     Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
 }
 
-fn mapping(line: &str, node: NodeId, ends: &BTreeMap<usize, usize>) -> Option<Mapping> {
+/// A line of `numa_maps` that is not as the kernel writes it.
+#[derive(Debug, PartialEq, Eq)]
+struct NoMapping;
+
+/// The mapping of a line of `numa_maps`, without its end; none where it has no page on `node`.
+fn mapping(line: &str, node: NodeId) -> Result<Option<Mapping>, NoMapping> {
     let mut words = line.split_ascii_whitespace();
-    let start = usize::from_str_radix(words.next()?, 16).ok()?;
+    let start = words.next().and_then(|start| usize::from_str_radix(start, 16).ok()).ok_or(NoMapping)?;
     let (mut here, mut active, mut pages) = (0_u64, None, 0_u64);
     // The policy comes first. That of several preferred nodes has a space in it.
     let mut is_bound = false;
     for word in words {
         is_bound |= !word.contains("file=") && nodes_of(word).is_some();
         match word.split_once('=') {
-            None if word == "huge" => return None,
+            None if word == "huge" => return Ok(None),
             Some(("active", count)) => active = count.parse().ok(),
             Some((key, count)) => {
                 let Some(of) = key.strip_prefix('N').and_then(|of| of.parse().ok()) else { continue };
-                let count: u64 = count.parse().ok()?;
+                let count: u64 = count.parse().map_err(|_| NoMapping)?;
                 pages = pages.saturating_add(count);
                 if NodeId(of) == node {
                     here = count;
@@ -65,17 +123,20 @@ fn mapping(line: &str, node: NodeId, ends: &BTreeMap<usize, usize>) -> Option<Ma
             None => {}
         }
     }
+    if here == 0 {
+        return Ok(None);
+    }
     // Where all pages are active, the kernel does not say how many.
     let active: u64 = active.unwrap_or(pages);
     let share = active.saturating_mul(1000).checked_div(pages).unwrap_or(0).min(1000);
     let active = u32::try_from(share).unwrap_or(1000);
-    (here > 0)
-        .then(|| Some(Mapping { addresses: start..*ends.get(&start)?, pages: here, active, is_bound }))
-        .flatten()
+    Ok(Some(Mapping { addresses: start..start, pages: here, active, is_bound }))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const MAPS: &str = "\
@@ -98,16 +159,37 @@ zzz default N0=1
 
     #[test]
     fn mappings_with_pages_on_the_node_come_coldest_first() {
-        let found = on_node(MAPS, NUMA_MAPS, NodeId(0));
+        let process = tempfile::tempdir().unwrap();
+        let write = |maps: &str| {
+            fs::write(process.path().join("maps"), maps).unwrap();
+            fs::write(process.path().join("numa_maps"), NUMA_MAPS).unwrap();
+        };
+        let read = |node| on_node(process.path(), NodeId(node), &|| false).unwrap();
+        write(MAPS);
+        let OnNode { mappings: found, skipped } = read(0);
         let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
         assert_eq!(starts, [(0x7f00_0100_0000, 250), (0x40_0000, 781), (0x7f00_0000_0000, 1000)]);
         assert_eq!((found[0].addresses.end, found[0].pages), (0x7f00_0180_0000, 2048));
-        let found = on_node(MAPS, NUMA_MAPS, NodeId(1));
-        let starts: Vec<_> = found.iter().map(|of| (of.addresses.start, of.active)).collect();
-        assert_eq!(starts, [(0x7f00_0300_0000, 0), (0x7f00_0000_0000, 1000)]);
-        let bound = on_node(MAPS, NUMA_MAPS, NodeId(0)).iter().map(|of| of.is_bound).collect::<Vec<_>>();
+        assert_eq!(skipped, 1, "one is no line of the kernel's");
+        let bound = found.iter().map(|of| of.is_bound).collect::<Vec<_>>();
         assert_eq!(bound, [true, false, false], "one is bound to nodes 0-1");
-        assert!(on_node("", NUMA_MAPS, NodeId(0)).is_empty(), "a mapping that is gone meanwhile");
-        assert!(on_node(MAPS, NUMA_MAPS, NodeId(7)).is_empty());
+        let starts: Vec<_> = read(1).mappings.iter().map(|of| (of.addresses.start, of.active)).collect();
+        assert_eq!(starts, [(0x7f00_0300_0000, 0), (0x7f00_0000_0000, 1000)]);
+        assert!(read(7).mappings.is_empty());
+        write("");
+        assert!(read(0).mappings.is_empty(), "a mapping that is gone meanwhile");
+        let error = on_node(process.path(), NodeId(0), &|| true).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn mappings_beyond_the_limit_are_counted() {
+        let process = tempfile::tempdir().unwrap();
+        let lines = |line: fn(usize) -> String| (1..=MAX_MAPPINGS + 3).map(line).collect::<String>();
+        fs::write(process.path().join("maps"), lines(|at| format!("{at:x}000-{at:x}800 r--p 0 0:0 0\n")))
+            .unwrap();
+        fs::write(process.path().join("numa_maps"), lines(|at| format!("{at:x}000 default N0=1\n"))).unwrap();
+        let found = on_node(process.path(), NodeId(0), &|| false).unwrap();
+        assert_eq!((found.mappings.len(), found.skipped), (MAX_MAPPINGS, 3));
     }
 }

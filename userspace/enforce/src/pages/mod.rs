@@ -29,7 +29,7 @@ pub use reclaim::reclaim;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     ops::Range,
     path::{Path, PathBuf},
     thread,
@@ -58,6 +58,8 @@ pub enum Outcome {
     NoRoom,
     /// The kernel does not let us: `CAP_SYS_PTRACE` is missing, or the cgroup may not use the other node.
     Refused,
+    /// Where they lie could not be read, or their process has more mappings than are read.
+    Skipped,
     /// The kernel gave another reason.
     Other,
     /// Page cache that nobody maps: it cannot be moved, and was dropped.
@@ -135,18 +137,23 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
         if run.is_done() || is_over() {
             break;
         }
-        let text = |file: &str| fs::read_to_string(proc.join(process.to_string()).join(file));
-        let (maps, numa_maps) = match (text("maps"), text("numa_maps")) {
-            (Ok(maps), Ok(numa_maps)) => (maps, numa_maps),
-            (Err(error), _) | (_, Err(error)) => {
+        let found = match mappings::on_node(&proc.join(process.to_string()), order.from, &is_over) {
+            Ok(found) => found,
+            Err(error) => {
                 // How much that would have been is not known: one page stands for it.
-                if matches!(error.kind(), io::ErrorKind::PermissionDenied) {
-                    run.moved.add(Outcome::Refused, page_size());
+                match error.kind() {
+                    io::ErrorKind::PermissionDenied => run.moved.add(Outcome::Refused, page_size()),
+                    io::ErrorKind::Interrupted => return run.moved,
+                    _ if has_ended(&error) => {}
+                    _ => run.moved.add(Outcome::Skipped, page_size()),
                 }
                 continue;
             }
         };
-        for mapping in mappings::on_node(&maps, &numa_maps, order.from) {
+        if found.skipped > 0 {
+            run.moved.add(Outcome::Skipped, found.skipped.saturating_mul(page_size()));
+        }
+        for mapping in found.mappings {
             if order.heeds_policy && mapping.is_bound {
                 continue;
             }
@@ -178,6 +185,11 @@ pub(super) fn migrate(dir: &Path, from: &NodeSet, to: &NodeSet, is_over: impl Fn
         // One that has ended, or that is not ours to trace, keeps no other from being moved.
         let _best_effort = sys::migrate_pages(process, from, to);
     }
+}
+
+/// Whether an error means that a process, or a thread, is no more.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// The processes of cgroups and of those below them, without this one.
@@ -282,6 +294,15 @@ impl Run<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        ffi::OsStr,
+        fs::{self, File},
+        io::{BufWriter, Write as _},
+        os::unix::ffi::OsStrExt as _,
+    };
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     #[test]
@@ -356,18 +377,11 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         fs::write(dir.path().join("cgroup.procs"), format!("{}\n", child.id())).unwrap();
         thread::sleep(Duration::from_millis(100));
-        let text = |file| fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap();
-        let on_node = |node| mappings::on_node(&text("maps"), &text("numa_maps"), NodeId(node));
+        let process = PathBuf::from(format!("/proc/{}", child.id()));
+        let on_node = |node| mappings::on_node(&process, NodeId(node), &|| false).unwrap().mappings;
         let from = (0..1023).find(|&node| !on_node(node).is_empty()).unwrap();
         let first = on_node(from).swap_remove(0);
-        let order = PageMove {
-            dirs: vec![dir.path().to_owned()],
-            from: NodeId(from),
-            to: NodeId(1023),
-            bytes: Bytes::mib(1),
-            rate: Bytes::mib(64),
-            heeds_policy: false,
-        };
+        let order = order(dir.path(), from, 1023);
         let moved = move_pages(Path::new("/proc"), &order, || false);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -376,5 +390,74 @@ mod tests {
         assert!(refused > 0 && refused <= first.pages * page_size(), "after the first: {moved:?}");
         let gone = move_pages(Path::new("/proc"), &order, || false);
         assert_eq!(gone, PagesMoved::default(), "it has ended");
+    }
+
+    /// A program under a name that is not UTF-8 is held to its budget like any other.
+    #[test]
+    fn names_that_are_not_utf8_keep_no_process_from_being_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join(OsStr::from_bytes(b"sl\xffeep"));
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(program).arg("60").spawn().unwrap();
+        fs::write(dir.path().join("cgroup.procs"), format!("{}\n", child.id())).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        let refused = |from| {
+            let moved = move_pages(Path::new("/proc"), &order(dir.path(), from, 1023), || false);
+            moved.bytes(Outcome::Refused).0
+        };
+        let is_read = (0..1023).any(|from| refused(from) > 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(is_read);
+    }
+
+    /// `maps` and `numa_maps` as any local user can make them: more than 100 MB of names each.
+    #[test]
+    fn memory_is_bounded_whatever_a_process_maps() {
+        const NAMES: usize = 30_000;
+        const CEILING: u64 = 16 << 20;
+        let (host, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // None has this id.
+        let process = proc.path().join("2147483000");
+        fs::write(host.path().join("cgroup.procs"), "2147483000\n").unwrap();
+        fs::create_dir(&process).unwrap();
+        let start = resident();
+        let writer = |file: &str, line: fn(usize, &str) -> String| {
+            let path = process.join(file);
+            mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+            thread::spawn(move || {
+                let mut pipe = BufWriter::new(File::options().write(true).open(path).unwrap());
+                let (name, mut most) = ("x\\012".repeat(800), 0);
+                for number in 0..NAMES {
+                    pipe.write_all(line(0x7f00_0000_0000 + (number << 13), &name).as_bytes()).unwrap();
+                    most = if number % 100 == 0 { resident().max(most) } else { most };
+                }
+                most
+            })
+        };
+        let maps = writer("maps", |at, name| format!("{at:x}-{:x} r--p 0 08:01 1 /{name}\n", at + 4096));
+        let numa_maps =
+            writer("numa_maps", |at, name| format!("{at:x} default file=/{name} mapped=1 N0=1\n"));
+        let moved = move_pages(proc.path(), &order(host.path(), 0, 1), || false);
+        let most = numa_maps.join().unwrap().max(maps.join().unwrap());
+        assert!(most < start + CEILING, "{} KiB became {} KiB", start >> 10, most >> 10);
+        assert_eq!(moved, PagesMoved::default(), "it has ended");
+    }
+
+    fn order(dir: &Path, from: u32, to: u32) -> PageMove {
+        PageMove {
+            dirs: vec![dir.to_owned()],
+            from: NodeId(from),
+            to: NodeId(to),
+            bytes: Bytes::mib(1),
+            rate: Bytes::mib(64),
+            heeds_policy: false,
+        }
+    }
+
+    /// Memory of this process.
+    fn resident() -> u64 {
+        let text = fs::read_to_string("/proc/self/statm").unwrap();
+        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * page_size()
     }
 }

@@ -15,9 +15,9 @@ use std::{
     path::Path,
 };
 
-use numaward_cgroup::read;
+use numaward_cgroup::{CutLines, read};
 
-use super::mappings::nodes_of;
+use super::{has_ended, mappings::nodes_of};
 
 /// Enough of a line for what comes before the name of a file. The kernel makes no more lines than are read.
 const LINE: usize = 128;
@@ -33,7 +33,7 @@ pub struct NamedNodes {
 }
 
 /// The first memory policy that names nodes, of the processes of a cgroup and of those below it. Blocks for as long as the kernel
-/// takes; `is_over` is asked before each process.
+/// takes; `is_over` is asked before each process, and for each line.
 ///
 /// # Errors
 ///
@@ -43,9 +43,9 @@ pub fn named_nodes(proc: &Path, dir: &Path, is_over: impl Fn() -> bool) -> io::R
         if is_over() {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        match policy_in(&proc.join(process.to_string())) {
+        match policy_in(&proc.join(process.to_string()), &is_over) {
             Ok(Some(policy)) => return Ok(Some(NamedNodes { process, policy })),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+            Err(error) if !has_ended(&error) => return Err(error),
             // It has ended, or has no policy of its own.
             Ok(None) | Err(_) => {}
         }
@@ -77,21 +77,30 @@ pub(super) fn visible_processes(dir: &Path) -> io::Result<Vec<u32>> {
 }
 
 /// The first policy of a process, of one of its threads or of one of its mappings that names nodes.
-fn policy_in(process: &Path) -> io::Result<Option<String>> {
+fn policy_in(process: &Path, is_over: &impl Fn() -> bool) -> io::Result<Option<String>> {
     for thread in fs::read_dir(process.join("task"))? {
-        let mut lines = BufReader::with_capacity(LINE, File::open(thread?.path().join("numa_maps"))?);
-        if let Some(policy) = policy_of(&String::from_utf8_lossy(lines.fill_buf()?)) {
-            return Ok(Some(policy));
+        match policy_of_thread(&thread?.path()) {
+            Ok(None) => {}
+            // That a thread ends says nothing about the others.
+            Err(error) if has_ended(&error) => {}
+            found => return found,
         }
     }
-    let (mut file, mut line) = (BufReader::new(File::open(process.join("numa_maps"))?), Vec::new());
-    while file.read_until(b'\n', &mut line)? > 0 {
-        if let Some(policy) = policy_of(&String::from_utf8_lossy(&line)) {
+    let mut lines = CutLines::new(BufReader::new(File::open(process.join("numa_maps"))?));
+    while let Some(line) = lines.next_line()? {
+        if is_over() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if let Some(policy) = policy_of(&String::from_utf8_lossy(line)) {
             return Ok(Some(policy));
         }
-        line.clear();
     }
     Ok(None)
+}
+
+fn policy_of_thread(thread: &Path) -> io::Result<Option<String>> {
+    let mut lines = BufReader::with_capacity(LINE, File::open(thread.join("numa_maps"))?);
+    Ok(policy_of(&String::from_utf8_lossy(lines.fill_buf()?)))
 }
 
 /// The policy in a line of `numa_maps`, if it names nodes. It comes after the address and has a space at most.
@@ -146,6 +155,8 @@ mod tests {
         maps("7/numa_maps", &format!("{plain}7f00 bind:1 anon=1 N1=1\n"));
         assert_eq!(found().unwrap().unwrap(), "process 7 has the memory policy bind:1");
         maps("7/numa_maps", plain);
+        // A thread that has ended.
+        fs::create_dir_all(proc.path().join("7/task/0")).unwrap();
         maps("7/task/8/numa_maps", "55d0 interleave:0-1 file=/bin/a\n");
         assert_eq!(found().unwrap().unwrap(), "process 7 has the memory policy interleave:0-1");
         fs::write(dir.path().join("cgroup.procs"), "0\n").unwrap();

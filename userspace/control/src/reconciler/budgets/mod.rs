@@ -234,6 +234,7 @@ fn report(core: &Core, name: &str, cgroup: &CgroupPath, news: News, obstacle: Op
                 Some(Outcome::NoRoom) => "its other nodes have no room",
                 Some(Outcome::Shared) => "several processes share the pages",
                 Some(Outcome::Refused) => "the daemon has no right to move them (CAP_SYS_PTRACE)",
+                Some(Outcome::Skipped) => "where they lie cannot be read",
                 Some(_) => "the kernel does not move them",
             };
             let message = format!("{name} keeps {bytes} more on node {node} than its share there: {why}.");
