@@ -11,6 +11,27 @@ use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
+/// Bytes that what an owner asks for has in the ledger, at most. The ledger is held in memory, and read whole at a start: with this,
+/// that of a node with 110 pods has some MiB, whatever they ask for.
+const MAX_ACCOUNT: usize = 32 << 10;
+
+/// Refuses what would take too much of the ledger.
+///
+/// # Errors
+///
+/// It takes more than 32 KiB.
+pub fn check_account(request: &engine::Request, terms: &engine::Terms) -> Result<(), api::Rejection> {
+    let size = serde_json::to_vec(&(request, terms)).map_or(usize::MAX, |account| account.len());
+    if size <= MAX_ACCOUNT {
+        return Ok(());
+    }
+    let message = format!(
+        "what {} asks for takes {size} bytes in the ledger, and may take {MAX_ACCOUNT}: it has too many containers, labels or annotations",
+        request.owner
+    );
+    Err(api::Rejection { reason: "AccountTooLarge".to_owned(), message, shortfalls: Vec::new() })
+}
+
 /// An owner that was admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

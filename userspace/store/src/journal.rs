@@ -18,6 +18,11 @@ use super::{
 /// What is written over the beginning of a text to make it none.
 const NOTHING: [u8; 512] = [0; 512];
 
+/// Bytes of a slot that are read or reserved at a time.
+const PIECE: usize = 64 << 10;
+/// What a slot is reserved with.
+static NO_TEXT: [u8; PIECE] = [0; PIECE];
+
 /// A journal, which is opened for each save: one that was removed, or over which something was mounted, would take what
 /// nobody finds again.
 #[derive(Debug)]
@@ -44,14 +49,19 @@ pub(super) fn read<T: DeserializeOwned>(
     path: &Path,
     least: usize,
 ) -> Result<Found<T>, StoreError> {
-    let Some(all) = unless_missing(disk.read(path)).map_err(StoreError::io(path, "read it"))? else {
+    let Some(file) = unless_missing(disk.open(path)).map_err(StoreError::io(path, "open it"))? else {
         return Ok(Found::Missing);
     };
-    let (first, second) = all.split_at(all.len() / 2);
+    let slots = || {
+        let all = file.len()?;
+        let first = all / 2;
+        Ok((all, [text(&*file, 0, first)?, text(&*file, first, all - first)?]))
+    };
+    let (all, [first, second]) = slots().map_err(StoreError::io(path, "read it"))?;
     let slots = [slot(first, path)?, slot(second, path)?];
-    let size = second.len();
-    if first.len() != size || size < least {
-        return Ok(Found::Unusable(format!("{} bytes are not two slots", all.len())));
+    let size = usize::try_from(all / 2).unwrap_or(usize::MAX);
+    if all % 2 != 0 || size < least {
+        return Ok(Found::Unusable(format!("{all} bytes are not two slots")));
     }
     // Were something damaged still there after the next save, that save could not be taken for the last one.
     let next = match &slots {
@@ -64,12 +74,26 @@ pub(super) fn read<T: DeserializeOwned>(
     Ok(Found::Journal(Journal { slot: size, next, is_doubtful: false }, slots))
 }
 
-/// What is in a slot, without what is left of a longer text.
-fn slot<T: DeserializeOwned>(bytes: &[u8], path: &Path) -> Result<Content<T>, StoreError> {
-    match bytes.split(|byte| *byte == 0).next() {
-        None | Some([]) => Ok(Content::Missing),
-        Some(text) => envelope::open(text.to_owned(), path),
+/// The text in a slot of so many bytes, without what is left of a longer one. A slot may be much larger than what is in it: no more is
+/// read than the text and the rest of a piece.
+fn text(file: &dyn DiskFile, mut at: u64, mut left: u64) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    while left > 0 {
+        let size = left.min(PIECE as u64);
+        let piece = file.read_at(at, usize::try_from(size).unwrap_or(PIECE))?;
+        if let Some(end) = piece.iter().position(|byte| *byte == 0) {
+            text.extend_from_slice(piece.get(..end).unwrap_or_default());
+            break;
+        }
+        text.extend_from_slice(&piece);
+        (at, left) = (at + size, left - size);
     }
+    Ok(text)
+}
+
+/// What is in a slot with this text.
+fn slot<T: DeserializeOwned>(text: Vec<u8>, path: &Path) -> Result<Content<T>, StoreError> {
+    if text.is_empty() { Ok(Content::Missing) } else { envelope::open(text, path) }
 }
 
 impl Journal {
@@ -86,10 +110,14 @@ impl Journal {
         unless_missing(disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
         let file = disk.create(new).map_err(StoreError::io(new, "create it"))?;
         fault::point("journal.created");
-        let mut reserved = saved.to_owned();
-        reserved.resize(2 * slot, 0);
-        let written = file.write_at(0, &reserved).and_then(|()| file.sync(SyncPoint::NewJournal));
-        written.map_err(StoreError::io(new, "write it"))?;
+        let reserve = || {
+            file.write_at(0, saved)?;
+            for at in (saved.len()..2 * slot).step_by(PIECE) {
+                file.write_at(at as u64, NO_TEXT.get(..2 * slot - at).unwrap_or(&NO_TEXT))?;
+            }
+            file.sync(SyncPoint::NewJournal)
+        };
+        reserve().map_err(StoreError::io(new, "write it"))?;
         fault::point("journal.synced");
         disk.rename(new, path).map_err(StoreError::io(path, "replace it"))?;
         fault::point("journal.renamed");
@@ -129,9 +157,7 @@ impl Journal {
         if envelope::claimed(&begins).is_none_or(|claimed| claimed <= last) {
             return Ok(());
         }
-        let all = file.read_at(self.offset(0), self.slot)?;
-        let text = all.split(|byte| *byte == 0).next().unwrap_or_default();
-        match envelope::whole(text) {
+        match envelope::whole(&text(file, self.offset(0), self.slot as u64)?) {
             Some(found) if found > last => Err(io::Error::other(format!(
                 "save {found} is there and {last} was the last one here: another process writes to this file, or it was \
                  replaced; restart the daemon"

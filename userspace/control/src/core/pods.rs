@@ -38,7 +38,7 @@ use std::{
     time::Instant,
 };
 
-use numaward_api::EnforcementMode;
+use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Limit, Quota},
@@ -53,7 +53,7 @@ use numaward_guarantee::{
     error::AdmissionError,
     explain,
     narrowing::Narrowing,
-    pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update},
+    pod::{Admitted, Asked, ContainerAsk, Placed, PodAsk, Unpinned, Update, check_account},
     request::Target,
     state::Guarantee,
 };
@@ -163,6 +163,12 @@ impl Core {
                 }
             }
         }
+        check_account(request, &terms).map_err(|rejection| {
+            AdmissionError::Rejected(
+                rejection,
+                api::Explanation { notes: notes.clone(), ..api::Explanation::default() },
+            )
+        })?;
         let started = Instant::now();
         let ledger = self.ledger_for(cgroup, None);
         let decision = spans::decide(&*self.policy.strategy, &ledger, request, &terms);

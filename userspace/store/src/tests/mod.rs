@@ -511,3 +511,29 @@ fn dies_at(point: &str, dir: &Path, first: u32) {
     let name = point.split('@').next().unwrap();
     assert!(said.contains(&format!("fault point {name}")), "{point} was not reached: {said}");
 }
+
+/// A ledger that was once large leaves a journal that stays so. A start with the ledger of now has no need of that memory.
+#[test]
+fn slots_are_read_by_the_length_of_what_is_in_them() {
+    const ROOM: u64 = 256 << 20;
+    let dir = saved_twice();
+    let path = dir.path().join("ledger.journal");
+    let small = fs::read(&path).unwrap();
+    let journal = OpenOptions::new().write(true).open(&path).unwrap();
+    journal.set_len(0).unwrap();
+    journal.set_len(2 * ROOM).unwrap();
+    for (at, slot) in small.chunks(small.len() / 2).enumerate() {
+        journal.write_all_at(slot, at as u64 * ROOM).unwrap();
+    }
+    // The peak counts from now on.
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let peak = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    };
+    let start = peak();
+    assert_eq!(open(dir.path()), current(2));
+    let most = peak();
+    assert!(most < start + ROOM / 4, "{} KiB became {} KiB", start >> 10, most >> 10);
+}

@@ -193,3 +193,18 @@ fn containers_without_cpus_have_the_reserved_ones_where_the_shared_pool_is_empty
     bench.handle();
     assert_eq!(bench.cpus("kubepods/pod-before/before"), "1-7");
 }
+
+/// The ledger has to fit in the memory of the daemon, whatever pods ask for.
+#[test]
+fn account_that_is_too_large_is_refused() {
+    let mut bench = Bench::new();
+    let mut ask = container("a", 2000);
+    ask.pod.terms.labels = [("key".to_owned(), "x".repeat(1 << 20))].into();
+    let error = bench.core.create(&ask, Attempt::First).unwrap_err();
+    assert!(error.to_string().starts_with("AccountTooLarge: what uid-a/c asks for takes 1048"), "{error}");
+    assert_eq!(pool(&bench), "0-7");
+    assert!(bench.core.kept.state.pods.is_empty());
+    ask.pod.terms.labels = [("key".to_owned(), "x".repeat(8 << 10))].into();
+    bench.core.create(&ask, Attempt::First).unwrap();
+    assert_eq!(pool(&bench), "0,3-7");
+}

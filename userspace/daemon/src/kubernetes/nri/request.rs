@@ -5,7 +5,12 @@
 //! CPU shares that the kubelet makes of a request, and the pod's class of service by its place among the
 //! kubelet's cgroups. The first is used where it is there; decisions from the second say so.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -38,6 +43,11 @@ use super::{
 
 /// CPU shares that the kubelet gives for one CPU.
 const SHARES_PER_CPU: u64 = 1024;
+
+/// Labels of a pod that are kept in the ledger, at most.
+const MAX_LABELS: usize = 64;
+/// Bytes that their keys and values have together, at most.
+const MAX_LABEL_BYTES: usize = 4 << 10;
 
 /// Why a container is not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,9 +168,7 @@ impl RequestBuilder {
         // By these others can name it, which only `native` knows.
         if self.strategy == StrategyKind::Native && asked != Asked::Nothing {
             terms.name = Some(format!("{}/{}", pod.namespace, pod.name));
-            let own = |(key, _): &(&String, &String)| !key.starts_with("io.kubernetes.");
-            let labels = pod.labels.iter().filter(own);
-            terms.labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+            terms.labels = labels(pod, &mut notes);
         }
         PodAsk {
             pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() },
@@ -297,6 +305,29 @@ fn memory(
     // For other classes, the runtime does not receive the memory request.
     let request = limit.filter(|_| class == Some(QosClass::Guaranteed));
     MemoryAsk { class, request, limit, overhead: pod.overhead.as_ref().and_then(bytes) }
+}
+
+/// The labels of a pod that others can name it by, as far as they are kept: the first ones, by key.
+fn labels(pod: &nri::Pod, notes: &mut Vec<String>) -> BTreeMap<String, String> {
+    let own = || pod.labels.iter().filter(|(key, _)| !key.starts_with("io.kubernetes."));
+    let mut bytes = 0;
+    let has_room = |(key, value): &(&String, &String)| {
+        let size = key.len() + value.len();
+        let fits = bytes + size <= MAX_LABEL_BYTES;
+        bytes += if fits { size } else { 0 };
+        fits
+    };
+    let kept: BTreeMap<_, _> =
+        own().filter(has_room).take(MAX_LABELS).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let all = own().count();
+    if kept.len() < all {
+        notes.push(format!(
+            "{} of its {all} labels cannot be named by numaward.io/with and numaward.io/apart of other pods ({MAX_LABELS} labels with \
+             {MAX_LABEL_BYTES} bytes are kept, the first ones by key)",
+            all - kept.len()
+        ));
+    }
+    kept
 }
 
 /// Which pod it is.
@@ -634,6 +665,33 @@ mod tests {
         let terms = builder.pod(&pod).terms;
         assert_eq!(terms.name.as_deref(), Some("ns/web"));
         assert_eq!(terms.labels, [("app".to_owned(), "db".to_owned())].into());
+    }
+
+    /// The ledger keeps them, and a pod may have 1 MB of them.
+    #[test]
+    fn labels_are_kept_up_to_a_limit_and_a_note_says_so() {
+        let builder = known(vec![ContainerRequest::guaranteed("db", resources("2", "1Gi"))]);
+        let ask = |labels: BTreeMap<String, String>| builder.pod(&nri::Pod { labels, ..pod(&[]) });
+        let many = |count: usize, bytes: usize| {
+            (0..count).map(move |number| (format!("l{number:05}"), "x".repeat(bytes)))
+        };
+        let own =
+            [("zone".to_owned(), "a".to_owned()), ("io.kubernetes.pod.uid".to_owned(), "u1".to_owned())];
+
+        let few = ask(many(20, 60).chain(own.clone()).collect());
+        assert_eq!((few.terms.labels.len(), few.notes), (21, vec![]));
+        for (count, bytes) in [(10_000, 63), (70, 1), (3, 1 << 20)] {
+            let ask = ask(many(count, bytes).chain(own.clone()).collect());
+            let kept = &ask.terms.labels;
+            let size: usize = kept.iter().map(|(key, value)| key.len() + value.len()).sum();
+            assert!(
+                kept.len() <= MAX_LABELS && size <= MAX_LABEL_BYTES,
+                "{} labels, {size} bytes",
+                kept.len()
+            );
+            let note = format!("{} of its {} labels", count + 1 - kept.len(), count + 1);
+            assert!(ask.notes.iter().any(|of| of.contains(&note)), "{note}: {:?}", ask.notes);
+        }
     }
 
     #[test]
