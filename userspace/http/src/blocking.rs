@@ -8,7 +8,7 @@ use rustix::process::{getpid, getpriority_process, setpriority_process};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::JoinHandle,
+    task::{JoinError, JoinHandle},
 };
 
 use crate::problem::Failure;
@@ -30,36 +30,11 @@ impl Default for Blocking {
     }
 }
 
-/// A place for one piece of such work.
-#[derive(Debug)]
-pub(crate) struct Place {
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Place {
-    /// Does the work, which goes on, and keeps its place, where no request waits for it any more.
-    pub(crate) fn run<T: Send + 'static>(
-        self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> impl Future<Output = Result<T, Failure>> + Send + 'static {
-        let done = spawn(move || {
-            let _place = self;
-            work()
-        });
-        async {
-            done.await.map_err(|error| {
-                tracing::error!(%error, "a request failed");
-                (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
-            })
-        }
-    }
-}
-
 impl Blocking {
     /// Waits for a place.
-    pub(crate) async fn place(&self) -> Place {
+    pub(crate) async fn place(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed; without a place, the work would merely not be counted.
-        Place { _permit: self.0.clone().acquire_owned().await.ok() }
+        self.0.clone().acquire_owned().await.ok()
     }
 
     /// Waits for a place, then for the work. It goes on, and keeps its place, where nobody waits for it any more.
@@ -67,8 +42,19 @@ impl Blocking {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        self.place().await.run(work).await
+        let place = self.place().await;
+        let done = spawn(move || {
+            let _place = place;
+            work()
+        });
+        done.await.map_err(|error| failed(&error))
     }
+}
+
+/// What a request is answered of which the work panicked.
+pub(crate) fn failed(error: &JoinError) -> Failure {
+    tracing::error!(%error, "a request failed");
+    (StatusCode::INTERNAL_SERVER_ERROR, "numaward failed; its log says more".to_owned())
 }
 
 /// Does such work on a thread that gives way.

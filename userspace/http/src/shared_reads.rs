@@ -6,18 +6,31 @@
 //! Algorithm: a request takes part in the read of its key that is under way, if there is one. Otherwise it waits for a place, and begins
 //! one. All that take part get the same bytes.
 //!
+//! A read can hang: in a file of a workload on a file system that does not respond, or at the locks of a process that waits for one. A
+//! read that takes longer than [`PATIENCE`] fails for those who wait, and gives its place to others. Its thread stays, so there are
+//! at most [`MAX_READS`], and its key fails at once until it ends.
+//!
 //! Invariant: of each key at most one read is under way, also where no client waits for it any more.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use axum::body::Bytes;
+use axum::{body::Bytes, http::StatusCode};
 use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
-use crate::{blocking::Blocking, problem::Failure};
+use crate::{
+    blocking::{Blocking, failed, spawn},
+    problem::Failure,
+};
+
+/// Every reader stops by itself long before.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Reads under way at once, with those that hang: each has a thread.
+const MAX_READS: usize = 32;
 
 /// The outcome of a read.
 pub(crate) type Outcome = Result<Bytes, Failure>;
@@ -25,10 +38,11 @@ pub(crate) type Outcome = Result<Bytes, Failure>;
 type Reads = Mutex<BTreeMap<String, Shared<BoxFuture<'static, Outcome>>>>;
 
 /// Reads under way, by key.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct SharedReads {
     places: Blocking,
     reads: Arc<Reads>,
+    patience: Duration,
 }
 
 /// Ends a read when it is dropped.
@@ -44,6 +58,11 @@ impl Drop for Entry {
 }
 
 impl SharedReads {
+    /// Reads of which one that takes so long hangs.
+    fn new(patience: Duration) -> Self {
+        Self { places: Blocking::default(), reads: Arc::default(), patience }
+    }
+
     /// The outcome of the read of `key` that is under way, or else that of `work`, on a thread that may block.
     pub(crate) async fn run(&self, key: String, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
         let under_way = self.reads.lock().get(&key).cloned();
@@ -55,13 +74,27 @@ impl SharedReads {
             let mut reads = self.reads.lock();
             if let Some(read) = reads.get(&key) {
                 read.clone()
+            } else if reads.len() >= MAX_READS {
+                return Err(hangs(&format!("{MAX_READS} reads hang")));
             } else {
                 let entry = Entry { reads: self.reads.clone(), key: key.clone() };
-                let done = place.run(move || {
+                let done = spawn(move || {
                     let _entry = entry;
                     work()
                 });
-                let read = async { done.await.flatten() }.boxed().shared();
+                let done = timeout(self.patience, done);
+                let task = tokio::spawn(async move {
+                    let _place = place;
+                    done.await
+                });
+                let read = async {
+                    match task.await {
+                        Ok(Ok(Ok(outcome))) => outcome,
+                        Ok(Ok(Err(error))) | Err(error) => Err(failed(&error)),
+                        Ok(Err(_)) => Err(hangs("the read hangs")),
+                    }
+                };
+                let read = read.boxed().shared();
                 reads.insert(key, read.clone());
                 read
             }
@@ -70,17 +103,23 @@ impl SharedReads {
     }
 }
 
+impl Default for SharedReads {
+    fn default() -> Self {
+        Self::new(PATIENCE)
+    }
+}
+
+fn hangs(what: &str) -> Failure {
+    let why = "a file system or a process that a workload uses does not respond";
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{what}: {why}"))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{
-            atomic::{AtomicU32, Ordering},
-            mpsc,
-        },
-        time::Duration,
+    use std::sync::{
+        atomic::{AtomicU32, Ordering},
+        mpsc,
     };
-
-    use tokio::time::timeout;
 
     use super::*;
 
@@ -130,5 +169,35 @@ mod tests {
             assert!(failed.await.unwrap().is_err());
             assert!(shared.reads.lock().is_empty());
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn read_that_hangs_holds_no_place_and_no_client() {
+        let shared = Arc::new(SharedReads::new(SOON));
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        for number in 0..MAX_READS {
+            let released = released.clone();
+            let hung = shared.run(format!("hung {number}"), move || {
+                let _released = released.lock().recv();
+                Ok(Bytes::new())
+            });
+            let (status, _) = timeout(10 * SOON + Duration::from_secs(5), hung).await.unwrap().unwrap_err();
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+            let again = shared.run("hung 0".to_owned(), || panic!("it is under way"));
+            assert!(again.await.is_err());
+            if number + 1 < MAX_READS {
+                assert!(shared.run("other".to_owned(), || Ok(Bytes::new())).await.is_ok(), "{number}");
+            }
+        }
+        let (_, detail) = shared.run("other".to_owned(), || Ok(Bytes::new())).await.unwrap_err();
+        assert!(detail.starts_with("32 reads hang"), "{detail}");
+        drop(release);
+        let start = std::time::Instant::now();
+        while !shared.reads.lock().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            tokio::time::sleep(SOON).await;
+        }
+        assert!(shared.run("hung 0".to_owned(), || Ok(Bytes::new())).await.is_ok());
     }
 }

@@ -44,11 +44,13 @@ struct Symbol {
     name: u64,
 }
 
-/// The names of the functions at these offsets of a file. What has no name is absent; so is all after `deadline`.
+/// The names of the functions at these offsets of a file. What has no name is absent; so is all after `deadline`, and what has no room
+/// any more: `room` is how many bytes names may still have.
 pub(super) fn names(
     file: &File,
     offsets: impl IntoIterator<Item = u64>,
     deadline: Instant,
+    room: &mut usize,
 ) -> io::Result<BTreeMap<u64, String>> {
     let [header]: [FileHeader64<Endian>; 1] = one(read_at(file, 0, 1)?)?;
     if (header.e_ident.magic, header.e_ident.class, header.e_ident.data) != (ELFMAG, ELFCLASS64, ELFDATA2LSB)
@@ -76,6 +78,8 @@ pub(super) fn names(
             && (symbol.size == 0 || address - start < symbol.size)
             && let Some(name) = name_at(file, symbol.name)
         {
+            let Some(left) = room.checked_sub(name.len()) else { break };
+            *room = left;
             by_address.insert(address, name);
         }
     }
@@ -180,7 +184,18 @@ fn one<T>(values: Vec<T>) -> io::Result<[T; 1]> {
 mod tests {
     use std::{fs, io::Write as _, time::Duration};
 
-    use super::*;
+    use super::{
+        super::process::{Search, mappings},
+        *,
+    };
+
+    fn names(
+        file: &File,
+        offsets: impl IntoIterator<Item = u64>,
+        deadline: Instant,
+    ) -> io::Result<BTreeMap<u64, String>> {
+        super::names(file, offsets, deadline, &mut NAME.clone())
+    }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(10)
@@ -197,10 +212,8 @@ mod tests {
         let address = somewhere as fn() -> u64 as usize as u64;
         somewhere();
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        let mapping = super::super::process::mappings(&maps)
-            .into_iter()
-            .find(|of| of.range.contains(&address))
-            .unwrap();
+        let mut search = Search { addresses: vec![address], room: 4096, is_full: false, deadline: soon() };
+        let mapping = mappings(maps.as_bytes(), &mut search).unwrap().remove(0);
         let offset = address - mapping.range.start + mapping.offset;
         let program = File::open("/proc/self/exe").unwrap();
         let found = names(&program, [offset, u64::MAX], soon()).unwrap();

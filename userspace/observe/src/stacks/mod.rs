@@ -12,6 +12,7 @@ mod kernel;
 mod process;
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -24,11 +25,14 @@ use numaward_probes::{CallChain, ChainKind, Stack};
 pub(crate) use self::{kernel::KernelSymbols, process::processes_below};
 use self::{
     kernel::is_of_probe,
-    process::{Mapping, Process},
+    process::{Mapping, Process, Search},
 };
 
 /// Time to look for names.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes that names may have while an answer is made: those of files, those of functions, and those in its frames, each. Programs choose
+/// how long their names are and how many they have.
+const MAX_NAMES: usize = 4 << 20;
 /// Processes of a workload that may stand in for one that has ended.
 const STAND_INS: usize = 64;
 /// A function of which nothing is known.
@@ -43,7 +47,7 @@ pub fn function_names(
     offsets: impl IntoIterator<Item = u64>,
     deadline: Instant,
 ) -> std::io::Result<BTreeMap<u64, String>> {
-    elf::names(file, offsets, deadline)
+    elf::names(file, offsets, deadline, &mut MAX_NAMES.clone())
 }
 
 /// The chains of some workloads.
@@ -66,17 +70,31 @@ pub(crate) fn named(
     let Found { chains, lost, dirs } = found;
     let mut notes = BTreeSet::new();
     let kernel = kernel_names(&chains, kernel, &mut notes);
-    let mut processes = Processes::below(proc, &dirs);
+    let mut addresses: Vec<u64> = chains.iter().flat_map(|chain| looked_up(&chain.user)).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    let mut processes =
+        Processes::below(proc, &dirs, Search { addresses, room: MAX_NAMES, is_full: false, deadline });
+    // Those with the most pages first: what comes last may find no room.
+    let mut chains = chains;
+    chains.sort_by_key(|chain| Reverse(chain.pages));
     let owners: Vec<Option<u32>> = chains.iter().map(|chain| processes.of(chain)).collect();
     let names = processes.names(chains.iter().zip(owners.iter().copied()), deadline);
-    if Instant::now() >= deadline {
+    let is_late = Instant::now() >= deadline;
+    if is_late {
         notes.insert("there was not enough time to look for all names".to_owned());
     }
-    let mut sums: BTreeMap<(StackKind, Option<u32>, Vec<String>), u64> = BTreeMap::new();
+    if processes.search.is_full {
+        notes.insert("some functions have no names: its processes have too many mappings".to_owned());
+    }
+    let (mut sums, mut rest, mut room) = (Sums::new(), Rest::new(), MAX_NAMES);
     for (chain, owner) in chains.iter().zip(owners) {
         let process = owner.and_then(|pid| processes.known.get(&pid)?.as_ref());
-        let mut frames = vec![process.map_or("[ended]", |process| process.command.as_str()).to_owned()];
+        let command =
+            process.map_or(if is_late { UNKNOWN } else { "[ended]" }, |process| process.command.as_str());
+        let mut frames = vec![command.to_owned()];
         match process {
+            None if is_late => {}
             None => drop(notes.insert("processes that have ended have no names of functions".to_owned())),
             Some(Process { denied: Some(error), .. }) => {
                 let hint = "functions of workloads have no names without CAP_SYS_PTRACE";
@@ -90,20 +108,34 @@ pub(crate) fn named(
             ChainKind::Allocations => StackKind::Allocations,
             ChainKind::Accesses => StackKind::Accesses,
         };
-        let bytes = sums.entry((kind, chain.node.map(|node| node.0), frames)).or_default();
-        *bytes = bytes.saturating_add(chain.pages.0.saturating_mul(page_size));
+        let (node, bytes) = (chain.node.map(|node| node.0), chain.pages.0.saturating_mul(page_size));
+        let key = (kind, node, frames);
+        let size: usize = key.2.iter().map(String::len).sum();
+        let sum = match room.checked_sub(size) {
+            _ if sums.contains_key(&key) => sums.entry(key).or_default(),
+            Some(left) => {
+                room = left;
+                sums.entry(key).or_default()
+            }
+            None => rest.entry((kind, node)).or_default(),
+        };
+        *sum = sum.saturating_add(bytes);
     }
     let stacks =
         sums.into_iter().map(|((kind, node, frames), bytes)| CallStack { kind, node, bytes, frames });
-    api::Stacks { sample_every: 1, lost, notes: notes.into_iter().collect(), stacks: most(stacks.collect()) }
+    let stacks = most(stacks.collect(), rest);
+    api::Stacks { sample_every: 1, lost, notes: notes.into_iter().collect(), stacks }
 }
 
+/// Bytes by what they are of, on which node, and by which frames.
+type Sums = BTreeMap<(StackKind, Option<u32>, Vec<String>), u64>;
+/// Bytes whose frames are not kept.
+type Rest = BTreeMap<(StackKind, Option<u32>), u64>;
+
 /// Those with the most bytes first; what is too much is added up by kind and node.
-fn most(mut stacks: Vec<CallStack>) -> Vec<CallStack> {
+fn most(mut stacks: Vec<CallStack>, mut sums: Rest) -> Vec<CallStack> {
     stacks.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.frames.cmp(&b.frames)));
-    let rest = stacks.split_off(stacks.len().min(MAX_STACKS));
-    let mut sums: BTreeMap<(StackKind, Option<u32>), u64> = BTreeMap::new();
-    for stack in rest {
+    for stack in stacks.split_off(stacks.len().min(MAX_STACKS)) {
         let sum = sums.entry((stack.kind, stack.node)).or_default();
         *sum = sum.saturating_add(stack.bytes);
     }
@@ -198,22 +230,26 @@ struct Processes<'a> {
     proc: &'a Path,
     all: Vec<u32>,
     known: BTreeMap<u32, Option<Process>>,
+    search: Search,
 }
 
 impl<'a> Processes<'a> {
-    fn below(proc: &'a Path, dirs: &[PathBuf]) -> Self {
+    fn below(proc: &'a Path, dirs: &[PathBuf], search: Search) -> Self {
         let all = dirs.iter().flat_map(|dir| processes_below(dir)).collect();
-        Self { proc, all, known: BTreeMap::new() }
+        Self { proc, all, known: BTreeMap::new(), search }
     }
 
     fn read(&mut self, pid: u32) -> Option<&Process> {
-        let proc = self.proc;
-        self.known.entry(pid).or_insert_with(|| Process::read(proc, pid)).as_ref()
+        let (proc, search) = (self.proc, &mut self.search);
+        self.known.entry(pid).or_insert_with(|| Process::read(proc, pid, search)).as_ref()
     }
 
     /// The process whose names are those of a chain: its own if that still is of the workload, or one with code at the
-    /// same addresses.
+    /// same addresses. None after the deadline.
     fn of(&mut self, chain: &CallChain) -> Option<u32> {
+        if Instant::now() >= self.search.deadline {
+            return None;
+        }
         let addresses = looked_up(&chain.user);
         let has_all = |process: &Process| addresses.iter().all(|address| process.mapping(*address).is_some());
         if self.all.contains(&chain.pid) && self.read(chain.pid).is_some() {
@@ -247,7 +283,7 @@ impl<'a> Processes<'a> {
                 mappings.insert((pid, mapping.name.as_str()), (process, mapping));
             }
         }
-        let mut found: BTreeMap<u32, BTreeMap<u64, String>> = BTreeMap::new();
+        let (mut found, mut room) = (BTreeMap::<u32, BTreeMap<u64, String>>::new(), MAX_NAMES);
         for ((pid, path), addresses) in wanted {
             if Instant::now() >= deadline {
                 break;
@@ -255,7 +291,7 @@ impl<'a> Processes<'a> {
             let Some((process, mapping)) = mappings.get(&(pid, path)) else { continue };
             let names = process
                 .open(mapping)
-                .and_then(|file| elf::names(&file, addresses.values().copied(), deadline))
+                .and_then(|file| elf::names(&file, addresses.values().copied(), deadline, &mut room))
                 .inspect_err(|error| tracing::debug!(pid, path, %error, "its functions have no names"))
                 .unwrap_or_default();
             let of_file =
@@ -268,7 +304,7 @@ impl<'a> Processes<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, io::Write as _};
 
     use numaward_probes::Pages;
     use numaward_topology::NodeId;
@@ -366,6 +402,62 @@ mod tests {
     }
 
     #[test]
+    fn no_process_is_read_after_the_deadline() {
+        let host = host();
+        let found = Found {
+            chains: vec![chain(10, 1, &[0x1800], &[])],
+            lost: 0,
+            dirs: vec![host.path().join("cgroup")],
+        };
+        let stacks = named(found, &host.path().join("proc"), None, 4096, Instant::now());
+        assert_eq!(stacks.stacks[0].frames, [UNKNOWN, UNKNOWN]);
+        assert!(stacks.notes.iter().any(|note| note.contains("time")), "{stacks:?}");
+    }
+
+    /// Each process of a workload can have a `maps` of hundreds of megabytes.
+    #[test]
+    fn memory_is_bounded_whatever_processes_map() {
+        const CEILING: u64 = 32 << 20;
+        const PROCESSES: u32 = 12;
+        let host = tempfile::tempdir().unwrap();
+        fs::create_dir_all(host.path().join("cgroup")).unwrap();
+        let pids: Vec<String> = (1..=PROCESSES).map(|pid| pid.to_string()).collect();
+        fs::write(host.path().join("cgroup/cgroup.procs"), pids.join("\n")).unwrap();
+        let maps = host.path().join("maps");
+        let mut text = std::io::BufWriter::new(fs::File::create(&maps).unwrap());
+        for at in 1..=4000_u64 {
+            let folder = "x".repeat(4000);
+            writeln!(text, "{at:x}000-{at:x}800 r-xp 0 0:1 9 /{at}/{folder}").unwrap();
+        }
+        drop(text);
+        for pid in 1..=PROCESSES {
+            fs::create_dir_all(host.path().join(format!("proc/{pid}"))).unwrap();
+            fs::write(host.path().join(format!("proc/{pid}/comm")), "flood\n").unwrap();
+            fs::hard_link(&maps, host.path().join(format!("proc/{pid}/maps"))).unwrap();
+        }
+        // As many addresses of each as the kernel keeps of a chain.
+        let chains = (1..=PROCESSES).flat_map(|pid| {
+            (0..30).map(move |part| {
+                let addresses: Vec<u64> = (1..=100).map(|at| ((100 * part + at) << 12) + 1).collect();
+                chain(pid, 1, &addresses, &[])
+            })
+        });
+        let found = Found { chains: chains.collect(), lost: 0, dirs: vec![host.path().join("cgroup")] };
+        fs::write("/proc/self/clear_refs", "5").unwrap();
+        let peak = || {
+            let status = fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+            line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+        };
+        let start = peak();
+        let stacks =
+            named(found, &host.path().join("proc"), None, 4096, Instant::now() + Duration::from_mins(5));
+        let most = peak();
+        assert!(most < start + CEILING, "{} KiB became {} KiB", start >> 10, most >> 10);
+        assert!(stacks.notes.iter().any(|note| note.contains("mappings")), "{:?}", stacks.notes);
+    }
+
+    #[test]
     fn what_is_too_much_is_added_up() {
         let stack = |number: usize| CallStack {
             kind: StackKind::Allocations,
@@ -373,9 +465,9 @@ mod tests {
             bytes: number as u64,
             frames: vec![format!("f{number}")],
         };
-        let all = most((1..=MAX_STACKS + 5).map(stack).collect());
+        let all = most((1..=MAX_STACKS + 5).map(stack).collect(), Rest::new());
         assert_eq!(all.len(), MAX_STACKS + 1);
         assert_eq!((all[0].bytes, all[MAX_STACKS].bytes), (MAX_STACKS as u64 + 5, 1 + 2 + 3 + 4 + 5));
-        assert_eq!(most(vec![stack(1)]), [stack(1)]);
+        assert_eq!(most(vec![stack(1)], Rest::new()), [stack(1)]);
     }
 }

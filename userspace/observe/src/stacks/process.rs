@@ -7,16 +7,17 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, File},
-    io::{self, Read as _},
+    io::{self, BufRead, BufReader},
     ops::Range,
     os::{
         fd::{AsRawFd as _, OwnedFd},
         unix::ffi::{OsStrExt as _, OsStringExt as _},
     },
     path::{Component, Path, PathBuf},
+    time::Instant,
 };
 
-use numaward_cgroup::read;
+use numaward_cgroup::{CutLines, read};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat},
     io::Errno,
@@ -24,8 +25,6 @@ use rustix::{
 
 /// Processes of a workload that are known by name.
 const PROCESSES: usize = 4096;
-/// Bytes of `maps` that are read: those of some 65,530 mappings, which is what the kernel allows.
-const MAPS: u64 = 16 << 20;
 /// Links on the way to a file.
 const LINKS: usize = 40;
 
@@ -45,25 +44,34 @@ pub(super) struct Mapping {
 pub(super) struct Process {
     dir: PathBuf,
     pub(super) command: String,
-    /// Its code, by address. Empty where it may not be read.
+    /// Its code that is looked for, by address. Empty where it may not be read.
     pub(super) code: Vec<Mapping>,
     /// Why its code is not known.
     pub(super) denied: Option<io::Error>,
 }
 
+/// What is looked for in the mappings of processes.
+#[derive(Debug)]
+pub(super) struct Search {
+    /// The addresses whose mappings are kept, in order.
+    pub(super) addresses: Vec<u64>,
+    /// Bytes that the names of mappings may still have.
+    pub(super) room: usize,
+    /// Whether there was no room for some mappings.
+    pub(super) is_full: bool,
+    /// Until when is read.
+    pub(super) deadline: Instant,
+}
+
 impl Process {
     /// Reads it below `proc`; `None` where it is gone.
-    pub(super) fn read(proc: &Path, pid: u32) -> Option<Self> {
+    pub(super) fn read(proc: &Path, pid: u32, search: &mut Search) -> Option<Self> {
         let dir = proc.join(pid.to_string());
         let command = fs::read(dir.join("comm")).ok()?;
         let command = String::from_utf8_lossy(&command).trim_end().to_owned();
-        let maps = File::open(dir.join("maps")).and_then(|file| {
-            let mut text = Vec::new();
-            file.take(MAPS).read_to_end(&mut text)?;
-            Ok(String::from_utf8_lossy(&text).into_owned())
-        });
-        let (code, denied) = match maps {
-            Ok(maps) => (mappings(&maps), None),
+        let maps = File::open(dir.join("maps")).map(|file| BufReader::with_capacity(1 << 16, file));
+        let (code, denied) = match maps.and_then(|maps| mappings(maps, search)) {
+            Ok(code) => (code, None),
             Err(error) => (Vec::new(), Some(error)),
         };
         Some(Self { dir, command, code, denied })
@@ -86,9 +94,27 @@ impl Process {
     }
 }
 
-/// The mappings with code in the text of `/proc/PID/maps`, in the order of addresses.
-pub(super) fn mappings(maps: &str) -> Vec<Mapping> {
-    maps.lines().filter_map(mapping).collect()
+/// The mappings with code that is looked for, from `/proc/PID/maps`, in the order of addresses.
+pub(super) fn mappings(maps: impl BufRead, search: &mut Search) -> io::Result<Vec<Mapping>> {
+    let (mut lines, mut found) = (CutLines::new(maps), Vec::new());
+    while let Some(line) = lines.next_line()? {
+        if Instant::now() >= search.deadline {
+            break;
+        }
+        let Some(mapping) = mapping(&String::from_utf8_lossy(line)) else { continue };
+        let place = search.addresses.partition_point(|address| *address < mapping.range.start);
+        if search.addresses.get(place).is_none_or(|address| *address >= mapping.range.end) {
+            continue;
+        }
+        match search.room.checked_sub(size_of::<Mapping>() + mapping.name.len()) {
+            Some(left) => {
+                search.room = left;
+                found.push(mapping);
+            }
+            None => search.is_full = true,
+        }
+    }
+    Ok(found)
 }
 
 fn mapping(line: &str) -> Option<Mapping> {
@@ -159,9 +185,18 @@ fn steps(path: &Path) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::{
+        io::Read as _,
+        os::unix::fs::{MetadataExt as _, symlink},
+        time::Duration,
+    };
 
     use super::*;
+
+    fn search(addresses: &[u64]) -> Search {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        Search { addresses: addresses.to_vec(), room: 4096, is_full: false, deadline }
+    }
 
     #[test]
     fn code_is_what_may_be_executed() {
@@ -170,7 +205,8 @@ mod tests {
             7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
             7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0                          [vdso]\n\
             nonsense\n";
-        let found = mappings(maps);
+        let mut search = search(&[0x400_000, 0x401_001, 0x7f00_0000_0001, 0x7ffc_0000_0000]);
+        let found = mappings(maps.as_bytes(), &mut search).unwrap();
         let names: Vec<&str> = found.iter().map(|mapping| mapping.name.as_str()).collect();
         assert_eq!(names, ["/usr/bin/a program", "", "[vdso]"]);
         assert_eq!(
@@ -181,6 +217,11 @@ mod tests {
         assert_eq!(process.mapping(0x401_fff).unwrap().name, "/usr/bin/a program");
         assert_eq!(process.mapping(0x402_000), None);
         assert_eq!(process.mapping(0), None);
+        assert!(!search.is_full);
+        search.addresses = vec![0, 0x400_fff, 0x402_000];
+        assert!(mappings(maps.as_bytes(), &mut search).unwrap().is_empty(), "nothing of it is looked for");
+        (search.addresses, search.room) = (vec![0x401_000], 1);
+        assert!(mappings(maps.as_bytes(), &mut search).unwrap().is_empty() && search.is_full);
     }
 
     #[test]
@@ -215,14 +256,14 @@ mod tests {
         let file = dir.path().join("7/root/library");
         fs::write(&file, "code").unwrap();
         fs::write(dir.path().join("7/comm"), "some name\n").unwrap();
-        let process = Process::read(dir.path(), 7).unwrap();
+        let process = Process::read(dir.path(), 7, &mut search(&[0])).unwrap();
         assert_eq!(process.command, "some name");
         assert!(process.denied.is_some(), "it has no maps");
         let inode = fs::metadata(&file).unwrap().ino();
         let mapping = |inode| Mapping { range: 0..1, offset: 0, inode, name: "/library".to_owned() };
         assert!(process.open(&mapping(inode)).is_ok());
         assert!(process.open(&mapping(inode + 1)).is_err());
-        assert!(Process::read(dir.path(), 8).is_none());
+        assert!(Process::read(dir.path(), 8, &mut search(&[0])).is_none());
     }
 
     #[test]
