@@ -3,7 +3,7 @@
 //! Reading never fails: a field that makes no sense is ignored and reported in `malformed`. A runtime's
 //! oddity in one field must not stop a node's pods from being created.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use numaward_config::policy::MemoryPolicy;
 use numaward_topology::{Bytes, HugepageSize, NodeSet, ZoneKind};
@@ -13,6 +13,53 @@ use super::{
     types::{Container, Creation, Device, DeviceKind, Limit, Malformed, Pod, Resources, Settings, Update},
 };
 use crate::cgroup_path;
+
+/// Bytes of the labels that are kept of a pod, and of the annotations. A tenant may give it a megabyte of them.
+const MAX_TEXTS: usize = 32 << 10;
+/// Bytes of an annotation. Longer ones are cut: what reads them takes less.
+const MAX_VALUE: usize = 8 << 10;
+
+/// A message of which a part is not kept.
+pub(crate) trait Trim {
+    /// Drops what nothing reads, and what is more than is kept.
+    fn trim(&mut self);
+}
+
+impl Trim for messages::PodSandbox {
+    fn trim(&mut self) {
+        trim(&mut self.labels, MAX_TEXTS);
+        trim_annotations(&mut self.annotations);
+    }
+}
+
+impl Trim for messages::Container {
+    fn trim(&mut self) {
+        trim_annotations(&mut self.annotations);
+    }
+}
+
+/// Keeps those of Kubernetes, which say what a pod is, and ours.
+fn trim_annotations(annotations: &mut BTreeMap<String, String>) {
+    annotations.retain(|key, value| {
+        value.truncate(value.floor_char_boundary(MAX_VALUE));
+        let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
+        prefix == "kubernetes.io" || prefix.ends_with("numaward.io")
+    });
+    let mut ours: BTreeMap<_, _> =
+        annotations.extract_if(.., |key, _| !key.starts_with("kubernetes.io/")).collect();
+    trim(annotations, MAX_TEXTS);
+    trim(&mut ours, MAX_TEXTS);
+    annotations.append(&mut ours);
+}
+
+/// Keeps the first ones that have so many bytes together.
+fn trim(texts: &mut BTreeMap<String, String>, mut room: usize) {
+    texts.retain(|key, value| {
+        let left = room.checked_sub(key.len() + value.len());
+        room = left.unwrap_or(room);
+        left.is_some()
+    });
+}
 
 pub(crate) fn pod(message: messages::PodSandbox) -> Pod {
     let linux = message.linux.unwrap_or_default();
@@ -81,7 +128,7 @@ pub(crate) fn resources(message: messages::LinuxResources) -> Resources {
     let cpu = message.cpu.unwrap_or_default();
     let cpus = list("cpu.cpus", &cpu.cpus, &mut malformed);
     let mems = list("cpu.mems", &cpu.mems, &mut malformed);
-    let mut hugepage_limits = std::collections::BTreeMap::new();
+    let mut hugepage_limits = BTreeMap::new();
     for limit in message.hugepage_limits {
         match hugepage_size(&limit.page_size) {
             // The runtime keeps all it was ever sent; the kernel has what came last.

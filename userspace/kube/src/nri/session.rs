@@ -25,7 +25,8 @@ use tokio_util::{
 use tonic::Code;
 
 use super::{
-    Disconnect, Handler, Phase, RuntimeInfo, Shared, convert,
+    Disconnect, Handler, Phase, RuntimeInfo, Shared,
+    convert::{self, Trim},
     link::{CallError, Link},
     messages::{self, PLUGIN_SERVICE, RUNTIME_SERVICE, Request, Response},
     status,
@@ -41,8 +42,8 @@ use super::{
 const READ: usize = 16 << 10;
 /// Calls that are served at once. The runtime makes one at a time; the bound is against a broken one.
 const CALLS: usize = 64;
-/// The most pods and containers that a runtime may report, and their encoded bytes. A hundred times what a
-/// kubelet allows.
+/// The most pods and containers that are kept of what a runtime reports, and their encoded bytes. A hundred times what a
+/// kubelet allows. More are skipped.
 const MAX_OBJECTS: usize = 1 << 16;
 const MAX_SNAPSHOT: usize = 64 << 20;
 /// From connecting until the runtime has registered and configured us. Longer, and it disconnects.
@@ -109,6 +110,9 @@ enum Stage {
 #[derive(Default)]
 struct Reported {
     snapshot: Snapshot,
+    /// How many pods and containers are kept of them.
+    objects: usize,
+    /// Their encoded bytes, without what is not kept: tenants choose how large an environment is.
     bytes: usize,
     /// When the first part came: the time for an answer counts from there.
     since: Option<Instant>,
@@ -157,7 +161,11 @@ fn read<M: prost::Message + Default>(call: Call, payload: &[u8]) -> Result<M, Un
 }
 
 fn read_pod(call: Call, pod: Option<messages::PodSandbox>) -> Result<Pod, Unreadable> {
-    let pod = pod.filter(|pod| !pod.id.is_empty()).map(convert::pod);
+    let trimmed = |mut pod: messages::PodSandbox| {
+        pod.trim();
+        convert::pod(pod)
+    };
+    let pod = pod.filter(|pod| !pod.id.is_empty()).map(trimmed);
     pod.ok_or_else(|| Unreadable(call, "the pod or its id is missing".to_owned()))
 }
 
@@ -438,10 +446,7 @@ impl<H: Handler> Session<H> {
         let (snapshot, since) = {
             let mut reported = self.reported.lock();
             let since = *reported.since.get_or_insert(received);
-            if let Err(problem) = reported.add(request, payload.len()) {
-                *reported = Reported::default();
-                return status(Code::ResourceExhausted, &problem).into();
-            }
+            reported.add(request);
             if more {
                 return ok(&messages::SynchronizeResponse { update: Vec::new(), more: true });
             }
@@ -558,43 +563,46 @@ impl<H: Handler> Session<H> {
 }
 
 impl Reported {
-    fn add(&mut self, request: messages::SynchronizeRequest, bytes: usize) -> Result<(), String> {
-        self.bytes += bytes;
-        let snapshot = &mut self.snapshot;
-        let objects = [
-            snapshot.pods.len(),
-            snapshot.containers.len(),
-            snapshot.unreadable,
-            request.pods.len(),
-            request.containers.len(),
-        ];
-        if objects.iter().sum::<usize>() > MAX_OBJECTS || self.bytes > MAX_SNAPSHOT {
-            return Err(format!(
-                "more than {MAX_OBJECTS} pods and containers, or {MAX_SNAPSHOT} bytes, cannot be handled"
-            ));
-        }
-        let unreadable = &mut snapshot.unreadable;
-        let pods = read_each(request.pods, "pod", unreadable).map(convert::pod);
-        snapshot.pods.extend(pods.map(|pod| (pod.id.clone(), pod)));
-        let containers = read_each(request.containers, "container", unreadable).map(convert::container);
-        snapshot.containers.extend(containers);
-        Ok(())
+    fn add(&mut self, request: messages::SynchronizeRequest) {
+        let pods = self.read_each(request.pods, "pods");
+        let pods = pods.into_iter().map(convert::pod).map(|pod| (pod.id.clone(), pod));
+        self.snapshot.pods.extend(pods);
+        let containers = self.read_each(request.containers, "containers");
+        self.snapshot.containers.extend(containers.into_iter().map(convert::container));
     }
-}
 
-/// Those that can be read; counts the others.
-fn read_each<M: prost::Message + Default>(
-    encoded: Vec<Vec<u8>>,
-    what: &str,
-    unreadable: &mut usize,
-) -> impl Iterator<Item = M> {
-    encoded.into_iter().filter_map(move |bytes| {
-        let failed = |error: &_| {
-            tracing::warn!("NRI: a {what} could not be read: {error}");
-            *unreadable += 1;
-        };
-        M::decode(&*bytes).inspect_err(failed).ok()
-    })
+    /// Those that can be read, and for which there is room; counts the others.
+    fn read_each<M: prost::Message + Default + Trim>(&mut self, encoded: Vec<Vec<u8>>, what: &str) -> Vec<M> {
+        let (mut read, mut skipped, mut problem) = (Vec::new(), 0, None);
+        for bytes in encoded {
+            let mut message = match M::decode(&*bytes) {
+                Ok(message) => message,
+                Err(error) => {
+                    skipped += 1;
+                    problem.get_or_insert_with(|| error.to_string());
+                    continue;
+                }
+            };
+            message.trim();
+            let size = message.encoded_len();
+            if self.objects >= MAX_OBJECTS || self.bytes + size > MAX_SNAPSHOT {
+                skipped += 1;
+                problem.get_or_insert_with(|| {
+                    format!(
+                        "no more than {MAX_OBJECTS} pods and containers, or {MAX_SNAPSHOT} bytes, are kept"
+                    )
+                });
+                continue;
+            }
+            (self.objects, self.bytes) = (self.objects + 1, self.bytes + size);
+            read.push(message);
+        }
+        if let Some(problem) = problem {
+            tracing::warn!("NRI: {skipped} {what} that run are skipped, the first one because: {problem}");
+        }
+        self.snapshot.unreadable += skipped;
+        read
+    }
 }
 
 fn read_event(

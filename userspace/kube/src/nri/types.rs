@@ -25,9 +25,9 @@ pub struct Pod {
     pub namespace: String,
     /// Its UID in the API server. For a static pod the hash of its manifest.
     pub uid: String,
-    /// Its labels, with those of the kubelet (`io.kubernetes.*`).
+    /// Its labels, with those of the kubelet (`io.kubernetes.*`): the first ones, up to 32 KiB.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Its annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
     pub annotations: BTreeMap<String, String>,
     /// Its cgroup below the root of the hierarchy, where the runtime reported one that can be resolved.
     pub cgroup: Option<String>,
@@ -46,7 +46,7 @@ pub struct Container {
     pub name: String,
     /// Where it is in its life.
     pub state: ContainerState,
-    /// Its annotations.
+    /// Its annotations of `kubernetes.io` and `numaward.io`: the first ones of each, up to 32 KiB.
     pub annotations: BTreeMap<String, String>,
     /// Its resources. In a creation, what plugins of lower index set is included.
     pub resources: Resources,
@@ -160,7 +160,7 @@ pub struct Snapshot {
     pub pods: BTreeMap<String, Pod>,
     /// All containers that have not ended. A container's pod may be missing.
     pub containers: Vec<Container>,
-    /// Pods and containers that could not be read at all.
+    /// Pods and containers that could not be read at all, or are more than is kept.
     pub unreadable: usize,
 }
 
