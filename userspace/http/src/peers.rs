@@ -114,7 +114,12 @@ impl Place {
         Some(permit)
     }
 
-    /// Until another one takes its permit.
+    /// Has the connection closed, with all that waits to be written to it.
+    pub(crate) fn close(&self) {
+        self.displaced.cancel();
+    }
+
+    /// Until another one takes its permit, or it is closed.
     pub(crate) async fn displaced(&self) {
         self.displaced.cancelled().await;
     }

@@ -6,7 +6,11 @@
 //! latest. The difference to the frame before is written once for all. A watcher that is too slow
 //! skips frames and gets a complete one; nobody is waited for.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use axum::body::Bytes;
 use numaward_api as api;
@@ -62,7 +66,7 @@ impl Samples {
             *running = true;
             tokio::spawn(self.clone().take());
         }
-        Watcher { latest, pending: None, sent: None }
+        Watcher { latest, pending: Weak::new(), sent: None }
     }
 
     /// Takes frames until nobody watches.
@@ -147,8 +151,8 @@ impl Frame {
 #[derive(Debug)]
 pub(crate) struct Watcher {
     latest: watch::Receiver<Option<Arc<Frame>>>,
-    /// The frame that is to be sent next.
-    pending: Option<Arc<Frame>>,
+    /// The frame that is to be sent next. A watcher that is slow keeps none that others do not see any more.
+    pending: Weak<Frame>,
     /// The number of the frame that was sent last.
     sent: Option<u64>,
 }
@@ -157,17 +161,65 @@ impl Watcher {
     /// The next message. May be cancelled without loss.
     pub(crate) async fn next(&mut self) -> Bytes {
         loop {
-            if let Some(frame) = self.pending.clone() {
+            if let Some(frame) = self.pending.upgrade() {
                 let is_next = self.sent.is_some_and(|sent| sent + 1 == frame.number);
                 let message = if is_next { frame.change.clone() } else { frame.full().await };
-                (self.pending, self.sent) = (None, Some(frame.number));
+                (self.pending, self.sent) = (Weak::new(), Some(frame.number));
                 return message;
             }
             if self.latest.changed().await.is_err() {
                 // The sender lives as long as the server.
                 return std::future::pending().await;
             }
-            self.pending.clone_from(&self.latest.borrow_and_update());
+            self.pending = self.latest.borrow_and_update().as_ref().map(Arc::downgrade).unwrap_or_default();
         }
+    }
+
+    /// The last message was not sent: the next one is complete.
+    pub(crate) fn skipped(&mut self) {
+        self.sent = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(number: u64) -> Arc<Frame> {
+        let sample = api::Sample {
+            at_millis: number,
+            full: false,
+            promises: 0,
+            nodes: Vec::new(),
+            accesses: None,
+            exclusive_cpus: Vec::new(),
+            workloads: Vec::new(),
+            removed: Vec::new(),
+        };
+        let change = format!("change {number}").into();
+        Arc::new(Frame { number, sample, workloads: BTreeMap::new(), change, full: OnceCell::new() })
+    }
+
+    #[tokio::test]
+    async fn slow_watcher_keeps_no_frame_and_gets_a_complete_one() {
+        let (latest, receiver) = watch::channel(None);
+        let mut watcher = Watcher { latest: receiver, pending: Weak::new(), sent: None };
+        latest.send_replace(Some(frame(0)));
+        assert!(watcher.next().await.starts_with(b"event: sample"));
+        latest.send_replace(Some(frame(1)));
+        assert_eq!(watcher.next().await, "change 1");
+        watcher.skipped();
+        let old = frame(2);
+        latest.send_replace(Some(old.clone()));
+        watcher.latest.changed().await.unwrap();
+        watcher.pending = Arc::downgrade(&old);
+        // A message of another kind is sent meanwhile, and its client is slow.
+        latest.send_replace(Some(frame(3)));
+        assert_eq!(Arc::strong_count(&old), 1);
+        drop(old);
+        let message = watcher.next().await;
+        assert!(message.windows(13).any(|part| part == b"\"atMillis\":3,"), "{message:?}");
+        latest.send_replace(Some(frame(4)));
+        assert_eq!(watcher.next().await, "change 4");
     }
 }

@@ -21,13 +21,15 @@ use numaward_api::{
 use numaward_observe::events::{HISTORY, Next, Subscription};
 use tokio::{
     sync::{Semaphore, mpsc},
-    time::{interval_at, timeout},
+    time::{interval_at, sleep, timeout_at},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     accept::Offer,
     limits::TIME_LIMIT,
+    peer::Peer,
+    peers::Place,
     problem::Failure,
     samples::{COMMENT, Watcher},
     streaming_body::{self, Piece},
@@ -52,6 +54,9 @@ impl Default for Streams {
 const PAGE: usize = 100;
 /// Silence after which a comment is sent, so that nobody between takes the connection for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Time between attempts to send an event to a peer that has taken too little.
+const ROOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 const STREAM: [Offer<()>; 1] = [Offer { media_type: "text/event-stream", version: None, gives: () }];
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -155,6 +160,7 @@ async fn events(
 async fn stream(
     State(app): State<Arc<App>>,
     Extension(Streams(streams)): Extension<Streams>,
+    peer: Option<Extension<Peer>>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
@@ -174,27 +180,83 @@ async fn stream(
     let (sender, body) = streaming_body::body();
     let subscription = app.recall(move |events| events.subscribe(since)).await?;
     let samples = if samples { Some(app.samples.watch().await) } else { None };
+    let account = Account(peer.and_then(|Extension(peer)| peer.place));
     tokio::spawn(async move {
-        feed(subscription, samples, &sender).await;
+        feed(subscription, samples, &sender, &account).await;
         drop(place);
     });
     let head = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     Ok((head, body).into_response())
 }
 
-/// Writes messages until the daemon stops or the reader is gone or given up.
-async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, sender: &mpsc::Sender<Piece>) {
+/// Where messages that the client has not taken yet are charged to.
+struct Account(Option<Arc<Place>>);
+
+impl Account {
+    /// Charges a message, if its peer may have that much more.
+    fn charge(&self, message: &Bytes) -> bool {
+        self.0.as_ref().is_none_or(|place| place.may_send(message.len()))
+    }
+
+    /// Closes the connection, with all that waits on it.
+    fn close(&self) {
+        if let Some(place) = &self.0 {
+            place.close();
+        }
+    }
+}
+
+/// A message, and what becomes of it where its peer has not taken enough of what was sent before.
+enum Message {
+    /// It waits.
+    Event(Bytes),
+    /// It is dropped: a newer one follows.
+    Sample(Bytes),
+    /// It is dropped.
+    Comment(Bytes),
+}
+
+/// Writes messages until the daemon stops or the reader is gone or given up. One that is given up is closed: what waits for it is freed.
+async fn feed(
+    mut subscription: Subscription,
+    mut samples: Option<Watcher>,
+    sender: &mpsc::Sender<Piece>,
+    account: &Account,
+) {
     let mut ticks = interval_at(tokio::time::Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     // Says at once that the stream is open.
-    let mut message = Bytes::from_static(b": numaward\n\n");
+    let mut message = Message::Comment(Bytes::from_static(b": numaward\n\n"));
     loop {
-        match timeout(TIME_LIMIT, sender.send(Piece::Text(message))).await {
-            Ok(Ok(())) => {}
-            // It went away.
-            Ok(Err(_)) => return,
-            Err(_) => {
-                subscription.give_up();
-                return;
+        let deadline = tokio::time::Instant::now() + TIME_LIMIT;
+        let text = match message {
+            Message::Sample(text) if !account.charge(&text) => {
+                if let Some(samples) = &mut samples {
+                    samples.skipped();
+                }
+                None
+            }
+            Message::Comment(text) if !account.charge(&text) => None,
+            Message::Event(text) => {
+                while !account.charge(&text) {
+                    if tokio::time::Instant::now() >= deadline {
+                        subscription.give_up();
+                        return account.close();
+                    }
+                    sleep(ROOM_POLL_INTERVAL).await;
+                }
+                Some(text)
+            }
+            Message::Sample(text) | Message::Comment(text) => Some(text),
+        };
+        if let Some(text) = text {
+            match timeout_at(deadline, sender.send(Piece::Text(text))).await {
+                Ok(Ok(())) => {}
+                // It went away.
+                Ok(Err(_)) => return,
+                Err(_) => {
+                    subscription.give_up();
+                    return account.close();
+                }
             }
         }
         let sample = async {
@@ -206,18 +268,20 @@ async fn feed(mut subscription: Subscription, mut samples: Option<Watcher>, send
         message = tokio::select! {
             next = subscription.next() => match next {
                 Next::Event(event) => match serde_json::to_string(&*event) {
-                    Ok(json) => format!("id: {}\ndata: {json}\n\n", event.id).into(),
-                    Err(_) => COMMENT,
+                    Ok(json) => Message::Event(format!("id: {}\ndata: {json}\n\n", event.id).into()),
+                    Err(_) => Message::Comment(COMMENT),
                 },
-                Next::Missed(missed) => format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into(),
+                Next::Missed(missed) => {
+                    Message::Event(format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into())
+                }
                 Next::Closed => {
                     // Who does not take it is gone, or will see that the connection is.
                     let _ = sender.try_send(Piece::End);
                     return;
                 }
             },
-            sample = sample => sample,
-            _ = ticks.tick() => COMMENT,
+            sample = sample => Message::Sample(sample),
+            _ = ticks.tick() => Message::Comment(COMMENT),
             () = sender.closed() => return,
         };
     }
@@ -228,6 +292,7 @@ mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;
+    use crate::{limits::Limits, peers::Peers};
     use numaward_api::EventKind;
     use numaward_model::Report;
     use numaward_observe::events::Events;
@@ -239,7 +304,7 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(4);
         let subscription = events.subscribe(None);
         let start = tokio::time::Instant::now();
-        let feeding = tokio::spawn(async move { feed(subscription, None, &sender).await });
+        let feeding = tokio::spawn(async move { feed(subscription, None, &sender, &Account(None)).await });
         let mut reads = events.subscribe(None);
         // Who reports does not wait, and who reads gets them.
         for turn in 0..500 {
@@ -260,6 +325,33 @@ mod tests {
         let hung =
             text.lines().find_map(|line| line.strip_prefix("event_stream_dropped_total{reason=\"hung\"} "));
         assert!(hung.unwrap().parse::<u64>().unwrap() > 0, "{text}");
+    }
+
+    /// The bytes that wait for all streams of a peer are bounded, like those of its other large answers.
+    #[tokio::test(start_paused = true)]
+    async fn messages_are_charged_to_the_peer_and_one_that_takes_nothing_is_closed() {
+        let limits = Limits { unread_of_a_peer: 100, ..Limits::USUAL };
+        let peers = Peers::new(limits);
+        let enter = || peers.enter(Some("127.0.0.1".parse().unwrap())).unwrap();
+        let (other, place) = (enter(), enter());
+        assert!(other.may_send(100));
+        let events = Events::default();
+        let (sender, mut receiver) = mpsc::channel(4);
+        let subscription = events.subscribe(None);
+        let account = Account(Some(place.clone()));
+        let feeding = tokio::spawn(async move { feed(subscription, None, &sender, &account).await });
+        events.report(Report::new(EventKind::OomKill, "killed"));
+        sleep(TIME_LIMIT / 2).await;
+        assert!(receiver.try_recv().is_err(), "nothing is sent where the peer has not read");
+        other.took(100);
+        sleep(Duration::from_secs(1)).await;
+        assert!(matches!(receiver.try_recv(), Ok(Piece::Text(_))));
+        assert!(!other.may_send(100), "it counts until it is taken");
+        let start = tokio::time::Instant::now();
+        events.report(Report::new(EventKind::OomKill, "killed"));
+        feeding.await.unwrap();
+        assert_eq!(start.elapsed().as_secs(), TIME_LIMIT.as_secs());
+        place.displaced().await;
     }
 
     #[test]
