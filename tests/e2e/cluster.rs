@@ -466,9 +466,7 @@ fn are_refused(cluster: &Cluster) {
     let expected = [("one", "main", 1), ("pair", "main", 2)];
     let places = cluster.wait_until_placed(&expected);
     cluster.kubectl.apply(&wants("late", 2));
-    for (reason, word) in
-        [("NumaPlacementRefused", "TopologyAffinityError"), ("FailedCreatePodSandBox", "numaward")]
-    {
+    for (reason, word) in [("NumaPlacementRefused", "TopologyAffinityError"), ("Failed", "numaward")] {
         let message = cluster.wait_for(&format!("a pod has the event {reason}"), || {
             cluster.events("late", reason)?.pop().ok_or_else(|| "there is none".to_owned())
         });

@@ -376,19 +376,52 @@ fn tried<'a>(report: &'a Report, section: &str, heading: &str) -> Vec<&'a str> {
     lines.take_while(|line| !line.starts_with("== ")).collect()
 }
 
+/// Boots a machine with this containerd and an API server, and runs the script; none where that cannot be.
+fn report_with_api_server(release: &Release, script: &str) -> Option<Report> {
+    let bench = Bench::open()?;
+    let (vm, files) = machine(&bench, nodes(("3,3", MEMORY)), release, Driver::Cgroupfs)?;
+    let authority = files.path().join("authority.pem");
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(&authority, certified.cert.pem()).unwrap();
+    let vm = vm.file(authority, "/authority.pem").limit(Duration::from_mins(25));
+    let report = boot(&vm, &full(release, Driver::Cgroupfs, script));
+    eprintln!("{report}");
+    Some(report)
+}
+
+/// A pod that is refused leaves nothing in containerd, which starts again afterwards.
+fn check_refusals(release: &Release) {
+    let script = include_str!("containerd/refused.sh");
+    let Some(report) = report_with_api_server(release, script) else { return };
+    for section in ["refused", "containerd was killed"] {
+        let said = report.section(section);
+        assert!(said.contains("numaward cannot place pod default/big"), "{section}: {report}");
+    }
+    let refused = report.section("refused").matches("numaward cannot place pod default/big").count();
+    assert!(refused >= 6, "each time: {report}");
+    assert_eq!(report.section("containerd was killed").lines().last(), Some("1"), "{report}");
+    assert_eq!(report.section("the other pod"), "lives", "{report}");
+    assert_eq!(report.json("event")["regarding"]["name"], "big", "{report}");
+    report.section("end");
+}
+
+#[test]
+fn refused_pods_leave_nothing_in_containerd_1_7() {
+    check_refusals(&V1);
+}
+
+#[test]
+fn refused_pods_leave_nothing_in_containerd_2() {
+    check_refusals(&V2);
+}
+
 /// A tenant who may make pods takes nothing from others: SECURITY.md, "From a tenant with pods".
 #[test]
 fn a_tenant_takes_nothing_from_others() {
     const VICTIM: &str = "default/victim/main";
 
-    let Some(bench) = Bench::open() else { return };
-    let Some((vm, files)) = machine(&bench, nodes(("3,3", MEMORY)), &V2, Driver::Cgroupfs) else { return };
-    let authority = files.path().join("authority.pem");
-    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    std::fs::write(&authority, certified.cert.pem()).unwrap();
-    let vm = vm.file(authority, "/authority.pem").limit(Duration::from_mins(25));
-    let report = boot(&vm, &full(&V2, Driver::Cgroupfs, include_str!("containerd/tenant.sh")));
-    eprintln!("{report}");
+    let script = include_str!("containerd/tenant.sh");
+    let Some(report) = report_with_api_server(&V2, script) else { return };
     let victim = pinned("1", "0");
     // What has an allocation, with its CPUs, and what was noted of its decision.
     let held = |section: &str| -> Vec<(String, String, String)> {

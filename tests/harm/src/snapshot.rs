@@ -75,7 +75,10 @@ impl Snapshot {
         let unit = output(Command::new("systemctl").args(["show", "-p", PROPERTIES, UNIT]))?;
         found.extend(unit.lines().filter_map(|line| {
             let (property, value) = line.split_once('=')?;
-            Some((format!("{UNIT} {property}"), value.to_owned()))
+            // systemd names files that are gone until its next `daemon-reload`.
+            let is_there = |path: &&str| property != "DropInPaths" || Path::new(path).exists();
+            let there: Vec<&str> = value.split(' ').filter(is_there).collect();
+            Some((format!("{UNIT} {property}"), there.join(" ")))
         }));
         Ok(Self(found))
     }

@@ -128,6 +128,8 @@ pub(crate) const ROWS: &[Row] = &[
     row("containerd::forty_at_once", &[(REST, &["6.12"])]),
     needs(row("containerd::newer::memory_policies", &[(REST, &["6.12"])]), Programs::Containerd),
     needs(row("containerd::newer::required", &[(REST, &["6.12"])]), Programs::Containerd),
+    row("containerd::refused_pods_leave_nothing_in_containerd_1_7", &[(REST, &["6.12"])]),
+    row("containerd::refused_pods_leave_nothing_in_containerd_2", &[(CI, &["6.12"])]),
     row("cpu_kinds::exclusive_cpus_are_of_the_kinds_that_are_asked_for", &[(CI, &["6.12"])]),
     row("cpu_kinds::siblings_of_exclusive_cpus_are_hidden", &[(CI, &["6.12"])]),
     row("cpu_power::exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back", &[(CI, &["6.12"])]),

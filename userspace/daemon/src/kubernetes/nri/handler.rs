@@ -47,6 +47,9 @@ pub(super) struct NriHandler {
     pub(super) is_dry_run: bool,
     /// The UIDs of pods that were warned of `placement: off`.
     pub(super) warned: Arc<Mutex<BTreeSet<String>>>,
+    /// The UIDs of pods that have a sandbox and were not admitted: their first container is refused, if that is still so then. A
+    /// sandbox is never refused: containerd 2.0 to 2.3 keeps its process and its name, and does not start again afterwards.
+    pub(super) not_admitted: Arc<Mutex<BTreeSet<String>>>,
     /// What the runtime does not know yet.
     pub(super) pending: PendingUpdates,
     pub(super) policies: memory_policy::Asked,
@@ -93,6 +96,11 @@ fn ways_out(reason: &str) -> String {
         "Ways out: wait for room; delete the pod, so that it is scheduled anew (by what is free on the nodes: \
          kubernetes.nodeResourceTopology); {other}"
     )
+}
+
+/// A pod in sentences.
+fn pod_of(pod: &Pod) -> String {
+    format!("pod {}/{}", pod.namespace, pod.name)
 }
 
 /// A container in sentences.
@@ -215,6 +223,16 @@ impl NriHandler {
         let message =
             format!("Container {} starts without the memory policy {policy}: {why}.", container.name);
         self.notify(pod, "NumaMemoryPolicyMissing", message, true);
+    }
+
+    /// Admits a pod as a whole, with the devices that the kubelet has assigned to it.
+    async fn admit_pod(&self, pod: &Pod) -> Result<(), AdmissionError> {
+        let mut ask = self.builder.pod(pod);
+        if !matches!(ask.asked, Asked::Pod(_)) {
+            return Ok(());
+        }
+        self.builder.add_devices(pod, &mut ask).await;
+        self.reconciler.run_pod(ask).await
     }
 
     /// Waits a moment for the API server to report a pod.
@@ -349,24 +367,32 @@ impl Handler for NriHandler {
     async fn run_pod(&self, pod: Pod) -> Result<(), Refusal> {
         self.await_pod(&pod).await;
         self.warn_of_off(&pod);
-        let mut ask = self.builder.pod(&pod);
-        if !matches!(ask.asked, Asked::Pod(_)) {
-            return Ok(());
+        match self.admit_pod(&pod).await {
+            Ok(()) => Ok(()),
+            Err(AdmissionError::Rejected(..)) if !self.is_dry_run => {
+                self.not_admitted.lock().insert(pod.uid);
+                Ok(())
+            }
+            Err(refused) => self.refused(&pod, &pod_of(&pod), &refused),
         }
-        self.builder.add_devices(&pod, &mut ask).await;
-        let what = format!("pod {}/{}", pod.namespace, pod.name);
-        self.reconciler.run_pod(ask).await.or_else(|refused| self.refused(&pod, &what, &refused))
     }
 
     async fn update_pod(&self, pod: Pod, resources: Resources) -> Result<(), Refusal> {
         let Some(to) = self.builder.pod_resized(&pod, &resources) else { return Ok(()) };
-        let what = format!("pod {}/{}", pod.namespace, pod.name);
+        let what = pod_of(&pod);
         let resized = self.reconciler.resize_pod(pod.uid.clone(), to).await;
         resized.or_else(|refused| self.not_resized(&pod, &what, &refused))
     }
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
         self.ports.containers_are(vec![(container.id.clone(), full_name(&pod, &container))], false);
+        if self.not_admitted.lock().contains(&pod.uid) {
+            // There may be room by now.
+            if let Err(refused) = self.admit_pod(&pod).await {
+                self.refused(&pod, &pod_of(&pod), &refused)?;
+            }
+            self.not_admitted.lock().remove(&pod.uid);
+        }
         let ask = match self.builder.container(&pod, &container) {
             Ok(ask) => ask,
             Err(LeftAlone::OptedOut) => return Ok(Creation::default()),
@@ -460,6 +486,7 @@ impl Handler for NriHandler {
                 if event == PodEvent::Removed {
                     self.warned.lock().remove(&pod.uid);
                 }
+                self.not_admitted.lock().remove(&pod.uid);
                 note_stopping(self.reconciler.pod_over(pod.uid, pod.id).await);
             }
             Event::Container(

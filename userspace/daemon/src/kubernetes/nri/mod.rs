@@ -58,7 +58,7 @@ pub fn plugin(
     reconciler.send_updates(updates);
     let builder = RequestBuilder::new(pods, config);
     let is_dry_run = config.enforcement.mode == EnforcementMode::DryRun;
-    let (counted, warned) = (figures.clone(), Arc::default());
+    let (counted, warned, not_admitted) = (figures.clone(), Arc::default(), Arc::default());
     let pending = PendingUpdates::default();
     tokio::spawn(stop.clone().run_until_cancelled_owned(pending.clone().follow(queue)).boxed());
     let policies = memory_policy::Asked {
@@ -68,8 +68,17 @@ pub fn plugin(
         waiting: Arc::default(),
     };
     let runtime = Arc::clone(&policies.runtime);
-    let handler =
-        NriHandler { reconciler, ports, builder, figures: counted, is_dry_run, warned, pending, policies };
+    let handler = NriHandler {
+        reconciler,
+        ports,
+        builder,
+        figures: counted,
+        is_dry_run,
+        warned,
+        not_admitted,
+        pending,
+        policies,
+    };
     let options = Options { plugin: config.kubernetes.nri.clone(), ..Options::default() };
     let plugin = Plugin::new(options, Arc::new(handler));
     // It is new, so this is the first.

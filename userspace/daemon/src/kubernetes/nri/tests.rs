@@ -399,7 +399,10 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
     assert_eq!(bench.mems(&side), "0");
 
     tell("b", "1", "70");
-    let error = bench.pod("b", "", &[]).await.unwrap_err();
+    // containerd is not to clean up after a sandbox that runs already: the first container is refused, however often it is tried.
+    let refused = bench.pod("b", "", &[]).await.unwrap();
+    assert!(known.notices.lock().unwrap().is_empty());
+    let error = bench.run(&container(&refused, "init", 1, Bytes::gib(1))).await.unwrap_err();
     assert!(error.contains("numaward cannot place pod default/pod-b"), "{error}");
     assert!(error.contains("cpu requested 70"), "{error}");
     let notices = known.notices.lock().unwrap().clone();
@@ -419,6 +422,36 @@ async fn a_known_pod_is_admitted_as_a_whole_or_not_at_all() {
     // The sandbox ends: all is free, whatever the containers say.
     bench.runtime.remove_pod(&pod.id).await.unwrap();
     assert_eq!(daemon.reconciler.allocations().shared_cpus, "0-63");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_container_of_a_refused_pod_starts_until_there_is_room() {
+    let known = Arc::new(Known::default());
+    let mut bench = Bench::new(known.clone(), fake::Config::containerd_2_1);
+    bench.config.kubernetes.placement_off_namespaces.insert("default".to_owned());
+    let daemon = bench.start().await;
+    let guaranteed = |name: &str, cpus: &str| {
+        let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
+        ContainerRequest::guaranteed(name, amounts)
+    };
+    known.tell("first", vec![guaranteed("db", "40")], None);
+    let first = bench.pod("first", "", &[]).await.unwrap();
+    bench.run(&container(&first, "db", 40, Bytes::gib(1))).await.unwrap();
+    // One of its containers is not touched at all.
+    known.tell("second", vec![guaranteed("log", "1"), guaranteed("db", "40")], None);
+    let second = bench.pod("second", "", &[("log.numaward.io/placement", "off")]).await.unwrap();
+    let log = container(&second, "log", 1, Bytes::gib(1));
+    let db = container(&second, "db", 40, Bytes::gib(1));
+    for spec in [&log, &db, &log] {
+        let error = bench.run(spec).await.unwrap_err();
+        assert!(error.contains("numaward cannot place pod default/pod-second"), "{error}");
+    }
+    assert_eq!((daemon.figures.placed.get(), daemon.figures.refused.get()), (1, 3));
+    bench.runtime.remove_pod(&first.id).await.unwrap();
+    for spec in [&log, &db] {
+        bench.run(spec).await.unwrap();
+    }
+    assert_eq!(bench.cpus(&db).len(), 40);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -442,7 +475,8 @@ async fn a_refusal_says_why_and_what_can_be_done() {
         let _daemon = bench.start().await;
         let amounts = Resources::none().with_cpu(cpus.parse().unwrap()).with_memory("1Gi".parse().unwrap());
         known.tell("a", vec![ContainerRequest::guaranteed("db", amounts)], None);
-        bench.pod("a", "", &[]).await.unwrap_err();
+        let pod = bench.pod("a", "", &[]).await.unwrap();
+        bench.run(&container(&pod, "db", 17, Bytes::gib(1))).await.unwrap_err();
         let message = known.notices.lock().unwrap()[0].message.clone();
         assert!(words.iter().all(|words| message.contains(words)), "{message}");
         assert!(message.contains("delete the pod"), "{message}");
