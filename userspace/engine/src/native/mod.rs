@@ -31,7 +31,7 @@
 //! | a search | an eighth of what is left of that; it takes the best found by then, and says that it was cut off |
 //! | sets of several nodes | all that may be the best on up to `EXACT` = 20 nodes; on larger machines `STEPS` = 500 beginnings, and it says that it was cut off |
 //! | placements of a unit that are tried | the best `KEPT` = 8 |
-//! | a plan | see module [`plan`] |
+//! | a plan | `PLAN`, five times a decision; of a set of nodes the `MOVABLE` = 64 smallest containers, and `TARGETS` = 128 sets |
 //!
 //! | part | where |
 //! |---|---|

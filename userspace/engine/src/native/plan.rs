@@ -22,7 +22,7 @@ use super::{
     room::{Room, Unit},
     search::{self, Rule},
     units::{self, Need, Needs, Wishes},
-    work::Work,
+    work::{Share, Work},
 };
 use crate::{
     decision::{Decision, Grant, Rejection},
@@ -36,14 +36,10 @@ use crate::{
     terms::Terms,
 };
 
-/// On more nodes than this, less is tried and looked at, as each takes longer.
-const NODES: usize = 8;
-/// As many groups are tried.
-const TRIES: usize = 400;
-/// As many steps are looked at for the orders of the moves of all groups.
-const STEPS: usize = 4_000;
-/// As many groups are looked at on paper.
-const GROUPS: usize = 200_000;
+/// As much as a plan may look at, in the measure of [`super::WORK`]: about 50 ms.
+const PLAN: u64 = 10_000_000;
+/// What it costs to try a group, besides the decisions, for each node and eight owners.
+const TRY: usize = 2_500;
 /// As many movable containers of a set of nodes are looked at, the smallest ones.
 const MOVABLE: usize = 64;
 /// As many sets of nodes are looked at.
@@ -68,10 +64,8 @@ struct Newcomer<'a> {
 
 /// What a search for a plan may still do.
 #[derive(Clone)]
-struct Effort {
-    tries: usize,
-    /// Steps to orders of moves.
-    steps: usize,
+struct Effort<'a> {
+    work: Share<'a>,
     moves: usize,
     /// Memory that may move.
     bytes: u64,
@@ -81,10 +75,10 @@ struct Effort {
     frozen: BTreeSet<(OwnerId, ContainerName)>,
 }
 
-impl Effort {
-    /// Goes back to what could be done before, but for the tries and steps.
+impl Effort<'_> {
+    /// Goes back to what could be done before, but for the work.
     fn undo<T>(&mut self, before: Self) -> Option<T> {
-        *self = Self { tries: self.tries, steps: self.steps, ..before };
+        *self = before;
         None
     }
 }
@@ -124,24 +118,17 @@ impl Native {
             .iter()
             .flat_map(|owner| containers(owner).into_iter().flatten().map(|name| (owner.clone(), name)))
             .collect();
-        let mut steps = STEPS;
-        for chains in [false, true] {
-            let mut search = Effort {
-                tries: TRIES * NODES / self.host.len().max(NODES),
-                steps,
-                moves: limits.moves,
-                bytes: limits.bytes.0,
-                chains,
-                frozen: kept.clone(),
-            };
-            let accept = |after: Ledger, steps: &mut usize| {
+        let work = Work::up_to(PLAN);
+        for (chains, work) in [(false, work.all().half()), (true, work.all())] {
+            let mut search =
+                Effort { work, moves: limits.moves, bytes: limits.bytes.0, chains, frozen: kept.clone() };
+            let accept = |after: Ledger| {
                 let moves = moved(ledger, &after, &request.owner);
                 // An order in which each has room on both sides.
-                let ordered = limits.in_order.then(|| in_flight::in_order(self, ledger, &moves, steps));
+                let ordered = limits.in_order.then(|| self.in_order(ledger, &moves, &work));
                 Some((ordered.unwrap_or(Some(moves))?, after))
             };
             let found = self.make_room(ledger, &newcomer, &mut search, &accept);
-            steps = search.steps;
             let Some((moves, after)) = found else { continue };
             let bytes = Bytes(moves.iter().fold(0, |sum, of| sum.saturating_add(of.bytes.0)));
             let account = after.owner(&request.owner)?;
@@ -155,6 +142,21 @@ impl Native {
             return Some(Plan { moves, bytes, decision });
         }
         None
+    }
+
+    /// An order of moves in which each has room on both sides.
+    fn in_order(&self, ledger: &Ledger, moves: &[Move], work: &Share<'_>) -> Option<Vec<Move>> {
+        let cost = self.cost(ledger) / 4;
+        let steps = usize::try_from(work.left()).unwrap_or(usize::MAX).div_ceil(cost);
+        let mut left = steps;
+        let ordered = in_flight::in_order(self, ledger, moves, &mut left);
+        work.charge((steps - left) * cost);
+        ordered
+    }
+
+    /// What it costs to try a change of a ledger.
+    fn cost(&self, ledger: &Ledger) -> usize {
+        TRY * (self.host.len() + ledger.owners().count() / 8).max(1)
     }
 
     /// The unit of a request that has no room, and what is free when those before it have their places.
@@ -184,7 +186,7 @@ impl Native {
     }
 
     /// All that may be moved for a newcomer.
-    fn movable(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, search: &Effort) -> Vec<Movable> {
+    fn movable(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, search: &Effort<'_>) -> Vec<Movable> {
         let mut movable = Vec::new();
         let cpus = self.host.cpus.as_ref().map(|cpus| (cpus, cpus.free(ledger)));
         for (owner, account) in ledger.owners().filter(|(owner, _)| **owner != newcomer.owner) {
@@ -263,7 +265,7 @@ impl Native {
                     targets.push(set);
                 }
             };
-            if size == 1 || items.len() <= NODES {
+            if size == 1 || fits(items.len(), size) {
                 search::subsets(&items, size, &mut add);
             } else {
                 // Around each node, those that would have the most within the nearest.
@@ -296,10 +298,11 @@ impl Native {
         room: &Room,
         terms: &Terms,
         movable: &[Movable],
-        search: &Effort,
+        search: &Effort<'_>,
     ) -> BTreeSet<(u64, Vec<usize>)> {
         let mut groups = BTreeSet::new();
-        let mut left = GROUPS * NODES / self.host.len().max(NODES);
+        // Most of it is for trying them.
+        let share = search.work.half().half().half();
         for target in self.targets(unit, room, terms, movable) {
             // What it may not use there does not count.
             let sum = |resource: usize, column: &[u64]| {
@@ -324,7 +327,7 @@ impl Native {
             there.sort_by_key(|(index, _)| (movable[*index].bytes, *index));
             there.truncate(MOVABLE);
             let mut chosen = Vec::new();
-            collect(&there, movable, &missing, search.moves, &mut chosen, &mut left, &mut groups);
+            collect(&there, movable, &missing, search.moves, &mut chosen, &share, &mut groups);
         }
         groups
     }
@@ -336,9 +339,12 @@ impl Native {
         ledger: &Ledger,
         newcomer: &Newcomer<'_>,
         group: &[&Movable],
-        search: &mut Effort,
+        search: &mut Effort<'_>,
     ) -> Option<Ledger> {
-        search.tries = search.tries.checked_sub(1)?;
+        if search.work.is_spent() {
+            return None;
+        }
+        search.work.charge(self.cost(ledger));
         let bytes = group.iter().fold(0u64, |sum, of| sum.saturating_add(of.bytes));
         if bytes > search.bytes || group.len() > search.moves {
             return None;
@@ -349,7 +355,7 @@ impl Native {
                 accounts::release(&self.host, &mut next, &of.owner, container);
             }
         }
-        let mut next = self.settle(&next, newcomer)?;
+        let mut next = self.settle(&next, newcomer, &search.work)?;
         let mut order: Vec<(u128, &&Movable)> = group.iter().map(|of| (self.share(of), of)).collect();
         order.sort_by_key(|(share, of)| (std::cmp::Reverse(*share), &of.owner, &of.containers));
         let before = search.clone();
@@ -360,8 +366,8 @@ impl Native {
         );
         for (_, of) in order {
             let Some(again) = self.again(ledger, of) else { return search.undo(before) };
-            let placed = match self.settle(&next, &again) {
-                None if search.chains => self.make_room(&next, &again, search, &|after, _| Some(after)),
+            let placed = match self.settle(&next, &again, &search.work) {
+                None if search.chains => self.make_room(&next, &again, search, &|after| Some(after)),
                 placed => placed,
             };
             match placed {
@@ -393,12 +399,15 @@ impl Native {
     }
 
     /// Places a newcomer where there is room.
-    fn settle(&self, ledger: &Ledger, newcomer: &Newcomer<'_>) -> Option<Ledger> {
+    fn settle(&self, ledger: &Ledger, newcomer: &Newcomer<'_>, work: &Share<'_>) -> Option<Ledger> {
         if let Some(request) = newcomer.request {
             let decision = self.admit_watched(ledger, request, newcomer.terms, &|_| {});
+            work.charge(usize::try_from(decision.explanation.work).unwrap_or(usize::MAX));
             return decision.outcome.is_ok().then_some(decision.ledger);
         }
-        let (placed, _) = self.place(ledger, &newcomer.owner, &newcomer.needs, newcomer.terms, &|_| {});
+        let (placed, explanation) =
+            self.place(ledger, &newcomer.owner, &newcomer.needs, newcomer.terms, &|_| {});
+        work.charge(usize::try_from(explanation.work).unwrap_or(usize::MAX));
         let mut next = ledger.clone();
         for (need, allocation) in newcomer.needs.containers.iter().zip(placed.ok()?) {
             accounts::hold(&mut next, &newcomer.owner, &need.name, allocation);
@@ -420,8 +429,8 @@ impl Native {
         &self,
         ledger: &Ledger,
         newcomer: &Newcomer<'_>,
-        search: &mut Effort,
-        accept: &dyn Fn(Ledger, &mut usize) -> Option<T>,
+        search: &mut Effort<'_>,
+        accept: &dyn Fn(Ledger) -> Option<T>,
     ) -> Option<T> {
         if search.moves == 0 {
             return None;
@@ -439,19 +448,27 @@ impl Native {
         let movable = self.movable(ledger, newcomer, search);
         let groups = self.groups(&unit, &room, newcomer.terms, &movable, search);
         for (_, group) in groups {
-            if search.tries == 0 || search.steps == 0 {
+            if search.work.is_spent() {
                 return None;
             }
             let members: Vec<&Movable> = group.iter().map(|&index| &movable[index]).collect();
             let before = search.clone();
             let Some(next) = self.try_group(ledger, newcomer, &members, search) else { continue };
-            match accept(next, &mut search.steps) {
+            match accept(next) {
                 Some(accepted) => return Some(accepted),
                 None => drop(search.undo::<()>(before)),
             }
         }
         None
     }
+}
+
+/// Whether there are no more sets of so many of the nodes than are looked at.
+fn fits(nodes: usize, size: usize) -> bool {
+    let sets = (0..size.min(nodes - size.min(nodes))).try_fold(1usize, |sets, index| {
+        Some(sets.checked_mul(nodes - index)? / (index + 1)).filter(|&sets| sets <= TARGETS)
+    });
+    sets.is_some()
 }
 
 /// Adds all groups that begin with those chosen and give what is missing.
@@ -461,14 +478,14 @@ fn collect(
     missing: &[u64],
     moves: usize,
     chosen: &mut Vec<usize>,
-    left: &mut usize,
+    share: &Share<'_>,
     groups: &mut BTreeSet<(u64, Vec<usize>)>,
 ) {
     for (place, (index, leaves)) in there.iter().enumerate() {
-        if moves == 0 || *left == 0 {
+        if moves == 0 || share.is_spent() {
             return;
         }
-        *left -= 1;
+        share.charge(40);
         chosen.push(*index);
         let still: Vec<u64> =
             missing.iter().zip(leaves).map(|(missing, of)| missing.saturating_sub(*of)).collect();
@@ -478,7 +495,7 @@ fn collect(
             group.sort_unstable();
             groups.insert((bytes, group));
         } else {
-            collect(&there[place + 1..], movable, &still, moves - 1, chosen, left, groups);
+            collect(&there[place + 1..], movable, &still, moves - 1, chosen, share, groups);
         }
         chosen.pop();
     }

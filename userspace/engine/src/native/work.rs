@@ -13,12 +13,24 @@ pub const WORK: u64 = 2_000_000;
 const PART: u64 = 8;
 
 /// What a decision has looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Work {
+    limit: u64,
     done: Cell<u64>,
 }
 
+impl Default for Work {
+    fn default() -> Self {
+        Self::up_to(WORK)
+    }
+}
+
 impl Work {
+    /// What something else than a decision may look at.
+    pub(super) fn up_to(limit: u64) -> Self {
+        Self { limit, done: Cell::new(0) }
+    }
+
     /// Charges for what is looked at.
     pub(super) fn charge(&self, of: usize) {
         self.done.set(self.done.get().saturating_add(of as u64));
@@ -31,13 +43,18 @@ impl Work {
 
     /// Whether nothing is left.
     pub(super) fn is_spent(&self) -> bool {
-        self.done.get() >= WORK
+        self.done.get() >= self.limit
     }
 
     /// What one search may use.
     pub(super) fn share(&self) -> Share<'_> {
-        let left = WORK.saturating_sub(self.done.get());
+        let left = self.limit.saturating_sub(self.done.get());
         Share { work: self, until: self.done.get() + left / PART }
+    }
+
+    /// All that is left.
+    pub(super) fn all(&self) -> Share<'_> {
+        Share { work: self, until: self.limit }
     }
 }
 
@@ -60,9 +77,13 @@ impl Share<'_> {
         self.work.done.get() >= self.until
     }
 
+    /// How much is left of it.
+    pub(super) fn left(&self) -> u64 {
+        self.until.saturating_sub(self.work.done.get())
+    }
+
     /// The first half of what is left of it.
     pub(super) fn half(&self) -> Self {
-        let done = self.work.done.get();
-        Self { work: self.work, until: done + self.until.saturating_sub(done) / 2 }
+        Self { work: self.work, until: self.work.done.get() + self.left() / 2 }
     }
 }
