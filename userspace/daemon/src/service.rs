@@ -117,11 +117,8 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     let reading = config.reading();
     let reading = reading.is_any().then(|| Gate::open(reading)).transpose()?;
     let remote = control_address(config, mode)?;
-    let control = match mode {
-        OperatingMode::Enforce => control_socket(config)?,
-        OperatingMode::Observe => None,
-    };
-    if control.is_some() || remote.is_some() {
+    let control = control_socket(config, mode)?;
+    if mode == OperatingMode::Enforce && (control.is_some() || remote.is_some()) {
         guarantor.prepare(config);
     }
     let demands = Demands::of_this_kernel(observer.needs_cap_bpf());
@@ -158,10 +155,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = Names::new(&config.listen_names);
-        if let (Some(reconciler), Some(control)) = (&reconciler, control) {
-            serve_control(&app, reconciler, control, (&heartbeats, &stop))?;
-            tracing::info!(socket = %config.control_socket.display(), "guarantees can be asked for");
-        }
+        let controlled = reconciler.clone();
         cluster.evict(reconciler.as_ref());
         if config.kubernetes.nri.enabled && mode == OperatingMode::Observe {
             tracing::warn!("mode observe: no container is placed, although kubernetes.nri.enabled is set");
@@ -181,6 +175,13 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         };
         let (view, source) = assigned.unzip();
         cluster.start(source, &stop);
+        if let Some(control) = control {
+            let router = controlled.map_or_else(
+                || allocations::observing_router(app.clone(), view.clone()),
+                |reconciler| allocations::control_router(app.clone(), reconciler),
+            );
+            serve_control(router, (config, control), (&heartbeats, &stop))?;
+        }
         let router = allocations::router(app, view, reading.clone(), names);
         let served = readers.spawn(serve_reading(listener, reading, router, heartbeats.clone(), stop));
         served.await.map_err(io::Error::from).flatten()
@@ -197,14 +198,13 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     Ok(())
 }
 
-/// Takes changes on the control socket.
+/// Serves the control socket.
 fn serve_control(
-    app: &Arc<App>,
-    reconciler: &Reconciler,
-    socket: UnixListener,
+    router: Router,
+    (config, socket): (&Config, UnixListener),
     (heartbeats, stop): (&Heartbeats, &CancellationToken),
 ) -> io::Result<()> {
-    let router = allocations::control_router(app.clone(), reconciler.clone());
+    tracing::info!(socket = %config.control_socket.display(), "serving root");
     let serve = http::serve(ControlListener::new(socket)?, router, stop.clone());
     tokio::spawn(heartbeats.watch("http (control socket)", stop, serve).boxed());
     Ok(())
@@ -377,15 +377,20 @@ fn serve_remote(
     Ok(())
 }
 
-/// The control socket; without the rights to make it, the daemon only observes.
-fn control_socket(config: &Config) -> Result<Option<UnixListener>, SocketError> {
-    match socket::listen(&config.control_socket, "controlSocket") {
-        Ok(listener) => Ok(Some(listener)),
-        Err(error @ SocketError::Io { .. }) => {
+/// The control socket. Without the rights to make it, the daemon only observes; without it, a daemon that only observes shows root no
+/// more than others.
+fn control_socket(config: &Config, mode: OperatingMode) -> Result<Option<UnixListener>, SocketError> {
+    match (socket::listen(&config.control_socket, "controlSocket"), mode) {
+        (Ok(listener), _) => Ok(Some(listener)),
+        (Err(error @ SocketError::Io { .. }), OperatingMode::Enforce) => {
             tracing::warn!(%error, "guarantees cannot be asked for");
             Ok(None)
         }
-        Err(error) => Err(error),
+        (Err(error), OperatingMode::Enforce) => Err(error),
+        (Err(error), OperatingMode::Observe) => {
+            tracing::info!(%error, "regions and call chains are shown with credentials only");
+            Ok(None)
+        }
     }
 }
 

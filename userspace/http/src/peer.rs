@@ -20,9 +20,9 @@ pub struct Peer {
 pub(crate) struct Authorized;
 
 impl Peer {
-    /// Whether it is on this host, as far as addresses show.
-    pub(crate) fn is_local(&self) -> bool {
-        self.address.is_none_or(|address| address.ip().to_canonical().is_loopback())
+    /// Whether it came on the control socket, which only root and the daemon's own user may open: all others have an address.
+    pub(crate) fn is_on_control_socket(&self) -> bool {
+        self.address.is_none()
     }
 }
 

@@ -53,6 +53,11 @@ pub fn control_router(app: Arc<App>, reconciler: Reconciler) -> Router {
     numaward_http::control_router(app, controlling(reconciler))
 }
 
+/// The routes of the control socket where nothing can be promised: those that read.
+pub fn observing_router(app: Arc<App>, view: Option<View>) -> Router {
+    numaward_http::control_router(app, reading(view).merge(rebalance::elsewhere()))
+}
+
 /// All routes of the control address.
 pub fn remote_router(app: Arc<App>, reconciler: Reconciler, gate: Arc<Gate>, names: Names) -> Router {
     numaward_http::remote_router(app, controlling(reconciler), gate, names)

@@ -1,5 +1,7 @@
 //! What is looked up inside of a workload: which code reaches across nodes, and where which part of its memory lies. It shows
-//! what programs do inside, so who is on another host has to authenticate.
+//! what programs do inside, by the daemon's privileges: a user must not see that of another, nor hold up the other's processes. So it
+//! is for the control socket, and for clients that authenticate. An address on the loopback is no identity: a proxy or another user
+//! may be behind it.
 
 use std::sync::Arc;
 
@@ -35,7 +37,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         (status = 200, description = "The call chains", body = api::Stacks),
         (
             status = 403,
-            description = "Asked from another host, on an address that takes neither token nor client certificate",
+            description = "Asked neither on the control socket nor with a token or client certificate",
             body = Problem,
             content_type = CONTENT_TYPE,
         ),
@@ -71,7 +73,7 @@ async fn stacks(
         (status = 200, description = "The regions", body = api::Regions),
         (
             status = 403,
-            description = "Asked from another host, on an address that takes neither token nor client certificate",
+            description = "Asked neither on the control socket nor with a token or client certificate",
             body = Problem,
             content_type = CONTENT_TYPE,
         ),
@@ -102,13 +104,13 @@ fn failure(name: &str, none: NotInside) -> Failure {
     }
 }
 
-/// Whether somebody may see what programs of workloads do inside.
+/// Whether a client may see what programs of workloads do inside.
 fn check_reader(peer: Option<&Peer>, authorized: bool) -> Result<(), Failure> {
-    if authorized || peer.is_none_or(Peer::is_local) {
+    if authorized || peer.is_some_and(Peer::is_on_control_socket) {
         return Ok(());
     }
-    let detail = "this shows what programs do inside: from another host it takes the token of listenTokenFile or a client \
-                  certificate of listenTls";
+    let detail = "this shows what programs do inside: ask as root on this host (`numaward stacks`, `numaward regions`), or with the \
+                  token of listenTokenFile or a client certificate of listenTls";
     Err((StatusCode::FORBIDDEN, detail.to_owned()))
 }
 
@@ -117,16 +119,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_on_another_host_has_to_authenticate() {
+    fn clients_on_any_address_have_to_authenticate() {
         let may = |address: &str, authorized| {
             let peer = Peer { address: Some(address.parse().unwrap()), ..Peer::default() };
             check_reader(Some(&peer), authorized).is_ok()
         };
-        assert!(
-            may("127.0.0.1:1000", false) && may("[::1]:1000", false) && may("[::ffff:127.0.0.1]:1", false)
-        );
-        assert!(!may("10.0.0.1:1000", false) && !may("[fd00::1]:1000", false));
-        assert!(may("10.0.0.1:1000", true));
+        for address in
+            ["127.0.0.1:1000", "[::1]:1000", "[::ffff:127.0.0.1]:1", "10.0.0.1:1000", "[fd00::1]:1000"]
+        {
+            assert!(!may(address, false) && may(address, true), "{address}");
+        }
+        assert!(check_reader(None, false).is_err());
         assert!(check_reader(Some(&Peer::default()), false).is_ok(), "the control socket");
     }
 }
