@@ -30,6 +30,10 @@ pub struct Kubernetes {
     /// run on all CPUs, also on those that are exclusive to others. In other namespaces `off` counts as `shared`.
     #[educe(Default(expression = ["kube-system".to_owned()].into()))]
     pub placement_off_namespaces: BTreeSet<String>,
+    /// The namespaces whose pods may use annotations that take more from others than a quota counts: `numaward.io/hide-siblings` takes up
+    /// to twice the CPUs that are requested, and `numaward.io/resctrl-class` joins a class of caches and memory bandwidth. In other
+    /// namespaces they count as not given.
+    pub beyond_quota_namespaces: BTreeSet<String>,
     /// What becomes of the quota of CPU time of a container that has CPUs of its own, and of its pod.
     pub cpu_quota: CpuQuota,
     /// What becomes of a pod that was started without numaward, and whose CPUs or memory are not there.

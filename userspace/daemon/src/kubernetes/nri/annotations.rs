@@ -21,6 +21,8 @@
 //! the pod's. The others are of the whole pod. Those from `tiers` on need the strategy `native`, all but `memory-policy` and
 //! `resctrl-class`. So does `guarantee: burstable`.
 //!
+//! `hide-siblings` and `resctrl-class` take more from others than a quota counts: they are for namespaces that the configuration lists.
+//!
 //! A value that cannot be understood, or a name that does not exist, counts as not given, and the explanation of
 //! the decision says so: a typing error in an annotation must not keep a pod from running.
 //!
@@ -274,6 +276,21 @@ impl Annotations {
         }
         if self.wants_off {
             self.ignored.push(OFF_IGNORED.to_owned());
+        }
+        self
+    }
+
+    /// Takes as not given what gives a pod more than a quota counts: this namespace may not have it.
+    #[must_use]
+    pub(super) fn without_beyond_quota(mut self) -> Self {
+        let given = [
+            ("hide-siblings", std::mem::take(&mut self.terms.hide_siblings)),
+            ("resctrl-class", self.terms.resctrl_class.take().is_some()),
+        ];
+        for (name, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            self.ignored.push(format!(
+                "numaward.io/{name} is ignored (kubernetes.beyondQuotaNamespaces in numaward's configuration does not list this namespace)"
+            ));
         }
         self
     }

@@ -73,6 +73,8 @@ pub(super) struct RequestBuilder {
     when_pinned: WhenPinned,
     /// Where pods may opt out.
     off_namespaces: BTreeSet<String>,
+    /// Where pods may have more than a quota counts.
+    beyond_quota_namespaces: BTreeSet<String>,
 }
 
 impl RequestBuilder {
@@ -89,6 +91,7 @@ impl RequestBuilder {
             whole_pods: config.gates().whole_pods(),
             when_pinned: config.kubernetes.nri.when_pinned,
             off_namespaces: config.kubernetes.placement_off_namespaces.clone(),
+            beyond_quota_namespaces: config.kubernetes.beyond_quota_namespaces.clone(),
         }
     }
 
@@ -101,6 +104,8 @@ impl RequestBuilder {
     pub(super) fn annotations(&self, pod: &nri::Pod) -> Annotations {
         let read = Annotations::read(&pod.annotations);
         let read = if self.off_namespaces.contains(&pod.namespace) { read } else { read.without_off() };
+        let may_have_more = self.beyond_quota_namespaces.contains(&pod.namespace);
+        let read = if may_have_more { read } else { read.without_beyond_quota() };
         let read = read.for_kernel(self.kernel);
         if self.strategy == StrategyKind::Native { read } else { read.without_burstable() }
     }
@@ -692,6 +697,28 @@ mod tests {
             let note = format!("{} of its {} labels", count + 1 - kept.len(), count + 1);
             assert!(ask.notes.iter().any(|of| of.contains(&note)), "{note}: {:?}", ask.notes);
         }
+    }
+
+    /// A quota counts what a pod requests, and not the siblings of its CPUs or the class that it joins.
+    #[test]
+    fn annotations_that_give_more_than_a_quota_counts_are_for_listed_namespaces() {
+        let asked = [("numaward.io/hide-siblings", "true"), ("numaward.io/resctrl-class", "db")];
+        let with = |namespaces: &[&str]| {
+            let mut config = Config { host_root: "/nowhere".into(), ..Config::default() };
+            config.kubernetes.beyond_quota_namespaces = namespaces.iter().map(|&of| of.to_owned()).collect();
+            RequestBuilder::new(Arc::new(NoPods), &config).annotations(&pod(&asked))
+        };
+        for namespaces in [&[][..], &["other"]] {
+            let read = with(namespaces);
+            assert_eq!(read.terms, Terms::default(), "{namespaces:?}");
+            let notes = read.ignored.join("\n");
+            for part in ["hide-siblings", "resctrl-class", "kubernetes.beyondQuotaNamespaces"] {
+                assert!(notes.contains(part), "{notes}");
+            }
+        }
+        let read = with(&["ns"]);
+        assert!(read.terms.hide_siblings && read.terms.resctrl_class.as_deref() == Some("db"), "{read:?}");
+        assert_eq!(read.ignored, [""; 0]);
     }
 
     #[test]
