@@ -1,6 +1,11 @@
 //! Asks a daemon: on its control socket, or on one of its addresses.
 
-use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
@@ -18,7 +23,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::remote::Remote;
+use crate::{listening, remote::Remote};
 
 /// Longer than the daemon takes to answer, or to say that it cannot.
 const TIME_LIMIT: Duration = Duration::from_secs(35);
@@ -29,7 +34,7 @@ pub(crate) const MAX_BYTES: usize = 256 << 20;
 #[derive(derive_more::Display)]
 pub(crate) enum Server {
     /// That of this host, as its configuration says: on the control socket. Who may not open it, and where there is
-    /// none as the daemon only observes, may still read on its address.
+    /// none as the daemon only observes, may still read on its address. Root does so only where root's programs listen there.
     #[display("on its control socket {}", socket.display())]
     Local { socket: PathBuf, address: SocketAddr },
     /// The control socket that was named.
@@ -161,9 +166,11 @@ impl Server {
                 match UnixStream::connect(socket).await {
                     Ok(stream) => begin_on(stream, request, body).await,
                     Err(error) if is_read => {
-                        let stream = TcpStream::connect(address).await.map_err(|on_address| {
-                            io::Error::other(format!("{error}; nor at {address}: {on_address}"))
-                        })?;
+                        let also =
+                            |why: String| io::Error::other(format!("{error}; nor at {address}: {why}"));
+                        check_listener(address.port()).map_err(also)?;
+                        let stream = TcpStream::connect(address).await;
+                        let stream = stream.map_err(|on_address| also(on_address.to_string()))?;
                         begin_on(stream, request, body).await
                     }
                     Err(error) => Err(error),
@@ -181,6 +188,18 @@ impl Server {
                 begin_on(remote.connect().await?, request, body).await
             }
         }
+    }
+}
+
+/// Whether root may take what a port of this host says for the daemon's: any user can listen there while no daemon does.
+fn check_listener(port: u16) -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    match listening::is_roots(Path::new("/proc"), port) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("no program of root, or not only of root, listens there".to_owned()),
+        Err(error) => Err(format!("it is not known which program listens there: {error}")),
     }
 }
 

@@ -22,6 +22,7 @@ mod export;
 mod get;
 mod heap;
 mod import;
+mod listening;
 mod mempolicy;
 mod numactl;
 mod rebalance;

@@ -62,6 +62,9 @@ const RUNTIME_LIMIT: Duration = Duration::from_secs(30);
 /// How long the other threads are waited for where one ended unasked: they may hang as well.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
+/// How often an address that another program has is tried again.
+const LISTEN_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The daemon cannot run at all.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -91,7 +94,7 @@ pub enum RunError {
 /// Runs the daemon until SIGTERM or SIGINT, and logs as configured. Call it while the process has one thread.
 ///
 /// What fails while observing degrades the daemon and does not end it. An address that cannot be
-/// listened on does: nobody could see what it does.
+/// listened on does, where it only observes: nobody could see what it does.
 pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), RunError> {
     let traces = Traces::new(&config.otlp);
     logging::start(&config.log, &traces);
@@ -113,7 +116,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     let metrics = Arc::new(metrics);
     let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
-    let listener = http::listen(config.listen.0, LISTEN)?;
+    let (address, listener) = reading_address(config, mode)?;
     let reading = config.reading();
     let reading = reading.is_any().then(|| Gate::open(reading)).transpose()?;
     let remote = control_address(config, mode)?;
@@ -146,13 +149,11 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         let stop = stop.clone();
         // Whatever ends this block ends the threads too.
         let _stop_all = stop.clone().drop_guard();
-        let address = listener.local_addr()?;
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()).boxed());
         let heartbeat = heartbeats.heart("tokio-rt-worker", RUNTIME_LIMIT);
         let notifying = notify_service_manager(readiness, heartbeats.clone(), heartbeat, stop.clone());
         tokio::spawn(notifying.boxed());
-        tracing::info!(version = numaward_api::VERSION, %address, "serving");
         start_sending((config, address), &metrics, &alerts, traces, &stop);
         let names = Names::new(&config.listen_names);
         let controlled = reconciler.clone();
@@ -183,6 +184,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
             serve_control(router, (config, control), (&heartbeats, &stop))?;
         }
         let router = allocations::router(app, view, reading.clone(), names);
+        let listener = (address, listener);
         let served = readers.spawn(serve_reading(listener, reading, router, heartbeats.clone(), stop));
         served.await.map_err(io::Error::from).flatten()
     });
@@ -210,14 +212,54 @@ fn serve_control(
     Ok(())
 }
 
+/// Listens on the read-only address. Another program that has it keeps no guarantee from being kept: where guarantees are enforced,
+/// that is tried again later.
+fn reading_address(
+    config: &Config,
+    mode: OperatingMode,
+) -> Result<(SocketAddr, Option<std::net::TcpListener>), ListenError> {
+    let address = config.listen.0;
+    match (http::listen(address, LISTEN), mode) {
+        (Err(error), OperatingMode::Enforce) => {
+            let every = LISTEN_RETRY_INTERVAL;
+            tracing::error!(%error, ?every, "no figures are served; that is tried again, and guarantees are kept meanwhile");
+            Ok((address, None))
+        }
+        (listening, _) => {
+            let listener = listening?;
+            Ok((listener.local_addr().unwrap_or(address), Some(listener)))
+        }
+    }
+}
+
+/// Tries again to listen, until that works.
+async fn listen_later(address: SocketAddr) -> std::net::TcpListener {
+    let mut ticks = interval(LISTEN_RETRY_INTERVAL);
+    loop {
+        ticks.tick().await;
+        match http::listen(address, LISTEN) {
+            Ok(listener) => return listener,
+            Err(error) => tracing::debug!(%error, "no figures are served yet"),
+        }
+    }
+}
+
 /// Serves the read-only address, to those whom the gate lets through if there is one, until the daemon stops.
 async fn serve_reading(
-    listener: std::net::TcpListener,
+    (address, listener): (SocketAddr, Option<std::net::TcpListener>),
     gate: Option<Arc<Gate>>,
     router: Router,
     heartbeats: Heartbeats,
     stop: CancellationToken,
 ) -> io::Result<()> {
+    let listener = match listener {
+        Some(listener) => listener,
+        None => match stop.run_until_cancelled(listen_later(address)).await {
+            Some(listener) => listener,
+            None => return Ok(()),
+        },
+    };
+    tracing::info!(version = numaward_api::VERSION, %address, "serving");
     let serve = match gate {
         Some(gate) => http::serve(RemoteListener::new(listener, gate)?, router, stop.clone()),
         None => http::serve(TcpListener::from_std(listener)?, router, stop.clone()),
@@ -453,4 +495,46 @@ async fn notify_service_manager(
     stop.run_until_cancelled(notifying).await;
     stop.cancelled().await;
     notify(NotifyState::Stopping);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Any user can listen on a port that the daemon had before a restart.
+    #[tokio::test]
+    async fn address_of_another_program_is_tried_again_where_guarantees_are_enforced() {
+        let squatter = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = squatter.local_addr().unwrap();
+        let mut config = Config::default();
+        config.listen.0 = address;
+        assert!(reading_address(&config, OperatingMode::Observe).is_err());
+        let (tried, listener) = reading_address(&config, OperatingMode::Enforce).unwrap();
+        assert!(tried == address && listener.is_none());
+
+        let (stop, heartbeats) = (CancellationToken::new(), Heartbeats::default());
+        let router = Router::new().route("/", axum::routing::get(async || "figures"));
+        let serving = serve_reading((address, listener), None, router, heartbeats.clone(), stop.clone());
+        let serving = tokio::spawn(serving);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(squatter);
+        let begun = Instant::now();
+        while std::net::TcpStream::connect(address).is_err() {
+            assert!(begun.elapsed() < 4 * LISTEN_RETRY_INTERVAL);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(heartbeats.ended().is_none());
+        stop.cancel();
+        serving.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn daemon_that_waits_for_its_address_stops_at_once() {
+        let squatter = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stop = CancellationToken::new();
+        let address = (squatter.local_addr().unwrap(), None);
+        let serving = serve_reading(address, None, Router::new(), Heartbeats::default(), stop.clone());
+        stop.cancel();
+        serving.await.unwrap();
+    }
 }

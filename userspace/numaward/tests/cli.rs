@@ -608,9 +608,13 @@ fn a_daemon_serves_and_stops_when_told() {
     let socket = daemon.socket.to_str().unwrap();
     assert_eq!(json(&["status", "--server", socket, "-o", "json"])["probes"][0]["mode"], "absent");
 
-    // A second one on the same port says so and ends.
-    let (error, code) = failed(&["run", "--listen", &address, "--log-level", "error"]);
-    assert_eq!((error.lines().count(), code), (1, 1), "{error}");
+    // A second one on the same port that only observes says so and ends.
+    let second = numaward(&["run", "--listen", &address, "--log-level", "error"])
+        .env("NUMAWARD_MODE", "observe")
+        .output()
+        .unwrap();
+    let error = text(&second.stderr);
+    assert_eq!((error.lines().count(), second.status.code()), (1, Some(1)), "{error}");
     assert!(error.contains(&address) && error.contains("in use") && error.contains("--listen"), "{error}");
 
     let sent = Command::new("kill").args(["-TERM", &daemon.child.id().to_string()]).status().unwrap();
