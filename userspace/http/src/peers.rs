@@ -22,7 +22,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::Limits;
@@ -32,46 +32,8 @@ use crate::limits::Limits;
 struct Held {
     connections: usize,
     unread: usize,
-    /// Its only place for a scrape: others of it wait.
-    scrape: Scrape,
     /// Its places that are served, by age.
     served: BTreeMap<u64, (OwnedSemaphorePermit, CancellationToken)>,
-}
-
-/// The only scrape of a peer that may be under way, and how many wait for it.
-#[derive(Clone, Debug)]
-struct Scrape {
-    permit: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
-}
-
-impl Default for Scrape {
-    fn default() -> Self {
-        Self { permit: Arc::new(Semaphore::new(1)), waiting: Arc::default() }
-    }
-}
-
-/// Held by the scrape of a peer that is under way.
-#[derive(Debug)]
-pub(crate) struct ScrapePlace {
-    waiting: Arc<AtomicUsize>,
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl ScrapePlace {
-    /// Whether another scrape of the peer waits for it.
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
-    }
-}
-
-/// Counts as waiting until it is dropped.
-struct Waiter(Arc<AtomicUsize>);
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// The peers of one address.
@@ -152,19 +114,6 @@ impl Place {
         Some(permit)
     }
 
-    /// Waits until no other scrape of its peer is under way. None on a Unix socket, whose clients are no peer.
-    pub(crate) async fn scrape(&self) -> Option<ScrapePlace> {
-        let Scrape { permit, waiting } = {
-            let all = self.peers.held.lock();
-            self.peer.and_then(|_| all.get(&self.peer)).map(|held| held.scrape.clone())?
-        };
-        waiting.fetch_add(1, Ordering::Relaxed);
-        let _waiter = Waiter(waiting.clone());
-        // It is never closed.
-        let permit = permit.acquire_owned().await.ok();
-        Some(ScrapePlace { waiting, _permit: permit })
-    }
-
     /// Has the connection closed, with all that waits to be written to it.
     pub(crate) fn close(&self) {
         self.displaced.cancel();
@@ -222,7 +171,7 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt as _;
+    use tokio::sync::Semaphore;
 
     use super::*;
 
@@ -301,23 +250,5 @@ mod tests {
         assert!(d.may_send(1000), "the first may always be sent");
         drop(d);
         assert!(peers.held.lock().is_empty());
-    }
-
-    #[tokio::test]
-    async fn peer_has_one_scrape_at_a_time_and_keeps_no_other_from_theirs() {
-        let peers = Peers::new(LIMITS);
-        let [one, two, other] =
-            ["10.0.0.1", "10.0.0.1", "10.0.0.2"].map(|address| enter(&peers, address).unwrap());
-        let first = one.scrape().await.unwrap();
-        assert!(!first.is_awaited());
-        let mut second = Box::pin(two.scrape());
-        assert!(second.as_mut().now_or_never().is_none() && first.is_awaited());
-        drop(second);
-        assert!(!first.is_awaited(), "its client went away");
-        assert!(other.scrape().now_or_never().is_some());
-        drop(first);
-        assert!(two.scrape().now_or_never().is_some());
-        let local: Vec<_> = (0..2).map(|_| peers.enter(None).unwrap()).collect();
-        assert!(local.iter().all(|place| matches!(place.scrape().now_or_never(), Some(None))));
     }
 }

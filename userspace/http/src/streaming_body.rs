@@ -11,15 +11,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{blocking, limits::TIME_LIMIT, peers::ScrapePlace};
+use crate::{blocking, limits::TIME_LIMIT};
 
 /// Pieces that wait for a slow client, at most.
 const WAITING: usize = 4;
 /// Within this, the client of a scrape has to take a piece where others may be waiting for a scrape.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Within this, the whole of a scrape has to be taken where others may be waiting for one.
-const CROWDED_TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// A part of a body.
 pub(crate) enum Piece {
@@ -45,48 +42,34 @@ pub(crate) fn body() -> (mpsc::Sender<Piece>, Body) {
 
 /// The body of `/metrics`, written by a thread that may block. `place` is held until it is written. Where no other place is
 /// free, a client that hardly reads is given up.
-pub(crate) fn scrape(
-    metrics: Arc<Metrics>,
-    format: Format,
-    place: Option<OwnedSemaphorePermit>,
-    of_peer: Option<ScrapePlace>,
-) -> Body {
+pub(crate) fn scrape(metrics: Arc<Metrics>, format: Format, place: Option<OwnedSemaphorePermit>) -> Body {
     let (sender, written) = body();
     let runtime = Handle::current();
-    let begun = Instant::now();
+    let deadline = Instant::now() + TIME_LIMIT;
     blocking::spawn(move || {
-        let may_wait = || {
-            place.as_ref().is_some_and(|place| place.semaphore().available_permits() > 0)
-                && !of_peer.as_ref().is_some_and(ScrapePlace::is_awaited)
-        };
-        let send = |piece| runtime.block_on(hand_over(&sender, piece, begun, may_wait));
+        let may_wait = || place.as_ref().is_some_and(|place| place.semaphore().available_permits() > 0);
+        let send = |piece| runtime.block_on(hand_over(&sender, piece, deadline, may_wait));
         if metrics.encode(format, |piece| send(Piece::Text(piece))).is_ok() {
             send(Piece::End);
         }
-        drop((place, of_peer));
+        drop(place);
     });
     written
 }
 
-/// Whether a client takes a piece of a scrape in time. Where it may keep others waiting: within [`PATIENCE`], and the whole within
-/// [`CROWDED_TIME_LIMIT`].
+/// Whether a client takes a piece until then; within [`PATIENCE`] where it may not keep others waiting.
 async fn hand_over(
     sender: &mpsc::Sender<Piece>,
     piece: Piece,
-    begun: Instant,
+    deadline: Instant,
     may_wait: impl Fn() -> bool,
 ) -> bool {
     let mut sent = pin!(sender.send(piece));
     loop {
-        let limit = if may_wait() { TIME_LIMIT } else { CROWDED_TIME_LIMIT };
-        let deadline = begun + limit;
-        if Instant::now() >= deadline {
-            return false;
-        }
         let until = deadline.min(Instant::now() + PATIENCE);
         match timeout_at(until, sent.as_mut()).await {
             Ok(sent) => return sent.is_ok(),
-            Err(_) if may_wait() => {}
+            Err(_) if until < deadline && may_wait() => {}
             Err(_) => return false,
         }
     }
@@ -100,7 +83,6 @@ mod tests {
         http::{Request, header},
         routing::get,
     };
-    use tokio::time::sleep;
     use tower::ServiceExt as _;
     use tower_http::compression::CompressionLayer;
 
@@ -136,28 +118,14 @@ mod tests {
     async fn who_hardly_reads_is_given_up_where_others_may_be_waiting() {
         let (sender, mut client) = mpsc::channel(1);
         let piece = || Piece::Text(Bytes::new());
-        let begun = Instant::now();
-        assert!(hand_over(&sender, piece(), begun, || false).await, "there is room");
-        assert!(!hand_over(&sender, piece(), begun, || false).await);
-        assert_eq!(begun.elapsed(), PATIENCE);
-        assert!(!hand_over(&sender, piece(), begun, || true).await);
-        assert_eq!(begun.elapsed(), TIME_LIMIT);
+        let start = Instant::now();
+        let deadline = start + TIME_LIMIT;
+        assert!(hand_over(&sender, piece(), deadline, || false).await, "there is room");
+        assert!(!hand_over(&sender, piece(), deadline, || false).await);
+        assert_eq!(start.elapsed(), PATIENCE);
+        assert!(!hand_over(&sender, piece(), deadline, || true).await);
+        assert_eq!(start.elapsed(), TIME_LIMIT);
         client.recv().await;
-        assert!(!hand_over(&sender, piece(), begun, || true).await, "its time is over");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn slow_client_ends_in_time_where_others_may_be_waiting() {
-        let (sender, mut client) = mpsc::channel(1);
-        let begun = Instant::now();
-        // It takes a piece just before it would be given up.
-        tokio::spawn(async move {
-            loop {
-                sleep(PATIENCE * 9 / 10).await;
-                client.recv().await;
-            }
-        });
-        while hand_over(&sender, Piece::Text(Bytes::new()), begun, || false).await {}
-        assert_eq!(begun.elapsed(), CROWDED_TIME_LIMIT);
+        assert!(hand_over(&sender, piece(), deadline, || true).await);
     }
 }

@@ -33,7 +33,6 @@ use utoipa_axum::{
 use crate::{
     accept::{Offer, choose},
     blocking::Blocking,
-    peer::Peer,
     problem::Failure,
     samples::Samples,
     shared_reads::SharedReads,
@@ -269,21 +268,12 @@ impl<S: Sync> FromRequestParts<S> for PlainJson {
         (status = 406, description = "No format, or no encoding, is accepted", body = Problem, content_type = CONTENT_TYPE),
     )
 )]
-async fn metrics(
-    State(app): State<Arc<App>>,
-    peer: Option<Extension<Peer>>,
-    uri: Uri,
-    headers: HeaderMap,
-) -> Result<Response, Failure> {
+async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<Response, Failure> {
     has_key(&uri, None)?;
     let format = *accepted(&headers, &METRICS)?;
-    let of_peer = match peer.and_then(|Extension(peer)| peer.place) {
-        Some(place) => place.scrape().await,
-        None => None,
-    };
     // The semaphore is never closed; without a place, the scrape would merely not be counted.
     let place = app.scrapes.clone().acquire_owned().await.ok();
-    let body = streaming_body::scrape(app.metrics.clone(), format, place, of_peer);
+    let body = streaming_body::scrape(app.metrics.clone(), format, place);
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response())
 }
 
