@@ -31,7 +31,7 @@ mod resize;
 mod storage;
 mod together;
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use numaward_cgroup::{CgroupPath, Hierarchy, LockError, classify};
 use numaward_config::{Config, enforcement::CgroupPattern, home::HomeMode};
@@ -204,8 +204,9 @@ impl Core {
     pub(crate) fn refresh(&mut self) {
         self.execution.enforcer.refresh();
         // At a start after a reboot, the bus may not have been there yet.
-        let is_there = |path: &CgroupPath| self.hierarchy.dir(path).is_dir();
-        if self.kept.state.applied.unwritten().any(is_there) {
+        let left: BTreeSet<CgroupPath> = self.kept.state.applied.unwritten().cloned().collect();
+        self.kept.unwritten.retain(|path| left.contains(path));
+        if self.kept.unwritten.iter().any(|path| self.hierarchy.dir(path).is_dir()) {
             self.uphold();
         }
         if self.forget_disabled()

@@ -3,9 +3,9 @@
 //! The state is stored before anything is done for it, while somebody waits. The file, which others read and which serves
 //! when the journal is damaged, is written when there is time.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
-use numaward_cgroup::HierarchyLock;
+use numaward_cgroup::{CgroupPath, HierarchyLock};
 use numaward_guarantee::{
     decisions::Decisions, error::AdmissionError, serialization_cache::SerializationCache, state::State,
     xattr_backup::XattrBackup,
@@ -26,11 +26,14 @@ pub(crate) struct KeptState {
     pub(crate) storage: Storage,
     /// Whether the ledger could not be read, so that what is not in it may be ours all the same.
     pub(crate) is_rebuilt: bool,
+    /// The cgroups of which nothing was written yet when the daemon started: of an earlier boot.
+    pub(super) unwritten: BTreeSet<CgroupPath>,
 }
 
 impl KeptState {
     pub(super) fn new(state: State, storage: Storage, is_rebuilt: bool) -> Self {
-        Self { state, open: Vec::new(), storage, is_rebuilt }
+        let unwritten = state.applied.unwritten().cloned().collect();
+        Self { state, open: Vec::new(), storage, is_rebuilt, unwritten }
     }
 
     /// Stores the state.
