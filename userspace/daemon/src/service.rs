@@ -1,6 +1,7 @@
 //! The life of the daemon: build the parts, listen, give up privileges, serve, stop.
 
 use std::{
+    fs::File,
     io,
     net::SocketAddr,
     os::unix::net::UnixListener,
@@ -31,6 +32,7 @@ use numaward_telemetry::{
     metrics::Metrics,
     otlp::{self, spans::Traces},
 };
+use rustix::io::fcntl_dupfd_cloexec;
 use sd_notify::NotifyState;
 use tokio::{
     net::TcpListener,
@@ -62,6 +64,8 @@ const RUNTIME_LIMIT: Duration = Duration::from_secs(30);
 /// How long the other threads are waited for where one ended unasked: they may hang as well.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
+/// The last file descriptor that a process may have by default.
+const LAST_DESCRIPTOR: i32 = 1023;
 /// How often an address that another program has is tried again.
 const LISTEN_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -98,6 +102,7 @@ pub enum RunError {
 pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), RunError> {
     let traces = Traces::new(&config.otlp);
     logging::start(&config.log, &traces);
+    reserve_descriptors();
     let policies = Policies::read(&config.host_root, &config.kubernetes.kubelet.directory);
     let mode = kubelet::mode(config, &policies)?;
     if mode == OperatingMode::Observe {
@@ -210,6 +215,18 @@ fn serve_control(
     let serve = http::serve(ControlListener::new(socket)?, router, stop.clone());
     tokio::spawn(heartbeats.watch("http (control socket)", stop, serve).boxed());
     Ok(())
+}
+
+/// Lets the kernel make the process's table of file descriptors as large as it gets by default, before there are threads.
+///
+/// Later, the kernel waits for an RCU grace period each time it doubles the table, and whatever opens a file waits with it: 150 ms were seen
+/// where pages were being moved on the same CPU. A table never shrinks. Source: `fs/file.c` (`expand_fdtable`).
+fn reserve_descriptors() {
+    let reserved = File::open("/dev/null")
+        .and_then(|file| fcntl_dupfd_cloexec(file, LAST_DESCRIPTOR).map_err(io::Error::from));
+    if let Err(error) = reserved {
+        tracing::debug!(%error, "the table of file descriptors grows later");
+    }
 }
 
 /// Listens on the read-only address. Another program that has it keeps no guarantee from being kept: where guarantees are enforced,
@@ -500,6 +517,14 @@ async fn notify_service_manager(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn table_of_descriptors_has_room_for_all_by_default() {
+        reserve_descriptors();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+        assert!(size.trim().parse::<i32>().unwrap() > LAST_DESCRIPTOR, "{size}");
+    }
 
     /// Any user can listen on a port that the daemon had before a restart.
     #[tokio::test]
