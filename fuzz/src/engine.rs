@@ -1,6 +1,6 @@
 //! The engine: a machine, a policy and a sequence of requests, decided by both strategies.
 //!
-//! No decision looks at more than it may. After each step: nothing is promised twice, what is promised adds up, and the ledger reads as it was written. In the
+//! The work of each decision stays within its limit. After each step: nothing is promised twice, what is promised adds up, and the ledger reads as it was written. In the
 //! end all is given back. The kubelet has defects of its own, which its strategy repeats: from the moment on at which two
 //! nodes of a group do not agree on it, not all may come back.
 

@@ -415,7 +415,7 @@ fn refused_pods_leave_nothing_in_containerd_2() {
     check_refusals(&V2);
 }
 
-/// A tenant who may make pods takes nothing from others: SECURITY.md, "From a tenant with pods".
+/// A tenant with rights on pods takes nothing from other pods: SECURITY.md, "From a tenant with pods".
 #[test]
 fn a_tenant_takes_nothing_from_others() {
     const VICTIM: &str = "default/victim/main";

@@ -128,7 +128,7 @@ fn unit() -> Result<String> {
     systemctl(&["restart", UNIT])?;
     expect("Cpus_allowed_list after a restart", &allowed("Cpus_allowed_list")?, "0-3")?;
     expect("memory.high after a restart", &get(CGROUP, "memory.high")?, &bytes(400))?;
-    // No drop-in hides what is edited.
+    // No drop-in is left that would override an edited unit file.
     let drop_ins = format!("/run/systemd/system.control/{UNIT}.d");
     ensure!(!Path::new(&drop_ins).exists(), "{drop_ins} is left");
     configure(410)?;

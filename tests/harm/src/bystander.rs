@@ -1,4 +1,4 @@
-//! Workloads that asked for nothing.
+//! Workloads without a guarantee.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use memmap2::MmapOptions;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Where cgroups are.
+/// The mount point of the cgroup hierarchy.
 pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
 /// The unit among the bystanders.
 pub(crate) const UNIT: &str = "db.service";
@@ -24,11 +24,12 @@ const SWAP_DISK: &str = "/dev/vdb";
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 * MIB;
-/// How often a workload uses what it has.
+/// The pause of a bystander between two uses of its memory.
 const PACE: Duration = Duration::from_millis(200);
+/// The CPU of the bystander with a cpuset partition.
 const PARTITION_CPU: &str = "5";
 
-/// What a bystander does.
+/// The behavior of a bystander.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Behavior {
     /// Waits.
@@ -45,7 +46,7 @@ pub(crate) enum Behavior {
     HugePages,
 }
 
-/// Enters a cgroup, says so, and behaves so until it is killed.
+/// Enters the cgroup, prints a line, and behaves as asked until it is killed.
 pub(crate) fn main(behavior: Behavior, cgroup: Option<&Path>) -> Result<()> {
     if let Some(cgroup) = cgroup {
         let procs = cgroup.join("cgroup.procs");
@@ -173,12 +174,12 @@ impl Bystanders {
         Ok(all)
     }
 
-    /// How many there are.
+    /// Returns the number of bystanders.
     pub(crate) fn count(&self) -> usize {
         self.processes.len() + 1
     }
 
-    /// The numbers of the processes, by name; an error names those that have ended.
+    /// Returns the process ids by name; an error names a bystander that has ended.
     pub(crate) fn processes(&mut self) -> Result<Vec<(&'static str, u32)>> {
         let mut found = Vec::new();
         for Process { name, child } in &mut self.processes {
@@ -226,7 +227,7 @@ impl Bystanders {
         said.read_line(&mut line)?;
         ensure!(!line.is_empty(), "the bystander {name} does not start");
         self.processes.push(Process { name, child });
-        // What it still says is taken, so that it never waits for that.
+        // The rest of its output is read, so that the pipe is never full.
         thread::spawn(move || said.read_to_end(&mut Vec::new()));
         Ok(())
     }

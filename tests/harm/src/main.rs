@@ -1,20 +1,19 @@
-//! `numaward-harm-check` lets workloads without a guarantee live beside a daemon that is asked for anything at random, and checks that
-//! none is killed and each gets back all it had.
+//! `numaward-harm-check` runs workloads without a guarantee beside a daemon with random requests, and checks that none is killed and each
+//! gets back the settings that it had.
 //!
 //! The problem: guarantees, releases, CPU isolation, automatic placement, the guard, modes, kills of the daemon and its removal each
-//! change cgroups that asked for nothing. Whether all of it comes back in every order is shown only by orders that were not chosen.
+//! change cgroups without a guarantee. A test with one order of these steps shows nothing about the others.
 //!
-//! Terms: a *bystander* is a workload that asked for nothing ([`bystander`]). A *sequence* is a number of random steps, after which the
+//! Terms: a *bystander* is a workload without a guarantee ([`bystander`]). A *sequence* is a number of random steps, after which the
 //! daemon is removed.
 //!
-//! Algorithm: start the bystanders and take a snapshot of all that they have ([`snapshot`]). For each sequence, start the daemon, do
-//! the steps ([`sequence`]), end what was started, run `numaward uninstall --restore`, and compare with the snapshot.
+//! Algorithm: start the bystanders and take a snapshot of their settings ([`snapshot`]). For each sequence, start the daemon, take
+//! the steps ([`sequence`]), end the commands and the daemon, run `numaward uninstall --restore`, and compare with the snapshot.
 //!
-//! Invariants checked: no bystander is killed, neither by the kernel nor by a signal; afterwards each knob of each cgroup, each memory
-//! policy and each affinity mask is what it was.
+//! Invariants checked: no bystander is killed, neither by the kernel nor by a signal; afterwards the knobs of all cgroups, the memory
+//! policies and the affinity masks have their old values.
 //!
-//! To be run as root on a machine that nobody needs, with systemd, two nodes, two small disks, and cgroup v2 at
-//! /sys/fs/cgroup.
+//! Run it as root in a virtual machine with systemd, two nodes, two small disks, and cgroup v2 at /sys/fs/cgroup.
 
 #![forbid(unsafe_code)]
 
@@ -52,7 +51,7 @@ enum Task {
         /// How many steps each has
         #[arg(long, default_value_t = 12)]
         steps: u32,
-        /// What the steps follow from
+        /// The seed of the random steps
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },

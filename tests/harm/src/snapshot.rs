@@ -1,4 +1,4 @@
-//! What cgroups, units and processes have.
+//! Snapshots of the settings of cgroups, units and processes.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use crate::bystander::{Bystanders, CGROUPS, UNIT, output};
 
-/// What numaward may write in a cgroup.
+/// The knobs that numaward may write.
 const KNOBS: &[&str] = &[
     "cgroup.subtree_control",
     "cpuset.cpus",
@@ -26,11 +26,11 @@ const KNOBS: &[&str] = &[
     "cpu.max",
     "cpu.weight",
 ];
-/// What systemd shows of a unit.
+/// The properties of a unit that numaward may set, and the files that they come from.
 const PROPERTIES: &str = "AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryLow,MemoryHigh,MemoryMax,MemorySwapMax,CPUWeight,\
                           CPUQuotaPerSecUSec,DropInPaths";
 
-/// All of it, by name.
+/// The values of all settings, by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Snapshot(BTreeMap<String, String>);
 
@@ -83,15 +83,23 @@ impl Snapshot {
         Ok(Self(found))
     }
 
-    /// What differs from this in a later one, a line each. Cgroups that came or went meanwhile are none of this.
+    /// Returns the differences between this and a later one, a line each. A cgroup that is gone is no difference.
     pub(crate) fn differences(&self, later: &Self) -> Vec<String> {
-        let both = self.0.iter().filter_map(|(name, before)| Some((name, before, later.0.get(name)?)));
-        let differing = both.filter(|(_, before, after)| before != after);
-        differing.map(|(name, before, after)| format!("{name}: {before:?} became {after:?}")).collect()
+        let cgroup_is_gone = |name: &str| {
+            let cgroup = name.split(' ').next().and_then(|path| path.strip_prefix('/'));
+            cgroup.is_some_and(|path| !Path::new(CGROUPS).join(path).is_dir())
+        };
+        let differing = self.0.iter().filter_map(|(name, before)| match later.0.get(name) {
+            Some(after) if after == before => None,
+            Some(after) => Some(format!("{name}: {before:?} became {after:?}")),
+            None if cgroup_is_gone(name) => None,
+            None => Some(format!("{name}: {before:?} is gone")),
+        });
+        differing.collect()
     }
 }
 
-/// All cgroups that there are.
+/// Returns the folders of all cgroups.
 fn cgroups() -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![PathBuf::from(CGROUPS)]);
     while let Some(folder) = folders.pop() {
@@ -102,7 +110,7 @@ fn cgroups() -> Vec<PathBuf> {
     found
 }
 
-/// The memory policies of a process, each once.
+/// Returns the memory policies of a process, each once.
 fn policies(pid: u32) -> Result<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/numa_maps"))?;
     let mut policies: Vec<&str> = text.lines().filter_map(|line| line.split(' ').nth(1)).collect();
@@ -111,7 +119,7 @@ fn policies(pid: u32) -> Result<String> {
     Ok(policies.join(" "))
 }
 
-/// The affinity masks of the threads of a process.
+/// Returns the affinity masks of the threads of a process.
 fn masks(pid: u32) -> Result<String> {
     let mut masks = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -6,17 +6,19 @@
 #![expect(clippy::panic, reason = "a library of tests")]
 
 mod golden;
+mod memory;
 
 use std::{
     env,
     ffi::OsStr,
     fmt,
     io::{self, Write as _},
-    process::Command,
-    thread,
 };
 
-pub use self::golden::{Sections, UPDATE, assert_golden};
+pub use self::{
+    golden::{Sections, UPDATE, assert_golden},
+    memory::{is_alone, peak, reset_peak, resident},
+};
 
 /// The variable that is set where no test may be skipped.
 pub const CI: &str = "CI";
@@ -42,33 +44,6 @@ pub fn skip_outside_ci(reason: impl fmt::Display) {
     report(&format!("skipped: {reason}"));
 }
 
-/// Runs the calling test in a process of its own, where no other test uses memory meanwhile; returns true in that process, and false
-/// when it has passed there.
-///
-/// # Panics
-///
-/// If it fails there, or cannot be started.
-#[must_use]
-pub fn is_alone() -> bool {
-    /// Set in that process.
-    const ALONE: &str = "NUMAWARD_TEST_ALONE";
-    let thread = thread::current();
-    // Without threads for tests, all run on the first one, one after the other.
-    let Some(name) = thread.name().filter(|name| *name != "main" && env::var_os(ALONE).is_none()) else {
-        return true;
-    };
-    let program = env::current_exe().unwrap_or_else(|error| panic!("{error}"));
-    let run = Command::new(program).args([name, "--exact", "--nocapture"]).env(ALONE, "1").output();
-    let run = run.unwrap_or_else(|error| panic!("{error}"));
-    let text = String::from_utf8_lossy(&run.stdout);
-    assert!(
-        run.status.success() && text.contains("1 passed"),
-        "{text}{}",
-        String::from_utf8_lossy(&run.stderr)
-    );
-    false
-}
-
 /// Prints a line that is visible although the test passes: the test harness captures `eprintln!`.
 fn report(line: &str) {
     // A closed stderr is no reason for a test to fail.
@@ -78,12 +53,6 @@ fn report(line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_test_that_is_to_be_alone_passes_in_a_process_of_its_own() {
-        let is_alone = is_alone();
-        println!("process {}, alone: {is_alone}", std::process::id());
-    }
 
     #[test]
     fn ci_is_off_only_if_unset_empty_zero_or_false() {

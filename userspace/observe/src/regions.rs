@@ -226,6 +226,7 @@ mod tests {
         io::{BufWriter, Write as _},
     };
 
+    use numaward_tests_support::{is_alone, resident};
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
@@ -288,7 +289,7 @@ mod tests {
     fn memory_is_bounded_whatever_the_names_are() {
         const NAMES: u64 = 30_000;
         const CEILING: u64 = 16 << 20;
-        if !numaward_tests_support::is_alone() {
+        if !is_alone() {
             return;
         }
         let host = tempfile::tempdir().unwrap();
@@ -324,12 +325,6 @@ mod tests {
         assert!(found.regions.iter().any(|region| region.name == "[heap]"));
         assert!(found.regions.iter().all(|region| region.name.len() <= MAX_NAME));
         assert!(found.notes[0].contains("names"), "{:?}", found.notes);
-    }
-
-    /// Memory of this process.
-    fn resident() -> u64 {
-        let text = fs::read_to_string("/proc/self/statm").unwrap();
-        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
     }
 
     #[test]

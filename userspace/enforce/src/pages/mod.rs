@@ -301,6 +301,7 @@ mod tests {
         os::unix::ffi::OsStrExt as _,
     };
 
+    use numaward_tests_support::{is_alone, resident};
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
@@ -416,7 +417,7 @@ mod tests {
     fn memory_is_bounded_whatever_a_process_maps() {
         const NAMES: usize = 30_000;
         const CEILING: u64 = 16 << 20;
-        if !numaward_tests_support::is_alone() {
+        if !is_alone() {
             return;
         }
         let (host, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -456,11 +457,5 @@ mod tests {
             rate: Bytes::mib(64),
             heeds_policy: false,
         }
-    }
-
-    /// Memory of this process.
-    fn resident() -> u64 {
-        let text = fs::read_to_string("/proc/self/statm").unwrap();
-        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * page_size()
     }
 }

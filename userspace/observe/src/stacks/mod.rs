@@ -307,6 +307,7 @@ mod tests {
     use std::{fs, io::Write as _};
 
     use numaward_probes::Pages;
+    use numaward_tests_support::{is_alone, peak, reset_peak};
     use numaward_topology::NodeId;
 
     use super::*;
@@ -419,7 +420,7 @@ mod tests {
     fn memory_is_bounded_whatever_processes_map() {
         const CEILING: u64 = 32 << 20;
         const PROCESSES: u32 = 12;
-        if !numaward_tests_support::is_alone() {
+        if !is_alone() {
             return;
         }
         let host = tempfile::tempdir().unwrap();
@@ -446,12 +447,7 @@ mod tests {
             })
         });
         let found = Found { chains: chains.collect(), lost: 0, dirs: vec![host.path().join("cgroup")] };
-        fs::write("/proc/self/clear_refs", "5").unwrap();
-        let peak = || {
-            let status = fs::read_to_string("/proc/self/status").unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-            line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-        };
+        reset_peak();
         let start = peak();
         let stacks =
             named(found, &host.path().join("proc"), None, 4096, Instant::now() + Duration::from_mins(5));

@@ -5,6 +5,8 @@ use std::{
     process::Command,
 };
 
+use numaward_tests_support::{is_alone, peak, reset_peak};
+
 use super::*;
 
 mod power_loss;
@@ -516,7 +518,7 @@ fn dies_at(point: &str, dir: &Path, first: u32) {
 #[test]
 fn slots_are_read_by_the_length_of_what_is_in_them() {
     const ROOM: u64 = 256 << 20;
-    if !numaward_tests_support::is_alone() {
+    if !is_alone() {
         return;
     }
     let dir = saved_twice();
@@ -528,13 +530,7 @@ fn slots_are_read_by_the_length_of_what_is_in_them() {
     for (at, slot) in small.chunks(small.len() / 2).enumerate() {
         journal.write_all_at(slot, at as u64 * ROOM).unwrap();
     }
-    // The peak counts from now on.
-    fs::write("/proc/self/clear_refs", "5").unwrap();
-    let peak = || {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-    };
+    reset_peak();
     let start = peak();
     assert_eq!(open(dir.path()), current(2));
     let most = peak();
