@@ -214,7 +214,7 @@ impl Search<'_> {
     }
 
     /// Everything on one node.
-    fn on_one(&mut self, at: usize) -> bool {
+    fn on_one(&mut self, at: usize) {
         let fits =
             self.needed.iter().all(|&resource| self.room.free[resource][at] >= self.unit.need[resource])
                 && self.adds_up(&[at]);
@@ -224,7 +224,6 @@ impl Search<'_> {
                 self.unit.need.iter().map(|&need| if need > 0 { &set[..] } else { &[][..] }).collect();
             self.offer(&sets);
         }
-        fits
     }
 
     /// What sets must have: of each resource at most as many nodes may give it as its size says.
@@ -237,14 +236,14 @@ impl Search<'_> {
         self.needed.iter().map(of).collect()
     }
 
-    /// Visits the sets of so many nodes that have enough. Whether there was one.
+    /// Visits the sets of so many nodes that have enough.
     fn each_set(
         &mut self,
         (items, columns): (&[usize], &[Vec<u64>]),
         size: usize,
         sizes: Option<&[usize]>,
         visit: &mut dyn FnMut(&mut Self, &[usize]),
-    ) -> bool {
+    ) {
         let wanted = self.wanted(columns, sizes);
         let mut found = false;
         if items.len() <= EXACT {
@@ -262,7 +261,7 @@ impl Search<'_> {
             });
             self.found.cut_off |= !all;
             if found || all {
-                return found;
+                return;
             }
         }
         // There may be others.
@@ -275,7 +274,6 @@ impl Search<'_> {
             found = true;
             visit(self, &set);
         }
-        found
     }
 
     fn anywhere(&mut self) {
@@ -290,16 +288,15 @@ impl Search<'_> {
         let all: Vec<usize> = (0..self.host.len()).collect();
         let mut most = all.len();
         for size in least.max(1)..=all.len() {
-            let found = if size == 1 {
+            if size == 1 {
                 self.share.charge(all.len() * self.needed.len());
-                let ones: Vec<bool> = all.iter().map(|&at| self.on_one(at)).collect();
-                ones.contains(&true)
+                all.iter().for_each(|&at| self.on_one(at));
             } else {
-                self.each_set((&all, &self.room.free), size, None, &mut |search, set| search.within(set))
-            };
+                self.each_set((&all, &self.room.free), size, None, &mut |search, set| search.within(set));
+            }
             // Nodes of devices count: a larger set that has them can be as good.
-            if found {
-                most = most.min(size + self.unit.devices.len());
+            if let Some(best) = self.found.placements.first() {
+                most = usize::try_from(best.key.nodes).unwrap_or(most);
             }
             // On a larger machine larger sets were found as well.
             if size >= most || size > 1 && (all.len() > EXACT || self.share.is_spent()) {
