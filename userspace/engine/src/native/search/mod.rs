@@ -290,7 +290,9 @@ impl Search<'_> {
         for size in least.max(1)..=all.len() {
             if size == 1 {
                 self.share.charge(all.len() * self.needed.len());
-                all.iter().for_each(|&at| self.on_one(at));
+                for &at in &all {
+                    self.on_one(at);
+                }
             } else {
                 self.each_set((&all, &self.room.free), size, None, &mut |search, set| search.within(set));
             }
