@@ -49,7 +49,6 @@ pub enum Message {
 }
 
 /// What the reconciler is asked by others than the container runtime.
-#[expect(missing_docs, reason = "the methods of `Reconciler` say what each asks for, and with what")]
 pub enum Command {
     Admit {
         request: Box<Request>,
@@ -91,7 +90,6 @@ pub enum Command {
 }
 
 /// What the runtime asks of us, or reports.
-#[expect(missing_docs, reason = "the methods of `Reconciler` say what each asks for, and with what")]
 pub enum PodCommand {
     RunPod {
         ask: Box<PodAsk>,
