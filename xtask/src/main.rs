@@ -12,6 +12,7 @@ mod book;
 mod budgets;
 mod build;
 mod command;
+mod commits;
 mod dashboards;
 mod demo;
 mod dependencies;
@@ -22,6 +23,7 @@ mod evidence;
 mod fuzz;
 mod generate;
 mod idle;
+mod language;
 mod manifests;
 mod modules;
 mod release;
@@ -32,7 +34,6 @@ mod setup;
 mod test;
 mod units;
 mod vm;
-mod words;
 
 use std::process::ExitCode;
 
@@ -69,6 +70,8 @@ enum Task {
     Dashboards,
     /// Makes all files anew that are generated and checked in
     Generate(generate::Arguments),
+    /// Measures the language of code and pages, and lowers its limits
+    Language(language::Arguments),
     /// Makes what is given to users: static program, packages for Debian and Fedora, apt repository, container image
     Dist(dist::Alone),
     /// Checks, makes, signs and tags a release; publishes nothing
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
             .and_then(|()| manifests::write_rules(command::root()))
             .map(|()| ExitCode::SUCCESS),
         Task::Generate(arguments) => generate::main(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Language(arguments) => language::run(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Dist(arguments) => dist::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Release(arguments) => release::main(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Screenshots(arguments) => screenshots::main(&arguments).map(|()| ExitCode::SUCCESS),

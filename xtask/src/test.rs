@@ -21,8 +21,8 @@ use crate::report::{self, Times};
 use crate::setup::{self, CargoTool, DebianTool, Part, PythonTool, kernels};
 use crate::vm::{self, Lane};
 use crate::{
-    api, architecture, book, budgets, build, command, dashboards, dependencies, fuzz, generate, manifests,
-    modules, units, words,
+    api, architecture, book, budgets, build, command, commits, dashboards, dependencies, fuzz, generate,
+    language, manifests, modules, units,
 };
 
 #[derive(Args)]
@@ -69,7 +69,7 @@ enum Stage {
     /// The Kubernetes manifests against the schemas of Kubernetes and of the Prometheus operator, and the Helm chart
     /// against the manifests; the list of system calls, and the exposure of the unit
     Manifests,
-    /// The book: it is made, and its links lead somewhere; and no text has words that docs/style.md rules out
+    /// The book: it is made, its links lead somewhere, and the language of code and pages is within its limits
     Book,
     /// The page in a headless browser, and that of a daemon on this host
     Page,
@@ -355,7 +355,7 @@ fn run(stage: Stage, lane: Lane, seed: u32) -> Result<()> {
         Stage::Deny => return deny(),
         Stage::Rules => return rules(),
         Stage::Manifests => return manifests::check(),
-        Stage::Book => return words::check().and_then(|()| book::test()),
+        Stage::Book => return language::check().and_then(|()| commits::check()).and_then(|()| book::test()),
         Stage::Page => return page(),
         Stage::Api => return api::test(lane == Lane::Rest, seed),
         Stage::Generated => return generate::check(),
