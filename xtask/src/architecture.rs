@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    path::Path,
     process::Command,
 };
 
@@ -123,7 +124,7 @@ pub(crate) fn check() -> Result<()> {
     let mut names = Names::default();
     for file in files.iter().filter(is_code).filter(|file| root.join(file).is_file()) {
         let text = fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"))?;
-        if file.ends_with(".rs") {
+        if Path::new(file).extension().is_some_and(|extension| extension == "rs") {
             names.add_rust(&text).with_context(|| format!("cannot parse {file}"))?;
         } else {
             names.identifiers.extend(words(&text).map(str::to_owned));
