@@ -1,33 +1,36 @@
 //! `numaward import-kubelet-state`: what was taken over, as text.
 
-use numaward_api::import::Imported;
+use numaward_api::{Block, import::Imported};
 
 use crate::table::{row, size, table};
 
 /// What was taken over, for people.
 pub(crate) fn render(imported: &Imported) -> String {
-    let rows = imported.containers.iter().map(|container| {
-        let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-        let nodes: Vec<&str> = container.memory.iter().map(|block| block.nodes.as_str()).collect();
+    let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let line = |pod: &str, container: &str, cpus: &str, blocks: &[Block]| {
+        let nodes: Vec<&str> = blocks.iter().map(|block| block.nodes.as_str()).collect();
         let memory: Vec<String> =
-            container.memory.iter().map(|block| format!("{} {}", block.kind, size(block.bytes))).collect();
-        row([
-            &container.pod_uid,
-            &container.container,
-            &or_dash(&container.cpus),
-            &or_dash(&nodes.join(" ")),
-            &or_dash(&memory.join(", ")),
-        ])
-    });
-    let table = || table(["POD", "CONTAINER", "CPUS", "NODES", "MEMORY"], rows) + "\n";
+            blocks.iter().map(|block| format!("{} {}", block.kind, size(block.bytes))).collect();
+        row([pod, container, &or_dash(cpus), &or_dash(&nodes.join(" ")), &or_dash(&memory.join(", "))])
+    };
+    let pods = imported.pods.iter().map(|pod| line(&pod.uid, "(pod)", &pod.cpus, &pod.memory));
+    let containers = imported
+        .containers
+        .iter()
+        .map(|container| line(&container.pod_uid, &container.container, &container.cpus, &container.memory));
+    let table = || table(["POD", "CONTAINER", "CPUS", "NODES", "MEMORY"], pods.chain(containers)) + "\n";
     let table = if imported.containers.is_empty() { String::new() } else { table() };
-    format!("{table}{} containers; shared CPUs {}\n", imported.containers.len(), imported.shared_cpus)
+    let warnings: String = imported.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
+    format!(
+        "{warnings}{table}{} containers; shared CPUs {}\n",
+        imported.containers.len(),
+        imported.shared_cpus
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use numaward_api::Block;
-    use numaward_api::import::Container;
+    use numaward_api::import::{Container, Pod};
 
     use super::*;
 
@@ -46,16 +49,27 @@ mod tests {
         };
         let two = vec![block("memory", "0"), block("hugepages-2Mi", "0-1")];
         let containers = vec![container("a", "2-3", two), container("b", "", Vec::new())];
-        let imported = Imported { containers, shared_cpus: "0-1".to_owned() };
+        let imported = Imported {
+            containers,
+            shared_cpus: "0-1".to_owned(),
+            pods: vec![Pod { uid: "whole".to_owned(), cpus: "4-7".to_owned(), memory: Vec::new() }],
+            warnings: Vec::new(),
+        };
         let expected = "\
-POD  CONTAINER  CPUS  NODES  MEMORY
-uid  a          2-3   0 0-1  memory 1.0 GiB, hugepages-2Mi 1.0 GiB
-uid  b          -     -      -
+POD    CONTAINER  CPUS  NODES  MEMORY
+whole  (pod)      4-7   -      -
+uid    a          2-3   0 0-1  memory 1.0 GiB, hugepages-2Mi 1.0 GiB
+uid    b          -     -      -
 
 2 containers; shared CPUs 0-1
 ";
         assert_eq!(render(&imported), expected);
-        let nothing = Imported { containers: Vec::new(), shared_cpus: "0-3".to_owned() };
-        assert_eq!(render(&nothing), "0 containers; shared CPUs 0-3\n");
+        let nothing = Imported {
+            containers: Vec::new(),
+            shared_cpus: "0-3".to_owned(),
+            pods: Vec::new(),
+            warnings: vec!["a: b".to_owned()],
+        };
+        assert_eq!(render(&nothing), "warning: a: b\n0 containers; shared CPUs 0-3\n");
     }
 }

@@ -102,10 +102,21 @@ impl KubeletVersion {
 
     /// The version that stands for what a Kubernetes node says about its kubelet, such as `v1.34.2+k3s1`.
     pub fn of_node(reported: &str) -> Option<Self> {
-        let mut numbers = reported.strip_prefix('v').unwrap_or(reported).split('.');
-        let mut number = || numbers.next()?.parse::<u32>().ok();
-        Some(if (number()?, number()?) < (1, 33) { Self::V1_32 } else { Self::V1_36 })
+        Some(if minor_version(reported)? < (1, 33) { Self::V1_32 } else { Self::V1_36 })
     }
+
+    /// Returns true if a kubelet is newer than those with recorded decisions. Some decisions of 1.37 differ from those of 1.36
+    /// (kubernetes/kubernetes#139430, #139778, #140730).
+    pub fn is_newer_than_recorded(reported: &str) -> bool {
+        minor_version(reported).is_some_and(|version| version > (1, 36))
+    }
+}
+
+/// Returns the first two numbers of a version such as `v1.34.2+k3s1`.
+fn minor_version(reported: &str) -> Option<(u32, u32)> {
+    let mut numbers = reported.strip_prefix('v').unwrap_or(reported).split('.');
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    Some((number()?, number()?))
 }
 
 named!(
@@ -260,6 +271,11 @@ mod tests {
             ("latest", None),
         ] {
             assert_eq!(KubeletVersion::of_node(reported), version, "{reported}");
+        }
+        for (reported, is_newer) in
+            [("v1.37.0", true), ("v2.0.0", true), ("v1.36.9+k3s1", false), ("x", false)]
+        {
+            assert_eq!(KubeletVersion::is_newer_than_recorded(reported), is_newer, "{reported}");
         }
     }
 }

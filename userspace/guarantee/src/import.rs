@@ -17,12 +17,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numaward_api::import::{Container, Imported};
+use numaward_api::import::{Container, Imported, Pod};
 use numaward_cgroup::Hierarchy;
 use numaward_config::Config;
 use numaward_engine::{
-    ContainerRequest, Kubelet, Ledger, Quantity, Request, Resources, StartError, Strategy,
-    kubelet::Checkpoints,
+    ContainerRequest, Kubelet, Ledger, Quantity, Request, Resources, StartError, Strategy, checkpoint,
+    kubelet::{Checkpoints, SharedCpus},
     policy::{
         KubeletVersion,
         gates::{POD_LEVEL_MANAGERS, POD_LEVEL_RESOURCES},
@@ -70,6 +70,9 @@ pub enum ImportError {
         "{CPU_STATE} or {MEMORY_STATE}: {0}; numaward's policies and reserved memory must be the kubelet's for this"
     )]
     Unfit(#[from] StartError),
+    /// A CPU is exclusive to two pods.
+    #[error("{0}: only one of them can have it; delete one of the pods, then import again")]
+    Shared(#[from] SharedCpus),
     /// The engine does not keep what a pod holds.
     #[error("pod {pod}: what it holds cannot be promised here: {problem}")]
     Refused {
@@ -110,7 +113,14 @@ pub fn import(
     }
     let place = directory.display().to_string();
     let version = config.kubelet_version.unwrap_or_default();
-    let checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place, version)?;
+    let mut checkpoints = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place, version)?;
+    checkpoints.share_within_pods()?;
+    let files = [(CPU_STATE, &cpus), (MEMORY_STATE, &memory)];
+    let unverified = files.into_iter().filter_map(|(file, text)| {
+        let fault = checkpoint::unverified_data(text.as_deref()?)?;
+        Some(format!("{file}: {fault}; it agrees with the older fields of the file, so it is read"))
+    });
+    let warnings = unverified.collect();
     let mut as_written = Cow::Borrowed(config);
     if checkpoints.have_pods() {
         let config = as_written.to_mut();
@@ -120,7 +130,7 @@ pub fn import(
     }
     let strategy = policy::kubelet(&as_written, machine).map_err(ImportError::Policy)?;
     let ledger = admit_again(&strategy, &strategy.restore(checkpoints, &place).ledger?)?;
-    let imported = describe(&ledger);
+    let imported = Imported { warnings, ..describe(&ledger) };
     if !dry_run {
         let (mut store, loaded) = Store::<State>::open(&config.state_directory)?;
         let held = match hierarchy {
@@ -195,7 +205,18 @@ fn describe(ledger: &Ledger) -> Imported {
         cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
         memory: allocation.blocks.iter().map(Into::into).collect(),
     });
-    Imported { containers: containers.collect(), shared_cpus: ledger.shared_pool().to_string() }
+    let wholes = ledger.owners().filter(|(_, account)| !account.whole.is_empty());
+    let pods = wholes.map(|(owner, account)| Pod {
+        uid: owner.to_string(),
+        cpus: account.whole.cpus.clone().unwrap_or_default().to_string(),
+        memory: account.whole.blocks.iter().map(Into::into).collect(),
+    });
+    Imported {
+        containers: containers.collect(),
+        shared_cpus: ledger.shared_pool().to_string(),
+        pods: pods.collect(),
+        warnings: Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -300,6 +321,38 @@ mod tests {
         let whole = &state.ledger.owner(&"pod-1".into()).unwrap().whole;
         assert_eq!(whole.cpus.as_ref().unwrap().to_string(), "1-3");
         assert_eq!(strategy.rebase(&state.ledger).0.shared_pool().to_string(), "0,4-7");
+    }
+
+    /// The state file of a CPU Manager with these entries.
+    fn cpu_state(dir: &Path, shared: &str, entries: &str) {
+        let text = format!(
+            r#"{{"policyName":"static","defaultCpuSet":"{shared}","entries":{entries},"checksum":0}}"#
+        );
+        fs::write(dir.join(CPU_STATE), text).unwrap();
+    }
+
+    #[test]
+    fn no_cpu_is_exclusive_to_two_pods() {
+        let dir = tempfile::tempdir().unwrap();
+        cpu_state(dir.path(), "0,4-7", r#"{"p1":{"a":"1-2"},"p2":{"b":"2-3"}}"#);
+        let error = import(&config(dir.path()), &machine(), None, dir.path(), false).unwrap_err().to_string();
+        assert!(error.contains("CPU 2 is exclusive to containers of pod p1 and of pod p2"), "{error}");
+        assert!(!dir.path().join("state").exists());
+    }
+
+    #[test]
+    fn containers_of_a_pod_share_cpus() {
+        let dir = tempfile::tempdir().unwrap();
+        cpu_state(dir.path(), "0,5-7", r#"{"p1":{"a":"1-2","b":"3-4","c":"3-4"}}"#);
+        let config = config(dir.path());
+        let imported = import(&config, &machine(), None, dir.path(), false).unwrap();
+        let cpus: Vec<_> = imported.containers.iter().map(|of| (&*of.container, &*of.cpus)).collect();
+        assert_eq!(cpus, [("a", "1-2"), ("b", "3-4"), ("c", "3-4")]);
+        assert_eq!(imported.pods.iter().map(|pod| &*pod.cpus).collect::<Vec<_>>(), ["1-4"]);
+        let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
+        let state = loaded.ledger().unwrap();
+        let whole = &state.ledger.owner(&"p1".into()).unwrap().whole;
+        assert_eq!(whole.cpus, Some("1-4".parse().unwrap()));
     }
 
     #[test]

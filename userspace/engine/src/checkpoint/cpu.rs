@@ -1,4 +1,4 @@
-//! `cpu_manager_state`, versions 1 to 3.
+//! `cpu_manager_state`, versions 1 to 4.
 //!
 //! Version 3 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has CPUs as a whole: the
 //! checksum distinguishes it from version 2.
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CheckpointError,
+    data::Data,
     dump::{Dump, checksum},
     go_json,
 };
@@ -41,6 +42,7 @@ struct File<E> {
     entries: BTreeMap<String, E>,
     #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
     pod_entries: BTreeMap<String, PodEntry>,
+    #[serde(default)]
     checksum: u64,
 }
 
@@ -173,6 +175,27 @@ impl CpuCheckpoint {
 
     /// Reads the content of a file of any version.
     pub fn read(text: &str) -> Result<Self, CheckpointError> {
+        let Some(data) = Data::read(text) else { return Self::read_fields(text) };
+        let file: FileV2 = serde_json::from_str(&data.text)?;
+        let pods = file.pod_entries.iter().map(|(owner, entry)| {
+            let cpus = cpus(&entry.cpu_set, || format!("podEntries, {owner}"))?;
+            Ok::<_, CheckpointError>((owner.as_str().into(), cpus))
+        });
+        let pods = pods.collect::<Result<BTreeMap<_, _>, _>>()?;
+        let read = Self::of_v2(file, (!pods.is_empty()).then_some(pods))?;
+        if let Err(fault) = data.verify() {
+            let fields = Self::read_fields(text)?;
+            if (&fields.policy, &fields.shared_pool, &fields.entries)
+                != (&read.policy, &read.shared_pool, &read.entries)
+            {
+                return Err(fault);
+            }
+        }
+        Ok(read)
+    }
+
+    /// Reads the fields of versions 1 to 3.
+    fn read_fields(text: &str) -> Result<Self, CheckpointError> {
         if let Ok(file) = serde_json::from_str::<FileV2>(text)
             && let Some(pods) = file.pods()
         {

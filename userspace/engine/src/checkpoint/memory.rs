@@ -1,4 +1,4 @@
-//! `memory_manager_state`, versions 1 and 2.
+//! `memory_manager_state`, versions 1 to 3.
 //!
 //! Version 2 is written by a kubelet with the gate `PodLevelResourceManagers`, also where no pod has memory as a whole: the
 //! checksum distinguishes it from version 1.
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CheckpointError,
+    data::Data,
     dump::{Dump, checksum},
     go_json,
 };
@@ -51,6 +52,7 @@ struct File {
     entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pod_entries: BTreeMap<String, PodEntry>,
+    #[serde(default)]
     checksum: u64,
 }
 
@@ -286,6 +288,22 @@ impl MemoryCheckpoint {
     /// Reads the content of a file, as a kubelet of this version: that of 1.36 takes a checksum of zero for none, and
     /// one that was made of a dump with its own name of the type. Version 2 is read by any.
     pub fn read(text: &str, version: KubeletVersion) -> Result<Self, CheckpointError> {
+        let Some(data) = Data::read(text) else { return Self::read_fields(text, version) };
+        let file: File = serde_json::from_str(&data.text)?;
+        let has_pods = !file.pod_entries.is_empty();
+        let read = Self::of_file(file, has_pods)?;
+        if let Err(fault) = data.verify() {
+            let fields = Self::read_fields(text, version)?;
+            if (&fields.policy, &fields.nodes, &fields.entries) != (&read.policy, &read.nodes, &read.entries)
+            {
+                return Err(fault);
+            }
+        }
+        Ok(read)
+    }
+
+    /// Reads the fields of versions 1 and 2.
+    fn read_fields(text: &str, version: KubeletVersion) -> Result<Self, CheckpointError> {
         let file: File = serde_json::from_str(text)?;
         let stored = file.checksum;
         let has_pods = stored == checksum(&file.hash_input(TYPE, true)?);
@@ -295,6 +313,10 @@ impl MemoryCheckpoint {
         if stored != computed && !is_newer && !has_pods {
             return Err(CheckpointError::Checksum { stored, computed });
         }
+        Self::of_file(file, has_pods)
+    }
+
+    fn of_file(file: File, has_pods: bool) -> Result<Self, CheckpointError> {
         let mut nodes = BTreeMap::new();
         for (id, node) in file.nodes()? {
             let mut kinds = BTreeMap::new();

@@ -8,6 +8,7 @@
 //! read.
 
 mod cpu;
+mod data;
 mod dump;
 mod memory;
 
@@ -15,7 +16,7 @@ use std::fmt::Write as _;
 
 use numaward_topology::set::ListError;
 
-pub use self::{cpu::CpuCheckpoint, memory::MemoryCheckpoint};
+pub use self::{cpu::CpuCheckpoint, data::unverified_data, memory::MemoryCheckpoint};
 
 /// A state file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +34,16 @@ pub enum CheckpointError {
     /// The checksum does not fit the data: it is damaged, or was edited.
     #[error("the checkpoint is corrupted: its checksum is {stored}, that of its data is {computed}")]
     Checksum {
+        /// As in the file.
+        stored: u64,
+        /// As it should be.
+        computed: u64,
+    },
+    /// The part `data` does not have its checksum.
+    #[error(
+        "the checkpoint is damaged, or of a kubelet that is not known: its dataChecksum is {stored}, that of its data is {computed}"
+    )]
+    DataChecksum {
         /// As in the file.
         stored: u64,
         /// As it should be.

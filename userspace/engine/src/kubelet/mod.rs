@@ -32,7 +32,7 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{Bytes, CpuId, CpuSet, Machine, NodeId, ZoneKind, set::MAX_ID};
 
-pub use self::restore::{Checkpoints, Restored};
+pub use self::restore::{Checkpoints, Restored, SharedCpus};
 use self::{
     cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances, whole::message,
 };

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use numaward_topology::{CpuSet, NodeId, NodeSet, ZoneKind};
+use numaward_topology::{CpuId, CpuSet, NodeId, NodeSet, ZoneKind};
 
 use super::{Kubelet, StaticMemory, defects};
 use crate::{
@@ -24,6 +24,14 @@ pub struct Checkpoints {
     pub cpus: Option<CpuCheckpoint>,
     /// `memory_manager_state`
     pub memory: Option<MemoryCheckpoint>,
+}
+
+/// A CPU that is exclusive to containers of two pods in a state file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: CPU {cpu} is exclusive to containers of pod {} and of pod {}", CpuCheckpoint::FILE, .pods[0], .pods[1])]
+pub struct SharedCpus {
+    cpu: CpuId,
+    pods: [OwnerId; 2],
 }
 
 /// The state files as messages call them, and their names.
@@ -57,6 +65,34 @@ impl Checkpoints {
             cpus: cpus.map_err(refused(Component::CpuManager))?,
             memory: memory.map_err(refused(Component::MemoryManager))?,
         })
+    }
+
+    /// Makes the CPUs of a pod those of the pod as a whole if its containers share some: those of an init container that has ended, or of
+    /// a pod with resources as a whole in the file of a kubelet that does not say so. No CPU is exclusive to two containers then.
+    ///
+    /// # Errors
+    ///
+    /// If containers of two pods share a CPU.
+    pub fn share_within_pods(&mut self) -> Result<(), SharedCpus> {
+        let Some(checkpoint) = &mut self.cpus else { return Ok(()) };
+        let mut holders: BTreeMap<CpuId, &OwnerId> = BTreeMap::new();
+        let mut wholes = Vec::new();
+        for (owner, containers) in &checkpoint.entries {
+            let whole = checkpoint.pods.as_ref().and_then(|pods| pods.get(owner));
+            let union: CpuSet = containers.values().chain(whole).flat_map(CpuSet::iter).collect();
+            for cpu in union.iter() {
+                if let Some(other) = holders.insert(cpu, owner) {
+                    return Err(SharedCpus { cpu, pods: [other.clone(), owner.clone()] });
+                }
+            }
+            if whole.is_none() && containers.values().map(CpuSet::len).sum::<usize>() > union.len() {
+                wholes.push((owner.clone(), union));
+            }
+        }
+        if !wholes.is_empty() {
+            checkpoint.pods.get_or_insert_default().extend(wholes);
+        }
+        Ok(())
     }
 
     /// Whether a kubelet has written them that places pods with resources as a whole.

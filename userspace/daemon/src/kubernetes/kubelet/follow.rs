@@ -15,7 +15,7 @@ use std::{
 use numaward_config::{Config, policy::KubeletVersion};
 use numaward_engine::{
     Ledger,
-    checkpoint::{CpuCheckpoint, MemoryCheckpoint},
+    checkpoint::{CpuCheckpoint, MemoryCheckpoint, unverified_data},
     kubelet::Checkpoints,
 };
 use numaward_kube::{
@@ -74,9 +74,16 @@ fn read_state(directory: &Path, version: KubeletVersion) -> Result<Ledger, Strin
         read_text(&path, &path)
     };
     let (cpus, memory) = (text(CpuCheckpoint::FILE)?, text(MemoryCheckpoint::FILE)?);
-    let directory = directory.display().to_string();
-    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &directory, version);
-    read.map(|read| read.ledger()).map_err(|error| error.to_string())
+    let place = directory.display().to_string();
+    let read = Checkpoints::read(cpus.as_deref(), memory.as_deref(), &place, version);
+    let mut read = read.map_err(|error| error.to_string())?;
+    if let Some(fault) = [&cpus, &memory].into_iter().find_map(|text| unverified_data(text.as_deref()?)) {
+        tracing::warn!(directory = place, %fault, "a state file of the kubelet is read by its older fields");
+    }
+    if let Err(shared) = read.share_within_pods() {
+        tracing::warn!(directory = place, %shared, "the kubelet's state file contradicts itself");
+    }
+    Ok(read.ledger())
 }
 
 struct Follower {

@@ -29,7 +29,12 @@ pub async fn with_version(config: &Config) -> Config {
     let version = reported.and_then(|reported| {
         let version =
             KubeletVersion::of_node(&reported).ok_or_else(|| format!("{reported:?} is no version"))?;
-        tracing::info!(reported, %version, "decisions are those of this kubelet");
+        if KubeletVersion::is_newer_than_recorded(&reported) {
+            let message = "the kubelet is newer than those with recorded decisions: strategy kubelet repeats an older version";
+            tracing::warn!(reported, %version, "{message}");
+        } else {
+            tracing::info!(reported, %version, "decisions are those of this kubelet");
+        }
         Ok(version)
     });
     match version {
