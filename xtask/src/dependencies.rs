@@ -143,7 +143,8 @@ const TABLE: &[Rule] = &[
         package: "numaward-topology",
         own: &[],
         for_tests: &[],
-        others: Some(&["derive_more", "serde", "thiserror"]),
+        // libc behind the feature `sysfs`.
+        others: Some(&["derive_more", "libc", "serde", "thiserror"]),
         without: &[],
     },
     // aya only behind a feature of userspace's: it marks the types that may be read from maps.

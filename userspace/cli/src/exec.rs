@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::Context;
 use numaward_api as api;
+use numaward_topology::affinity;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     process::{self, Child},
@@ -26,7 +27,7 @@ use tokio::{
 
 use crate::{
     client::{ClientError, Server},
-    mempolicy::{Spread, sys},
+    mempolicy::Spread,
     text,
 };
 
@@ -251,7 +252,7 @@ pub(crate) fn enter(
         spread.set()?;
     }
     if all_cpus {
-        sys::reset_affinity().context("the affinity of this process cannot be reset")?;
+        affinity::reset_affinity(None).context("the affinity of this process cannot be reset")?;
     }
     let (program, arguments) = command.split_first().context("no command was given")?;
     let error = Command::new(program).args(arguments).exec();

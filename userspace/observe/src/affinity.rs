@@ -3,8 +3,10 @@
 
 use std::{collections::BTreeSet, fs, io};
 
-use numaward_probes::affinity::{affinity, set_affinity};
-use numaward_topology::CpuSet;
+use numaward_topology::{
+    CpuSet,
+    affinity::{affinity, set_affinity},
+};
 use rustix::io::Errno;
 
 /// On which CPUs the threads of this process run.
@@ -18,7 +20,7 @@ pub(crate) struct Affinity {
 impl Affinity {
     /// That of this thread, which those it started share.
     pub(crate) fn of_this_thread() -> io::Result<Self> {
-        let allowed = affinity()?;
+        let allowed = affinity(None)?;
         Ok(Self { now: allowed.clone(), allowed })
     }
 
@@ -57,14 +59,14 @@ mod tests {
     /// Whether others are kept off is seen where a daemon runs: here all tests would be moved.
     #[test]
     fn it_does_not_move_if_nothing_or_everything_is_exclusive() {
-        let before = affinity().unwrap();
+        let before = affinity(None).unwrap();
         let mut affinity = Affinity::of_this_thread().unwrap();
         let all = affinity.allowed.clone();
         assert!(!all.is_empty());
         for exclusive in [CpuSet::new(), all.clone(), "60000-60001".parse().unwrap()] {
             affinity.keep_off(&exclusive).unwrap();
             assert_eq!(affinity.now, all);
-            assert_eq!(super::affinity().unwrap(), before);
+            assert_eq!(super::affinity(None).unwrap(), before);
         }
     }
 }

@@ -15,7 +15,6 @@
 #![deny(unsafe_code)]
 
 mod activity;
-pub mod affinity;
 mod alloc;
 mod btf;
 mod chains;

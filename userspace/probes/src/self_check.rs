@@ -8,13 +8,12 @@
 
 use std::fs;
 
-use numaward_topology::{CpuSet, Machine, NodeId, NodeSet};
-
-use crate::{
-    NodeCounters, SelfCheck,
+use numaward_topology::{
+    CpuSet, Machine, NodeId, NodeSet,
     affinity::{affinity, set_affinity},
-    sys::Mapping,
 };
+
+use crate::{NodeCounters, SelfCheck, sys::Mapping};
 
 /// Pages touched for each node.
 const PAGES: usize = 64;
@@ -34,7 +33,7 @@ struct OnNode(CpuSet);
 impl OnNode {
     /// None if it cannot run there.
     fn new(machine: &Machine, node: NodeId) -> Option<Self> {
-        let before = affinity().ok()?;
+        let before = affinity(None).ok()?;
         set_affinity(None, &machine.nodes.get(&node)?.cpus).ok()?;
         Some(Self(before))
     }

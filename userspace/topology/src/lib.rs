@@ -1,10 +1,12 @@
 //! The machine: NUMA nodes, distances, CPUs, cores, sockets, caches, memory and hugepages.
 //!
 //! [`machine`], [`set`] and [`units`] are plain types that every other crate may use. The readers of
-//! sysfs and procfs are behind the feature `sysfs`, so that pure crates cannot reach a file.
+//! sysfs and procfs, and the CPUs of threads, are behind the feature `sysfs`, so that pure crates cannot reach a file.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[cfg(feature = "sysfs")]
+pub mod affinity;
 pub mod as_text;
 pub mod builder;
 pub mod kernel;

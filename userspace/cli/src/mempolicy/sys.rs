@@ -1,11 +1,10 @@
-//! The system calls of memory policies, and CPU affinity, behind safe functions.
+//! The system calls of memory policies, behind safe functions.
 
 #![expect(unsafe_code, reason = "raw system calls that no crate here offers")]
 
 use std::{io, ptr};
 
-use numaward_probes::affinity::set_affinity;
-use numaward_topology::{CpuSet, NodeId, NodeSet};
+use numaward_topology::{NodeId, NodeSet};
 
 /// A policy of linux/mempolicy.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
@@ -81,14 +80,6 @@ pub(crate) fn next_interleaved() -> Option<NodeId> {
     u32::try_from(node).ok().filter(|_| result == 0).map(NodeId)
 }
 
-/// Lets this thread run on all CPUs of its cgroup. The kernel (since Linux 6.2) remembers the CPUs that a thread has asked for, and
-/// goes by them in each cgroup that it enters.
-pub(crate) fn reset_affinity() -> io::Result<()> {
-    /// The most CPUs that a kernel supports (`NR_CPUS`). It ignores CPUs that are not there.
-    const MAX_CPUS: usize = 8192;
-    set_affinity(None, &CpuSet::from_words(vec![u64::MAX; MAX_CPUS / 64]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +107,5 @@ mod tests {
         assert_eq!(found, Some(Mode::Local));
         let refused = apart(|| set_mempolicy(Mode::Bind, false, &NodeSet::new()).unwrap_err());
         assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
-        apart(|| reset_affinity().unwrap());
     }
 }

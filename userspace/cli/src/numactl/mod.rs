@@ -20,8 +20,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use numaward_api as api;
-use numaward_probes::affinity::set_affinity;
-use numaward_topology::{CpuSet, Machine, NodeSet};
+use numaward_topology::{CpuSet, Machine, NodeSet, affinity::set_affinity};
 
 use self::lists::{list, named_node};
 pub(crate) use self::show::hardware;

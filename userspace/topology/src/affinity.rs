@@ -4,21 +4,22 @@
 
 use std::io;
 
-use numaward_topology::CpuSet;
+use crate::CpuSet;
 
 /// The fewest CPUs that a mask is read for. The kernel refuses a mask with fewer bits than it may have CPUs.
 const FIRST_CPUS: usize = 1024;
 /// The most: more than any kernel has.
 const MAX_CPUS: usize = 1 << 16;
 
-/// The affinity of this thread.
-pub fn affinity() -> io::Result<CpuSet> {
+/// The CPUs on which a thread, or this one, may run now.
+pub fn affinity(thread: Option<i32>) -> io::Result<CpuSet> {
+    let thread = thread.unwrap_or(0);
     let mut cpus = FIRST_CPUS;
     loop {
         let mut words = vec![0_u64; cpus / 64];
         let bytes = size_of_val(words.as_slice());
         // SAFETY: the kernel writes at most as many bytes as the mask has.
-        let result = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, bytes, words.as_mut_ptr()) };
+        let result = unsafe { libc::syscall(libc::SYS_sched_getaffinity, thread, bytes, words.as_mut_ptr()) };
         if result >= 0 {
             return Ok(CpuSet::from_words(words));
         }
@@ -39,24 +40,32 @@ pub fn set_affinity(thread: Option<i32>, cpus: &CpuSet) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Lets a thread, or this one, run on all CPUs of its cgroup. The kernel (since Linux 6.2) remembers the CPUs that a thread has asked
+/// for, and goes by them whenever those of the cgroup change.
+pub fn reset_affinity(thread: Option<i32>) -> io::Result<()> {
+    set_affinity(thread, &CpuSet::from_words(vec![u64::MAX; MAX_CPUS / 64]))
+}
+
 #[cfg(test)]
 mod tests {
-    use numaward_topology::CpuId;
-
     use super::*;
+    use crate::CpuId;
 
     #[test]
     fn masks_have_any_number_of_cpus() {
         let test = || {
-            let before = affinity().unwrap();
+            let before = affinity(None).unwrap();
             let first = CpuSet::single(before.first().unwrap());
             let mut wide = first.clone();
             wide.insert(CpuId(5000));
             set_affinity(None, &wide).unwrap();
-            assert_eq!(affinity().unwrap(), first, "the kernel has no such CPU");
+            assert_eq!(affinity(None).unwrap(), first, "the kernel has no such CPU");
             set_affinity(None, &before).unwrap();
-            assert_eq!(affinity().unwrap(), before);
+            assert_eq!(affinity(None).unwrap(), before);
             assert!(set_affinity(None, &CpuSet::new()).is_err());
+            set_affinity(None, &first).unwrap();
+            reset_affinity(None).unwrap();
+            assert!(before.is_subset(&affinity(None).unwrap()));
             let gone = set_affinity(Some(i32::MAX), &before).unwrap_err();
             assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
         };
