@@ -28,12 +28,7 @@ pub struct NarrowThreads {
 /// do not count.
 pub fn narrow_threads(proc: &Path, dir: &Path) -> Result<Option<NarrowThreads>, ReadError> {
     let threads = threads(dir)?;
-    // Without the controller, it has what the nearest one above has that has it.
-    let available = dir.ancestors().find_map(|dir| match Knob::CpusetCpusEffective.read(dir) {
-        Ok(Value::Cpus(cpus)) if !cpus.is_empty() => Some(cpus),
-        _ => None,
-    });
-    let Some(available) = available else { return Ok(None) };
+    let Some(available) = available_cpus(dir) else { return Ok(None) };
     let mut narrow = NarrowThreads { threads: 0, cpus: CpuSet::new(), available };
     for thread in threads {
         let status = fs::read_to_string(proc.join(format!("{thread}/status"))).unwrap_or_default();
@@ -45,6 +40,14 @@ pub fn narrow_threads(proc: &Path, dir: &Path) -> Result<Option<NarrowThreads>, 
         }
     }
     Ok((narrow.threads > 0).then_some(narrow))
+}
+
+/// The CPUs that a cgroup has. Without the controller, these are those of the nearest one above that has it.
+pub fn available_cpus(dir: &Path) -> Option<CpuSet> {
+    dir.ancestors().find_map(|dir| match Knob::CpusetCpusEffective.read(dir) {
+        Ok(Value::Cpus(cpus)) if !cpus.is_empty() => Some(cpus),
+        _ => None,
+    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! [`Event`]s and changes the core, and knows nothing of the others. What follows from a change, they and the core note
 //! as [`crate::core::Effects`], and the loop sees to it.
 
+mod affinities;
 mod budgets;
 mod caches;
 mod controllers;
@@ -374,7 +375,13 @@ impl ReconcilerLoop {
         self.controllers.host.turn(&mut self.core, Instant::now());
         self.controllers.caches.adopt(&mut self.core);
         homing::Homing::adopt(&mut self.core);
-        self.owes_host.store(self.core.owes_host(), Ordering::Relaxed);
+        self.show_whether_host_is_owed();
+    }
+
+    /// Shows whether something outside of cgroups is yet to be given back.
+    fn show_whether_host_is_owed(&self) {
+        let is_owed = self.core.owes_host() || self.controllers.affinities.is_busy(&self.core);
+        self.owes_host.store(is_owed, Ordering::Relaxed);
     }
 
     fn look_after(&mut self) {
@@ -384,7 +391,7 @@ impl ReconcilerLoop {
             self.core.refresh();
         }
         self.dispatch(&Event::Turn(now));
-        self.owes_host.store(self.core.owes_host(), Ordering::Relaxed);
+        self.show_whether_host_is_owed();
         if self.core.is_herd_report_due() {
             self.core.herd(false);
         }

@@ -18,7 +18,8 @@ const READS: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 ///   else may write them; without this, no guarantee could be given to it, nor be taken back. Files that belong to
 ///   root can be written without it anyhow. It includes [`READS`].
 /// - `CAP_SYS_NICE`: to hand the cpuset controller down to a cgroup with processes is, to older kernels (6.1 is one), to
-///   schedule them anew, which nobody may do to a process that has more capabilities than himself.
+///   schedule them anew, which nobody may do to a process that has more capabilities than himself. And to let threads of other
+///   users run on all CPUs of their cgroup again, if they have kept those of a time when it was narrowed.
 /// - [`CAP_SYS_PTRACE`](needs_ptrace), only where pages of single processes are moved, or their memory policies are read: those of
 ///   a process with more capabilities, or of another user; and where call chains are taken.
 /// - `CAP_NET_ADMIN`, only where interrupts are kept off exclusive CPUs: for the queues of network interfaces (RPS, XPS).

@@ -12,6 +12,8 @@ use numaward_cgroup::{CgroupId, CgroupPath, knob::Knob};
 use numaward_model::{Settings, Shared, Values};
 use serde::{Deserialize, Serialize};
 
+use super::thread_masks::ThreadMasks;
+
 /// Who writes the knobs of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, derive_more::Display)]
 #[serde(rename_all = "lowercase")]
@@ -74,13 +76,16 @@ pub struct Record {
     /// Those of these knobs whose property had no runtime drop-in before: the one that is there now is ours.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub own_drop_ins: BTreeSet<Knob>,
+    /// The state of its threads while its CPUs are narrowed; absent if it is not known which threads had affinities of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread_masks: Option<Arc<ThreadMasks>>,
 }
 
 impl Record {
     /// Of a cgroup in which nothing was written yet.
     pub fn new(id: CgroupId, owner: Owner) -> Self {
-        let (settings, written, found, own_drop_ins) = Default::default();
-        Self { id, owner, settings, written, found, own_drop_ins }
+        let (settings, written, found, own_drop_ins, thread_masks) = Default::default();
+        Self { id, owner, settings, written, found, own_drop_ins, thread_masks }
     }
 
     /// Whether it has yet to get back CPUs, because a partition of another cgroup has them or a write failed.
@@ -151,6 +156,27 @@ impl AppliedSettings {
         pending
     }
 
+    /// What is known of threads in narrowed cgroups above and below this one.
+    pub(super) fn thread_masks_around(&self, path: &CgroupPath) -> impl Iterator<Item = Option<ThreadMasks>> {
+        let above = path.ancestors().skip(1).filter_map(|above| self.get(&above));
+        let from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
+        let below = from.take_while(|(below, _)| path.contains(below)).map(|(_, record)| record);
+        let narrowed = above.chain(below).filter(|record| record.written.0.contains_key(&Knob::CpusetCpus));
+        narrowed.map(|record| record.thread_masks.as_deref().cloned())
+    }
+
+    /// The cgroups that have got other CPUs since, with their id and what was noted of their threads.
+    pub fn thread_masks_since(&self, before: &Self) -> Vec<(CgroupPath, CgroupId, Arc<ThreadMasks>)> {
+        let changed = self.records.changed_since(&before.records).into_iter();
+        let other_cpus = |path: CgroupPath| {
+            let was = before.get(&path)?;
+            let now = self.get(&path).and_then(|record| record.written.0.get(&Knob::CpusetCpus));
+            let masks = was.thread_masks.clone()?;
+            (was.written.0.get(&Knob::CpusetCpus) != now).then_some((path, was.id, masks))
+        };
+        changed.filter_map(other_cpus).collect()
+    }
+
     /// Whether a cgroup below this one holds settings.
     fn is_held_below(&self, path: &CgroupPath) -> bool {
         let from = self.records.range((Bound::Excluded(path), Bound::Unbounded));
@@ -203,7 +229,7 @@ impl AppliedSettings {
     pub fn forget_boot(&mut self) {
         for record in self.records.values_mut() {
             record.id = CgroupId::NONE;
-            (record.written, record.found, record.own_drop_ins) = Default::default();
+            (record.written, record.found, record.own_drop_ins, record.thread_masks) = Default::default();
         }
     }
 

@@ -1,6 +1,6 @@
 //! What is to change, and the writes that make it so.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
@@ -89,6 +89,8 @@ pub struct Plan {
     pub(super) holds: Vec<(CgroupPath, Settings)>,
     /// Whether a write that fails undoes those before it.
     pub(super) is_undone: bool,
+    /// The time that is left to read affinities of threads for it.
+    pub(super) thread_time: Duration,
 }
 
 impl Plan {
@@ -146,6 +148,9 @@ impl Plan {
         record.written.0.insert(knob, written.clone());
         record.found.0.insert(knob, found.clone());
         record.own_drop_ins.extend(intent.own_drop_ins.get(&knob));
+        if knob == Knob::CpusetCpus {
+            record.thread_masks.clone_from(&intent.thread_masks);
+        }
         outcome.put(path, record);
     }
 

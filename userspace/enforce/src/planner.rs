@@ -4,6 +4,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use numaward_cgroup::{
@@ -24,7 +25,11 @@ use super::{
     order::{Step, ordered},
     plan::{Change, Plan},
     systemd::property,
+    thread_masks::ThreadMasks,
 };
+
+/// Time to read the affinities of the threads of all cgroups that a plan narrows: what waits for the plan waits for that.
+const THREAD_TIME: Duration = Duration::from_millis(10);
 
 const PROTECTIONS: [Knob; 2] = [Knob::MemoryMin, Knob::MemoryLow];
 const NOTHING: Limit = Limit::Bytes(Bytes(0));
@@ -86,6 +91,7 @@ impl Enforcer {
                 Change::Release(_) | Change::Each(_) | Change::Upkeep => Vec::new(),
             },
             is_undone: matches!(change, Change::Hold(..)),
+            thread_time: THREAD_TIME,
         };
         for (path, values) in wanted {
             match self.enter(&mut plan, path, values) {
@@ -394,6 +400,7 @@ impl Enforcer {
                 Ok(held) | Err(held) => plan.steps.push(step(knob, held, to.clone())),
             }
         }
+        record.thread_masks = self.thread_masks(plan, path, &old, &record);
         let mut intent = record.clone();
         // Until it is lowered, an ancestor has what we gave it before: after a crash that is still known to be ours.
         for (knob, to) in &record.written.0 {
@@ -413,6 +420,9 @@ impl Enforcer {
             intent.written.0.insert(knob, ours.clone());
             intent.found.0.insert(knob, found.clone());
             intent.own_drop_ins.extend(old.own_drop_ins.get(&knob));
+            if knob == Knob::CpusetCpus {
+                intent.thread_masks.clone_from(&old.thread_masks);
+            }
             let (mut is_back, steps) = (false, plan.steps.len());
             match current {
                 // It was so before us: whatever it is now, we have nothing to give back.
@@ -444,6 +454,30 @@ impl Enforcer {
             }
         }
         Ok(())
+    }
+
+    /// What is noted of the threads of a cgroup that is to hold CPUs.
+    fn thread_masks(
+        &self,
+        plan: &mut Plan,
+        path: &CgroupPath,
+        old: &Record,
+        record: &Record,
+    ) -> Option<Arc<ThreadMasks>> {
+        let Value::Cpus(cpus) = record.written.0.get(&Knob::CpusetCpus)? else { return None };
+        if old.written.0.get(&Knob::CpusetCpus) == record.written.0.get(&Knob::CpusetCpus) {
+            return old.thread_masks.clone();
+        }
+        let mut masks = if old.written.0.contains_key(&Knob::CpusetCpus) {
+            ThreadMasks::clone(old.thread_masks.as_deref()?)
+        } else {
+            let (around, start) = (plan.base.thread_masks_around(path), Instant::now());
+            let masks = ThreadMasks::read(self.root(), path, around, start + plan.thread_time);
+            plan.thread_time = plan.thread_time.saturating_sub(start.elapsed());
+            masks?
+        };
+        masks.give(cpus)?;
+        Some(Arc::new(masks))
     }
 
     /// Whether the drop-in that a knob's property has while it is set is ours.

@@ -2,8 +2,9 @@
 //! virtual machines (tests/vm).
 
 mod drop_ins;
+mod threads;
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,

@@ -1,8 +1,9 @@
 //! What follows from a change once it is done.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
-use numaward_cgroup::CgroupPath;
+use numaward_cgroup::{CgroupId, CgroupPath};
+use numaward_enforce::ThreadMasks;
 use numaward_guarantee::request::Request;
 
 /// What others are to do about changes that were made. It adds up until the loop comes to it.
@@ -23,7 +24,12 @@ pub(crate) struct Effects {
     pub(crate) no_room: Vec<Request>,
     /// What holds something else than before, in order.
     pub(crate) held: Vec<HeldChange>,
+    /// Cgroups that have got other CPUs: their threads may have kept those that they had.
+    pub(crate) widened: Vec<Widened>,
 }
+
+/// A cgroup that has got other CPUs, and the state of its threads before.
+pub(crate) type Widened = (CgroupPath, CgroupId, Arc<ThreadMasks>);
 
 /// A cgroup that holds something else than before.
 #[derive(Debug)]

@@ -372,6 +372,7 @@ impl Core {
             Err(failure) => plan.outcome_of(&failure.report),
         };
         self.kept.state.applied.patch(&plan.intent, &outcome);
+        self.effects.widened.extend(outcome.thread_masks_since(&plan.base));
         if executed.is_ok() || plan.is_undone() {
             // Likewise where a change around it goes back.
             for open in &mut self.kept.open {

@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Event, budgets::Budgets, caches::CacheClasses, declared::Declarations, drift::DriftController,
-    guard::Guard, home::Homes, homing::Homing, interrupts::Interrupts, liveness::Liveness,
-    power::PowerSettings, restores::Restores, throttling::Throttling, weights::InterleaveWeights,
+    Event, affinities::Affinities, budgets::Budgets, caches::CacheClasses, declared::Declarations,
+    drift::DriftController, guard::Guard, home::Homes, homing::Homing, interrupts::Interrupts,
+    liveness::Liveness, power::PowerSettings, restores::Restores, throttling::Throttling,
+    weights::InterleaveWeights,
 };
 use crate::{core::Core, write_monitor::WriteMonitor};
 
@@ -16,6 +17,7 @@ pub(super) struct Controllers {
     pub(super) liveness: Liveness,
     pub(super) drift: DriftController,
     pub(super) restores: Restores,
+    pub(super) affinities: Affinities,
     pub(super) throttling: Throttling,
     pub(super) homes: Homes,
     pub(super) homing: Homing,
@@ -59,6 +61,7 @@ impl Controllers {
             liveness: Liveness::new(core.hierarchy.clone()),
             drift: DriftController::new(write_monitor),
             restores: Restores::default(),
+            affinities: Affinities::new(stop.clone()),
             throttling: Throttling::new(core.hierarchy.clone()),
             homes: Homes::new(core.config.enforcement.home_dwell_time.0),
             homing: Homing::new(stop.clone()),
@@ -112,5 +115,6 @@ impl Controllers {
         self.guard.turn(core, now);
         self.host.turn(core, now);
         self.caches.turn(core, now);
+        self.affinities.turn(core);
     }
 }

@@ -4,6 +4,10 @@ use std::time::{Duration, Instant};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{Cgroup, Event};
+use numaward_topology::{
+    CpuId, CpuSet,
+    affinity::{affinity, set_affinity},
+};
 
 use super::*;
 
@@ -104,6 +108,40 @@ async fn a_workload_that_asks_has_others_kept_off_its_cpus_alone() {
     let states = || run.herd().into_iter().map(|(_, _, state)| state).collect::<Vec<_>>();
     assert_eq!(states(), [api::HerdState::DryRun; 3]);
     run.end();
+}
+
+#[tokio::test]
+async fn threads_that_set_the_affinity_of_a_confined_cgroup_get_all_cpus_back() {
+    let all = affinity(None).unwrap();
+    let shared: CpuSet = &all & &"0,3-7".parse().unwrap();
+    if !all.contains(CpuId(1)) || shared.is_empty() {
+        return;
+    }
+    let (started, id) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let runtime = std::thread::spawn(move || {
+        started.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        let _ = ended.recv();
+    });
+    let id = id.recv().unwrap();
+    let bench = Bench::new(&["a", "b"]);
+    bench.put("b/cgroup.threads", &id.to_string());
+    bench.put("b/cpuset.cpus.effective", &all.to_string());
+    for is_restarted in [false, true] {
+        let mut run = Run::start(&bench, HERDING);
+        admit(&run.reconciler, "a", 2).await.unwrap();
+        assert_eq!(bench.cpus(["b"]), ["0,3-7"]);
+        set_affinity(Some(id), &shared).unwrap();
+        if is_restarted {
+            run.end();
+            run = Run::start(&bench, HERDING);
+        }
+        run.reconciler.release("a".to_owned()).await.unwrap();
+        run.until("it has all CPUs", |_| (affinity(Some(id)).unwrap() == all).then_some(()));
+        run.end();
+    }
+    drop(end);
+    runtime.join().unwrap();
 }
 
 #[tokio::test]

@@ -1,0 +1,152 @@
+//! Threads of narrowed cgroups: real ones, in a tree of plain files.
+
+use std::{
+    sync::mpsc::{self, Sender},
+    thread::{self, JoinHandle},
+};
+
+use numaward_topology::affinity::{affinity, set_affinity};
+
+use super::*;
+
+/// A thread of this process that waits, with an affinity of its own if there are CPUs.
+struct Thread {
+    id: i32,
+    end: Option<Sender<()>>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Thread {
+    fn start(cpus: Option<&CpuSet>) -> Self {
+        let (end, ended) = mpsc::channel();
+        let (started, id) = mpsc::channel();
+        let cpus = cpus.cloned();
+        let handle = thread::spawn(move || {
+            if let Some(cpus) = cpus {
+                set_affinity(None, &cpus).unwrap();
+            }
+            started.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _ = ended.recv();
+        });
+        Self { id: id.recv().unwrap(), end: Some(end), handle: Some(handle) }
+    }
+
+    fn cpus(&self) -> CpuSet {
+        affinity(Some(self.id)).unwrap()
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        self.handle.take().map(JoinHandle::join);
+    }
+}
+
+/// All CPUs of this process, and the first of them; `None` if there is one alone.
+fn all_and_first() -> Option<(CpuSet, CpuSet)> {
+    let all = affinity(None).unwrap();
+    let first = CpuSet::single(all.first().unwrap());
+    (all != first).then_some((all, first))
+}
+
+impl Tree {
+    fn run(&self, cgroup: &str, threads: &[&Thread], available: &CpuSet) {
+        let threads: Vec<String> = threads.iter().map(|thread| thread.id.to_string()).collect();
+        let threads = threads.join("\n");
+        fs::write(path(cgroup).dir(self.root.path()).join("cgroup.threads"), threads).unwrap();
+        self.put(cgroup, "cpuset.cpus.effective", &available.to_string());
+    }
+
+    /// The cgroup is narrowed.
+    fn narrow(&self, applied: &AppliedSettings, cgroup: &str, cpus: &CpuSet) -> AppliedSettings {
+        self.hold(applied, cgroup, Settings { cpus: Some(cpus.clone()), ..Settings::default() })
+    }
+
+    /// The cgroup gets back what it had: what became of the threads that have kept its CPUs.
+    fn widen(&self, before: &AppliedSettings, cgroup: &str) -> ResetThreads {
+        let applied = self.release(before, cgroup);
+        let ended = applied.thread_masks_since(before);
+        let [(path, _, masks)] = &ended[..] else { return ResetThreads::default() };
+        masks.reset(self.root.path(), path, None, Duration::from_secs(10))
+    }
+}
+
+fn reset(threads: usize) -> ResetThreads {
+    ResetThreads { reset: threads, ..ResetThreads::default() }
+}
+
+#[test]
+fn threads_that_asked_for_the_cpus_of_a_narrowed_cgroup_get_all_back() {
+    let Some((all, first)) = all_and_first() else { return };
+    let tree = Tree::new(&["/a", "/a/b"]);
+    let (kept, other) = (Thread::start(None), Thread::start(None));
+    tree.run("/a", &[&kept], &all);
+    tree.run("/a/b", &[&other], &all);
+    let applied = tree.narrow(&AppliedSettings::default(), "/a", &first);
+    set_affinity(Some(kept.id), &first).unwrap();
+    assert_eq!(tree.widen(&applied, "/a"), reset(1));
+    assert_eq!([kept.cpus(), other.cpus()], [all.clone(), all]);
+}
+
+#[test]
+fn threads_with_affinities_of_their_own_keep_them() {
+    let Some((all, first)) = all_and_first() else { return };
+    let tree = Tree::new(&["/a", "/a/b"]);
+    let (own, new, kept) = (Thread::start(Some(&first)), Thread::start(Some(&first)), Thread::start(None));
+    tree.run("/a", &[&own], &all);
+    tree.run("/a/b", &[&kept], &all);
+    let applied = tree.narrow(&AppliedSettings::default(), "/a", &first);
+    // One that was started by a thread with an affinity of its own has the same one.
+    tree.run("/a", &[&own, &new], &all);
+    set_affinity(Some(kept.id), &first).unwrap();
+    // The record outlives the daemon.
+    let applied: AppliedSettings = serde_json::from_str(&serde_json::to_string(&applied).unwrap()).unwrap();
+    assert_eq!(tree.widen(&applied, "/a"), reset(1));
+    assert_eq!([own.cpus(), new.cpus(), kept.cpus()], [first.clone(), first, all]);
+}
+
+#[test]
+fn affinity_of_its_own_is_known_when_another_cgroup_is_narrowed_instead() {
+    let Some((all, first)) = all_and_first() else { return };
+    let tree = Tree::new(&["/a", "/a/b"]);
+    let own = Thread::start(Some(&first));
+    tree.run("/a", &[], &all);
+    tree.run("/a/b", &[&own], &all);
+    let applied = tree.narrow(&AppliedSettings::default(), "/a", &first);
+    // As the kernel has it then: the thread has all CPUs of its cgroup.
+    tree.run("/a/b", &[&own], &first);
+    let applied = tree.narrow(&applied, "/a/b", &first);
+    let applied = tree.release(&applied, "/a");
+    tree.run("/a/b", &[&own], &all);
+    assert_eq!(tree.widen(&applied, "/a/b"), reset(0));
+    assert_eq!(own.cpus(), first);
+}
+
+#[test]
+fn threads_are_left_alone_if_their_affinities_before_are_not_known() {
+    let Some((all, first)) = all_and_first() else { return };
+    let tree = Tree::new(&["/a"]);
+    let thread = Thread::start(None);
+    tree.run("/a", &[&thread], &all);
+    // A thread of another PID namespace.
+    fs::write(tree.root.path().join("a/cgroup.threads"), format!("0\n{}\n", thread.id)).unwrap();
+    let applied = tree.narrow(&AppliedSettings::default(), "/a", &first);
+    tree.run("/a", &[&thread], &all);
+    set_affinity(Some(thread.id), &first).unwrap();
+    assert_eq!(tree.widen(&applied, "/a"), reset(0));
+    assert_eq!(thread.cpus(), first);
+}
+
+#[test]
+fn affinities_that_are_no_set_of_the_narrowed_cgroup_stay() {
+    let Some((all, first)) = all_and_first() else { return };
+    let tree = Tree::new(&["/a"]);
+    let thread = Thread::start(None);
+    tree.run("/a", &[&thread], &all);
+    let applied = tree.narrow(&AppliedSettings::default(), "/a", &first);
+    let others = &all - &first;
+    set_affinity(Some(thread.id), &others).unwrap();
+    assert_eq!(tree.widen(&applied, "/a"), reset(0));
+    assert_eq!(thread.cpus(), others);
+}
