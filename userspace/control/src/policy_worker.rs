@@ -1,11 +1,17 @@
-//! The thread that reads the memory policies of workloads without a guarantee, before one is kept off a node or placed: the kernel
-//! goes through their page tables for that.
+//! The thread that reads the memory policies of workloads without a guarantee, before one is kept off a node or placed, and the huge
+//! pages that they have reserved: the kernel goes through their page tables and mappings for that.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_enforce::pages;
 use numaward_model::health;
+use numaward_topology::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::{core::Core, worker::Worker};
@@ -13,8 +19,19 @@ use crate::{core::Core, worker::Worker};
 /// How long reading one process may take before the thread counts as hung.
 const LIMIT: Duration = Duration::from_mins(10);
 
-/// Whether the nodes of a workload may be narrowed as far as its memory policies go; why not.
-pub(crate) type Finding = Result<(), String>;
+/// Time to read the mappings of the processes of a workload.
+const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
+
+/// What keeps the nodes of a workload from being narrowed.
+#[derive(Clone, Debug)]
+pub(crate) struct Finding {
+    /// Why its memory policies do.
+    pub(crate) policies: Result<(), String>,
+    /// The huge pages that it has mapped and not touched; why they are not known.
+    pub(crate) untouched: Result<Bytes, String>,
+    /// Whether the daemon may not read its policies.
+    pub(crate) is_denied: bool,
+}
 
 /// A cgroup that is to be read.
 type Job = (CgroupPath, CgroupId, PathBuf);
@@ -41,10 +58,13 @@ impl Policies {
         true
     }
 
-    /// What was found of a cgroup; `None` while it is read. A cgroup that may be narrowed is read again the next time.
+    /// What was found of a cgroup; `None` while it is read. A cgroup that may be narrowed, as far as its policies go, is read again the
+    /// next time.
     pub(crate) fn of(&mut self, core: &Core, path: &CgroupPath, id: CgroupId) -> Option<Finding> {
         match self.known.get(path).filter(|(known, _)| *known == id) {
-            Some((_, Ok(()))) => self.known.remove(path).map(|(_, finding)| finding),
+            Some((_, finding)) if finding.policies.is_ok() => {
+                self.known.remove(path).map(|(_, finding)| finding)
+            }
             Some((_, refused)) => Some(refused.clone()),
             None => {
                 self.read(core, path, id);
@@ -70,13 +90,20 @@ impl Policies {
                     health::beat();
                     ended.is_cancelled()
                 };
-                let finding = match pages::named_nodes(&proc, &dir, is_over) {
+                let mut is_denied = false;
+                let policies = match pages::named_nodes(&proc, &dir, is_over) {
                     Ok(None) => Ok(()),
                     Ok(Some(named)) => Err(format!("{named}, and its nodes would be remapped")),
-                    Err(error) => Err(format!(
-                        "its memory policies cannot be read, which takes CAP_SYS_PTRACE and the host's process ids: {error}"
-                    )),
+                    Err(error) => {
+                        is_denied = error.kind() == io::ErrorKind::PermissionDenied;
+                        Err(format!(
+                            "its memory policies cannot be read, which takes CAP_SYS_PTRACE and the host's process ids: {error}"
+                        ))
+                    }
                 };
+                let untouched = pages::untouched_huge_pages(&proc, &dir, Instant::now() + MAPPINGS_LIMIT);
+                let untouched = untouched.map_err(|error| error.to_string());
+                let finding = Finding { policies, untouched, is_denied };
                 (path, id, finding)
             };
             match Worker::start(self.name, LIMIT, &core.ports.heartbeats, &self.stop, perform) {

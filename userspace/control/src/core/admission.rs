@@ -292,6 +292,8 @@ impl Core {
         path: &CgroupPath,
         attempt: Attempt,
     ) -> Result<Granted, AdmissionError> {
+        let is_running = request.target != Target::Exec;
+        let untouched = if is_running { self.untouched_huge_pages(path) } else { None };
         let terms = self.check(request, path)?;
         let started = Instant::now();
         let ledger = self.ledger_for(Some(path), None);
@@ -313,10 +315,10 @@ impl Core {
         };
         let allocation = only(grants);
         let settings = self.settings(request, &allocation);
-        if request.target == Target::Exec {
-            self.make(path)?;
+        if is_running {
+            self.check_nodes_for_huge_pages(path, settings.mems.as_ref(), untouched)?;
         } else {
-            self.check_nodes_for_huge_pages(path, settings.mems.as_ref())?;
+            self.make(path)?;
         }
         let ledger = self.start_all(decision.ledger, &request.engine);
         Ok(Granted { path: path.clone(), allocation, settings, ledger, explanation })

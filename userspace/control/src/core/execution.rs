@@ -412,8 +412,17 @@ impl Core {
         Ok(Done { result, is_stored, late })
     }
 
-    /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why not all are.
+    /// Tries again to give a cgroup back what was found in knobs that nothing asks for any more. An error says why not all are, without
+    /// the cgroup.
     pub(crate) fn give_back_again(&mut self, path: &CgroupPath) -> Result<(), String> {
+        let of_cgroup = format!("{path}: ");
+        self.give_back_what_is_pending(path).map_err(|error| match error.strip_prefix(&of_cgroup) {
+            Some(reason) => reason.to_owned(),
+            None => error,
+        })
+    }
+
+    fn give_back_what_is_pending(&mut self, path: &CgroupPath) -> Result<(), String> {
         let settings = self.applied_settings(path).filter(|settings| !settings.is_empty()).cloned();
         let plan =
             self.plan(Change::Each(vec![(path.clone(), settings)])).map_err(|error| error.to_string())?;
@@ -494,7 +503,7 @@ impl Core {
     }
 
     /// Does what may wait; meanwhile answers what the container runtime waits for and does not touch these cgroups.
-    fn wait_for<T: Send + 'static>(
+    pub(super) fn wait_for<T: Send + 'static>(
         &mut self,
         cgroups: BTreeSet<CgroupPath>,
         work: impl FnOnce(&Enforcer) -> T + Send + 'static,

@@ -1,30 +1,73 @@
 //! Huge pages that a workload has reserved and not touched: it must keep nodes that have them free.
+//!
+//! Problem: to read what processes have mapped takes as long as they have mappings.
+//!
+//! Algorithm: that is read before a decision, on the thread for what may wait, or on one of the guard's. The decision compares it with
+//! what the pools have free then.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use numaward_cgroup::{
     CgroupPath,
     knob::{Knob, Value},
 };
 use numaward_enforce::pages;
-use numaward_guarantee::{error::AdmissionError, state::Guarantee};
+use numaward_guarantee::error::AdmissionError;
 use numaward_topology::{Bytes, HugepageSize, NodeSet, sysfs};
 
 use super::Core;
 
+/// Time to read the mappings of all workloads that a decision is about.
+const TIME_LIMIT: Duration = Duration::from_secs(1);
+
+/// The huge pages that a workload has mapped and not touched; the reason if they are not known.
+pub(crate) type Untouched = Result<Bytes, String>;
+
 impl Core {
-    /// Refuses to leave a cgroup these nodes only, if its processes have mapped huge pages that they have not touched and would be
-    /// killed when they touch them there. The size of these pages is not known, so each size that has pages must have enough free.
+    /// Reads the huge pages that the processes of these cgroups have mapped and not touched. This waits, and the runtime is answered
+    /// meanwhile. Nothing is read on a host without pools of huge pages.
+    fn read_untouched(&mut self, cgroups: Vec<CgroupPath>) -> BTreeMap<CgroupPath, Untouched> {
+        let has_pools = self
+            .policy
+            .machine
+            .nodes
+            .values()
+            .flat_map(|node| node.hugepages.values())
+            .any(|pool| pool.total > 0);
+        if !has_pools || cgroups.is_empty() {
+            return BTreeMap::new();
+        }
+        let (proc, hierarchy) = (self.config.host_root.join("proc"), self.hierarchy.clone());
+        let read = move || {
+            let deadline = Instant::now() + TIME_LIMIT;
+            let untouched = |path: CgroupPath| {
+                let untouched = pages::untouched_huge_pages(&proc, &hierarchy.dir(&path), deadline);
+                (path, untouched.map_err(|error| error.to_string()))
+            };
+            cgroups.into_iter().map(untouched).collect()
+        };
+        // No cgroup is touched.
+        self.wait_for(BTreeSet::new(), move |_| read()).unwrap_or_default()
+    }
+
+    /// Refuses to leave a cgroup these nodes only, if its processes have mapped so much of huge pages that they have not touched and
+    /// would be killed when they touch them there. The size of these pages is not known, so each size that has pages must have enough
+    /// free.
     pub(crate) fn check_untouched_huge_pages(
         &self,
-        path: &CgroupPath,
+        untouched: Untouched,
         left: &NodeSet,
     ) -> Result<(), HugePageShortage> {
-        let root = &self.config.host_root;
+        if untouched == Ok(Bytes(0)) {
+            return Ok(());
+        }
         // By size: the pages in the pools of all nodes, and the bytes that are free on those that are left.
         let mut pools: BTreeMap<HugepageSize, (u64, u64)> = BTreeMap::new();
         for node in self.policy.machine.nodes.keys() {
-            let Ok(memory) = sysfs::node_memory(root, *node) else { continue };
+            let Ok(memory) = sysfs::node_memory(&self.config.host_root, *node) else { continue };
             for (size, pool) in memory.hugepages {
                 let here = if left.contains(*node) { pool.free.saturating_mul(size.0.0) } else { 0 };
                 let (pages, free) = pools.entry(size).or_default();
@@ -34,20 +77,24 @@ impl Core {
         }
         let in_use = pools.values().filter(|(pages, _)| *pages > 0);
         let Some(free) = in_use.map(|(_, free)| Bytes(*free)).min() else { return Ok(()) };
-        match pages::untouched_huge_pages(&root.join("proc"), &self.hierarchy.dir(path)) {
+        match untouched {
             Ok(untouched) if untouched <= free => Ok(()),
             Ok(untouched) => Err(HugePageShortage::TooFew { untouched, free, nodes: left.clone() }),
-            Err(error) => Err(HugePageShortage::Unknown(error)),
+            Err(reason) => Err(HugePageShortage::Unknown(reason)),
         }
     }
 
-    /// Whether a workload has mapped huge pages that it has not touched, and none are promised to it.
-    pub(super) fn has_unpromised_huge_pages(&self, held: &Guarantee) -> bool {
-        held.settings.hugetlb.is_empty()
-            && matches!(
-                self.check_untouched_huge_pages(&held.cgroup, &NodeSet::new()),
-                Err(HugePageShortage::TooFew { .. })
-            )
+    /// The guarantees whose workload has mapped huge pages that it has not touched, and to which none are promised.
+    pub(super) fn with_unpromised_huge_pages(&mut self) -> BTreeSet<CgroupPath> {
+        let unpromised = self.kept.state.guarantees.values().filter(|held| held.settings.hugetlb.is_empty());
+        let unpromised = unpromised.map(|held| held.cgroup.clone()).collect();
+        let untouched = self.read_untouched(unpromised).into_iter();
+        untouched.filter(|(_, of)| of.as_ref().is_ok_and(|bytes| bytes.0 > 0)).map(|(path, _)| path).collect()
+    }
+
+    /// Reads what a decision on nodes for this running cgroup has to heed; `None` where that is nothing.
+    pub(super) fn untouched_huge_pages(&mut self, path: &CgroupPath) -> Option<Untouched> {
+        self.read_untouched(vec![path.clone()]).remove(path)
     }
 
     /// Refuses nodes for a running cgroup that do not have the huge pages which it has reserved. What cannot be read is not refused: the
@@ -56,13 +103,14 @@ impl Core {
         &self,
         path: &CgroupPath,
         mems: Option<&NodeSet>,
+        untouched: Option<Untouched>,
     ) -> Result<(), AdmissionError> {
-        let Some(mems) = mems else { return Ok(()) };
+        let (Some(mems), Some(untouched)) = (mems, untouched) else { return Ok(()) };
         let now = Knob::CpusetMemsEffective.read(&self.hierarchy.dir(path));
         if matches!(&now, Ok(Value::Nodes(now)) if !now.is_empty() && now.is_subset(mems)) {
             return Ok(());
         }
-        match self.check_untouched_huge_pages(path, mems) {
+        match self.check_untouched_huge_pages(untouched, mems) {
             Err(shortage @ HugePageShortage::TooFew { .. }) => Err(AdmissionError::conflict(
                 "target",
                 format!("{path}: {shortage}"),
@@ -91,5 +139,5 @@ pub(crate) enum HugePageShortage {
     },
     /// It is not known what is mapped.
     #[error("what its processes have mapped of huge pages cannot be read, which takes CAP_SYS_PTRACE: {0}")]
-    Unknown(#[source] std::io::Error),
+    Unknown(String),
 }

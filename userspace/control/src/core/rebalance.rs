@@ -58,12 +58,13 @@ fn now() -> u64 {
 
 impl Core {
     /// The moves that make a request fit.
-    pub(crate) fn plan_moves(&self, request: &Request, limits: &Limits) -> Result<Plan, AdmissionError> {
+    pub(crate) fn plan_moves(&mut self, request: &Request, limits: &Limits) -> Result<Plan, AdmissionError> {
         self.check_fit()?;
+        let unpromised = self.with_unpromised_huge_pages();
         let (ledger, terms) = self.asked_of(request)?;
         self.check_terms(&terms)?;
         let mut limits = limits.clone();
-        limits.kept.extend(self.immovable());
+        limits.kept.extend(self.immovable(&unpromised));
         let plan = self.policy.strategy.plan(&ledger, &request.engine, &terms, &limits);
         plan.map_err(|none| AdmissionError::NoPlan {
             reason: none.reason,
@@ -72,15 +73,15 @@ impl Core {
     }
 
     /// Owners that cannot be moved: their cgroups are not held, or not for long, or not bound to nodes, or have reserved huge pages
-    /// of no node.
-    fn immovable(&self) -> BTreeSet<OwnerId> {
+    /// of no node, as these cgroups have.
+    fn immovable(&self, unpromised: &BTreeSet<CgroupPath>) -> BTreeSet<OwnerId> {
         let state = &self.kept.state;
         let is_held = |name: &str| !state.releasing.contains(name) && !state.admitting.contains(name);
         let held: BTreeSet<&str> = state
             .guarantees
             .iter()
             .filter(|(name, held)| is_held(name) && matches!(self.hierarchy.id_of(&held.cgroup), Ok(Some(_))))
-            .filter(|(_, held)| !self.has_unpromised_huge_pages(held))
+            .filter(|(_, held)| !unpromised.contains(&held.cgroup))
             .map(|(name, held)| held.owner(name))
             .collect();
         let owners = state.ledger.owners().filter(|(owner, account)| {

@@ -12,8 +12,8 @@
 //! With `evict`, pods are named where that does not help ([`crowded`]).
 //!
 //! Invariants: nobody with a guarantee is touched, nor what is above or below one, nor another container of its pod. This
-//! thread reads no figures: it takes those that the guard saw last. Memory policies are read by a thread of their own, of one
-//! workload after the other.
+//! thread reads no figures: it takes those that the guard saw last. Memory policies and reserved huge pages are read by a thread of
+//! their own, of one workload after the other.
 
 mod cache_worker;
 mod crowded;
@@ -38,7 +38,11 @@ use tokio_util::sync::CancellationToken;
 
 use self::{crowded::Crowding, reclaim::Reclaim};
 use super::restores::{FIRST_RETRY, LONGEST_RETRY};
-use crate::{core::Core, page_worker::LEAST, policy_worker::Policies};
+use crate::{
+    core::Core,
+    page_worker::LEAST,
+    policy_worker::{Finding, Policies},
+};
 
 /// How long what was done for a node has to show, before more is.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -50,8 +54,24 @@ enum Relief {
     Steered,
     /// The memory policies of a workload are being read.
     Reading,
+    /// No workload can be steered off it, but perhaps one of which the daemon may not read what that takes.
+    Unknown,
     /// No workload can be steered off it.
     Stuck,
+}
+
+/// Why a workload is not steered off a node.
+#[derive(Debug)]
+struct Obstacle {
+    reason: String,
+    /// Whether it is that the daemon may not read the workload's processes.
+    is_denied: bool,
+}
+
+impl From<String> for Obstacle {
+    fn from(reason: String) -> Self {
+        Self { reason, is_denied: false }
+    }
 }
 
 /// Steers workloads.
@@ -141,7 +161,7 @@ impl Guard {
             }
             match self.relieve(core, &seen.others, &mut spare, of) {
                 Relief::Steered => drop(self.acted.insert(of.node, now)),
-                Relief::Reading => {}
+                Relief::Reading | Relief::Unknown => {}
                 Relief::Stuck => stuck.extend([of.node]),
             }
         }
@@ -175,6 +195,7 @@ impl Guard {
         let (node, pods) = (of.node, pods_with_promise(core));
         let mut others: Vec<&OtherWorkload> = others.iter().filter(|other| other.on(node) >= LEAST).collect();
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
+        let mut is_unknown = false;
         for other in others {
             let is_off = core.kept.state.steered().get(&other.cgroup).is_some_and(|off| off.contains(node));
             if is_off || !may_be_steered(core, &pods, other) {
@@ -191,7 +212,8 @@ impl Guard {
                     report(core, &other.cgroup, node, Severity::Warning, message);
                     return Relief::Steered;
                 }
-                Err(reason) => {
+                Err(Obstacle { reason, is_denied }) => {
+                    is_unknown |= is_denied;
                     if self.refused.insert((node, other.cgroup.clone())) {
                         let message = format!("{} cannot be kept off node {node}: {reason}.", other.cgroup);
                         report(core, &other.cgroup, node, Severity::Warning, message);
@@ -199,7 +221,7 @@ impl Guard {
                 }
             }
         }
-        Relief::Stuck
+        if is_unknown { Relief::Unknown } else { Relief::Stuck }
     }
 
     /// Steers a workload off one more node; the nodes that are left to it, or why not. What it has there comes to them, of what they
@@ -210,26 +232,28 @@ impl Guard {
         spare: &mut BTreeMap<NodeId, Bytes>,
         other: &OtherWorkload,
         node: NodeId,
-    ) -> Result<Option<NodeSet>, String> {
+    ) -> Result<Option<NodeSet>, Obstacle> {
         let mut off = core.kept.state.steered().get(&other.cgroup).cloned().unwrap_or_default();
         off.extend([node]);
         let allowed = core.nodes_without_steering(&other.cgroup)?;
         if !allowed.contains(node) {
-            return Err(format!("it may use nodes {allowed} only, and what it has there stays"));
+            return Err(format!("it may use nodes {allowed} only, and what it has there stays").into());
         }
         let left = &allowed - &off;
         if left.is_empty() {
-            return Err(format!("it may use nodes {allowed}, and no others"));
+            return Err(format!("it may use nodes {allowed}, and no others").into());
         }
         let has = other.on(node);
         let room =
             left.iter().filter_map(|node| spare.get(&node)).fold(0, |sum: u64, of| sum.saturating_add(of.0));
         if room < has.0 {
-            return Err(format!("it has {has} there, and nodes {left} have room for {}", Bytes(room)));
+            let room = Bytes(room);
+            return Err(format!("it has {has} there, and nodes {left} have room for {room}").into());
         }
-        core.check_untouched_huge_pages(&other.cgroup, &left).map_err(|shortage| shortage.to_string())?;
         let Some(finding) = self.policies.of(core, &other.cgroup, other.id) else { return Ok(None) };
-        finding?;
+        let Finding { policies, untouched, is_denied } = finding;
+        policies.map_err(|reason| Obstacle { reason, is_denied })?;
+        core.check_untouched_huge_pages(untouched, &left).map_err(|shortage| shortage.to_string())?;
         core.keep_off(&other.cgroup, &off).map_err(|error| error.to_string())?;
         // Which of them gets how much is not known.
         for (_, spare) in spare.iter_mut().filter(|(node, _)| left.contains(**node)) {
@@ -305,6 +329,7 @@ mod tests {
     use numaward_config::{Config, enforcement::CgroupPattern};
     use numaward_guarantee::{pod::Admitted, request::Request};
     use numaward_model::{headroom::Headroom, pod::PodName};
+    use numaward_topology::{HugepagePool, HugepageSize};
 
     use super::*;
     use crate::{
@@ -434,7 +459,12 @@ mod tests {
         }
 
         /// The pool of each node: so many pages of 2 MiB are free.
-        fn huge_pages(&self, free: [u64; 2]) {
+        fn huge_pages(&mut self, free: [u64; 2]) {
+            let machine = &mut *self.host.machine.lock().unwrap();
+            for node in Arc::make_mut(machine).nodes.values_mut() {
+                let pool = HugepagePool { total: 64, ..HugepagePool::default() };
+                node.hugepages.insert(HugepageSize(Bytes::mib(2)), pool);
+            }
             for (node, free) in free.into_iter().enumerate() {
                 let node = self.dir.path().join(format!("sys/devices/system/node/node{node}"));
                 let pool = node.join("hugepages/hugepages-2048kB");
@@ -624,6 +654,7 @@ mod tests {
             admitted.map(drop).map_err(|error| error.to_string())
         };
         bench.huge_pages([7, 60]);
+        bench.reconciler.as_mut().unwrap().look_after();
         let error = asked(&mut bench).unwrap_err();
         assert!(
             error.contains("16Mi of huge pages that they have not touched yet, and nodes 0 have 14Mi"),

@@ -470,7 +470,7 @@ impl Homing {
         }
         let Ok(Some(id)) = core.hierarchy.id_of(path) else { return Ok(()) };
         let Some(finding) = self.policies.of(core, path, id) else { return Ok(()) };
-        if let Err(why) = finding {
+        if let Err(why) = finding.policies {
             // For the next look.
             self.policies.read(core, path, id);
             return Err((HomeRefusal::MemoryPolicy, why));

@@ -13,16 +13,13 @@ use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader},
     path::Path,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use numaward_cgroup::CutLines;
 use numaward_topology::Bytes;
 
 use super::{has_ended, policies::visible_processes};
-
-/// Time to read the mappings of a cgroup's processes: the thread that decides waits for them.
-const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// The device and inode of a file.
 type FileId = (String, String);
@@ -33,12 +30,8 @@ type FileId = (String, String);
 /// # Errors
 ///
 /// One of them cannot be read: the daemon may not trace it (`CAP_SYS_PTRACE`), it is of another PID namespace, or all together have more
-/// mappings than are read in [`TIME_LIMIT`].
-pub fn untouched_huge_pages(proc: &Path, dir: &Path) -> io::Result<Bytes> {
-    untouched_until(proc, dir, Instant::now() + TIME_LIMIT)
-}
-
-fn untouched_until(proc: &Path, dir: &Path, deadline: Instant) -> io::Result<Bytes> {
+/// mappings than are read until the deadline.
+pub fn untouched_huge_pages(proc: &Path, dir: &Path, deadline: Instant) -> io::Result<Bytes> {
     let mut files: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
     for process in visible_processes(dir)? {
         match mapped(&proc.join(process.to_string()), deadline) {
@@ -108,6 +101,8 @@ fn length(range: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const MOUNTS: &str = "\
@@ -126,7 +121,8 @@ mod tests {
             fs::write(of.join("status"), format!("Name:\ta\nHugetlbPages:\t   {} kB\n", touched << 10))
                 .unwrap();
         };
-        let untouched = || untouched_huge_pages(proc.path(), dir.path()).map(|bytes| bytes.0 >> 20);
+        let until = |deadline| untouched_huge_pages(proc.path(), dir.path(), deadline);
+        let untouched = || until(Instant::now() + Duration::from_mins(1)).map(|bytes| bytes.0 >> 20);
         fs::write(dir.path().join("cgroup.procs"), "7\n8\n9\n10\n").unwrap();
         assert_eq!(untouched().unwrap(), 0, "they have ended");
         // 64 MiB of shared buffers, of which the first process has touched the most.
@@ -139,7 +135,7 @@ mod tests {
         assert_eq!(untouched().unwrap(), 64 - 40 + 4);
         process(7, shared, 64);
         assert_eq!(untouched().unwrap(), 4);
-        let late = untouched_until(proc.path(), dir.path(), Instant::now()).unwrap_err();
+        let late = until(Instant::now()).unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -10,7 +10,7 @@ use numaward_model::{
     pod::{PodName, Slice},
     port::MachineSource as _,
 };
-use numaward_topology::Bytes;
+use numaward_topology::{Bytes, HugepagePool, HugepageSize};
 use tempfile::TempDir;
 use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
 
@@ -159,6 +159,37 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerAsk {
         has: Settings::default(),
         is_yielded_to: false,
     }
+}
+
+#[test]
+fn runtime_is_answered_while_reserved_huge_pages_are_read() {
+    let mut bench = Bench::new();
+    let root = bench.dir.path().to_owned();
+    let put = |file: &str, text: &str| {
+        let file = root.join(file);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    };
+    put("cgroup/other/cgroup.procs", "77\n");
+    put("proc/77/maps", "7f0000000000-7f0001000000 rw-s 00000000 00:0f 5 /anon_hugepage (deleted)\n");
+    put("proc/77/status", "HugetlbPages:\t 0 kB\n");
+    bench.core.config.host_root.clone_from(&root);
+    for (id, node) in &mut Arc::make_mut(&mut bench.core.policy.machine).nodes {
+        node.hugepages.insert(HugepageSize(Bytes::mib(2)), HugepagePool { total: 64, free: 0, surplus: 0 });
+        let of = |file: &str| format!("sys/devices/system/node/node{id}/{file}");
+        put(&of("meminfo"), "Node 0 MemTotal: 4194304 kB\nNode 0 MemFree: 1024 kB\n");
+        for (file, pages) in [("nr_hugepages", "64"), ("free_hugepages", "0"), ("surplus_hugepages", "0")] {
+            put(&of(&format!("hugepages/hugepages-2048kB/{file}")), pages);
+        }
+    }
+    bench.keep_busy();
+    let mut created = bench.create(&container("p", 1000));
+    let target = numaward_api::Target::Cgroup("/other".to_owned());
+    let asked = numaward_api::AllocationRequest::new("other", target, "64Mi");
+    let asked = numaward_guarantee::request::Request::new(&asked).unwrap();
+    let refused = bench.core.admit(&asked, false).unwrap_err().to_string();
+    assert!(refused.contains("16Mi of huge pages"), "{refused}");
+    assert!(created.try_recv().is_ok(), "answered before the refusal");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The guard's last step (`guard: evict`): names pods without a guarantee that are in the way on a node.
 //!
-//! Algorithm: a node is *stuck* while it is short although nobody can be kept off it any more. One that has been stuck for a
+//! Algorithm: a node is *stuck* while it is short although nobody can be kept off it any more, also not one whose processes the daemon
+//! may not read: that one might be. One that has been stuck for a
 //! while without a break is *crowded*: then the pods are named that have memory there which cannot be dropped. Others, who
 //! know their classes, have one after the other evicted. A node that is no longer short, or that somebody was kept off
 //! again, begins anew.
@@ -171,6 +172,23 @@ mod tests {
         assert_eq!(crowded(&bench), pods(&[("b", 400), ("a", 300)]));
         bench.see(false, [500, 500], &[]);
         assert_eq!(crowded(&bench), []);
+    }
+
+    #[test]
+    fn no_pod_is_named_while_the_daemon_may_not_read_what_keeps_workloads_on_a_node() {
+        let a = container("a", 'a');
+        let mut bench = Bench::evicting(&[&a, "batch"], "/exempt");
+        // Its processes are of another PID namespace.
+        std::fs::write(bench.root().join("batch/cgroup.procs"), "0\n").unwrap();
+        for _ in 0..PATIENCE.as_secs() {
+            bench.see(true, [-10, 200], &[(&a, 300), ("batch", 100)]);
+        }
+        assert_eq!(crowded(&bench), []);
+        assert!(bench.reported().contains("/batch cannot be kept off node 1"), "{}", bench.reported());
+        std::fs::write(bench.root().join("batch/cgroup.procs"), "").unwrap();
+        bench.see(false, [500, 200], &[]);
+        bench.see(true, [-10, 200], &[(&a, 300), ("batch", 100)]);
+        assert_eq!(bench.mems("batch"), "0");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use numaward_topology::{CpuSet, NodeSet};
 
 use super::{measure::tests::reading, *};
 use crate::{
+    policy_worker::Finding,
     reconciler::{Event, ReconcilerLoop, tests::reconciler_loop},
     testing::{self as fixture, Host},
 };
@@ -93,7 +94,8 @@ impl Bench {
         let policies: BTreeMap<_, _> = windows
             .iter()
             .map(|(path, ..)| {
-                let finding = self.policies.get(*path).map_or(Ok(()), |why| Err(why.clone()));
+                let policies = self.policies.get(*path).map_or(Ok(()), |why| Err(why.clone()));
+                let finding = Finding { policies, untouched: Ok(Bytes(0)), is_denied: false };
                 (path.parse().unwrap(), (id_of(&top.join(&path[1..])), finding))
             })
             .collect();
