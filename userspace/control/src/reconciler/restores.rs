@@ -188,7 +188,7 @@ mod tests {
         assert_eq!((bench.knob("a/memory.max"), bench.knob("a/cpuset.cpus")), (mib(256), String::new()));
         let [(cgroup, knob, reason)] = &bench.pending_after(0)[..] else { panic!() };
         assert_eq!((cgroup.as_str(), knob.as_str()), ("/a", "memory.max"));
-        assert!(reason.contains("200Mi are in use, more than 128Mi"), "{reason}");
+        assert_eq!(reason, "memory.max stays 268435456: 200Mi are in use, more than 128Mi");
         assert_eq!(bench.reconciler.as_ref().unwrap().view.read().enforcement.pending_restores.len(), 1);
 
         // The daemon goes on with it, also where nothing is enforced any more.
