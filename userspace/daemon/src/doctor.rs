@@ -17,7 +17,7 @@ use numaward_cgroup::needs::look;
 use numaward_config::{Config, OperatingMode, Problems, home::HomeMode};
 use numaward_guarantee::policy;
 use numaward_probes::{Mode, Probe, ProbeReport};
-use numaward_topology::{Need, NodeSet, sysfs};
+use numaward_topology::{Need, NodeSet, Release, sysfs};
 use rustix::thread::CapabilitySet;
 
 use self::caches::caches;
@@ -25,6 +25,11 @@ use crate::kubernetes::kubelet::{self, Policies};
 
 /// The outcome of a check: how it came out, what was found, and what to do about it.
 type Outcome = (Verdict, String, Option<String>);
+
+/// The first release in which demotion heeds `cpuset.mems`.
+///
+/// Source: `can_demote` in `mm/vmscan.c`, commit 7d709f49babc (*vmscan,cgroup: apply mems_effective to reclaim*).
+const DEMOTION_HEEDS_CPUSETS: Release = Release::new(6, 16);
 
 fn ok(finding: impl Into<String>) -> Outcome {
     (Verdict::Ok, finding.into(), None)
@@ -416,13 +421,24 @@ impl Host<'_> {
             return ok("all memory is of one tier, as far as the kernel knows");
         }
         let nodes = tiers.values().map(ToString::to_string).collect::<Vec<_>>().join(", then ");
-        ok(match self.read("sys/kernel/mm/numa/demotion_enabled").as_deref() {
-            Ok("true" | "1") => format!("from fast to slow: nodes {nodes}; what is not used is demoted"),
-            _ => format!(
+        if !matches!(self.read("sys/kernel/mm/numa/demotion_enabled").as_deref(), Ok("true" | "1")) {
+            return ok(format!(
                 "from fast to slow: nodes {nodes}; demotion is off (/sys/kernel/mm/numa/demotion_enabled): what does not \
                  fit is dropped or swapped"
+            ));
+        }
+        let finding = format!("from fast to slow: nodes {nodes}; what is not used is demoted");
+        let release = self.read("proc/sys/kernel/osrelease").ok().and_then(|text| Release::parse(&text));
+        if release.is_none_or(|release| release >= DEMOTION_HEEDS_CPUSETS) {
+            return ok(finding);
+        }
+        warn(
+            format!("{finding}, also to nodes that cpuset.mems does not allow; not what memory.min protects"),
+            format!(
+                "use guarantees, whose memory is protected, or Linux {DEMOTION_HEEDS_CPUSETS} or newer, or switch demotion off: \
+                 echo 0 >/sys/kernel/mm/numa/demotion_enabled"
             ),
-        })
+        )
     }
 
     /// Whether anything counts the accesses by which homes are judged.
@@ -531,14 +547,25 @@ mod tests {
     fn memory_tiers_are_listed_from_fast_to_slow() {
         let slow = "sys/devices/virtual/memory_tiering/memory_tier72/nodelist";
         let demotion = "sys/kernel/mm/numa/demotion_enabled";
-        for (more, words) in [
-            (&[][..], "all memory is of one tier"),
-            (&[(slow, "2\n")], "nodes 0-1, then 2; demotion is off"),
-            (&[(slow, "2\n"), (demotion, "true\n")], "nodes 0-1, then 2; what is not used is demoted"),
+        let newer = ("proc/sys/kernel/osrelease", "6.16.0\n");
+        for (more, expected, words) in [
+            (&[][..], Verdict::Ok, "all memory is of one tier"),
+            (&[(slow, "2\n")], Verdict::Ok, "nodes 0-1, then 2; demotion is off"),
+            (
+                &[(slow, "2\n"), (demotion, "true\n"), newer],
+                Verdict::Ok,
+                "nodes 0-1, then 2; what is not used is demoted",
+            ),
+            (
+                &[(slow, "2\n"), (demotion, "true\n")],
+                Verdict::Warn,
+                "nodes 0-1, then 2; what is not used is demoted, also to nodes that cpuset.mems does not allow",
+            ),
         ] {
             let root = tree(&[GOOD, more].concat());
-            let (verdict, finding, _) = Host { root: root.path() }.tiers();
-            assert!(verdict == Verdict::Ok && finding.contains(words), "{finding}");
+            let (verdict, finding, fix) = Host { root: root.path() }.tiers();
+            assert!(verdict == expected && finding.contains(words), "{finding}");
+            assert_eq!(fix.is_some_and(|fix| fix.contains("Linux 6.16")), expected == Verdict::Warn);
         }
     }
 
@@ -772,8 +799,7 @@ mod tests {
 
     #[test]
     fn what_a_kernel_is_without_is_said_with_the_first_that_has_it() {
-        let lost =
-            Need { name: "x", since: numaward_topology::Release::new(6, 7), instead: "y", loses: true };
+        let lost = Need { name: "x", since: Release::new(6, 7), instead: "y", loses: true };
         let replaced = Need { loses: false, ..lost };
         for (of, is_here, verdict, finding) in [
             (lost, Some(true), Verdict::Ok, "here (since Linux 6.7)"),
