@@ -92,7 +92,7 @@ slots() {
 # A second daemon finds the port taken; the first is not disturbed.
 port_in_use() {
     section "second daemon"
-    must_fail env NUMAWARD_STATE_DIRECTORY=/tmp/second NUMAWARD_CONTROL_SOCKET=/tmp/second.sock numaward run 2>&1
+    must_fail env NUMAWARD_STATE_DIRECTORY=/tmp/second NUMAWARD_CONTROL_SOCKET=/run/second/control.sock numaward run 2>&1
     ask /livez >/dev/null || fail "the first daemon is gone"
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -28,6 +29,8 @@ pub const CLIENT_VARIABLES: [&str; 5] =
 
 /// A file above this size is not a configuration.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+/// The bit of a file's mode by which any user may read it.
+const OTHERS_READ: u32 = 0o004;
 
 /// From where the configuration is taken.
 #[derive(Debug, Default)]
@@ -133,10 +136,35 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
         warnings.extend(exported::warnings(&config.metrics));
         warnings.extend(pasted::warnings(&config));
+        warnings.extend(secrets_that_others_read(&config, &given));
         return Ok(Loaded { config, file, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     Err(Problems(problems))
+}
+
+/// A warning where the configuration file has values that may be secrets, and any user may read it.
+fn secrets_that_others_read(config: &Config, given: &Node) -> Option<String> {
+    let origin = |key: &'static str| {
+        let path: Vec<_> = key.split('.').map(str::to_owned).collect();
+        given.at(&path).ok().map(|origin| (key, origin.clone()))
+    };
+    let in_file = config.secret_keys().filter_map(origin).filter_map(|(key, origin)| match origin {
+        Origin::File { file, .. } => Some((key, file)),
+        _ => None,
+    });
+    let (keys, files): (Vec<_>, Vec<_>) = in_file.unzip();
+    let file = files.into_iter().next()?;
+    let mode = std::fs::metadata(&file).ok()?.permissions().mode();
+    (mode & OTHERS_READ != 0).then(|| {
+        format!(
+            "{}: any user may read this file (mode {:04o}), and {} may hold secrets: give it mode 0600, or the secrets in \
+             files of their own (otlp.tokenFile, alerts.tokenFile)",
+            file.display(),
+            mode & 0o7777,
+            keys.join(", ")
+        )
+    })
 }
 
 /// Reads a YAML text that is not numaward's own configuration.

@@ -1,4 +1,6 @@
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration,
+};
 
 use super::{enforcement::Declared, *};
 
@@ -46,6 +48,26 @@ fn flags_win_over_variables_and_those_over_the_file() {
     };
     assert_eq!(loaded.config, expected);
     assert_eq!(loaded.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn secrets_in_a_file_that_any_user_may_read_are_warned_of() {
+    let secrets = "otlp: {endpoint: 'http://c:4318/?key=s3cret', headers: {authorization: Bearer s3cret}}";
+    let warnings = |text: &str, mode: u32, variables: &[(&str, &str)]| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        std::fs::set_permissions(file.path(), Permissions::from_mode(mode)).unwrap();
+        let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let file = Some(file.path().to_owned());
+        load(&Sources { file, variables, flags: vec![] }).unwrap().warnings
+    };
+    let found = warnings(secrets, 0o644, &[]);
+    assert!(found.len() == 1 && found[0].contains("mode 0644"), "{found:?}");
+    assert!(found[0].contains("otlp.headers, otlp.endpoint") && !found[0].contains("s3cret"), "{found:?}");
+    assert_eq!(warnings(secrets, 0o640, &[]), [""; 0]);
+    assert_eq!(warnings("otlp: {endpoint: 'http://c:4318'}", 0o644, &[]), [""; 0]);
+    let variables = [("NUMAWARD_ALERTS_WEBHOOK", "https://hooks.example/s3cret")];
+    assert_eq!(warnings("", 0o644, &variables), [""; 0], "a variable is no file");
 }
 
 #[test]

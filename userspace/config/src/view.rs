@@ -1,11 +1,11 @@
 //! A configuration as it counts, to be looked at: file, variables, flags and defaults together.
 //!
 //! Nothing secret is in it. Tokens and keys are in files of their own, whose paths are shown; headers for a collector and
-//! the path of a webhook may have some, and are hidden.
+//! the path of a webhook or the query of a receiver's URL may have some, and are hidden.
 
 use serde_json::Value as Json;
 
-use super::{Config, tree::resolve};
+use super::{Config, HttpUrl, tree::resolve};
 
 /// Stands for what is not shown.
 const HIDDEN: &str = "hidden";
@@ -35,17 +35,39 @@ impl Config {
     fn without_secrets(&self) -> Self {
         let mut shown = self.clone();
         shown.otlp.headers.values_mut().for_each(|value| HIDDEN.clone_into(value));
-        if let Some(url) = &mut shown.alerts.webhook
-            && let (Some(scheme), Some(authority), true) = (
-                url.0.scheme_str(),
-                url.0.authority(),
-                url.0.path_and_query().is_some_and(|path| path != "/"),
-            )
-            && let Ok(short) = format!("{scheme}://{authority}/{HIDDEN}").parse()
+        if let Some(url) = shown.alerts.webhook.as_mut()
+            && url.0.path_and_query().is_some_and(|path| path != "/")
         {
-            *url = short;
+            show_instead(url, &format!("/{HIDDEN}"));
+        }
+        if let Some(url) = shown.otlp.endpoint.as_mut()
+            && url.0.query().is_some()
+        {
+            let path = url.0.path().to_owned();
+            show_instead(url, &format!("{path}?{HIDDEN}"));
         }
         shown
+    }
+
+    /// The keys with a value that is a secret, or may be one, such as a header of OTLP.
+    pub(super) fn secret_keys(&self) -> impl Iterator<Item = &'static str> {
+        let shown = self.without_secrets();
+        [
+            ("otlp.headers", shown.otlp.headers != self.otlp.headers),
+            ("otlp.endpoint", shown.otlp.endpoint != self.otlp.endpoint),
+            ("alerts.webhook", shown.alerts.webhook != self.alerts.webhook),
+        ]
+        .into_iter()
+        .filter_map(|(key, is_secret)| is_secret.then_some(key))
+    }
+}
+
+/// Puts another path and query in place of those of the URL.
+fn show_instead(url: &mut HttpUrl, path_and_query: &str) {
+    if let (Some(scheme), Some(authority)) = (url.0.scheme_str(), url.0.authority())
+        && let Ok(shown) = format!("{scheme}://{authority}{path_and_query}").parse()
+    {
+        *url = shown;
     }
 }
 
@@ -214,11 +236,12 @@ guarantees:
     #[test]
     fn nothing_secret_is_shown() {
         let config = read(
-            "otlp: {endpoint: 'http://c:4318', headers: {authorization: Bearer s3cret}, tokenFile: /t}\n\
+            "otlp: {endpoint: 'http://c:4318/in?key=s3cret', headers: {authorization: Bearer s3cret}, tokenFile: /t}\n\
              alerts: {webhook: 'https://hooks.example:8443/services/s3cret?key=s3cret'}",
         );
         let (view, differences) = (config.view().unwrap(), config.differences().unwrap());
         assert_eq!(view["otlp"]["headers"]["authorization"], HIDDEN);
+        assert_eq!(view["otlp"]["endpoint"], "http://c:4318/in?hidden");
         assert_eq!(view["otlp"]["tokenFile"], "/t");
         assert_eq!(view["alerts"]["webhook"], "https://hooks.example:8443/hidden");
         let text = format!("{view} {differences:?}");

@@ -39,7 +39,7 @@ use numaward_enforce::{Change, Enforcer};
 use numaward_guarantee::{
     error::StartError,
     ports::Ports,
-    rebuild,
+    private_directory, rebuild,
     state::boot_id,
     xattr_backup::{self, XattrBackup},
 };
@@ -102,6 +102,7 @@ impl Core {
         metrics: ControlMetrics,
     ) -> Result<Self, StartError> {
         let policy = Policy::new(config, ports.machine.machine())?;
+        private_directory::prepare(&config.state_directory)?;
         let (store, loaded) = Store::open(&config.state_directory)?;
         let lock = match hierarchy.lock() {
             Err(held @ LockError::Held { .. }) => return Err(held.into()),

@@ -441,7 +441,7 @@ fn serve_remote(
 fn control_socket(config: &Config, mode: OperatingMode) -> Result<Option<UnixListener>, SocketError> {
     match (socket::listen(&config.control_socket, "controlSocket"), mode) {
         (Ok(listener), _) => Ok(Some(listener)),
-        (Err(error @ SocketError::Io { .. }), OperatingMode::Enforce) => {
+        (Err(error @ (SocketError::Io(..) | SocketError::Directory(_))), OperatingMode::Enforce) => {
             tracing::warn!(%error, "guarantees cannot be asked for");
             Ok(None)
         }

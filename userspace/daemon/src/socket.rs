@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use numaward_guarantee::private_directory::{self, DirectoryError};
+
 /// A unix socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
@@ -19,6 +21,9 @@ pub enum SocketError {
         path = .0.display()
     )]
     InUse(PathBuf, &'static str),
+    /// Its directory cannot be made, or other users can change what is in it.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// Something else is there.
     #[error("{path}: this is no socket, and it is left alone; choose another path with {1}", path = .0.display())]
     NoSocket(PathBuf, &'static str),
@@ -31,8 +36,7 @@ pub enum SocketError {
 pub fn listen(path: &Path, key: &'static str) -> Result<UnixListener, SocketError> {
     let fail = |action| move |error| SocketError::Io(path.to_owned(), action, error);
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)
-            .map_err(|error| SocketError::Io(parent.to_owned(), "make this directory", error))?;
+        private_directory::prepare(parent)?;
     }
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

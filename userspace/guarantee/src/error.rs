@@ -9,7 +9,7 @@ use numaward_engine::ResizeError;
 use numaward_store::StoreError;
 use numaward_topology::Bytes;
 
-use crate::{policy::PolicyError, request::FieldError};
+use crate::{policy::PolicyError, private_directory::DirectoryError, request::FieldError};
 
 /// Why something asked for was not done. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +122,9 @@ pub enum StartError {
     /// The policy does not fit the machine.
     #[error("the policy cannot be applied:{}", listed(.0))]
     Policy(Vec<PolicyError>),
+    /// The state directory cannot be made, or other users can change what is in it.
+    #[error(transparent)]
+    StateDirectory(#[from] DirectoryError),
     /// The ledger cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),

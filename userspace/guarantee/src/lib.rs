@@ -21,6 +21,7 @@ pub mod pod;
 pub mod policy;
 pub mod ports;
 pub mod power;
+pub mod private_directory;
 pub mod rebuild;
 pub mod reconciler;
 pub mod request;

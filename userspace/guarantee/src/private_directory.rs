@@ -1,0 +1,119 @@
+//! Directories of the daemon: the ledger's, and those of its sockets.
+//!
+//! # Problem
+//! systemd makes them with mode 0700 (`StateDirectoryMode`, `RuntimeDirectoryMode`), Kubernetes' `DirectoryOrCreate` with 0755. In one
+//! that another user may write to, that user can put another ledger or socket in place of the daemon's.
+//!
+//! # Algorithm
+//! A missing directory is made with mode 0700. One that is there must belong to root or the daemon's user, and no other user may write
+//! to it. If it has the name `numaward`, or nothing is in it, it is the daemon's alone and gets mode 0700. Any other keeps its mode:
+//! it may be `/run`.
+
+use std::{
+    fs::{self, DirBuilder, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+/// Mode of a directory that is the daemon's alone.
+const PRIVATE_MODE: u32 = 0o700;
+/// Name of such a directory by default.
+const OWN_NAME: &str = "numaward";
+
+/// A directory that the daemon cannot keep files in.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// It cannot be made or looked at.
+    #[error("{path}: cannot {1}: {2}", path = .0.display())]
+    Io(PathBuf, &'static str, #[source] io::Error),
+    /// Another user can change what is in it.
+    #[error(
+        "{path}: user {uid} owns this directory (mode {mode:04o}), so that other users can replace what is in it; \
+         run chown root:root and chmod 0700 once it is known to have nothing of other users",
+        path = path.display()
+    )]
+    Insecure {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its permissions.
+        mode: u32,
+    },
+}
+
+/// Makes the directory, with those above it, or checks the one that is there.
+pub fn prepare(path: &Path) -> Result<(), DirectoryError> {
+    let fail = |action| move |error| DirectoryError::Io(path.to_owned(), action, error);
+    DirBuilder::new().recursive(true).mode(PRIVATE_MODE).create(path).map_err(fail("make this directory"))?;
+    let found = fs::metadata(path).map_err(fail("look at it"))?;
+    let (uid, mode) = (found.uid(), found.mode() & 0o7777);
+    let own = rustix::process::geteuid().as_raw();
+    if (uid != 0 && uid != own) || mode & 0o022 != 0 {
+        return Err(DirectoryError::Insecure { path: path.to_owned(), uid, mode });
+    }
+    if uid == own && mode != PRIVATE_MODE && is_own(path).map_err(fail("list it"))? {
+        fs::set_permissions(path, Permissions::from_mode(PRIVATE_MODE)).map_err(fail("set its mode"))?;
+    }
+    Ok(())
+}
+
+/// Whether nothing but the daemon uses the directory.
+fn is_own(path: &Path) -> io::Result<bool> {
+    Ok(path.file_name().is_some_and(|name| name == OWN_NAME) || fs::read_dir(path)?.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn directory_is_made_private_also_where_kubernetes_made_it() {
+        let root = tempfile::tempdir().unwrap();
+        let made = root.path().join("a/b");
+        prepare(&made).unwrap();
+        assert_eq!((mode(&made), mode(&root.path().join("a"))), (0o700, 0o700));
+
+        // As `DirectoryOrCreate` does; in the second is a ledger of an earlier version.
+        let (fresh, used) = (root.path().join("fresh"), root.path().join("numaward"));
+        let shared = root.path().join("shared");
+        for path in [&fresh, &used, &shared] {
+            fs::create_dir(path).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::write(used.join("ledger.json"), "").unwrap();
+        fs::write(shared.join("other.pid"), "").unwrap();
+        for (path, expected) in [(fresh, 0o700), (used, 0o700), (shared, 0o755)] {
+            prepare(&path).unwrap();
+            assert_eq!(mode(&path), expected, "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn directory_that_other_users_can_change_is_refused_and_not_touched() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("numaward");
+        fs::create_dir(&path).unwrap();
+        for refused in [0o777, 0o1777, 0o770] {
+            fs::set_permissions(&path, Permissions::from_mode(refused)).unwrap();
+            let error = prepare(&path).unwrap_err();
+            assert!(matches!(error, DirectoryError::Insecure { mode, .. } if mode == refused), "{error}");
+            assert_eq!(mode(&path), refused);
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            chown(&path, Some(65534), None).unwrap();
+            assert!(matches!(prepare(&path), Err(DirectoryError::Insecure { uid: 65534, .. })));
+        }
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(matches!(prepare(&file), Err(DirectoryError::Io(..))));
+    }
+}
