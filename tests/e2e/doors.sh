@@ -178,8 +178,8 @@ section "still held"
 allocations
 
 section "forged"
-# A new cgroup has counters of its own a moment after its first page.
-_counted() { ask /api/v1/workloads | grep -q '"workload":"cri-containerd"[^}]*},"counters":"own"'; }
+# A new workload has counters of its own a moment after its first page.
+_counted() { ask /api/v1/workloads | grep -q '"workload":"tenant.service"[^}]*"counters":"own"'; }
 wait_for 60 _done load1M
 wait_for 60 _done web1M
 wait_for 60 _counted

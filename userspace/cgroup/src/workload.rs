@@ -8,8 +8,9 @@
 //! 3. a container. The outermost of several: what a container starts is its own affair, also where it is a whole
 //!    Kubernetes node, as with kind. It is one of a pod only where the kubelet makes pods: a user, a service or a container
 //!    with a subtree of its own may give cgroups any name. Pod and quality-of-service cgroups are no workloads;
-//! 4. a systemd unit, service or scope, directly in slices. Units inside a unit are its own affair too: those
-//!    of `user@1000.service` fold into it, or every desktop program would be a workload;
+//! 4. a systemd unit, service or scope, directly in slices. What is inside a unit is its own affair too: units and containers
+//!    in `user@1000.service` fold into it, or a user could make workloads of any name and number. Only the units of container
+//!    runtimes have containers in them;
 //! 5. the top-level cgroup below the root; the root itself for the root.
 //!
 //! Sources: systemd.slice(5), systemd.unit(5) (escaping), Kubernetes' `pkg/kubelet/cm` (cgroup names of both
@@ -110,14 +111,20 @@ fn by_path(path: &CgroupPath) -> Workload {
     if let [EXEC_PARENT, command, ..] = names[..] {
         return workload(WorkloadKind::Exec, 2, command.into(), None);
     }
-    let container = pod_container(&names)
-        .or_else(|| names.iter().enumerate().find_map(|(index, name)| Some((index, plain_container(name)?))));
+    let first = names.iter().position(|name| !has_suffix(name, ".slice"));
+    let unit = first.filter(|&index| is_unit(names[index]));
+    let outside = match unit {
+        Some(index) if !is_runtimes_unit(names[index]) => index + 1,
+        _ => names.len(),
+    };
+    let container = pod_container(&names).or_else(|| {
+        names[..outside].iter().enumerate().find_map(|(index, name)| Some((index, plain_container(name)?)))
+    });
     if let Some((index, container)) = container {
         let name = container.id.chars().take(12).collect();
         return workload(WorkloadKind::Container, index + 1, name, Some(container));
     }
-    let unit = names.iter().position(|name| !has_suffix(name, ".slice"));
-    if let Some(index) = unit.filter(|&index| is_unit(names[index])) {
+    if let Some(index) = unit {
         return workload(WorkloadKind::Unit, index + 1, display_name(names[index]), None);
     }
     workload(WorkloadKind::TopLevel, 1, display_name(top), None)
@@ -357,10 +364,10 @@ mod tests {
                 "/machine.slice/libpod-{ID}.scope",
             ),
             (
-                "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
-                Some("libpod"),
+                "/system.slice/containerd.service/cri-containerd-{ID}",
+                Some("cri-containerd"),
                 None,
-                "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope",
+                "/system.slice/containerd.service/cri-containerd-{ID}",
             ),
             ("/libpod_parent/libpod-{ID}", Some("libpod"), None, "/libpod_parent/libpod-{ID}"),
         ] {
@@ -409,17 +416,19 @@ mod tests {
                 let found = of(&format!("{above}/{pods}"));
                 assert_eq!((found.kind, found.name.as_str()), (kind, name), "{above}/{pods}");
             }
-            // It looks like a container, but it is none of a pod.
+            // It looks like a container, but it is none of a pod; in a unit, it is part of the unit.
             for pods in [
                 "kubepods/pod{POD}/{ID}",
                 "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice/cri-containerd-{ID}.scope",
+                "user.slice/libpod-{ID}.scope/container",
             ] {
                 let found = of(&format!("{above}/{pods}"));
-                assert_eq!(
-                    found.container.map(|of| (of.id, of.pod_uid)),
-                    Some((ID.to_owned(), None)),
-                    "{above}/{pods}"
-                );
+                let expected = (kind != Unit).then(|| (ID.to_owned(), None));
+                assert_eq!(found.container.map(|of| (of.id, of.pod_uid)), expected, "{above}/{pods}");
+                assert_eq!(found.kind, if kind == Unit { Unit } else { Ctr }, "{above}/{pods}");
+                if kind == Unit {
+                    assert_eq!(found.name, name, "{above}/{pods}");
+                }
             }
         }
         let inner = of("/docker/{ID}/kubepods/pod{POD}/{ID2}");

@@ -88,7 +88,7 @@ mod tests {
             (r"/machine.slice/machine-web\x2d3.scope", "machine-web-3.scope"),
             ("/system.slice/docker-{ID}.scope", "docker"),
             ("/docker/{ID}", "containers"),
-            ("/user.slice/user-1000.slice/user@1000.service/\x1b[2J-{ID}.scope", "containers"),
+            ("/batch/\x1b[2J-{ID}.scope", "containers"),
             ("/kubepods/burstable/pod1-2-3/{ID}", "pods"),
             ("/kubepods/burstable", "kubepods"),
             ("/numaward/bench", "numaward/bench"),

@@ -106,8 +106,12 @@ mod tests {
         let state = State { containers, ..State::default() };
         for (path, name) in [
             (format!("/kubepods/podu1/{ID}"), "prod/db/main"),
-            (format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope"), "libpod"),
-            (format!("/user.slice/user-1000.slice/user@1000.service/kubepods/podu1/{ID}"), "containers"),
+            (
+                format!("/user.slice/user-1000.slice/user@1000.service/kubepods/podu1/{ID}"),
+                "user@1000.service",
+            ),
+            (format!("/machine.slice/libpod-{ID}.scope"), "libpod"),
+            (format!("/batch/kubepods/podu1/{ID}"), "containers"),
         ] {
             let path: CgroupPath = path.parse().unwrap();
             assert_eq!(state.name_of(&classify(&path, |_| false)), name, "{path}");
