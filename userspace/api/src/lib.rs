@@ -16,6 +16,7 @@ pub mod problem;
 mod rebalance;
 mod regions;
 pub mod restore;
+pub mod safe_text;
 mod sample;
 pub mod simulation;
 mod stacks;

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
+use crate::safe_text::is_unsafe;
+
 /// Call chains that are listed, at most.
 pub const MAX_STACKS: usize = 2000;
 
@@ -59,9 +61,9 @@ impl Stacks {
 
 impl CallStack {
     fn folded(&self) -> String {
-        // Names are what somebody else chose; these end a frame, or a line.
-        let frames: Vec<String> =
-            self.frames.iter().map(|frame| frame.replace(';', ":").replace(char::is_control, "?")).collect();
+        // Names are of outside origin; a semicolon ends a frame, a line break a line.
+        let safe = |frame: &String| frame.replace(';', ":").replace(is_unsafe, "?");
+        let frames: Vec<String> = self.frames.iter().map(safe).collect();
         format!("{} {}\n", frames.join(";"), self.bytes)
     }
 }

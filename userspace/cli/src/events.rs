@@ -9,7 +9,7 @@ use crate::{
     client::{ClientError, Server},
     control::encoded,
     table::{or_dash, row, table},
-    text::clean,
+    text::{clean, clean_json, clean_value},
     top::feed::{Missed, Stream},
 };
 
@@ -84,8 +84,8 @@ pub(crate) fn render(events: &[Event]) -> String {
 /// One event, as it comes: a line, or a document.
 fn print(event: &Event, format: Format) -> anyhow::Result<()> {
     let text = match format {
-        Format::Json => serde_json::to_string(event)? + "\n",
-        Format::Yaml => format!("---\n{}", numaward_config::yaml(&serde_json::to_value(event)?)),
+        Format::Json => format!("{}\n", clean_json(&serde_json::to_string(event)?)),
+        Format::Yaml => format!("---\n{}", numaward_config::yaml(&clean_value(serde_json::to_value(event)?))),
         Format::Table => {
             let workload = or_dash(event.workload.as_ref());
             let line = format!("{} {} {workload}: {}", event.time, event.kind.as_str(), event.message);

@@ -162,7 +162,10 @@ async fn release(control: &Server, allocation: &api::Allocation) {
                 Ok(()) => {}
                 // The daemon was quicker.
                 Err(ClientError::Refused(refusal)) if refusal.status == 404 => {}
-                Err(error) => eprintln!("numaward: {}: not released yet: {error}", allocation.name),
+                Err(error) => {
+                    let line = format!("{}: not released yet: {error}", allocation.name);
+                    eprintln!("numaward: {}", text::clean(&line));
+                }
             }
             return;
         }

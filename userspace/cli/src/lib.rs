@@ -810,13 +810,13 @@ fn print<T: Serialize>(
 ) -> anyhow::Result<ExitCode> {
     match output.output {
         Format::Json => print_json(value),
-        Format::Yaml => print_text(&config::yaml(&serde_json::to_value(value)?)),
+        Format::Yaml => print_text(&config::yaml(&text::clean_value(serde_json::to_value(value)?))),
         Format::Table => print_text(&text::clean_lines(&render(value))),
     }
 }
 
 fn print_json(value: &impl Serialize) -> anyhow::Result<ExitCode> {
-    print_text(&(serde_json::to_string_pretty(value)? + "\n"))
+    print_text(&text::clean_json(&(serde_json::to_string_pretty(value)? + "\n")))
 }
 
 fn print_text(text: &str) -> anyhow::Result<ExitCode> {

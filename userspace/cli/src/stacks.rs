@@ -5,6 +5,7 @@ use numaward_api::{StackKind, Stacks};
 use crate::{
     client::{ClientError, Server},
     control::encoded,
+    text::clean,
 };
 
 /// Asks for the call chains of a workload: those of a kind, and of a node where one is named.
@@ -24,7 +25,7 @@ pub(crate) async fn fetch(
 /// Says what is missing in them, beside them.
 pub(crate) fn warn(stacks: &Stacks) {
     for note in &stacks.notes {
-        eprintln!("{note}");
+        eprintln!("{}", clean(note));
     }
     if stacks.lost > 0 {
         eprintln!(

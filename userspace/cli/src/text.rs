@@ -1,49 +1,22 @@
-//! Text of others on a terminal.
-//!
-//! Problem: names of cgroups, units and processes are chosen by those who make them. A name may hold an escape
-//! sequence that moves the cursor, changes the title or hides what follows, a line break, or 10 KiB.
-//!
-//! What a terminal would obey is written as an escape (`\x1b`) instead: control characters, and those of Unicode that
-//! change the direction of text or cannot be seen. All that is shown of others goes through here.
+//! Text in columns of a terminal.
 
-use std::{borrow::Cow, fmt::Write};
+use std::borrow::Cow;
 
+pub(crate) use numaward_api::safe_text::{clean, clean_json, clean_lines};
+use serde_json::Value as Json;
 use unicode_width::UnicodeWidthChar;
 
-/// Whether a terminal may do something else with it than show it.
-fn is_unsafe(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
-}
-
-/// A name or a message, in one line.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    escaped(text, is_unsafe)
-}
-
-/// Text of several lines.
-pub(crate) fn clean_lines(text: &str) -> Cow<'_, str> {
-    escaped(text, |c| c != '\n' && is_unsafe(c))
-}
-
-fn escaped(text: &str, must: impl Fn(char) -> bool) -> Cow<'_, str> {
-    if !text.contains(&must) {
-        return Cow::Borrowed(text);
-    }
-    let mut safe = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match c {
-            c if !must(c) => safe.push(c),
-            '\n' => safe.push_str("\\n"),
-            '\r' => safe.push_str("\\r"),
-            '\t' => safe.push_str("\\t"),
-            c if u32::from(c) < 0x100 => drop(write!(safe, "\\x{:02x}", u32::from(c))),
-            c => drop(write!(safe, "\\u{{{:x}}}", u32::from(c))),
+/// A value to be written as YAML, which has no escapes for some of what a terminal would obey.
+pub(crate) fn clean_value(value: Json) -> Json {
+    let clean = |text: String| clean_lines(&text).into_owned();
+    match value {
+        Json::String(text) => Json::String(clean(text)),
+        Json::Array(items) => items.into_iter().map(clean_value).collect(),
+        Json::Object(entries) => {
+            entries.into_iter().map(|(key, value)| (clean(key), clean_value(value))).collect()
         }
+        other => other,
     }
-    Cow::Owned(safe)
 }
 
 /// As much as fits, with a mark where something is cut.
@@ -72,21 +45,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_escaped() {
-        for (name, safe) in [
-            ("a.service", "a.service"),
-            ("dev-disk-by\\x2dlabel", "dev-disk-by\\x2dlabel"),
-            ("a\x1b[2Jb", "a\\x1b[2Jb"),
-            ("\u{9b}31m", "\\x9b31m"),
-            ("a\r\nb\tc\0\x7f", "a\\r\\nb\\tc\\x00\\x7f"),
-            ("evil\u{202e}txt", "evil\\u{202e}txt"),
-            ("no\u{200b}thing", "no\\u{200b}thing"),
-            ("größe 漢字 🦀", "größe 漢字 🦀"),
-        ] {
-            assert_eq!(clean(name), safe);
-            assert_eq!(clean(&clean(name)), safe, "once is enough");
-        }
-        assert_eq!(clean_lines("a\n\x1bb\n"), "a\n\\x1bb\n");
+    fn values_for_yaml_have_nothing_that_a_terminal_would_obey() {
+        let value = serde_json::json!({ "a\u{202e}": ["\u{9b}31m", "a\r\nb", 1], "b": null });
+        let safe = serde_json::json!({ "a\\u{202e}": ["\\x9b31m", "a\\r\nb", 1], "b": null });
+        assert_eq!(clean_value(value), safe);
     }
 
     #[test]

@@ -1,12 +1,25 @@
 //! Logs: one event a line, as text or as JSON, to standard error.
+//!
+//! Names in an event may be of outside origin: what a terminal would obey, and what would begin a line of its own, is escaped.
 
-use std::io::{IsTerminal, stderr};
+use std::io::{self, IsTerminal, Write, stderr};
 
+use numaward_api::safe_text::{clean, clean_json};
 use numaward_config::{Log, LogFormat, LogLevel};
 use numaward_telemetry::otlp::spans::Traces;
-use tracing::level_filters::LevelFilter;
+use tracing::{Subscriber, field::Field, level_filters::LevelFilter};
 use tracing_subscriber::{
-    Layer, filter::Targets, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
+    Layer,
+    field::MakeExt as _,
+    filter::Targets,
+    fmt::{
+        self,
+        format::{Writer, debug_fn},
+    },
+    layer::SubscriberExt,
+    registry,
+    registry::LookupSpan,
+    util::SubscriberInitExt,
 };
 
 /// What the probes log bears the name of their program.
@@ -14,14 +27,53 @@ const PROBES: &str = "alloc";
 
 /// Starts to log as configured, and to take spans for traces if they are to be sent. Where something logs already, as in tests, that one goes on.
 pub(crate) fn start(config: &Log, traces: &Traces) {
-    let layer = fmt::layer().with_writer(stderr);
-    let layer = match config.format {
-        // journald and container runtimes keep the bytes: colours only for people.
-        LogFormat::Text => layer.with_ansi(stderr().is_terminal()).with_target(false).boxed(),
-        LogFormat::Json => layer.json().flatten_event(true).boxed(),
-    };
-    let layer = layer.with_filter(filter(config.level));
+    let layer = layer(config.format, stderr).with_filter(filter(config.level));
     let _ = registry().with(traces.layer()).with(layer).try_init();
+}
+
+/// Writes events in this format.
+fn layer<S, M, W>(format: LogFormat, writer: M) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+    M: Fn() -> W + Send + Sync + 'static,
+    W: Write + 'static,
+{
+    match format {
+        // journald and container runtimes keep the bytes: colours only for people.
+        LogFormat::Text => fmt::layer()
+            .with_writer(writer)
+            .with_ansi(stderr().is_terminal())
+            .with_target(false)
+            .fmt_fields(debug_fn(write_field).delimited(" "))
+            .boxed(),
+        LogFormat::Json => {
+            fmt::layer().json().flatten_event(true).with_writer(move || JsonLine(writer())).boxed()
+        }
+    }
+}
+
+/// Writes a field as text in one line; the message has no name.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
+    let value = format!("{value:?}");
+    match field.name() {
+        "message" => writer.write_str(&clean(&value)),
+        name => write!(writer, "{name}={}", clean(&value)),
+    }
+}
+
+/// Escapes what a terminal would obey in the line of JSON that is written.
+struct JsonLine<W>(W);
+
+impl<W: Write> Write for JsonLine<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        self.0.write_all(clean_json(&text).as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// The level holds for numaward itself. Libraries log their every step at `debug`, which is no help to
@@ -36,4 +88,49 @@ fn filter(level: LogLevel) -> Targets {
         // It warns of each attempt that the daemon itself reports once.
         .with_target("kube_runtime", LevelFilter::ERROR)
         .with_target(numaward_model::SPAN_TARGET, LevelFilter::OFF)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Where a test's log goes.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn names_of_outside_origin_forge_no_line_and_no_escape_sequence() {
+        let name = "evil\r\n2026-01-01 INFO forged\u{9b}31m\u{202e}\x1b[2J";
+        for (format, expected) in [
+            (
+                LogFormat::Text,
+                r"a workload: evil\r\n2026-01-01 INFO forged\x9b31m\u{202e}\x1b[2J is=a b=evil\r\n",
+            ),
+            (LogFormat::Json, r"evil\r\n2026-01-01 INFO forged\u009b31m\u202e\u001b[2J"),
+        ] {
+            let lines = Lines::default();
+            let writer = lines.clone();
+            let subscriber = registry().with(layer(format, move || writer.clone()));
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::warn!(is = %"a", b = %name, c = name, "a workload: {name}");
+            });
+            let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+            assert!(text.contains(expected), "{text}");
+            assert_eq!(text.lines().count(), 1, "{text}");
+            assert_eq!(clean(text.trim_end()), text.trim_end());
+        }
+    }
 }

@@ -22,7 +22,7 @@ use crate::{
     args::{Choice, Format, Shown},
     column::Column,
     table::{self, columns},
-    text::clean_lines,
+    text::{clean_json, clean_lines, clean_value},
 };
 
 /// Prints until the user has seen enough. What is printed first has rates: two samples were seen.
@@ -101,10 +101,10 @@ fn print(
     events: Vec<Event>,
 ) -> anyhow::Result<()> {
     let text = match format {
-        Format::Json => serde_json::to_string(&report(model, choice, events))? + "\n",
+        Format::Json => format!("{}\n", clean_json(&serde_json::to_string(&report(model, choice, events))?)),
         // Documents, one after the other.
         Format::Yaml => {
-            let report = serde_json::to_value(report(model, choice, events))?;
+            let report = clean_value(serde_json::to_value(report(model, choice, events))?);
             format!("---\n{}", numaward_config::yaml(&report))
         }
         Format::Table => {
