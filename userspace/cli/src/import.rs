@@ -20,12 +20,11 @@ pub(crate) fn render(imported: &Imported) -> String {
         .map(|container| line(&container.pod_uid, &container.container, &container.cpus, &container.memory));
     let table = || table(["POD", "CONTAINER", "CPUS", "NODES", "MEMORY"], pods.chain(containers)) + "\n";
     let table = if imported.containers.is_empty() { String::new() } else { table() };
-    let warnings: String = imported.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
-    format!(
-        "{warnings}{table}{} containers; shared CPUs {}\n",
-        imported.containers.len(),
-        imported.shared_cpus
-    )
+    let mut lines: Vec<String> =
+        imported.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
+    let count = imported.containers.len();
+    lines.extend([table, format!("{count} containers; shared CPUs {}\n", imported.shared_cpus)]);
+    lines.concat()
 }
 
 #[cfg(test)]
