@@ -11,7 +11,7 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, RingBuf},
 };
-use numaward_abi::{CgroupId, Task};
+use numaward_abi::{CgroupId, EventTask};
 
 use crate::lost::count_lost;
 
@@ -35,7 +35,7 @@ pub(crate) fn pass(slot: u32) -> bool {
 /// Reports an event of the current task that has passed the gate. Where `ring` has no room, it is lost, and the gate opens
 /// for the next one.
 #[inline(always)]
-pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(Task) -> T) {
+pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(EventTask) -> T) {
     let Some(mut entry) = ring.reserve::<T>(0) else {
         if let Some(gate) = EVENT_GATE.get_ptr_mut(slot) {
             // SAFETY: the pointer is of the map's value.
@@ -46,7 +46,7 @@ pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(T
     let cgroup = current_cgroup_by_helper();
     let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let comm = bpf_get_current_comm().unwrap_or_default();
-    entry.write(event(Task { cgroup, slot, pid, comm }));
+    entry.write(event(EventTask { cgroup, slot, pid, comm }));
     entry.submit(0);
 }
 

@@ -36,7 +36,7 @@ use aya_ebpf::{
     maps::{Array, PerCpuArray, PerfEventArray},
     programs::BtfTracePointContext,
 };
-use numaward_abi::{DramCounters, DramSeen};
+use numaward_abi::{DramCounters, DramReading};
 
 use crate::{
     ancestors::slot_of,
@@ -64,7 +64,7 @@ static REMOTE: PerfEventArray<u64> = PerfEventArray::new(0);
 #[map]
 static CACHE: SlotCache = slot_cache();
 #[map]
-static LAST: PerCpuArray<DramSeen> = PerCpuArray::with_max_entries(1, 0);
+static LAST: PerCpuArray<DramReading> = PerCpuArray::with_max_entries(1, 0);
 /// By slot * NODES + the home node of the CPU.
 #[map]
 static DRAM: Array<DramCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);

@@ -37,7 +37,7 @@ use aya_ebpf::{
     maps::{Array, RingBuf},
     programs::{BtfTracePointContext, FEntryContext, TracePointContext},
 };
-use numaward_abi::{LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters, Task};
+use numaward_abi::{EventTask, LongStall, OOM_CONSTRAINTS, OomKill, STALL_BUCKETS, StallCounters};
 
 use crate::{
     ancestors::slot_of,
@@ -208,7 +208,7 @@ fn oom_fentry(ctx: FEntryContext) -> i32 {
     }
     // SAFETY: the offset is of a member of the task.
     let pid = unsafe { *victim.add(tgid as usize).cast::<u32>() };
-    let task = Task { cgroup: node.id(), slot, pid, comm: name };
+    let task = EventTask { cgroup: node.id(), slot, pid, comm: name };
     let event = OomKill { task, constraint, padding: 0 };
     if EVENTS.output::<OomKill>(event, 0).is_err() {
         count_lost();

@@ -8,9 +8,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use numaward_engine::{
-    Conditions, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions, PodResources, PolicyConfig,
-    Quantity, Request, Resources, Strategy, Terms,
-    native::WORK,
+    ContainerRequest, HostConditions, KubeletStrategy, Ledger, NativeOptions, NativeStrategy, PodResources,
+    PolicyConfig, Quantity, RebalanceLimits, Request, Resources, Strategy, Terms,
+    native::MAX_WORK,
     policy::{
         CPU_OPTIONS, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
         TopologyManagerPolicy, TopologyManagerScope,
@@ -233,7 +233,7 @@ struct Run {
     running: Vec<Request>,
     /// Whether all nodes of each group agree on it.
     is_intact: bool,
-    conditions: Arc<Conditions>,
+    conditions: Arc<HostConditions>,
     /// Whether the machine was never another one.
     is_same: bool,
 }
@@ -251,7 +251,7 @@ impl Run {
     fn admitted(&mut self, ledger: Ledger, request: Request) {
         self.ledger = ledger;
         for container in request.all_containers() {
-            self.ledger = self.strategy.started(&self.ledger, &request.owner, &container.name);
+            self.ledger = self.strategy.note_started(&self.ledger, &request.owner, &container.name);
         }
         self.running.push(request);
     }
@@ -278,7 +278,7 @@ impl Run {
                     return;
                 }
                 let decision = self.strategy.admit_watched(&self.ledger, &request, &terms, &|_| {});
-                assert!(decision.explanation.work < WORK / 4 * 5, "{}", decision.explanation.work);
+                assert!(decision.explanation.work < MAX_WORK / 4 * 5, "{}", decision.explanation.work);
                 match decision.outcome {
                     Ok(_) => self.admitted(decision.ledger, request),
                     Err(rejection) => {
@@ -293,7 +293,7 @@ impl Run {
             Step::Remove(number) => {
                 let Some(index) = self.some(*number) else { return };
                 let request = self.running.remove(index);
-                self.ledger = self.strategy.removed(&self.ledger, &request.owner);
+                self.ledger = self.strategy.release(&self.ledger, &request.owner);
             }
             Step::Resize(number, to) => {
                 let Some(index) = self.some(*number) else { return };
@@ -306,7 +306,10 @@ impl Run {
             }
             Step::Plan(container, moves) => {
                 let request = Request::workload(owner, container.resources());
-                let limits = Limits { moves: u32::from(moves % 4).try_into().unwrap(), ..Limits::default() };
+                let limits = RebalanceLimits {
+                    moves: u32::from(moves % 4).try_into().unwrap(),
+                    ..RebalanceLimits::default()
+                };
                 if let Ok(plan) = self.strategy.plan(&self.ledger, &request, &Terms::default(), &limits)
                     && plan.decision.outcome.is_ok()
                 {
@@ -316,7 +319,7 @@ impl Run {
             Step::Conditions(used) => {
                 let of = (0..6).map(NodeId).zip(used.iter().map(|&used| Bytes(u64::from(used) << 25)));
                 let withheld = BTreeMap::from([(ZoneKind::Memory, of.collect())]);
-                self.conditions = Arc::new(Conditions { withheld, ..Conditions::default() });
+                self.conditions = Arc::new(HostConditions { withheld, ..HostConditions::default() });
             }
             Step::Change(..) => {}
         }
@@ -329,7 +332,7 @@ impl Run {
                 |other| self.ledger.nodes().get(&other).is_some_and(|other| other.group == account.group);
             self.is_intact &= self.is_native || account.group.iter().all(agree);
             for (kind, of) in &account.kinds {
-                let sum = of.promised.0.checked_add(of.free.0);
+                let sum = of.guaranteed.0.checked_add(of.free.0);
                 assert!(!self.is_same || sum == Some(of.allocatable.0), "node {node}, {kind}: {of:?}");
             }
         }
@@ -363,13 +366,13 @@ impl Run {
     /// Gives all back.
     fn end(mut self) {
         for request in std::mem::take(&mut self.running) {
-            self.ledger = self.strategy.removed(&self.ledger, &request.owner);
+            self.ledger = self.strategy.release(&self.ledger, &request.owner);
         }
         if !self.is_native {
             // What rejected owners left behind goes with the next decision.
             let sweeper = Request::workload("sweeper", Resources::none());
             self.ledger = self.strategy.admit(&self.ledger, &sweeper).ledger;
-            self.ledger = self.strategy.removed(&self.ledger, &sweeper.owner);
+            self.ledger = self.strategy.release(&self.ledger, &sweeper.owner);
         }
         self.ledger.set_conditions(Arc::default());
         if self.is_intact {
@@ -381,8 +384,8 @@ impl Run {
 /// Both strategies for a machine and a policy.
 fn strategies(machine: &Machine, config: &PolicyConfig, is_strict: bool) -> [Option<Box<dyn Strategy>>; 2] {
     let tiers = if is_strict { Tiers::Strict } else { Tiers::Attached };
-    let native = Native::new(machine, config, &NativeOptions { tiers, ..NativeOptions::default() });
-    let kubelet = Kubelet::new(machine, config);
+    let native = NativeStrategy::new(machine, config, &NativeOptions { tiers, ..NativeOptions::default() });
+    let kubelet = KubeletStrategy::new(machine, config);
     [native.ok().map(|it| Box::new(it) as _), kubelet.ok().map(|it| Box::new(it) as _)]
 }
 

@@ -16,7 +16,7 @@ use numaward_engine::{
     policy::KubeletVersion,
 };
 use numaward_observe::function_names;
-use numaward_store::{Loaded, Store, StoreError, sealed};
+use numaward_store::{LoadedLedger, Store, StoreError, encode_save};
 use numaward_topology::{Bytes, sysfs};
 use serde_json::{Value, value::RawValue};
 
@@ -45,10 +45,10 @@ enum Stored<'a> {
 impl Stored<'_> {
     fn bytes(&self) -> Vec<u8> {
         match *self {
-            Self::Sealed { generation, ledger } => sealed(generation, &text(ledger)).unwrap(),
+            Self::Sealed { generation, ledger } => encode_save(generation, &text(ledger)).unwrap(),
             Self::Bytes(bytes) => bytes.to_owned(),
             Self::Damaged { generation, at, byte } => {
-                let mut bytes = sealed(generation, &text(0)).unwrap();
+                let mut bytes = encode_save(generation, &text(0)).unwrap();
                 let at = usize::from(at) % bytes.len();
                 bytes[at] = byte;
                 bytes
@@ -103,20 +103,20 @@ pub(crate) fn ledger(data: &[u8]) {
     for (number, is_written_out) in saves.into_iter().take(8) {
         let ledger = Value::from("y".repeat(usize::from(number) * 16));
         let saved = store.save(&ledger);
-        if matches!(saved, Err(StoreError::NumbersUsedUp { .. })) {
+        if matches!(saved, Err(StoreError::GenerationsExhausted { .. })) {
             break;
         }
         saved.unwrap();
         if is_written_out {
             store.write_out().unwrap();
-            assert_eq!(store.behind(), None);
+            assert_eq!(store.pending_write_out(), None);
         }
         last = Some(ledger);
     }
     drop(store);
     let (_, loaded) = Store::<Value>::open_small(dir).unwrap();
     if let Some(last) = last {
-        assert_eq!(loaded, Loaded::Current { ledger: last, set_aside: Vec::new() });
+        assert_eq!(loaded, LoadedLedger::Current { ledger: last, set_aside: Vec::new() });
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use arbitrary::{Arbitrary, Unstructured};
-use numaward_config::kubernetes::{Nri, WhenPinned};
+use numaward_config::kubernetes::{Nri, PinnedPolicy};
 use numaward_kube::nri::{
     Handler, Options, Plugin,
     types::{
@@ -204,7 +204,7 @@ pub(crate) fn run(data: &[u8]) {
     }
     let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let plugin = Nri { when_pinned: WhenPinned::Override, ..Nri::default() };
+        let plugin = Nri { when_pinned: PinnedPolicy::Override, ..Nri::default() };
         let options = Options { plugin, ..Options::default() };
         let plugin = Plugin::new(options, Arc::new(Asks(Builders::of_the_runtime())));
         let shutdown = CancellationToken::new();

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_config::{Config, policy::StrategyKind};
 use numaward_daemon::kubernetes::nri::testing::Builder;
 use numaward_engine::{
-    Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Strategy,
+    KubeletStrategy, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Strategy,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
     simulation::replay::faults,
 };
@@ -40,8 +40,8 @@ impl Builders {
             topology_manager_policy: TopologyManagerPolicy::BestEffort,
             ..PolicyConfig::default()
         };
-        let native = Native::new(&machine, &policy, &NativeOptions::default()).unwrap();
-        let kubelet = Kubelet::new(&machine, &policy).unwrap();
+        let native = NativeStrategy::new(&machine, &policy, &NativeOptions::default()).unwrap();
+        let kubelet = KubeletStrategy::new(&machine, &policy).unwrap();
         let strategies: [(StrategyKind, Box<dyn Strategy>); 2] =
             [(StrategyKind::Native, Box::new(native)), (StrategyKind::Kubelet, Box::new(kubelet))];
         let of = |(strategy, decides)| {

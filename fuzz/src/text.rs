@@ -71,8 +71,8 @@ pub(crate) fn knob(data: &[u8]) {
         assert!(knob.holds(&value, &value, PAGE));
     }
     if let Some(limit) = same::<Limit>(&text) {
-        let kept = limit.as_kept(PAGE);
-        assert_eq!(kept.as_kept(PAGE), kept);
+        let kept = limit.as_stored(PAGE);
+        assert_eq!(kept.as_stored(PAGE), kept);
         assert!(limit.saturating_add(limit) >= limit);
     }
     let dir = tempfile::tempdir().unwrap();
@@ -131,13 +131,13 @@ pub(crate) fn reserved(data: &[u8]) {
 
 /// Records in the ring buffers of the probes, and the kernel's description of its types.
 pub(crate) fn record(data: &[u8]) {
-    for event in testing::records(data).into_iter().flatten() {
+    for event in testing::parse_events(data).into_iter().flatten() {
         assert!(event.command.chars().count() <= 16, "{}", event.command);
         if let Incident::OomKill { constraint } = event.incident {
             assert!(!constraint.is_empty());
         }
     }
-    if let Err(problem) = testing::structures(data) {
+    if let Err(problem) = testing::parse_btf(data) {
         assert!(!problem.is_empty());
     }
 }

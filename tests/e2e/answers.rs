@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 /// Budget of an answer to `CreateContainer`, whatever the daemon waits for. The machine executes 250 million instructions a second.
@@ -22,7 +22,7 @@ const CALLS: u64 = 50;
 /// Clients that read meanwhile in the last phase.
 const CLIENTS: u64 = 50;
 
-fn phase(report: &Report, name: &str) -> Value {
+fn phase(report: &ScriptReport, name: &str) -> Value {
     let line = report.section("check").lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
     let line = line.unwrap_or_else(|| panic!("no phase {name:?} in\n{report}"));
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
@@ -34,9 +34,9 @@ fn figure(phase: &Value, name: &str) -> f64 {
 
 #[test]
 fn a_runtime_is_answered_while_something_else_is_waited_for() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     // Node 0 cannot hold what is promised to the load whose pages move: they move to node 1.
-    let machine = Machine::parse(None, Some("3,3"), Some("1G,2G"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("3,3"), Some("1G,2G"), None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(10));
     let report = boot(&vm, "section check\nnumaward-answers-check || exit 1");
     // The figures are of interest also where all is well: past the test harness, which would keep them.

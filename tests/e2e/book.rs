@@ -9,8 +9,8 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::{Cache, GuestTopology};
 
 /// The pages, in the order in which they are read, with the fewest commands that are run of each, and what is done before.
 const PAGES: [(&str, usize, &str); 8] = [
@@ -230,7 +230,7 @@ impl Command {
     }
 
     /// What is wrong with what it has shown; none if nothing is.
-    fn fault(&self, run: &Run, report: &Report) -> Option<String> {
+    fn fault(&self, run: &Run, report: &ScriptReport) -> Option<String> {
         let section = report.section(&self.section());
         let (said, code) = section.rsplit_once("code ").unwrap_or((section, "none"));
         // It was still there when it was stopped.
@@ -263,7 +263,7 @@ fn commands(page: &'static str) -> Vec<Command> {
 
 #[test]
 fn the_commands_of_the_book_are_true() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let mut faults = Vec::new();
     let mut script = include_str!("book.sh").to_owned();
     let mut run: Vec<(Command, &Run)> = Vec::new();
@@ -291,7 +291,7 @@ fn the_commands_of_the_book_are_true() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 
     let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    let machine = Machine::parse(None, Some("8,2"), Some("1536M,768M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("8,2"), Some("1536M,768M"), None).unwrap();
     let tools = Cache::locate().unwrap().root().join("tools/jq");
     let libraries = "/usr/lib/x86_64-linux-gnu";
     let vm = bench

@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 /// How far a budget may be exceeded: a fiftieth, at least 4 MiB; and what lies on counters of CPUs.
 const TOLERANCE: u64 = 8 * MIB;
 
 /// What is promised on a node.
-fn promised(report: &Report, section: &str, node: u32) -> u64 {
+fn promised(report: &ScriptReport, section: &str, node: u32) -> u64 {
     let all = report.json(section);
     let of_node = all["nodes"].as_array().unwrap().iter().find(|of| of["node"] == node).unwrap();
     let memory = of_node["memory"].as_array().unwrap().iter().find(|of| of["kind"] == "memory").unwrap();
@@ -25,8 +25,8 @@ fn value(metrics: &str, series: &str) -> u64 {
 
 #[test]
 fn a_single_node_and_a_spanning_workload_share_a_node_only_with_budgets() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1280M,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1280M,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("budgets.sh"));
 
     for run in ["on", "off"] {

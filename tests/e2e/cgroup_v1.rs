@@ -1,8 +1,8 @@
 //! Hosts with cgroup v1: with a hierarchy of v2 beside it, workloads are observed by that; without, doctor and the daemon
 //! say what is missing.
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
@@ -13,7 +13,7 @@ fn check(doctor: &serde_json::Value, name: &str) -> (String, String) {
     (text("verdict"), text("finding"))
 }
 
-fn degraded(report: &Report, round: &str) -> Option<String> {
+fn degraded(report: &ScriptReport, round: &str) -> Option<String> {
     let status = report.json(&format!("{round} status"));
     let mut parts = status["degraded"].as_array().unwrap().iter();
     let found = parts.find(|part| part["part"] == "cgroups")?;
@@ -22,8 +22,8 @@ fn degraded(report: &Report, round: &str) -> Option<String> {
 
 #[test]
 fn workloads_are_observed_by_the_unified_hierarchy_or_it_is_said_why_not() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("cgroup_v1.sh"));
 
     // v1 alone: everything is counted together, and everybody who asks is informed why.

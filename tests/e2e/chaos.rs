@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 #[test]
 fn what_is_said_agrees_with_the_kernel_again() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("3,3"), Some("640M,640M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("3,3"), Some("640M,640M"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
     let report = boot(&vm, include_str!("chaos.sh"));
     let refused = report.section("without descriptors");

@@ -29,8 +29,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_tests::Bench;
-use numaward_vm::{Cache, Machine};
+use numaward_tests::TestEnvironment;
+use numaward_vm::{Cache, GuestTopology};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -79,7 +79,7 @@ struct Cluster {
 
 impl Cluster {
     /// Starts one, whose node is such a machine; none, after saying why, where that cannot be.
-    fn start(machine: Machine) -> Option<Self> {
+    fn start(machine: GuestTopology) -> Option<Self> {
         let started = Instant::now();
         let Some(release) = env::var_os(KUBERNETES).map(PathBuf::from) else {
             // Not even where `CI=true`: Kubernetes is no package of Debian's.
@@ -88,7 +88,7 @@ impl Cluster {
             );
             return None;
         };
-        let bench = Bench::open()?;
+        let bench = TestEnvironment::open()?;
         let tools = Cache::locate().unwrap().root().join("tools/cluster");
         assert!(tools.is_dir(), "{} is missing; run `cargo xtask vm test cluster::`", tools.display());
         let folder = tempfile::Builder::new().prefix("numaward-cluster-").tempdir().unwrap();

@@ -12,8 +12,8 @@ use std::{
     time::Duration,
 };
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Arch, Cache, Machine, Vm};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::{Arch, Cache, GuestTopology, Vm};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -88,14 +88,14 @@ fn instead_of(release: &Release) -> Option<PathBuf> {
 }
 
 /// A machine of so many CPUs and so much memory on its nodes.
-pub(crate) fn nodes((cpus, memory): (&str, &str)) -> Machine {
-    Machine::parse(None, Some(cpus), Some(memory), None).unwrap()
+pub(crate) fn nodes((cpus, memory): (&str, &str)) -> GuestTopology {
+    GuestTopology::parse(None, Some(cpus), Some(memory), None).unwrap()
 }
 
 /// A machine with this containerd, and the folder of what it is copied from; none, after saying why, where that cannot be.
 pub(crate) fn machine(
-    bench: &Bench,
-    machine: Machine,
+    bench: &TestEnvironment,
+    machine: GuestTopology,
     release: &Release,
     driver: Driver,
 ) -> Option<(Vm, TempDir)> {
@@ -158,8 +158,8 @@ pub(crate) fn machine(
 }
 
 /// Boots a machine with this containerd and runs the script; none, after saying why, where that cannot be.
-fn report(cpus: &str, release: &Release, driver: Driver, script: &str) -> Option<Report> {
-    let (vm, _files) = machine(&Bench::open()?, nodes((cpus, MEMORY)), release, driver)?;
+fn report(cpus: &str, release: &Release, driver: Driver, script: &str) -> Option<ScriptReport> {
+    let (vm, _files) = machine(&TestEnvironment::open()?, nodes((cpus, MEMORY)), release, driver)?;
     Some(boot(&vm, &full(release, driver, script)))
 }
 
@@ -178,7 +178,7 @@ const MIN: &str = "117440512";
 const LOW: &str = "134217728";
 
 /// Asserts what protects a container and what is above it, from the inside out. The names of containers are not known.
-fn assert_protected(report: &Report, section: &str, expected: &[(&str, &str, &str)]) {
+fn assert_protected(report: &ScriptReport, section: &str, expected: &[(&str, &str, &str)]) {
     let found = lines(report, section);
     let found: Vec<_> = found
         .iter()
@@ -213,13 +213,13 @@ fn assert_assigned(assigned: &Value, allocations: &Value) {
 }
 
 /// Asserts that no page of the containers lies outside of what is promised, on either node.
-fn assert_no_misses(report: &Report, section: &str) {
+fn assert_no_misses(report: &ScriptReport, section: &str) {
     let misses = report.samples(section, "numaward_numa_miss_bytes_total");
     assert!(misses.len() >= 2 && misses.values().all(|bytes| *bytes == 0.0), "{misses:#?}");
 }
 
 /// Asserts that only so many containers were started unpinned, all of them while the daemon was away.
-fn assert_all_pinned(report: &Report, section: &str, away: u32) {
+fn assert_all_pinned(report: &ScriptReport, section: &str, away: u32) {
     let unpinned = report.samples(section, "numaward_containers_started_unpinned_total");
     let expected = |reason: &str| if reason == "reason=\"away\"" { f64::from(away) } else { 0.0 };
     let is_expected = unpinned.iter().all(|(reason, count)| (count - expected(reason)).abs() < 0.5);
@@ -227,7 +227,7 @@ fn assert_all_pinned(report: &Report, section: &str, away: u32) {
 }
 
 /// The lines of a section as words.
-fn lines<'a>(report: &'a Report, section: &str) -> Vec<Vec<&'a str>> {
+fn lines<'a>(report: &'a ScriptReport, section: &str) -> Vec<Vec<&'a str>> {
     report.section(section).lines().map(|line| line.split_whitespace().collect()).collect()
 }
 
@@ -370,15 +370,15 @@ fn forty_at_once() {
 }
 
 /// What each of several commands said, by a heading before it.
-fn tried<'a>(report: &'a Report, section: &str, heading: &str) -> Vec<&'a str> {
+fn tried<'a>(report: &'a ScriptReport, section: &str, heading: &str) -> Vec<&'a str> {
     let heading = format!("== {heading}");
     let lines = report.section(section).lines().skip_while(move |line| *line != heading).skip(1);
     lines.take_while(|line| !line.starts_with("== ")).collect()
 }
 
 /// Boots a machine with this containerd and an API server, and runs the script; none where that cannot be.
-fn report_with_api_server(release: &Release, script: &str) -> Option<Report> {
-    let bench = Bench::open()?;
+fn report_with_api_server(release: &Release, script: &str) -> Option<ScriptReport> {
+    let bench = TestEnvironment::open()?;
     let (vm, files) = machine(&bench, nodes(("3,3", MEMORY)), release, Driver::Cgroupfs)?;
     let authority = files.path().join("authority.pem");
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();

@@ -1,13 +1,13 @@
 //! Exclusive CPUs as they are asked for: of kinds, on a kernel that was started with some isolated and some without a tick, with
 //! frequencies that are made up; and each on a core of its own.
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 #[test]
 fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
     let vm = bench.vm(machine).append("isolcpus=2-3,6 nohz_full=3,5-6");
     let report = boot(&vm, include_str!("cpu_kinds.sh"));
 
@@ -38,8 +38,8 @@ fn exclusive_cpus_are_of_the_kinds_that_are_asked_for() {
 
 #[test]
 fn siblings_of_exclusive_cpus_are_hidden() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("4,8"), Some("512M,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("4,8"), Some("512M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine.with_threads(2).unwrap()), include_str!("cpu_siblings.sh"));
 
     let siblings: Vec<_> = report.section("siblings").lines().collect();

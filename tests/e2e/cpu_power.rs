@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 use crate::systemd::boot_unit;
 
 #[test]
 fn exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     // CPUs 2 and 3 are on node 1.
-    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(10));
     let report = boot(&vm, include_str!("cpu_power.sh"));
     eprintln!("{report}");
@@ -55,8 +55,8 @@ fn exclusive_cpus_wake_up_in_time_and_what_was_found_comes_back() {
 
 #[test]
 fn the_unit_sets_it_with_the_drop_in_that_the_page_has() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,512M"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
     let report = boot_unit(vm, "power", include_str!("cpu_power_unit.sh"));
     eprintln!("{report}");

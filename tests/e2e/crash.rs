@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot, seed};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot, seed};
+use numaward_vm::GuestTopology;
 
 #[test]
 fn a_crash_at_any_point_is_made_good() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let (kills, minutes) = if bench.is_slow() { (200, 40) } else { (10, 5) };
-    let machine = Machine::parse(None, Some("2,1,2,1"), Some("384M,384M,384M,384M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,1,2,1"), Some("384M,384M,384M,384M"), None).unwrap();
     let seed = seed();
     let script = format!("set -eu\nsection check\nnumaward-crash-check check --kills {kills} --seed {seed}");
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(minutes)), &script);

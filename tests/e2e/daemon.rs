@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -14,13 +14,13 @@ const NODES: usize = 4;
 type PerNode = [u64; NODES];
 
 /// Nodes of uneven size, the last without CPUs.
-fn machine() -> Machine {
+fn machine() -> GuestTopology {
     let distances = "10,21,31,41;21,10,22,32;31,22,10,23;41,32,23,10";
-    Machine::parse(None, Some("2,2,1,0"), Some("1G,768M,512M,256M"), Some(distances)).unwrap()
+    GuestTopology::parse(None, Some("2,2,1,0"), Some("1G,768M,512M,256M"), Some(distances)).unwrap()
 }
 
 /// Boots and goes through these rounds of `daemon.sh`.
-fn run(bench: &Bench, rounds: &str, append: &str) -> Report {
+fn run(bench: &TestEnvironment, rounds: &str, append: &str) -> ScriptReport {
     let vm = bench.vm(machine()).append(append).limit(Duration::from_mins(10));
     let report = boot(&vm, &format!("rounds='{rounds}'\n{}", include_str!("daemon.sh")));
     for round in rounds.split(' ') {
@@ -30,7 +30,7 @@ fn run(bench: &Bench, rounds: &str, append: &str) -> Report {
 }
 
 /// Local and remote bytes, each per node.
-fn counters(report: &Report, round: &str, name: &str) -> [PerNode; 2] {
+fn counters(report: &ScriptReport, round: &str, name: &str) -> [PerNode; 2] {
     let mut counters = [PerNode::default(); 2];
     let section = format!("{round} {name} counters");
     for line in report.section(&section).lines() {
@@ -42,7 +42,7 @@ fn counters(report: &Report, round: &str, name: &str) -> [PerNode; 2] {
 }
 
 /// A workload that should have these bytes.
-fn check(report: &Report, round: &str, name: &str, local: PerNode, remote: PerNode) {
+fn check(report: &ScriptReport, round: &str, name: &str, local: PerNode, remote: PerNode) {
     let size = 64 * MIB;
     let [near, far] = counters(report, round, name);
     let stat = report.numa_stat(&format!("{round} {name} numa_stat"));
@@ -56,7 +56,7 @@ fn check(report: &Report, round: &str, name: &str, local: PerNode, remote: PerNo
     }
 }
 
-fn check_all(report: &Report, round: &str) {
+fn check_all(report: &ScriptReport, round: &str) {
     let (all, half, none) = (64 * MIB, 32 * MIB, PerNode::default());
     let check = |name, local, remote| check(report, round, name, local, remote);
     check("local", [all, 0, 0, 0], none);
@@ -72,7 +72,7 @@ fn check_all(report: &Report, round: &str) {
 }
 
 /// How the allocation probe is attached and why not better, by its metric.
-fn mode(report: &Report, round: &str) -> (String, String) {
+fn mode(report: &ScriptReport, round: &str) -> (String, String) {
     let mut lines = report.section(&format!("{round} probes")).lines();
     let line = lines.find(|line| line.starts_with("numaward_probe_info{probe=\"alloc\""));
     let label = |name: &str| {
@@ -83,7 +83,7 @@ fn mode(report: &Report, round: &str) -> (String, String) {
 }
 
 /// The other probes are attached in these ways.
-fn check_others(report: &Report, round: &str, modes: [&str; 6]) {
+fn check_others(report: &ScriptReport, round: &str, modes: [&str; 6]) {
     let probes = report.section(&format!("{round} probes"));
     for (probe, mode) in ["hint", "scan", "migrate", "stall", "oom_kill", "switch"].into_iter().zip(modes) {
         let expected = format!("numaward_probe_info{{probe=\"{probe}\",mode=\"{mode}\"");
@@ -97,7 +97,7 @@ const WITHOUT_BTF: [&str; 6] =
 
 #[test]
 fn the_daemon_agrees_with_the_kernels_book() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let rounds = "plain unprivileged without-btf slots nobody without-cgroups";
     let report = run(&bench, rounds, "");
     check_all(&report, "plain");
@@ -121,7 +121,7 @@ fn the_daemon_agrees_with_the_kernels_book() {
 
 #[test]
 fn the_daemon_agrees_with_the_kernels_book_under_lockdown() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let report = run(&bench, "lockdown", "lockdown=confidentiality");
     assert!(report.section("lockdown").contains("[confidentiality]"), "{}", report.section("lockdown"));
     check_all(&report, "lockdown");
@@ -133,7 +133,7 @@ fn the_daemon_agrees_with_the_kernels_book_under_lockdown() {
 }
 
 /// The tables of nodes, against the machine that was asked for.
-fn check_machine(report: &Report) {
+fn check_machine(report: &ScriptReport) {
     let topology = report.json("topology");
     let nodes = report.json("nodes");
     assert_eq!(topology["nodes"].as_array().unwrap().len(), NODES);
@@ -180,7 +180,7 @@ fn check_machine(report: &Report) {
 }
 
 /// Counters by their line in a sample.
-fn sample(report: &Report, number: u32) -> BTreeMap<&str, f64> {
+fn sample(report: &ScriptReport, number: u32) -> BTreeMap<&str, f64> {
     let lines = report.section(&format!("sample {number}")).lines();
     lines
         .map(|line| line.rsplit_once(' ').unwrap())
@@ -189,7 +189,7 @@ fn sample(report: &Report, number: u32) -> BTreeMap<&str, f64> {
 }
 
 /// A slot, and a name, go from one workload to the next, and no counter goes back.
-fn check_slots(report: &Report) {
+fn check_slots(report: &ScriptReport) {
     let samples: Vec<_> = (1..=5).map(|number| sample(report, number)).collect();
     assert!(samples.iter().all(|sample| sample.len() > 20), "{samples:#?}");
     for (before, after) in samples.iter().zip(&samples[1..]) {
@@ -217,7 +217,7 @@ fn check_slots(report: &Report) {
 }
 
 /// A daemon that can count nothing, or find no workload, runs and says why.
-fn check_degraded(report: &Report) {
+fn check_degraded(report: &ScriptReport) {
     let probe = |round: &str| {
         let status = report.json(&format!("{round} status"));
         let mut probes = status["probes"].as_array().unwrap().iter();

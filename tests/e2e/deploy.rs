@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use numaward_tests::{Bench, Report, boot};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use numaward_vm::{Arch, Cache};
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ pub(crate) fn checkout(path: &str) -> PathBuf {
 }
 
 /// Which capabilities there are, by the numbers of their bits, and whether there is a filter of system calls.
-fn check_privileges(report: &Report, section: &str, bounding: u64, effective: u64) {
+fn check_privileges(report: &ScriptReport, section: &str, bounding: u64, effective: u64) {
     let value = |name: &str| {
         let mut lines = report.section(section).lines();
         let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
@@ -44,7 +44,7 @@ fn check_privileges(report: &Report, section: &str, bounding: u64, effective: u6
 }
 
 /// The probes attach, and nothing else is missing but the API server, which is not there.
-fn check_status(report: &Report, section: &str) {
+fn check_status(report: &ScriptReport, section: &str) {
     let status = report.json(section);
     assert_eq!(status["probes"].as_array().unwrap().len(), 8, "{status}");
     for probe in status["probes"].as_array().unwrap() {
@@ -65,7 +65,7 @@ fn the_image_runs_as_the_manifests_demand() {
     const DAC_READ_SEARCH: u64 = 1 << 2;
     const KEPT: u64 = 1 << 1 | 1 << 23;
 
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let Some((mut vm, _files)) = machine(&bench, nodes(("3,3", MEMORY)), &V2, Driver::Cgroupfs) else {
         return;
     };

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 use crate::deploy::checkout;
 
 /// That each of the commands of a section failed, and said so in these words.
-fn assert_refused(report: &Report, section: &str, times: usize, words: &str) {
+fn assert_refused(report: &ScriptReport, section: &str, times: usize, words: &str) {
     let text = report.section(section);
     assert_eq!(text.matches(words).count(), times, "{section}: {words:?}:\n{report}");
     let codes: Vec<_> = text.lines().filter(|line| line.starts_with("code ")).collect();
@@ -16,7 +16,7 @@ fn assert_refused(report: &Report, section: &str, times: usize, words: &str) {
 }
 
 /// Who has a guarantee.
-fn names(report: &Report, section: &str) -> Vec<String> {
+fn names(report: &ScriptReport, section: &str) -> Vec<String> {
     let all = report.json(section);
     let name = |of: &serde_json::Value| of["name"].as_str().unwrap().to_owned();
     all["allocations"].as_array().unwrap().iter().map(name).collect()
@@ -24,8 +24,8 @@ fn names(report: &Report, section: &str) -> Vec<String> {
 
 #[test]
 fn nobody_and_a_container_get_at_nothing() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(25));
     let vm = vm.file(checkout("deploy/systemd/numaward.service"), "/numaward.service");
     let report = boot(&vm, include_str!("doors.sh"));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 /// The checks that have to have run.
 const CHECKS: [&str; 16] = [
@@ -27,8 +27,8 @@ const CHECKS: [&str; 16] = [
 
 #[test]
 fn enforcement_holds_on_this_kernel() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(10)), include_str!("enforce.sh"));
     let said = report.section("checks");
     for check in CHECKS {

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
 /// The names of the allocations in a section.
-fn names(report: &Report, section: &str) -> Vec<String> {
+fn names(report: &ScriptReport, section: &str) -> Vec<String> {
     let said = report.json(section);
     let held = said["allocations"].as_array().unwrap().iter();
     held.map(|held| held["name"].as_str().unwrap().to_owned()).collect()
 }
 
-fn assert_contains(report: &Report, section: &str, words: &[&str]) {
+fn assert_contains(report: &ScriptReport, section: &str, words: &[&str]) {
     let text = report.section(section);
     for word in words {
         assert!(text.contains(word), "{section}: no {word:?} in\n{text}\n{report}");
@@ -24,9 +24,9 @@ fn assert_contains(report: &Report, section: &str, words: &[&str]) {
 
 #[test]
 fn what_goes_wrong_ends_in_a_known_state() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let memory = Some("384M,384M,384M,384M");
-    let machine = Machine::parse(None, Some("2,2,1,1"), memory, None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,2,1,1"), memory, None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(15));
     let report = boot(&vm, include_str!("faults.sh"));
 
@@ -73,7 +73,7 @@ fn what_goes_wrong_ends_in_a_known_state() {
 }
 
 /// Two knobs are left to the process that keeps writing them, and what then lands elsewhere is counted.
-fn fight(report: &Report) {
+fn fight(report: &ScriptReport) {
     let promised = &report.json("fought")["nodes"];
     let elsewhere: u32 = report.section("elsewhere").parse().unwrap();
     assert!(*promised != *elsewhere.to_string(), "{promised}");

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
@@ -14,7 +14,7 @@ fn value(metrics: &str, series: &str) -> Option<u64> {
 }
 
 /// Of two CPUs and memory for which there is room on both nodes: what each could be served on, and which won.
-fn every_hint_is_shown(report: &Report) {
+fn every_hint_is_shown(report: &ScriptReport) {
     let merges = &report.json("explained")["explanation"]["merges"];
     let text = report.section("explained to people");
     let rows: Vec<String> =
@@ -39,8 +39,8 @@ fn every_hint_is_shown(report: &Report) {
 
 #[test]
 fn guarantees_hold_move_pages_and_outlive_the_daemon() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("guarantee.sh"));
 
     // CPU 0 is kept for the system, so only node 1 has two CPUs to give.

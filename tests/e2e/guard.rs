@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
@@ -14,8 +14,8 @@ fn script(script: &str) -> String {
 
 #[test]
 fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), &script(include_str!("guard.sh")));
 
     // Nobody looks: the hog takes what it gets, and what was promised is not there when it is asked for.
@@ -64,8 +64,8 @@ fn the_guard_keeps_a_promise_that_a_page_cache_hog_would_break() {
 
 #[test]
 fn what_is_promised_is_kept_free_of_page_cache_that_nobody_uses() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let mut disk = tempfile::NamedTempFile::new().unwrap();
     disk.as_file_mut().set_len(1 << 30).unwrap();
     let vm = bench.vm(machine).disk(disk.path()).limit(Duration::from_mins(15));

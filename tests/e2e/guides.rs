@@ -3,8 +3,8 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine, NEW_SOFTWARE, SOFTWARE, SOFTWARE_IMAGE, Vm};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::{Cache, GuestTopology, NEW_SOFTWARE, SOFTWARE, SOFTWARE_IMAGE, Vm};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -19,9 +19,9 @@ struct Guide {
 impl Guide {
     /// Boots the machine of the guides, with what is added to it, and runs the script.
     fn follow(&self, add: impl FnOnce(Vm) -> Vm) -> Option<Followed> {
-        let bench = Bench::open()?;
+        let bench = TestEnvironment::open()?;
         self.assert_commands();
-        let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+        let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
         let vm = bench
             .vm(machine)
             .systemd_on_disk(image(SOFTWARE))
@@ -64,7 +64,7 @@ fn repository(path: &str) -> PathBuf {
 
 /// What was seen.
 struct Followed {
-    report: Report,
+    report: ScriptReport,
     workload: &'static str,
 }
 

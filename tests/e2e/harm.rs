@@ -2,16 +2,16 @@
 
 use std::{env, time::Duration};
 
-use numaward_tests::{Bench, boot, seed};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot, seed};
+use numaward_vm::GuestTopology;
 
 /// Names how many random sequences there are.
 const SEQUENCES: &str = "NUMAWARD_HARM_SEQUENCES";
 
 #[test]
 fn no_bystander_is_killed_or_narrowed() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("3,3"), Some("700M,700M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("3,3"), Some("700M,700M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("harm.sh"));
 
     // A limit is not given back while more is in use.
@@ -37,14 +37,14 @@ fn no_bystander_is_killed_or_narrowed() {
 
 #[test]
 fn bystanders_outlive_random_sequences() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let sequences: u64 = match env::var(SEQUENCES) {
         Ok(text) => text.parse().unwrap(),
         Err(_) if bench.is_slow() => 200,
         Err(_) => 2,
     };
     let minutes = 5 + 3 * sequences;
-    let machine = Machine::parse(None, Some("3,3"), Some("800M,800M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("3,3"), Some("800M,800M"), None).unwrap();
     let disks = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
     let vm = disks.iter().fold(bench.vm_with_systemd(machine), |vm, disk| {
         disk.as_file().set_len(32 << 20).unwrap();

@@ -3,11 +3,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 /// Of each cgroup of a section, what it is set to and where its process may run.
-fn sets(report: &Report, name: &str) -> BTreeMap<String, [String; 2]> {
+fn sets(report: &ScriptReport, name: &str) -> BTreeMap<String, [String; 2]> {
     let line = |line: &str| {
         let (cgroup, rest) = line.split_once(" [")?;
         let (set, allowed) = rest.split_once(']')?;
@@ -22,7 +22,7 @@ fn sets(report: &Report, name: &str) -> BTreeMap<String, [String; 2]> {
 }
 
 /// The shared pool, and the CPUs of each allocation.
-fn promised(report: &Report, name: &str) -> (String, BTreeMap<String, String>) {
+fn promised(report: &ScriptReport, name: &str) -> (String, BTreeMap<String, String>) {
     let view = report.json(name);
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let cpus = view["allocations"].as_array().unwrap().iter();
@@ -30,7 +30,7 @@ fn promised(report: &Report, name: &str) -> (String, BTreeMap<String, String>) {
 }
 
 /// Everybody else is on the shared pool, by knob and in truth, but for the cgroup that is exempt.
-fn assert_herded(report: &Report, name: &str, allocations: &str) {
+fn assert_herded(report: &ScriptReport, name: &str, allocations: &str) {
     let (shared, cpus) = promised(report, allocations);
     for (cgroup, [set, allowed]) in sets(report, name) {
         let own = cpus.get(&cgroup).or_else(|| cpus.get(cgroup.trim_start_matches("numaward/")));
@@ -50,8 +50,8 @@ fn assert_herded(report: &Report, name: &str, allocations: &str) {
     }
 }
 
-fn check(machine: Machine) {
-    let Some(bench) = Bench::open() else { return };
+fn check(machine: GuestTopology) {
+    let Some(bench) = TestEnvironment::open() else { return };
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(8)), include_str!("herd.sh"));
 
     for (cgroup, [set, _]) in sets(&report, "before") {
@@ -142,10 +142,10 @@ fn check(machine: Machine) {
 
 #[test]
 fn others_are_herded_on_two_nodes() {
-    check(Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap());
+    check(GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap());
 }
 
 #[test]
 fn others_are_herded_on_four_nodes() {
-    check(Machine::parse(None, Some("1,1,1,1"), Some("512M,384M,384M,384M"), None).unwrap());
+    check(GuestTopology::parse(None, Some("1,1,1,1"), Some("512M,384M,384M,384M"), None).unwrap());
 }

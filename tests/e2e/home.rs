@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
 /// Sampled accesses of a workload so far: local and remote pages.
-fn accesses(report: &Report, section: &str, workload: &str) -> [u64; 2] {
+fn accesses(report: &ScriptReport, section: &str, workload: &str) -> [u64; 2] {
     let all = report.json(section);
     let of = all["workloads"].as_array().unwrap().iter().find(|of| of["workload"] == workload);
     let of = of.unwrap_or_else(|| panic!("{workload}: {all:#}"));
@@ -43,8 +43,8 @@ fn shares(events: &Value, words: &str) -> (u64, u64) {
 
 #[test]
 fn a_workload_is_brought_home_unless_its_memory_policy_names_nodes() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("3,1"), Some("768M,768M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("3,1"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), include_str!("home.sh"));
 
     // On both nodes, then on one, its memory too. The daemon judges by the window before it is placed.

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::{Machine, Vm};
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::{GuestTopology, Vm};
 
 /// What `cargo xtask vm test` puts beside the programs. Inside it has the name that it looks for in events.
 const PROGRAM: &str = "numaward-probes-host";
 
 fn check(change: impl FnOnce(Vm) -> Vm) {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), Some("10,21;21,10")).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("512M,512M"), Some("10,21;21,10")).unwrap();
     let vm = bench.vm(machine).file(bench.program(PROGRAM), "/bin/host");
     let script = "section nodes\ncat /sys/devices/system/node/node*/distance\nsection said\nhost";
     let report = boot(&change(vm.limit(Duration::from_mins(20))), script);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -19,14 +19,14 @@ fn bytes_on(hot: &Value, node: u64, is_accessed: bool) -> u64 {
     nodes.filter(|on| on["node"] == node).map(|on| on["bytes"].as_u64().unwrap()).sum()
 }
 
-fn monitors(report: &Report, section: &str) -> u32 {
+fn monitors(report: &ScriptReport, section: &str) -> u32 {
     report.section(section).trim().parse().unwrap_or_else(|_| panic!("{section}: {report}"))
 }
 
 #[test]
 fn what_is_accessed_on_another_node_is_found() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(6));
     let report = boot(&vm, include_str!("hot.sh"));
 

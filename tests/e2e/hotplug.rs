@@ -1,32 +1,32 @@
 //! Memory that is plugged in while the daemon runs, into a node that has some and into one that had neither memory nor
 //! CPUs and was not online: it is noticed, and its pages are counted for their node.
 
-use numaward_tests::{Bench, Report, assert_near, boot_and_change};
-use numaward_vm::{Machine, Node};
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot_and_change};
+use numaward_vm::{GuestNode, GuestTopology};
 
 const MIB: u64 = 1 << 20;
 /// Into each of nodes 1 and 2.
 const PLUGGED_MIB: u64 = 256;
 
 /// All bytes of a workload on a node, by its counters.
-fn counted(report: &Report, name: &str, node: u32) -> u64 {
+fn counted(report: &ScriptReport, name: &str, node: u32) -> u64 {
     let lines = report.section(&format!("{name} counters")).lines();
     let of_node = lines.filter_map(|line| line.strip_prefix(&format!("{node} "))?.split_once(' '));
     of_node.map(|(_, bytes)| bytes.parse::<u64>().unwrap()).sum()
 }
 
-fn unknown(report: &Report, section: &str) -> u64 {
+fn unknown(report: &ScriptReport, section: &str) -> u64 {
     report.section(section).parse().unwrap()
 }
 
 #[test]
 fn memory_that_comes_later_is_counted_for_its_node() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     // In the one mode pages name their node, in the other their address says it; some kernels have only that.
     for mode in ["tp_btf", "tracepoint"] {
-        let node = |cpus, memory_mib| Node { cpus, memory_mib };
+        let node = |cpus, memory_mib| GuestNode { cpus, memory_mib };
         let nodes = vec![node(2, 512), node(2, 256), node(0, 0)];
-        let vm = bench.vm(Machine::with_room(nodes, None, 1024).unwrap());
+        let vm = bench.vm(GuestTopology::with_room(nodes, None, 1024).unwrap());
         let script = format!("mode={mode}\n{}", include_str!("hotplug.sh"));
         let report = boot_and_change(&vm, &script, "plug memory now", |monitor| {
             monitor.plug_memory(1, PLUGGED_MIB)?;
@@ -39,7 +39,7 @@ fn memory_that_comes_later_is_counted_for_its_node() {
     }
 }
 
-fn check(report: &Report, mode: &str) {
+fn check(report: &ScriptReport, mode: &str) {
     // Kernels on which `tp_btf` loses events have the other in any case.
     let probes = report.section("probes");
     assert!(

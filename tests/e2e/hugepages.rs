@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
 /// The samples of a section that are not zero and of workloads, by their labels. There are some that are zero.
-fn samples<'a>(report: &'a Report, section: &str, metric: &str) -> BTreeMap<&'a str, u64> {
+fn samples<'a>(report: &'a ScriptReport, section: &str, metric: &str) -> BTreeMap<&'a str, u64> {
     let samples = report.samples(section, &format!("numaward_{metric}"));
     let of_workload = |(labels, bytes): (&'a str, f64)| {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
@@ -22,8 +22,8 @@ fn samples<'a>(report: &'a Report, section: &str, metric: &str) -> BTreeMap<&'a 
 
 #[test]
 fn hugepages_are_counted_where_they_are() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,768M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("hugepages.sh"));
     let probes = report.section("probes");
     let attached = "{probe=\"hugepages\",mode=\"fexit\",reason=\"\"}";

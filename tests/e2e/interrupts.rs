@@ -3,8 +3,8 @@
 
 use std::{fs::File, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::{Cache, GuestTopology};
 
 use crate::systemd::boot_unit;
 
@@ -27,7 +27,7 @@ const LIBRARIES: [&str; 14] = [
 ];
 
 /// What a section says about something.
-fn line<'a>(report: &'a Report, section: &str, key: &str) -> &'a str {
+fn line<'a>(report: &'a ScriptReport, section: &str, key: &str) -> &'a str {
     let mut lines = report.section(section).lines();
     let found = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
     found.unwrap_or_else(|| panic!("no {key} in section {section}:\n{report}"))
@@ -35,9 +35,9 @@ fn line<'a>(report: &'a Report, section: &str, key: &str) -> &'a str {
 
 #[test]
 fn the_kernels_work_leaves_exclusive_cpus_and_comes_back() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     // CPUs 3-5 are on node 1, with the network card; the disk has a queue, and so an interrupt, for each CPU.
-    let machine = Machine::parse(None, Some("3,3"), Some("512M,512M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("3,3"), Some("512M,512M"), None).unwrap();
     let folder = Cache::locate().unwrap().root().join("tools/irqbalance");
     let disk = tempfile::NamedTempFile::new().unwrap();
     File::set_len(disk.as_file(), 8 * MIB).unwrap();
@@ -92,8 +92,8 @@ fn the_kernels_work_leaves_exclusive_cpus_and_comes_back() {
 
 #[test]
 fn the_unit_moves_interrupts_with_the_drop_in_that_the_page_has() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("3,3"), Some("1G,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("3,3"), Some("1G,512M"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).network_on(1).limit(Duration::from_mins(15));
     let report = boot_unit(vm, "interrupts", include_str!("interrupts_unit.sh"));
     eprintln!("{report}");

@@ -6,8 +6,8 @@
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, time::Duration};
 
-use numaward_tests::{Bench, KERNEL, Report, assert_near, boot};
-use numaward_vm::{Arch, Machine};
+use numaward_tests::{KERNEL, ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::{Arch, GuestTopology};
 use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;
@@ -41,7 +41,7 @@ fn all() -> All {
 }
 
 /// What doctor says about the kernel, with the release that each thing came with.
-fn seen(report: &Report) -> (Seen, BTreeMap<String, (u32, u32)>) {
+fn seen(report: &ScriptReport) -> (Seen, BTreeMap<String, (u32, u32)>) {
     let (mut seen, mut since) = (Seen::default(), BTreeMap::new());
     for check in report.json("doctor").as_array().unwrap() {
         let (name, finding) = (check["check"].as_str().unwrap(), check["finding"].as_str().unwrap());
@@ -67,13 +67,13 @@ fn seen(report: &Report) -> (Seen, BTreeMap<String, (u32, u32)>) {
 }
 
 /// What the kernel let the script do.
-fn tried(report: &Report) -> BTreeMap<&str, bool> {
+fn tried(report: &ScriptReport) -> BTreeMap<&str, bool> {
     let lines = report.section("tried").lines();
     lines.filter_map(|line| line.rsplit_once(": ")).map(|(name, answer)| (name, answer == "yes")).collect()
 }
 
 /// Pages follow a guarantee on every kernel, and the daemon keeps no privilege that its kernel does not demand.
-fn guarantee(report: &Report, seen: &Seen) {
+fn guarantee(report: &ScriptReport, seen: &Seen) {
     let guarantee = report.json("guarantee");
     assert_eq!(guarantee["nodes"], "0", "{guarantee}");
     assert_eq!(report.section("held"), "0");
@@ -98,12 +98,12 @@ fn guarantee(report: &Report, seen: &Seen) {
 
 #[test]
 fn what_is_missing_is_what_the_page_says() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     if bench.kernel().arch() != Arch::Amd64 {
         eprintln!("skipped: the page is about x86-64");
         return;
     }
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("kernels.sh"));
     let (mut seen, since) = seen(&report);
     assert!(seen.needs.len() >= 10, "{report}");

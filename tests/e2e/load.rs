@@ -1,13 +1,13 @@
 //! `numaward-load` puts pages where it is asked to, says so, and the kernel agrees.
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
 /// Where a load's bytes should be, per node, and under which name the kernel books them.
-fn check(report: &Report, name: &str, booked: &str, nodes: [u64; 2]) {
+fn check(report: &ScriptReport, name: &str, booked: &str, nodes: [u64; 2]) {
     let said = report.json(&format!("{name} report"));
     let total: u64 = nodes.iter().sum();
     assert_eq!(said["bytes"], total, "{name}");
@@ -23,8 +23,8 @@ fn check(report: &Report, name: &str, booked: &str, nodes: [u64; 2]) {
 
 #[test]
 fn loads_are_placed_as_asked_or_refused() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("load.sh"));
     let all = 64 * MIB;
 

@@ -10,16 +10,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::{Error, Forward, Machine};
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::{Error, Forward, GuestTopology};
 
-fn small() -> Machine {
-    Machine::parse(Some(1), None, None, None).unwrap()
+fn small() -> GuestTopology {
+    GuestTopology::parse(Some(1), None, None, None).unwrap()
 }
 
 #[test]
 fn output_and_exit_code_come_home_as_they_are() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let script = "printf 'exit 0\\nraw\\r\\001\\377' >&2; seq 1 20000; exit 7";
     let mut output = Vec::new();
     assert_eq!(bench.vm(small()).run(script, &mut output).unwrap(), 7);
@@ -30,7 +30,7 @@ fn output_and_exit_code_come_home_as_they_are() {
 
 #[test]
 fn a_machine_that_fails_is_an_error() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let run = |script: &str| bench.vm(small()).run(script, &mut Vec::new()).unwrap_err();
 
     let error = run("echo c >/proc/sysrq-trigger");
@@ -50,7 +50,7 @@ fn a_machine_that_fails_is_an_error() {
 
 /// Asserts that a script fails its test if a command of it fails, if a daemon logs an error that it does not declare or none that
 /// it does, or if it leaves what it must not.
-fn assert_bad_scripts_fail(bench: &Bench) {
+fn assert_bad_scripts_fail(bench: &TestEnvironment) {
     let message = |script: &str| {
         let vm = bench.vm(small());
         let panic = panic::catch_unwind(AssertUnwindSafe(|| boot(&vm, script))).unwrap_err();
@@ -71,7 +71,7 @@ fn assert_bad_scripts_fail(bench: &Bench) {
 
 #[test]
 fn a_machine_that_hangs_is_stopped() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let limit = Duration::from_secs(10);
     for vm in [bench.vm(small()), bench.vm(small()).real_time()] {
         let error = vm.limit(limit).run("while :; do :; done", &mut Vec::new()).unwrap_err();
@@ -81,7 +81,7 @@ fn a_machine_that_hangs_is_stopped() {
 
 #[test]
 fn a_dropped_machine_is_gone() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let running = bench.vm(small()).start("while :; do :; done").unwrap();
     let group = |pid: u32| {
         let children = format!("/proc/{pid}/task/{pid}/children");
@@ -102,9 +102,13 @@ fn a_dropped_machine_is_gone() {
 
 #[test]
 fn a_machine_has_the_nodes_asked_for() {
-    let Some(bench) = Bench::open() else { return };
-    let machine =
-        Machine::parse(Some(3), Some("2,1,0"), Some("512M,1G,256M"), Some("10,21,31;21,10,41;31,41,10"));
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(
+        Some(3),
+        Some("2,1,0"),
+        Some("512M,1G,256M"),
+        Some("10,21,31;21,10,41;31,41,10"),
+    );
     let script = r"
         for node in /sys/devices/system/node/node*; do
             section ${node##*/}
@@ -134,7 +138,7 @@ fn a_machine_has_the_nodes_asked_for() {
 
 #[test]
 fn a_forwarded_port_answers_on_the_hosts_loopback() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     // Free a moment ago; should another take it meanwhile, QEMU says so.
     let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let script = "mkdir /www && echo -n hello >/www/index.html && httpd -f -p 8080 -h /www";

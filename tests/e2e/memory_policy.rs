@@ -1,8 +1,8 @@
 //! `numaward exec --memory-policy`: a command that is promised memory on two nodes has the policy over these nodes, and its
 //! pages are where the policy puts them.
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 /// Pages of 128 MiB that the load has on each node.
@@ -15,8 +15,8 @@ fn pages(report: &str) -> [u64; 2] {
 
 #[test]
 fn pages_are_where_the_policy_puts_them() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("512M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("memory_policy.sh"));
 
     assert_eq!(report.section("policy of none"), "default");

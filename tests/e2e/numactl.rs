@@ -3,8 +3,8 @@
 
 use std::{fs::File, process::Command, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine, find_tool};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::{Cache, GuestTopology, find_tool};
 
 /// What `numaward numactl` refuses although numactl takes it, as the book says, and a word of the reason.
 const REFUSED: [(&str, &str); 9] = [
@@ -29,7 +29,7 @@ const MORE: [(&str, &str); 6] = [
 ];
 
 /// What both made of the same options.
-fn both<'a>(report: &'a Report, name: &str) -> (&'a str, &'a str) {
+fn both<'a>(report: &'a ScriptReport, name: &str) -> (&'a str, &'a str) {
     let section = report.section(name);
     let (theirs, ours) = section.split_once("\n--\n").unwrap_or_else(|| panic!("{name}: {section}"));
     (theirs, ours)
@@ -37,8 +37,8 @@ fn both<'a>(report: &'a Report, name: &str) -> (&'a str, &'a str) {
 
 #[test]
 fn a_command_has_what_numactl_gives_it_on_four_nodes() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2,2,0"), Some("512M,256M,256M,256M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2,2,0"), Some("512M,256M,256M,256M"), None).unwrap();
     let disk = tempfile::NamedTempFile::new().unwrap();
     File::set_len(disk.as_file(), 16 << 20).unwrap();
     let made = Command::new(find_tool("mkfs.ext4").unwrap()).arg("-q").arg(disk.path()).status().unwrap();

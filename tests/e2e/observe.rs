@@ -1,8 +1,8 @@
 //! `mode: observe`: beside a kubelet that pins containers itself, numaward writes nothing and shows where the kubelet's
 //! promises are broken.
 
-use numaward_tests::{Bench, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
@@ -17,8 +17,8 @@ fn missed(section: &str, node: u32) -> Option<u64> {
 
 #[test]
 fn the_kubelet_is_held_to_its_own_promises() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("1,1"), Some("512M,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("1,1"), Some("512M,512M"), None).unwrap();
     // As recorded from a kubelet: the case single-numa-fit-basic of tests/conformance.
     let files = concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/kubelet");
     let vm = ["cpu_manager_state", "memory_manager_state"]

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::{Arch, Machine};
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::{Arch, GuestTopology};
 
 /// As in the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[test]
 fn the_package_runs_hardened_and_leaves_nothing() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let arch = bench.kernel().arch();
     let layer = tempfile::NamedTempFile::new().unwrap();
     let status = std::process::Command::new("tar")
@@ -21,7 +21,7 @@ fn the_package_runs_hardened_and_leaves_nothing() {
         .arg(".")
         .status();
     assert!(status.unwrap().success());
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench
         .vm_with_systemd(machine)
         .limit(Duration::from_mins(30))

@@ -6,17 +6,17 @@
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Cache, Machine, PACKAGE_MANAGERS, SOFTWARE_IMAGE, Vm};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::{Cache, GuestTopology, PACKAGE_MANAGERS, SOFTWARE_IMAGE, Vm};
 
 const SHARED: &str = concat!(include_str!("packages/load.sh"), include_str!("packages/common.sh"));
 /// As in the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A machine with package managers, and with what was made of this version and of the next.
-fn machine(bench: &Bench, archives: &tempfile::TempDir) -> Vm {
+fn machine(bench: &TestEnvironment, archives: &tempfile::TempDir) -> Vm {
     let image = Cache::locate().unwrap().root().join(PACKAGE_MANAGERS).join(SOFTWARE_IMAGE);
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let packed = |name: &str, files: &[&str]| {
         let archive = archives.path().join(name);
         let folder = bench.made("..").join(name);
@@ -37,8 +37,8 @@ fn machine(bench: &Bench, archives: &tempfile::TempDir) -> Vm {
         .file(next, "/next.tar")
 }
 
-fn report(script: &str) -> Option<Report> {
-    let bench = Bench::open()?;
+fn report(script: &str) -> Option<ScriptReport> {
+    let bench = TestEnvironment::open()?;
     let archives = tempfile::tempdir().unwrap();
     let report = boot(&machine(&bench, &archives), &[SHARED, script].concat());
     eprintln!("{report}");
@@ -46,7 +46,7 @@ fn report(script: &str) -> Option<Report> {
 }
 
 /// The last lines of a section; package managers print before.
-fn assert_ends(report: &Report, section: &str, lines: &[&str]) {
+fn assert_ends(report: &ScriptReport, section: &str, lines: &[&str]) {
     let found: Vec<_> = report.section(section).lines().collect();
     assert!(found.ends_with(lines), "{section} does not end with {lines:#?}:\n{report}");
 }
@@ -115,7 +115,7 @@ fn rpm_installs_upgrades_and_erases() {
 
 #[test]
 fn lintian_has_no_objection() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let package: PathBuf = bench.made(&format!("numaward_{VERSION}_amd64.deb"));
     let output =
         Command::new("lintian").args(["--allow-root", "--fail-on=error,warning"]).arg(package).output();

@@ -11,8 +11,8 @@ use std::{
 };
 
 use fastrand::Rng;
-use numaward_tests::{Bench, boot, seed};
-use numaward_vm::{Entry, Machine, WriteLog, find_tool};
+use numaward_tests::{TestEnvironment, boot, seed};
+use numaward_vm::{GuestTopology, LogEntry, WriteLog, find_tool};
 use serde::Deserialize;
 
 const MIB: usize = 1 << 20;
@@ -60,7 +60,7 @@ struct Cut {
 
 #[test]
 fn what_was_answered_survives_a_loss_of_power() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let (cuts, steps, minutes): (usize, u32, u64) =
         if bench.is_slow() { (200, 60, 40) } else { (20, 12, 10) };
     let folder = tempfile::tempdir().unwrap();
@@ -69,7 +69,7 @@ fn what_was_answered_survives_a_loss_of_power() {
     make_file_system(&disk);
     let before = fs::read(&disk).unwrap();
     File::create(&log).unwrap();
-    let machine = Machine::parse(None, Some("2,1"), Some("384M,384M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,1"), Some("384M,384M"), None).unwrap();
     let vm = bench.vm(machine.clone()).disk_with_log(&disk, &log).limit(Duration::from_mins(minutes));
     let script = include_str!("power_write.sh");
     let offset = FILE_SYSTEM * MIB;
@@ -108,7 +108,7 @@ fn what_was_answered_survives_a_loss_of_power() {
     for (cut, found) in lying.iter().zip(&found[cuts..]) {
         assert!(!matches!(found, Mark::Done(found) if cut.allowed.contains(found)), "seed {seed}: {found:?}");
     }
-    let flushes = log.entries().iter().filter(|entry| **entry == Entry::Flush).count();
+    let flushes = log.entries().iter().filter(|entry| **entry == LogEntry::Flush).count();
     println!(
         "seed {seed}: {cuts} cuts in {} writes with {flushes} flushes, {} lies",
         log.entries().len(),
@@ -129,8 +129,8 @@ fn make_file_system(disk: &Path) {
 
 /// The marks of the script, by their places in the log.
 fn marks(log: &WriteLog) -> BTreeMap<usize, Mark> {
-    let mark = |entry: &Entry| match entry {
-        Entry::Write { offset, data } if *offset == FILE_SYSTEM * MIB => {
+    let mark = |entry: &LogEntry| match entry {
+        LogEntry::Write { offset, data } if *offset == FILE_SYSTEM * MIB => {
             let text = log.data(data).split(|byte| *byte == 0).next()?;
             Some(serde_json::from_slice(text).unwrap())
         }

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 use serde_json::{Value, json};
 
 /// What a load touches.
 const LOAD: u64 = 64 << 20;
 
 /// The sum of a metric's samples in a section that have all of these labels.
-fn sum(report: &Report, section: &str, metric: &str, labels: &[&str]) -> f64 {
+fn sum(report: &ScriptReport, section: &str, metric: &str, labels: &[&str]) -> f64 {
     let lines = report.section(section).lines();
     let matching = lines.filter(|line| {
         line.starts_with(&format!("{metric}{{")) && labels.iter().all(|label| line.contains(label))
@@ -19,23 +19,23 @@ fn sum(report: &Report, section: &str, metric: &str, labels: &[&str]) -> f64 {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counters of pages, and small")]
-fn pages(report: &Report, section: &str, metric: &str, labels: &[&str]) -> u64 {
+fn pages(report: &ScriptReport, section: &str, metric: &str, labels: &[&str]) -> u64 {
     sum(report, section, metric, labels) as u64
 }
 
-fn has_probe(report: &Report, probe: &str, mode: &str) -> bool {
+fn has_probe(report: &ScriptReport, probe: &str, mode: &str) -> bool {
     let wanted = format!("{{probe=\"{probe}\",mode=\"{mode}\"");
     report.section("probes").lines().any(|line| line.contains(&wanted))
 }
 
 /// Pages that NUMA balancing moved, by `memory.stat`, which counts them since Linux 6.12 or so.
-fn migrated_by_kernel(report: &Report, workload: &str) -> Option<u64> {
+fn migrated_by_kernel(report: &ScriptReport, workload: &str) -> Option<u64> {
     let mut stat = report.section(&format!("{workload} memory.stat")).lines();
     stat.find_map(|line| line.strip_prefix("numa_pages_migrated "))?.parse().ok()
 }
 
 /// Who samples whom (the table is that of the kernel's own `memory.stat` where it has one).
-fn accesses(report: &Report, page: u64) {
+fn accesses(report: &ScriptReport, page: u64) {
     let of_load = LOAD / page;
     let (remote, migrated) = ("numaward_remote_access_pages_total", "numaward_migrated_bytes_total");
     // All of it is seen once, as it is moved at once; and moved.
@@ -66,7 +66,7 @@ fn accesses(report: &Report, page: u64) {
     assert!(sum(report, "pinned", migrated, &["numa_misplaced"]) < 0.5, "it may not move");
 }
 
-fn stalls_and_kills(report: &Report) {
+fn stalls_and_kills(report: &ScriptReport) {
     let events = report.section("tight events");
     let high = events.lines().find_map(|line| line.strip_prefix("high ")).unwrap().parse().unwrap();
     let stalls = pages(report, "tight stalls", "numaward_reclaim_stall_seconds_count", &[]);
@@ -95,7 +95,7 @@ fn stalls_and_kills(report: &Report) {
     }
 }
 
-fn intruders(report: &Report) {
+fn intruders(report: &ScriptReport) {
     let metric = "numaward_exclusive_cpu_intruder_seconds_total";
     for class in ["host", "workload"] {
         let before = sum(report, "clean", metric, &[&format!("class=\"{class}\"")]);
@@ -143,7 +143,7 @@ fn intruders(report: &Report) {
 }
 
 /// What watching costs is reported.
-fn cost(report: &Report) {
+fn cost(report: &ScriptReport) {
     let cost = report.json("cost")["cost"].clone();
     let of = |probe: &str| {
         let probes = cost["probes"].as_array().unwrap_or_else(|| panic!("{cost}"));
@@ -162,7 +162,7 @@ fn cost(report: &Report) {
 }
 
 /// What is reported by the events is also reported at once to each listener, in the same order and words.
-fn stream(report: &Report) {
+fn stream(report: &ScriptReport) {
     let reported: Vec<Value> = report
         .section("stream")
         .lines()
@@ -180,7 +180,7 @@ fn stream(report: &Report) {
 }
 
 /// With three slots for five workloads: those with a promise have one at once, then the busy ones.
-fn few_slots(report: &Report) {
+fn few_slots(report: &ScriptReport) {
     assert_eq!(report.section("counters of those that came late"), "", "all slots are taken");
     assert!(report.section("busy counters").contains("workload=\"busy\""));
     assert!(report.section("few slots").contains("numaward_workloads{counters=\"own\"} 3\n"), "{report}");
@@ -221,8 +221,8 @@ fn few_slots(report: &Report) {
 
 #[test]
 fn what_the_other_probes_tell_is_what_the_kernel_says() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("768M,512M"), None).unwrap();
     let page = bench.kernel().page_size();
     let script = format!("pages_of_load={}\n{}", LOAD / page, include_str!("probes.sh"));
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(20)), &script);
@@ -250,11 +250,11 @@ fn what_the_other_probes_tell_is_what_the_kernel_says() {
 
 #[test]
 fn ten_thousand_workloads_take_a_bounded_memory() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     // Many CPUs, of which a few run: what is kept for each is as large as where all do.
     // The load is bound to node 0, where the kernel itself has most of its own.
     let memory = format!("768M,{}", ["448M"; 7].join(","));
-    let machine = Machine::parse(Some(8), Some(&["30"; 8].join(",")), Some(&memory), None);
+    let machine = GuestTopology::parse(Some(8), Some(&["30"; 8].join(",")), Some(&memory), None);
     let vm = bench.vm(machine.unwrap()).append("maxcpus=8").limit(Duration::from_mins(20));
     let report = boot(&vm, include_str!("maps.sh"));
     assert_eq!(report.section("possible CPUs"), "0-239");

@@ -3,20 +3,20 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
 /// The one allocation of a section: its name, CPUs and nodes.
-fn held(report: &Report, section: &str) -> [String; 3] {
+fn held(report: &ScriptReport, section: &str) -> [String; 3] {
     let view = report.json(section);
     let [held] = view["allocations"].as_array().unwrap().as_slice() else { panic!("{section}: {view}") };
     ["name", "cpus", "nodes"].map(|key| held[key].as_str().unwrap().to_owned())
 }
 
 /// What is promised on a node, in MiB.
-fn promised(report: &Report, section: &str, node: usize) -> u64 {
+fn promised(report: &ScriptReport, section: &str, node: usize) -> u64 {
     let view = report.json(section);
     let kinds = view["nodes"][node]["memory"].as_array().unwrap();
     let memory = kinds.iter().find(|of| of["kind"] == "memory").unwrap();
@@ -25,8 +25,8 @@ fn promised(report: &Report, section: &str, node: usize) -> u64 {
 
 #[test]
 fn a_workload_that_runs_is_moved_without_a_miss() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(12)), include_str!("rebalance.sh"));
 
     let before: Vec<_> = report.section("before").lines().collect();

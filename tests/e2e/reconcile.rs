@@ -3,28 +3,28 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
 /// An allocation, by name.
-fn allocation(report: &Report, section: &str, name: &str) -> Value {
+fn allocation(report: &ScriptReport, section: &str, name: &str) -> Value {
     let all = report.json(section);
     let found = all["allocations"].as_array().unwrap().iter().find(|held| held["name"] == name).cloned();
     found.unwrap_or_else(|| panic!("{section}: no {name}: {all}"))
 }
 
 /// The first drift of an allocation.
-fn drift(report: &Report, section: &str, name: &str) -> Value {
+fn drift(report: &ScriptReport, section: &str, name: &str) -> Value {
     allocation(report, section, name)["drift"][0].clone()
 }
 
 #[test]
 fn promises_are_kept_against_whatever_changes_them() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(15)), include_str!("reconcile.sh"));
 
     // CAP_DAC_OVERRIDE and CAP_SYS_NICE are left: enough to write what belongs to a user. And CAP_SYS_PTRACE, as the

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use numaward_tests::{Bench, Report, assert_near, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, assert_near, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
 /// The knobs of a section, by name.
-fn knobs<'a>(report: &'a Report, section: &str) -> BTreeMap<&'a str, &'a str> {
+fn knobs<'a>(report: &'a ScriptReport, section: &str) -> BTreeMap<&'a str, &'a str> {
     report.section(section).lines().filter_map(|line| line.split_once(' ')).collect()
 }
 
 #[test]
 fn guarantees_of_memory_alone_hold_and_change_while_they_do() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let report = boot(&bench.vm(machine), include_str!("resize.sh"));
 
     let bytes = |mib: u64| (mib * MIB).to_string();

@@ -2,8 +2,8 @@
 
 use std::{env, time::Duration};
 
-use numaward_tests::{Bench, boot};
-use numaward_vm::Machine;
+use numaward_tests::{TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde::Deserialize;
 
 /// Names how many minutes it takes.
@@ -42,9 +42,9 @@ fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
 
 #[test]
 fn what_the_daemon_holds_does_not_grow() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let minutes = env::var(MINUTES).map_or(3_u32, |text| text.parse().unwrap());
-    let machine = Machine::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(u64::from(minutes) + 10));
     let (seconds, script) = (minutes * 60, include_str!("soak.sh"));
     let report = boot(&vm, &format!("seconds={seconds}\npause={}\n{script}", seconds / SAMPLES));

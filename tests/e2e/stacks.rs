@@ -2,8 +2,8 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 const MIB: u64 = 1 << 20;
 
@@ -20,7 +20,7 @@ fn build(folder: &Path) -> String {
 }
 
 /// The lines of folded stacks: frames, and bytes.
-fn folded<'a>(report: &'a Report, section: &str) -> Vec<(&'a str, u64)> {
+fn folded<'a>(report: &'a ScriptReport, section: &str) -> Vec<(&'a str, u64)> {
     let lines = report.section(section).lines().filter(|line| !line.is_empty());
     let parsed = lines.map(|line| {
         let (frames, bytes) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}: {report}"));
@@ -35,10 +35,10 @@ fn bytes_with(stacks: &[(&str, u64)], part: &str) -> u64 {
 
 #[test]
 fn the_function_that_allocates_on_another_node_is_named() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path());
-    let machine = Machine::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("640M,640M"), None).unwrap();
     let vm = bench.vm(machine).limit(Duration::from_mins(6)).file(program, "/bin/fills");
     let report = boot(&vm, include_str!("stacks.sh"));
 

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::{Machine, Vm};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::{GuestTopology, Vm};
 
 use crate::deploy::checkout;
 
 const MIB: u64 = 1 << 20;
 
 /// Asserts what a unit's process and cgroup have.
-fn assert_pins(report: &Report, section: &str, expected: &[&str]) {
+fn assert_pins(report: &ScriptReport, section: &str, expected: &[&str]) {
     let found: Vec<_> = report.section(section).lines().collect();
     assert_eq!(found[..expected.len().min(found.len())], *expected, "{section}:\n{report}");
 }
 
 /// Who has no exclusive CPUs keeps off them, by properties of its unit or slice, and gets back what it had.
-fn assert_herd(report: &Report) {
+fn assert_herd(report: &ScriptReport) {
     let lines = |section: &str| report.section(section).lines().map(str::to_owned).collect::<Vec<_>>();
     let free = ["load [] 0-3", "other [] 0-3", "exempt [] 0-3", "batched [] 0-3", "batch.slice []"];
     assert_eq!(lines("before"), free, "nothing is exclusive yet");
@@ -42,7 +42,7 @@ fn assert_herd(report: &Report) {
 
 /// Boots with the packaged unit, as it is and then with the drop-in of a page of the book, `docs/PAGE.md`. `script` says what is
 /// looked at, see `unit_with_drop_in.sh`.
-pub(crate) fn boot_unit(vm: Vm, page: &str, script: &str) -> Report {
+pub(crate) fn boot_unit(vm: Vm, page: &str, script: &str) -> ScriptReport {
     let text = std::fs::read_to_string(checkout(&format!("docs/{page}.md"))).unwrap();
     let (_, rest) = text.split_once("```ini\n").unwrap();
     let (drop_in, _) = rest.split_once("```").unwrap();
@@ -55,8 +55,8 @@ pub(crate) fn boot_unit(vm: Vm, page: &str, script: &str) -> Report {
 
 #[test]
 fn a_unit_keeps_its_pins_through_reload_and_restart() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("2,2"), Some("1G,1G"), None).unwrap();
     let vm = bench.vm_with_systemd(machine).limit(Duration::from_mins(15));
     let report = boot(&vm, include_str!("systemd.sh"));
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 const SLOW: &str = "2";
@@ -13,27 +13,27 @@ const PAGE: u64 = 4096;
 const KEPT: &str = "numaward/kept";
 
 /// The value of a series of a section with metrics.
-fn value(report: &Report, section: &str, family: &str, labels: &str) -> u64 {
+fn value(report: &ScriptReport, section: &str, family: &str, labels: &str) -> u64 {
     let begins = format!("{family}{{{labels}}} ");
     let line = report.section(section).lines().find_map(|line| line.strip_prefix(&*begins));
     line.unwrap_or_else(|| panic!("{section}: no {begins}:\n{report}")).parse().unwrap()
 }
 
-fn moved(report: &Report, section: &str, workload: &str, direction: &str) -> u64 {
+fn moved(report: &ScriptReport, section: &str, workload: &str, direction: &str) -> u64 {
     let labels = format!("workload=\"{workload}\",direction=\"{direction}\"");
     value(report, section, "numaward_tiering_bytes_total", &labels)
 }
 
-fn anon(report: &Report, section: &str, workload: &str, node: &str) -> u64 {
+fn anon(report: &ScriptReport, section: &str, workload: &str, node: &str) -> u64 {
     let labels = format!("workload=\"{workload}\",numa_node=\"{node}\",type=\"anon\"");
     value(report, section, "numaward_memory_resident_bytes", &labels)
 }
 
 #[test]
 fn what_is_promised_stays_in_fast_memory() {
-    let Some(bench) = Bench::open() else { return };
+    let Some(bench) = TestEnvironment::open() else { return };
     let machine =
-        Machine::parse(None, Some("2,2,0"), Some("1G,768M,1G"), None).unwrap().with_slow(&[2]).unwrap();
+        GuestTopology::parse(None, Some("2,2,0"), Some("1G,768M,1G"), None).unwrap().with_slow(&[2]).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(8)), include_str!("tiers.sh"));
 
     assert!(report.section("doctor").contains("nodes 0-1, then 2; what is not used is demoted"), "{report}");

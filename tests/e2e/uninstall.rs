@@ -2,19 +2,19 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 
 /// What each knob of each cgroup holds.
-fn tree(report: &Report, name: &str) -> BTreeMap<String, String> {
+fn tree(report: &ScriptReport, name: &str) -> BTreeMap<String, String> {
     let knobs = report.section(name).lines().map(|line| line.split_once('=').unwrap());
     knobs.map(|(knob, value)| (knob.to_owned(), value.to_owned())).collect()
 }
 
 #[test]
 fn every_knob_is_as_it_was() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine = GuestTopology::parse(None, Some("4,4"), Some("512M,512M"), None).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(5)), include_str!("uninstall.sh"));
     let (before, held) = (tree(&report, "before"), tree(&report, "held"));
     for knob in [

@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use numaward_tests::{Bench, Report, boot};
-use numaward_vm::Machine;
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
+use numaward_vm::GuestTopology;
 use serde_json::Value;
 
 /// Pages of 128 MiB.
 const PAGES: u64 = 128 << 8;
 
 /// Numbers of a line. The shell may say below that the daemon was killed.
-fn numbers(report: &Report, section: &str) -> [u64; 2] {
+fn numbers(report: &ScriptReport, section: &str) -> [u64; 2] {
     let line = report.section(section).lines().next().unwrap_or_default();
     let numbers: Vec<u64> = line.split_whitespace().map(|number| number.parse().unwrap()).collect();
     numbers.try_into().unwrap_or_else(|_| panic!("{section}: {line:?}\n{report}"))
@@ -19,8 +19,9 @@ fn numbers(report: &Report, section: &str) -> [u64; 2] {
 
 #[test]
 fn pages_are_spread_by_bandwidth() {
-    let Some(bench) = Bench::open() else { return };
-    let machine = Machine::parse(None, Some("2,0"), Some("1G,1G"), None).unwrap().with_slow(&[1]).unwrap();
+    let Some(bench) = TestEnvironment::open() else { return };
+    let machine =
+        GuestTopology::parse(None, Some("2,0"), Some("1G,1G"), None).unwrap().with_slow(&[1]).unwrap();
     let report = boot(&bench.vm(machine).limit(Duration::from_mins(10)), include_str!("weights.sh"));
     eprintln!("{report}");
 

@@ -27,7 +27,7 @@ use std::{
     path::PathBuf,
 };
 
-use numaward_vm::{Arch, Cache, Debian, Error, Kernel, Machine, Monitor, TOOLS, Vm, find_tool};
+use numaward_vm::{Arch, Cache, Debian, Error, GuestTopology, Kernel, Monitor, TOOLS, Vm, find_tool};
 
 /// The variable that names the kernel.
 pub const KERNEL: &str = "NUMAWARD_VM_KERNEL";
@@ -57,12 +57,12 @@ const PRELUDE: &str = include_str!("guest.sh");
 
 /// A kernel and the programs under test.
 #[derive(Debug, Clone)]
-pub struct Bench {
+pub struct TestEnvironment {
     kernel: Kernel,
     programs: PathBuf,
 }
 
-impl Bench {
+impl TestEnvironment {
     /// The bench that `cargo xtask vm test` has prepared; none, after saying why, where there is none.
     ///
     /// # Panics
@@ -113,7 +113,7 @@ impl Bench {
     }
 
     /// A machine with the programs on its PATH, to be changed as needed and then booted.
-    pub fn vm(&self, machine: Machine) -> Vm {
+    pub fn vm(&self, machine: GuestTopology) -> Vm {
         let program = |name: &str| (self.programs.join(name), format!("/bin/{name}"));
         let vm = Vm::new(self.kernel.clone(), machine);
         let vm = NAMES.iter().map(|name| program(name)).fold(vm, |vm, (path, guest)| vm.file(path, guest));
@@ -126,7 +126,7 @@ impl Bench {
     /// # Panics
     ///
     /// If setup has not made the root file system for it, as `cargo xtask vm test` sees to.
-    pub fn vm_with_systemd(&self, machine: Machine) -> Vm {
+    pub fn vm_with_systemd(&self, machine: GuestTopology) -> Vm {
         match Cache::locate().and_then(|cache| Debian::find(&cache, self.kernel.arch())) {
             Ok(debian) => self.vm(machine).systemd(debian),
             Err(error) => panic!("{error}"),
@@ -148,7 +148,7 @@ pub fn seed() -> u64 {
 /// # Panics
 ///
 /// If the machine fails or the script's exit code is not 0.
-pub fn boot(vm: &Vm, script: &str) -> Report {
+pub fn boot(vm: &Vm, script: &str) -> ScriptReport {
     let mut output = Vec::new();
     let result = vm.run(&with_prelude(script), &mut output);
     report(result, &output)
@@ -170,7 +170,7 @@ pub fn boot_and_change(
     script: &str,
     at: &str,
     change: impl FnOnce(&mut Monitor) -> Result<(), Error>,
-) -> Report {
+) -> ScriptReport {
     let running = vm.start(&with_prelude(script)).unwrap_or_else(|error| panic!("{error}"));
     let monitor = running.monitor().unwrap_or_else(|error| panic!("{error}"));
     let at = format!("=== {at}\n");
@@ -204,8 +204,8 @@ impl<F: FnOnce(&mut Monitor) -> Result<(), Error>> Write for Changer<F> {
     }
 }
 
-fn report(result: Result<u8, Error>, output: &[u8]) -> Report {
-    let report = Report { text: String::from_utf8_lossy(output).into_owned() };
+fn report(result: Result<u8, Error>, output: &[u8]) -> ScriptReport {
+    let report = ScriptReport { text: String::from_utf8_lossy(output).into_owned() };
     match result {
         Ok(0) => {
             report.assert_sound();
@@ -218,17 +218,17 @@ fn report(result: Result<u8, Error>, output: &[u8]) -> Report {
 
 /// What a script printed.
 #[derive(Debug)]
-pub struct Report {
+pub struct ScriptReport {
     text: String,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ScriptReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl Report {
+impl ScriptReport {
     /// Asserts that no program panicked, that the daemon logged the errors that the script declares with `expect_error` and no
     /// others, and that nothing is left of a script that declares so with `leaves_nothing`.
     fn assert_sound(&self) {
@@ -353,21 +353,21 @@ mod tests {
     fn sections_are_told_apart() {
         let text =
             "noise\n=== a\n1\n\n=== empty\n=== a b\n{\"x\": [1]}\n=== stat\nanon N0=1 N1=20\nfile N0=3\n";
-        let report = Report { text: text.to_owned() };
+        let report = ScriptReport { text: text.to_owned() };
         assert_eq!(report.section("a"), "1");
         assert_eq!(report.section("empty"), "");
         assert_eq!(report.json("a b")["x"][0], 1);
         let stat = report.numa_stat("stat");
         assert_eq!((stat["anon"][&1], stat["file"][&0]), (20, 3));
         assert_eq!(report.find("b"), None);
-        let first = Report { text: "=== a\n1".to_owned() };
+        let first = ScriptReport { text: "=== a\n1".to_owned() };
         assert_eq!(first.section("a"), "1");
     }
 
     #[test]
     fn samples_are_those_of_the_family() {
         let text = "=== m\na_total{knob=\"x\",result=\"ok\"} 0\na_total_more{knob=\"x\"} 2\nb 1.5\n";
-        let report = Report { text: text.to_owned() };
+        let report = ScriptReport { text: text.to_owned() };
         assert_eq!(report.samples("m", "a_total"), BTreeMap::from([("knob=\"x\",result=\"ok\"", 0.0)]));
         assert_eq!(report.samples("m", "b"), BTreeMap::from([("", 1.5)]));
         std::panic::catch_unwind(|| report.samples("m", "a").len()).unwrap_err();
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn panics_and_errors_of_the_daemon_are_found() {
         let sound = |text: &str| {
-            let report = Report { text: format!("=== a\n1\n{text}") };
+            let report = ScriptReport { text: format!("=== a\n1\n{text}") };
             std::panic::catch_unwind(|| report.assert_sound()).is_ok()
         };
         let end = "=== unexpected errors\n\n=== errors that did not occur\n\n=== left over\nleft: x\n";

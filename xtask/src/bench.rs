@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
-use numaward_vm::{Arch, Cache, Kernel, Machine, Vm};
+use numaward_vm::{Arch, Cache, GuestTopology, Kernel, Vm};
 
 use crate::setup::{self, Part, kernels};
 use crate::{budgets, build, command, idle, vm};
@@ -85,7 +85,7 @@ fn in_vm(package: &str, bench: &str, command: &str) -> Result<ExitCode> {
     let (arch, kernel) = (Arch::Amd64, kernels::DEFAULT);
     setup::ensure(&[Part::Ebpf, Part::Qemu(arch), Part::Kernel(arch, kernels::find(arch, kernel)?)])?;
     let program = build::static_bench(package, bench, "release")?;
-    let machine = Machine::parse(Some(2), None, None, None)?;
+    let machine = GuestTopology::parse(Some(2), None, None, None)?;
     let vm = Vm::new(Kernel::find(&Cache::locate()?, arch, kernel)?, machine).limit(Duration::from_mins(15));
     println!("Linux {kernel} under emulation: these times are no figures, whatever the budget says");
     match vm::attend(vm.file(program, format!("/bin/{bench}")).start(command)?, || {})?.1 {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use numaward_vm::{Arch, Cache, Forward, Kernel, Machine, Running, Vm};
+use numaward_vm::{Arch, Cache, Forward, GuestTopology, Kernel, RunningVm, Vm};
 
 use crate::setup::{self, Part, kernels};
 use crate::{command, vm};
@@ -82,9 +82,9 @@ pub(crate) fn boot(
     arguments: &Arguments,
     programs: &[(String, PathBuf)],
     address: SocketAddr,
-) -> Result<Running> {
+) -> Result<RunningVm> {
     // Two pairs of nodes. Node 0 has CPUs to spare for two guarantees.
-    let machine = Machine::parse(
+    let machine = GuestTopology::parse(
         Some(4),
         Some("3,1,1,1"),
         Some("1G,512M,512M,512M"),

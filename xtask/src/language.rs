@@ -34,7 +34,7 @@ const OPENERS: &[&str] =
     &["what", "whether", "who", "whose", "whom", "those", "which", "where", "so", "as", "out", "by", "how"];
 const PRONOUN: &str = r"(?i-u)\b(who|whom|whose|whoever|nobody|somebody|anybody|others)\b";
 const WHAT_IS: &str = r"(?i-u)\bwhat (is|was|are|were|it|has|had|have|they|a|an|the|others|came|comes|can|could|cannot|must|may)\b";
-const PARTICIPLE: &str = r"^(?:[A-Z][a-z]+ed|Held|Seen|Done|Known|Given|Kept|Found|Shown|Made|Taken|Left|Told|Sent|Lost|Met|Read|Written|Chosen|Heard|Waiting|Missing|Running|Watching|Growing|Over|Alone|Together|Near|Others|Of|Whole|Inside|Apart|Anew)$";
+const PARTICIPLE: &str = r"^(?:[A-Z][a-z]+ed|Held|Seen|Done|Known|Given|Kept|Found|Shown|Made|Taken|Left|Told|Sent|Lost|Met|Read|Written|Chosen|Heard|Waiting|Missing|RunningVm|Watching|Growing|Over|Alone|Together|Near|Others|Of|Whole|Inside|Apart|Anew)$";
 const VAGUE_CONSTANTS: &[&str] = &[
     "LOOK", "PATIENCE", "LIMIT", "LIMITS", "FEW", "KEPT", "MANY", "LEAST", "MOST", "OFTEN", "SOON", "LATE",
     "LATEST", "PAUSE", "REST", "TRIES", "TURN", "ENOUGH", "SOME",

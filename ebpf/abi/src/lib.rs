@@ -30,7 +30,7 @@ pub struct CgroupId(pub u64);
 /// A task of which an event is reported.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Task {
+pub struct EventTask {
     /// Its cgroup.
     pub cgroup: CgroupId,
     /// Its workload's slot.
@@ -72,7 +72,7 @@ pub struct AllocTotals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Miss {
     /// The one that allocated it.
-    pub task: Task,
+    pub task: EventTask,
     /// How many pages, as one allocation.
     pub pages: u64,
     /// The index of the node on which they are.
@@ -142,7 +142,7 @@ pub struct DramCounters {
 /// What a CPU's counters had when they were read last.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DramSeen {
+pub struct DramReading {
     /// Accesses to local memory.
     pub local: u64,
     /// Accesses to remote memory.
@@ -171,7 +171,7 @@ pub struct StallCounters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongStall {
     /// The one that was stalled.
-    pub task: Task,
+    pub task: EventTask,
     /// How long.
     pub nanoseconds: u64,
 }
@@ -184,7 +184,7 @@ pub const OOM_CONSTRAINTS: usize = 4;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OomKill {
     /// The victim.
-    pub task: Task,
+    pub task: EventTask,
     /// What constrained the allocation that found nothing: a value of `enum oom_constraint`.
     pub constraint: u32,
     /// Zero.

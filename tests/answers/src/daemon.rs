@@ -3,7 +3,7 @@
 use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
-use numaward_tests_daemon::{self as daemon, Process, wait};
+use numaward_tests_daemon::{self as daemon, DaemonProcess, wait};
 
 /// Where the container runtime listens.
 pub(crate) const NRI: &str = "/tmp/answers/nri.sock";
@@ -14,7 +14,7 @@ const CONFIG: &str = "/tmp/answers/config.yaml";
 const LOG: &str = "/tmp/answers/daemon.log";
 
 /// Starts it, and waits until it is ready.
-pub(crate) fn start() -> Result<Process> {
+pub(crate) fn start() -> Result<DaemonProcess> {
     let config = format!(
         "controlSocket: {SOCKET}\nstateDirectory: /tmp/answers/state\n\
          kubernetes: {{nri: {{enabled: true, socket: {NRI}}}}}\n"
@@ -22,14 +22,14 @@ pub(crate) fn start() -> Result<Process> {
     fs::write(CONFIG, config)?;
     let mut command = Command::new("numaward");
     command.args(["run", "--config", CONFIG]).env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={BUS}"));
-    let process = Process::start(&mut command, LOG.as_ref()).context("numaward")?;
+    let process = DaemonProcess::start(&mut command, LOG.as_ref()).context("numaward")?;
     wait("the daemon to be ready", || Ok(matches!(ask("GET", "/readyz", ""), Ok((200, _)))))?;
     Ok(process)
 }
 
 /// What it logged last.
-pub(crate) fn last_words() -> String {
-    daemon::last_words(LOG.as_ref())
+pub(crate) fn log_tail() -> String {
+    daemon::log_tail(LOG.as_ref())
 }
 
 /// Asks on the control socket.

@@ -44,7 +44,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use numaward_tests_daemon::{LIMIT, PACE, wait};
+use numaward_tests_daemon::{POLL_INTERVAL, TIMEOUT, wait};
 
 use self::{
     bus::Bus,
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("FAILED: {error:#}");
-            println!("{}", daemon::last_words());
+            println!("{}", daemon::log_tail());
             ExitCode::FAILURE
         }
     }
@@ -155,7 +155,7 @@ async fn page_move(runtime: &mut Runtime) -> Result<()> {
         done += runtime.calls(CALLS - done, false, || asking.goes_on()).await?;
         while asking.goes_on() {
             // What the daemon asks of the runtime is still answered.
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         shortest = shortest.min(begun.elapsed());
         let (status, answer) = asking.end()?;
@@ -210,7 +210,7 @@ async fn hanging_call(runtime: &mut Runtime, bus: &Bus, name: &str, unit: &str) 
         ensure!(asking.goes_on(), "nobody asked systemd: {:?}", asking.end()?);
         done += runtime.calls(CALLS - done, true, || asking.goes_on()).await?;
         while asking.goes_on() {
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         longest = longest.max(asking.start.elapsed());
         let (status, answer) = asking.end()?;
@@ -222,8 +222,8 @@ async fn hanging_call(runtime: &mut Runtime, bus: &Bus, name: &str, unit: &str) 
     fs::create_dir_all(&other)?;
     let asking = Asking::start("other", "/other", "16Mi");
     while asking.goes_on() {
-        ensure!(asking.start.elapsed() < LIMIT, "{name}: nothing is promised to others any more");
-        tokio::time::sleep(PACE).await;
+        ensure!(asking.start.elapsed() < TIMEOUT, "{name}: nothing is promised to others any more");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     let (status, answer) = asking.end()?;
     ensure!(status == 201, "{name}: asked for something else: {status} {answer}");
@@ -243,7 +243,8 @@ async fn scraped(runtime: &mut Runtime) -> Result<()> {
     wait("clients to be answered", || Ok(scrapers.answers() > 4))?;
     let (before, start) = (scrapers.answers(), Instant::now());
     // Containers are created until each client has an answer. Without a pause, creations would leave the readers little of the CPU.
-    while start.elapsed() < LIMIT && (scrapers.clients_answered() < CLIENTS || runtime.is_short_of_calls()) {
+    while start.elapsed() < TIMEOUT && (scrapers.clients_answered() < CLIENTS || runtime.is_short_of_calls())
+    {
         runtime.calls(CALLS / 5, true, || true).await?;
         tokio::time::sleep(BURST_INTERVAL).await;
     }

@@ -7,7 +7,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use numaward_config::{self as config, Sources};
 use numaward_control::Control;
-use numaward_tests_daemon::{Process, get, last_words, wait};
+use numaward_tests_daemon::{DaemonProcess, get, log_tail, wait};
 
 use crate::client::Client;
 
@@ -74,8 +74,8 @@ impl Home {
     }
 
     /// What the daemon logged last in this or its last life.
-    pub(crate) fn last_words(&self) -> String {
-        last_words(&self.log())
+    pub(crate) fn log_tail(&self) -> String {
+        log_tail(&self.log())
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) enum Death {
 
 /// A life of the daemon.
 pub(crate) struct Daemon {
-    process: Process,
+    process: DaemonProcess,
     death: Death,
     log: PathBuf,
 }
@@ -105,7 +105,7 @@ impl Daemon {
             command.env("NUMAWARD_FAULT", point);
         }
         let log = home.log();
-        Ok(Self { process: Process::start(&mut command, &log)?, death: death.clone(), log })
+        Ok(Self { process: DaemonProcess::start(&mut command, &log)?, death: death.clone(), log })
     }
 
     /// Whether it came to answer; if not, it died as it was to.

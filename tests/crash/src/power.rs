@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use fastrand::Rng;
 use numaward_api as api;
 use numaward_engine::Ledger;
-use numaward_store::{Loaded, Store};
+use numaward_store::{LoadedLedger, Store};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ pub(crate) fn write(dir: &Path, disk: &Path, offset: u64, steps: u32, seed: u64)
     let mut refused = 0;
     marks.put(&json!({ "done": Promises::new() }))?;
     let mut daemon = Daemon::start(&home, &Death::Never)?;
-    ensure!(daemon.comes_up(&client)?, "the daemon did not come up: {}", home.last_words());
+    ensure!(daemon.comes_up(&client)?, "the daemon did not come up: {}", home.log_tail());
     for step in 0..steps {
         let name = format!("command{}", random.usize(0..NAMES));
         marks.put(&json!({ "begun": null }))?;
@@ -84,7 +84,7 @@ pub(crate) fn write(dir: &Path, disk: &Path, offset: u64, steps: u32, seed: u64)
             match client.release(&name)? {
                 // The daemon saw its end before it was asked.
                 Answer::Done(()) | Answer::Unknown => {}
-                Answer::Refused | Answer::None => bail!("step {step}: no release: {}", home.last_words()),
+                Answer::Refused | Answer::None => bail!("step {step}: no release: {}", home.log_tail()),
             }
         } else {
             match client.admit(&request(&name, &mut random)?)? {
@@ -92,7 +92,7 @@ pub(crate) fn write(dir: &Path, disk: &Path, offset: u64, steps: u32, seed: u64)
                     workloads.insert(name, Workload::start(held.directory.as_ref())?);
                 }
                 Answer::Refused => refused += 1,
-                Answer::Unknown | Answer::None => bail!("step {step}: no admission: {}", home.last_words()),
+                Answer::Unknown | Answer::None => bail!("step {step}: no admission: {}", home.log_tail()),
             }
         }
         marks.put(&json!({ "done": promises(&client)? }))?;
@@ -136,9 +136,9 @@ struct Stored {
 /// What a start of the daemon would find in this folder: `{"done": PROMISES}`, or `{"lost": WHY}`.
 pub(crate) fn read(dir: &Path) -> Result<String> {
     let found = match Store::<Value>::open(&dir.join("state"))?.1 {
-        Loaded::Fresh => json!({ "done": Promises::new() }),
+        LoadedLedger::Fresh => json!({ "done": Promises::new() }),
         // What is set aside is then of an older save, into which the next one was being written.
-        Loaded::Current { ledger, set_aside: _ } => {
+        LoadedLedger::Current { ledger, set_aside: _ } => {
             json!({ "done": stored(serde_json::from_value(ledger)?) })
         }
         other => json!({ "lost": format!("{other:?}") }),

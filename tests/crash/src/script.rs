@@ -88,7 +88,7 @@ pub(crate) fn run(kills: u32, seed: u64) -> Result<String> {
     for kill in 0..kills {
         let death = script.choose(kill, kills);
         let point = script.life(&death).with_context(|| {
-            let words = script.home.last_words();
+            let words = script.home.log_tail();
             format!("seed {seed}, kill {kill} ({death:?}); the daemon's last words:\n{words}\n")
         })?;
         *deaths.entry(point).or_default() += 1;
@@ -148,7 +148,7 @@ impl Script {
     /// A life without a death: all is released, and nothing is left.
     fn end(&mut self) -> Result<()> {
         let mut daemon = Daemon::start(&self.home, &Death::Never)?;
-        ensure!(daemon.comes_up(&self.client)?, "the daemon did not come up: {}", self.home.last_words());
+        ensure!(daemon.comes_up(&self.client)?, "the daemon did not come up: {}", self.home.log_tail());
         let held = self.ask()?.context("the daemon does not answer")?;
         ensure!(self.settle(&held)?, "the daemon died");
         self.watch.check()?;

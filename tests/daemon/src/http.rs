@@ -9,12 +9,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::LIMIT;
+use crate::TIMEOUT;
 
 /// Status and body of an answer on a control socket; none if there was no whole answer.
 pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> Result<Option<(u16, String)>> {
     let Ok(stream) = UnixStream::connect(socket) else { return Ok(None) };
-    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(exchange(stream, method, path, body)?.whole())
 }
 
@@ -46,7 +46,7 @@ impl Reply {
 /// The outcome of `GET` over TCP.
 pub fn reply(address: &str, path: &str) -> Result<Reply> {
     let Ok(stream) = TcpStream::connect(address) else { return Ok(Reply::Closed) };
-    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     exchange(stream, "GET", path, "")
 }
 

@@ -18,15 +18,15 @@ use rustix::process::{Pid, Signal, kill_process};
 pub use self::http::{Reply, ask, get, reply};
 
 /// What a start, an answer or an end may take on a busy host.
-pub const LIMIT: Duration = Duration::from_mins(2);
+pub const TIMEOUT: Duration = Duration::from_mins(2);
 /// Time between two looks at what is waited for.
-pub const PACE: Duration = Duration::from_millis(5);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A daemon that runs. It is killed when this is dropped.
 #[derive(Debug)]
-pub struct Process(Child);
+pub struct DaemonProcess(Child);
 
-impl Process {
+impl DaemonProcess {
     /// Starts it. What it logs goes to this file.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(log)?);
@@ -58,7 +58,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for DaemonProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -67,7 +67,7 @@ impl Drop for Process {
 }
 
 /// The end of a log.
-pub fn last_words(log: &Path) -> String {
+pub fn log_tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")
@@ -77,8 +77,8 @@ pub fn last_words(log: &Path) -> String {
 pub fn wait(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !holds()? {
-        ensure!(start.elapsed() < LIMIT, "waited in vain for {what}");
-        thread::sleep(PACE);
+        ensure!(start.elapsed() < TIMEOUT, "waited in vain for {what}");
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use numaward_tests::{Bench, with_prelude};
+use numaward_tests::{TestEnvironment, with_prelude};
 use numaward_vm::{Error, Forward, Stopper, Vm};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -81,8 +81,8 @@ struct Machine {
 impl Node {
     /// This machine with the kubelet and with the plugins `cni`, for the API server on a port of this host; it writes `node.log` into the folder, where the authority signs. None, after saying why, where there is no containerd.
     pub(super) fn start(
-        bench: &Bench,
-        machine: numaward_vm::Machine,
+        bench: &TestEnvironment,
+        machine: numaward_vm::GuestTopology,
         kubelet: &Path,
         cni: &Path,
         folder: &Path,

@@ -8,7 +8,7 @@ use numaward_engine::{
     PolicyConfig,
     simulation::fleet::topology_match::{Aligned, TopologyMatch},
 };
-use numaward_topology::{Machine, Node, NodeId};
+use numaward_topology::{Machine, NodeId, NumaNode};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -311,7 +311,7 @@ fn plugin(topology: &Value) -> TopologyMatch {
         let costs = zone["costs"].as_array().into_iter().flatten();
         let distance = |of: &Value| u32::try_from(of["value"].as_u64().unwrap()).unwrap();
         let distances = costs.map(|of| (id(of), distance(of))).collect();
-        (id(zone), Node { distances, ..Node::default() })
+        (id(zone), NumaNode { distances, ..NumaNode::default() })
     });
     let machine = Machine { nodes: nodes.collect(), ..Machine::default() };
     let word = |name: &str| named(&topology["attributes"], name)["value"].as_str().unwrap();

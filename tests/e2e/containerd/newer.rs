@@ -1,13 +1,13 @@
 //! What containerd can do from 2.2 on, or 2.3: with its programs from a folder, as Debian's are older.
 
-use numaward_tests::{Bench, Report, boot};
+use numaward_tests::{ScriptReport, TestEnvironment, boot};
 use serde_json::{Value, json};
 
 use super::{CONTAINERD, Driver, MEMORY, V2, full, instead_of, lines, machine, nodes, numbers};
 
 /// Boots a machine of so many CPUs and so much memory with the folder's containerd and runs the script; none, after saying
 /// why, where that cannot be.
-fn run(of: (&str, &str), script: &str) -> Option<Report> {
+fn run(of: (&str, &str), script: &str) -> Option<ScriptReport> {
     if instead_of(&V2).is_none() {
         // Not even where `CI=true`: Debian's is older.
         eprintln!(
@@ -15,14 +15,14 @@ fn run(of: (&str, &str), script: &str) -> Option<Report> {
         );
         return None;
     }
-    let (vm, _files) = machine(&Bench::open()?, nodes(of), &V2, Driver::Cgroupfs)?;
+    let (vm, _files) = machine(&TestEnvironment::open()?, nodes(of), &V2, Driver::Cgroupfs)?;
     let report = boot(&vm, &full(&V2, Driver::Cgroupfs, script));
     eprintln!("{report}");
     Some(report)
 }
 
 /// Pages of 256 MiB that the load has on each node.
-fn pages(report: &Report, section: &str) -> [u64; 2] {
+fn pages(report: &ScriptReport, section: &str) -> [u64; 2] {
     let pages = ["0", "1"].map(|node| report.json(section)["pages_by_node"][node].as_u64().unwrap_or(0));
     assert_eq!(pages[0] + pages[1], 256 << 8, "{section}: {report}");
     pages

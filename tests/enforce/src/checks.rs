@@ -14,12 +14,12 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use numaward_cgroup::{
-    CgroupPath, KnobWatch, Touched,
+    CgroupPath, KnobEvent, KnobWatch,
     knob::{Knob, Limit, Partition},
 };
 use numaward_enforce::{
-    AppliedSettings, Change, ConflictBackoff, ConflictPolicy, DriftCause, EnforceError, Enforcer, Migration,
-    Moving, Options, Report, Verdict,
+    AppliedSettings, ConflictBackoff, ConflictPolicy, DriftCause, DriftVerdict, EnforceError,
+    EnforcementReport, Enforcer, EnforcerOptions, Migration, MigrationState, SettingsChange,
 };
 use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize, NodeId};
@@ -62,8 +62,8 @@ impl Ground {
     pub(crate) fn apply(
         &self,
         applied: &AppliedSettings,
-        change: &Change,
-    ) -> Result<(AppliedSettings, Report)> {
+        change: &SettingsChange,
+    ) -> Result<(AppliedSettings, EnforcementReport)> {
         apply(&self.enforcer, applied, change)
     }
 
@@ -72,12 +72,12 @@ impl Ground {
         applied: &AppliedSettings,
         cgroup: &str,
         settings: Settings,
-    ) -> Result<(AppliedSettings, Report)> {
-        self.apply(applied, &Change::Hold(path(cgroup)?, settings))
+    ) -> Result<(AppliedSettings, EnforcementReport)> {
+        self.apply(applied, &SettingsChange::Hold(path(cgroup)?, settings))
     }
 
     fn release(&self, applied: &AppliedSettings, cgroup: &str) -> Result<AppliedSettings> {
-        Ok(self.apply(applied, &Change::Release(path(cgroup)?))?.0)
+        Ok(self.apply(applied, &SettingsChange::Release(path(cgroup)?))?.0)
     }
 }
 
@@ -104,21 +104,21 @@ fn remove(dir: &Path) -> std::io::Result<()> {
     fs::remove_dir(dir)
 }
 
-pub(crate) fn options() -> Result<Options> {
+pub(crate) fn options() -> Result<EnforcerOptions> {
     let possible = |what| fs::read_to_string(format!("/sys/devices/system/{what}/possible"));
-    Ok(Options::new(possible("cpu")?.parse()?, possible("node")?.parse()?))
+    Ok(EnforcerOptions::new(possible("cpu")?.parse()?, possible("node")?.parse()?))
 }
 
 /// Plans, executes, and sees that nothing is left to do.
 pub(crate) fn apply(
     enforcer: &Enforcer,
     applied: &AppliedSettings,
-    change: &Change,
-) -> Result<(AppliedSettings, Report)> {
+    change: &SettingsChange,
+) -> Result<(AppliedSettings, EnforcementReport)> {
     let plan = enforcer.plan(applied, change)?;
     let report = enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
     let outcome = plan.outcome_of(&report);
-    let left = enforcer.plan(&outcome, &Change::Upkeep)?;
+    let left = enforcer.plan(&outcome, &SettingsChange::Upkeep)?;
     ensure!(left.steps().len() == report.owed.len(), "left to do: {:?}", left.steps());
     Ok((outcome, report))
 }
@@ -267,11 +267,11 @@ fn migration() -> Result<String> {
 }
 
 /// What became of the only migration.
-fn moved(report: &Report) -> Result<Migration> {
+fn moved(report: &EnforcementReport) -> Result<Migration> {
     let [(_, moving)] = &report.moving[..] else { bail!("{:?}", report.moving) };
     Ok(match moving {
-        Moving::Done(migration) => migration.clone(),
-        Moving::Running(result) => result.recv()??,
+        MigrationState::Done(migration) => migration.clone(),
+        MigrationState::Running(result) => result.recv()??,
     })
 }
 
@@ -423,7 +423,7 @@ fn nested_partition() -> Result<String> {
     if !Path::new(ROOT).join("cpuset.cpus.isolated").exists() {
         let refused = ground
             .enforcer
-            .plan(&AppliedSettings::default(), &Change::Hold(path("/check-nested/a/b")?, root("2")?));
+            .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/check-nested/a/b")?, root("2")?));
         ensure!(matches!(refused, Err(EnforceError::NestedPartition { .. })), "{refused:?}");
         return Ok("refused: this kernel has none".to_owned());
     }
@@ -451,7 +451,7 @@ fn refused_partition() -> Result<String> {
     let ground = Ground::new("check-refused")?;
     let plan = ground
         .enforcer
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-refused")?, root("0-3")?))?;
+        .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/check-refused")?, root("0-3")?))?;
     let Err(failure) = ground.enforcer.execute(&plan) else {
         bail!("the root has tasks and gave all CPUs away")
     };
@@ -471,7 +471,7 @@ fn refused_partition() -> Result<String> {
     // The plan is made while the CPU is free, and carried out when it is not.
     let plan = ground
         .enforcer
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-refused")?, root("2-3")?))?;
+        .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/check-refused")?, root("2-3")?))?;
     let other = Ground::new("check-refused-other")?;
     let (applied, _) = other.hold(&AppliedSettings::default(), "/check-refused-other", root("2")?)?;
     let Err(late) = ground.enforcer.execute(&plan) else { bail!("two partitions have CPU 2") };
@@ -514,7 +514,7 @@ fn sibling_partition() -> Result<String> {
 /// A write of another program is reported within this time from the start of that program.
 const MAX_REPORT_LATENCY: Duration = Duration::from_millis(100);
 
-fn wait_for(watch: &KnobWatch, what: impl Fn(&Touched) -> bool) -> Result<Touched> {
+fn wait_for(watch: &KnobWatch, what: impl Fn(&KnobEvent) -> bool) -> Result<KnobEvent> {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
         if let Some(touched) = watch.read()?.into_iter().find(&what) {
@@ -552,10 +552,10 @@ fn watch() -> Result<String> {
         let other = Running::start(&["write", &file.display().to_string(), value])?;
         let touched = wait_for(
             &watch,
-            |touched| matches!(touched, Touched::Knob { knob: found, .. } if *found == knob),
+            |touched| matches!(touched, KnobEvent::Write { knob: found, .. } if *found == knob),
         )?;
         slowest = slowest.max(started.elapsed());
-        let Touched::Knob { by: Some(by), .. } = touched else { bail!("{touched:?}") };
+        let KnobEvent::Write { by: Some(by), .. } = touched else { bail!("{touched:?}") };
         ensure!(by.pid == other.child.id(), "{by:?} is not {}", other.child.id());
         ensure!(by.name.as_deref() == Some("numaward-enforc"), "{by:?}");
         let drifts = ground.enforcer.drift(&applied, &cgroup)?;
@@ -606,18 +606,18 @@ fn fight() -> Result<String> {
         ensure!(now < Duration::from_secs(30), "still fighting: {repairs:?}");
         for drift in ground.enforcer.drift(&applied, &cgroup)? {
             match conflicts.drifted(&cgroup, drift.knob, DriftCause::Written, now) {
-                Verdict::Repair => match ground.enforcer.repair(&applied, &drift) {
+                DriftVerdict::Repair => match ground.enforcer.repair(&applied, &drift) {
                     Ok(_) => repairs.push(now.as_millis()),
                     // The other wrote between the write and the look at it, hardly ever twice: the next look finds that drift.
                     Err(EnforceError::NotTaken { .. }) if overtaken == 0 => overtaken += 1,
                     Err(error) => return Err(error.into()),
                 },
-                Verdict::GiveUp => {
+                DriftVerdict::GiveUp => {
                     ensure!(conflicts.given_up().eq([(&cgroup, Knob::CpusetCpus)]), "not flagged");
                     drop(other);
                     return Ok(format!("repaired after {repairs:?} ms, then given up"));
                 }
-                Verdict::Wait(_) | Verdict::GivenUp => {}
+                DriftVerdict::Wait(_) | DriftVerdict::GivenUp => {}
             }
         }
         thread::sleep(Duration::from_millis(10));
@@ -631,7 +631,7 @@ fn gone() -> Result<String> {
     let settings = Settings { memory_min: Some(mib(8)), ..pinned("1", "1")? };
     let plan = ground
         .enforcer
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-gone/a")?, settings.clone()))?;
+        .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/check-gone/a")?, settings.clone()))?;
     fs::remove_dir(dir("/check-gone/a")?)?;
     let Err(failure) = ground.enforcer.execute(&plan) else { bail!("written into nothing") };
     ensure!(failure.error.is_gone() && failure.undo.is_empty(), "{failure}");
@@ -646,7 +646,7 @@ fn gone() -> Result<String> {
     make("/check-gone/a")?;
     let drift = ground.enforcer.drift(&applied, &path("/check-gone/a")?);
     ensure!(drift.as_ref().is_err_and(EnforceError::is_gone), "another of the same name: {drift:?}");
-    let (applied, _) = ground.apply(&applied, &Change::Upkeep)?;
+    let (applied, _) = ground.apply(&applied, &SettingsChange::Upkeep)?;
     ensure!(applied.is_empty(), "{applied:?}");
     expect("memory.min", &get("/check-gone", "memory.min")?, "0")?;
     Ok(failure.to_string())
@@ -659,16 +659,18 @@ fn refused() -> Result<String> {
     put("/check-no", "cgroup.subtree_control", "+cpuset +memory")?;
     put("/check-no/a", "cpuset.cpus", "0-1")?;
     make("/check-no/a/b")?;
-    let refused = ground
-        .enforcer
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1-2", "0")?));
+    let refused = ground.enforcer.plan(
+        &AppliedSettings::default(),
+        &SettingsChange::Hold(path("/check-no/a/b")?, pinned("1-2", "0")?),
+    );
     ensure!(matches!(refused, Err(EnforceError::Excluded { .. })), "{refused:?}");
 
     // A parent with processes of its own can have no controllers for its children.
     let process = Running::holding(1, &inner)?;
-    let plan = ground
-        .enforcer
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-no/a/b")?, pinned("1", "0")?))?;
+    let plan = ground.enforcer.plan(
+        &AppliedSettings::default(),
+        &SettingsChange::Hold(path("/check-no/a/b")?, pinned("1", "0")?),
+    )?;
     let Err(failure) = ground.enforcer.execute(&plan) else { bail!("the parent holds a process") };
     ensure!(failure.to_string().contains("holds processes itself"), "{failure}");
     expect("cgroup.type", &get("/check-no/a/b", "cgroup.type")?, "domain")?;
@@ -697,7 +699,7 @@ fn many() -> Result<String> {
         make(&name)?;
         let settings = Settings { memory_min: Some(Limit::Bytes(Bytes::kib(64))), ..pinned("1", "1")? };
         let started = Instant::now();
-        let plan = ground.enforcer.plan(&applied, &Change::Hold(path(&name)?, settings))?;
+        let plan = ground.enforcer.plan(&applied, &SettingsChange::Hold(path(&name)?, settings))?;
         ground.enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
         times.push(started.elapsed());
         applied = plan.outcome;

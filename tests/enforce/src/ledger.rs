@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path};
 
 use anyhow::{Result, bail, ensure};
-use numaward_store::{Loaded, Store, StoreError};
+use numaward_store::{LoadedLedger, Store, StoreError};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::check::Check;
@@ -36,7 +36,7 @@ impl Drop for Disk {
 /// What a start finds.
 fn find(disk: &Disk, expected: &str) -> Result<Store<String>> {
     let (store, loaded) = Store::open(disk.dir())?;
-    let expected = Loaded::Current { ledger: expected.to_owned(), set_aside: Vec::new() };
+    let expected = LoadedLedger::Current { ledger: expected.to_owned(), set_aside: Vec::new() };
     ensure!(loaded == expected, "{loaded:?}");
     Ok(store)
 }

@@ -8,7 +8,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use numaward_enforce::{AppliedSettings, Change, EnforceError, Enforcer, Owner, Systemd, systemd::is_init};
+use numaward_enforce::{
+    AppliedSettings, EnforceError, Enforcer, Owner, SettingsChange, Systemd, systemd::is_init,
+};
 use numaward_model::Settings;
 use numaward_topology::{Bytes, HugepageSize};
 
@@ -85,8 +87,11 @@ fn unit() -> Result<String> {
         ..pinned("2-3", "1")?
     };
     let started = Instant::now();
-    let (applied, report) =
-        apply(&enforcer, &AppliedSettings::default(), &Change::Hold(path(CGROUP)?, settings.clone()))?;
+    let (applied, report) = apply(
+        &enforcer,
+        &AppliedSettings::default(),
+        &SettingsChange::Hold(path(CGROUP)?, settings.clone()),
+    )?;
     let took = started.elapsed();
     ensure!(report.written.iter().all(|step| step.owner.backend() == "systemd"), "{report:?}");
     is_pinned("held")?;
@@ -98,7 +103,7 @@ fn unit() -> Result<String> {
     systemctl(&["restart", UNIT])?;
     is_pinned("after a restart")?;
     // Another cgroup, the same promise.
-    let (applied, _) = apply(&enforcer, &applied, &Change::Upkeep)?;
+    let (applied, _) = apply(&enforcer, &applied, &SettingsChange::Upkeep)?;
     ensure!(enforcer.drift(&applied, &path(CGROUP)?)?.is_empty(), "drift");
 
     // Somebody writes past systemd: repaired through systemd.
@@ -113,12 +118,12 @@ fn unit() -> Result<String> {
     let (applied, report) = apply(
         &enforcer,
         &applied,
-        &Change::Hold(path(CGROUP)?, Settings { hugetlb: huge.into(), ..settings }),
+        &SettingsChange::Hold(path(CGROUP)?, Settings { hugetlb: huge.into(), ..settings }),
     )?;
     ensure!(report.written.len() == 1, "{report:?}");
     expect("hugetlb", &get(CGROUP, "hugetlb.2MB.max")?, &bytes(2))?;
 
-    let (applied, _) = apply(&enforcer, &applied, &Change::Release(path(CGROUP)?))?;
+    let (applied, _) = apply(&enforcer, &applied, &SettingsChange::Release(path(CGROUP)?))?;
     ensure!(applied.is_empty(), "{applied:?}");
     expect("Cpus_allowed_list", &allowed("Cpus_allowed_list")?, "0-3")?;
     expect("Mems_allowed_list", &allowed("Mems_allowed_list")?, "0-1")?;
@@ -136,9 +141,9 @@ fn unit() -> Result<String> {
     expect("memory.high after it was edited", &get(CGROUP, "memory.high")?, &bytes(410))?;
 
     // A unit that is stopped is released all the same.
-    let (applied, _) = apply(&enforcer, &applied, &Change::Hold(path(CGROUP)?, pinned("1", "0")?))?;
+    let (applied, _) = apply(&enforcer, &applied, &SettingsChange::Hold(path(CGROUP)?, pinned("1", "0")?))?;
     systemctl(&["stop", UNIT])?;
-    let plan = enforcer.plan(&applied, &Change::Release(path(CGROUP)?))?;
+    let plan = enforcer.plan(&applied, &SettingsChange::Release(path(CGROUP)?))?;
     enforcer.execute(&plan).map_err(|failure| anyhow!("{failure}"))?;
     ensure!(plan.outcome.is_empty(), "{:?}", plan.outcome);
     systemctl(&["start", UNIT])?;
@@ -152,20 +157,25 @@ fn refuses() -> Result<String> {
     // A cgroup that looks like a unit and is none.
     let dir = Path::new(ROOT).join("check-none.service");
     std::fs::create_dir(&dir)?;
-    let none = enforcer(&runtime)?
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
+    let none = enforcer(&runtime)?.plan(
+        &AppliedSettings::default(),
+        &SettingsChange::Hold(path("/check-none.service")?, pinned("1", "0")?),
+    );
     let no_bus = Enforcer::new(
         ROOT.into(),
         Some(Systemd::at(runtime.handle().clone(), Path::new("/"), "unix:path=/run/none".to_owned())),
         options()?,
     )
-    .plan(&AppliedSettings::default(), &Change::Hold(path("/check-none.service")?, pinned("1", "0")?));
+    .plan(
+        &AppliedSettings::default(),
+        &SettingsChange::Hold(path("/check-none.service")?, pinned("1", "0")?),
+    );
     std::fs::remove_dir(&dir)?;
     // One that has the name of a unit whose cgroup is elsewhere.
     let dir = Path::new(ROOT).join("dbus.service");
     std::fs::create_dir(&dir)?;
     let other = enforcer(&runtime)?
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/dbus.service")?, pinned("1", "0")?));
+        .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/dbus.service")?, pinned("1", "0")?));
     std::fs::remove_dir(&dir)?;
     let Err(other @ EnforceError::Systemd { .. }) = other else { bail!("{other:?}") };
     let Err(none @ EnforceError::UnknownUnit { .. }) = none else { bail!("{none:?}") };

@@ -130,8 +130,8 @@ impl Terminal {
     }
 
     /// Looks at the screen.
-    pub fn look<T>(&self, look: impl FnOnce(&Screen) -> T) -> T {
-        look(self.shown().parser.screen())
+    pub fn with_screen<T>(&self, read: impl FnOnce(&Screen) -> T) -> T {
+        read(self.shown().parser.screen())
     }
 
     /// Waits until the screen is as it should be; the last screen, if it does not become so in this time.
@@ -141,7 +141,7 @@ impl Terminal {
     /// The last screen.
     pub fn wait_for(&self, limit: Duration, is_so: impl Fn(&Screen) -> bool) -> Result<(), String> {
         let start = Instant::now();
-        while !self.look(&is_so) {
+        while !self.with_screen(&is_so) {
             if start.elapsed() > limit {
                 return Err(self.text());
             }
@@ -181,7 +181,7 @@ impl Terminal {
 
     /// The screen as a picture.
     pub fn svg(&self, title: &str) -> String {
-        self.look(|screen| svg::draw(screen, title))
+        self.with_screen(|screen| svg::draw(screen, title))
     }
 }
 

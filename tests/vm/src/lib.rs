@@ -4,7 +4,7 @@
 //! root, and without leaving a trace on the host. So each proof boots a machine under QEMU (software emulation: no
 //! `/dev/kvm` is needed), runs one shell script in it as root and takes the exit code home.
 //!
-//! Terms: the *host* runs QEMU, the *guest* is inside. A [`Machine`] says which nodes the guest has, a [`Kernel`] is
+//! Terms: the *host* runs QEMU, the *guest* is inside. A [`GuestTopology`] says which nodes the guest has, a [`Kernel`] is
 //! one unpacked by `cargo xtask setup`, a [`Vm`] is both with what is copied in.
 //!
 //! The guest has three serial ports, so that nothing a script prints can be taken for something else: one is the kernel's
@@ -36,10 +36,10 @@ pub use cache::{
     PACKAGE_MANAGERS, SOFTWARE, SOFTWARE_IMAGE,
 };
 pub use error::Error;
-pub use machine::{MEMORY_SLOTS, Machine, Node, SpecError};
+pub use machine::{GuestNode, GuestTopology, MEMORY_SLOTS, SpecError};
 pub use monitor::Monitor;
-pub use vm::{Forward, HOST_ADDRESS, RESTARTED, Running, Stopper, Vm, find_tool};
-pub use write_log::{Entry, SECTOR, WriteLog};
+pub use vm::{Forward, HOST_ADDRESS, RESTARTED, RunningVm, Stopper, Vm, find_tool};
+pub use write_log::{LogEntry, SECTOR, WriteLog};
 
 /// What must be on the host's PATH (or in `/usr/sbin`, `/sbin`) to boot a guest, with the Debian package of each, and
 /// what [`Arch::emulator`] names.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// One NUMA node of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Node {
+pub struct GuestNode {
     /// CPUs; 0 makes a memory-only node.
     pub cpus: u32,
     /// Memory in MiB; 0 makes a node without memory.
@@ -13,8 +13,8 @@ pub struct Node {
 
 /// The nodes of a guest and, if given, their distances (`distances[from][to]`, as in the ACPI SLIT).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Machine {
-    nodes: Vec<Node>,
+pub struct GuestTopology {
+    nodes: Vec<GuestNode>,
     distances: Option<Vec<Vec<u8>>>,
     /// Memory that can be plugged in while the guest runs, in MiB.
     room_mib: u64,
@@ -53,7 +53,7 @@ pub enum SpecError {
 }
 
 /// What a node gets when nothing is said.
-const DEFAULT_NODE: Node = Node { cpus: 2, memory_mib: 512 };
+const DEFAULT_NODE: GuestNode = GuestNode { cpus: 2, memory_mib: 512 };
 const DEFAULT_NODES: usize = 2;
 /// Limits of QEMU's q35 machine.
 const MAX_NODES: usize = 128;
@@ -67,7 +67,7 @@ const SLOW: (u32, &str) = (400, "5G");
 /// Pieces of memory that can be plugged into a machine with room for them.
 pub const MEMORY_SLOTS: u32 = 4;
 
-impl Machine {
+impl GuestTopology {
     /// From the options of `cargo xtask vm run`: the number of nodes (else the length of the longest list, else 2),
     /// CPUs per node (`2,2,0`), memory per node (`512M,1G,256M`) and distances row by row (`10,21;21,10`).
     pub fn parse(
@@ -99,19 +99,19 @@ impl Machine {
             }
         }
         let nodes =
-            cpus.into_iter().zip(memory).map(|(cpus, memory_mib)| Node { cpus, memory_mib }).collect();
+            cpus.into_iter().zip(memory).map(|(cpus, memory_mib)| GuestNode { cpus, memory_mib }).collect();
         Self::new(nodes, distances)
     }
 
-    /// From values; the same checks as [`Machine::parse`].
-    pub fn new(nodes: Vec<Node>, distances: Option<Vec<Vec<u8>>>) -> Result<Self, SpecError> {
+    /// From values; the same checks as [`GuestTopology::parse`].
+    pub fn new(nodes: Vec<GuestNode>, distances: Option<Vec<Vec<u8>>>) -> Result<Self, SpecError> {
         Self::with_room(nodes, distances, 0)
     }
 
     /// A machine into which up to `room_mib` of memory can be plugged while it runs, in up to
     /// [`MEMORY_SLOTS`] pieces. Its last node may have neither CPUs nor memory at first.
     pub fn with_room(
-        nodes: Vec<Node>,
+        nodes: Vec<GuestNode>,
         distances: Option<Vec<Vec<u8>>>,
         room_mib: u64,
     ) -> Result<Self, SpecError> {
@@ -121,7 +121,7 @@ impl Machine {
         }
         // QEMU reports to the kernel that what is plugged in belongs to the last node.
         let complete = if room_mib > 0 { nodes.len() - 1 } else { nodes.len() };
-        let is_empty = |node: &Node| node.cpus == 0 && node.memory_mib == 0;
+        let is_empty = |node: &GuestNode| node.cpus == 0 && node.memory_mib == 0;
         if let Some(empty) = nodes[..complete].iter().position(is_empty) {
             return impossible(format!("node {empty} has neither CPUs nor memory: give it one of them"));
         }
@@ -189,7 +189,7 @@ impl Machine {
     }
 
     /// The nodes; the index is the node's id.
-    pub fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[GuestNode] {
         &self.nodes
     }
 
@@ -312,14 +312,14 @@ fn distance(text: &str) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn args(machine: &Machine) -> String {
+    fn args(machine: &GuestTopology) -> String {
         machine.qemu_args().join(" ")
     }
 
     #[test]
     fn slow_memory_is_said_by_the_firmware() {
         let machine = |slow: &[usize]| {
-            Machine::parse(None, Some("2,0"), Some("512M,1G"), None).unwrap().with_slow(slow)
+            GuestTopology::parse(None, Some("2,0"), Some("512M,1G"), None).unwrap().with_slow(slow)
         };
         let slow = args(&machine(&[1]).unwrap());
         for words in [
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_default_is_two_nodes() {
-        let machine = Machine::parse(None, None, None, None).unwrap();
+        let machine = GuestTopology::parse(None, None, None, None).unwrap();
         assert_eq!(machine.nodes(), [DEFAULT_NODE; 2]);
         assert_eq!(
             args(&machine),
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn nodes_may_be_uneven_and_lack_cpus_or_memory() {
-        let machine = Machine::parse(Some(3), Some("2,1,0"), Some("512M,0,1G"), None).unwrap();
+        let machine = GuestTopology::parse(Some(3), Some("2,1,0"), Some("512M,0,1G"), None).unwrap();
         assert_eq!(
             args(&machine),
             "-smp 3,sockets=3,cores=1 -m 1536M \
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn cores_may_have_siblings() {
         let machine = |cpus, threads| {
-            Machine::parse(None, Some(cpus), Some("512M,512M"), None).unwrap().with_threads(threads)
+            GuestTopology::parse(None, Some(cpus), Some("512M,512M"), None).unwrap().with_threads(threads)
         };
         let start = |cpus| args(&machine(cpus, 2).unwrap()).split(" -m ").next().unwrap().to_owned();
         assert_eq!(start("4,4"), "-smp 8,sockets=2,cores=2,threads=2");
@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn memory_can_be_plugged_in_where_there_is_room() {
-        let node = |cpus, memory_mib| Node { cpus, memory_mib };
-        let machine = Machine::with_room(vec![node(1, 512), node(0, 0)], None, 256).unwrap();
+        let node = |cpus, memory_mib| GuestNode { cpus, memory_mib };
+        let machine = GuestTopology::with_room(vec![node(1, 512), node(0, 0)], None, 256).unwrap();
         assert!(machine.has_room());
         assert_eq!(
             args(&machine),
@@ -383,13 +383,13 @@ mod tests {
              -object memory-backend-ram,id=m0,size=512M -numa node,nodeid=0,cpus=0-0,memdev=m0 \
              -numa node,nodeid=1"
         );
-        let error = Machine::with_room(vec![node(0, 0), node(1, 512)], None, 256).unwrap_err();
+        let error = GuestTopology::with_room(vec![node(0, 0), node(1, 512)], None, 256).unwrap_err();
         assert!(error.to_string().contains("node 0 has neither CPUs nor memory"), "{error}");
     }
 
     #[test]
     fn distances_give_the_number_of_nodes_and_every_pair() {
-        let machine = Machine::parse(None, None, None, Some("10,21;31,10")).unwrap();
+        let machine = GuestTopology::parse(None, None, None, Some("10,21;31,10")).unwrap();
         assert!(args(&machine).ends_with(
             "-numa dist,src=0,dst=0,val=10 -numa dist,src=0,dst=1,val=21 \
              -numa dist,src=1,dst=0,val=31 -numa dist,src=1,dst=1,val=10"
@@ -417,7 +417,7 @@ mod tests {
             ((None, None, None, Some("10,255;21,10")), "`255` is not a distance from 10 to 254"),
         ];
         for ((nodes, cpus, memory, distances), message) in table {
-            let error = Machine::parse(*nodes, *cpus, *memory, *distances).unwrap_err().to_string();
+            let error = GuestTopology::parse(*nodes, *cpus, *memory, *distances).unwrap_err().to_string();
             assert!(error.contains(message), "{error:?} should contain {message:?}");
         }
     }

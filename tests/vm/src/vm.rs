@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    Arch, Debian, Error, GUEST_BUSYBOX, GUEST_FIRMWARE, Kernel, Machine, Monitor, TOOLS, arch::Ports,
+    Arch, Debian, Error, GUEST_BUSYBOX, GUEST_FIRMWARE, GuestTopology, Kernel, Monitor, TOOLS, arch::Ports,
     initramfs::Initramfs,
 };
 
@@ -128,7 +128,7 @@ fn behind_port(name: &str, bus: usize, node: u32, device: &str) -> Vec<String> {
 #[derive(Debug, Clone)]
 pub struct Vm {
     kernel: Kernel,
-    machine: Machine,
+    machine: GuestTopology,
     options: Options,
 }
 
@@ -215,7 +215,7 @@ impl Clock {
 
 impl Vm {
     /// Such a machine with this kernel; it may run for three minutes.
-    pub fn new(kernel: Kernel, machine: Machine) -> Self {
+    pub fn new(kernel: Kernel, machine: GuestTopology) -> Self {
         Self { kernel, machine, options: Options::default() }
     }
 
@@ -364,7 +364,7 @@ impl Vm {
     ///
     /// A guest that does not come up is started again: nothing of the script has run. In real time, the emulation now and then loses
     /// a timer's interrupt on a busy host (the kernel then reports stalls on its console, or panics early).
-    pub fn start(&self, script: &str) -> Result<Running, Error> {
+    pub fn start(&self, script: &str) -> Result<RunningVm, Error> {
         let mut attempt = 1;
         loop {
             let mut running = self.attempt(script)?;
@@ -382,7 +382,7 @@ impl Vm {
         }
     }
 
-    fn attempt(&self, script: &str) -> Result<Running, Error> {
+    fn attempt(&self, script: &str) -> Result<RunningVm, Error> {
         let arch = self.kernel.arch();
         let image_arch = self.options.system.is_some().then_some(Arch::Amd64);
         let root_arch = self.options.debian.as_ref().map(Debian::arch).or(image_arch);
@@ -455,7 +455,7 @@ impl Vm {
             .stderr(errors)
             .spawn()
             .map_err(Error::io("starting", "setpriv"))?;
-        Ok(Running { child, _folder: folder, console, status, stderr, monitor, limit: self.options.limit })
+        Ok(RunningVm { child, _folder: folder, console, status, stderr, monitor, limit: self.options.limit })
     }
 
     fn stage(&self, folder: PathBuf, busybox: &Path, script: &str) -> Result<Initramfs, Error> {
@@ -563,7 +563,7 @@ impl Vm {
 
 /// A guest that has been started.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningVm {
     child: Child,
     /// Removed with everything in it on drop.
     _folder: TempDir,
@@ -574,13 +574,13 @@ pub struct Running {
     limit: Duration,
 }
 
-impl Running {
+impl RunningVm {
     /// What changes the machine while it runs; only for a machine with room, and once.
     pub fn monitor(&self) -> Result<Monitor, Error> {
         Monitor::connect(&self.monitor)
     }
 
-    /// What stops the guest while [`Running::finish`] waits for its end.
+    /// What stops the guest while [`RunningVm::finish`] waits for its end.
     pub fn stopper(&self) -> Stopper {
         Stopper { pid: self.child.id() }
     }
@@ -676,7 +676,7 @@ impl Stopper {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningVm {
     fn drop(&mut self) {
         // Already waited for in the ordinary case. SIGKILL to `timeout` would orphan QEMU; it passes SIGTERM on.
         if matches!(self.child.try_wait(), Ok(None)) {

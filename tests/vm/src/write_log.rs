@@ -23,7 +23,7 @@ const CUT_OFF: &str = "it ends within an entry";
 
 /// A request that the disk has answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
+pub enum LogEntry {
     /// All that was written before is durable.
     Flush,
     /// Bytes were written.
@@ -39,7 +39,7 @@ pub enum Entry {
 #[derive(Debug)]
 pub struct WriteLog {
     bytes: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<LogEntry>,
 }
 
 impl WriteLog {
@@ -52,7 +52,7 @@ impl WriteLog {
     }
 
     /// The requests, in the order of their answers.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[LogEntry] {
         &self.entries
     }
 
@@ -63,13 +63,13 @@ impl WriteLog {
 
     /// Where the last flush before this entry is; 0 if there is none.
     pub fn last_flush(&self, before: usize) -> usize {
-        self.entries[..before].iter().rposition(|entry| *entry == Entry::Flush).unwrap_or(0)
+        self.entries[..before].iter().rposition(|entry| *entry == LogEntry::Flush).unwrap_or(0)
     }
 
     /// Does to the disk what these entries did, for each sector if it is kept.
     pub fn replay(&self, disk: &mut [u8], entries: Range<usize>, mut keeps: impl FnMut() -> bool) {
         for entry in &self.entries[entries] {
-            let Entry::Write { offset, data } = entry else { continue };
+            let LogEntry::Write { offset, data } = entry else { continue };
             let sectors = self.data(data).chunks(SECTOR);
             for (number, sector) in sectors.enumerate() {
                 let at = offset + number * SECTOR;
@@ -83,7 +83,7 @@ impl WriteLog {
     }
 }
 
-fn entries(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
+fn entries(bytes: &[u8]) -> Result<Vec<LogEntry>, &'static str> {
     let number = |at: usize| {
         let bytes = bytes.get(at..at + 8)?;
         bytes.try_into().ok().map(u64::from_le_bytes)
@@ -109,7 +109,7 @@ fn entries(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
             continue;
         }
         if flags & FLUSH != 0 {
-            found.push(Entry::Flush);
+            found.push(LogEntry::Flush);
         }
         let data = at..at + sectors * SECTOR;
         if data.end > bytes.len() {
@@ -117,7 +117,7 @@ fn entries(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
         }
         at = data.end;
         if !data.is_empty() {
-            found.push(Entry::Write { offset: sector * SECTOR, data });
+            found.push(LogEntry::Write { offset: sector * SECTOR, data });
             if flags & FORCED != 0 {
                 return Err("a write was forced to the disk, which no virtio disk is asked for");
             }

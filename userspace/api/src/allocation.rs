@@ -131,17 +131,18 @@ pub struct Allocations {
     #[schema(examples("0-1"))]
     pub shared_cpus: String,
     /// What each node can still promise.
-    pub nodes: Vec<NodePromises>,
+    pub nodes: Vec<NodeCapacity>,
     /// How much of all this is written to the kernel.
     pub enforcement: Enforcement,
     /// Cgroups for which a guarantee is declared that they do not hold.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<PendingGuarantee>,
 }
 
 /// A cgroup for which a guarantee is declared that it does not hold. It is tried again when something is freed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Waiting {
+#[schema(as = Waiting)]
+pub struct PendingGuarantee {
     /// The path of the cgroup.
     #[schema(examples("/batch/render"))]
     pub cgroup: String,
@@ -158,13 +159,14 @@ pub struct Waiting {
 /// What is promised on a node, and what can still be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct NodePromises {
+#[schema(as = NodePromises)]
+pub struct NodeCapacity {
     /// The node.
     pub node: u32,
     /// CPUs that can still become exclusive, as a list.
     pub free_cpus: String,
     /// By kind of memory.
-    pub memory: Vec<KindPromises>,
+    pub memory: Vec<KindCapacity>,
 }
 
 /// What is promised of one kind of memory on one node. `allocatable = promised + free`, unless the node lost memory that
@@ -172,7 +174,8 @@ pub struct NodePromises {
 /// kubelet does).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct KindPromises {
+#[schema(as = KindPromises)]
+pub struct KindCapacity {
     /// The kind.
     #[schema(examples("memory", "hugepages-2Mi"))]
     pub kind: String,
@@ -219,7 +222,7 @@ pub struct Allocation {
     #[schema(examples("1"))]
     pub nodes: String,
     /// Memory promised to it.
-    pub memory: Vec<Block>,
+    pub memory: Vec<MemoryBlock>,
     /// Whether it is written to the kernel; not in a dry run by `enforcement.mode`.
     pub enforced: bool,
     /// The pattern of the guarantee in the configuration, if it was declared there.
@@ -245,7 +248,7 @@ pub struct Allocation {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub releasing: bool,
     /// Pages that were moved because other nodes were promised to it, since the daemon started; absent if none were.
-    pub moved: Option<Moved>,
+    pub moved: Option<MovedPages>,
     /// What is promised to it and not there (any more); absent if all is there.
     pub missing: Option<MissingCapacity>,
     /// Why it was placed there; absent for an allocation that was only decided about.
@@ -255,7 +258,8 @@ pub struct Allocation {
 /// Pages that were moved to the nodes of an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Moved {
+#[schema(as = Moved)]
+pub struct MovedPages {
     /// Whether pages are still being moved.
     pub running: bool,
     /// User memory that was elsewhere and is no longer.
@@ -274,7 +278,7 @@ pub struct MissingCapacity {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<MissingKind>,
     /// Memory that its nodes do not have.
-    pub memory: Vec<Block>,
+    pub memory: Vec<MemoryBlock>,
 }
 
 /// CPUs that are not of a kind.
@@ -291,7 +295,8 @@ pub struct MissingKind {
 /// Memory of one kind promised on a set of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Block {
+#[schema(as = Block)]
+pub struct MemoryBlock {
     /// The kind.
     #[schema(examples("memory", "hugepages-2Mi"))]
     pub kind: String,
@@ -301,22 +306,22 @@ pub struct Block {
     pub bytes: u64,
 }
 
-impl From<(&ZoneKind, &KindAccount)> for KindPromises {
+impl From<(&ZoneKind, &KindAccount)> for KindCapacity {
     fn from((kind, account): (&ZoneKind, &KindAccount)) -> Self {
         Self {
             kind: kind.to_string(),
             total_bytes: account.total.0,
             reserved_bytes: account.reserved.0,
             allocatable_bytes: account.allocatable.0,
-            promised_bytes: account.promised.0,
+            promised_bytes: account.guaranteed.0,
             free_bytes: account.free.0,
             withheld_bytes: 0,
         }
     }
 }
 
-impl From<&numaward_engine::Block> for Block {
-    fn from(block: &numaward_engine::Block) -> Self {
+impl From<&numaward_engine::MemoryBlock> for MemoryBlock {
+    fn from(block: &numaward_engine::MemoryBlock) -> Self {
         Self { kind: block.kind.to_string(), nodes: block.affinity.to_string(), bytes: block.bytes.0 }
     }
 }
@@ -351,11 +356,12 @@ impl DryRun {
 /// What became of a change: what is held now or, of a dry run, what would happen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum Resized {
+#[schema(as = Resized)]
+pub enum ResizeOutcome {
     /// What is held now.
-    Held(Box<Allocation>),
+    Applied(Box<Allocation>),
     /// What would happen.
-    Dry(Box<DryRun>),
+    DryRun(Box<DryRun>),
 }
 
 /// Why a request is refused.
@@ -410,7 +416,7 @@ pub struct Merge {
     /// What each resource could be served on.
     pub hints: Vec<ResourceHints>,
     /// The sets of nodes that could be the result, best first; at most 256.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<MergeCandidate>,
     /// How many more there are.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub candidates_omitted: u64,
@@ -455,7 +461,8 @@ pub struct Hint {
 /// A set of nodes that could be the result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Candidate {
+#[schema(as = Candidate)]
+pub struct MergeCandidate {
     /// The nodes, as a list.
     pub nodes: String,
     /// Whether every resource prefers just these.
@@ -468,7 +475,8 @@ pub struct Candidate {
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Refusal {
+#[schema(as = Refusal)]
+pub struct GuaranteeRefusal {
     /// The status as words.
     pub title: String,
     /// The HTTP status.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum CheckResult {
     /// As it should be.
     Ok,
     /// numaward works, less well than it could.
@@ -16,11 +16,11 @@ pub enum Verdict {
 
 /// One check and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Check {
+pub struct HostCheck {
     /// What was looked at.
     pub check: String,
     /// How it came out.
-    pub verdict: Verdict,
+    pub verdict: CheckResult,
     /// What was found, and what it means unless all is well.
     pub finding: String,
     /// What to do about it.

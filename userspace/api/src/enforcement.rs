@@ -66,10 +66,10 @@ pub struct Enforcement {
     /// Whether guarantees are enforced (`enforcement.mode` of the configuration).
     pub mode: EnforcementMode,
     /// Who is kept off exclusive CPUs.
-    pub herding: Herding,
+    pub herding: CpuIsolation,
     /// Workloads without a guarantee that have a home (`home` of the configuration).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub homes: Vec<AtHome>,
+    pub homes: Vec<AutoPlacedWorkload>,
     /// Knobs whose old value could not be given back yet. That is tried again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pending_restores: Vec<PendingRestore>,
@@ -97,7 +97,8 @@ pub struct PendingRestore {
 /// A workload without a guarantee that is held to CPUs of one node, as most of its accesses were remote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct AtHome {
+#[schema(as = AtHome)]
+pub struct AutoPlacedWorkload {
     /// The path of its cgroup.
     #[schema(examples("/system.slice/backup.service"))]
     pub cgroup: String,
@@ -114,12 +115,13 @@ pub struct AtHome {
 /// Who is kept off exclusive CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Herding {
+#[schema(as = Herding)]
+pub struct CpuIsolation {
     /// Whether others are herded: the lesser of `enforcement.mode` and `enforcement.herding.mode`; on while a workload
     /// asks for it (`isolate`).
     pub mode: EnforcementMode,
     /// The cgroups that are, or cannot be. None while no CPU is exclusive.
-    pub cgroups: Vec<Herded>,
+    pub cgroups: Vec<ConfinedCgroup>,
     /// Processes in the root cgroup, kernel threads not counted: they cannot be herded. Absent while no CPU is
     /// exclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,7 +131,8 @@ pub struct Herding {
 /// A cgroup without exclusive CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Herded {
+#[schema(as = Herded)]
+pub struct ConfinedCgroup {
     /// The path of the cgroup.
     #[schema(examples("/system.slice"))]
     pub cgroup: String,
@@ -137,7 +140,7 @@ pub struct Herded {
     /// it cannot be herded.
     pub cpus: String,
     /// What became of it.
-    pub state: HerdState,
+    pub state: ConfinementState,
     /// Why it cannot be herded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -149,9 +152,11 @@ pub struct Herded {
 /// What became of a cgroup without exclusive CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum HerdState {
+#[schema(as = HerdState)]
+pub enum ConfinementState {
     /// It is on the shared pool.
-    Herded,
+    #[serde(rename = "herded")]
+    Confined,
     /// It would be, if this were no dry run.
     DryRun,
     /// It cannot be herded, and is left as it is.
@@ -177,9 +182,9 @@ pub struct Drift {
     /// How often it was found so.
     pub count: u64,
     /// How it was noticed the last time.
-    pub noticed: Noticed,
+    pub noticed: DriftDetection,
     /// Who wrote it the last time; absent if that is not known.
-    pub writer: Option<Writer>,
+    pub writer: Option<KnobWriter>,
 }
 
 /// How a knob is that drifted.
@@ -199,18 +204,21 @@ pub enum DriftState {
 /// How it was noticed that a knob drifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Noticed {
+#[schema(as = Noticed)]
+pub enum DriftDetection {
     /// The kernel reported the write.
     Write,
     /// It was looked at.
-    Look,
+    #[serde(rename = "look")]
+    Check,
 }
 
 /// A process that wrote a knob.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Writer {
+#[schema(as = Writer)]
+pub struct KnobWriter {
     /// Its id.
     pub pid: u32,
     /// Its name; absent if it had ended before it could be asked.

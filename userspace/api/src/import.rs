@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use super::Block;
+use super::MemoryBlock;
 
 /// What was taken over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Imported {
+pub struct ImportReport {
     /// What each container holds.
     pub containers: Vec<Container>,
     /// CPUs that are exclusive to nobody, as a list.
@@ -31,7 +31,7 @@ pub struct Container {
     /// Its exclusive CPUs, as a list; empty if it has none.
     pub cpus: String,
     /// Memory promised to it.
-    pub memory: Vec<Block>,
+    pub memory: Vec<MemoryBlock>,
 }
 
 /// The resources of a pod as a whole.
@@ -41,5 +41,5 @@ pub struct Pod {
     pub uid: String,
     /// Its exclusive CPUs, as a list; empty if it has none.
     pub cpus: String,
-    pub memory: Vec<Block>,
+    pub memory: Vec<MemoryBlock>,
 }

@@ -31,14 +31,14 @@ use utoipa::ToSchema;
 pub use self::{
     activity::{Activity, NodeAccesses, RemoteAccesses, Stalls},
     allocation::{
-        Allocation, AllocationRequest, Allocations, Block, Candidate, CpuKind, DryRun, Explanation, Hint,
-        KindPromises, MemoryPolicy, MemoryTier, Merge, MissingCapacity, MissingKind, Moved, NodePromises,
-        PartitionKind, PodContainer, Refusal, Rejection, Resized, ResourceHints, Shortfall, Target, Tiers,
-        TopologyManagerPolicy, UnknownName, Waiting,
+        Allocation, AllocationRequest, Allocations, CpuKind, DryRun, Explanation, GuaranteeRefusal, Hint,
+        KindCapacity, MemoryBlock, MemoryPolicy, MemoryTier, Merge, MergeCandidate, MissingCapacity,
+        MissingKind, MovedPages, NodeCapacity, PartitionKind, PendingGuarantee, PodContainer, Rejection,
+        ResizeOutcome, ResourceHints, Shortfall, Target, Tiers, TopologyManagerPolicy, UnknownName,
     },
     enforcement::{
-        AtHome, Drift, DriftState, Enforcement, EnforcementMode, HerdState, Herded, Herding, Noticed,
-        PendingRestore, Writer,
+        AutoPlacedWorkload, ConfinedCgroup, ConfinementState, CpuIsolation, Drift, DriftDetection,
+        DriftState, Enforcement, EnforcementMode, KnobWriter, PendingRestore,
     },
     event::{Event, EventFilter, EventKind, EventPage, Severity},
     history::{
@@ -103,7 +103,7 @@ pub struct TopologyNode {
     /// Its usable memory, hugepage pools included.
     pub memory_bytes: u64,
     /// Its hugepage pools, by page size.
-    pub hugepages: Vec<Hugepages>,
+    pub hugepages: Vec<HugepagePool>,
     /// Relative distance to each node by id; 10 is the node itself.
     // Keys of JSON are text.
     #[schema(value_type = BTreeMap<String, u32>)]
@@ -118,7 +118,8 @@ pub struct TopologyNode {
 /// Huge pages of one size on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Hugepages {
+#[schema(as = Hugepages)]
+pub struct HugepagePool {
     /// The page size, as Kubernetes writes it.
     #[schema(examples("2Mi", "1Gi"))]
     pub size: String,
@@ -189,7 +190,7 @@ impl From<&Machine> for Topology {
                     hugepages: node
                         .hugepages
                         .iter()
-                        .map(|(size, pool)| Hugepages {
+                        .map(|(size, pool)| HugepagePool {
                             size: size.to_string(),
                             size_bytes: size.0.0,
                             total_pages: pool.total,
@@ -247,7 +248,7 @@ pub struct Node {
     pub memory: Vec<NodeMemory>,
     /// What all workloads allocated on it; absent where no probe counts.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub allocated: Option<Allocated>,
+    pub allocated: Option<AllocatedBytes>,
 }
 
 /// Memory of one kind on one node.
@@ -267,7 +268,8 @@ pub struct NodeMemory {
 /// Bytes allocated on a node since numaward saw the workload first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Allocated {
+#[schema(as = Allocated)]
+pub struct AllocatedBytes {
     /// User memory, allocated by a CPU of this node.
     pub local_bytes: u64,
     /// User memory, allocated by a CPU of another node.
@@ -362,7 +364,7 @@ pub struct WorkloadNode {
     /// The node.
     pub node: u32,
     /// What it allocated there; absent where it is not counted by itself.
-    pub allocated: Option<Allocated>,
+    pub allocated: Option<AllocatedBytes>,
     /// What it allocated there although the node is not promised to it; absent where nothing is promised to
     /// it, or where it is not counted by itself.
     pub missed_bytes: Option<u64>,
@@ -449,7 +451,7 @@ pub struct Status {
     #[serde(default)]
     pub headroom: Vec<NodeHeadroom>,
     /// What does not work, why, and what to do.
-    pub degraded: Vec<Degraded>,
+    pub degraded: Vec<DegradedPart>,
 }
 
 /// How a node is doing against what is promised on it and not used yet.
@@ -578,7 +580,8 @@ pub struct WorkloadCount {
 /// Something that does not work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Degraded {
+#[schema(as = Degraded)]
+pub struct DegradedPart {
     /// The part.
     #[schema(examples("cgroups", "topology"))]
     pub part: String,

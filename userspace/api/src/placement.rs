@@ -96,7 +96,7 @@ impl Placement {
     }
 
     /// Shows the terms on which something was admitted, with these preferred nodes.
-    pub fn of(terms: &Terms, preferred_nodes: Option<NodeSet>) -> Self {
+    pub fn from_terms(terms: &Terms, preferred_nodes: Option<NodeSet>) -> Self {
         Self {
             preferred_nodes,
             nodes: Some(terms.nodes.clone()).filter(|nodes| !nodes.is_empty()),

@@ -7,17 +7,17 @@ use serde::Serialize;
 /// What was given back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Restored {
+pub struct RestoreReport {
     /// Cgroups that got back what they had, in the order of their paths.
     pub cgroups: Vec<RestoredCgroup>,
     /// What did not.
-    pub left: Vec<Left>,
+    pub left: Vec<UnrestoredItem>,
 }
 
 /// Something that did not get back what it had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Left {
+pub struct UnrestoredItem {
     /// A cgroup that is still there, an interrupt or the like.
     pub name: String,
     /// Why; without it, the log says so.

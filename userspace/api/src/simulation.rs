@@ -11,31 +11,31 @@ pub struct Simulation {
     /// The machine, if it is not that of each trace.
     pub machine: Option<String>,
     /// What was asked for in all traces that were replayed.
-    pub offered: Offered,
+    pub offered: PodTotals,
     /// Sums over all traces, by strategy.
-    pub strategies: Vec<Simulated>,
+    pub strategies: Vec<StrategyOutcome>,
     /// Each trace, in the order of files.
-    pub traces: Vec<SimulatedTrace>,
+    pub traces: Vec<TraceOutcome>,
 }
 
 /// A trace and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SimulatedTrace {
+pub struct TraceOutcome {
     /// Its name.
     pub name: String,
     /// The topology policy.
     pub policy: String,
     /// What was asked for.
-    pub offered: Offered,
+    pub offered: PodTotals,
     /// What each strategy did.
-    pub strategies: Vec<Simulated>,
+    pub strategies: Vec<StrategyOutcome>,
 }
 
 /// What Guaranteed pods asked for. Time is in the trace's ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Offered {
+pub struct PodTotals {
     /// Pods.
     pub pods: u64,
     /// Thousandths of CPUs times ticks.
@@ -48,7 +48,7 @@ pub struct Offered {
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Simulated {
+pub struct StrategyOutcome {
     /// The strategy: `kubelet` or `native`.
     pub strategy: String,
     /// How memory-only nodes count, with `native`.
@@ -60,7 +60,7 @@ pub struct Simulated {
     /// Why, for the first of them.
     pub reason: Option<String>,
     /// Pods that were admitted, and what they held.
-    pub admitted: Offered,
+    pub admitted: PodTotals,
     /// Pods that were placed on several nodes.
     pub on_several_nodes: u64,
     /// The mean distance from exclusive CPUs to memory in hundredths (1000 is all local), by bytes and time. Absent if
@@ -90,7 +90,7 @@ pub struct SimulatedFleet {
     /// What the random numbers began with.
     pub seed: u64,
     /// What was asked for.
-    pub offered: Offered,
+    pub offered: PodTotals,
     /// Sums over all groups, by who decides.
     pub outcomes: Vec<FleetOutcome>,
     /// Hosts alike, in the order of files.
@@ -118,7 +118,7 @@ pub struct FleetGroup {
     /// The ticks in which pods arrive.
     pub window_ticks: u64,
     /// What was asked for.
-    pub offered: Offered,
+    pub offered: PodTotals,
     /// What became of it, by who decides.
     pub outcomes: Vec<FleetOutcome>,
 }
@@ -141,7 +141,7 @@ pub struct FleetOutcome {
     /// Why, for the first of them.
     pub reason: Option<String>,
     /// Pods that were admitted, and what they held.
-    pub admitted: Offered,
+    pub admitted: PodTotals,
     /// By how much less memory time that is than with the strategy `none`; negative if it is more.
     pub lost_to_numa_mib_ticks: i64,
     /// How often a host refused a pod.

@@ -9,7 +9,7 @@ use std::{fs, path::Path};
 use numaward_topology::CpuSet;
 
 use crate::{
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
     read::{ReadError, threads},
 };
 
@@ -45,7 +45,7 @@ pub fn narrow_threads(proc: &Path, dir: &Path) -> Result<Option<NarrowThreads>, 
 /// The CPUs that a cgroup has. Without the controller, these are those of the nearest one above that has it.
 pub fn available_cpus(dir: &Path) -> Option<CpuSet> {
     dir.ancestors().find_map(|dir| match Knob::CpusetCpusEffective.read(dir) {
-        Ok(Value::Cpus(cpus)) if !cpus.is_empty() => Some(cpus),
+        Ok(KnobValue::Cpus(cpus)) if !cpus.is_empty() => Some(cpus),
         _ => None,
     })
 }

@@ -109,7 +109,7 @@ impl Hierarchy {
 
     /// The cgroup of this process. In a cgroup namespace of its own, `/proc/self/cgroup` does not say where that is: then all are
     /// searched.
-    pub fn own(&self) -> Option<CgroupPath> {
+    pub fn own_cgroup(&self) -> Option<CgroupPath> {
         let own = std::process::id();
         let is_in = |path: &CgroupPath| processes(&self.dir(path)).is_ok_and(|there| there.contains(&own));
         let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -227,9 +227,9 @@ mod tests {
     fn the_cgroup_of_this_process_is_found() {
         let (root, hierarchy) = tree(&["a/b", "c"]);
         fs::write(root.path().join("c/cgroup.procs"), "1\n0\n").unwrap();
-        assert_eq!(hierarchy.own(), None);
+        assert_eq!(hierarchy.own_cgroup(), None);
         fs::write(root.path().join("a/b/cgroup.procs"), format!("1\n{}\n", std::process::id())).unwrap();
-        assert_eq!(hierarchy.own().unwrap().as_str(), "/a/b");
+        assert_eq!(hierarchy.own_cgroup().unwrap().as_str(), "/a/b");
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub enum Knob {
 
 /// The value of a knob. Printed as it is written to the knob.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
-pub enum Value {
+pub enum KnobValue {
     /// Of `cpuset.cpus` and its kin.
     Cpus(CpuSet),
     /// Of `cpuset.mems` and its kin.
@@ -110,7 +110,7 @@ pub enum Quota {
     Max,
     /// So much of each period.
     #[display("{quota} {period}")]
-    Of {
+    Limited {
         /// The time.
         quota: u64,
         /// The period.
@@ -290,7 +290,7 @@ impl Knob {
     }
 
     /// Reads the knob of the cgroup with this directory.
-    pub fn read(self, dir: &Path) -> Result<Value, KnobError> {
+    pub fn read(self, dir: &Path) -> Result<KnobValue, KnobError> {
         let path = self.path(dir);
         let text = std::fs::read_to_string(&path).map_err(|error| KnobError::of(self, dir, None, error))?;
         self.parse(&text).map_err(|expected| KnobError::Malformed { path, text, expected })
@@ -309,43 +309,43 @@ impl Knob {
     }
 
     /// Reads the text of the knob. The error says what was expected.
-    pub fn parse(self, text: &str) -> Result<Value, &'static str> {
+    pub fn parse(self, text: &str) -> Result<KnobValue, &'static str> {
         // One line, but for the processes: the kernel never writes more.
         let line = text.lines().next().unwrap_or_default().trim();
         match self {
             Self::CpusetCpus | Self::CpusetCpusEffective | Self::CpusetCpusExclusive => {
-                line.parse().map(Value::Cpus).map_err(|_| "a CPU list such as `0-3,8`")
+                line.parse().map(KnobValue::Cpus).map_err(|_| "a CPU list such as `0-3,8`")
             }
             Self::CpusetMems | Self::CpusetMemsEffective => {
-                line.parse().map(Value::Nodes).map_err(|_| "a node list such as `0-1`")
+                line.parse().map(KnobValue::Nodes).map_err(|_| "a node list such as `0-1`")
             }
             Self::MemoryMin | Self::MemoryLow | Self::MemoryHigh | Self::MemoryMax | Self::HugetlbMax(_) => {
-                line.parse().map(Value::Limit).map_err(|LimitError| "a number of bytes or `max`")
+                line.parse().map(KnobValue::Limit).map_err(|LimitError| "a number of bytes or `max`")
             }
-            Self::CpuMax => line.parse().map(Value::Quota).map_err(|QuotaError| "such as `max 100000`"),
+            Self::CpuMax => line.parse().map(KnobValue::Quota).map_err(|QuotaError| "such as `max 100000`"),
             Self::CpusetPartition => line
                 .parse()
-                .map(Value::Partition)
+                .map(KnobValue::Partition)
                 .map_err(|PartitionError| "`member`, `root`, `isolated` or one of them with `invalid`"),
             Self::SubtreeControl => {
-                Ok(Value::Controllers(line.split_whitespace().map(str::to_owned).collect()))
+                Ok(KnobValue::Controllers(line.split_whitespace().map(str::to_owned).collect()))
             }
             Self::Procs => text
                 .lines()
                 .map(str::parse)
                 .collect::<Result<_, _>>()
-                .map(Value::Processes)
+                .map(KnobValue::Processes)
                 .map_err(|_| "process ids, one a line"),
         }
     }
 
     /// Whether a knob that says `found` holds `wanted`: the same set, the same partition in force, the
     /// same limit as the kernel rounds it.
-    pub fn holds(self, wanted: &Value, found: &Value, page_size: Bytes) -> bool {
+    pub fn holds(self, wanted: &KnobValue, found: &KnobValue, page_size: Bytes) -> bool {
         match (wanted, found) {
-            (Value::Limit(wanted), Value::Limit(found)) => {
+            (KnobValue::Limit(wanted), KnobValue::Limit(found)) => {
                 let granule = self.granule(page_size);
-                wanted.as_kept(granule) == found.as_kept(granule)
+                wanted.as_stored(granule) == found.as_stored(granule)
             }
             _ => wanted == found,
         }
@@ -365,7 +365,7 @@ impl Knob {
 /// Refused where the cgroup holds processes: the kernel would refuse `memory`, and for `cpuset` it would
 /// silently turn the cgroup into a threaded domain.
 pub fn enable_controllers(dir: &Path, wanted: &BTreeSet<&str>) -> Result<(), KnobError> {
-    let Value::Controllers(enabled) = Knob::SubtreeControl.read(dir)? else { return Ok(()) };
+    let KnobValue::Controllers(enabled) = Knob::SubtreeControl.read(dir)? else { return Ok(()) };
     let missing: Vec<_> =
         wanted.iter().filter(|name| !enabled.contains(**name)).map(|name| format!("+{name}")).collect();
     if missing.is_empty() {
@@ -374,7 +374,7 @@ pub fn enable_controllers(dir: &Path, wanted: &BTreeSet<&str>) -> Result<(), Kno
     let data = missing.join(" ");
     // The root of the hierarchy has no such rule, and no cgroup.type either.
     if dir.join("cgroup.type").exists()
-        && matches!(Knob::Procs.read(dir)?, Value::Processes(processes) if !processes.is_empty())
+        && matches!(Knob::Procs.read(dir)?, KnobValue::Processes(processes) if !processes.is_empty())
     {
         return Err(KnobError::of(Knob::SubtreeControl, dir, Some(&data), Errno::BUSY.into()));
     }
@@ -430,7 +430,7 @@ fn joined<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> S
 impl Limit {
     /// The limit as the kernel keeps it: rounded down to the granule; what its counters cannot hold is `max`.
     #[must_use]
-    pub fn as_kept(self, granule: Bytes) -> Self {
+    pub fn as_stored(self, granule: Bytes) -> Self {
         // The kernel counts pages in a signed long: `PAGE_COUNTER_MAX`.
         const HIGHEST: u64 = i64::MAX.cast_unsigned();
         let down = |bytes: u64| bytes - bytes.checked_rem(granule.0).unwrap_or(0);
@@ -484,7 +484,7 @@ impl FromStr for Quota {
         let (quota, period) = text.split_once(' ').unwrap_or((text, "100000"));
         let number = |text: &str| text.parse().map_err(|_| QuotaError);
         let period = number(period)?;
-        Ok(if quota == "max" { Self::Max } else { Self::Of { quota: number(quota)?, period } })
+        Ok(if quota == "max" { Self::Max } else { Self::Limited { quota: number(quota)?, period } })
     }
 }
 
@@ -625,7 +625,7 @@ mod tests {
 
     #[test]
     fn a_knob_holds_what_the_kernel_makes_of_it() {
-        let limit = |text: &str| Value::Limit(text.parse().unwrap());
+        let limit = |text: &str| KnobValue::Limit(text.parse().unwrap());
         for (knob, wanted, found, holds) in [
             (Knob::MemoryMin, "5000", "4096", true),
             (Knob::MemoryMin, "4096", "8192", false),
@@ -640,10 +640,10 @@ mod tests {
         ] {
             assert_eq!(knob.holds(&limit(wanted), &limit(found), PAGE), holds, "{knob} {wanted} {found}");
         }
-        let cpus = |text: &str| Value::Cpus(text.parse().unwrap());
+        let cpus = |text: &str| KnobValue::Cpus(text.parse().unwrap());
         assert!(Knob::CpusetCpus.holds(&cpus("0,1,2"), &cpus("0-2"), PAGE));
         assert!(!Knob::CpusetCpus.holds(&cpus("0-2"), &cpus(""), PAGE));
-        let partition = |text: &str| Value::Partition(text.parse().unwrap());
+        let partition = |text: &str| KnobValue::Partition(text.parse().unwrap());
         assert!(!Knob::CpusetPartition.holds(&partition("root"), &partition("root invalid (x)"), PAGE));
     }
 

@@ -57,7 +57,7 @@ pub enum KnobWatchError {
 
 /// A process that wrote a knob.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Writer {
+pub struct KnobWriter {
     /// Its id as seen from here.
     pub pid: u32,
     /// Its name, if it was still there to be asked. Not its arguments: they may hold secrets.
@@ -66,7 +66,7 @@ pub struct Writer {
     pub cgroup: Option<String>,
 }
 
-impl fmt::Display for Writer {
+impl fmt::Display for KnobWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
             // Every process chooses its own name, and may put the end of a line into it.
@@ -80,18 +80,18 @@ impl fmt::Display for Writer {
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Touched {
+pub enum KnobEvent {
     /// Somebody else wrote a knob.
-    Knob {
+    Write {
         /// The cgroup.
         cgroup: CgroupPath,
         /// The knob.
         knob: Knob,
         /// Who; `None` for a process outside of our PID namespace.
-        by: Option<Writer>,
+        by: Option<KnobWriter>,
     },
     /// Too much happened at once: look at everything.
-    Everything,
+    Overflow,
 }
 
 impl KnobWatch {
@@ -133,7 +133,7 @@ impl KnobWatch {
     /// What happened since the last call; does not wait. Our own writes are skipped.
     ///
     /// To wait, poll the file descriptor for reading.
-    pub fn read(&self) -> Result<Vec<Touched>, KnobWatchError> {
+    pub fn read(&self) -> Result<Vec<KnobEvent>, KnobWatchError> {
         let mut touched = Vec::new();
         for _ in 0..READINGS {
             let events = match self.fanotify.read_events() {
@@ -143,19 +143,19 @@ impl KnobWatch {
                 Err(Errno::ENODEV | Errno::ENOENT) => continue,
                 // What is lost may have been any knob's.
                 Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
-                    touched.push(Touched::Everything);
+                    touched.push(KnobEvent::Overflow);
                     continue;
                 }
                 Err(errno) => return Err(KnobWatchError::Read(errno.into())),
             };
             for event in &events {
                 if event.mask().contains(MaskFlags::FAN_Q_OVERFLOW) {
-                    touched.push(Touched::Everything);
+                    touched.push(KnobEvent::Overflow);
                     continue;
                 }
                 let Some(file) = event.fd().filter(|_| event.pid() != self.own_pid) else { continue };
                 if let Some((cgroup, knob)) = self.knob_of(file) {
-                    touched.push(Touched::Knob { cgroup, knob, by: writer(event.pid(), self.hidden) });
+                    touched.push(KnobEvent::Write { cgroup, knob, by: writer(event.pid(), self.hidden) });
                 }
             }
         }
@@ -202,7 +202,7 @@ fn from_root(path: &str, hidden: usize) -> String {
     }
 }
 
-fn writer(pid: i32, hidden: usize) -> Option<Writer> {
+fn writer(pid: i32, hidden: usize) -> Option<KnobWriter> {
     let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
     let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     let name = read("comm").map(|name| name.trim_end().to_owned());
@@ -210,7 +210,7 @@ fn writer(pid: i32, hidden: usize) -> Option<Writer> {
         let of_v2 = |line: &str| line.strip_prefix("0::").map(|path| from_root(path, hidden));
         text.lines().find_map(of_v2)
     });
-    Some(Writer { pid, name, cgroup })
+    Some(KnobWriter { pid, name, cgroup })
 }
 
 #[cfg(test)]
@@ -257,14 +257,14 @@ mod tests {
         assert_eq!(first.unwrap(), []);
         let second = second.unwrap();
         assert!(
-            matches!(&second[..], [Touched::Knob { cgroup, knob: Knob::SubtreeControl, .. }] if *cgroup == stays),
+            matches!(&second[..], [KnobEvent::Write { cgroup, knob: Knob::SubtreeControl, .. }] if *cgroup == stays),
             "{second:?}"
         );
     }
 
     #[test]
     fn a_writers_name_stays_in_its_line() {
-        let writer = Writer { pid: 7, name: Some("a\nERROR \x1b[2J".to_owned()), cgroup: None };
+        let writer = KnobWriter { pid: 7, name: Some("a\nERROR \x1b[2J".to_owned()), cgroup: None };
         assert_eq!(writer.to_string(), r"a\nERROR \u{1b}[2J (process 7)");
     }
 
@@ -318,10 +318,13 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         let own = writer(std::process::id().cast_signed(), watch.hidden).unwrap();
-        let by = Some(Writer { pid: child.id(), name: Some("sh".to_owned()), cgroup: own.cgroup });
+        let by = Some(KnobWriter { pid: child.id(), name: Some("sh".to_owned()), cgroup: own.cgroup });
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(events.first(), Some(&Touched::Knob { cgroup: path.clone(), knob: Knob::CpusetCpus, by }));
+        assert_eq!(
+            events.first(),
+            Some(&KnobEvent::Write { cgroup: path.clone(), knob: Knob::CpusetCpus, by })
+        );
 
         watch.remove(&path, Knob::CpusetCpus).unwrap();
         watch.read().unwrap();

@@ -27,7 +27,7 @@ use crate::{
 
 /// What of a cgroup is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Subject {
+pub enum WatchSubject {
     /// `cgroup.events`: it, or one below it, got its first process or lost its last.
     Processes,
     /// `memory.events`: it, or one below it, met one of its limits.
@@ -36,7 +36,7 @@ pub enum Subject {
     Children,
 }
 
-impl Subject {
+impl WatchSubject {
     fn flags(self) -> WatchFlags {
         match self {
             Self::Processes | Self::Memory => WatchFlags::MODIFY,
@@ -51,11 +51,11 @@ impl Subject {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Notice {
     /// `cgroup.events` or `memory.events` of this cgroup changed.
-    Changed(CgroupPath, Subject),
+    Changed(CgroupPath, WatchSubject),
     /// This cgroup, directly below one whose children are watched, came or went.
-    CameOrWent(CgroupPath),
+    ChildChanged(CgroupPath),
     /// More happened than the kernel keeps: anything may have changed.
-    Everything,
+    Overflow,
 }
 
 /// Nothing (more) can be watched.
@@ -73,7 +73,7 @@ impl NotifyError {
     }
 }
 
-type Key = (CgroupPath, Subject);
+type Key = (CgroupPath, WatchSubject);
 
 /// Watches chosen cgroups.
 #[derive(Debug)]
@@ -93,12 +93,12 @@ impl Notifier {
     }
 
     /// Watches this of a cgroup, also if it was watched before; `false` if it is not there.
-    pub fn watch(&mut self, path: &CgroupPath, subject: Subject) -> Result<bool, NotifyError> {
+    pub fn watch(&mut self, path: &CgroupPath, subject: WatchSubject) -> Result<bool, NotifyError> {
         let dir = self.hierarchy.dir(path);
         let target = match subject {
-            Subject::Processes => dir.join("cgroup.events"),
-            Subject::Memory => dir.join("memory.events"),
-            Subject::Children => dir,
+            WatchSubject::Processes => dir.join("cgroup.events"),
+            WatchSubject::Memory => dir.join("memory.events"),
+            WatchSubject::Children => dir,
         };
         let watch = match inotify::add_watch(&self.inotify, target, subject.flags()) {
             Ok(watch) => watch,
@@ -119,7 +119,7 @@ impl Notifier {
 
     /// Stops watching this of a cgroup. To be done also where it is gone: older kernels keep a removed cgroup, and its
     /// memory, for as long as it is watched.
-    pub fn unwatch(&mut self, path: &CgroupPath, subject: Subject) {
+    pub fn unwatch(&mut self, path: &CgroupPath, subject: WatchSubject) {
         if let Some(watch) = self.watches.remove(&(path.clone(), subject)) {
             self.end(watch);
         }
@@ -138,7 +138,7 @@ impl Notifier {
         let mut notices = BTreeSet::new();
         for reported in reported {
             if reported.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                notices.insert(Notice::Everything);
+                notices.insert(Notice::Overflow);
                 continue;
             }
             let Some((path, subject)) = self.watched.get(&reported.watch) else { continue };
@@ -146,12 +146,12 @@ impl Notifier {
                 let key = (path.clone(), *subject);
                 self.watched.remove(&reported.watch);
                 self.watches.remove(&key);
-            } else if *subject != Subject::Children {
+            } else if *subject != WatchSubject::Children {
                 notices.insert(Notice::Changed(path.clone(), *subject));
             } else if let Some(name) = reported.name.filter(|_| reported.flags.contains(ReadFlags::ISDIR))
                 && let Ok(child) = path.child(&name)
             {
-                notices.insert(Notice::CameOrWent(child));
+                notices.insert(Notice::ChildChanged(child));
             }
         }
         drained.map_err(|errno| NotifyError::new(errno, self.watches.len()))?;
@@ -183,17 +183,17 @@ mod tests {
     #[test]
     fn changes_are_reported_once_and_of_what_is_watched() {
         let (dir, mut notifier) = tree(&["a", "b"]);
-        assert!(notifier.watch(&path("/a"), Subject::Processes).unwrap());
-        assert!(notifier.watch(&path("/a"), Subject::Processes).unwrap(), "twice does no harm");
-        assert!(!notifier.watch(&path("/a"), Subject::Memory).unwrap(), "not there");
-        assert!(!notifier.watch(&path("/c"), Subject::Processes).unwrap());
+        assert!(notifier.watch(&path("/a"), WatchSubject::Processes).unwrap());
+        assert!(notifier.watch(&path("/a"), WatchSubject::Processes).unwrap(), "twice does no harm");
+        assert!(!notifier.watch(&path("/a"), WatchSubject::Memory).unwrap(), "not there");
+        assert!(!notifier.watch(&path("/c"), WatchSubject::Processes).unwrap());
         assert_eq!(notifier.read().unwrap(), BTreeSet::new());
         for cgroup in ["a", "a", "b"] {
             fs::write(dir.path().join(cgroup).join("cgroup.events"), "populated 0\n").unwrap();
         }
-        assert_eq!(notifier.read().unwrap(), [Notice::Changed(path("/a"), Subject::Processes)].into());
+        assert_eq!(notifier.read().unwrap(), [Notice::Changed(path("/a"), WatchSubject::Processes)].into());
         assert_eq!(notifier.read().unwrap(), BTreeSet::new());
-        notifier.unwatch(&path("/a"), Subject::Processes);
+        notifier.unwatch(&path("/a"), WatchSubject::Processes);
         fs::write(dir.path().join("a/cgroup.events"), "populated 1\n").unwrap();
         assert_eq!(notifier.read().unwrap(), BTreeSet::new());
     }
@@ -201,26 +201,26 @@ mod tests {
     #[test]
     fn children_that_come_and_go_are_reported() {
         let (dir, mut notifier) = tree(&["a", "a/b"]);
-        assert!(notifier.watch(&path("/a"), Subject::Children).unwrap());
+        assert!(notifier.watch(&path("/a"), WatchSubject::Children).unwrap());
         fs::remove_file(dir.path().join("a/b/cgroup.events")).unwrap();
         fs::remove_dir(dir.path().join("a/b")).unwrap();
         fs::create_dir_all(dir.path().join("a/c/d")).unwrap();
         fs::write(dir.path().join("a/file"), "").unwrap();
         let reported = notifier.read().unwrap();
-        assert_eq!(reported, ["/a/b", "/a/c"].map(|child| Notice::CameOrWent(path(child))).into());
+        assert_eq!(reported, ["/a/b", "/a/c"].map(|child| Notice::ChildChanged(path(child))).into());
     }
 
     #[test]
     fn another_cgroup_at_the_same_path_is_watched_anew() {
         let (dir, mut notifier) = tree(&["a"]);
-        assert!(notifier.watch(&path("/a"), Subject::Processes).unwrap());
+        assert!(notifier.watch(&path("/a"), WatchSubject::Processes).unwrap());
         fs::remove_dir_all(dir.path().join("a")).unwrap();
         notifier.read().unwrap();
         assert!(notifier.watched.is_empty() && notifier.watches.is_empty(), "{notifier:?}");
         fs::create_dir(dir.path().join("a")).unwrap();
         fs::write(dir.path().join("a/cgroup.events"), "populated 0\n").unwrap();
         assert_eq!(notifier.read().unwrap(), BTreeSet::new());
-        assert!(notifier.watch(&path("/a"), Subject::Processes).unwrap());
+        assert!(notifier.watch(&path("/a"), WatchSubject::Processes).unwrap());
         fs::write(dir.path().join("a/cgroup.events"), "populated 1\n").unwrap();
         assert_eq!(notifier.read().unwrap().len(), 1);
         assert_eq!((notifier.watched.len(), notifier.watches.len()), (1, 1));
@@ -230,7 +230,7 @@ mod tests {
     fn an_overflow_says_that_anything_may_have_changed() {
         let (dir, mut notifier) = tree(&["a", "b"]);
         for cgroup in ["/a", "/b"] {
-            assert!(notifier.watch(&path(cgroup), Subject::Processes).unwrap());
+            assert!(notifier.watch(&path(cgroup), WatchSubject::Processes).unwrap());
         }
         let limit: usize =
             fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();
@@ -239,6 +239,6 @@ mod tests {
             let cgroup = ["a", "b"][turn % 2];
             fs::write(dir.path().join(cgroup).join("cgroup.events"), "1").unwrap();
         }
-        assert!(notifier.read().unwrap().contains(&Notice::Everything));
+        assert!(notifier.read().unwrap().contains(&Notice::Overflow));
     }
 }

@@ -143,7 +143,7 @@ impl Text {
 ///
 /// Hugepages of pools are not in it. What a kernel does not report is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeMemory {
+pub struct CgroupNodeMemory {
     /// Anonymous memory, transparent huge pages included.
     pub anon: Bytes,
     /// Page cache, tmpfs and shared memory included.
@@ -158,19 +158,19 @@ pub struct NodeMemory {
     /// and neither tmpfs nor shared memory.
     pub droppable: Bytes,
     /// What was moved between this node and slower memory; absent where the kernel does not report it (before Linux 6.12).
-    pub tiering: Option<Tiering>,
+    pub tiering: Option<TierMigrations>,
 }
 
 /// What the kernel has moved between memory tiers since a cgroup was made, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tiering {
+pub struct TierMigrations {
     /// To slower memory.
     pub demoted: u64,
     /// To faster memory.
     pub promoted: u64,
 }
 
-impl NodeMemory {
+impl CgroupNodeMemory {
     /// User memory: anonymous memory and page cache.
     pub fn user(&self) -> Bytes {
         Bytes(self.anon.0.saturating_add(self.file.0))
@@ -187,7 +187,7 @@ impl NodeMemory {
     }
 
     /// Page cache that nobody maps and that can be dropped, once it is written back.
-    pub fn loose_cache(&self) -> Bytes {
+    pub fn unmapped_page_cache(&self) -> Bytes {
         Bytes(self.file.0.saturating_sub(self.file_mapped.0.max(self.shmem.0)))
     }
 
@@ -226,16 +226,16 @@ impl NodeMemory {
 /// Reads `memory.numa_stat`: the memory of a cgroup and all below it, by node.
 ///
 /// Costs the kernel some 50 µs a cgroup: read what is looked at, every few seconds.
-pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, NodeMemory>, ReadError> {
+pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, CgroupNodeMemory>, ReadError> {
     const EXPECTED: &str = "`TYPE N0=BYTES N1=BYTES …`";
     let text = Text::read(dir, "memory.numa_stat")?;
-    let mut nodes: BTreeMap<NodeId, NodeMemory> = BTreeMap::new();
+    let mut nodes: BTreeMap<NodeId, CgroupNodeMemory> = BTreeMap::new();
     let mut anon_seen = false;
     for (line, number) in text.lines() {
         let malformed = || text.malformed(number, EXPECTED);
         let (kind, values) = line.split_once(' ').ok_or_else(malformed)?;
         anon_seen |= kind == "anon";
-        if !NodeMemory::default().count(kind, 0) {
+        if !CgroupNodeMemory::default().count(kind, 0) {
             continue;
         }
         for value in values.split_ascii_whitespace() {
@@ -293,7 +293,7 @@ pub fn file_refaults(dir: &Path) -> Result<u64, ReadError> {
 
 /// How long tasks of a cgroup have waited for memory (`memory.pressure`) since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pressure {
+pub struct MemoryPressure {
     /// At least one task waited.
     pub some: Duration,
     /// All tasks that could have run waited.
@@ -301,7 +301,7 @@ pub struct Pressure {
 }
 
 /// Reads `memory.pressure`. [`ReadError::Absent`] where the kernel has no PSI or it is switched off.
-pub fn memory_pressure(dir: &Path) -> Result<Pressure, ReadError> {
+pub fn memory_pressure(dir: &Path) -> Result<MemoryPressure, ReadError> {
     const EXPECTED: &str = "`some|full avg10=PERCENT avg60=PERCENT avg300=PERCENT total=MICROSECONDS`";
     let text = Text::read(dir, "memory.pressure")?;
     let (mut some, mut full) = (None, None);
@@ -316,7 +316,7 @@ pub fn memory_pressure(dir: &Path) -> Result<Pressure, ReadError> {
         let total = values.split(' ').find_map(|value| value.strip_prefix("total=")?.parse().ok());
         *waited = Some(Duration::from_micros(total.ok_or_else(malformed)?));
     }
-    Ok(Pressure {
+    Ok(MemoryPressure {
         some: some.ok_or_else(|| text.incomplete("some"))?,
         full: full.ok_or_else(|| text.incomplete("full"))?,
     })
@@ -511,19 +511,22 @@ mod tests {
                     inactive_file N0=18 N2=0\nunevictable N0=12 N2=0\n\
                     slab_reclaimable N0=13 N2=0\nslab_unreclaimable N0=14 N2=0\nworkingset_refault_anon N0=9 N2=0\n\
                     pgdemote_kswapd N0=15 N2=0\npgdemote_direct N0=16 N2=0\npgpromote_success N0=17 N2=0\n";
-        let node0 = NodeMemory {
+        let node0 = CgroupNodeMemory {
             anon: Bytes(4096),
             file: Bytes(100),
             file_mapped: Bytes(6),
             shmem: Bytes(50),
             kernel: Bytes(33),
             droppable: Bytes(20 + 18 + 13),
-            tiering: Some(Tiering { demoted: 15 + 16, promoted: 17 }),
+            tiering: Some(TierMigrations { demoted: 15 + 16, promoted: 17 }),
         };
         assert_eq!(node0.undroppable(), Bytes(4096 + 50 + 12 + 20), "of the page cache, 12 are locked");
-        let node2 =
-            NodeMemory { anon: Bytes(8192), tiering: Some(Tiering::default()), ..NodeMemory::default() };
-        let least = NodeMemory { anon: Bytes(1), ..NodeMemory::default() };
+        let node2 = CgroupNodeMemory {
+            anon: Bytes(8192),
+            tiering: Some(TierMigrations::default()),
+            ..CgroupNodeMemory::default()
+        };
+        let least = CgroupNodeMemory { anon: Bytes(1), ..CgroupNodeMemory::default() };
         check(
             "memory.numa_stat",
             memory_numa_stat,
@@ -559,7 +562,7 @@ mod tests {
 
     #[test]
     fn pressure_of_memory() {
-        let pressure = Pressure { some: Duration::from_millis(7600), full: Duration::from_micros(5) };
+        let pressure = MemoryPressure { some: Duration::from_millis(7600), full: Duration::from_micros(5) };
         let some = "some avg10=1.50 avg60=0.25 avg300=0.00 total=7600000\n";
         let text = format!("{some}full avg10=0.00 avg60=0.00 avg300=0.00 total=5\n");
         check(

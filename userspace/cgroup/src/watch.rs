@@ -36,7 +36,7 @@ use crate::{
 
 /// A cgroup came or went.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum CgroupEvent {
     /// It is new, or was there when the watch began.
     Added(Cgroup),
     /// It is gone.
@@ -47,9 +47,9 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchMode {
     /// Each directory is watched; sweeps are only a safety net.
-    Watching,
+    Inotify,
     /// By sweeps alone.
-    Sweeping {
+    Polling {
         /// Why, and what to do.
         reason: String,
     },
@@ -86,7 +86,7 @@ pub struct Watcher {
     known: BTreeMap<CgroupPath, Known>,
     watched: HashMap<i32, CgroupPath>,
     census: Census,
-    events: Vec<Event>,
+    events: Vec<CgroupEvent>,
     /// No sweep begins before: so that a flood of cgroups or events does not keep us busy.
     rests_until: Instant,
     sweep_due: Instant,
@@ -103,8 +103,8 @@ impl Watcher {
     /// Begins to follow a hierarchy. The first [`next`](Self::next) reports every cgroup that is there.
     pub fn new(hierarchy: Hierarchy, options: WatchOptions) -> Self {
         let (inotify, mode) = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
-            Ok(fd) => (Some(fd), WatchMode::Watching),
-            Err(error) => (None, WatchMode::Sweeping { reason: why_unwatched(error, 0) }),
+            Ok(fd) => (Some(fd), WatchMode::Inotify),
+            Err(error) => (None, WatchMode::Polling { reason: why_unwatched(error, 0) }),
         };
         Self {
             hierarchy,
@@ -123,7 +123,7 @@ impl Watcher {
     /// What came and went since the last call; waits for something at most `timeout`.
     ///
     /// An error says that the hierarchy itself cannot be listed. What was found is reported by the next call.
-    pub fn next(&mut self, timeout: Duration) -> Result<Vec<Event>, WalkError> {
+    pub fn next(&mut self, timeout: Duration) -> Result<Vec<CgroupEvent>, WalkError> {
         let start = Instant::now();
         loop {
             self.read_inotify()?;
@@ -156,7 +156,7 @@ impl Watcher {
     }
 
     /// Where cgroups are not followed as there are too many, if some are not.
-    pub fn crowded(&self) -> Option<String> {
+    pub fn limit_exceeded(&self) -> Option<String> {
         self.census.problem()
     }
 
@@ -167,8 +167,8 @@ impl Watcher {
 
     fn sweep_interval(&self) -> Duration {
         match self.mode {
-            WatchMode::Watching => self.options.sweep_watched,
-            WatchMode::Sweeping { .. } => self.options.sweep_unwatched,
+            WatchMode::Inotify => self.options.sweep_watched,
+            WatchMode::Polling { .. } => self.options.sweep_unwatched,
         }
     }
 
@@ -259,7 +259,7 @@ impl Watcher {
                         self.unwatch(watch);
                         continue;
                     }
-                    self.events.push(Event::Added(Cgroup { id: stat.id, path: path.clone() }));
+                    self.events.push(CgroupEvent::Added(Cgroup { id: stat.id, path: path.clone() }));
                     delegation
                 }
             };
@@ -298,7 +298,7 @@ impl Watcher {
             self.known.remove(&path);
             self.unwatch(known.watch);
             self.census.give_back(&known.delegation);
-            self.events.push(Event::Removed(Cgroup { id: known.id, path }));
+            self.events.push(CgroupEvent::Removed(Cgroup { id: known.id, path }));
         }
     }
 
@@ -331,7 +331,7 @@ impl Watcher {
         for known in self.known.values_mut() {
             known.watch = None;
         }
-        self.mode = WatchMode::Sweeping { reason };
+        self.mode = WatchMode::Polling { reason };
         self.sweep_due = self.sweep_due.min(Instant::now() + self.options.sweep_unwatched);
     }
 }
@@ -379,8 +379,8 @@ mod tests {
             events
                 .iter()
                 .map(|event| match event {
-                    Event::Added(cgroup) => format!("+{}", cgroup.path),
-                    Event::Removed(cgroup) => format!("-{}", cgroup.path),
+                    CgroupEvent::Added(cgroup) => format!("+{}", cgroup.path),
+                    CgroupEvent::Removed(cgroup) => format!("-{}", cgroup.path),
                 })
                 .collect()
         }
@@ -407,12 +407,12 @@ mod tests {
         let paths: Vec<&str> = events
             .iter()
             .map(|event| match event {
-                Event::Added(cgroup) => cgroup.path.as_str(),
-                Event::Removed(cgroup) => panic!("{cgroup:?}"),
+                CgroupEvent::Added(cgroup) => cgroup.path.as_str(),
+                CgroupEvent::Removed(cgroup) => panic!("{cgroup:?}"),
             })
             .collect();
         assert_eq!(paths, ["/", "/a", "/a/b", "/a/b/c"]);
-        assert_eq!(watcher.mode(), &WatchMode::Watching);
+        assert_eq!(watcher.mode(), &WatchMode::Inotify);
         assert_eq!(watcher.next(Duration::ZERO).unwrap(), []);
     }
 
@@ -435,7 +435,7 @@ mod tests {
         };
         tree.watcher.next(SOON).unwrap();
         assert_eq!((below(&tree, "/user"), below(&tree, "/ours")), (MOST_OF_ONE, 2));
-        let problem = tree.watcher.crowded().unwrap();
+        let problem = tree.watcher.limit_exceeded().unwrap();
         assert!(
             problem.starts_with("there are too many cgroups below /user: 4096 are followed"),
             "{problem}"
@@ -451,10 +451,10 @@ mod tests {
             fs::remove_dir(tree.path(&format!("user/a/flood/{number}"))).unwrap();
         }
         let until = Instant::now() + Duration::from_mins(1);
-        while tree.watcher.crowded().is_some() && Instant::now() < until {
+        while tree.watcher.limit_exceeded().is_some() && Instant::now() < until {
             tree.watcher.next(Duration::from_millis(100)).unwrap();
         }
-        assert_eq!((below(&tree, "/user"), tree.watcher.crowded()), (MOST_OF_ONE - 7, None));
+        assert_eq!((below(&tree, "/user"), tree.watcher.limit_exceeded()), (MOST_OF_ONE - 7, None));
     }
 
     #[test]
@@ -529,14 +529,14 @@ mod tests {
             }
             for event in events {
                 match event {
-                    Event::Added(cgroup) => {
+                    CgroupEvent::Added(cgroup) => {
                         assert!(
                             known.contains_key(&cgroup.path.parent().unwrap()),
                             "{cgroup:?} before its parent"
                         );
                         assert_eq!(known.insert(cgroup.path, cgroup.id), None);
                     }
-                    Event::Removed(cgroup) => assert_eq!(known.remove(&cgroup.path), Some(cgroup.id)),
+                    CgroupEvent::Removed(cgroup) => assert_eq!(known.remove(&cgroup.path), Some(cgroup.id)),
                 }
             }
         }
@@ -552,7 +552,7 @@ mod tests {
         let mut tree =
             Tree::new(&["a/b"], WatchOptions { sweep_watched: sweep * 1000, sweep_unwatched: sweep });
         tree.watcher.stop_watching("asked to".into());
-        assert_eq!(tree.watcher.mode(), &WatchMode::Sweeping { reason: "asked to".into() });
+        assert_eq!(tree.watcher.mode(), &WatchMode::Polling { reason: "asked to".into() });
         assert!(tree.watcher.fd().is_none());
         fs::create_dir_all(tree.path("c/d")).unwrap();
         assert_eq!(tree.reported(), ["+/c", "+/c/d"]);
@@ -572,7 +572,7 @@ mod tests {
         }
         fs::create_dir(tree.path("late")).unwrap();
         assert_eq!(tree.reported(), ["+/late"]);
-        assert_eq!(tree.watcher.mode(), &WatchMode::Watching);
+        assert_eq!(tree.watcher.mode(), &WatchMode::Inotify);
     }
 
     #[test]
@@ -590,12 +590,10 @@ mod tests {
             let sweep = Duration::from_millis(20);
             let options = WatchOptions { sweep_watched: sweep * 1000, sweep_unwatched: sweep };
             let mut tree = Tree::new(&["a", "b"], options);
-            assert_eq!(tree.watcher.mode(), &WatchMode::Watching);
+            assert_eq!(tree.watcher.mode(), &WatchMode::Inotify);
             fs::create_dir_all(tree.path("c/d/e")).unwrap();
             assert_eq!(tree.reported(), ["+/c", "+/c/d", "+/c/d/e"]);
-            let WatchMode::Sweeping { reason } = tree.watcher.mode() else {
-                panic!("more than four watches")
-            };
+            let WatchMode::Polling { reason } = tree.watcher.mode() else { panic!("more than four watches") };
             assert!(reason.contains("fs.inotify.max_user_watches"), "{reason}");
             fs::create_dir_all(tree.path("c/d/f")).unwrap();
             assert_eq!(tree.reported(), ["+/c/d/f"]);

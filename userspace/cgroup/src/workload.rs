@@ -26,7 +26,7 @@ pub const RUNTIMES: [&str; 5] = ["cri-containerd", "crio", "docker", "libpod", "
 
 /// What owns a cgroup subtree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workload {
+pub struct CgroupWorkload {
     /// What it is.
     pub kind: WorkloadKind,
     /// Its name for people: unit, command, cgroup, or the first twelve digits of a container's id.
@@ -34,7 +34,7 @@ pub struct Workload {
     /// Its cgroup. Those below belong to it, unless they are workloads of their own.
     pub root: CgroupPath,
     /// Which container it is.
-    pub container: Option<Container>,
+    pub container: Option<ContainerIdentity>,
 }
 
 /// What a workload is.
@@ -49,7 +49,7 @@ pub enum WorkloadKind {
     /// A command started by `numaward exec`.
     Exec,
     /// Another cgroup that has an allocation; named by its path.
-    Allocation,
+    Guarantee,
     /// A top-level cgroup, for all in it that is none of these.
     TopLevel,
 }
@@ -62,7 +62,7 @@ impl WorkloadKind {
             Self::Container => "container",
             Self::Unit => "unit",
             Self::Exec => "exec",
-            Self::Allocation => "allocation",
+            Self::Guarantee => "allocation",
             Self::TopLevel => "cgroup",
         }
     }
@@ -70,7 +70,7 @@ impl WorkloadKind {
 
 /// A container, as far as its cgroup's path shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Container {
+pub struct ContainerIdentity {
     /// The runtime's id.
     pub id: String,
     /// The Kubernetes pod it belongs to: `metadata.uid`, or the hash of a static pod's file.
@@ -81,7 +81,7 @@ pub struct Container {
 
 /// The workload of the cgroup at `path`. `has_allocation` says whether the ledger has a cgroup
 /// for it.
-pub fn classify(path: &CgroupPath, has_allocation: impl Fn(&CgroupPath) -> bool) -> Workload {
+pub fn classify(path: &CgroupPath, has_allocation: impl Fn(&CgroupPath) -> bool) -> CgroupWorkload {
     let natural = by_path(path);
     match path.ancestors().find(has_allocation) {
         None => natural,
@@ -91,19 +91,19 @@ pub fn classify(path: &CgroupPath, has_allocation: impl Fn(&CgroupPath) -> bool)
                 natural
             } else {
                 let name = promised.to_string();
-                Workload { kind: WorkloadKind::Allocation, name, root: promised, container: None }
+                CgroupWorkload { kind: WorkloadKind::Guarantee, name, root: promised, container: None }
             }
         }
     }
 }
 
-fn by_path(path: &CgroupPath) -> Workload {
+fn by_path(path: &CgroupPath) -> CgroupWorkload {
     let names: Vec<&str> = path.components().collect();
     // The workload is the cgroup of the first `depth` names.
     let workload = |kind, depth: usize, name: String, container| {
         let below = path.components().count() - depth;
         let root = path.ancestors().nth(below).unwrap_or_else(CgroupPath::root);
-        Workload { kind, name, root, container }
+        CgroupWorkload { kind, name, root, container }
     };
     let Some(&top) = names.first() else {
         return workload(WorkloadKind::Root, 0, "/".into(), None);
@@ -141,7 +141,7 @@ fn is_unit(name: &str) -> bool {
 
 /// The container on this path that is directly in the cgroup of a pod, and its index. Above the pod are slices, which nobody
 /// but the system's manager makes, or what the kubelet makes with the driver cgroupfs.
-fn pod_container(names: &[&str]) -> Option<(usize, Container)> {
+fn pod_container(names: &[&str]) -> Option<(usize, ContainerIdentity)> {
     let slices = names.iter().take_while(|name| has_suffix(name, ".slice")).count();
     let below = &names[slices..];
     // runc given systemd's notation without using systemd makes one cgroup of it, in or beside the runtime's own unit.
@@ -149,7 +149,7 @@ fn pod_container(names: &[&str]) -> Option<(usize, Container)> {
     if let Some((slice, rest)) = below.get(joined).and_then(|name| name.split_once(':')) {
         let (runtime, id) = rest.split_once(':')?;
         let pod_uid = Some(pod_of_slice(slice)?);
-        let container = Container { id: id.into(), pod_uid, runtime: Some(runtime.into()) };
+        let container = ContainerIdentity { id: id.into(), pod_uid, runtime: Some(runtime.into()) };
         return Some((slices + joined, container));
     }
     let (pod_uid, index) = match pod_of_slice(names[..slices].last().unwrap_or(&"")) {
@@ -160,7 +160,7 @@ fn pod_container(names: &[&str]) -> Option<(usize, Container)> {
     let mut container = plain_container(name).or_else(|| {
         // An id of any shape, but for the monitors beside the containers and CRI-O's cgroup of the pod itself.
         let other = name.contains("conmon") || is_unit(name) || has_suffix(name, ".slice");
-        (!other).then(|| Container { id: name.into(), pod_uid: None, runtime: None })
+        (!other).then(|| ContainerIdentity { id: name.into(), pod_uid: None, runtime: None })
     })?;
     container.pod_uid = Some(pod_uid);
     Some((index, container))
@@ -196,16 +196,16 @@ fn pod_of_slice(name: &str) -> Option<String> {
 
 /// The container that a name shows by itself: an id of 64 hexadecimal digits, alone or with its runtime, or a
 /// shorter one with a runtime that is known.
-fn plain_container(name: &str) -> Option<Container> {
+fn plain_container(name: &str) -> Option<ContainerIdentity> {
     let is_hex = |id: &str| id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let is_id = |id: &str| id.len() == 64 && is_hex(id);
     if is_id(name) {
-        return Some(Container { id: name.into(), pod_uid: None, runtime: None });
+        return Some(ContainerIdentity { id: name.into(), pod_uid: None, runtime: None });
     }
     let (runtime, id) = name.strip_suffix(".scope").unwrap_or(name).rsplit_once('-')?;
     let known = RUNTIMES.contains(&runtime) && id.len() >= 12 && is_hex(id);
     let is_container = known || (is_id(id) && !runtime.contains("conmon"));
-    is_container.then(|| Container { id: id.into(), pod_uid: None, runtime: Some(runtime.into()) })
+    is_container.then(|| ContainerIdentity { id: id.into(), pod_uid: None, runtime: Some(runtime.into()) })
 }
 
 /// The name of a unit as people write it: systemd escapes with `\x2d` what would be a separator.
@@ -217,14 +217,14 @@ fn display_name(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use WorkloadKind::{Allocation, Container as Ctr, Exec, Root, TopLevel, Unit};
+    use WorkloadKind::{Container as Ctr, Exec, Guarantee, Root, TopLevel, Unit};
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     const ID2: &str = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";
     const POD: &str = "11111111-2222-3333-4444-555555555555";
     const POD_: &str = "11111111_2222_3333_4444_555555555555";
 
-    fn of(path: &str) -> Workload {
+    fn of(path: &str) -> CgroupWorkload {
         let path =
             path.replace("{ID}", ID).replace("{ID2}", ID2).replace("{POD}", POD).replace("{POD_}", POD_);
         classify(&path.parse().unwrap(), |_| false)
@@ -443,9 +443,9 @@ mod tests {
         };
         for (path, kind, name) in [
             ("/batch", TopLevel, "batch"),
-            ("/batch/job1", Allocation, "/batch/job1"),
-            ("/batch/job1/step", Allocation, "/batch/job1"),
-            ("/batch/job1/deep/step", Allocation, "/batch/job1/deep"),
+            ("/batch/job1", Guarantee, "/batch/job1"),
+            ("/batch/job1/step", Guarantee, "/batch/job1"),
+            ("/batch/job1/deep/step", Guarantee, "/batch/job1/deep"),
             ("/batch/job2", TopLevel, "batch"),
             ("/system.slice", TopLevel, "system.slice"),
             ("/system.slice/redis.service", TopLevel, "system.slice"),

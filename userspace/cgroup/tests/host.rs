@@ -13,8 +13,8 @@ use std::{
 };
 
 use numaward_cgroup::{
-    Cgroup, CgroupId, CgroupPath, Event, Hierarchy, WatchMode, WatchOptions, Watcher,
-    knob::{Knob, Value},
+    Cgroup, CgroupEvent, CgroupId, CgroupPath, Hierarchy, WatchMode, WatchOptions, Watcher,
+    knob::{Knob, KnobValue},
     read,
 };
 use numaward_tests_support::skip_outside_ci;
@@ -88,8 +88,8 @@ fn reported(watcher: &mut Watcher, made: &Made, count: usize) -> Vec<(bool, Cgro
     while reported.len() < count && start.elapsed() < Duration::from_secs(1) {
         reported.extend(watcher.next(Duration::from_millis(100)).unwrap().into_iter().filter_map(|event| {
             let (added, cgroup) = match event {
-                Event::Added(cgroup) => (true, cgroup),
-                Event::Removed(cgroup) => (false, cgroup),
+                CgroupEvent::Added(cgroup) => (true, cgroup),
+                CgroupEvent::Removed(cgroup) => (false, cgroup),
             };
             (made.path.contains(&cgroup.path) && cgroup.path != made.path).then_some((added, cgroup))
         }));
@@ -118,7 +118,7 @@ fn ten_thousand_cgroups_are_walked_and_watched() {
     let added = reported(&mut watcher, &made, count);
     assert_eq!(added.len(), count);
     assert!(added.iter().all(|(added, _)| *added));
-    assert_eq!(watcher.mode(), &WatchMode::Watching);
+    assert_eq!(watcher.mode(), &WatchMode::Inotify);
     let ids: BTreeMap<CgroupPath, CgroupId> =
         added.into_iter().map(|(_, cgroup)| (cgroup.path, cgroup.id)).collect();
 
@@ -177,7 +177,7 @@ fn a_cgroup_of_the_host_is_read() {
         Err(error) => assert!(error.is_absent(), "{error}"),
     }
     let enabled = Knob::SubtreeControl.read(hierarchy.root()).unwrap();
-    if matches!(enabled, Value::Controllers(names) if names.contains("memory")) {
+    if matches!(enabled, KnobValue::Controllers(names) if names.contains("memory")) {
         assert!(!read::memory_numa_stat(&made.dir).unwrap().is_empty());
         assert_eq!(read::memory_events(&made.dir).unwrap().oom_kill, 0);
     } else {

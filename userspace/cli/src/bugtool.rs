@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::Context as _;
 use flate2::{Compression, write::GzEncoder};
-use numaward_api::{Version, Workloads, doctor::Check};
+use numaward_api::{Version, Workloads, doctor::HostCheck};
 use numaward_cgroup::{CgroupPath, Hierarchy};
 use numaward_config::{Config, Problems, yaml};
 use serde::Serialize;
@@ -78,7 +78,7 @@ pub(crate) async fn write(
     server: &Server,
     file: Option<PathBuf>,
     config: Result<&Config, &Problems>,
-    checks: &[Check],
+    checks: &[HostCheck],
 ) -> anyhow::Result<PathBuf> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let name = format!("numaward-bugtool-{now}");

@@ -15,7 +15,7 @@ use hyper::{
     header,
 };
 use hyper_util::rt::TokioIo;
-use numaward_api::Refusal;
+use numaward_api::GuaranteeRefusal;
 use serde::de::DeserializeOwned;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -58,7 +58,7 @@ pub(crate) enum ClientError {
     },
     /// It refuses.
     #[error("{}", crate::explain::refused(.0))]
-    Refused(Box<Refusal>),
+    Refused(Box<GuaranteeRefusal>),
     /// The answer makes no sense.
     #[error(
         "who answers {server} said {status} and what is not numaward's: {reason}; is it of another version?"

@@ -28,7 +28,7 @@ impl Server {
         name: &str,
         asked: &api::Resize,
         dry_run: bool,
-    ) -> Result<api::Resized, ClientError> {
+    ) -> Result<api::ResizeOutcome, ClientError> {
         let query = if dry_run { "?dryRun=true" } else { "" };
         self.ask(Method::PATCH, &format!("{PATH}/{}{query}", encoded(name)), body(asked)).await
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use numaward_api::doctor::{Check, Verdict};
+use numaward_api::doctor::{CheckResult, HostCheck};
 
 use crate::table::wrap;
 
@@ -10,7 +10,7 @@ use crate::table::wrap;
 const NAME: usize = 16;
 
 /// The checks for people.
-pub(crate) fn render(checks: &[Check]) -> String {
+pub(crate) fn render(checks: &[HostCheck]) -> String {
     let lengths = checks.iter().map(|check| check.check.chars().count());
     let name = lengths.filter(|&length| length <= NAME).max().unwrap_or(0);
     // Verdict, two blanks, name, two blanks.
@@ -18,9 +18,9 @@ pub(crate) fn render(checks: &[Check]) -> String {
     let mut text = String::new();
     for check in checks {
         let verdict = match check.verdict {
-            Verdict::Ok => "ok",
-            Verdict::Warn => "warn",
-            Verdict::Fail => "FAIL",
+            CheckResult::Ok => "ok",
+            CheckResult::Warn => "warn",
+            CheckResult::Fail => "FAIL",
         };
         let finding = wrap(&check.finding, indent, indent);
         let _ = if check.check.chars().count() > name {

@@ -219,7 +219,7 @@ fn others(allocation: &api::Allocation, enforcement: &api::Enforcement) -> Optio
              {mode} (--isolate moves them off for this workload)"
         ));
     }
-    let refused = herding.cgroups.iter().filter(|of| of.state == api::HerdState::Refused).count();
+    let refused = herding.cgroups.iter().filter(|of| of.state == api::ConfinementState::Refused).count();
     let in_root = herding.processes_in_root.unwrap_or(0);
     (refused > 0 || in_root > 0).then(|| {
         format!(
@@ -334,16 +334,16 @@ mod tests {
         refused: usize,
         processes_in_root: Option<u64>,
     ) -> api::Enforcement {
-        let cgroup = |state| api::Herded {
+        let cgroup = |state| api::ConfinedCgroup {
             cgroup: "/a".to_owned(),
             cpus: String::new(),
             state,
             reason: None,
             drift: Vec::new(),
         };
-        let mut cgroups = vec![cgroup(api::HerdState::Herded)];
-        cgroups.extend((0..refused).map(|_| cgroup(api::HerdState::Refused)));
-        let herding = api::Herding { mode, cgroups, processes_in_root };
+        let mut cgroups = vec![cgroup(api::ConfinementState::Confined)];
+        cgroups.extend((0..refused).map(|_| cgroup(api::ConfinementState::Refused)));
+        let herding = api::CpuIsolation { mode, cgroups, processes_in_root };
         api::Enforcement { mode: api::EnforcementMode::On, herding, ..api::Enforcement::default() }
     }
 

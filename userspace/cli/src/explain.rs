@@ -3,8 +3,8 @@
 use std::fmt::{Display, Write};
 
 use numaward_api::{
-    Allocation, Drift, DriftState, DryRun, Explanation, MissingKind, Noticed, Placement, Refusal, Rejection,
-    Shortfall, Writer,
+    Allocation, Drift, DriftDetection, DriftState, DryRun, Explanation, GuaranteeRefusal, KnobWriter,
+    MissingKind, Placement, Rejection, Shortfall,
 };
 
 use crate::table::{row, size, table};
@@ -124,13 +124,13 @@ fn drifted(drift: &Drift) -> String {
         DriftState::Ineffective => format!("is {wanted}, of which the kernel gives only {found}"),
     };
     let who = match (&drift.writer, drift.noticed) {
-        (Some(Writer { pid, command, cgroup }), _) => {
+        (Some(KnobWriter { pid, command, cgroup }), _) => {
             let command = command.as_deref().unwrap_or("a process that has ended");
             let cgroup = cgroup.as_ref().map_or(String::new(), |cgroup| format!(", cgroup {cgroup}"));
             format!("by {command} (process {pid}{cgroup})")
         }
-        (None, Noticed::Write) => "by a process of another PID namespace".to_owned(),
-        (None, Noticed::Look) => "by whom is not known".to_owned(),
+        (None, DriftDetection::Write) => "by a process of another PID namespace".to_owned(),
+        (None, DriftDetection::Check) => "by whom is not known".to_owned(),
     };
     let times = if drift.count == 1 { "once".to_owned() } else { format!("{} times", drift.count) };
     format!("  {knob} of {cgroup} {what} (drifted {times}, last {who})\n")
@@ -181,7 +181,7 @@ fn render_explanation(explanation: &Explanation) -> String {
 }
 
 /// What a refusal says.
-pub(crate) fn refused(refusal: &Refusal) -> String {
+pub(crate) fn refused(refusal: &GuaranteeRefusal) -> String {
     match &refusal.rejection {
         Some(rejected) => format!("refused: {}", rejection(rejected)),
         None => refusal.detail.clone(),

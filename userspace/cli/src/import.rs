@@ -1,13 +1,13 @@
 //! `numaward import-kubelet-state`: what was taken over, as text.
 
-use numaward_api::{Block, import::Imported};
+use numaward_api::{MemoryBlock, import::ImportReport};
 
 use crate::table::{row, size, table};
 
 /// What was taken over, for people.
-pub(crate) fn render(imported: &Imported) -> String {
+pub(crate) fn render(imported: &ImportReport) -> String {
     let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-    let line = |pod: &str, container: &str, cpus: &str, blocks: &[Block]| {
+    let line = |pod: &str, container: &str, cpus: &str, blocks: &[MemoryBlock]| {
         let nodes: Vec<&str> = blocks.iter().map(|block| block.nodes.as_str()).collect();
         let memory: Vec<String> =
             blocks.iter().map(|block| format!("{} {}", block.kind, size(block.bytes))).collect();
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn what_was_taken_over_is_a_table() {
-        let block = |kind: &str, nodes: &str| Block {
+        let block = |kind: &str, nodes: &str| MemoryBlock {
             kind: kind.to_owned(),
             nodes: nodes.to_owned(),
             bytes: 1 << 30,
@@ -48,7 +48,7 @@ mod tests {
         };
         let two = vec![block("memory", "0"), block("hugepages-2Mi", "0-1")];
         let containers = vec![container("a", "2-3", two), container("b", "", Vec::new())];
-        let imported = Imported {
+        let imported = ImportReport {
             containers,
             shared_cpus: "0-1".to_owned(),
             pods: vec![Pod { uid: "whole".to_owned(), cpus: "4-7".to_owned(), memory: Vec::new() }],
@@ -63,7 +63,7 @@ uid    b          -     -      -
 2 containers; shared CPUs 0-1
 ";
         assert_eq!(render(&imported), expected);
-        let nothing = Imported {
+        let nothing = ImportReport {
             containers: Vec::new(),
             shared_cpus: "0-3".to_owned(),
             pods: Vec::new(),

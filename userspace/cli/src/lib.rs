@@ -1,6 +1,6 @@
 //! The commands of `numaward`: what asks the daemon, and what reads from this host.
 //!
-//! What is the daemon's own comes in as functions ([`Daemon`]), so that this crate does without it.
+//! What is the daemon's own comes in as functions ([`DaemonHooks`]), so that this crate does without it.
 
 #![deny(unsafe_code)]
 
@@ -51,14 +51,14 @@ use anyhow::{Context, bail};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use numaward_api::{self as api, Version};
 use numaward_api::{
-    doctor::{Check, Verdict},
-    import::Imported,
-    restore::Restored,
+    doctor::{CheckResult, HostCheck},
+    import::ImportReport,
+    restore::RestoreReport,
 };
 use numaward_config::{self as config, Flag, Interval, Sources};
 use numaward_engine::PolicyConfig;
-use numaward_probes::{Options, ProbeReport, Probes};
-use numaward_topology::{Machine, Need};
+use numaward_probes::{ProbeOptions, ProbeReport, Probes};
+use numaward_topology::{KernelFeature, Machine};
 use serde::Serialize;
 
 use crate::{
@@ -77,30 +77,30 @@ const REFUSED: u8 = 3;
 const UNREACHABLE: u8 = 4;
 
 /// Says what is missing on the host with this root directory, with these probes and this configuration.
-pub type Examine = fn(
+pub type ExamineHost = fn(
     &Path,
     &[ProbeReport],
-    &[(Need, Option<bool>)],
+    &[(KernelFeature, Option<bool>)],
     Result<&config::Config, &config::Problems>,
-) -> Vec<Check>;
+) -> Vec<HostCheck>;
 
 /// What the daemon does for a command.
 #[derive(Clone, Copy, Debug)]
-pub struct Daemon {
+pub struct DaemonHooks {
     /// Is the daemon until it is stopped.
     pub run: fn(&config::Config) -> anyhow::Result<()>,
     /// Examines a host.
-    pub examine: Examine,
+    pub examine: ExamineHost,
     /// What the engine is configured to do on a machine.
     pub policy: fn(&config::Config, &Machine) -> anyhow::Result<PolicyConfig>,
     /// Takes over what a kubelet promised, from the state files in a directory; a dry run changes nothing.
-    pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<Imported>,
+    pub import: fn(&config::Config, &Machine, &Path, bool) -> anyhow::Result<ImportReport>,
     /// Gives back all that a daemon with this configuration wrote.
-    pub restore: fn(&config::Config, Machine) -> anyhow::Result<Restored>,
+    pub restore: fn(&config::Config, Machine) -> anyhow::Result<RestoreReport>,
 }
 
 /// Does what the arguments of this process say.
-pub fn main(daemon: &Daemon) -> ExitCode {
+pub fn main(daemon: &DaemonHooks) -> ExitCode {
     let Cli { reached, command } = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -189,7 +189,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn run(daemon: &Daemon, args: Run) -> anyhow::Result<ExitCode> {
+fn run(daemon: &DaemonHooks, args: Run) -> anyhow::Result<ExitCode> {
     let flag = |name, key, value: Option<String>| value.map(|value| Flag { name, key, value });
     let flags = [
         flag("--listen", "listen", args.listen),
@@ -207,7 +207,7 @@ fn run(daemon: &Daemon, args: Run) -> anyhow::Result<ExitCode> {
 
 /// The configuration from a file, this process's variables and flags. A variable that is not Unicode is kept as far as
 /// it is, so that its key is checked.
-fn load(file: Option<PathBuf>, flags: Vec<Flag>) -> Result<config::Loaded, config::Problems> {
+fn load(file: Option<PathBuf>, flags: Vec<Flag>) -> Result<config::LoadedConfig, config::Problems> {
     let variables = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     config::load(&Sources { file, variables: variables.collect(), flags })
@@ -239,7 +239,7 @@ fn topology(reached: &Reached, root: Option<&Path>, output: Output) -> anyhow::R
 }
 
 /// What is promised on the nodes, where it can be asked: not every host can promise.
-async fn promised(server: &Server) -> Option<Vec<api::NodePromises>> {
+async fn promised(server: &Server) -> Option<Vec<api::NodeCapacity>> {
     server.allocations().await.ok().map(|held| held.nodes)
 }
 
@@ -434,8 +434,8 @@ fn resize(reached: &Reached, args: Resize) -> anyhow::Result<ExitCode> {
     };
     let resized = runtime()?.block_on(server.resize(&args.name, &asked, args.dry_run))?;
     print(args.output, &resized, |resized| match resized {
-        api::Resized::Held(allocation) => explain::placed(allocation, "holds"),
-        api::Resized::Dry(dry) => explain::render_dry_run(dry),
+        api::ResizeOutcome::Applied(allocation) => explain::placed(allocation, "holds"),
+        api::ResizeOutcome::DryRun(dry) => explain::render_dry_run(dry),
     })
 }
 
@@ -600,7 +600,7 @@ fn events(
     })
 }
 
-fn bugtool(daemon: &Daemon, reached: &Reached, file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+fn bugtool(daemon: &DaemonHooks, reached: &Reached, file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let server = local_server(reached)?;
     let config = load(None, Vec::new()).map(|loaded| loaded.config);
     let checks = examined(daemon, Path::new("/"), config.as_ref());
@@ -633,21 +633,30 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-fn doctor(daemon: &Daemon, root: &Path, config: Option<PathBuf>, output: Output) -> anyhow::Result<ExitCode> {
+fn doctor(
+    daemon: &DaemonHooks,
+    root: &Path,
+    config: Option<PathBuf>,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
     let checks = examined(daemon, root, examined_config(root, config).as_ref());
     print(output, &checks, |checks| doctor::render(checks))?;
-    let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
+    let fails = checks.iter().any(|check| check.verdict == CheckResult::Fail);
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// The checks of a host.
-fn examined(daemon: &Daemon, root: &Path, config: Result<&config::Config, &config::Problems>) -> Vec<Check> {
+fn examined(
+    daemon: &DaemonHooks,
+    root: &Path,
+    config: Result<&config::Config, &config::Problems>,
+) -> Vec<HostCheck> {
     // Probes can be tried on the running kernel only.
     let probes = (root == Path::new("/")).then(|| {
         let machine = numaward_topology::sysfs::read(root).unwrap_or_default();
-        Probes::load(&Options::new(&machine))
+        Probes::load(&ProbeOptions::new(&machine))
     });
-    let needs = probes.as_ref().map(Probes::needs).unwrap_or_default();
+    let needs = probes.as_ref().map(Probes::kernel_features).unwrap_or_default();
     (daemon.examine)(root, probes.as_ref().map_or(&[], Probes::reports), &needs, config)
 }
 
@@ -754,7 +763,7 @@ fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
     Ok(kept.fold(String::new(), |page, at| page + lines[at] + "\n").into_bytes())
 }
 
-fn simulate(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {
+fn simulate(daemon: &DaemonHooks, args: &Simulate) -> anyhow::Result<ExitCode> {
     if args.reserved_memory {
         return print(args.output, &simulate::suggested(args.observe.0)?, simulate::render_suggested);
     }
@@ -768,14 +777,14 @@ fn simulate(daemon: &Daemon, args: &Simulate) -> anyhow::Result<ExitCode> {
     print(args.output, &simulation, |simulation| simulate::render(simulation, args.each))
 }
 
-fn import_kubelet_state(daemon: &Daemon, args: ImportKubeletState) -> anyhow::Result<ExitCode> {
+fn import_kubelet_state(daemon: &DaemonHooks, args: ImportKubeletState) -> anyhow::Result<ExitCode> {
     let config = configured(args.config)?;
     let imported =
         (daemon.import)(&config, &topology::machine(&config.host_root)?, &args.directory, args.dry_run)?;
     print(args.output, &imported, import::render)
 }
 
-fn uninstall(daemon: &Daemon, args: Uninstall) -> anyhow::Result<ExitCode> {
+fn uninstall(daemon: &DaemonHooks, args: Uninstall) -> anyhow::Result<ExitCode> {
     let config = configured(args.config)?;
     let restored = (daemon.restore)(&config, topology::machine(&config.host_root)?)?;
     let code = print(args.output, &restored, uninstall::render)?;

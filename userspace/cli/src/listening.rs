@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use numaward_cgroup::CutLines;
+use numaward_cgroup::TruncatedLines;
 
 /// The state of a socket that listens (`TCP_LISTEN`).
 const LISTENS: &str = "0A";
@@ -24,7 +24,7 @@ pub(crate) fn is_roots(proc: &Path, port: u16) -> io::Result<bool> {
             Err(error) if error.kind() == io::ErrorKind::NotFound && file == "net/tcp6" => continue,
             file => file?,
         };
-        let mut lines = CutLines::new(BufReader::new(file));
+        let mut lines = TruncatedLines::new(BufReader::new(file));
         while let Some(line) = lines.next_line()? {
             match listener(&String::from_utf8_lossy(line), port) {
                 Some("0") => is_roots = true,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use numaward_api::{
-    Allocations, Drift, DriftState, ExclusiveCpu, HerdState, NodeHeadroom, Probe, Status, Workload,
+    Allocations, ConfinementState, Drift, DriftState, ExclusiveCpu, NodeHeadroom, Probe, Status, Workload,
     WorkloadCount,
 };
 use serde::Serialize;
@@ -170,10 +170,10 @@ fn enforcement(promised: &Allocations) -> String {
     if !herding.cgroups.is_empty() {
         let rows = herding.cgroups.iter().map(|herded| {
             let state = match (herded.state, &herded.reason) {
-                (HerdState::Herded, _) => "herded",
-                (HerdState::DryRun, _) => "dry run",
-                (HerdState::Refused, None) => "refused",
-                (HerdState::Refused, Some(reason)) => reason,
+                (ConfinementState::Confined, _) => "herded",
+                (ConfinementState::DryRun, _) => "dry run",
+                (ConfinementState::Refused, None) => "refused",
+                (ConfinementState::Refused, Some(reason)) => reason,
             };
             row([&herded.cgroup, if herded.cpus.is_empty() { "-" } else { &herded.cpus }, state])
         });
@@ -316,8 +316,9 @@ fn uptime(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use numaward_api::{
-        Activity, Allocated, Allocation, AtHome, Counters, Degraded, Enforcement, EnforcementMode, Herded,
-        Herding, KindPromises, Map, NodePromises, PendingRestore, Resident, Waiting, WorkloadNode,
+        Activity, AllocatedBytes, Allocation, AutoPlacedWorkload, ConfinedCgroup, Counters, CpuIsolation,
+        DegradedPart, Enforcement, EnforcementMode, KindCapacity, Map, NodeCapacity, PendingGuarantee,
+        PendingRestore, Resident, WorkloadNode,
     };
     use std::{collections::BTreeMap, sync::Arc};
 
@@ -359,7 +360,7 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
             nodes: vec![WorkloadNode {
                 node: 0,
                 missed_bytes: None,
-                allocated: Some(Allocated { local_bytes: 3 << 20, remote_bytes, kernel_bytes: 0 }),
+                allocated: Some(AllocatedBytes { local_bytes: 3 << 20, remote_bytes, kernel_bytes: 0 }),
                 resident,
                 hugepages: vec![],
             }],
@@ -369,14 +370,14 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
             activity: resident
                 .map(|_| Activity { sampling: Some("skipped_cpuset".to_owned()), ..Activity::default() }),
         };
-        let herded = |cgroup: &str, cpus: &str, reason: Option<&str>| Herded {
+        let herded = |cgroup: &str, cpus: &str, reason: Option<&str>| ConfinedCgroup {
             cgroup: cgroup.to_owned(),
             cpus: cpus.to_owned(),
-            state: if reason.is_some() { HerdState::Refused } else { HerdState::DryRun },
+            state: if reason.is_some() { ConfinementState::Refused } else { ConfinementState::DryRun },
             reason: reason.map(str::to_owned),
             drift: Vec::new(),
         };
-        let kind = |kind: &str, withheld_bytes: u64| KindPromises {
+        let kind = |kind: &str, withheld_bytes: u64| KindCapacity {
             kind: kind.to_owned(),
             total_bytes: 1 << 30,
             reserved_bytes: 0,
@@ -422,19 +423,22 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
                     margin_bytes: 32 << 20,
                     low: true,
                 }],
-                degraded: vec![Degraded { part: "cgroups".to_owned(), reason: "none mounted".to_owned() }],
+                degraded: vec![DegradedPart {
+                    part: "cgroups".to_owned(),
+                    reason: "none mounted".to_owned(),
+                }],
             },
             narrow: vec![narrow()],
             promised: Some(Allocations {
                 shared_cpus: "0-1".to_owned(),
                 enforcement: Enforcement {
                     mode: EnforcementMode::On,
-                    herding: Herding {
+                    herding: CpuIsolation {
                         mode: EnforcementMode::DryRun,
                         cgroups: vec![herded("/a", "0-1", None), herded("/b", "", Some("its own"))],
                         processes_in_root: Some(2),
                     },
-                    homes: vec![AtHome {
+                    homes: vec![AutoPlacedWorkload {
                         cgroup: "/h".to_owned(),
                         node: 1,
                         cpus: "4-7".to_owned(),
@@ -443,13 +447,13 @@ TO BE RESTORED  KNOB         NOW  BEFORE  REASON
                     }],
                     ..Enforcement::default()
                 },
-                waiting: vec![Waiting {
+                waiting: vec![PendingGuarantee {
                     cgroup: "/c".to_owned(),
                     declared: "/*".to_owned(),
                     reason: "no room".to_owned(),
                     rejection: None,
                 }],
-                nodes: vec![NodePromises {
+                nodes: vec![NodeCapacity {
                     node: 1,
                     free_cpus: "3".to_owned(),
                     memory: vec![kind("memory", 0), kind("hugepages-2Mi", 512 << 20)],

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use numaward_api::{NodePromises, Topology};
+use numaward_api::{NodeCapacity, Topology};
 use numaward_topology::Machine;
 use serde::Serialize;
 
@@ -20,11 +20,11 @@ pub(crate) struct Shown {
     #[serde(flatten)]
     pub(crate) topology: Topology,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) promised: Option<Vec<NodePromises>>,
+    pub(crate) promised: Option<Vec<NodeCapacity>>,
 }
 
 /// What is promised on each node, and what can still be.
-fn promises(promised: &[NodePromises]) -> String {
+fn promises(promised: &[NodeCapacity]) -> String {
     let mut rows = Vec::new();
     for node in promised {
         for (number, of) in node.memory.iter().enumerate() {

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use numaward_api::restore::Restored;
+use numaward_api::restore::RestoreReport;
 
 use crate::table::{row, table};
 
 /// What was given back, for people.
-pub(crate) fn render(restored: &Restored) -> String {
+pub(crate) fn render(restored: &RestoreReport) -> String {
     let rows = restored.cgroups.iter().flat_map(|of| {
         // An empty list stands for what the cgroup above has.
         let word = |value: &str| if value.is_empty() { "-".to_owned() } else { value.to_owned() };
@@ -28,7 +28,7 @@ pub(crate) fn render(restored: &Restored) -> String {
 
 #[cfg(test)]
 mod tests {
-    use numaward_api::restore::{Left, RestoredCgroup};
+    use numaward_api::restore::{RestoredCgroup, UnrestoredItem};
 
     use super::*;
 
@@ -48,10 +48,10 @@ CGROUP                    KNOB         AGAIN
 ";
         let reason = "the controller cpuset stays enabled, as it is in use".to_owned();
         let left = vec![
-            Left { name: "/a".to_owned(), reason: None },
-            Left { name: "/b".to_owned(), reason: Some(reason) },
+            UnrestoredItem { name: "/a".to_owned(), reason: None },
+            UnrestoredItem { name: "/b".to_owned(), reason: Some(reason) },
         ];
-        assert_eq!(render(&Restored { cgroups: vec![of], left }), expected);
-        assert_eq!(render(&Restored::default()), "0 cgroups have what they had before.\n");
+        assert_eq!(render(&RestoreReport { cgroups: vec![of], left }), expected);
+        assert_eq!(render(&RestoreReport::default()), "0 cgroups have what they had before.\n");
     }
 }

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     cluster::OperatingMode,
-    control::{Access, Control, Tls},
-    enforcement::{CgroupPattern, Declared, Enforcement},
+    control::{AccessCredentials, Control, Tls},
+    enforcement::{CgroupPattern, DeclaredGuarantee, Enforcement},
     exported::ExportedMetrics,
     guard::{Budgets, GuardMode, GuardReclaim, essential},
     home::{Home, HomeMode},
@@ -86,7 +86,7 @@ pub struct Config {
     /// Shares of L3 caches and memory bandwidth.
     pub resctrl: Resctrl,
     /// Guarantees for workloads that are yet to come, by unit or cgroup. The first that matches counts.
-    pub guarantees: Vec<Declared>,
+    pub guarantees: Vec<DeclaredGuarantee>,
     /// By which rules it is decided who gets what.
     pub strategy: StrategyKind,
     /// Whose decisions the strategy `kubelet` repeats. Default: what the Kubernetes node reports of its kubelet, where
@@ -189,8 +189,8 @@ impl Config {
     }
 
     /// Who may reach the read-only address.
-    pub fn reading(&self) -> Access {
-        Access::reading(self.listen_token_file.as_deref(), &self.listen_tls)
+    pub fn read_access(&self) -> AccessCredentials {
+        AccessCredentials::for_reading(self.listen_token_file.as_deref(), &self.listen_tls)
     }
 
     /// How the nodes of CPUs and memory have to agree.
@@ -209,17 +209,17 @@ impl Config {
     }
 
     /// How `resctrl` is used; nothing where it is not.
-    pub fn uses_resctrl(&self) -> Option<&Resctrl> {
+    pub fn enabled_resctrl(&self) -> Option<&Resctrl> {
         Some(&self.resctrl).filter(|of| self.enforcement.mode == EnforcementMode::On && of.is_used())
     }
 
     /// Whether workloads without a guarantee are given homes, as against only a report of it.
-    pub fn places_homes(&self) -> bool {
+    pub fn places_workloads(&self) -> bool {
         self.home.mode == HomeMode::Place && self.enforcement.mode == EnforcementMode::On
     }
 
     /// Returns true where the guard keeps workloads off nodes; false where it only reports.
-    pub fn steers(&self) -> bool {
+    pub fn keeps_off_nodes(&self) -> bool {
         self.guard.acts() && self.enforcement.mode == EnforcementMode::On
     }
 
@@ -230,7 +230,7 @@ impl Config {
     }
 
     /// Whether the guard keeps what is promised free.
-    pub fn keeps_free(&self) -> bool {
+    pub fn drops_page_cache(&self) -> bool {
         self.guard_reclaim.enabled && self.guard.acts() && self.enforcement.mode == EnforcementMode::On
     }
 

@@ -50,7 +50,7 @@ impl Tls {
 
 /// By which credentials an address is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Access {
+pub struct AccessCredentials {
     /// File with a bearer token.
     pub token_file: Option<PathBuf>,
     /// TLS.
@@ -61,7 +61,7 @@ pub struct Access {
     pub tls_key: &'static str,
 }
 
-impl From<&Control> for Access {
+impl From<&Control> for AccessCredentials {
     fn from(control: &Control) -> Self {
         Self {
             token_file: control.token_file.clone(),
@@ -72,9 +72,9 @@ impl From<&Control> for Access {
     }
 }
 
-impl Access {
+impl AccessCredentials {
     /// That of the read-only address.
-    pub(super) fn reading(token_file: Option<&Path>, tls: &Tls) -> Self {
+    pub(super) fn for_reading(token_file: Option<&Path>, tls: &Tls) -> Self {
         Self {
             token_file: token_file.map(Path::to_owned),
             tls: tls.clone(),
@@ -84,7 +84,7 @@ impl Access {
     }
 
     /// Whether there is TLS, or anything that lets clients in.
-    pub fn is_any(&self) -> bool {
+    pub fn is_configured(&self) -> bool {
         self.token_file.is_some() || self.tls != Tls::default()
     }
 
@@ -117,7 +117,7 @@ impl Access {
 /// What is wrong with who may read at an address: the key that is to be changed, and why.
 pub(super) fn reading_problems(
     ListenAddress(address): ListenAddress,
-    reading: &Access,
+    reading: &AccessCredentials,
 ) -> Vec<(String, String)> {
     let mut problems = reading.problems();
     if reading.token_file.is_some() && reading.tls.cert_file.is_none() && !address.ip().is_loopback() {
@@ -133,7 +133,7 @@ pub(super) fn reading_problems(
 /// What is wrong with who may change allocations: the key that is to be changed, and why.
 pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(String, String)> {
     let Control { listen, token_file, allow_unencrypted, tls } = control;
-    let mut problems = Access::from(control).problems();
+    let mut problems = AccessCredentials::from(control).problems();
     let cert = tls.cert_file.is_some();
     let Some(ListenAddress(address)) = listen else { return problems };
     let mut wrong = |message| problems.push(("control.listen".to_owned(), message));

@@ -26,7 +26,7 @@ pub struct CpuPower {
 
 impl CpuPower {
     /// Whether anything is set.
-    pub fn is_any(&self) -> bool {
+    pub fn is_configured(&self) -> bool {
         *self != Self::default()
     }
 }
@@ -99,6 +99,6 @@ mod tests {
         ] {
             assert_eq!(problems(&power(text)).is_some(), is_wrong, "{text}");
         }
-        assert!(!power("{}").is_any() && power(r#"{"wakeUpLatency": 0}"#).is_any());
+        assert!(!power("{}").is_configured() && power(r#"{"wakeUpLatency": 0}"#).is_configured());
     }
 }

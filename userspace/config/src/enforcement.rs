@@ -27,7 +27,7 @@ pub struct Enforcement {
     /// Whether guarantees are given: `off`, `dry-run` (decided and reported, not written) or `on`.
     pub mode: EnforcementMode,
     /// Whether workloads without exclusive CPUs are kept off those of others.
-    pub herding: Herding,
+    pub herding: IsolationSettings,
     /// Whether interrupts, and other work that the kernel does by itself, are kept off exclusive CPUs: `leave` or
     /// `move-away`. Only where guarantees are enforced.
     pub interrupts: Interrupts,
@@ -43,7 +43,7 @@ pub struct Enforcement {
 
 impl Enforcement {
     /// How far others are herded: never further than guarantees are enforced.
-    pub fn herding_mode(&self) -> EnforcementMode {
+    pub fn isolation_mode(&self) -> EnforcementMode {
         self.mode.min(self.herding.mode)
     }
 
@@ -54,7 +54,7 @@ impl Enforcement {
 
     /// The power settings of exclusive CPUs, if there are any to be made.
     pub fn power_settings(&self) -> Option<&CpuPower> {
-        Some(&self.cpu_power).filter(|power| self.mode == EnforcementMode::On && power.is_any())
+        Some(&self.cpu_power).filter(|power| self.mode == EnforcementMode::On && power.is_configured())
     }
 
     /// The weights of nodes for weighted-interleave, if any are to be set.
@@ -80,7 +80,7 @@ pub enum Interrupts {
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Herding {
+pub struct IsolationSettings {
     /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`. A workload that asks
     /// for it (`isolate`) has others kept off its CPUs in each of the three.
     #[educe(Default(expression = EnforcementMode::DryRun))]
@@ -98,7 +98,7 @@ pub struct Herding {
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Declared {
+pub struct DeclaredGuarantee {
     /// The unit of systemd, as a pattern. Either this or `cgroup`.
     pub unit: Option<UnitPattern>,
     /// The cgroup, as a pattern: `*` stands for any text without a slash, `**` for any number of levels.
@@ -121,7 +121,7 @@ pub struct Declared {
     pub placement: Placement,
 }
 
-impl Declared {
+impl DeclaredGuarantee {
     /// For which unit or cgroup, in words.
     pub fn pattern(&self) -> &str {
         match (&self.unit, &self.cgroup) {
@@ -281,7 +281,7 @@ inline_schema!(PageSize, { "type": "string", "examples": ["2Mi"] });
 /// What is wrong with declared guarantees (each with its number) beyond single values: the path of the key, and
 /// the problem. `is_given` says whether there was a value at a path, right or wrong.
 pub(super) fn problems(
-    declared: &[(usize, &Declared)],
+    declared: &[(usize, &DeclaredGuarantee)],
     is_given: impl Fn(&[String]) -> bool,
 ) -> Vec<(Vec<String>, String)> {
     let mut problems = Vec::new();
@@ -304,7 +304,7 @@ pub(super) fn problems(
                 problems.push((path, format!("{} is not a whole number of pages of {size}", amount.0)));
             }
         }
-        let is_same = |(_, other): &&(usize, &Declared)| {
+        let is_same = |(_, other): &&(usize, &DeclaredGuarantee)| {
             (&other.unit, &other.cgroup) == (&this.unit, &this.cgroup) && !this.pattern().is_empty()
         };
         if let Some((first, _)) = declared[..position].iter().find(is_same) {
@@ -347,10 +347,10 @@ mod tests {
         for (mode, herding, both) in
             [(On, On, On), (On, Off, Off), (DryRun, On, DryRun), (Off, On, Off), (On, DryRun, DryRun)]
         {
-            let herding = Herding { mode: herding, ..Herding::default() };
-            assert_eq!(Enforcement { mode, herding, ..Enforcement::default() }.herding_mode(), both);
+            let herding = IsolationSettings { mode: herding, ..IsolationSettings::default() };
+            assert_eq!(Enforcement { mode, herding, ..Enforcement::default() }.isolation_mode(), both);
         }
         let default = Enforcement::default();
-        assert_eq!((default.mode, default.herding_mode()), (On, DryRun));
+        assert_eq!((default.mode, default.isolation_mode()), (On, DryRun));
     }
 }

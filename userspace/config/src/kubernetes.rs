@@ -37,13 +37,13 @@ pub struct Kubernetes {
     /// What becomes of the quota of CPU time of a container that has CPUs of its own, and of its pod.
     pub cpu_quota: CpuQuota,
     /// What becomes of a pod that was started without numaward, and whose CPUs or memory are not there.
-    pub unpinned: WhenUnpinned,
+    pub unpinned: UnpinnedPolicy,
 }
 
 /// What becomes of a pod that was started without numaward, and whose CPUs or memory are not there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum WhenUnpinned {
+pub enum UnpinnedPolicy {
     /// It is reported, shares what is nobody's, and is pinned when there is room.
     #[default]
     Report,
@@ -88,7 +88,7 @@ pub struct Nri {
     pub plugin_index: PluginIndex,
     /// What to do with containers that another plugin or the kubelet has pinned already: when they are created, and when
     /// they run already as the runtime is connected.
-    pub when_pinned: WhenPinned,
+    pub when_pinned: PinnedPolicy,
 }
 
 /// The name of a plugin: letters, digits and `_.+-`.
@@ -134,7 +134,7 @@ serde_as_text!(PluginIndex);
 /// What to do with containers that somebody else has pinned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum WhenPinned {
+pub enum PinnedPolicy {
     /// Leave them alone.
     #[default]
     Yield,

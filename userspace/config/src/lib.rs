@@ -43,9 +43,9 @@ pub use self::{
         AllocationProbe, CallChains, Config, HardwareProbe, Log, Observe, ProbeSwitch, Probes,
         RemoteEstimate, StallProbe,
     },
-    control::{Access, Control, Tls},
+    control::{AccessCredentials, Control, Tls},
     load::{
-        CLIENT_VARIABLES, DEFAULT_FILE, FILE_VARIABLE, Flag, Loaded, Sources, VARIABLE_PREFIX, load,
+        CLIENT_VARIABLES, DEFAULT_FILE, FILE_VARIABLE, Flag, LoadedConfig, Sources, VARIABLE_PREFIX, load,
         read_yaml,
     },
     pasted::gate_problems,

@@ -56,7 +56,7 @@ pub struct Flag {
 
 /// A configuration and how it came about.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration.
     pub config: Config,
     /// The file that was read, if there was one.
@@ -66,7 +66,7 @@ pub struct Loaded {
 }
 
 /// Reads, merges and checks the configuration.
-pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
+pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
     let known = Known::new();
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
@@ -115,7 +115,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         let outgoing = outgoing::problems(&config.alerts, &config.otlp).into_iter();
         let between = control::problems(&config.control, config.listen)
             .into_iter()
-            .chain(control::reading_problems(config.listen, &config.reading()))
+            .chain(control::reading_problems(config.listen, &config.read_access()))
             .chain(outgoing.map(|(key, message)| (key.to_owned(), message)))
             .chain(
                 cpu_power::problems(&config.enforcement.cpu_power)
@@ -137,7 +137,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Problems> {
         warnings.extend(exported::warnings(&config.metrics));
         warnings.extend(pasted::warnings(&config));
         warnings.extend(secrets_that_others_read(&config, &given));
-        return Ok(Loaded { config, file, warnings });
+        return Ok(LoadedConfig { config, file, warnings });
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     Err(Problems(problems))

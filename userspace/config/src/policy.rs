@@ -140,7 +140,7 @@ impl Threshold {
         clippy::cast_sign_loss,
         reason = "it is what the kubelet does"
     )]
-    pub fn of(self, capacity: Bytes) -> Quantity {
+    pub fn resolve(self, capacity: Bytes) -> Quantity {
         match self {
             Self::Amount(amount) => amount,
             Self::Percent(100.0) => Quantity::default(),

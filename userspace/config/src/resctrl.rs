@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::{enforcement::Declared, inline_schema::inline_schema};
+use super::{enforcement::DeclaredGuarantee, inline_schema::inline_schema};
 
 /// Shares of L3 caches and memory bandwidth for workloads with a guarantee (the kernel's resctrl), and figures of what they
 /// have of both. Only where guarantees are enforced. Default: nothing is read or written.
@@ -102,7 +102,7 @@ serde_as_text!(ClassName);
 inline_schema!(ClassName, { "type": "string", "examples": ["batch"] });
 
 /// What is wrong with classes, and with guarantees that name one: the key, and the problem.
-pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(String, String)> {
+pub(super) fn problems(resctrl: &Resctrl, guarantees: &[DeclaredGuarantee]) -> Vec<(String, String)> {
     let Resctrl { root, classes, .. } = resctrl;
     let mut problems = Vec::new();
     if !root.is_absolute() {
@@ -151,8 +151,11 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(Strin
         problems.push((format!("resctrl.classes.{name}.l3Percent"), problem.to_owned()));
     }
     for (number, declared) in guarantees.iter().enumerate() {
-        if let Some(problem) =
-            declared.placement.resctrl_class.as_deref().and_then(|class| unknown(resctrl, class))
+        if let Some(problem) = declared
+            .placement
+            .resctrl_class
+            .as_deref()
+            .and_then(|class| unknown_class_problem(resctrl, class))
         {
             problems.push((format!("guarantees.{number}.placement.resctrlClass"), problem));
         }
@@ -161,7 +164,7 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[Declared]) -> Vec<(Strin
 }
 
 /// What is wrong with the name of a class that a workload asks for.
-pub fn unknown(resctrl: &Resctrl, class: &str) -> Option<String> {
+pub fn unknown_class_problem(resctrl: &Resctrl, class: &str) -> Option<String> {
     if resctrl.classes.keys().any(|name| name.as_str() == class) {
         return None;
     }
@@ -226,12 +229,16 @@ mod tests {
     fn an_unknown_class_is_named_with_those_that_there_are() {
         let of = |text: &str| Resctrl { classes: serde_json::from_str(text).unwrap(), ..Resctrl::default() };
         let two = of(r#"{"db": {"l3Ways": 4}, "batch": {"l3Ways": 1}}"#);
-        assert_eq!(unknown(&two, "db"), None);
-        assert!(unknown(&two, "dp").unwrap().ends_with("has batch, db"), "{:?}", unknown(&two, "dp"));
-        assert!(unknown(&of("{}"), &"x".repeat(1 << 20)).unwrap().len() < 200);
+        assert_eq!(unknown_class_problem(&two, "db"), None);
+        assert!(
+            unknown_class_problem(&two, "dp").unwrap().ends_with("has batch, db"),
+            "{:?}",
+            unknown_class_problem(&two, "dp")
+        );
+        assert!(unknown_class_problem(&of("{}"), &"x".repeat(1 << 20)).unwrap().len() < 200);
         let declared = r#"[{"unit": "a.service", "memory": "1Gi", "placement": {"resctrlClass": "db"}},
             {"unit": "b.service", "memory": "1Gi", "placement": {"resctrlClass": "dp"}}]"#;
-        let declared: Vec<Declared> = serde_json::from_str(declared).unwrap();
+        let declared: Vec<DeclaredGuarantee> = serde_json::from_str(declared).unwrap();
         let found: Vec<String> = problems(&two, &declared).into_iter().map(|(key, _)| key).collect();
         assert_eq!(found, ["guarantees.1.placement.resctrlClass"]);
     }

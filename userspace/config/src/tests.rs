@@ -2,9 +2,9 @@ use std::{
     collections::BTreeMap, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration,
 };
 
-use super::{enforcement::Declared, *};
+use super::{enforcement::DeclaredGuarantee, *};
 
-fn with_file(text: &str, variables: &[(&str, &str)], flags: Vec<Flag>) -> Result<Loaded, Vec<String>> {
+fn with_file(text: &str, variables: &[(&str, &str)], flags: Vec<Flag>) -> Result<LoadedConfig, Vec<String>> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.yaml");
     std::fs::write(&file, text).unwrap();
@@ -314,7 +314,7 @@ guarantees:
         (config.enforcement.mode, config.enforcement.herding.mode),
         (EnforcementMode::On, EnforcementMode::DryRun)
     );
-    let patterns: Vec<_> = config.guarantees.iter().map(Declared::pattern).collect();
+    let patterns: Vec<_> = config.guarantees.iter().map(DeclaredGuarantee::pattern).collect();
     assert_eq!(patterns, ["db@*.service", "/batch/*", "/web/*", "/cache/*"]);
     let cpus: Vec<_> = config.guarantees.iter().map(|of| of.cpus.map(|cpus| cpus.to_string())).collect();
     assert_eq!(cpus, [Some("4".to_owned()), Some("1".to_owned()), Some("500m".to_owned()), None]);
@@ -419,7 +419,7 @@ guarantees: [{unit: a.service, memory: 1Gi, placement: {resctrlClass: c}}]
     let file = "resctrl: {monitor: guaranteed, classes: {db: {l3Ways: 4}}}\nhostRoot: /host";
     let config = with_file(file, &[], vec![]).unwrap().config;
     assert_eq!(config.resctrl_root(), PathBuf::from("/host/sys/fs/resctrl"));
-    assert!(config.uses_resctrl().is_some() && Config::default().uses_resctrl().is_none());
+    assert!(config.enabled_resctrl().is_some() && Config::default().enabled_resctrl().is_none());
 }
 
 /// What is pasted from a `KubeletConfiguration`, and the same by the kubelet's flags.

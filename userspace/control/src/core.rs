@@ -35,7 +35,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use numaward_cgroup::{CgroupPath, Hierarchy, LockError, classify};
 use numaward_config::{Config, enforcement::CgroupPattern, home::HomeMode};
-use numaward_enforce::{Change, Enforcer};
+use numaward_enforce::{Enforcer, SettingsChange};
 use numaward_guarantee::{
     error::StartError,
     ports::Ports,
@@ -43,8 +43,8 @@ use numaward_guarantee::{
     state::boot_id,
     xattr_backup::{self, XattrBackup},
 };
-use numaward_model::{Report, headroom::Headroom};
-use numaward_store::{Loaded, Store};
+use numaward_model::{EventReport, headroom::Headroom};
+use numaward_store::{LoadedLedger, Store};
 use numaward_topology::CpuSet;
 
 #[cfg(test)]
@@ -113,8 +113,8 @@ impl Core {
             Ok(lock) => lock,
         };
         let (found, boot) = (xattr_backup::read(&hierarchy), boot_id(&config.host_root));
-        let is_complete = matches!(loaded, Loaded::Current { .. });
-        let is_fresh = matches!(loaded, Loaded::Fresh) && found.is_empty();
+        let is_complete = matches!(loaded, LoadedLedger::Current { .. });
+        let is_fresh = matches!(loaded, LoadedLedger::Fresh) && found.is_empty();
         let (mut state, set_aside) = rebuild::take_over_ledger(loaded, &found, &hierarchy, boot);
         for file in set_aside {
             let (path, reason) = (file.path.display(), &file.reason);
@@ -129,7 +129,7 @@ impl Core {
         let storage = Storage::new((store, lock), backup, &config.state_directory, &mut state);
         state.undo_admitting(&*policy.strategy);
         let isolation = CpuIsolation::new(
-            config.enforcement.herding_mode(),
+            config.enforcement.isolation_mode(),
             config.enforcement.herding.system_slices.clone(),
         );
         let mut core = Self {
@@ -150,7 +150,7 @@ impl Core {
         Ok(core)
     }
 
-    pub(crate) fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
+    pub(crate) fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         self.ports.events.report(cgroup, report);
     }
 
@@ -186,7 +186,7 @@ impl Core {
         // Also what was about to be enabled when the daemon died.
         self.forget_disabled();
         self.catch_up_with_pool();
-        match self.plan(Change::Upkeep) {
+        match self.plan(SettingsChange::Upkeep) {
             Ok(plan) => {
                 let rewritten = plan.steps().len();
                 if let Err(refused) = self.carry_out(plan) {
@@ -247,7 +247,7 @@ impl Core {
 fn without_own_cgroup(config: &Config, hierarchy: &Hierarchy) -> Config {
     let mut config = config.clone();
     let is_of_use = config.guard.acts() || config.home.mode != HomeMode::Off;
-    if let Some(own) = is_of_use.then(|| hierarchy.own()).flatten() {
+    if let Some(own) = is_of_use.then(|| hierarchy.own_cgroup()).flatten() {
         let is_container = classify(&own, |_| false).container.is_some();
         let own = if is_container { own.parent().unwrap_or(own) } else { own };
         config.guard_exempt.extend(CgroupPattern::subtree(&own));

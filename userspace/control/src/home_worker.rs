@@ -10,7 +10,7 @@ use std::{
 
 use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, read};
 use numaward_config::home::Home;
-use numaward_enforce::pages::{self, Outcome, PageMove, PagesMoved};
+use numaward_enforce::pages::{self, PageMove, PageOutcome, PagesMoved};
 use numaward_model::{
     accesses::{Accesses, WorkloadAccesses},
     health::{self, Heartbeats},
@@ -128,7 +128,7 @@ impl Sources {
         let bytes = order.bytes.min(room(&self.host_root, order.to));
         if bytes < LEAST {
             let mut moved = PagesMoved::default();
-            moved.add(Outcome::NoRoom, order.bytes.0);
+            moved.add(PageOutcome::NoRoom, order.bytes.0);
             return moved;
         }
         let is_over = || {
@@ -144,7 +144,7 @@ mod tests {
     use std::fs;
 
     use numaward_config::enforcement::CgroupPattern;
-    use numaward_model::accesses::CountedBy;
+    use numaward_model::accesses::CountingMethod;
 
     use super::*;
     use crate::testing::Host;
@@ -156,7 +156,8 @@ mod tests {
         fs::create_dir_all(&node).unwrap();
         fs::write(node.join("meminfo"), "Node 1 MemTotal: 65536 kB\nNode 1 MemFree: 9216 kB\n").unwrap();
         let host = Host::small();
-        let accesses = Accesses { by: CountedBy::Sampling, local: 1, remote: 2, memory: BTreeMap::new() };
+        let accesses =
+            Accesses { by: CountingMethod::Sampling, local: 1, remote: 2, memory: BTreeMap::new() };
         for (id, path) in (1..).zip(["/a/x", "/a/out", "/b", "/a/silent", "/a/gone"]) {
             let accesses = (path != "/a/silent").then(|| accesses.clone());
             let of = WorkloadAccesses { cgroup: path.parse().unwrap(), id: CgroupId(id), accesses };

@@ -20,7 +20,7 @@ use std::{fs, io, thread::JoinHandle};
 
 use numaward_cgroup::{CgroupPath, EXEC_PARENT, Hierarchy, KnobWatch, OpenError};
 use numaward_config::Config;
-use numaward_enforce::{Enforcer, Options, Systemd, systemd};
+use numaward_enforce::{Enforcer, EnforcerOptions, Systemd, systemd};
 use numaward_guarantee::{
     error::StartError,
     policy,
@@ -140,7 +140,7 @@ fn start_on_this_host(
     let systemd =
         systemd::is_init(&config.host_root).then(|| Systemd::new(runtime.clone(), &config.host_root));
     // Nodes and CPUs that come later are for all cgroups that are not bound.
-    let options = Options::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
+    let options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     let enforcer = Enforcer::new(hierarchy.root().to_owned(), systemd, options);
     match start(config, hierarchy, enforcer, ports, metrics, watch, stop.clone()) {
         Err(StartError::Policy(problems)) => {

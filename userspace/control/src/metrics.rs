@@ -10,8 +10,8 @@ use std::{hash::Hash, time::Duration};
 use educe::Educe;
 use numaward_cgroup::knob::Knob;
 use numaward_enforce::{
-    Failure, Report, Step,
-    pages::{Outcome, PagesMoved},
+    EnforcementFailure, EnforcementReport, WriteStep,
+    pages::{PageOutcome, PagesMoved},
 };
 use numaward_engine::{
     Cause, ContainerRequest, Decision, QosClass, Quantity, Request, hint::Provider,
@@ -274,7 +274,7 @@ impl ControlMetrics {
         start(&self.declared, "state", &["held", "refused"]);
         start(&self.rebalances, "outcome", &["done", "failed", "cancelled"]);
         start(&self.moves, "outcome", &["moved", "taken_back", "stays", "gone"]);
-        for outcome in Outcome::ALL {
+        for outcome in PageOutcome::ALL {
             start(&self.budget_moved, "outcome", &[outcome.as_str()]);
         }
         start(&self.cpu_errors, "reason", &REASONS);
@@ -323,7 +323,7 @@ impl ControlMetrics {
         self.topology_requests.inc();
         self.topology_duration.observe(took.as_secs_f64());
         let cause = decision.outcome.as_ref().err().map(|rejection| &rejection.cause);
-        if matches!(cause, Some(Cause::Topology | Cause::NoRoom(_))) {
+        if matches!(cause, Some(Cause::Topology | Cause::InsufficientCapacity(_))) {
             self.topology_errors.inc();
         }
         let [cpus, memory] = asked(request, decision);
@@ -358,24 +358,24 @@ impl ControlMetrics {
         kubelet.count_aligned(request, decision, rules, &cpus);
     }
 
-    fn wrote(&self, step: &Step, result: &str) {
+    fn wrote(&self, step: &WriteStep, result: &str) {
         let labels = write_labels(step.owner.backend(), &step.knob.to_string(), result);
         self.writes.get_or_create(&labels).inc();
     }
 
     /// Knobs were written.
-    pub(super) fn enforced(&self, report: &Report) {
+    pub(super) fn enforced(&self, report: &EnforcementReport) {
         report.written.iter().for_each(|step| self.wrote(step, "ok"));
     }
 
     /// Knobs could not all be written.
-    pub(super) fn failed(&self, failure: &Failure) {
+    pub(super) fn failed(&self, failure: &EnforcementFailure) {
         self.enforced(&failure.report);
         failure.step.iter().for_each(|step| self.wrote(step, "error"));
     }
 
     /// A knob would have been written.
-    pub(super) fn would_write(&self, step: &Step) {
+    pub(super) fn would_write(&self, step: &WriteStep) {
         self.wrote(step, "dry_run");
     }
 

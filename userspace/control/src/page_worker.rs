@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::read::{self, NodeMemory};
-use numaward_enforce::pages::{self, Outcome, PageMove, PagesMoved};
+use numaward_cgroup::read::{self, CgroupNodeMemory};
+use numaward_enforce::pages::{self, PageMove, PageOutcome, PagesMoved};
 use numaward_model::health::{self, Heartbeats};
 use numaward_topology::{Bytes, NodeId, sysfs};
 use tokio_util::sync::CancellationToken;
@@ -74,8 +74,8 @@ fn perform(root: &Path, job: Job, stop: &CancellationToken) -> Done {
 }
 
 /// What cgroups have together, by node; nothing if one of them cannot be read.
-fn numa_stat(dirs: &[PathBuf]) -> Option<BTreeMap<NodeId, Vec<NodeMemory>>> {
-    let mut sum: BTreeMap<NodeId, Vec<NodeMemory>> = BTreeMap::new();
+fn numa_stat(dirs: &[PathBuf]) -> Option<BTreeMap<NodeId, Vec<CgroupNodeMemory>>> {
+    let mut sum: BTreeMap<NodeId, Vec<CgroupNodeMemory>> = BTreeMap::new();
     for dir in dirs {
         for (node, memory) in read::memory_numa_stat(dir).ok()? {
             sum.entry(node).or_default().push(memory);
@@ -85,14 +85,14 @@ fn numa_stat(dirs: &[PathBuf]) -> Option<BTreeMap<NodeId, Vec<NodeMemory>>> {
 }
 
 fn user_memory(dirs: &[PathBuf]) -> Option<ByNode> {
-    let sum = |all: &Vec<NodeMemory>| all.iter().map(|of| of.user().0).fold(0, u64::saturating_add);
+    let sum = |all: &Vec<CgroupNodeMemory>| all.iter().map(|of| of.user().0).fold(0, u64::saturating_add);
     Some(numa_stat(dirs)?.iter().map(|(node, all)| (*node, Bytes(sum(all)))).collect())
 }
 
 /// Page cache on a node that nobody maps and that can be dropped.
 fn loose_cache(dirs: &[PathBuf], node: NodeId) -> Bytes {
     let found = numa_stat(dirs).and_then(|mut found| found.remove(&node)).unwrap_or_default();
-    Bytes(found.iter().map(|of| of.loose_cache().0).fold(0, u64::saturating_add))
+    Bytes(found.iter().map(|of| of.unmapped_page_cache().0).fold(0, u64::saturating_add))
 }
 
 /// Moves as much as the other node has room for. If that leaves much where it is, page cache that cannot be moved is
@@ -103,7 +103,7 @@ fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMo
     let order = PageMove { bytes: wanted.min(room(root, order.to)), ..order.clone() };
     let mut moved = PagesMoved::default();
     if order.bytes < LEAST {
-        moved.add(Outcome::NoRoom, wanted.0);
+        moved.add(PageOutcome::NoRoom, wanted.0);
         return moved;
     }
     let is_over = || {
@@ -111,14 +111,14 @@ fn carry_out(root: &Path, order: &PageMove, stop: &CancellationToken) -> PagesMo
         stop.is_cancelled()
     };
     moved = pages::move_pages(&proc, &order, is_over);
-    let left = Bytes(order.bytes.0.saturating_sub(moved.bytes(Outcome::Moved).0));
+    let left = Bytes(order.bytes.0.saturating_sub(moved.bytes(PageOutcome::Moved).0));
     let loose = loose_cache(&order.dirs, order.from).min(left);
     if loose < LEAST || stop.is_cancelled() {
         return moved;
     }
     drop_cache(&proc, &order, loose);
     let after = loose_cache(&order.dirs, order.from);
-    moved.add(Outcome::Reclaimed, loose.0.saturating_sub(after.min(loose).0));
+    moved.add(PageOutcome::Reclaimed, loose.0.saturating_sub(after.min(loose).0));
     moved
 }
 
@@ -214,7 +214,7 @@ mod tests {
             heeds_policy: false,
         };
         let moved = carry_out(root.path(), &order, &CancellationToken::new());
-        assert_eq!(moved, PagesMoved([(Outcome::NoRoom, Bytes::mib(64))].into()));
+        assert_eq!(moved, PagesMoved([(PageOutcome::NoRoom, Bytes::mib(64))].into()));
         meminfo(1024 + 4096);
         assert_eq!(room(root.path(), NodeId(1)), Bytes::mib(4));
         assert_eq!(carry_out(root.path(), &order, &CancellationToken::new()).obstacle(), None);

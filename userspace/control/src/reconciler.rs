@@ -42,7 +42,7 @@ use numaward_api::{self as api, EnforcementMode};
 use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
 use numaward_enforce::Enforcer;
-use numaward_engine::Limits;
+use numaward_engine::RebalanceLimits;
 use numaward_guarantee::{
     command::{Answer, Command, Message},
     error::{AdmissionError, StartError},
@@ -51,7 +51,7 @@ use numaward_guarantee::{
     reconciler::{Reconciler, Shown},
     request::Request,
 };
-use numaward_model::{Promises, health, pod::PodName};
+use numaward_model::{Guarantees, health, pod::PodName};
 use numaward_topology::NodeId;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
@@ -89,7 +89,7 @@ enum Event<'a> {
     /// The machine changed.
     Machine(Instant),
     /// Cgroups came or went.
-    Cgroups(&'a [cgroup::Event]),
+    Cgroups(&'a [cgroup::CgroupEvent]),
     /// A cgroup holds something else than before.
     Held(&'a HeldChange),
     /// All that changed is about to be published.
@@ -304,7 +304,7 @@ impl ReconcilerLoop {
         }
     }
 
-    fn plan(&mut self, request: &Request, limits: &Limits) -> Result<api::MovePlan, AdmissionError> {
+    fn plan(&mut self, request: &Request, limits: &RebalanceLimits) -> Result<api::MovePlan, AdmissionError> {
         let plan = self.core.plan_moves(request, limits)?;
         let described = self.core.describe_plan(request, &plan)?;
         rebalancing::report_planned(&self.core, request, &described);
@@ -417,11 +417,11 @@ impl ReconcilerLoop {
             let homes = self.core.home_nodes();
             if is_promise || homes != self.homes {
                 let ledger = self.core.kept.state.ledger.clone();
-                let mut promises = Promises::new(self.read_model.promises(), ledger);
+                let mut promises = Guarantees::new(self.read_model.promises(), ledger);
                 promises.free_cpus = self.core.free_cpus();
                 promises.homes.clone_from(&homes);
                 promises.unfit.clone_from(&self.core.policy.unfit);
-                self.core.ports.assignments.assigned(promises);
+                self.core.ports.assignments.publish_guarantees(promises);
                 self.homes = homes;
             }
             let Controllers { drift, declarations, restores, .. } = &self.controllers;

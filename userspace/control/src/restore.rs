@@ -19,18 +19,18 @@ use std::{
 
 use numaward_api::{
     EnforcementMode,
-    restore::{Left, Restored, RestoredCgroup},
+    restore::{RestoreReport, RestoredCgroup, UnrestoredItem},
 };
 use numaward_cgroup::{CgroupId, CgroupPath, EXEC_PARENT, Hierarchy, OpenError, knob::Knob};
 use numaward_config::Config;
 use numaward_enforce::{
     controllers::{self, StillEnabled},
-    resctrl::{Host, Resctrl},
+    resctrl::{HostKernel, Resctrl},
     weights::Weights,
 };
 use numaward_guarantee::{error::StartError, ports::Ports, reconciler::Reconciler, state::State};
 use numaward_model::{
-    Promises, Report,
+    EventReport, Guarantees,
     accesses::WorkloadAccesses,
     headroom::Headroom,
     port::{
@@ -70,7 +70,7 @@ pub enum RestoreError {
 }
 
 /// Gives back all that this configuration's ledger and the cgroups say was written. Nothing is promised afterwards.
-pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Restored, RestoreError> {
+pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<RestoreReport, RestoreError> {
     let hierarchy = hierarchy(config)?;
     let mut config = config.clone();
     config.enforcement.mode = EnforcementMode::Off;
@@ -107,7 +107,7 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     }
     let pending = &reconciler.allocations().enforcement.pending_restores;
     let cgroups = after.applied.iter().filter(|(path, record)| is_there(path, record.id));
-    let cgroups = cgroups.map(|(path, _)| Left {
+    let cgroups = cgroups.map(|(path, _)| UnrestoredItem {
         reason: pending.iter().find(|of| of.cgroup == path.as_str()).and_then(|of| of.reason.clone()),
         name: path.to_string(),
     });
@@ -115,21 +115,21 @@ pub fn restore(config: &Config, machine: Machine, runtime: &Handle) -> Result<Re
     let irqbalance = after.interrupts.banned.map(|_| "irqbalance".to_owned());
     let power =
         after.power.into_iter().map(|(path, of)| format!("{} of CPUs {} (/{path})", of.knob, of.cpus));
-    let weights = Weights::new(&config.host_root).left(&after.weights).into_iter();
-    let weights = weights.map(|(name, reason)| Left { name, reason });
-    let groups = Resctrl::new(&config.resctrl_root(), Arc::new(Host)).ours().into_iter();
+    let weights = Weights::new(&config.host_root).unrestored(&after.weights).into_iter();
+    let weights = weights.map(|(name, reason)| UnrestoredItem { name, reason });
+    let groups = Resctrl::new(&config.resctrl_root(), Arc::new(HostKernel)).own_groups().into_iter();
     let groups = groups.map(|group| group.display().to_string());
     let default = (!after.cache_ways.is_empty())
         .then(|| "ways of resctrl's default group (unmounting resctrl gives them back, too)".to_owned());
     let left = affinities.chain(irqbalance).chain(power).chain(groups).chain(default);
-    let left = cgroups.chain(left.map(|name| Left { name, reason: None })).chain(weights);
-    let kept = kept.into_iter().map(|kept| Left {
+    let left = cgroups.chain(left.map(|name| UnrestoredItem { name, reason: None })).chain(weights);
+    let kept = kept.into_iter().map(|kept| UnrestoredItem {
         name: kept.cgroup.to_string(),
         reason: Some(format!("the controller {} stays enabled: {}", kept.controller, kept.reason)),
     });
     let restored =
         restored.into_iter().map(|(path, knobs)| RestoredCgroup { cgroup: path.to_string(), knobs });
-    Ok(Restored { cgroups: restored.collect(), left: left.chain(kept).collect() })
+    Ok(RestoreReport { cgroups: restored.collect(), left: left.chain(kept).collect() })
 }
 
 /// Whether nothing is held any more that is tried again.
@@ -181,11 +181,11 @@ impl MachineSource for Alone {
 }
 
 impl AssignmentSink for Alone {
-    fn assigned(&self, _: Promises) {}
+    fn publish_guarantees(&self, _: Guarantees) {}
 }
 
 impl EventSink for Alone {
-    fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
+    fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         let cgroup = cgroup.map(ToString::to_string);
         tracing::info!(cgroup, event = report.message, "happened");
     }

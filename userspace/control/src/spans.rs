@@ -9,7 +9,7 @@
 
 use std::{cell::RefCell, fmt};
 
-use numaward_engine::{Decision, Ledger, Request, Stage, Strategy, Terms};
+use numaward_engine::{Decision, DecisionStage, Ledger, Request, Strategy, Terms};
 use numaward_model::SPAN_TARGET;
 use tracing::{Level, field::Empty, span::EnteredSpan};
 
@@ -72,9 +72,9 @@ pub(crate) fn decide(strategy: &dyn Strategy, ledger: &Ledger, request: &Request
         // The one before ends before the next begins.
         current.take();
         current.replace(Some(match stage {
-            Stage::Hints => span!("hints").entered(),
-            Stage::Merge => span!("merge").entered(),
-            Stage::Allocate => span!("allocate").entered(),
+            DecisionStage::Hints => span!("hints").entered(),
+            DecisionStage::Merge => span!("merge").entered(),
+            DecisionStage::Allocate => span!("allocate").entered(),
         }));
     });
     current.take();

@@ -9,10 +9,10 @@ use std::{
 
 use numaward_cgroup::{CgroupPath, Hierarchy, KnobWatch};
 use numaward_config::Config;
-use numaward_enforce::{Enforcer, Options, Systemd};
+use numaward_enforce::{Enforcer, EnforcerOptions, Systemd};
 use numaward_guarantee::{ports::Ports, reconciler::Reconciler};
 use numaward_model::{
-    Promises, Report,
+    EventReport, Guarantees,
     accesses::WorkloadAccesses,
     headroom::Headroom,
     port::{
@@ -31,9 +31,9 @@ pub struct Host {
     /// The machine as it is now.
     pub machine: Mutex<Arc<Machine>>,
     /// What is assigned.
-    pub assigned: Mutex<Promises>,
+    pub assigned: Mutex<Guarantees>,
     /// What happened.
-    pub happened: Mutex<Vec<(Option<CgroupPath>, Report)>>,
+    pub happened: Mutex<Vec<(Option<CgroupPath>, EventReport)>>,
     /// Who wants to hear of cgroups.
     pub cgroup_listener: Mutex<Option<CgroupListener>>,
     /// What the guard saw last.
@@ -81,13 +81,13 @@ impl AccessSource for Host {
 }
 
 impl EventSink for Host {
-    fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
+    fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         self.happened.lock().unwrap().push((cgroup.cloned(), report));
     }
 }
 
 impl AssignmentSink for Host {
-    fn assigned(&self, promises: Promises) {
+    fn publish_guarantees(&self, promises: Guarantees) {
         *self.assigned.lock().unwrap() = promises;
     }
 }
@@ -99,9 +99,9 @@ impl CgroupEvents for Host {
 }
 
 impl ContainerNames for Host {
-    fn containers_are(&self, _: Vec<(String, String)>, _: bool) {}
+    fn update_containers(&self, _: Vec<(String, String)>, _: bool) {}
 
-    fn container_is_gone(&self, _: &str) {}
+    fn remove_container(&self, _: &str) {}
 }
 
 /// Makes a cgroup with the files that guarantees need; somebody runs in it.
@@ -150,7 +150,7 @@ pub fn line(file: &Path) -> String {
 
 /// Writes knobs in the hierarchy at `root`; with `systemd` for its units' cgroups.
 pub fn enforcer(root: &Path, machine: &Machine, systemd: Option<Systemd>) -> Enforcer {
-    let options = Options::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
+    let options = EnforcerOptions::new(machine.possible_cpus.clone(), machine.possible_nodes.clone());
     Enforcer::new(root.to_owned(), systemd, options)
 }
 

@@ -18,7 +18,7 @@ use numaward_guarantee::{
     state::State,
 };
 use numaward_model::port::MachineSource as _;
-use numaward_store::{Loaded, Store};
+use numaward_store::{LoadedLedger, Store};
 use numaward_tests_support::skip_outside_ci;
 use numaward_topology::{Bytes, Machine};
 
@@ -229,7 +229,7 @@ async fn a_cgroup_that_vanishes_is_released_and_drift_is_repaired() {
     until("it is reported", &|| drift("b").iter().any(|drift| drift.state == api::DriftState::Repaired));
     let told = drift("b");
     // Our own writes are not reported by the kernel.
-    assert_eq!((told.len(), told[0].count, told[0].noticed), (1, 1, api::Noticed::Look));
+    assert_eq!((told.len(), told[0].count, told[0].noticed), (1, 1, api::DriftDetection::Check));
     assert_eq!((told[0].found.as_deref(), told[0].writer.clone()), (Some("0-7"), None));
     assert_eq!(drift("a"), []);
 
@@ -533,7 +533,7 @@ async fn a_release_that_was_begun_is_gone_on_with() {
 
     // As a crash right after the first save of a release leaves it.
     let (mut store, loaded) = Store::<State>::open(&bench.dir.path().join("state")).unwrap();
-    let Loaded::Current { ledger: mut state, .. } = loaded else { panic!("{loaded:?}") };
+    let LoadedLedger::Current { ledger: mut state, .. } = loaded else { panic!("{loaded:?}") };
     state.releasing.insert("a".to_owned());
     store.save(&state).unwrap();
     drop(store);

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use numaward_cgroup::{CgroupPath, KnobWatch, KnobWatchError, Touched, Writer, knob::Knob};
+use numaward_cgroup::{CgroupPath, KnobEvent, KnobWatch, KnobWatchError, KnobWriter, knob::Knob};
 use numaward_model::health::{self, Heartbeats};
 use parking_lot::Mutex;
 use rustix::{
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// The last writer of each knob; `None` for one outside of our PID namespace.
-    pub(super) knobs: BTreeMap<(CgroupPath, Knob), Option<Writer>>,
+    pub(super) knobs: BTreeMap<(CgroupPath, Knob), Option<KnobWriter>>,
     /// More happened than the kernel could report: any knob may have been written.
     pub(super) everything: bool,
 }
@@ -118,8 +118,8 @@ impl WriteMonitor {
         }
         match self.watch.read() {
             Ok(events) => events.into_iter().for_each(|event| match event {
-                Touched::Knob { cgroup, knob, by } => drop(state.seen.knobs.insert((cgroup, knob), by)),
-                Touched::Everything => state.seen.everything = true,
+                KnobEvent::Write { cgroup, knob, by } => drop(state.seen.knobs.insert((cgroup, knob), by)),
+                KnobEvent::Overflow => state.seen.everything = true,
             }),
             Err(error) => {
                 drop(state);

@@ -32,9 +32,10 @@ use numaward_http::{App, Names};
 use numaward_model::{
     health::{Heartbeats, Readiness},
     snapshot::{
-        self, Allocated, CpuFigures, Interrupts, KindPromised, MapFigures, Missed, MissingPromise,
-        NodeMemory, OnAndOff, Pressure, ProbeFigures, PromiseFigures, PromiseResidency, Resident, Snapshot,
-        SnapshotSource, WorkloadActivity, WorkloadFigures,
+        self, AllocatedFigures, CpuFigures, GuaranteeFigures, GuaranteeResidency, InterruptFigures,
+        KindFigures, MapFigures, MissFigures, MissingCapacityFigures, NodeMemoryFigures, PressureFigures,
+        ProbeFigures, ResidencySplit, ResidentFigures, Snapshot, SnapshotSource, WorkloadActivity,
+        WorkloadFigures,
     },
 };
 use numaward_observe::{CgroupSource, Latches, Observer, spawn};
@@ -58,7 +59,7 @@ const FEW: u32 = 10;
 #[derive(Debug)]
 struct Synthetic {
     names: Vec<Arc<str>>,
-    resident: Vec<Arc<[Resident]>>,
+    resident: Vec<Arc<[ResidentFigures]>>,
     nodes: u32,
 }
 
@@ -67,7 +68,7 @@ impl Synthetic {
         // As long as names of real services and containers are.
         let name = |i| format!("system.slice/measured-service-{i}.service").into();
         let resident = |i| {
-            let node = |n| Resident {
+            let node = |n| ResidentFigures {
                 anon: Bytes::kib(u64::from(i * 97 + n) * 4),
                 file: Bytes::kib(u64::from(i * 31 + n) * 4),
                 kernel: Bytes::kib(u64::from(i + n)),
@@ -83,10 +84,10 @@ impl Synthetic {
         }
     }
 
-    fn promises(&self) -> PromiseFigures {
+    fn promises(&self) -> GuaranteeFigures {
         let nodes = || (0..self.nodes).map(NodeId);
         let promised = || self.names.iter().step_by(PROMISED).cloned();
-        let kind = |node| KindPromised {
+        let kind = |node| KindFigures {
             node,
             kind: ZoneKind::Memory,
             reserved: Bytes::gib(1),
@@ -94,9 +95,9 @@ impl Synthetic {
             promised: Bytes::gib(40),
             free: Bytes::gib(23),
         };
-        PromiseFigures {
+        GuaranteeFigures {
             missed: promised()
-                .map(|workload| Missed {
+                .map(|workload| MissFigures {
                     workload,
                     bytes: nodes().map(|node| (node, Bytes::kib(4))).collect(),
                 })
@@ -106,14 +107,14 @@ impl Synthetic {
             kinds: nodes().map(kind).collect(),
             exclusive_cpus: nodes().map(|node| (node, 16)).collect(),
             missing: promised()
-                .map(|workload| MissingPromise { workload, offline_cpus: 0, uncovered: Bytes(0) })
+                .map(|workload| MissingCapacityFigures { workload, offline_cpus: 0, uncovered: Bytes(0) })
                 .collect(),
             residency: promised()
-                .map(|workload| PromiseResidency {
+                .map(|workload| GuaranteeResidency {
                     workload,
                     kind: ZoneKind::Memory,
                     promised: vec![(NodeId(0), Bytes::gib(1))],
-                    resident: Some(OnAndOff { on: Bytes::gib(1), off: Bytes(0) }),
+                    resident: Some(ResidencySplit { on: Bytes::gib(1), off: Bytes(0) }),
                 })
                 .collect(),
             headroom: nodes().map(|node| (node, ZoneKind::Memory, 1 << 34)).collect(),
@@ -128,7 +129,7 @@ impl Synthetic {
 impl SnapshotSource for Synthetic {
     fn snapshot(&self) -> Snapshot {
         let workloads = self.names.iter().zip(&self.resident).zip(0_u64..).map(|((name, resident), i)| {
-            let allocated = (0..u64::from(self.nodes)).map(|node| Allocated {
+            let allocated = (0..u64::from(self.nodes)).map(|node| AllocatedFigures {
                 local: Bytes::mib(i * 1013 + node * 7),
                 remote: Bytes::mib(i * 3 + node),
                 kernel: Bytes::kib(i * 5 + node),
@@ -138,7 +139,7 @@ impl SnapshotSource for Synthetic {
                 allocated: Some(allocated.collect()),
                 resident: Some(resident.clone()),
                 hugepages: Arc::default(),
-                pressure: Some(Pressure {
+                pressure: Some(PressureFigures {
                     waiting: Duration::from_micros(i * 1_234_567),
                     stalled: Duration::from_micros(i * 234_567),
                 }),
@@ -157,7 +158,7 @@ impl SnapshotSource for Synthetic {
                 }),
             }
         });
-        let node = |node| NodeMemory {
+        let node = |node| NodeMemoryFigures {
             node: NodeId(node),
             kinds: vec![(ZoneKind::Memory, Bytes::gib(64), Some(Bytes::gib(12)))],
         };
@@ -166,7 +167,7 @@ impl SnapshotSource for Synthetic {
         });
         let cpu_figures = CpuFigures {
             intruders: ["kernel_thread", "host", "workload"].map(|class| (class, Duration::ZERO)),
-            interrupts: Some(Interrupts { hard: 1234, soft: 5678 }),
+            interrupts: Some(InterruptFigures { hard: 1234, soft: 5678 }),
         };
         Snapshot {
             nodes: (0..self.nodes).map(node).collect(),

@@ -12,39 +12,39 @@ mod weights;
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
-use numaward_api::doctor::{Check, Verdict};
-use numaward_cgroup::needs::look;
+use numaward_api::doctor::{CheckResult, HostCheck};
+use numaward_cgroup::kernel_features::detect;
 use numaward_config::{Config, OperatingMode, Problems, home::HomeMode};
 use numaward_guarantee::policy;
 use numaward_probes::{Mode, Probe, ProbeReport};
-use numaward_topology::{Need, NodeSet, Release, sysfs};
+use numaward_topology::{KernelFeature, KernelRelease, NodeSet, sysfs};
 use rustix::thread::CapabilitySet;
 
 use self::caches::caches;
 use crate::kubernetes::kubelet::{self, Policies};
 
 /// The outcome of a check: how it came out, what was found, and what to do about it.
-type Outcome = (Verdict, String, Option<String>);
+type Outcome = (CheckResult, String, Option<String>);
 
 /// The first release in which demotion heeds `cpuset.mems`.
 ///
 /// Source: `can_demote` in `mm/vmscan.c`, commit 7d709f49babc (*vmscan,cgroup: apply mems_effective to reclaim*).
-const DEMOTION_HEEDS_CPUSETS: Release = Release::new(6, 16);
+const DEMOTION_HEEDS_CPUSETS: KernelRelease = KernelRelease::new(6, 16);
 
 fn ok(finding: impl Into<String>) -> Outcome {
-    (Verdict::Ok, finding.into(), None)
+    (CheckResult::Ok, finding.into(), None)
 }
 
 fn warn(finding: impl Into<String>, fix: impl Into<String>) -> Outcome {
-    (Verdict::Warn, finding.into(), Some(fix.into()))
+    (CheckResult::Warn, finding.into(), Some(fix.into()))
 }
 
 fn fail(finding: impl Into<String>, fix: impl Into<String>) -> Outcome {
-    (Verdict::Fail, finding.into(), Some(fix.into()))
+    (CheckResult::Fail, finding.into(), Some(fix.into()))
 }
 
-fn check(check: impl Into<String>, (verdict, finding, fix): Outcome) -> Check {
-    Check { check: check.into(), verdict, finding, fix }
+fn check(check: impl Into<String>, (verdict, finding, fix): Outcome) -> HostCheck {
+    HostCheck { check: check.into(), verdict, finding, fix }
 }
 
 /// Looks at the host whose file system is at `root`. `probes` is how the probes could be attached, if
@@ -53,9 +53,9 @@ fn check(check: impl Into<String>, (verdict, finding, fix): Outcome) -> Check {
 pub fn examine(
     root: &Path,
     probes: &[ProbeReport],
-    needs: &[(Need, Option<bool>)],
+    needs: &[(KernelFeature, Option<bool>)],
     configured: Result<&Config, &Problems>,
-) -> Vec<Check> {
+) -> Vec<HostCheck> {
     let host = Host { root };
     let mut checks = vec![
         check("configuration", configuration(configured)),
@@ -90,10 +90,11 @@ pub fn examine(
     checks.extend(
         config.enforcement.set_weights().map(|of| check("interleave weights", host.interleave_weights(of))),
     );
-    checks
-        .extend(config.uses_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))));
+    checks.extend(
+        config.enabled_resctrl().map(|wanted| check("resctrl", caches(&config.resctrl_root(), wanted))),
+    );
     checks.extend((config.home.mode != HomeMode::Off).then(|| check("homes", host.homes(&config))));
-    let looked = look(root);
+    let looked = detect(root);
     checks.extend(
         config.guard_reclaim.enabled.then(|| check("memory kept free", host.kept_free(&config, &looked))),
     );
@@ -102,8 +103,8 @@ pub fn examine(
 }
 
 /// What is used of the kernel, and what takes its place where it is missing.
-fn need((need, is_here): &(Need, Option<bool>)) -> Check {
-    let Need { name, since, instead, loses } = need;
+fn need((need, is_here): &(KernelFeature, Option<bool>)) -> HostCheck {
+    let KernelFeature { name, since, fallback: instead, is_degraded: loses } = need;
     let outcome = match is_here {
         Some(true) => ok(format!("here (since Linux {since})")),
         Some(false) if *loses => {
@@ -122,7 +123,7 @@ fn configuration(configured: Result<&Config, &Problems>) -> Outcome {
     fail(finding, "`numaward config check` says whether it is fixed")
 }
 
-fn probe(report: &ProbeReport) -> Check {
+fn probe(report: &ProbeReport) -> HostCheck {
     const SEE: &str = "see the other checks: privileges, BTF, lockdown";
     let reason = report.reason.as_deref().unwrap_or_default();
     let absent = |lost: &str| format!("cannot be attached ({reason}): {lost}");
@@ -327,7 +328,7 @@ impl Host<'_> {
         })
     }
 
-    fn cgroups(&self) -> Vec<Check> {
+    fn cgroups(&self) -> Vec<HostCheck> {
         const V2_ONLY: &str = "boot with systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all";
         const HYBRID: &str = "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0";
         let beside = self.mount("cgroup").is_some();
@@ -428,7 +429,8 @@ impl Host<'_> {
             ));
         }
         let finding = format!("from fast to slow: nodes {nodes}; what is not used is demoted");
-        let release = self.read("proc/sys/kernel/osrelease").ok().and_then(|text| Release::parse(&text));
+        let release =
+            self.read("proc/sys/kernel/osrelease").ok().and_then(|text| KernelRelease::parse(&text));
         if release.is_none_or(|release| release >= DEMOTION_HEEDS_CPUSETS) {
             return ok(finding);
         }
@@ -459,7 +461,7 @@ impl Host<'_> {
         } else {
             "NUMA balancing's samples"
         };
-        if config.home.mode == HomeMode::Place && !config.places_homes() {
+        if config.home.mode == HomeMode::Place && !config.places_workloads() {
             return warn(
                 format!("only reported, by {by}: enforcement.mode is not on"),
                 "enforcement.mode: on",
@@ -549,23 +551,23 @@ mod tests {
         let demotion = "sys/kernel/mm/numa/demotion_enabled";
         let newer = ("proc/sys/kernel/osrelease", "6.16.0\n");
         for (more, expected, words) in [
-            (&[][..], Verdict::Ok, "all memory is of one tier"),
-            (&[(slow, "2\n")], Verdict::Ok, "nodes 0-1, then 2; demotion is off"),
+            (&[][..], CheckResult::Ok, "all memory is of one tier"),
+            (&[(slow, "2\n")], CheckResult::Ok, "nodes 0-1, then 2; demotion is off"),
             (
                 &[(slow, "2\n"), (demotion, "true\n"), newer],
-                Verdict::Ok,
+                CheckResult::Ok,
                 "nodes 0-1, then 2; what is not used is demoted",
             ),
             (
                 &[(slow, "2\n"), (demotion, "true\n")],
-                Verdict::Warn,
+                CheckResult::Warn,
                 "nodes 0-1, then 2; what is not used is demoted, also to nodes that cpuset.mems does not allow",
             ),
         ] {
             let root = tree(&[GOOD, more].concat());
             let (verdict, finding, fix) = Host { root: root.path() }.tiers();
             assert!(verdict == expected && finding.contains(words), "{finding}");
-            assert_eq!(fix.is_some_and(|fix| fix.contains("Linux 6.16")), expected == Verdict::Warn);
+            assert_eq!(fix.is_some_and(|fix| fix.contains("Linux 6.16")), expected == CheckResult::Warn);
         }
     }
 
@@ -596,7 +598,13 @@ mod tests {
     #[test]
     fn a_good_host_passes() {
         for check in examine(tree(GOOD).path(), &[], &[], Ok(&Config::default())) {
-            assert_eq!((check.verdict, check.fix), (Verdict::Ok, None), "{}: {}", check.check, check.finding);
+            assert_eq!(
+                (check.verdict, check.fix),
+                (CheckResult::Ok, None),
+                "{}: {}",
+                check.check,
+                check.finding
+            );
         }
     }
 
@@ -615,16 +623,22 @@ mod tests {
         assert_eq!(of(&config, &[]), None);
         config.home.mode = HomeMode::Place;
         let sampled = "judged by NUMA balancing's samples".to_owned();
-        assert_eq!(of(&config, &[]), Some((Verdict::Ok, sampled)));
+        assert_eq!(of(&config, &[]), Some((CheckResult::Ok, sampled)));
         let (verdict, finding) = of(&config, &off).unwrap();
-        assert!(verdict == Verdict::Warn && finding.contains("nothing counts remote accesses"), "{finding}");
+        assert!(
+            verdict == CheckResult::Warn && finding.contains("nothing counts remote accesses"),
+            "{finding}"
+        );
         config.probes.hardware.enabled = true;
-        assert_eq!(of(&config, &off), Some((Verdict::Ok, "judged by the processor's counters".to_owned())));
+        assert_eq!(
+            of(&config, &off),
+            Some((CheckResult::Ok, "judged by the processor's counters".to_owned()))
+        );
         config.enforcement.mode = numaward_api::EnforcementMode::DryRun;
         let (verdict, finding) = of(&config, &off).unwrap();
-        assert!(verdict == Verdict::Warn && finding.contains("only reported"), "{finding}");
+        assert!(verdict == CheckResult::Warn && finding.contains("only reported"), "{finding}");
         config.home.mode = HomeMode::Report;
-        assert_eq!(of(&config, &off).unwrap().0, Verdict::Ok);
+        assert_eq!(of(&config, &off).unwrap().0, CheckResult::Ok);
     }
 
     #[test]
@@ -647,8 +661,8 @@ mod tests {
     /// its verdict and a part of what is said.
     #[test]
     fn each_fault_is_found_and_can_be_mended() {
-        use Verdict::{Fail, Warn};
-        let faults: &[(&str, Option<&str>, &str, Verdict, &str)] = &[
+        use CheckResult::{Fail, Warn};
+        let faults: &[(&str, Option<&str>, &str, CheckResult, &str)] = &[
             ("proc/sys/kernel/osrelease", None, "kernel", Warn, "cannot be read"),
             ("sys/devices/system/node/online", Some("0\n"), "NUMA nodes", Warn, "1 node"),
             ("sys/devices/system/node/online", None, "NUMA nodes", Fail, "cannot be read"),
@@ -749,9 +763,9 @@ mod tests {
             checks.into_iter().find(|check| check.check == name).unwrap()
         };
         for (mode, verdict, said) in [
-            (None, Verdict::Warn, "numaward then only observes"),
-            (Some(OperatingMode::Observe), Verdict::Ok, "as configured (mode: observe)"),
-            (Some(OperatingMode::Enforce), Verdict::Fail, "numaward refuses to start"),
+            (None, CheckResult::Warn, "numaward then only observes"),
+            (Some(OperatingMode::Observe), CheckResult::Ok, "as configured (mode: observe)"),
+            (Some(OperatingMode::Enforce), CheckResult::Fail, "numaward refuses to start"),
         ] {
             let check = of(Ok(&config(mode)), "kubelet");
             assert_eq!(check.verdict, verdict, "{check:?}");
@@ -765,7 +779,7 @@ mod tests {
         let sources = config::Sources { file: Some(file), ..Default::default() };
         let problems = config::load(&sources).unwrap_err();
         let check = of(Err(&problems), "configuration");
-        assert_eq!(check.verdict, Verdict::Fail);
+        assert_eq!(check.verdict, CheckResult::Fail);
         assert!(check.finding.contains("numaward.yaml") && check.finding.contains("mode"), "{check:?}");
     }
 
@@ -789,29 +803,30 @@ mod tests {
             let config: Config = serde_json::from_str(config).unwrap();
             Host { root: root.path() }.policy(&config)
         };
-        assert_eq!(judged("{}").map(|(verdict, ..)| verdict), Some(Verdict::Ok));
+        assert_eq!(judged("{}").map(|(verdict, ..)| verdict), Some(CheckResult::Ok));
         let reserved = r#""reservedMemory": [{"numaNode": 7, "limits": {"memory": "1Gi"}}]"#;
         let (verdict, finding, fix) = judged(&format!("{{{reserved}}}")).unwrap();
-        assert_eq!(verdict, Verdict::Fail);
+        assert_eq!(verdict, CheckResult::Fail);
         assert!(finding.contains("NUMA node 7") && fix.is_some(), "{finding}");
         assert_eq!(judged(&format!(r#"{{"mode": "observe", {reserved}}}"#)), None);
     }
 
     #[test]
     fn what_a_kernel_is_without_is_said_with_the_first_that_has_it() {
-        let lost = Need { name: "x", since: Release::new(6, 7), instead: "y", loses: true };
-        let replaced = Need { loses: false, ..lost };
+        let lost =
+            KernelFeature { name: "x", since: KernelRelease::new(6, 7), fallback: "y", is_degraded: true };
+        let replaced = KernelFeature { is_degraded: false, ..lost };
         for (of, is_here, verdict, finding) in [
-            (lost, Some(true), Verdict::Ok, "here (since Linux 6.7)"),
-            (lost, Some(false), Verdict::Warn, "missing: y"),
-            (replaced, Some(false), Verdict::Ok, "missing (Linux 6.7 is the first that has it): y"),
-            (lost, None, Verdict::Ok, "not known (since Linux 6.7); without: y"),
+            (lost, Some(true), CheckResult::Ok, "here (since Linux 6.7)"),
+            (lost, Some(false), CheckResult::Warn, "missing: y"),
+            (replaced, Some(false), CheckResult::Ok, "missing (Linux 6.7 is the first that has it): y"),
+            (lost, None, CheckResult::Ok, "not known (since Linux 6.7); without: y"),
         ] {
             let check = need(&(of, is_here));
             assert_eq!((check.check.as_str(), check.verdict), ("kernel: x", verdict));
             assert_eq!(check.finding, finding);
             let names_release = |fix: &String| fix.contains("Linux 6.7 or newer");
-            assert_eq!(check.fix.as_ref().is_some_and(names_release), verdict == Verdict::Warn);
+            assert_eq!(check.fix.as_ref().is_some_and(names_release), verdict == CheckResult::Warn);
         }
     }
 
@@ -825,6 +840,6 @@ mod tests {
             self_check: None,
         };
         let verdicts = [Mode::TpBtf, Mode::Tracepoint, Mode::Absent].map(|mode| probe(&report(mode)).verdict);
-        assert_eq!(verdicts, [Verdict::Ok, Verdict::Warn, Verdict::Fail]);
+        assert_eq!(verdicts, [CheckResult::Ok, CheckResult::Warn, CheckResult::Fail]);
     }
 }

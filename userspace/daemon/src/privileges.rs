@@ -1,8 +1,8 @@
 //! Gives up the privileges that are not needed once the probes are attached.
 
-use numaward_cgroup::needs;
+use numaward_cgroup::kernel_features;
 use numaward_config::{Config, OperatingMode};
-use numaward_topology::Release;
+use numaward_topology::KernelRelease;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 
 /// What is kept where nothing is written, and why.
@@ -39,8 +39,8 @@ impl Demands {
     /// pages are moved where they are seen to stay, whatever the number.
     pub(crate) fn of_this_kernel(bpf: bool) -> Self {
         let uname = rustix::system::uname();
-        let release = Release::parse(&uname.release().to_string_lossy());
-        Self { bpf, moves: release.is_some_and(|release| release < needs::MOVES_PAGES.since) }
+        let release = KernelRelease::parse(&uname.release().to_string_lossy());
+        Self { bpf, moves: release.is_some_and(|release| release < kernel_features::MOVES_PAGES.since) }
     }
 }
 
@@ -63,7 +63,8 @@ fn kept(held: CapabilitySet, config: &Config, mode: OperatingMode, demands: Dema
 /// Whether pages of single processes are to be moved (`move_pages(2)`, `migrate_pages(2)`), or their memory policies or code looked
 /// at: the kernel lets only those do that who may trace the process.
 fn needs_ptrace(config: &Config, mode: OperatingMode, demands: Demands) -> bool {
-    let moves = demands.moves || config.holds_budgets() || config.places_homes() || config.steers();
+    let moves =
+        demands.moves || config.holds_budgets() || config.places_workloads() || config.keeps_off_nodes();
     mode == OperatingMode::Enforce && moves || config.observe.call_chains.enabled
 }
 

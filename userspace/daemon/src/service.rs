@@ -25,7 +25,7 @@ use numaward_kube::{
     api::Pods,
     pod::{NoPods, PodSource},
 };
-use numaward_model::health::{Ended, Heartbeat, Heartbeats, Readiness};
+use numaward_model::health::{EndedThread, Heartbeat, Heartbeats, Readiness};
 use numaward_observe::{self as observe, CgroupSource, Observer, events::Events};
 use numaward_telemetry::{
     alerts,
@@ -89,7 +89,7 @@ pub enum RunError {
     Guarantee(#[from] StartError),
     /// A core thread ended unasked. The daemon ends as well, to be started again.
     #[error("the daemon ends, to be started again: {0}")]
-    Ended(#[from] Ended),
+    EndedThread(#[from] EndedThread),
     /// Threads, signals or timers are not available.
     #[error("the daemon cannot start: {0}")]
     Runtime(#[from] io::Error),
@@ -122,8 +122,8 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     let mut cluster = Cluster::prepare(config, mode, policies, &observer, sharing)?;
     let app = App::new(&observer, &metrics, &readiness, &heartbeats, allocations::open_api());
     let (address, listener) = reading_address(config, mode)?;
-    let reading = config.reading();
-    let reading = reading.is_any().then(|| Gate::open(reading)).transpose()?;
+    let reading = config.read_access();
+    let reading = reading.is_configured().then(|| Gate::open(reading)).transpose()?;
     let remote = control_address(config, mode)?;
     let control = control_socket(config, mode)?;
     if mode == OperatingMode::Enforce && (control.is_some() || remote.is_some()) {
@@ -156,7 +156,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
         let _stop_all = stop.clone().drop_guard();
         stop_on_signals(stop.clone())?;
         tokio::spawn(close_events(observer.events().clone(), stop.clone()).boxed());
-        let heartbeat = heartbeats.heart("tokio-rt-worker", RUNTIME_LIMIT);
+        let heartbeat = heartbeats.register("tokio-rt-worker", RUNTIME_LIMIT);
         let notifying = notify_service_manager(readiness, heartbeats.clone(), heartbeat, stop.clone());
         tokio::spawn(notifying.boxed());
         start_sending((config, address), &metrics, &alerts, traces, &stop);
@@ -197,7 +197,7 @@ pub fn run(config: &Config, mut guarantor: Box<dyn Guarantor>) -> Result<(), Run
     // A scrape whose client hangs must not hold up the end.
     readers.shutdown_timeout(Duration::from_secs(1));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    if let Some(ended) = heartbeats.ended() {
+    if let Some(ended) = heartbeats.ended_thread() {
         return Err(ended.into());
     }
     served?;
@@ -287,7 +287,7 @@ async fn serve_reading(
 
 /// Waits for the threads, but not for long where one ended unasked.
 fn end(threads: Vec<JoinHandle<()>>, heartbeats: &Heartbeats) {
-    let patience = heartbeats.ended().map(|_| Instant::now() + LAST_WAIT);
+    let patience = heartbeats.ended_thread().map(|_| Instant::now() + LAST_WAIT);
     for thread in threads {
         thread.thread().unpark();
         while patience.is_some_and(|end| Instant::now() < end) && !thread.is_finished() {
@@ -492,14 +492,14 @@ async fn notify_service_manager(
             if notified && !has_trimmed {
                 has_trimmed = true;
                 // A turn later, all routes are made. The start takes several times the memory that is needed afterwards.
-                numaward_probes::give_memory_back();
+                numaward_probes::trim_heap();
             }
             if !notified && readiness.is_ready() {
                 notified = true;
                 tracing::info!("ready");
                 notify(NotifyState::Ready);
             }
-            let late = heartbeats.late();
+            let late = heartbeats.late_thread();
             if let Some(late) = late.filter(|_| !is_late) {
                 tracing::error!(%late, "the daemon is not alive: /livez fails, and the watchdog hears nothing");
             }
@@ -548,7 +548,7 @@ mod tests {
             assert!(begun.elapsed() < 4 * LISTEN_RETRY_INTERVAL);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        assert!(heartbeats.ended().is_none());
+        assert!(heartbeats.ended_thread().is_none());
         stop.cancel();
         serving.await.unwrap().unwrap();
     }

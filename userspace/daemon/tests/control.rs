@@ -667,7 +667,7 @@ async fn the_read_only_address_asks_for_what_is_configured_and_always_says_how_i
     write(&path("ca"), &theirs.pem);
     write(&path("token"), TOKEN);
     let serving = |config: &Config| {
-        let gate = Gate::open(config.reading()).unwrap();
+        let gate = Gate::open(config.read_access()).unwrap();
         let listener = listen("127.0.0.1:0".parse().unwrap(), "listen").unwrap();
         let listener = RemoteListener::new(listener, gate.clone()).unwrap();
         let address = listener.local_addr().unwrap();

@@ -19,7 +19,7 @@ use numaward_config::Config;
 use numaward_daemon::allocations::{self, router};
 use numaward_http::{App, MAX_BODY_BYTES, Names, open_api};
 use numaward_model::{
-    Report,
+    EventReport,
     health::{Heartbeats, Latch, Readiness},
 };
 use numaward_observe::{Observer, events::Events};
@@ -248,9 +248,9 @@ async fn ready_when_every_part_is() {
 #[tokio::test]
 async fn a_core_thread_that_hangs_is_named() {
     let daemon = daemon();
-    daemon.heartbeats.heart("beats", Duration::from_mins(1));
+    daemon.heartbeats.register("beats", Duration::from_mins(1));
     assert_eq!(daemon.get("/livez", None).await.0, StatusCode::OK);
-    daemon.heartbeats.heart("hangs", Duration::ZERO);
+    daemon.heartbeats.register("hangs", Duration::ZERO);
     let (problem, _) = daemon.problem(Request::get("/livez").body(Body::empty()).unwrap()).await;
     let expected = "the thread hangs has not responded for 0 s; 0 s is its limit";
     assert_eq!((problem.status, problem.detail.as_str()), (503, expected));
@@ -488,7 +488,7 @@ async fn events_are_served_and_streamed() {
     let report = |workload: &str| {
         daemon
             .events
-            .report(Report::new(api::EventKind::Drift, "moved").workload(workload).detail("knob", "x"));
+            .report(EventReport::new(api::EventKind::Drift, "moved").workload(workload).detail("knob", "x"));
     };
     report("a");
     let page: api::EventPage = daemon.json("/api/v1/events").await;

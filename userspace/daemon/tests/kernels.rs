@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
 use numaward_tests_support::assert_golden;
-use numaward_topology::{Need, Release};
+use numaward_topology::{KernelFeature, KernelRelease};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -20,7 +20,7 @@ fn seen(root: &Path) -> Vec<Seen> {
     let text = fs::read_to_string(root.join("tests/kernels/seen.json")).unwrap();
     let seen: BTreeMap<String, Seen> = serde_json::from_str(&text).unwrap();
     let mut seen: Vec<_> = seen.into_values().collect();
-    seen.sort_by_key(|seen| Release::parse(&seen.release).unwrap());
+    seen.sort_by_key(|seen| KernelRelease::parse(&seen.release).unwrap());
     seen
 }
 
@@ -29,8 +29,8 @@ fn row(text: &mut String, cells: impl IntoIterator<Item = String>) {
 }
 
 fn page(seen: &[Seen]) -> String {
-    let mut needs: Vec<Need> = numaward_probes::needs::ALL.to_vec();
-    needs.extend(numaward_cgroup::needs::ALL);
+    let mut needs: Vec<KernelFeature> = numaward_probes::kernel_features::ALL.to_vec();
+    needs.extend(numaward_cgroup::kernel_features::ALL);
     needs.sort_by_key(|need| need.since);
     let known: Vec<_> = needs.iter().map(|need| need.name).collect();
     for Seen { release, needs, .. } in seen {
@@ -55,8 +55,8 @@ fn page(seen: &[Seen]) -> String {
     row(&mut text, heading.into_iter().chain(kernels()));
     row(&mut text, (0..3 + seen.len()).map(|_| "---".to_owned()));
     for need in &needs {
-        let lost = if need.loses { "" } else { "nothing is lost: " };
-        let cells = [format!("`{}`", need.name), need.since.to_string(), format!("{lost}{}", need.instead)];
+        let lost = if need.is_degraded { "" } else { "nothing is lost: " };
+        let cells = [format!("`{}`", need.name), need.since.to_string(), format!("{lost}{}", need.fallback)];
         let here = seen.iter().map(|Seen { release, needs, .. }| {
             let is_here =
                 needs.get(need.name).unwrap_or_else(|| panic!("{release}: {} was not looked for", need.name));

@@ -23,7 +23,7 @@ use numaward_daemon::kubernetes::{
     kubelet::{self, Policies, view::LastRead},
 };
 use numaward_engine::{
-    Block,
+    MemoryBlock,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     ledger::{KindAccount, NodeAccount},
 };
@@ -129,14 +129,15 @@ impl Host {
                 total: Bytes(4 * GIB),
                 reserved: Bytes(GIB),
                 allocatable: Bytes(3 * GIB),
-                promised: Bytes(promised),
+                guaranteed: Bytes(promised),
                 free: Bytes(3 * GIB - promised),
             };
             let kinds = BTreeMap::from([(ZoneKind::Memory, account)]);
             (NodeId(id), NodeAccount { assignments: 0, group: [NodeId(id)].into_iter().collect(), kinds })
         };
         let entries = pods.iter().map(|(uid, _, nodes)| {
-            let block = Block { kind: ZoneKind::Memory, affinity: nodes.parse().unwrap(), bytes: Bytes(GIB) };
+            let block =
+                MemoryBlock { kind: ZoneKind::Memory, affinity: nodes.parse().unwrap(), bytes: Bytes(GIB) };
             ((*uid).into(), BTreeMap::from([("main".into(), vec![block])]))
         });
         let memory = MemoryCheckpoint {
@@ -463,7 +464,7 @@ async fn containers_are_served_under_their_names_where_numaward_places_them() {
     stop.cancel();
 
     // With it, the runtime does; who is not there any more is forgotten, and served as long as its cgroup is.
-    observer.containers_are(vec![(other.clone(), "prod/web/main".to_owned())], true);
+    observer.update_containers(vec![(other.clone(), "prod/web/main".to_owned())], true);
     assert_eq!(names().get("prod/web/main"), Some(&cgroup("u2", &other)));
     assert!(names().contains_key("prod/db/main"));
 }

@@ -135,15 +135,15 @@ fn of_both<T>(of: impl Fn(Arc<str>) -> T) -> Vec<T> {
     ["web.service", CONTAINER].map(Arc::from).into_iter().map(of).collect()
 }
 
-fn promises() -> PromiseFigures {
+fn promises() -> GuaranteeFigures {
     let (node, kind, bytes) = (NodeId(2), ZoneKind::Memory, Bytes(1));
     let size = HugepageSize(Bytes::mib(2));
     let outside = || of_both(|workload| HugepagesOutside { workload, size, bytes: vec![(node, bytes)] });
-    PromiseFigures {
-        missed: of_both(|workload| Missed { workload, bytes: vec![(node, bytes)] }),
+    GuaranteeFigures {
+        missed: of_both(|workload| MissFigures { workload, bytes: vec![(node, bytes)] }),
         missed_hugepages: outside(),
         misplaced_hugepages: outside(),
-        kinds: vec![KindPromised {
+        kinds: vec![KindFigures {
             node,
             kind,
             reserved: bytes,
@@ -152,16 +152,16 @@ fn promises() -> PromiseFigures {
             free: bytes,
         }],
         exclusive_cpus: vec![(node, 1)],
-        residency: of_both(|workload| PromiseResidency {
+        residency: of_both(|workload| GuaranteeResidency {
             workload,
             kind,
             promised: vec![(node, bytes)],
-            resident: Some(OnAndOff { on: bytes, off: bytes }),
+            resident: Some(ResidencySplit { on: bytes, off: bytes }),
         }),
-        missing: of_both(|workload| MissingPromise { workload, offline_cpus: 0, uncovered: bytes }),
+        missing: of_both(|workload| MissingCapacityFigures { workload, offline_cpus: 0, uncovered: bytes }),
         headroom: vec![(node, kind, 1)],
         low: vec![(node, true)],
-        over_budget: of_both(|workload| OverBudget { workload, bytes: vec![(node, bytes)] }),
+        over_budget: of_both(|workload| BudgetExcess { workload, bytes: vec![(node, bytes)] }),
         shared_pool_cpus: Some(1),
         free_cpus: 1,
     }
@@ -182,12 +182,12 @@ impl SnapshotSource for Alone {
         let each = |bytes| nodes().map(|_| bytes).collect::<Vec<_>>();
         let by_node = || nodes().map(|node| (node, Bytes(1))).collect::<Vec<_>>();
         let mut snapshot = snapshot();
-        snapshot.nodes = nodes().map(|node| NodeMemory { node, kinds: Vec::new() }).collect();
+        snapshot.nodes = nodes().map(|node| NodeMemoryFigures { node, kinds: Vec::new() }).collect();
         snapshot.workloads.truncate(1);
         let of = &mut snapshot.workloads[0];
         of.name = CONTAINER.into();
-        of.allocated = Some(nodes().map(|_| Allocated::default()).collect());
-        of.resident = Some(nodes().map(|_| Resident::default()).collect());
+        of.allocated = Some(nodes().map(|_| AllocatedFigures::default()).collect());
+        of.resident = Some(nodes().map(|_| ResidentFigures::default()).collect());
         let hugepages = self.has_hugepages.then(|| (size, each(Bytes(1))));
         of.hugepages = Arc::new(hugepages.into_iter().collect());
         let activity = of.activity.as_mut().unwrap();
@@ -202,13 +202,13 @@ impl SnapshotSource for Alone {
             return snapshot;
         }
         let workload: Arc<str> = CONTAINER.into();
-        let resident = Some(OnAndOff::default());
+        let resident = Some(ResidencySplit::default());
         let residency =
-            |kind| PromiseResidency { workload: workload.clone(), kind, promised: by_node(), resident };
+            |kind| GuaranteeResidency { workload: workload.clone(), kind, promised: by_node(), resident };
         let sizes = || self.has_hugepages.then_some(size);
         let outside = |size| HugepagesOutside { workload: workload.clone(), size, bytes: by_node() };
-        snapshot.promises = PromiseFigures {
-            missed: vec![Missed { workload: workload.clone(), bytes: by_node() }],
+        snapshot.promises = GuaranteeFigures {
+            missed: vec![MissFigures { workload: workload.clone(), bytes: by_node() }],
             missed_hugepages: sizes().map(outside).into_iter().collect(),
             misplaced_hugepages: sizes().map(outside).into_iter().collect(),
             residency: [ZoneKind::Memory]
@@ -216,13 +216,13 @@ impl SnapshotSource for Alone {
                 .chain(sizes().map(ZoneKind::Hugepages))
                 .map(residency)
                 .collect(),
-            missing: vec![MissingPromise {
+            missing: vec![MissingCapacityFigures {
                 workload: workload.clone(),
                 offline_cpus: 0,
                 uncovered: Bytes(0),
             }],
-            over_budget: vec![OverBudget { workload, bytes: by_node() }],
-            ..PromiseFigures::default()
+            over_budget: vec![BudgetExcess { workload, bytes: by_node() }],
+            ..GuaranteeFigures::default()
         };
         snapshot
     }
@@ -556,11 +556,11 @@ struct Promising;
 impl SnapshotSource for Promising {
     fn snapshot(&self) -> Snapshot {
         let exclusive_cpus = vec![(NodeId(0), 3), (NodeId(2), 4)];
-        let promises = PromiseFigures {
+        let promises = GuaranteeFigures {
             exclusive_cpus,
             shared_pool_cpus: Some(6),
             free_cpus: 5,
-            ..PromiseFigures::default()
+            ..GuaranteeFigures::default()
         };
         Snapshot { promises, ..Snapshot::default() }
     }

@@ -117,7 +117,7 @@ fn workloads_come_are_read_and_go() {
     assert!(observer.workload_history("a.service").is_some(), "its past is kept for an hour");
     // A directory is seen before its files are written, here if not in a real hierarchy.
     wait_for("all to be well", || observer.status().degraded.is_empty().then_some(()));
-    assert!(heartbeats.late().is_none());
+    assert!(heartbeats.late_thread().is_none());
 
     // An unreadable file is reported once and does not stop the rest.
     fs::write(cgroups.path().join("batch/memory.numa_stat"), "anon N0=x\n").unwrap();

@@ -1,6 +1,6 @@
 //! What was written where, and what was found there before: the durable half of enforcement.
 //!
-//! [`AppliedSettings`] are part of the ledger's payload, and a value: a [`Plan`](super::Plan) carries those to store
+//! [`AppliedSettings`] are part of the ledger's payload, and a value: a [`EnforcementPlan`](super::EnforcementPlan) carries those to store
 //! before the first knob is written and those that are true after the last.
 //!
 //! Invariant: for every knob that may differ from what was found because of us, a stored record says what was
@@ -9,7 +9,7 @@
 use std::{collections::BTreeSet, ops::Bound, path::Path, sync::Arc};
 
 use numaward_cgroup::{CgroupId, CgroupPath, knob::Knob};
-use numaward_model::{Settings, Shared, Values};
+use numaward_model::{Settings, SharedMap, Values};
 use serde::{Deserialize, Serialize};
 
 use super::thread_masks::ThreadMasks;
@@ -89,7 +89,7 @@ impl Record {
     }
 
     /// Whether it has yet to get back CPUs, because a partition of another cgroup has them or a write failed.
-    pub fn is_owed_cpus(&self) -> bool {
+    pub fn has_pending_cpus(&self) -> bool {
         self.settings.cpus.is_none() && self.written.0.contains_key(&Knob::CpusetCpus)
     }
 
@@ -103,7 +103,7 @@ impl Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AppliedSettings {
-    pub(super) records: Shared<CgroupPath, Record>,
+    pub(super) records: SharedMap<CgroupPath, Record>,
 }
 
 impl AppliedSettings {
@@ -147,7 +147,7 @@ impl AppliedSettings {
         let asked = record.settings.values();
         let mut pending: Vec<Knob> =
             record.written.0.keys().filter(|knob| !asked.0.contains_key(knob)).copied().collect();
-        if record.settings.wants_partition() {
+        if record.settings.has_partition() {
             pending.retain(|knob| *knob != Knob::CpusetCpusExclusive);
         }
         if pending.iter().any(serves_descendants) && self.is_held_below(path) {
@@ -185,7 +185,7 @@ impl AppliedSettings {
     }
 
     /// The records themselves.
-    pub fn records(&self) -> &Shared<CgroupPath, Record> {
+    pub fn records(&self) -> &SharedMap<CgroupPath, Record> {
         &self.records
     }
 
@@ -209,7 +209,7 @@ impl AppliedSettings {
         let is_beside = |path: &CgroupPath| path.parent().is_some_and(|parent| above.contains(&parent));
         let owed = self
             .iter()
-            .filter(|(path, record)| record.is_owed_cpus() && is_beside(path) && !ended.contains(path));
+            .filter(|(path, record)| record.has_pending_cpus() && is_beside(path) && !ended.contains(path));
         owed.map(|(path, _)| path.clone()).collect()
     }
 

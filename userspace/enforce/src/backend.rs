@@ -9,14 +9,14 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Limit, Partition, PartitionState, Quota, Value},
+    knob::{Knob, KnobError, KnobValue, Limit, Partition, PartitionState, Quota},
 };
 use numaward_topology::{Bytes, CpuSet, NodeSet};
 
 use super::{
-    EnforceError, Step, Systemd,
+    EnforceError, Systemd, WriteStep,
     batch::{self, Write},
-    migration::{Migration, Moving, Resident, left_on, migrate, resident, stayed},
+    migration::{MemoryByNode, Migration, MigrationState, left_on, migrate, resident, stayed},
     pages,
     turns::{Turn, Turns},
     writers::Writers,
@@ -29,7 +29,7 @@ const SETTLE_PACE: Duration = Duration::from_millis(5);
 
 /// How the enforcer works.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct EnforcerOptions {
     /// The CPUs that may ever be there: what a running cgroup gets back that had no `cpuset.cpus`.
     pub possible_cpus: CpuSet,
     /// The nodes that may ever be there, likewise.
@@ -38,7 +38,7 @@ pub struct Options {
     pub migration_wait: Duration,
 }
 
-impl Options {
+impl EnforcerOptions {
     /// The usual waits, for a machine with these CPUs and nodes.
     pub fn new(possible_cpus: CpuSet, possible_nodes: NodeSet) -> Self {
         Self { possible_cpus, possible_nodes, migration_wait: Duration::from_secs(2) }
@@ -51,11 +51,11 @@ pub struct StepError {
     /// Why.
     pub error: EnforceError,
     /// Which.
-    pub step: Step,
+    pub step: WriteStep,
 }
 
 impl StepError {
-    fn new(error: EnforceError, step: &Step) -> Box<Self> {
+    fn new(error: EnforceError, step: &WriteStep) -> Box<Self> {
         Box::new(Self { error, step: step.clone() })
     }
 }
@@ -64,7 +64,7 @@ impl StepError {
 #[derive(Clone, Debug)]
 pub struct Cgroupfs {
     root: PathBuf,
-    options: Options,
+    options: EnforcerOptions,
     page_size: Bytes,
     /// They write `cpuset.cpus` and `cpuset.mems`.
     writers: Writers,
@@ -73,7 +73,7 @@ pub struct Cgroupfs {
 }
 
 impl Cgroupfs {
-    pub(super) fn new(root: PathBuf, options: Options) -> Self {
+    pub(super) fn new(root: PathBuf, options: EnforcerOptions) -> Self {
         Self {
             root,
             options,
@@ -87,21 +87,21 @@ impl Cgroupfs {
         &self.root
     }
 
-    pub(super) fn read(&self, cgroup: &CgroupPath, knob: Knob) -> Result<Value, KnobError> {
+    pub(super) fn read(&self, cgroup: &CgroupPath, knob: Knob) -> Result<KnobValue, KnobError> {
         knob.read(&cgroup.dir(&self.root))
     }
 
-    pub(super) fn holds(&self, knob: Knob, wanted: &Value, found: &Value) -> bool {
+    pub(super) fn holds(&self, knob: Knob, wanted: &KnobValue, found: &KnobValue) -> bool {
         knob.holds(wanted, found, self.page_size)
     }
 
     /// Whether a knob is back to what was found, in the words of `put`.
-    pub(super) fn is_back(&self, knob: Knob, found: &Value, held: &Value) -> bool {
+    pub(super) fn is_back(&self, knob: Knob, found: &KnobValue, held: &KnobValue) -> bool {
         self.holds(knob, found, held)
             || is_everything(found)
                 && match held {
-                    Value::Cpus(cpus) => *cpus == self.options.possible_cpus,
-                    Value::Nodes(nodes) => *nodes == self.options.possible_nodes,
+                    KnobValue::Cpus(cpus) => *cpus == self.options.possible_cpus,
+                    KnobValue::Nodes(nodes) => *nodes == self.options.possible_nodes,
                     _ => false,
                 }
     }
@@ -113,19 +113,19 @@ impl Cgroupfs {
     ///
     /// CPUs that a sibling's partition has taken since must not be named: some kernels refuse, others end the
     /// partition.
-    fn put(&self, step: &Step) -> Result<Value, KnobError> {
+    fn put(&self, step: &WriteStep) -> Result<KnobValue, KnobError> {
         let dir = step.cgroup.dir(&self.root);
-        let write = |value: Value| self.write_knob(&dir, step.knob, &value).map(|()| value);
+        let write = |value: KnobValue| self.write_knob(&dir, step.knob, &value).map(|()| value);
         let written = match (step.knob, &step.to) {
-            (Knob::CpusetCpus, Value::Cpus(cpus)) if !cpus.is_empty() => {
-                write(Value::Cpus(self.without_partitions(&step.cgroup, cpus.clone())?))
+            (Knob::CpusetCpus, KnobValue::Cpus(cpus)) if !cpus.is_empty() => {
+                write(KnobValue::Cpus(self.without_partitions(&step.cgroup, cpus.clone())?))
             }
             _ => match write(step.to.clone()) {
                 Err(KnobError::Refused { .. }) if is_everything(&step.to) => {
                     write(if step.knob == Knob::CpusetMems {
-                        Value::Nodes(self.options.possible_nodes.clone())
+                        KnobValue::Nodes(self.options.possible_nodes.clone())
                     } else {
-                        Value::Cpus(
+                        KnobValue::Cpus(
                             self.without_partitions(&step.cgroup, self.options.possible_cpus.clone())?,
                         )
                     })
@@ -142,7 +142,7 @@ impl Cgroupfs {
     }
 
     /// Writes a knob, and returns when the kernel has taken it.
-    fn write_knob(&self, dir: &Path, knob: Knob, value: &Value) -> Result<(), KnobError> {
+    fn write_knob(&self, dir: &Path, knob: Knob, value: &KnobValue) -> Result<(), KnobError> {
         if knob != Knob::CpusetCpus {
             return knob.write(dir, &value.to_string());
         }
@@ -163,18 +163,18 @@ impl Cgroupfs {
     }
 
     /// Writes steps of `cpuset.cpus` that each name CPUs, of different cgroups, one beside the other: what came of each.
-    pub(super) fn put_cpus(&self, steps: &[Step]) -> Vec<Result<(), EnforceError>> {
-        let value = |step: &Step| match &step.to {
-            Value::Cpus(cpus) => self.without_partitions(&step.cgroup, cpus.clone()).map(Value::Cpus),
+    pub(super) fn put_cpus(&self, steps: &[WriteStep]) -> Vec<Result<(), EnforceError>> {
+        let value = |step: &WriteStep| match &step.to {
+            KnobValue::Cpus(cpus) => self.without_partitions(&step.cgroup, cpus.clone()).map(KnobValue::Cpus),
             other => Ok(other.clone()),
         };
         let values: Vec<_> = steps.iter().map(value).collect();
-        let write = |(step, value): (&Step, &Result<Value, KnobError>)| {
+        let write = |(step, value): (&WriteStep, &Result<KnobValue, KnobError>)| {
             let dir = step.cgroup.dir(&self.root);
             value.as_ref().ok().map(|value| Write { dir, knob: step.knob, value: value.clone() })
         };
         let mut written = self.write_knobs(steps.iter().zip(&values).filter_map(write).collect()).into_iter();
-        let done = |(step, value): (&Step, Result<Value, KnobError>)| {
+        let done = |(step, value): (&WriteStep, Result<KnobValue, KnobError>)| {
             let value = value?;
             written.next().transpose()?;
             self.check(step, &value)
@@ -196,7 +196,10 @@ impl Cgroupfs {
             let state = self.read(&sibling, Knob::CpusetPartition);
             let is_partition = matches!(
                 state,
-                Ok(Value::Partition(PartitionState { partition: Partition::Root | Partition::Isolated, .. }))
+                Ok(KnobValue::Partition(PartitionState {
+                    partition: Partition::Root | Partition::Isolated,
+                    ..
+                }))
             );
             if sibling == *cgroup || state.is_err() {
                 continue;
@@ -211,8 +214,8 @@ impl Cgroupfs {
     }
 
     /// Whether a cgroup has those of the CPUs that were found that partitions leave it.
-    pub(super) fn is_reduced(&self, cgroup: &CgroupPath, found: &Value, held: &Value) -> bool {
-        let (Value::Cpus(found), Value::Cpus(held)) = (found, held) else { return false };
+    pub(super) fn is_reduced(&self, cgroup: &CgroupPath, found: &KnobValue, held: &KnobValue) -> bool {
+        let (KnobValue::Cpus(found), KnobValue::Cpus(held)) = (found, held) else { return false };
         let whole = if found.is_empty() { &self.options.possible_cpus } else { found };
         held != whole && self.without_partitions(cgroup, whole.clone()).is_ok_and(|left| left == *held)
     }
@@ -233,14 +236,14 @@ impl Cgroupfs {
     /// The CPUs that a knob names; none where it is not there.
     fn cpus(&self, cgroup: &CgroupPath, knob: Knob) -> Result<CpuSet, KnobError> {
         match self.read(cgroup, knob) {
-            Ok(Value::Cpus(cpus)) => Ok(cpus),
+            Ok(KnobValue::Cpus(cpus)) => Ok(cpus),
             Ok(_) | Err(KnobError::Missing { .. }) => Ok(CpuSet::new()),
             Err(error) => Err(error),
         }
     }
 
     /// Whether the step's knob holds what was written.
-    fn check(&self, step: &Step, written: &Value) -> Result<(), EnforceError> {
+    fn check(&self, step: &WriteStep, written: &KnobValue) -> Result<(), EnforceError> {
         let found = match self.read(&step.cgroup, step.knob) {
             Err(KnobError::Missing { .. }) if *written == unset(step.knob) => return Ok(()),
             found => found?,
@@ -248,7 +251,7 @@ impl Cgroupfs {
         let (cgroup, knob) = (step.cgroup.clone(), step.knob);
         match &found {
             _ if self.holds(knob, written, &found) => Ok(()),
-            Value::Partition(PartitionState { invalid: Some(reason), .. }) => {
+            KnobValue::Partition(PartitionState { invalid: Some(reason), .. }) => {
                 let beside = self.beside(&cgroup)?;
                 Err(EnforceError::InvalidPartition { cgroup, reason: reason.clone(), beside })
             }
@@ -262,15 +265,15 @@ impl Cgroupfs {
     }
 
     /// The nodes that a step leaves the cgroup.
-    fn nodes(&self, step: &Step) -> NodeSet {
+    fn nodes(&self, step: &WriteStep) -> NodeSet {
         match &step.to {
-            Value::Nodes(nodes) if !nodes.is_empty() => nodes.clone(),
+            KnobValue::Nodes(nodes) if !nodes.is_empty() => nodes.clone(),
             _ => self.options.possible_nodes.clone(),
         }
     }
 
     /// Writes `cpuset.mems`, which moves pages.
-    fn move_pages(&self, step: &Step) -> Result<Moving, EnforceError> {
+    fn move_pages(&self, step: &WriteStep) -> Result<MigrationState, EnforceError> {
         let dir = step.cgroup.dir(&self.root);
         let (this, own, turn) = (self.clone(), step.clone(), self.turns.begin(step));
         let moving =
@@ -293,10 +296,10 @@ impl Cgroupfs {
     }
 
     /// Moves pages that a first write to `cpuset.mems` has not moved, see [`migration`](super::migration).
-    fn put_again(&self, turn: &Turn, step: &Step) -> Result<(), KnobError> {
+    fn put_again(&self, turn: &Turn, step: &WriteStep) -> Result<(), KnobError> {
         let parent = step.cgroup.parent().map(|parent| self.read(&parent, Knob::CpusetMemsEffective));
-        let Some(Ok(to @ Value::Nodes(_))) = parent else { return Ok(()) };
-        let wide = Step { to, ..step.clone() };
+        let Some(Ok(to @ KnobValue::Nodes(_))) = parent else { return Ok(()) };
+        let wide = WriteStep { to, ..step.clone() };
         for (held, next) in [(step, &wide), (&wide, step)] {
             if !self.still_holds(held) {
                 break;
@@ -307,7 +310,7 @@ impl Cgroupfs {
     }
 
     /// Writes a step of `cpuset.mems` unless a later write has begun; that one counts if it begins meanwhile.
-    fn put_in_turn(&self, turn: &Turn, step: &Step) -> Result<(), KnobError> {
+    fn put_in_turn(&self, turn: &Turn, step: &WriteStep) -> Result<(), KnobError> {
         if turn.is_last() {
             self.put(step)?;
         }
@@ -318,13 +321,13 @@ impl Cgroupfs {
     }
 
     /// Whether a knob holds what this step wrote.
-    fn still_holds(&self, step: &Step) -> bool {
+    fn still_holds(&self, step: &WriteStep) -> bool {
         let found = self.read(&step.cgroup, step.knob);
         found.is_ok_and(|found| self.is_back(step.knob, &step.to, &found))
     }
 
     /// Moves the pages itself where the kernel has not, see [`migration`](super::migration).
-    fn move_what_stayed(&self, turn: &Turn, step: &Step, before: &Resident, nodes: &NodeSet) {
+    fn move_what_stayed(&self, turn: &Turn, step: &WriteStep, before: &MemoryByNode, nodes: &NodeSet) {
         let dir = step.cgroup.dir(&self.root);
         let after = resident(&dir);
         if stayed(before, &after, nodes) && self.still_holds(step) {
@@ -334,11 +337,16 @@ impl Cgroupfs {
 
     /// Makes the pages follow where another has written `cpuset.mems`, for the first time since the cgroup had user memory
     /// like this.
-    fn follow(&self, step: &Step, before: Resident, began: Instant) -> Result<Moving, EnforceError> {
+    fn follow(
+        &self,
+        step: &WriteStep,
+        before: MemoryByNode,
+        began: Instant,
+    ) -> Result<MigrationState, EnforceError> {
         let (dir, nodes) = (step.cgroup.dir(&self.root), self.nodes(step));
         let after = resident(&dir);
         if !stayed(&before, &after, &nodes) {
-            return Ok(Moving::Done(Migration { nodes, before, after, took: began.elapsed() }));
+            return Ok(MigrationState::Done(Migration { nodes, before, after, took: began.elapsed() }));
         }
         let (this, own, turn) = (self.clone(), step.clone(), self.turns.begin(step));
         let (found, to) = (before.clone(), nodes.clone());
@@ -354,42 +362,42 @@ impl Cgroupfs {
 }
 
 /// What a knob holds in a new cgroup.
-pub(super) fn unset(knob: Knob) -> Value {
+pub(super) fn unset(knob: Knob) -> KnobValue {
     match knob {
         Knob::CpusetCpus | Knob::CpusetCpusEffective | Knob::CpusetCpusExclusive => {
-            Value::Cpus(CpuSet::new())
+            KnobValue::Cpus(CpuSet::new())
         }
-        Knob::CpusetMems | Knob::CpusetMemsEffective => Value::Nodes(NodeSet::new()),
-        Knob::CpusetPartition => Value::Partition(Partition::Member.into()),
-        Knob::MemoryMin | Knob::MemoryLow => Value::Limit(Limit::Bytes(Bytes(0))),
-        Knob::MemoryHigh | Knob::MemoryMax | Knob::HugetlbMax(_) => Value::Limit(Limit::Max),
-        Knob::CpuMax => Value::Quota(Quota::Max),
-        Knob::SubtreeControl => Value::Controllers(BTreeSet::new()),
-        Knob::Procs => Value::Processes(Vec::new()),
+        Knob::CpusetMems | Knob::CpusetMemsEffective => KnobValue::Nodes(NodeSet::new()),
+        Knob::CpusetPartition => KnobValue::Partition(Partition::Member.into()),
+        Knob::MemoryMin | Knob::MemoryLow => KnobValue::Limit(Limit::Bytes(Bytes(0))),
+        Knob::MemoryHigh | Knob::MemoryMax | Knob::HugetlbMax(_) => KnobValue::Limit(Limit::Max),
+        Knob::CpuMax => KnobValue::Quota(Quota::Max),
+        Knob::SubtreeControl => KnobValue::Controllers(BTreeSet::new()),
+        Knob::Procs => KnobValue::Processes(Vec::new()),
     }
 }
 
 /// Whether an ancestor that holds `found` has all that is wanted of it.
-pub(super) fn covers(found: &Value, wanted: &Value) -> bool {
+pub(super) fn covers(found: &KnobValue, wanted: &KnobValue) -> bool {
     match (found, wanted) {
-        (Value::Limit(found), Value::Limit(wanted)) => found >= wanted,
-        (Value::Cpus(found), Value::Cpus(wanted)) => wanted.is_subset(found),
+        (KnobValue::Limit(found), KnobValue::Limit(wanted)) => found >= wanted,
+        (KnobValue::Cpus(found), KnobValue::Cpus(wanted)) => wanted.is_subset(found),
         _ => found == wanted,
     }
 }
 
 /// Whether this is the empty set, which means all that the parent has.
-fn is_everything(value: &Value) -> bool {
+fn is_everything(value: &KnobValue) -> bool {
     match value {
-        Value::Cpus(cpus) => cpus.is_empty(),
-        Value::Nodes(nodes) => nodes.is_empty(),
+        KnobValue::Cpus(cpus) => cpus.is_empty(),
+        KnobValue::Nodes(nodes) => nodes.is_empty(),
         _ => false,
     }
 }
 
 impl Cgroupfs {
     /// What a knob is set to.
-    pub(super) fn found(&self, cgroup: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
+    pub(super) fn found(&self, cgroup: &CgroupPath, knob: Knob) -> Result<KnobValue, EnforceError> {
         match self.read(cgroup, knob) {
             Err(KnobError::Missing { .. }) => Ok(unset(knob)),
             result => Ok(result?),
@@ -397,7 +405,7 @@ impl Cgroupfs {
     }
 
     /// Makes the knobs of one cgroup hold what the steps say, and returns when they do.
-    pub(super) fn write(&self, steps: &[Step]) -> Result<Option<Moving>, Box<StepError>> {
+    pub(super) fn write(&self, steps: &[WriteStep]) -> Result<Option<MigrationState>, Box<StepError>> {
         let mut moving = None;
         for step in steps {
             let fail = |error| StepError::new(error, step);
@@ -419,8 +427,8 @@ impl Systemd {
         &self,
         unit: &str,
         cgroupfs: &Cgroupfs,
-        steps: &[Step],
-    ) -> Result<Option<Moving>, Box<StepError>> {
+        steps: &[WriteStep],
+    ) -> Result<Option<MigrationState>, Box<StepError>> {
         let Some(first) = steps.first() else { return Ok(None) };
         let mut moving = None;
         let mut first_time = None;
@@ -498,10 +506,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let knob = dir.path().join("cpuset.cpus");
         fs::write(&knob, "0,1\n").unwrap();
-        let cgroupfs =
-            Cgroupfs::new(dir.path().to_owned(), Options::new("0-3".parse().unwrap(), NodeSet::new()));
+        let cgroupfs = Cgroupfs::new(
+            dir.path().to_owned(),
+            EnforcerOptions::new("0-3".parse().unwrap(), NodeSet::new()),
+        );
         let write = |cpus: &str| {
-            cgroupfs.write_knob(dir.path(), Knob::CpusetCpus, &Value::Cpus(cpus.parse().unwrap())).unwrap();
+            cgroupfs
+                .write_knob(dir.path(), Knob::CpusetCpus, &KnobValue::Cpus(cpus.parse().unwrap()))
+                .unwrap();
             fs::read_to_string(&knob).unwrap()
         };
         assert_eq!(write("0-1"), "0,1\n");
@@ -510,23 +522,25 @@ mod tests {
 
     /// A cgroup whose first write to `cpuset.mems` moves nothing, so that node 1 is written once more when the returned pipe, the
     /// nodes of its parent, is written.
-    fn slow_move(dir: &Path) -> (Cgroupfs, Step, Receiver<Result<Migration, KnobError>>) {
+    fn slow_move(dir: &Path) -> (Cgroupfs, WriteStep, Receiver<Result<Migration, KnobError>>) {
         use rustix::fs::{CWD, Mode, mkfifoat};
         fs::create_dir(dir.join("a")).unwrap();
         fs::write(dir.join("a/cpuset.mems"), "\n").unwrap();
         fs::write(dir.join("a/memory.numa_stat"), "anon N0=8192 N1=0\nfile N0=0 N1=0\n").unwrap();
         mkfifoat(CWD, dir.join("cpuset.mems.effective"), Mode::RUSR | Mode::WUSR).unwrap();
-        let mut options = Options::new(CpuSet::new(), "0-1".parse().unwrap());
+        let mut options = EnforcerOptions::new(CpuSet::new(), "0-1".parse().unwrap());
         options.migration_wait = Duration::from_millis(20);
         let cgroupfs = Cgroupfs::new(dir.to_owned(), options);
-        let step = Step {
+        let step = WriteStep {
             cgroup: "/a".parse().unwrap(),
             owner: Owner::Cgroupfs,
             knob: Knob::CpusetMems,
-            from: Value::Nodes(NodeSet::new()),
-            to: Value::Nodes("1".parse().unwrap()),
+            from: KnobValue::Nodes(NodeSet::new()),
+            to: KnobValue::Nodes("1".parse().unwrap()),
         };
-        let Ok(Moving::Running(result)) = cgroupfs.move_pages(&step) else { panic!("it does not wait") };
+        let Ok(MigrationState::Running(result)) = cgroupfs.move_pages(&step) else {
+            panic!("it does not wait")
+        };
         (cgroupfs, step, result)
     }
 
@@ -555,7 +569,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&knob).unwrap(), "1\n", "not written once more");
 
         // A write that was about to be made when a later one began.
-        let wide = Step { to: Value::Nodes("0-1".parse().unwrap()), ..step.clone() };
+        let wide = WriteStep { to: KnobValue::Nodes("0-1".parse().unwrap()), ..step.clone() };
         let last = cgroupfs.turns.begin(&wide);
         cgroupfs.put_in_turn(&last, &wide).unwrap();
         fs::write(&knob, "1\n").unwrap();
@@ -579,10 +593,12 @@ mod tests {
             file(&format!("{cgroup}/cpuset.cpus"), cpus);
         }
         file("without/cgroup.procs", "");
-        let cgroupfs =
-            Cgroupfs::new(dir.path().to_owned(), Options::new("0-7".parse().unwrap(), NodeSet::new()));
-        let to = Value::Partition(PartitionState { partition: Partition::Root, invalid: None });
-        let step = Step {
+        let cgroupfs = Cgroupfs::new(
+            dir.path().to_owned(),
+            EnforcerOptions::new("0-7".parse().unwrap(), NodeSet::new()),
+        );
+        let to = KnobValue::Partition(PartitionState { partition: Partition::Root, invalid: None });
+        let step = WriteStep {
             cgroup: "/part".parse().unwrap(),
             owner: Owner::Cgroupfs,
             knob: Knob::CpusetPartition,

@@ -14,7 +14,7 @@
 
 use std::{collections::BTreeMap, fs, mem, path::PathBuf, sync::Arc, time::Duration};
 
-use numaward_cgroup::knob::{Knob, KnobError, Value};
+use numaward_cgroup::knob::{Knob, KnobError, KnobValue};
 use numaward_model::health;
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::{Pid, gettid};
@@ -33,7 +33,7 @@ pub(crate) struct Write {
     /// The cgroup's directory.
     pub(crate) dir: PathBuf,
     pub(crate) knob: Knob,
-    pub(crate) value: Value,
+    pub(crate) value: KnobValue,
 }
 
 impl Write {
@@ -208,7 +208,7 @@ mod tests {
             } else {
                 fs::write(&file, "").unwrap();
             }
-            Write { dir: cgroup, knob: Knob::CpusetCpus, value: Value::Cpus("1".parse().unwrap()) }
+            Write { dir: cgroup, knob: Knob::CpusetCpus, value: KnobValue::Cpus("1".parse().unwrap()) }
         });
         let writes = writes.collect();
         (dir, writes)

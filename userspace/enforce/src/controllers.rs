@@ -14,16 +14,16 @@ use std::{collections::BTreeSet, fs, io, path::Path};
 
 use numaward_cgroup::{
     CgroupId, CgroupPath,
-    knob::{Knob, KnobError, Value},
+    knob::{Knob, KnobError, KnobValue},
 };
-use numaward_model::Shared;
+use numaward_model::SharedMap;
 use serde::{Deserialize, Serialize};
 
 use super::{applied::id_of, error::EnforceError};
 
 /// What was enabled in one cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Enabled {
+pub struct CgroupControllers {
     /// Which cgroup had the path.
     pub id: CgroupId,
     /// The controllers.
@@ -34,7 +34,7 @@ pub struct Enabled {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EnabledControllers {
-    cgroups: Shared<CgroupPath, Enabled>,
+    cgroups: SharedMap<CgroupPath, CgroupControllers>,
 }
 
 impl EnabledControllers {
@@ -44,7 +44,7 @@ impl EnabledControllers {
     }
 
     /// What was enabled where, parents before children.
-    pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &Enabled)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&CgroupPath, &CgroupControllers)> {
         self.cgroups.iter().map(|(path, enabled)| (path, &**enabled))
     }
 
@@ -68,13 +68,13 @@ impl EnabledControllers {
         needed: &BTreeSet<&str>,
     ) -> Result<(), EnforceError> {
         let dir = cgroup.dir(root);
-        let Value::Controllers(enabled) = Knob::SubtreeControl.read(&dir)? else { return Ok(()) };
+        let KnobValue::Controllers(enabled) = Knob::SubtreeControl.read(&dir)? else { return Ok(()) };
         let missing = needed.iter().filter(|name| !enabled.contains(**name)).map(|name| (*name).to_owned());
         let controllers: BTreeSet<_> = missing.collect();
         if !controllers.is_empty() {
             let id = id_of(&dir).ok_or_else(|| EnforceError::Gone { cgroup: cgroup.clone() })?;
             self.note(&Self {
-                cgroups: [(cgroup.clone(), Enabled { id, controllers })].into_iter().collect(),
+                cgroups: [(cgroup.clone(), CgroupControllers { id, controllers })].into_iter().collect(),
             });
         }
         Ok(())
@@ -82,7 +82,7 @@ impl EnabledControllers {
 
     /// Forgets those for which this does not hold.
     pub(super) fn retain(&mut self, mut is_kept: impl FnMut(&CgroupPath, CgroupId, &str) -> bool) {
-        let kept = |(path, enabled): (&CgroupPath, &Enabled)| {
+        let kept = |(path, enabled): (&CgroupPath, &CgroupControllers)| {
             let mut enabled = enabled.clone();
             enabled.controllers.retain(|controller| is_kept(path, enabled.id, controller));
             (!enabled.controllers.is_empty()).then(|| (path.clone(), enabled))
@@ -108,7 +108,7 @@ pub(super) fn is_enabled(dir: &Path, id: CgroupId, controller: &str) -> Result<b
         return Ok(false);
     }
     match Knob::SubtreeControl.read(dir) {
-        Ok(Value::Controllers(enabled)) => Ok(enabled.contains(controller)),
+        Ok(KnobValue::Controllers(enabled)) => Ok(enabled.contains(controller)),
         Ok(_) => Ok(false),
         Err(error) if error.is_gone() => Ok(false),
         Err(error) => Err(error),
@@ -125,7 +125,7 @@ pub fn disable(root: &Path, controllers: &mut EnabledControllers) -> Vec<StillEn
         all.sort_by_key(|(path, _)| std::cmp::Reverse(path.components().count()));
         all
     };
-    for (cgroup, Enabled { id, controllers }) in deepest_first {
+    for (cgroup, CgroupControllers { id, controllers }) in deepest_first {
         for controller in controllers {
             if let Err(reason) = disable_one(root, &cgroup, id, &controller) {
                 left.push(StillEnabled { cgroup: cgroup.clone(), controller, reason });
@@ -212,11 +212,11 @@ fn has_all(dir: &Path, knob: &str, value: &str) -> bool {
     let read = |knob: Knob| knob.read(dir).ok();
     match knob {
         "cpuset.cpus" => match (Knob::CpusetCpus.parse(value), read(Knob::CpusetCpusEffective)) {
-            (Ok(Value::Cpus(cpus)), Some(Value::Cpus(all))) => all.is_subset(&cpus),
+            (Ok(KnobValue::Cpus(cpus)), Some(KnobValue::Cpus(all))) => all.is_subset(&cpus),
             _ => false,
         },
         "cpuset.mems" => match (Knob::CpusetMems.parse(value), read(Knob::CpusetMemsEffective)) {
-            (Ok(Value::Nodes(nodes)), Some(Value::Nodes(all))) => all.is_subset(&nodes),
+            (Ok(KnobValue::Nodes(nodes)), Some(KnobValue::Nodes(all))) => all.is_subset(&nodes),
             _ => false,
         },
         _ => false,

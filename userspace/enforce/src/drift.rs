@@ -12,7 +12,7 @@ use std::{collections::HashMap, fmt, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
 };
 
 use super::backend::unset;
@@ -25,9 +25,9 @@ pub struct Drift {
     /// The knob.
     pub knob: Knob,
     /// What it should hold.
-    pub wanted: Value,
+    pub wanted: KnobValue,
     /// What it holds; `None` if the knob is not there any more (its controller was disabled).
-    pub found: Option<Value>,
+    pub found: Option<KnobValue>,
     /// What kind of drift.
     pub kind: DriftKind,
 }
@@ -52,7 +52,7 @@ impl Drift {
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cgroup, knob, wanted, found, kind } = self;
-        let shown = |value: &Value| match value.to_string() {
+        let shown = |value: &KnobValue| match value.to_string() {
             text if text.is_empty() => "empty".to_owned(),
             text => text,
         };
@@ -110,7 +110,7 @@ pub enum DriftCause {
 
 /// What to do about a knob that drifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum DriftVerdict {
     /// Write it again now.
     Repair,
     /// Look again at this time.
@@ -145,7 +145,13 @@ impl ConflictBackoff {
     }
 
     /// The knob was seen to have drifted.
-    pub fn drifted(&mut self, cgroup: &CgroupPath, knob: Knob, cause: DriftCause, now: Duration) -> Verdict {
+    pub fn drifted(
+        &mut self,
+        cgroup: &CgroupPath,
+        knob: Knob,
+        cause: DriftCause,
+        now: Duration,
+    ) -> DriftVerdict {
         let policy = self.policy;
         let conflict = self.conflicts.entry((cgroup.clone(), knob)).or_insert(Conflict {
             repairs: 0,
@@ -160,27 +166,27 @@ impl ConflictBackoff {
             if cause != DriftCause::Unseen {
                 conflict.last = now;
             }
-            return Verdict::GivenUp;
+            return DriftVerdict::GivenUp;
         }
         conflict.last = now;
         if cause == DriftCause::Reset {
             if now < conflict.not_before {
-                return Verdict::Wait(conflict.not_before);
+                return DriftVerdict::Wait(conflict.not_before);
             }
             conflict.not_before = now + policy.reset_wait;
-            return Verdict::Repair;
+            return DriftVerdict::Repair;
         }
         if conflict.repairs >= policy.repairs {
             conflict.given_up = true;
-            return Verdict::GiveUp;
+            return DriftVerdict::GiveUp;
         }
         if now < conflict.not_before {
-            return Verdict::Wait(conflict.not_before);
+            return DriftVerdict::Wait(conflict.not_before);
         }
         let wait = policy.first_wait.saturating_mul(1u32.checked_shl(conflict.repairs).unwrap_or(u32::MAX));
         conflict.repairs += 1;
         conflict.not_before = now + wait.min(policy.longest_wait);
-        Verdict::Repair
+        DriftVerdict::Repair
     }
 
     /// The knob was seen to hold what it should; `true` if this ends a conflict.
@@ -239,21 +245,21 @@ mod tests {
         let path: CgroupPath = "/a".parse().unwrap();
         let mut drifted =
             |millis| conflicts.drifted(&path, Knob::CpusetCpus, DriftCause::Written, at(millis));
-        assert_eq!(drifted(0), Verdict::Repair, "the first at once");
-        assert_eq!(drifted(10), Verdict::Wait(at(100)));
-        assert_eq!(drifted(100), Verdict::Repair);
-        assert_eq!(drifted(200), Verdict::Wait(at(250)), "100 doubled, but at most 150");
-        assert_eq!(drifted(250), Verdict::Repair);
-        assert_eq!(drifted(260), Verdict::GiveUp);
-        assert_eq!(drifted(9_000), Verdict::GivenUp);
-        assert_eq!(drifted(18_000), Verdict::GivenUp, "the other still writes");
+        assert_eq!(drifted(0), DriftVerdict::Repair, "the first at once");
+        assert_eq!(drifted(10), DriftVerdict::Wait(at(100)));
+        assert_eq!(drifted(100), DriftVerdict::Repair);
+        assert_eq!(drifted(200), DriftVerdict::Wait(at(250)), "100 doubled, but at most 150");
+        assert_eq!(drifted(250), DriftVerdict::Repair);
+        assert_eq!(drifted(260), DriftVerdict::GiveUp);
+        assert_eq!(drifted(9_000), DriftVerdict::GivenUp);
+        assert_eq!(drifted(18_000), DriftVerdict::GivenUp, "the other still writes");
         assert_eq!(conflicts.given_up().count(), 1);
         assert!(!conflicts.holds(&path, Knob::CpusetCpus, at(20_000)));
         assert!(conflicts.holds(&path, Knob::CpusetCpus, at(28_000)), "quiet ends it");
         assert_eq!(conflicts.given_up().count(), 0);
         assert_eq!(
             conflicts.drifted(&path, Knob::CpusetCpus, DriftCause::Written, at(28_001)),
-            Verdict::Repair
+            DriftVerdict::Repair
         );
     }
 
@@ -264,7 +270,7 @@ mod tests {
         for round in 0..20 {
             let now = at(round * 10_000);
             let verdict = conflicts.drifted(&path, Knob::MemoryMin, DriftCause::Written, now);
-            assert_eq!(verdict, Verdict::Repair, "{round}");
+            assert_eq!(verdict, DriftVerdict::Repair, "{round}");
         }
     }
 
@@ -274,13 +280,17 @@ mod tests {
         let path: CgroupPath = "/a".parse().unwrap();
         let mut drifted = |cause, millis| conflicts.drifted(&path, Knob::CpusetCpus, cause, at(millis));
         for reload in 0..11 {
-            assert_eq!(drifted(DriftCause::Reset, reload * 2_000), Verdict::Repair, "{reload}");
+            assert_eq!(drifted(DriftCause::Reset, reload * 2_000), DriftVerdict::Repair, "{reload}");
         }
-        assert_eq!(drifted(DriftCause::Reset, 20_100), Verdict::Wait(at(21_000)), "once a second");
+        assert_eq!(drifted(DriftCause::Reset, 20_100), DriftVerdict::Wait(at(21_000)), "once a second");
         for write in 0..10 {
-            assert_eq!(drifted(DriftCause::Written, 30_000 + write * 30_000), Verdict::Repair, "{write}");
+            assert_eq!(
+                drifted(DriftCause::Written, 30_000 + write * 30_000),
+                DriftVerdict::Repair,
+                "{write}"
+            );
         }
-        assert_eq!(drifted(DriftCause::Written, 330_000), Verdict::GiveUp);
+        assert_eq!(drifted(DriftCause::Written, 330_000), DriftVerdict::GiveUp);
     }
 
     #[test]
@@ -288,26 +298,26 @@ mod tests {
         let mut conflicts = ConflictBackoff::new(ConflictPolicy { repairs: 0, ..POLICY });
         let path: CgroupPath = "/a".parse().unwrap();
         let mut drifted = |cause, millis| conflicts.drifted(&path, Knob::CpusetCpus, cause, at(millis));
-        assert_eq!(drifted(DriftCause::Written, 0), Verdict::GiveUp);
-        assert_eq!(drifted(DriftCause::Written, 5_000), Verdict::GivenUp);
-        assert_eq!(drifted(DriftCause::Unseen, 14_000), Verdict::GivenUp);
+        assert_eq!(drifted(DriftCause::Written, 0), DriftVerdict::GiveUp);
+        assert_eq!(drifted(DriftCause::Written, 5_000), DriftVerdict::GivenUp);
+        assert_eq!(drifted(DriftCause::Unseen, 14_000), DriftVerdict::GivenUp);
         conflicts.policy = POLICY;
         let verdict = conflicts.drifted(&path, Knob::CpusetCpus, DriftCause::Unseen, at(15_000));
-        assert_eq!(verdict, Verdict::Repair);
+        assert_eq!(verdict, DriftVerdict::Repair);
     }
 
     #[test]
     fn each_knob_has_its_own_conflict() {
         let mut conflicts = ConflictBackoff::new(POLICY);
         let (a, b): (CgroupPath, CgroupPath) = ("/a".parse().unwrap(), "/b".parse().unwrap());
-        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, DriftCause::Written, at(0)), Verdict::Repair);
-        assert_eq!(conflicts.drifted(&a, Knob::CpusetMems, DriftCause::Written, at(1)), Verdict::Repair);
-        assert_eq!(conflicts.drifted(&b, Knob::CpusetCpus, DriftCause::Written, at(2)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, DriftCause::Written, at(0)), DriftVerdict::Repair);
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetMems, DriftCause::Written, at(1)), DriftVerdict::Repair);
+        assert_eq!(conflicts.drifted(&b, Knob::CpusetCpus, DriftCause::Written, at(2)), DriftVerdict::Repair);
         conflicts.forget(&a);
-        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, DriftCause::Written, at(3)), Verdict::Repair);
+        assert_eq!(conflicts.drifted(&a, Knob::CpusetCpus, DriftCause::Written, at(3)), DriftVerdict::Repair);
         assert_eq!(
             conflicts.drifted(&b, Knob::CpusetCpus, DriftCause::Written, at(3)),
-            Verdict::Wait(at(102))
+            DriftVerdict::Wait(at(102))
         );
     }
 }

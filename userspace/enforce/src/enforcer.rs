@@ -8,7 +8,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupId, CgroupPath,
-    knob::{Knob, KnobError, Limit, Value, enable_controllers},
+    knob::{Knob, KnobError, KnobValue, Limit, enable_controllers},
     read,
 };
 use numaward_model::{Settings, health};
@@ -17,13 +17,13 @@ use parking_lot::Mutex;
 
 use super::{
     applied::{AppliedSettings, Owner, Record, id_of},
-    backend::{Cgroupfs, Options, StepError, covers, unset},
+    backend::{Cgroupfs, EnforcerOptions, StepError, covers, unset},
     controllers::{EnabledControllers, is_enabled},
     drift::{Drift, DriftKind},
     error::EnforceError,
-    migration::Moving,
-    order::Step,
-    plan::{Plan, Report},
+    migration::MigrationState,
+    order::WriteStep,
+    plan::{EnforcementPlan, EnforcementReport},
     systemd::{self, Systemd},
 };
 
@@ -39,18 +39,18 @@ pub struct Enforcer {
 /// A plan could not be carried out in full.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}{}", further(.others, .undo))]
-pub struct Failure {
+pub struct EnforcementFailure {
     /// The first error.
     #[source]
     pub error: EnforceError,
     /// The write that failed; `None` if it did not come to that.
-    pub step: Option<Step>,
+    pub step: Option<WriteStep>,
     /// The other writes that failed.
     pub others: Vec<StepError>,
     /// What failed of undoing what was written before, with the writes that were to undo it.
     pub undo: Vec<StepError>,
     /// What was done before (and undone, if settings were to be given).
-    pub report: Report,
+    pub report: EnforcementReport,
 }
 
 fn further(others: &[StepError], undo: &[StepError]) -> String {
@@ -58,10 +58,10 @@ fn further(others: &[StepError], undo: &[StepError]) -> String {
     failed.fold(String::new(), |text, failed| text + "; then " + &failed.error.to_string())
 }
 
-impl Failure {
+impl EnforcementFailure {
     /// A failure before the first write.
     pub fn before_writes(error: EnforceError) -> Box<Self> {
-        let (others, undo, report) = (Vec::new(), Vec::new(), Report::default());
+        let (others, undo, report) = (Vec::new(), Vec::new(), EnforcementReport::default());
         Box::new(Self { error, step: None, others, undo, report })
     }
 
@@ -85,9 +85,9 @@ impl Failure {
 }
 
 /// The limit to which a write lowers a knob.
-fn lowered(step: &Step) -> Option<Bytes> {
+fn lowered(step: &WriteStep) -> Option<Bytes> {
     match (&step.from, &step.to) {
-        (Value::Limit(from), Value::Limit(to @ Limit::Bytes(bytes))) if to < from => Some(*bytes),
+        (KnobValue::Limit(from), KnobValue::Limit(to @ Limit::Bytes(bytes))) if to < from => Some(*bytes),
         _ => None,
     }
 }
@@ -95,7 +95,7 @@ fn lowered(step: &Step) -> Option<Bytes> {
 impl Enforcer {
     /// An enforcer for the cgroup v2 hierarchy mounted at `root`; with `systemd` for its units' cgroups, without
     /// it for all.
-    pub fn new(root: PathBuf, systemd: Option<Systemd>, options: Options) -> Self {
+    pub fn new(root: PathBuf, systemd: Option<Systemd>, options: EnforcerOptions) -> Self {
         Self { cgroupfs: Cgroupfs::new(root, options), systemd, claims: Mutex::default() }
     }
 
@@ -148,8 +148,8 @@ impl Enforcer {
     }
 
     /// Whether these writes may take long: pages may have to be moved or reclaimed, or systemd is asked.
-    pub fn may_wait(&self, steps: &[Step]) -> bool {
-        let may_wait = |step: &Step| {
+    pub fn may_wait(&self, steps: &[WriteStep]) -> bool {
+        let may_wait = |step: &WriteStep| {
             step.knob == Knob::CpusetMems
                 || self.is_systemds(&step.owner, step.knob)
                 || self.has_to_reclaim(step)
@@ -158,7 +158,7 @@ impl Enforcer {
     }
 
     /// Whether the kernel reclaims memory in this write: a limit falls below what is charged.
-    fn has_to_reclaim(&self, step: &Step) -> bool {
+    fn has_to_reclaim(&self, step: &WriteStep) -> bool {
         let Some(limit) = lowered(step).filter(|_| matches!(step.knob, Knob::MemoryHigh | Knob::MemoryMax))
         else {
             return false;
@@ -167,23 +167,29 @@ impl Enforcer {
     }
 
     /// Writes a plan's knobs. The plan's `intent` and what it enables must be stored before.
-    pub fn execute(&self, plan: &Plan) -> Result<Report, Box<Failure>> {
-        let mut report = Report { kept: plan.kept.clone(), ..Report::default() };
+    pub fn execute(&self, plan: &EnforcementPlan) -> Result<EnforcementReport, Box<EnforcementFailure>> {
+        let mut report = EnforcementReport { kept: plan.kept.clone(), ..EnforcementReport::default() };
         let mut failures = match self.prepare(plan) {
             Ok(excluded) => excluded,
-            Err(error) => return Err(Box::new(Failure { report, ..*Failure::before_writes(error) })),
+            Err(error) => {
+                return Err(Box::new(EnforcementFailure {
+                    report,
+                    ..*EnforcementFailure::before_writes(error)
+                }));
+            }
         };
-        let mut half_written: &[Step] = &[];
+        let mut half_written: &[WriteStep] = &[];
         // Consecutive writes to one unit go out together, but for a limit, which may have to stay.
-        let go_together = |a: &Step, b: &Step| {
+        let go_together = |a: &WriteStep, b: &WriteStep| {
             [a, b].iter().all(|step| step.knob != Knob::MemoryMax)
                 && a.cgroup == b.cgroup
                 && self.is_systemds(&a.owner, a.knob)
                 && self.is_systemds(&b.owner, b.knob)
         };
         for batch in plan.steps.chunk_by(go_together) {
-            let is_held = |step: &Step| plan.holds.iter().any(|(path, _)| *path == step.cgroup);
-            let has_failed = |step: &Step| failures.iter().any(|failed| failed.step.cgroup == step.cgroup);
+            let is_held = |step: &WriteStep| plan.holds.iter().any(|(path, _)| *path == step.cgroup);
+            let has_failed =
+                |step: &WriteStep| failures.iter().any(|failed| failed.step.cgroup == step.cgroup);
             if batch.first().is_some_and(|step| is_held(step) && has_failed(step)) {
                 continue;
             }
@@ -210,7 +216,7 @@ impl Enforcer {
         }
         numaward_store::fault::point("enforce.written");
         for (path, knob) in &plan.drop_ins {
-            let is_it = |step: &&Step| step.cgroup == *path && step.knob == *knob;
+            let is_it = |step: &&WriteStep| step.cgroup == *path && step.knob == *knob;
             if plan.steps.iter().find(is_it).is_none_or(|step| report.written.contains(step)) {
                 self.remove_drop_in(path, *knob);
             }
@@ -219,7 +225,8 @@ impl Enforcer {
         let Some(StepError { error, step }) = failures.next() else { return Ok(report) };
         let mut undo = Vec::new();
         if plan.is_undone {
-            let back: Vec<_> = report.written.iter().chain(half_written).rev().map(Step::reversed).collect();
+            let back: Vec<_> =
+                report.written.iter().chain(half_written).rev().map(WriteStep::reversed).collect();
             undo.extend(back.iter().filter_map(|step| {
                 let found = self.cgroupfs.read(&step.cgroup, step.knob);
                 if !self.is_systemds(&step.owner, step.knob)
@@ -236,8 +243,8 @@ impl Enforcer {
         }
         undo.retain(|failed: &StepError| !failed.error.is_gone());
         // Of several that are to hold something, who is gone is to know.
-        let others = failures.filter(|failed| !failed.error.is_gone() || plan.is_for_many()).collect();
-        Err(Box::new(Failure { error, step: Some(step), others, undo, report }))
+        let others = failures.filter(|failed| !failed.error.is_gone() || plan.holds_several()).collect();
+        Err(Box::new(EnforcementFailure { error, step: Some(step), others, undo, report }))
     }
 
     /// Removes the drop-in of a knob that is set as it was before.
@@ -248,9 +255,9 @@ impl Enforcer {
     }
 
     /// Who has not got back all CPUs by these writes.
-    fn owed(&self, plan: &Plan, written: &[Step]) -> Vec<(CgroupPath, Value)> {
-        let is_given_back = |step: &&Step| step.knob == Knob::CpusetCpus && plan.gives_back(step);
-        let held = |step: &Step| {
+    fn owed(&self, plan: &EnforcementPlan, written: &[WriteStep]) -> Vec<(CgroupPath, KnobValue)> {
+        let is_given_back = |step: &&WriteStep| step.knob == Knob::CpusetCpus && plan.gives_back(step);
+        let held = |step: &WriteStep| {
             let held = self.cgroupfs.read(&step.cgroup, step.knob).ok()?;
             (!self.cgroupfs.is_back(step.knob, &step.to, &held)).then(|| (step.cgroup.clone(), held))
         };
@@ -258,7 +265,7 @@ impl Enforcer {
     }
 
     /// What comes before the first write. Of several cgroups that are to hold something, says which cannot any more.
-    fn prepare(&self, plan: &Plan) -> Result<Vec<StepError>, EnforceError> {
+    fn prepare(&self, plan: &EnforcementPlan) -> Result<Vec<StepError>, EnforceError> {
         let mut excluded = Vec::new();
         // Others may have taken CPUs since the plan was made, and a partition of theirs must not suffer.
         for (path, settings) in &plan.holds {
@@ -274,7 +281,7 @@ impl Enforcer {
 
     /// Takes note of a cgroup that was made with our values: what these knobs would hold without us, as nobody can read
     /// that any more. What they hold now is ours.
-    pub fn note_made(
+    pub fn record_created(
         &self,
         applied: &mut AppliedSettings,
         path: &CgroupPath,
@@ -299,16 +306,20 @@ impl Enforcer {
     }
 
     /// The write that repairs a drift.
-    pub fn repair_step(&self, applied: &AppliedSettings, drift: &Drift) -> Step {
+    pub fn repair_step(&self, applied: &AppliedSettings, drift: &Drift) -> WriteStep {
         let owner = applied.get(&drift.cgroup).map_or(Owner::Cgroupfs, |record| record.owner.clone());
         let from = drift.found.clone().unwrap_or_else(|| unset(drift.knob));
-        Step { cgroup: drift.cgroup.clone(), owner, knob: drift.knob, from, to: drift.wanted.clone() }
+        WriteStep { cgroup: drift.cgroup.clone(), owner, knob: drift.knob, from, to: drift.wanted.clone() }
     }
 
     /// Writes one knob again that drifted. One that is not there must be [enabled](Enforcer::enable) before.
-    pub fn repair(&self, applied: &AppliedSettings, drift: &Drift) -> Result<Report, EnforceError> {
+    pub fn repair(
+        &self,
+        applied: &AppliedSettings,
+        drift: &Drift,
+    ) -> Result<EnforcementReport, EnforceError> {
         let step = self.repair_step(applied, drift);
-        let mut report = Report::default();
+        let mut report = EnforcementReport::default();
         let written = self.write(applied, std::slice::from_ref(&step), &mut report.moving);
         written.map_err(|failed| failed.error)?;
         report.written.push(step);
@@ -318,12 +329,12 @@ impl Enforcer {
     /// Has cgroups run on these CPUs at once, of which each has some, without taking note of those that they had: nothing
     /// will be given back, and systemd is not informed. Reports no write where they have them already. Fails where the
     /// knob is not there: its controller must be [enabled](Enforcer::enable) before.
-    pub fn set_cpus(&self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<Report, EnforceError>> {
+    pub fn set_cpus(&self, wanted: &[(CgroupPath, CpuSet)]) -> Vec<Result<EnforcementReport, EnforceError>> {
         let steps: Vec<_> = wanted.iter().map(|(cgroup, cpus)| self.cpus_step(cgroup, cpus)).collect();
         let given: Vec<_> = steps.iter().flatten().flatten().cloned().collect();
         let mut written = self.cgroupfs.put_cpus(&given).into_iter();
         let done = |step| {
-            let mut report = Report::default();
+            let mut report = EnforcementReport::default();
             if let Some(step) = step? {
                 written.next().transpose()?;
                 report.written.push(step);
@@ -334,14 +345,14 @@ impl Enforcer {
     }
 
     /// What has a cgroup run on these CPUs; none if it does.
-    fn cpus_step(&self, cgroup: &CgroupPath, cpus: &CpuSet) -> Result<Option<Step>, EnforceError> {
+    fn cpus_step(&self, cgroup: &CgroupPath, cpus: &CpuSet) -> Result<Option<WriteStep>, EnforceError> {
         health::beat();
-        let (knob, to) = (Knob::CpusetCpus, Value::Cpus(cpus.clone()));
+        let (knob, to) = (Knob::CpusetCpus, KnobValue::Cpus(cpus.clone()));
         let from = match self.cgroupfs.read(cgroup, knob) {
             Ok(held) if self.cgroupfs.holds(knob, &to, &held) => return Ok(None),
             held => held?,
         };
-        Ok(Some(Step { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to }))
+        Ok(Some(WriteStep { cgroup: cgroup.clone(), owner: Owner::Cgroupfs, knob, from, to }))
     }
 
     /// The knobs of one cgroup that do not hold what was written. An error that
@@ -352,7 +363,7 @@ impl Enforcer {
         if id_of(&dir).is_none_or(|id| id != record.id && record.owner == Owner::Cgroupfs) {
             return Err(EnforceError::Gone { cgroup: path.clone() });
         }
-        let drift = |knob, wanted: &Value, found, kind| Drift {
+        let drift = |knob, wanted: &KnobValue, found, kind| Drift {
             cgroup: path.clone(),
             knob,
             wanted: wanted.clone(),
@@ -400,8 +411,8 @@ impl Enforcer {
 
     /// Refuses CPUs and nodes that the ancestors do not have.
     pub(super) fn check_available(&self, path: &CgroupPath, settings: &Settings) -> Result<(), EnforceError> {
-        let cpus = settings.cpus.clone().map(Value::Cpus);
-        let mems = settings.mems.clone().map(Value::Nodes);
+        let cpus = settings.cpus.clone().map(KnobValue::Cpus);
+        let mems = settings.mems.clone().map(KnobValue::Nodes);
         for (knob, effective, wanted) in [
             (Knob::CpusetCpus, Knob::CpusetCpusEffective, cpus),
             (Knob::CpusetMems, Knob::CpusetMemsEffective, mems),
@@ -412,13 +423,13 @@ impl Enforcer {
             for by in path.ancestors().skip(1) {
                 let allowed = match (self.cgroupfs.read(&by, effective), &own) {
                     (Err(KnobError::Missing { .. }), _) => continue,
-                    (Ok(Value::Cpus(cpus)), Value::Cpus(own)) => Value::Cpus(&cpus | own),
-                    (Ok(Value::Nodes(nodes)), Value::Nodes(own)) => Value::Nodes(&nodes | own),
+                    (Ok(KnobValue::Cpus(cpus)), KnobValue::Cpus(own)) => KnobValue::Cpus(&cpus | own),
+                    (Ok(KnobValue::Nodes(nodes)), KnobValue::Nodes(own)) => KnobValue::Nodes(&nodes | own),
                     (other, _) => other?,
                 };
                 let fits = match (&wanted, &allowed) {
-                    (Value::Cpus(wanted), Value::Cpus(allowed)) => wanted.is_subset(allowed),
-                    (Value::Nodes(wanted), Value::Nodes(allowed)) => wanted.is_subset(allowed),
+                    (KnobValue::Cpus(wanted), KnobValue::Cpus(allowed)) => wanted.is_subset(allowed),
+                    (KnobValue::Nodes(wanted), KnobValue::Nodes(allowed)) => wanted.is_subset(allowed),
                     _ => false,
                 };
                 if !fits {
@@ -447,7 +458,7 @@ impl Enforcer {
         owner: &Owner,
         path: &CgroupPath,
         knob: Knob,
-    ) -> Result<Value, EnforceError> {
+    ) -> Result<KnobValue, EnforceError> {
         match (&self.systemd, owner, systemd::property(knob)) {
             (Some(systemd), Owner::Systemd(unit), Some(property)) => systemd.read(unit, knob, property),
             _ => self.cgroupfs.found(path, knob),
@@ -455,7 +466,7 @@ impl Enforcer {
     }
 
     /// Refuses to lower `memory.max` below what is in use: the kernel would kill for it.
-    fn check_in_use(&self, step: &Step) -> Result<(), EnforceError> {
+    fn check_in_use(&self, step: &WriteStep) -> Result<(), EnforceError> {
         let Some(limit) = lowered(step).filter(|_| step.knob == Knob::MemoryMax) else { return Ok(()) };
         let dir = step.cgroup.dir(self.root());
         // What can be dropped takes the kernel longer to say.
@@ -493,8 +504,8 @@ impl Enforcer {
     fn write(
         &self,
         applied: &AppliedSettings,
-        steps: &[Step],
-        moving: &mut Vec<(CgroupPath, Moving)>,
+        steps: &[WriteStep],
+        moving: &mut Vec<(CgroupPath, MigrationState)>,
     ) -> Result<(), Box<StepError>> {
         let Some(first) = steps.first() else { return Ok(()) };
         if applied.get(&first.cgroup).is_some_and(|record| self.is_replaced(&first.cgroup, record)) {

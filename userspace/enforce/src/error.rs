@@ -2,7 +2,7 @@
 
 use numaward_cgroup::{
     CgroupPath, ReadError,
-    knob::{Knob, KnobError, Value},
+    knob::{Knob, KnobError, KnobValue},
 };
 use numaward_model::SettingsError;
 use numaward_topology::Bytes;
@@ -41,9 +41,9 @@ pub enum EnforceError {
         /// `cpuset.cpus` or `cpuset.mems`.
         knob: Knob,
         /// What it was to hold.
-        wanted: Box<Value>,
+        wanted: Box<KnobValue>,
         /// What is available.
-        allowed: Box<Value>,
+        allowed: Box<KnobValue>,
         /// The ancestor that limits it.
         by: CgroupPath,
     },
@@ -74,9 +74,9 @@ pub enum EnforceError {
         /// The knob.
         knob: Knob,
         /// What was written.
-        wanted: Box<Value>,
+        wanted: Box<KnobValue>,
         /// What was read back.
-        found: Box<Value>,
+        found: Box<KnobValue>,
     },
     /// A limit is lower than what is in use: the kernel would kill processes of the cgroup.
     #[error("{cgroup}: {knob} stays {held}: {used} are in use, more than {limit}")]
@@ -86,7 +86,7 @@ pub enum EnforceError {
         /// The knob.
         knob: Knob,
         /// What it holds.
-        held: Box<Value>,
+        held: Box<KnobValue>,
         /// What it was to hold.
         limit: Bytes,
         /// What is in use, without page cache that can be dropped.

@@ -5,9 +5,9 @@
 //!
 //! Terms: an *affinity* is a file with the CPUs on which the kernel does such work. It is *fixed* if the kernel lets nobody
 //! change it: interrupts of timers, and *managed* ones, which the kernel spreads over all CPUs by itself, as it does with
-//! the queues of `NVMe` and virtio-blk. [`Moved`] is what was found in one and what was written instead.
+//! the queues of `NVMe` and virtio-blk. [`MovedAffinity`] is what was found in one and what was written instead.
 //!
-//! Algorithm: [`Affinities::look`] reads them, [`plan`] decides, and [`Affinities::write`] writes. An affinity becomes what was
+//! Algorithm: [`Affinities::read_all`] reads them, [`plan`] decides, and [`Affinities::write`] writes. An affinity becomes what was
 //! found without the CPUs to be avoided; of that, as far as possible, the CPUs of the node that its device is on. If
 //! nothing is left of what was found, it becomes the node's other CPUs, else any other.
 //!
@@ -39,7 +39,7 @@ const NETWORK: &str = "sys/class/net";
 
 /// A file with the CPUs on which the kernel does some work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Affinity {
+pub struct KernelAffinity {
     /// The file, from the host's root.
     pub path: String,
     /// What it is of, for people: `interrupt 24 (virtio0-input.0)`.
@@ -56,7 +56,7 @@ pub struct Affinity {
 
 /// What was found in an affinity, and what was written instead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moved {
+pub struct MovedAffinity {
     /// What it is of: numbers of interrupts recur.
     pub name: String,
     /// What was found.
@@ -68,7 +68,7 @@ pub struct Moved {
     pub before: Option<CpuSet>,
 }
 
-impl Moved {
+impl MovedAffinity {
     fn holds(&self, cpus: &CpuSet) -> bool {
         self.written == *cpus || self.before.as_ref() == Some(cpus)
     }
@@ -76,16 +76,16 @@ impl Moved {
 
 /// All that was moved on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MovedAway {
+pub struct MovedAffinities {
     /// What was written, by file.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub affinities: BTreeMap<String, Moved>,
+    pub affinities: BTreeMap<String, MovedAffinity>,
     /// The CPUs that irqbalance was configured to keep interrupts off, if it was asked to keep them off others as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub banned: Option<CpuSet>,
 }
 
-impl MovedAway {
+impl MovedAffinities {
     /// Whether all is as it was found.
     pub fn is_empty(&self) -> bool {
         self.affinities.is_empty() && self.banned.is_none()
@@ -94,7 +94,7 @@ impl MovedAway {
 
 /// What is to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Write {
+pub struct AffinityWrite {
     /// The file, from the host's root.
     pub path: String,
     /// What it is of.
@@ -102,12 +102,12 @@ pub struct Write {
     /// What it is to hold.
     pub cpus: CpuSet,
     /// Why.
-    pub way: Way,
+    pub way: AffinityChange,
 }
 
 /// Why an affinity is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum AffinityChange {
     /// It is to leave the CPUs that are avoided.
     Away,
     /// Somebody brought it back to them.
@@ -118,18 +118,18 @@ pub enum Way {
 
 /// What is to be done to keep off some CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct AffinityPlan {
     /// What is to be written.
-    pub writes: Vec<Write>,
+    pub writes: Vec<AffinityWrite>,
     /// What is to be known of it before.
-    pub moved: BTreeMap<String, Moved>,
+    pub moved: BTreeMap<String, MovedAffinity>,
     /// What has to stay on the CPUs, and is there: the file, and what it is of.
     pub stay: BTreeMap<String, String>,
 }
 
 /// An affinity was not written.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum AffinityError {
     /// The kernel lets nobody change it.
     #[error("the kernel lets nobody move it")]
     Fixed,
@@ -167,7 +167,7 @@ impl Affinities {
 
     /// Reads those of interrupts that a driver uses, of interrupts to come, of unbound workqueues, and of the queues of
     /// network interfaces; and of all that was moved and is still there.
-    pub fn look(&self, moved: &BTreeMap<String, Moved>) -> Vec<Affinity> {
+    pub fn read_all(&self, moved: &BTreeMap<String, MovedAffinity>) -> Vec<KernelAffinity> {
         let mut found = Vec::new();
         found.extend(self.read(NEW_INTERRUPTS.to_owned(), "new interrupts".to_owned()));
         found.extend(self.read(WORKQUEUES.to_owned(), "unbound workqueues".to_owned()));
@@ -180,13 +180,13 @@ impl Affinities {
                 let kind = if queue.starts_with("rx-") { "rps" } else { "xps" };
                 let name = format!("{} of {interface} {queue}", kind.to_uppercase());
                 let affinity = self.read(format!("{queues}/{queue}/{kind}_cpus"), name);
-                found.extend(affinity.map(|affinity| Affinity { may_be_empty: true, ..affinity }));
+                found.extend(affinity.map(|affinity| KernelAffinity { may_be_empty: true, ..affinity }));
             }
         }
         found
     }
 
-    fn interrupt(&self, number: u32, moved: &BTreeMap<String, Moved>) -> Option<Affinity> {
+    fn interrupt(&self, number: u32, moved: &BTreeMap<String, MovedAffinity>) -> Option<KernelAffinity> {
         let path = format!("{INTERRUPTS}/{number}/smp_affinity_list");
         let actions = self.text(&format!("sys/kernel/irq/{number}/actions")).unwrap_or_default();
         let name = match actions.trim() {
@@ -195,14 +195,21 @@ impl Affinities {
         };
         let node = self.text(&format!("{INTERRUPTS}/{number}/node"));
         let node = node.and_then(|text| text.trim().parse().ok()).map(NodeId);
-        Some(Affinity { node, ..self.read(path, name)? })
+        Some(KernelAffinity { node, ..self.read(path, name)? })
     }
 
     /// None where there is no such file. Queues that stand alone have one that cannot be read.
-    fn read(&self, path: String, name: String) -> Option<Affinity> {
+    fn read(&self, path: String, name: String) -> Option<KernelAffinity> {
         let cpus = self.held(&path)?;
         let mode = fs::metadata(self.root.join(&path)).ok()?.permissions().mode();
-        Some(Affinity { path, name, cpus, node: None, may_be_empty: false, is_fixed: mode & 0o200 == 0 })
+        Some(KernelAffinity {
+            path,
+            name,
+            cpus,
+            node: None,
+            may_be_empty: false,
+            is_fixed: mode & 0o200 == 0,
+        })
     }
 
     /// What an affinity was last set to.
@@ -216,7 +223,7 @@ impl Affinities {
     }
 
     /// The CPUs that an interrupt goes to, of those that it may go to; these for all else.
-    pub fn effective(&self, affinity: &Affinity) -> CpuSet {
+    pub fn effective(&self, affinity: &KernelAffinity) -> CpuSet {
         let path = affinity.path.replace("/smp_affinity_list", "/effective_affinity_list");
         let cpus = self.text(&path).and_then(|text| parse(&path, &text));
         // It is empty until the interrupt is used, and not every architecture has it.
@@ -224,22 +231,22 @@ impl Affinities {
     }
 
     /// Writes an affinity, and reads it back.
-    pub fn write(&self, write: &Write) -> Result<(), WriteError> {
+    pub fn write(&self, write: &AffinityWrite) -> Result<(), AffinityError> {
         let path = self.root.join(&write.path);
         let text = text(&write.path, &write.cpus);
         let file = OpenOptions::new().write(true).truncate(true).open(&path);
         if let Err(source) = file.and_then(|mut file| file.write_all(text.as_bytes())) {
             return Err(match Errno::from_io_error(&source) {
                 // Newer kernels say the latter.
-                Some(Errno::IO | Errno::PERM) if write.path.starts_with(INTERRUPTS) => WriteError::Fixed,
-                _ => WriteError::Refused { path, source },
+                Some(Errno::IO | Errno::PERM) if write.path.starts_with(INTERRUPTS) => AffinityError::Fixed,
+                _ => AffinityError::Refused { path, source },
             });
         }
         let found = self.held(&write.path);
         if found.as_ref() == Some(&write.cpus) {
             return Ok(());
         }
-        Err(WriteError::Different { path, wanted: write.cpus.clone(), found: found.unwrap_or_default() })
+        Err(AffinityError::Different { path, wanted: write.cpus.clone(), found: found.unwrap_or_default() })
     }
 
     fn names(&self, dir: &str) -> Vec<String> {
@@ -253,19 +260,25 @@ impl Affinities {
 
 /// Plans what is to be written so that none of what was seen is on the CPUs to be avoided, and all that need not be moved is
 /// where it was found. `moved` is what was written before.
-pub fn plan(seen: &[Affinity], moved: &BTreeMap<String, Moved>, avoid: &CpuSet, machine: &Machine) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(
+    seen: &[KernelAffinity],
+    moved: &BTreeMap<String, MovedAffinity>,
+    avoid: &CpuSet,
+    machine: &Machine,
+) -> AffinityPlan {
+    let mut plan = AffinityPlan::default();
     for affinity in seen {
         let known = moved.get(&affinity.path);
         let known = known.filter(|known| known.name == affinity.name && known.holds(&affinity.cpus));
         let found = known.map_or(&affinity.cpus, |known| &known.found);
-        let Affinity { path, name, .. } = affinity;
+        let KernelAffinity { path, name, .. } = affinity;
         let target = target(affinity, found, avoid, machine);
         let written = target.clone().unwrap_or_else(|| found.clone());
         if written != *found {
             let before = known.map(|known| known.written.clone()).filter(|before| *before != written);
             let before = before.or_else(|| known.and_then(|known| known.before.clone()));
-            let record = Moved { name: name.clone(), found: found.clone(), written: written.clone(), before };
+            let record =
+                MovedAffinity { name: name.clone(), found: found.clone(), written: written.clone(), before };
             plan.moved.insert(path.clone(), record);
         } else if known.is_some() && affinity.cpus != *found {
             plan.moved.extend(known.map(|known| (path.clone(), known.clone())));
@@ -276,18 +289,18 @@ pub fn plan(seen: &[Affinity], moved: &BTreeMap<String, Moved>, avoid: &CpuSet, 
         } else if written != affinity.cpus {
             let was_moved = moved.get(path).is_some_and(|of| of.name == *name);
             let way = match known {
-                Some(_) if written == *found => Way::Back,
-                None if was_moved => Way::AwayAgain,
-                _ => Way::Away,
+                Some(_) if written == *found => AffinityChange::Back,
+                None if was_moved => AffinityChange::AwayAgain,
+                _ => AffinityChange::Away,
             };
-            plan.writes.push(Write { path: path.clone(), name: name.clone(), cpus: written, way });
+            plan.writes.push(AffinityWrite { path: path.clone(), name: name.clone(), cpus: written, way });
         }
     }
     plan
 }
 
 /// What an affinity is to be; none if it has to stay.
-fn target(affinity: &Affinity, found: &CpuSet, avoid: &CpuSet, machine: &Machine) -> Option<CpuSet> {
+fn target(affinity: &KernelAffinity, found: &CpuSet, avoid: &CpuSet, machine: &Machine) -> Option<CpuSet> {
     let online = machine.cpu_ids();
     if !(found & &online).intersects(avoid) {
         return Some(found.clone());
@@ -342,7 +355,7 @@ mod tests {
     struct Host {
         dir: tempfile::TempDir,
         machine: Machine,
-        moved: BTreeMap<String, Moved>,
+        moved: BTreeMap<String, MovedAffinity>,
     }
 
     impl Host {
@@ -379,12 +392,12 @@ mod tests {
         /// Keeps the kernel off these CPUs, as the controller does; what has to stay.
         fn avoid(&mut self, cpus: &str) -> Vec<String> {
             let affinities = Affinities::new(self.dir.path());
-            let seen = affinities.look(&self.moved);
+            let seen = affinities.read_all(&self.moved);
             let plan = plan(&seen, &self.moved, &cpus.parse().unwrap(), &self.machine);
             self.moved = plan.moved;
             for write in plan.writes {
                 affinities.write(&write).unwrap();
-                if write.way == Way::Back {
+                if write.way == AffinityChange::Back {
                     self.moved.remove(&write.path);
                 }
             }
@@ -445,7 +458,7 @@ mod tests {
         host.interrupt(24, "eth0", "0-7", "0");
         host.avoid("2");
         let affinities = Affinities::new(host.dir.path());
-        let seen = affinities.look(&host.moved);
+        let seen = affinities.read_all(&host.moved);
         host.moved = plan(&seen, &host.moved, &"2-3".parse().unwrap(), &host.machine).moved;
         host.avoid("");
         assert_eq!((host.of(24).as_str(), host.moved.len()), ("0-7", 0));
@@ -470,7 +483,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let affinities = Affinities::new(dir.path());
         let path = "proc/irq/24/smp_affinity_list".to_owned();
-        let write = Write { path, name: String::new(), cpus: "1".parse().unwrap(), way: Way::Away };
+        let write = AffinityWrite {
+            path,
+            name: String::new(),
+            cpus: "1".parse().unwrap(),
+            way: AffinityChange::Away,
+        };
         let error = affinities.write(&write).unwrap_err().to_string();
         assert!(error.contains("proc/irq/24/smp_affinity_list: No such file"), "{error}");
     }

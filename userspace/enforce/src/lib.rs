@@ -5,14 +5,14 @@
 //! any two writes. What was there before has to come back when the promise ends.
 //!
 //! Terms: [`Settings`](numaward_model::Settings) are what a cgroup is to hold. [`AppliedSettings`] are what was written
-//! where and what was found there; they are stored with the ledger. A [`Plan`] is the way from what is to what is
+//! where and what was found there; they are stored with the ledger. A [`EnforcementPlan`] is the way from what is to what is
 //! wanted. [`Cgroupfs`] writes knobs directly, [`Systemd`] as properties of its units. [`Drift`] is a knob that holds
 //! something else.
 //!
-//! Algorithm: [`Enforcer::plan`] reads the kernel and decides, [`Plan::intent`] is stored, then
-//! [`Enforcer::execute`] writes, in the order of [`order`], reads each knob back, and [`Plan::outcome`] is
+//! Algorithm: [`Enforcer::plan`] reads the kernel and decides, [`EnforcementPlan::intent`] is stored, then
+//! [`Enforcer::execute`] writes, in the order of [`order`], reads each knob back, and [`EnforcementPlan::outcome`] is
 //! stored at leisure. A plan that gives settings is undone if any write fails; one that takes them back goes on
-//! with the rest. After a crash, [`Change::Upkeep`] plans what is left to do; where nothing is, nothing is written.
+//! with the rest. After a crash, [`SettingsChange::Upkeep`] plans what is left to do; where nothing is, nothing is written.
 //!
 //! `memory.min` and `memory.low` of an ancestor are raised to the sum of what its children claim, as the kernel
 //! scales claims down when they sum up to more than the parent has, and never below what was found. An ancestor
@@ -52,13 +52,13 @@ mod writers;
 mod tests;
 
 pub use applied::{AppliedSettings, Owner, Record};
-pub use backend::{Cgroupfs, Options, StepError};
+pub use backend::{Cgroupfs, EnforcerOptions, StepError};
 pub use controllers::EnabledControllers;
-pub use drift::{ConflictBackoff, ConflictPolicy, Drift, DriftCause, DriftKind, Verdict};
-pub use enforcer::{Enforcer, Failure};
+pub use drift::{ConflictBackoff, ConflictPolicy, Drift, DriftCause, DriftKind, DriftVerdict};
+pub use enforcer::{EnforcementFailure, Enforcer};
 pub use error::EnforceError;
-pub use migration::{Migration, Moving, Resident};
-pub use order::Step;
-pub use plan::{Change, Plan, Report};
+pub use migration::{MemoryByNode, Migration, MigrationState};
+pub use order::WriteStep;
+pub use plan::{EnforcementPlan, EnforcementReport, SettingsChange};
 pub use systemd::Systemd;
 pub use thread_masks::{ResetThreads, ThreadMasks};

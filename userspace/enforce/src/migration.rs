@@ -26,7 +26,7 @@ use numaward_topology::{Bytes, NodeId, NodeSet};
 use super::{EnforceError, writers::Writers};
 
 /// User memory by node.
-pub type Resident = BTreeMap<NodeId, Bytes>;
+pub type MemoryByNode = BTreeMap<NodeId, Bytes>;
 
 /// What a write to `cpuset.mems` moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,9 +34,9 @@ pub struct Migration {
     /// The nodes that the cgroup may use now.
     pub nodes: NodeSet,
     /// User memory (`anon` and `file`) by node before the write.
-    pub before: Resident,
+    pub before: MemoryByNode,
     /// The same afterwards.
-    pub after: Resident,
+    pub after: MemoryByNode,
     /// How long the write took.
     pub took: Duration,
 }
@@ -54,24 +54,24 @@ impl Migration {
 }
 
 /// Nodes outside of `nodes` that hold memory.
-pub(super) fn left_on(resident: &Resident, nodes: &NodeSet) -> NodeSet {
+pub(super) fn left_on(resident: &MemoryByNode, nodes: &NodeSet) -> NodeSet {
     let holds = |(node, bytes): (&NodeId, &Bytes)| (bytes.0 > 0 && !nodes.contains(*node)).then_some(*node);
     resident.iter().filter_map(holds).collect()
 }
 
 /// Whether a write has moved next to nothing of what was outside the nodes.
-pub(super) fn stayed(before: &Resident, after: &Resident, nodes: &NodeSet) -> bool {
+pub(super) fn stayed(before: &MemoryByNode, after: &MemoryByNode, nodes: &NodeSet) -> bool {
     let (before, after) = (outside(before, nodes).0, outside(after, nodes).0);
     before > 0 && after >= before - before / 8
 }
 
-fn outside(resident: &Resident, nodes: &NodeSet) -> Bytes {
+fn outside(resident: &MemoryByNode, nodes: &NodeSet) -> Bytes {
     Bytes(resident.iter().filter(|(node, _)| !nodes.contains(**node)).map(|(_, bytes)| bytes.0).sum())
 }
 
 /// A migration that was begun.
 #[derive(Debug)]
-pub enum Moving {
+pub enum MigrationState {
     /// All is said.
     Done(Migration),
     /// The knob holds, the pages are still being moved. The result comes here.
@@ -85,10 +85,10 @@ pub(super) fn migrate(
     writers: &Writers,
     dir: &Path,
     nodes: NodeSet,
-    before: Option<Resident>,
+    before: Option<MemoryByNode>,
     wait: Duration,
     write: impl FnOnce() -> Result<(), KnobError> + Send + 'static,
-) -> Result<Moving, EnforceError> {
+) -> Result<MigrationState, EnforceError> {
     let (sender, receiver) = mpsc::channel();
     let dir: PathBuf = dir.to_owned();
     writers
@@ -103,8 +103,8 @@ pub(super) fn migrate(
         })
         .map_err(EnforceError::Thread)?;
     match receiver.recv_timeout(wait) {
-        Ok(result) => Ok(Moving::Done(result?)),
-        Err(RecvTimeoutError::Timeout) => Ok(Moving::Running(receiver)),
+        Ok(result) => Ok(MigrationState::Done(result?)),
+        Err(RecvTimeoutError::Timeout) => Ok(MigrationState::Running(receiver)),
         Err(RecvTimeoutError::Disconnected) => {
             Err(EnforceError::Thread(std::io::Error::other("the thread that writes cpuset.mems panicked")))
         }
@@ -112,7 +112,7 @@ pub(super) fn migrate(
 }
 
 /// User memory of a cgroup and its descendants by node; empty where it cannot be known.
-pub(super) fn resident(dir: &Path) -> Resident {
+pub(super) fn resident(dir: &Path) -> MemoryByNode {
     let nodes = read::memory_numa_stat(dir).unwrap_or_default();
     nodes.into_iter().map(|(node, memory)| (node, Bytes(memory.anon.0 + memory.file.0))).collect()
 }
@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn what_stays_is_nearly_all_of_what_is_outside() {
-        let resident = |outside: u64| Resident::from([(NodeId(0), Bytes(outside)), (NodeId(1), Bytes(99))]);
+        let resident =
+            |outside: u64| MemoryByNode::from([(NodeId(0), Bytes(outside)), (NodeId(1), Bytes(99))]);
         let stayed = |before, after| stayed(&resident(before), &resident(after), &"1".parse().unwrap());
         assert!(stayed(800, 800) && stayed(800, 700) && stayed(800, 900) && stayed(1, 1));
         assert!(!stayed(800, 699) && !stayed(800, 0) && !stayed(0, 0) && !stayed(0, 1));
@@ -131,7 +132,8 @@ mod tests {
 
     #[test]
     fn memory_is_left_on_nodes_that_hold_some() {
-        let resident = Resident::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(9)), (NodeId(2), Bytes(9))]);
+        let resident =
+            MemoryByNode::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(9)), (NodeId(2), Bytes(9))]);
         assert_eq!(left_on(&resident, &"2-3".parse().unwrap()).to_string(), "1");
     }
 
@@ -141,7 +143,7 @@ mod tests {
         // It followed before anybody looked.
         std::fs::write(dir.path().join("memory.numa_stat"), "anon N0=8192 N1=0\nfile N0=0 N1=4096\n")
             .unwrap();
-        let before = Resident::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(12288))]);
+        let before = MemoryByNode::from([(NodeId(0), Bytes(0)), (NodeId(1), Bytes(12288))]);
         let writers = Writers::default();
         let moved = |before| {
             let moving = migrate(
@@ -152,7 +154,7 @@ mod tests {
                 Duration::from_mins(1),
                 || Ok(()),
             );
-            let Moving::Done(migration) = moving.unwrap() else { panic!("it waits") };
+            let MigrationState::Done(migration) = moving.unwrap() else { panic!("it waits") };
             (migration.moved(), migration.left())
         };
         assert_eq!(moved(Some(before)), (Bytes(8192), Bytes(4096)));
@@ -188,7 +190,7 @@ mod tests {
             wait_for_go.recv().unwrap();
             Ok(())
         });
-        let Ok(Moving::Running(result)) = moving else { panic!("{moving:?}") };
+        let Ok(MigrationState::Running(result)) = moving else { panic!("{moving:?}") };
         go.send(()).unwrap();
         let migration = result.recv().unwrap().unwrap();
         assert_eq!(migration.nodes.to_string(), "1");

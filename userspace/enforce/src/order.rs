@@ -25,14 +25,14 @@ use std::cmp::Reverse;
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Partition, Quota, Value},
+    knob::{Knob, KnobValue, Partition, Quota},
 };
 
 use super::applied::Owner;
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct WriteStep {
     /// The cgroup.
     pub cgroup: CgroupPath,
     /// Who writes it.
@@ -40,12 +40,12 @@ pub struct Step {
     /// The knob.
     pub knob: Knob,
     /// What it holds now.
-    pub from: Value,
+    pub from: KnobValue,
     /// What it is to hold.
-    pub to: Value,
+    pub to: KnobValue,
 }
 
-impl Step {
+impl WriteStep {
     /// The way back.
     pub(super) fn reversed(&self) -> Self {
         Self { from: self.to.clone(), to: self.from.clone(), ..self.clone() }
@@ -53,18 +53,18 @@ impl Step {
 }
 
 /// Puts the writes in order. An ancestor's exclusive CPUs that change both ways change in two steps.
-pub(super) fn ordered(steps: Vec<Step>, is_ancestor: impl Fn(&CgroupPath) -> bool) -> Vec<Step> {
+pub(super) fn ordered(steps: Vec<WriteStep>, is_ancestor: impl Fn(&CgroupPath) -> bool) -> Vec<WriteStep> {
     let mut steps: Vec<_> = steps
         .into_iter()
         .flat_map(|step| match (&step.from, &step.to) {
-            (Value::Cpus(from), Value::Cpus(to))
+            (KnobValue::Cpus(from), KnobValue::Cpus(to))
                 if step.knob == Knob::CpusetCpusExclusive
                     && is_ancestor(&step.cgroup)
                     && !from.is_subset(to)
                     && !to.is_subset(from) =>
             {
-                let both = Value::Cpus(from | to);
-                vec![Step { to: both.clone(), ..step.clone() }, Step { from: both, ..step }]
+                let both = KnobValue::Cpus(from | to);
+                vec![WriteStep { to: both.clone(), ..step.clone() }, WriteStep { from: both, ..step }]
             }
             _ => vec![step],
         })
@@ -75,24 +75,24 @@ pub(super) fn ordered(steps: Vec<Step>, is_ancestor: impl Fn(&CgroupPath) -> boo
 
 /// Phase, then depth (down where it must not run ahead of the parent, up where the parent must not run
 /// ahead of it), then knob.
-fn key(step: &Step, is_ancestor: bool) -> ((u8, bool), usize, Reverse<usize>, u8) {
+fn key(step: &WriteStep, is_ancestor: bool) -> ((u8, bool), usize, Reverse<usize>, u8) {
     let depth = step.cgroup.components().count();
     let down = |phase, rank| ((phase, false), depth, Reverse(0), rank);
     let up = |phase, rank| ((phase, false), 0, Reverse(depth), rank);
     let rises = match (&step.from, &step.to) {
-        (Value::Limit(from), Value::Limit(to)) => to > from,
-        (Value::Cpus(from), Value::Cpus(to)) => from.is_subset(to),
+        (KnobValue::Limit(from), KnobValue::Limit(to)) => to > from,
+        (KnobValue::Cpus(from), KnobValue::Cpus(to)) => from.is_subset(to),
         _ => true,
     };
     match step.knob {
         Knob::CpusetPartition => match &step.to {
-            Value::Partition(to) if to.partition == Partition::Member => down(1, 0),
+            KnobValue::Partition(to) if to.partition == Partition::Member => down(1, 0),
             _ => down(7, 0),
         },
         Knob::MemoryMax => down(if rises { 2 } else { 8 }, u8::from(!rises)),
         Knob::MemoryHigh => down(if rises { 2 } else { 8 }, u8::from(rises)),
         Knob::HugetlbMax(_) => down(if rises { 2 } else { 8 }, 2),
-        Knob::CpuMax => down(if step.to == Value::Quota(Quota::Max) { 2 } else { 8 }, 3),
+        Knob::CpuMax => down(if step.to == KnobValue::Quota(Quota::Max) { 2 } else { 8 }, 3),
         Knob::MemoryMin if rises => down(3, 0),
         Knob::MemoryMin => up(9, 0),
         Knob::MemoryLow if rises => down(3, 1),
@@ -109,10 +109,10 @@ fn key(step: &Step, is_ancestor: bool) -> ((u8, bool), usize, Reverse<usize>, u8
 }
 
 /// Whether a set of CPUs only grows. The empty one is all that the parent has.
-fn grows(from: &Value, to: &Value) -> bool {
+fn grows(from: &KnobValue, to: &KnobValue) -> bool {
     match (from, to) {
-        (Value::Cpus(from), _) if from.is_empty() => false,
-        (Value::Cpus(from), Value::Cpus(to)) => to.is_empty() || from.is_subset(to),
+        (KnobValue::Cpus(from), _) if from.is_empty() => false,
+        (KnobValue::Cpus(from), KnobValue::Cpus(to)) => to.is_empty() || from.is_subset(to),
         _ => false,
     }
 }
@@ -121,9 +121,9 @@ fn grows(from: &Value, to: &Value) -> bool {
 mod tests {
     use super::*;
 
-    fn step(cgroup: &str, knob: &str, from: &str, to: &str) -> Step {
+    fn step(cgroup: &str, knob: &str, from: &str, to: &str) -> WriteStep {
         let knob: Knob = knob.parse().unwrap();
-        Step {
+        WriteStep {
             cgroup: cgroup.parse().unwrap(),
             owner: Owner::Cgroupfs,
             knob,

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
 };
 use numaward_model::Settings;
 
@@ -14,13 +14,13 @@ use super::{
     controllers::EnabledControllers,
     drift::Drift,
     error::EnforceError,
-    migration::Moving,
-    order::Step,
+    migration::MigrationState,
+    order::WriteStep,
 };
 
 /// What is to change.
 #[derive(Clone, Debug)]
-pub enum Change {
+pub enum SettingsChange {
     /// The cgroup is to hold these settings, instead of those it held.
     Hold(CgroupPath, Settings),
     /// Each of these cgroups is to hold these settings, instead of those it held. What fails in one ends the writes to it,
@@ -35,7 +35,7 @@ pub enum Change {
     Upkeep,
 }
 
-impl Change {
+impl SettingsChange {
     /// The cgroups that it is about, where these are held, and those that may get back CPUs by it.
     pub fn cgroups(&self, applied: &AppliedSettings) -> BTreeSet<CgroupPath> {
         let mut cgroups: BTreeSet<_> = match self {
@@ -54,7 +54,7 @@ impl Change {
             Self::Release(path) => applied.owed_beside(&[path]),
             Self::Each(changes) => {
                 let ends = |settings: &Option<Settings>| {
-                    settings.as_ref().is_none_or(|settings| !settings.wants_partition())
+                    settings.as_ref().is_none_or(|settings| !settings.has_partition())
                 };
                 let ended = changes.iter().filter(|(_, settings)| ends(settings));
                 let mut owed = applied.owed_beside(&ended.map(|(path, _)| path).collect::<Vec<_>>());
@@ -68,7 +68,7 @@ impl Change {
 
 /// The way from what is to what is wanted.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct EnforcementPlan {
     /// What was true when it was planned.
     pub base: AppliedSettings,
     /// What to store before the plan is executed.
@@ -78,7 +78,7 @@ pub struct Plan {
     /// Controllers to enable. To be stored before, as `intent` is.
     pub enable: EnabledControllers,
     /// The writes, in their order.
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<WriteStep>,
     /// What somebody else has changed and is left as it is.
     pub(super) kept: Vec<Drift>,
     /// Drop-ins of ours that are of no use once the knobs have got back what was found: the unit and the knob.
@@ -93,9 +93,9 @@ pub struct Plan {
     pub(super) thread_time: Duration,
 }
 
-impl Plan {
+impl EnforcementPlan {
     /// The writes, in their order.
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[WriteStep] {
         &self.steps
     }
 
@@ -106,11 +106,11 @@ impl Plan {
 
     /// What is true after what was done: a knob of which a write was not done stays as intended, and of a cgroup that has
     /// not got back all CPUs it is still known which those are.
-    pub fn outcome_of(&self, report: &Report) -> AppliedSettings {
+    pub fn outcome_of(&self, report: &EnforcementReport) -> AppliedSettings {
         let mut outcome = self.outcome.clone();
         let is_all_done = report.written.len() + report.gone.len() == self.steps.len();
         let is_done =
-            |step: &&Step| is_all_done || report.written.contains(step) || report.gone.contains(step);
+            |step: &&WriteStep| is_all_done || report.written.contains(step) || report.gone.contains(step);
         for step in self.steps.iter().filter(|step| !is_done(step)) {
             let intended = self.intent.get(&step.cgroup).and_then(|record| record.written.0.get(&step.knob));
             if let Some(intended) = intended {
@@ -138,7 +138,7 @@ impl Plan {
     }
 
     /// Takes note of what was written to a knob that is not as it is to be.
-    fn note_left(&self, outcome: &mut AppliedSettings, path: &CgroupPath, knob: Knob, written: &Value) {
+    fn note_left(&self, outcome: &mut AppliedSettings, path: &CgroupPath, knob: Knob, written: &KnobValue) {
         let Some(intent) = self.intent.get(path) else { return };
         let Some(found) = intent.found.0.get(&knob) else { return };
         let mut record = match outcome.get(path) {
@@ -155,13 +155,13 @@ impl Plan {
     }
 
     /// Whether a write gives back what was found.
-    pub(super) fn gives_back(&self, step: &Step) -> bool {
+    pub(super) fn gives_back(&self, step: &WriteStep) -> bool {
         let after = self.outcome.get(&step.cgroup);
         after.is_none_or(|record| !record.written.0.contains_key(&step.knob))
     }
 
     /// Whether a knob's property had no drop-in before this plan.
-    pub(super) fn made_drop_in(&self, step: &Step) -> bool {
+    pub(super) fn made_drop_in(&self, step: &WriteStep) -> bool {
         let owns = |applied: &AppliedSettings| {
             applied.get(&step.cgroup).is_some_and(|record| record.own_drop_ins.contains(&step.knob))
         };
@@ -175,7 +175,7 @@ impl Plan {
     }
 
     /// Whether several cgroups are to hold something from now on.
-    pub fn is_for_many(&self) -> bool {
+    pub fn holds_several(&self) -> bool {
         self.holds.len() > 1
     }
 
@@ -187,17 +187,17 @@ impl Plan {
 
 /// What a plan has done.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct EnforcementReport {
     /// The writes, in their order.
-    pub written: Vec<Step>,
+    pub written: Vec<WriteStep>,
     /// Pages that were moved, by cgroup.
-    pub moving: Vec<(CgroupPath, Moving)>,
+    pub moving: Vec<(CgroupPath, MigrationState)>,
     /// Knobs that somebody else changed since we wrote them: a release leaves them as they are.
     pub kept: Vec<Drift>,
     /// Writes that were not needed, as their cgroups are gone.
-    pub gone: Vec<Step>,
+    pub gone: Vec<WriteStep>,
     /// Cgroups that have got back these CPUs alone so far, as partitions have the others.
-    pub owed: Vec<(CgroupPath, Value)>,
+    pub owed: Vec<(CgroupPath, KnobValue)>,
     /// Writes that were not done, of cgroups that are yet to get back what was found.
     pub late: Vec<StepError>,
 }

@@ -9,7 +9,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, KnobError, Limit, Partition, Quota, Value},
+    knob::{Knob, KnobError, KnobValue, Limit, Partition, Quota},
     read,
 };
 use numaward_model::{Settings, Values};
@@ -22,8 +22,8 @@ use super::{
     drift::{Drift, DriftKind},
     enforcer::Enforcer,
     error::EnforceError,
-    order::{Step, ordered},
-    plan::{Change, Plan},
+    order::{WriteStep, ordered},
+    plan::{EnforcementPlan, SettingsChange},
     systemd::property,
     thread_masks::ThreadMasks,
 };
@@ -36,14 +36,18 @@ const NOTHING: Limit = Limit::Bytes(Bytes(0));
 
 fn limit(values: &Values, knob: Knob) -> Option<Limit> {
     match values.0.get(&knob) {
-        Some(Value::Limit(limit)) => Some(*limit),
+        Some(KnobValue::Limit(limit)) => Some(*limit),
         _ => None,
     }
 }
 
 impl Enforcer {
     /// Plans a change. Reads the kernel and writes nothing.
-    pub fn plan(&self, applied: &AppliedSettings, change: &Change) -> Result<Plan, EnforceError> {
+    pub fn plan(
+        &self,
+        applied: &AppliedSettings,
+        change: &SettingsChange,
+    ) -> Result<EnforcementPlan, EnforceError> {
         let mut next = applied.clone();
         let mut affected: BTreeSet<CgroupPath> =
             change.cgroups(applied).iter().flat_map(CgroupPath::ancestors).collect();
@@ -52,18 +56,18 @@ impl Enforcer {
             self.forget_if_gone(&mut next, path);
         }
         match change {
-            Change::Hold(path, settings) => {
+            SettingsChange::Hold(path, settings) => {
                 self.hold(&mut next, path, settings)?;
                 self.check_available(path, settings)?;
             }
-            Change::HoldAll(holds) => {
+            SettingsChange::HoldAll(holds) => {
                 for (path, settings) in holds {
                     self.hold(&mut next, path, settings)?;
                     self.check_available(path, settings)?;
                 }
             }
-            Change::Release(path) => next.release(path),
-            Change::Each(changes) => {
+            SettingsChange::Release(path) => next.release(path),
+            SettingsChange::Each(changes) => {
                 for (path, settings) in changes {
                     match settings {
                         Some(settings) => self.hold(&mut next, path, settings)?,
@@ -71,12 +75,12 @@ impl Enforcer {
                     }
                 }
             }
-            Change::Upkeep => {}
+            SettingsChange::Upkeep => {}
         }
 
         let wanted = self.wanted(&next, &affected)?;
         self.note_claims(&next, &wanted);
-        let mut plan = Plan {
+        let mut plan = EnforcementPlan {
             base: applied.clone(),
             intent: next.clone(),
             outcome: next,
@@ -86,11 +90,11 @@ impl Enforcer {
             drop_ins: Vec::new(),
             owed: change.owed_beside(applied),
             holds: match change {
-                Change::Hold(path, settings) => vec![(path.clone(), settings.clone())],
-                Change::HoldAll(holds) => holds.clone(),
-                Change::Release(_) | Change::Each(_) | Change::Upkeep => Vec::new(),
+                SettingsChange::Hold(path, settings) => vec![(path.clone(), settings.clone())],
+                SettingsChange::HoldAll(holds) => holds.clone(),
+                SettingsChange::Release(_) | SettingsChange::Each(_) | SettingsChange::Upkeep => Vec::new(),
             },
-            is_undone: matches!(change, Change::Hold(..)),
+            is_undone: matches!(change, SettingsChange::Hold(..)),
             thread_time: THREAD_TIME,
         };
         for (path, values) in wanted {
@@ -105,9 +109,9 @@ impl Enforcer {
         let held = &plan.outcome;
         let is_ancestor = |path: &CgroupPath| held.get(path).is_none_or(|record| record.settings.is_empty());
         // Not before the partitions beside them have ended.
-        let is_owed = |step: &Step| {
+        let is_owed = |step: &WriteStep| {
             let asks = held.get(&step.cgroup).is_some_and(|record| record.settings.cpus.is_some());
-            let is_owed = || applied.get(&step.cgroup).is_some_and(|record| record.is_owed_cpus());
+            let is_owed = || applied.get(&step.cgroup).is_some_and(|record| record.has_pending_cpus());
             step.knob == Knob::CpusetCpus && !asks && is_owed()
         };
         let (owed, steps) = std::mem::take(&mut plan.steps).into_iter().partition(is_owed);
@@ -192,14 +196,14 @@ impl Enforcer {
             let settings = applied.get(path).map(|record| &record.settings);
             let mut values = settings.map(Settings::values).unwrap_or_default();
             if let Some(Settings { cpus: Some(cpus), .. }) =
-                settings.filter(|settings| settings.wants_partition())
+                settings.filter(|settings| settings.has_partition())
                 && self.needs_exclusive(path)?
             {
-                values.0.insert(Knob::CpusetCpusExclusive, Value::Cpus(cpus.clone()));
+                values.0.insert(Knob::CpusetCpusExclusive, KnobValue::Cpus(cpus.clone()));
             }
             let mut children = below().filter(|(other, _)| path.is_parent_of(other));
-            if children.any(|(_, record)| record.settings.lifts_quota_above()) {
-                values.0.insert(Knob::CpuMax, Value::Quota(Quota::Max));
+            if children.any(|(_, record)| record.settings.lifts_parent_quota()) {
+                values.0.insert(Knob::CpuMax, KnobValue::Quota(Quota::Max));
             }
             for knob in PROTECTIONS {
                 if !below()
@@ -207,30 +211,30 @@ impl Enforcer {
                 {
                     continue;
                 }
-                let Value::Limit(found) = self.found(applied, path, knob)? else { continue };
+                let KnobValue::Limit(found) = self.found(applied, path, knob)? else { continue };
                 let floor = limit(&values, knob);
                 let children = below().filter(|(other, _)| other.parent().as_ref() == Some(path));
-                let beside = children.filter_map(|(_, record)| record.settings.beside_for(knob)).max();
+                let beside = children.filter_map(|(_, record)| record.settings.sibling_claim(knob)).max();
                 let claimed = self.claimed(applied, &wanted, path, knob)?;
                 let needed = claimed.saturating_add(beside.unwrap_or(NOTHING)).max(floor.unwrap_or(found));
                 if floor.is_some() || needed > found {
-                    values.0.insert(knob, Value::Limit(needed));
+                    values.0.insert(knob, KnobValue::Limit(needed));
                 }
             }
             let exclusive = below()
-                .filter(|(_, record)| record.settings.wants_partition())
+                .filter(|(_, record)| record.settings.has_partition())
                 .filter_map(|(other, record)| {
                     let values = wanted.get(other).unwrap_or(&record.written);
                     values.0.get(&Knob::CpusetCpusExclusive)
                 })
                 .fold(CpuSet::new(), |all, value| match value {
-                    Value::Cpus(cpus) => &all | cpus,
+                    KnobValue::Cpus(cpus) => &all | cpus,
                     _ => all,
                 });
             if !exclusive.is_empty()
-                && let Value::Cpus(found) = self.found(applied, path, Knob::CpusetCpusExclusive)?
+                && let KnobValue::Cpus(found) = self.found(applied, path, Knob::CpusetCpusExclusive)?
             {
-                values.0.insert(Knob::CpusetCpusExclusive, Value::Cpus(&found | &exclusive));
+                values.0.insert(Knob::CpusetCpusExclusive, KnobValue::Cpus(&found | &exclusive));
             }
             wanted.insert(path, values);
         }
@@ -291,7 +295,7 @@ impl Enforcer {
                 continue;
             };
             match knob.read(&entry.path()) {
-                Ok(Value::Limit(claim)) => drop(claims.insert(child, claim)),
+                Ok(KnobValue::Limit(claim)) => drop(claims.insert(child, claim)),
                 Ok(_) | Err(KnobError::Missing { .. } | KnobError::Gone { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -318,7 +322,7 @@ impl Enforcer {
     /// The CPUs that a cgroup was set to before us; none if it had all that its parent has.
     pub fn cpus_found(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<CpuSet, EnforceError> {
         match self.found(applied, path, Knob::CpusetCpus)? {
-            Value::Cpus(cpus) => Ok(cpus),
+            KnobValue::Cpus(cpus) => Ok(cpus),
             _ => Ok(CpuSet::new()),
         }
     }
@@ -326,13 +330,18 @@ impl Enforcer {
     /// The nodes that a cgroup was set to before us; none where it had those of its parent.
     pub fn nodes_found(&self, applied: &AppliedSettings, path: &CgroupPath) -> Result<NodeSet, EnforceError> {
         match self.found(applied, path, Knob::CpusetMems)? {
-            Value::Nodes(nodes) => Ok(nodes),
+            KnobValue::Nodes(nodes) => Ok(nodes),
             _ => Ok(NodeSet::new()),
         }
     }
 
     /// What a knob held before us.
-    fn found(&self, applied: &AppliedSettings, path: &CgroupPath, knob: Knob) -> Result<Value, EnforceError> {
+    fn found(
+        &self,
+        applied: &AppliedSettings,
+        path: &CgroupPath,
+        knob: Knob,
+    ) -> Result<KnobValue, EnforceError> {
         let record = self.record_now(applied, path);
         let record = record.filter(|record| !self.is_given_up(record, path, knob));
         match record.and_then(|record| record.found.0.get(&knob)) {
@@ -343,7 +352,8 @@ impl Enforcer {
 
     /// Whether somebody else has set CPUs of which some were owed: nothing is, then.
     fn is_given_up(&self, record: &Record, path: &CgroupPath, knob: Knob) -> bool {
-        let ours = record.written.0.get(&knob).filter(|_| knob == Knob::CpusetCpus && record.is_owed_cpus());
+        let ours =
+            record.written.0.get(&knob).filter(|_| knob == Knob::CpusetCpus && record.has_pending_cpus());
         let held = ours.and_then(|_| self.cgroupfs.read(path, knob).ok());
         let found = record.found.0.get(&knob);
         ours.zip(held).is_some_and(|(ours, held)| {
@@ -359,7 +369,7 @@ impl Enforcer {
         path: &CgroupPath,
         owner: &Owner,
         knob: Knob,
-    ) -> Result<Result<Value, Value>, EnforceError> {
+    ) -> Result<Result<KnobValue, KnobValue>, EnforceError> {
         let is_systemds = self.is_systemds(owner, knob);
         let property = is_systemds.then(|| self.found_by(owner, path, knob)).transpose()?;
         let held = match self.cgroupfs.read(path, knob) {
@@ -373,14 +383,20 @@ impl Enforcer {
     }
 
     /// Enters what a cgroup is to hold into the plan: what to store, controllers and steps.
-    fn enter(&self, plan: &mut Plan, path: &CgroupPath, values: Values) -> Result<(), EnforceError> {
+    fn enter(
+        &self,
+        plan: &mut EnforcementPlan,
+        path: &CgroupPath,
+        values: Values,
+    ) -> Result<(), EnforceError> {
         let old = match plan.outcome.get(path).cloned() {
             Some(record) => record,
             None if values.0.is_empty() => return Ok(()),
             None => Arc::new(Record::new(self.id_of(path)?, self.owner(path))),
         };
         let asked = old.settings.values();
-        let step = |knob, from, to| Step { cgroup: path.clone(), owner: old.owner.clone(), knob, from, to };
+        let step =
+            |knob, from, to| WriteStep { cgroup: path.clone(), owner: old.owner.clone(), knob, from, to };
         let (found, own_drop_ins) = Default::default();
         let mut record = Record { written: values, found, own_drop_ins, ..Record::clone(&old) };
         for (&knob, to) in &record.written.0 {
@@ -390,7 +406,7 @@ impl Enforcer {
                 record.own_drop_ins.insert(knob);
             }
             let current = self.current(path, &old.owner, knob)?;
-            let is_ours = |held: &Value| {
+            let is_ours = |held: &KnobValue| {
                 old.written.0.get(&knob).is_none_or(|ours| self.cgroupfs.holds(knob, ours, held))
             };
             match current {
@@ -459,12 +475,12 @@ impl Enforcer {
     /// What is noted of the threads of a cgroup that is to hold CPUs.
     fn thread_masks(
         &self,
-        plan: &mut Plan,
+        plan: &mut EnforcementPlan,
         path: &CgroupPath,
         old: &Record,
         record: &Record,
     ) -> Option<Arc<ThreadMasks>> {
-        let Value::Cpus(cpus) = record.written.0.get(&Knob::CpusetCpus)? else { return None };
+        let KnobValue::Cpus(cpus) = record.written.0.get(&Knob::CpusetCpus)? else { return None };
         if old.written.0.get(&Knob::CpusetCpus) == record.written.0.get(&Knob::CpusetCpus) {
             return old.thread_masks.clone();
         }
@@ -496,7 +512,7 @@ impl Enforcer {
     /// Enters the controllers that the knobs need which we write ourselves.
     fn note_controllers(
         &self,
-        plan: &mut Plan,
+        plan: &mut EnforcementPlan,
         path: &CgroupPath,
         record: &Record,
     ) -> Result<(), EnforceError> {
@@ -509,7 +525,7 @@ impl Enforcer {
     fn needs_exclusive(&self, path: &CgroupPath) -> Result<bool, EnforceError> {
         let Some(parent) = path.parent().filter(|parent| !parent.is_root()) else { return Ok(false) };
         match self.cgroupfs.read(&parent, Knob::CpusetPartition) {
-            Ok(Value::Partition(state))
+            Ok(KnobValue::Partition(state))
                 if state.partition != Partition::Member && state.invalid.is_none() =>
             {
                 return Ok(false);

@@ -4,10 +4,10 @@
 //! speed, and only there.
 //!
 //! Terms: a *setting* is a file with one of the three, and what it is to hold. Governor and preference are those of a
-//! *policy* of cpufreq, which may be that of several CPUs. [`Held`] is what was found in one and what was written instead.
+//! *policy* of cpufreq, which may be that of several CPUs. [`PowerRecord`] is what was found in one and what was written instead.
 //! A setting is *given up* where somebody else wrote it since.
 //!
-//! Algorithm: [`Power::look`] reads the files, [`plan`] decides, and [`Power::write`] writes and reads back. The preference
+//! Algorithm: [`Power::read_settings`] reads the files, [`plan`] decides, and [`Power::write`] writes and reads back. The preference
 //! is written before the governor and given back after it: some drivers take no preference while the governor is
 //! `performance`, which implies one.
 //!
@@ -81,7 +81,7 @@ impl PowerKnob {
 }
 
 /// What is to be set, as the kernel shows it.
-pub type Wanted = BTreeMap<PowerKnob, String>;
+pub type PowerTargets = BTreeMap<PowerKnob, String>;
 
 /// A file that holds a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub struct Setting {
 
 /// A setting that cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedSetting {
     /// What it is.
     pub knob: PowerKnob,
     /// The CPUs that it is of.
@@ -110,7 +110,7 @@ pub struct Refused {
 /// What was found in a file, and what was written instead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Held {
+pub struct PowerRecord {
     /// What it is.
     pub knob: PowerKnob,
     /// The CPUs that it is of.
@@ -129,11 +129,11 @@ pub struct Held {
 }
 
 /// What was written, by file.
-pub type AllHeld = BTreeMap<String, Held>;
+pub type PowerRecords = BTreeMap<String, PowerRecord>;
 
 /// What is to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Write {
+pub struct PowerWrite {
     /// The file, from the host's root.
     pub path: String,
     /// What it is.
@@ -148,11 +148,11 @@ pub struct Write {
 
 /// What is to be done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct PowerPlan {
     /// What is to be written, in this order.
-    pub writes: Vec<Write>,
+    pub writes: Vec<PowerWrite>,
     /// What is to be known of it before.
-    pub held: AllHeld,
+    pub held: PowerRecords,
     /// What somebody else wrote: it holds this now.
     pub foreign: Vec<Setting>,
 }
@@ -214,7 +214,7 @@ impl Power {
     }
 
     /// Reads what is wanted of these CPUs, and what of it is not possible.
-    pub fn look(&self, wanted: &Wanted, cpus: &CpuSet) -> (Vec<Setting>, Vec<Refused>) {
+    pub fn read_settings(&self, wanted: &PowerTargets, cpus: &CpuSet) -> (Vec<Setting>, Vec<RefusedSetting>) {
         let (mut found, mut refused) = (BTreeMap::new(), BTreeMap::<(PowerKnob, String), CpuSet>::new());
         for knob in wanted.keys() {
             for cpu in cpus.iter() {
@@ -224,7 +224,7 @@ impl Power {
                 }
             }
         }
-        let refused = refused.into_iter().map(|((knob, reason), cpus)| Refused { knob, cpus, reason });
+        let refused = refused.into_iter().map(|((knob, reason), cpus)| RefusedSetting { knob, cpus, reason });
         (found.into_values().collect(), refused.collect())
     }
 
@@ -266,7 +266,7 @@ impl Power {
     }
 
     /// Writes a setting, and reads it back.
-    pub fn write(&self, write: &Write) -> Result<(), PowerError> {
+    pub fn write(&self, write: &PowerWrite) -> Result<(), PowerError> {
         let path = self.root.join(&write.path);
         let file = OpenOptions::new().write(true).truncate(true).open(&path);
         if let Err(source) = file.and_then(|mut file| file.write_all(write.value.as_bytes())) {
@@ -292,11 +292,11 @@ impl Power {
 /// what was written before, `now` what a file holds: none where there is none any more.
 pub fn plan(
     seen: &[Setting],
-    wanted: &Wanted,
-    held: &AllHeld,
+    wanted: &PowerTargets,
+    held: &PowerRecords,
     now: impl Fn(&str) -> io::Result<Option<String>>,
-) -> Plan {
-    let mut plan = Plan::default();
+) -> PowerPlan {
+    let mut plan = PowerPlan::default();
     for Setting { path, knob, cpus, value } in seen {
         let Some(target) = wanted.get(knob) else { continue };
         let known = held.get(path).filter(|known| known.knob == *knob);
@@ -305,7 +305,7 @@ pub fn plan(
             continue;
         }
         if let Some(known) = known.filter(|known| !known.is(value)) {
-            plan.held.insert(path.clone(), Held { is_given_up: true, ..known.clone() });
+            plan.held.insert(path.clone(), PowerRecord { is_given_up: true, ..known.clone() });
             plan.foreign.push(Setting {
                 path: path.clone(),
                 knob: *knob,
@@ -315,7 +315,7 @@ pub fn plan(
             continue;
         }
         let is_due = value != target;
-        let record = Held {
+        let record = PowerRecord {
             knob: *knob,
             cpus: cpus.clone(),
             found: known.map_or(value, |known| &known.found).clone(),
@@ -326,7 +326,7 @@ pub fn plan(
         plan.held.insert(path.clone(), record);
         if is_due {
             let (path, cpus, value) = (path.clone(), cpus.clone(), target.clone());
-            plan.writes.push(Write { path, knob: *knob, cpus, value, is_back: false });
+            plan.writes.push(PowerWrite { path, knob: *knob, cpus, value, is_back: false });
         }
     }
     plan.writes.sort_by(|a, b| (a.knob, &a.path).cmp(&(b.knob, &b.path)));
@@ -335,13 +335,13 @@ pub fn plan(
         if plan.held.contains_key(path) {
             continue;
         }
-        let Held { knob, cpus, found, is_given_up, .. } = known;
+        let PowerRecord { knob, cpus, found, is_given_up, .. } = known;
         match now(path) {
             Ok(Some(value)) if !is_given_up && value != *found => {
                 let (path, cpus) = (path.clone(), cpus.clone());
                 if known.is(&value) {
                     back.push((
-                        Write { path, knob: *knob, cpus, value: found.clone(), is_back: true },
+                        PowerWrite { path, knob: *knob, cpus, value: found.clone(), is_back: true },
                         known,
                     ));
                 } else {
@@ -358,7 +358,7 @@ pub fn plan(
     }
     // The governor before the preference.
     back.sort_by(|(a, _), (b, _)| {
-        let of = |write: &Write| (write.knob != PowerKnob::Governor, write.knob);
+        let of = |write: &PowerWrite| (write.knob != PowerKnob::Governor, write.knob);
         (of(a), &a.path).cmp(&(of(b), &b.path))
     });
     plan.writes.splice(0..0, back.into_iter().map(|(write, _)| write));
@@ -366,13 +366,13 @@ pub fn plan(
 }
 
 /// Takes note of settings whose CPUs are all offline: when they are back, they may hold what was found.
-pub fn expect_reset(held: &mut AllHeld, online: &CpuSet) {
+pub fn expect_reset(held: &mut PowerRecords, online: &CpuSet) {
     for of in held.values_mut().filter(|of| (&of.cpus & online).is_empty()) {
         of.before.get_or_insert_with(|| of.found.clone());
     }
 }
 
-impl Held {
+impl PowerRecord {
     /// Whether this is what we left there.
     fn is(&self, value: &str) -> bool {
         self.written == value || self.before.as_deref() == Some(value)
@@ -386,12 +386,12 @@ mod tests {
     /// A host of files with four CPUs, of which 2 and 3 have one policy of cpufreq.
     struct Host {
         dir: tempfile::TempDir,
-        held: AllHeld,
+        held: PowerRecords,
     }
 
     impl Host {
         fn new() -> Self {
-            let host = Self { dir: tempfile::tempdir().unwrap(), held: AllHeld::new() };
+            let host = Self { dir: tempfile::tempdir().unwrap(), held: PowerRecords::new() };
             for (policy, cpus) in [(0, "0"), (1, "1"), (2, "2 3")] {
                 let at = |file: &str| format!("cpufreq/policy{policy}/{file}");
                 host.put(&at("affected_cpus"), cpus);
@@ -421,13 +421,13 @@ mod tests {
             Power::new(self.dir.path())
         }
 
-        fn plan(&self, wanted: &Wanted, cpus: &str) -> (Plan, Vec<Refused>) {
-            let (seen, refused) = self.power().look(wanted, &cpus.parse().unwrap());
+        fn plan(&self, wanted: &PowerTargets, cpus: &str) -> (PowerPlan, Vec<RefusedSetting>) {
+            let (seen, refused) = self.power().read_settings(wanted, &cpus.parse().unwrap());
             (plan(&seen, wanted, &self.held, |path| self.power().read(path)), refused)
         }
 
         /// Does what is planned; what was written, and what others wrote.
-        fn follow(&mut self, wanted: &Wanted, cpus: &str) -> (Vec<String>, Vec<String>) {
+        fn follow(&mut self, wanted: &PowerTargets, cpus: &str) -> (Vec<String>, Vec<String>) {
             let (plan, _) = self.plan(wanted, cpus);
             self.held = plan.held;
             let mut written = Vec::new();
@@ -445,7 +445,7 @@ mod tests {
         }
     }
 
-    fn wanted(of: &[(PowerKnob, &str)]) -> Wanted {
+    fn wanted(of: &[(PowerKnob, &str)]) -> PowerTargets {
         of.iter().map(|(knob, value)| (*knob, (*value).to_owned())).collect()
     }
 
@@ -476,7 +476,7 @@ mod tests {
         );
         assert_eq!(host.follow(&all, "1").0, [""; 0], "nothing is left to do");
         let text = serde_json::to_string(&host.held).unwrap();
-        assert_eq!(serde_json::from_str::<AllHeld>(&text).unwrap(), host.held);
+        assert_eq!(serde_json::from_str::<PowerRecords>(&text).unwrap(), host.held);
         let expected = [
             "governor of 1: schedutil",
             "energy preference of 1: balance_performance",
@@ -570,7 +570,7 @@ mod tests {
         let (written, foreign) = host.follow(&wanted(&[(PowerKnob::WakeUpLatency, "30")]), "1");
         assert_eq!(written, ["governor of 1: schedutil", "wake-up latency of 1: 30"]);
         assert!(foreign.is_empty());
-        host.follow(&Wanted::new(), "1");
+        host.follow(&PowerTargets::new(), "1");
         assert_eq!((host.read(LATENCY), host.held.is_empty()), ("0".to_owned(), true));
     }
 
@@ -582,7 +582,7 @@ mod tests {
         assert_eq!(plan.writes.len(), 1);
         let reason = "it is also that of CPUs 3, which are not exclusive".to_owned();
         let cpus = CpuSet::single(CpuId(2));
-        assert_eq!(refused, [Refused { knob: PowerKnob::Governor, cpus, reason }]);
+        assert_eq!(refused, [RefusedSetting { knob: PowerKnob::Governor, cpus, reason }]);
         assert_eq!(host.follow(&governor, "2-3").0, ["governor of 2-3: performance"]);
         // One of them is free again.
         assert_eq!(host.follow(&governor, "2").0, ["governor of 2-3: schedutil"]);
@@ -612,7 +612,13 @@ mod tests {
         let path = format!("{CPUS}/{GOVERNOR}");
         let write = |value: &str| {
             let (path, value) = (path.clone(), value.to_owned());
-            Write { path, knob: PowerKnob::Governor, cpus: CpuSet::single(CpuId(1)), value, is_back: false }
+            PowerWrite {
+                path,
+                knob: PowerKnob::Governor,
+                cpus: CpuSet::single(CpuId(1)),
+                value,
+                is_back: false,
+            }
         };
         let known = host.read("cpufreq/policy1/scaling_available_governors");
         let error =

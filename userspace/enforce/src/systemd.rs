@@ -22,7 +22,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Limit, Value},
+    knob::{Knob, KnobValue, Limit},
 };
 use numaward_model::health;
 use numaward_topology::{
@@ -117,7 +117,7 @@ impl Systemd {
     }
 
     /// What the unit's property says that sets this knob.
-    pub(super) fn read(&self, unit: &str, knob: Knob, property: &str) -> Result<Value, EnforceError> {
+    pub(super) fn read(&self, unit: &str, knob: Knob, property: &str) -> Result<KnobValue, EnforceError> {
         from_bus(knob, self.property(unit, interface_of(unit), property)?).ok_or_else(|| {
             let message = format!("{property} has a type that is not known here");
             EnforceError::Systemd { unit: unit.to_owned(), message }
@@ -139,7 +139,7 @@ impl Systemd {
     }
 
     /// Sets properties of a unit, until the next boot. Knobs that have no property are skipped.
-    pub(super) fn write(&self, unit: &str, values: &[(Knob, &Value)]) -> Result<(), EnforceError> {
+    pub(super) fn write(&self, unit: &str, values: &[(Knob, &KnobValue)]) -> Result<(), EnforceError> {
         let properties: Vec<(&str, Variant<'_>)> =
             values.iter().filter_map(|(knob, value)| Some((property(*knob)?, to_bus(value)?))).collect();
         let runtime = true;
@@ -276,22 +276,25 @@ fn unmask<T: Id>(bytes: &[u8]) -> IdSet<T> {
 /// systemd's `infinity`.
 const INFINITY: u64 = u64::MAX;
 
-fn to_bus(value: &Value) -> Option<Variant<'static>> {
+fn to_bus(value: &KnobValue) -> Option<Variant<'static>> {
     match value {
-        Value::Cpus(cpus) => Some(mask(cpus).into()),
-        Value::Nodes(nodes) => Some(mask(nodes).into()),
-        Value::Limit(Limit::Bytes(Bytes(bytes))) => Some((*bytes).into()),
-        Value::Limit(Limit::Max) => Some(INFINITY.into()),
-        Value::Quota(_) | Value::Partition(_) | Value::Controllers(_) | Value::Processes(_) => None,
+        KnobValue::Cpus(cpus) => Some(mask(cpus).into()),
+        KnobValue::Nodes(nodes) => Some(mask(nodes).into()),
+        KnobValue::Limit(Limit::Bytes(Bytes(bytes))) => Some((*bytes).into()),
+        KnobValue::Limit(Limit::Max) => Some(INFINITY.into()),
+        KnobValue::Quota(_)
+        | KnobValue::Partition(_)
+        | KnobValue::Controllers(_)
+        | KnobValue::Processes(_) => None,
     }
 }
 
-fn from_bus(knob: Knob, value: OwnedVariant) -> Option<Value> {
+fn from_bus(knob: Knob, value: OwnedVariant) -> Option<KnobValue> {
     match knob {
-        Knob::CpusetCpus => Vec::try_from(value).ok().map(|bytes: Vec<u8>| Value::Cpus(unmask(&bytes))),
-        Knob::CpusetMems => Vec::try_from(value).ok().map(|bytes: Vec<u8>| Value::Nodes(unmask(&bytes))),
+        Knob::CpusetCpus => Vec::try_from(value).ok().map(|bytes: Vec<u8>| KnobValue::Cpus(unmask(&bytes))),
+        Knob::CpusetMems => Vec::try_from(value).ok().map(|bytes: Vec<u8>| KnobValue::Nodes(unmask(&bytes))),
         _ => u64::try_from(value).ok().map(|bytes| {
-            Value::Limit(if bytes == INFINITY { Limit::Max } else { Limit::Bytes(Bytes(bytes)) })
+            KnobValue::Limit(if bytes == INFINITY { Limit::Max } else { Limit::Bytes(Bytes(bytes)) })
         }),
     }
 }

@@ -8,7 +8,7 @@ use std::{fs, time::Duration};
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Limit, Partition, Value},
+    knob::{Knob, KnobValue, Limit, Partition},
 };
 use numaward_model::Settings;
 use numaward_topology::{Bytes, CpuSet, HugepageSize};
@@ -25,7 +25,7 @@ struct Tree {
 impl Tree {
     fn new(cgroups: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let options = Options::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
+        let options = EnforcerOptions::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
         let tree = Self { enforcer: Enforcer::new(root.path().to_owned(), None, options), root };
         tree.put("/", "cgroup.subtree_control", "cpuset memory hugetlb");
         tree.put("/", "cpuset.cpus.effective", "0-7");
@@ -84,20 +84,28 @@ impl Tree {
     }
 
     /// Plans and executes, and gives what is true then.
-    fn apply(&self, applied: &AppliedSettings, change: &Change) -> (AppliedSettings, Report) {
+    fn apply(
+        &self,
+        applied: &AppliedSettings,
+        change: &SettingsChange,
+    ) -> (AppliedSettings, EnforcementReport) {
         let plan = self.enforcer.plan(applied, change).unwrap();
         let report = self.enforcer.execute(&plan).unwrap();
         let outcome = plan.outcome_of(&report);
-        assert_eq!(self.enforcer.plan(&outcome, &Change::Upkeep).unwrap().steps, [], "nothing is left");
+        assert_eq!(
+            self.enforcer.plan(&outcome, &SettingsChange::Upkeep).unwrap().steps,
+            [],
+            "nothing is left"
+        );
         (outcome, report)
     }
 
     fn hold(&self, applied: &AppliedSettings, cgroup: &str, settings: Settings) -> AppliedSettings {
-        self.apply(applied, &Change::Hold(path(cgroup), settings)).0
+        self.apply(applied, &SettingsChange::Hold(path(cgroup), settings)).0
     }
 
     fn release(&self, applied: &AppliedSettings, cgroup: &str) -> AppliedSettings {
-        self.apply(applied, &Change::Release(path(cgroup))).0
+        self.apply(applied, &SettingsChange::Release(path(cgroup))).0
     }
 }
 
@@ -136,7 +144,7 @@ fn what_is_held_is_written_and_what_was_found_comes_back() {
         ..pinned("2-3", "1")
     };
     let (applied, report) =
-        tree.apply(&AppliedSettings::default(), &Change::Hold(path("/a"), settings.clone()));
+        tree.apply(&AppliedSettings::default(), &SettingsChange::Hold(path("/a"), settings.clone()));
     assert_eq!(tree.all("/a"), ["2-3", "1", &bytes(64), &bytes(96), &bytes(128), &bytes(256), &bytes(4)]);
     assert_eq!(report.written.len(), 7);
     assert_eq!(applied.held().collect::<Vec<_>>(), [(&path("/a"), &settings)]);
@@ -160,11 +168,11 @@ fn nothing_is_written_twice_and_what_is_no_longer_asked_for_comes_back() {
     );
     let (again, report) = tree.apply(
         &applied,
-        &Change::Hold(path("/a"), Settings { memory_high: Some(mib(50)), ..pinned("0-1", "0") }),
+        &SettingsChange::Hold(path("/a"), Settings { memory_high: Some(mib(50)), ..pinned("0-1", "0") }),
     );
     assert_eq!((report.written, &again), (vec![], &applied));
 
-    let (applied, report) = tree.apply(&applied, &Change::Hold(path("/a"), pinned("0-1", "1")));
+    let (applied, report) = tree.apply(&applied, &SettingsChange::Hold(path("/a"), pinned("0-1", "1")));
     let written: Vec<_> = report.written.iter().map(|step| step.knob).collect();
     assert_eq!(written, [Knob::MemoryHigh, Knob::CpusetMems], "a limit rises first");
     assert_eq!(tree.get("/a", "memory.high"), bytes(100));
@@ -267,7 +275,7 @@ fn what_others_give_an_ancestor_is_theirs() {
     let applied = tree.hold(&applied, "/a/c", protected(20));
     assert_eq!(tree.get("/a", "memory.min"), bytes(99), "and is not lowered");
     let applied = tree.release(&applied, "/a/c");
-    let (applied, report) = tree.apply(&applied, &Change::Release(path("/a/b")));
+    let (applied, report) = tree.apply(&applied, &SettingsChange::Release(path("/a/b")));
     assert_eq!(tree.get("/a", "memory.min"), bytes(99));
     assert_eq!(report.kept.len(), 1);
     assert!(applied.is_empty());
@@ -280,7 +288,7 @@ fn what_was_so_before_us_is_not_given_back() {
     tree.put("/a/b", "memory.min", &bytes(20));
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     tree.put("/a/b", "memory.min", &bytes(0));
-    let (applied, report) = tree.apply(&applied, &Change::Release(path("/a/b")));
+    let (applied, report) = tree.apply(&applied, &SettingsChange::Release(path("/a/b")));
     assert_eq!(tree.get("/a/b", "memory.min"), bytes(0));
     assert_eq!(report.kept, []);
     assert!(applied.is_empty());
@@ -292,16 +300,22 @@ fn claims_of_others_are_seen_after_a_refresh() {
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(20));
     tree.put("/a/c", "memory.min", &bytes(5));
     tree.enforcer.refresh();
-    tree.apply(&applied, &Change::Upkeep);
+    tree.apply(&applied, &SettingsChange::Upkeep);
     assert_eq!(tree.get("/a", "memory.min"), bytes(25));
 }
 
 #[test]
 fn a_crash_after_any_write_is_made_good() {
-    let changes: [(&str, Change); 3] = [
-        ("hold", Change::Hold(path("/a/b"), Settings { memory_min: Some(mib(8)), ..pinned("1", "1") })),
-        ("other", Change::Hold(path("/a/b"), Settings { memory_max: Some(mib(9)), ..pinned("2", "0") })),
-        ("release", Change::Release(path("/a/b"))),
+    let changes: [(&str, SettingsChange); 3] = [
+        (
+            "hold",
+            SettingsChange::Hold(path("/a/b"), Settings { memory_min: Some(mib(8)), ..pinned("1", "1") }),
+        ),
+        (
+            "other",
+            SettingsChange::Hold(path("/a/b"), Settings { memory_max: Some(mib(9)), ..pinned("2", "0") }),
+        ),
+        ("release", SettingsChange::Release(path("/a/b"))),
     ];
     for upto in 0..changes.len() {
         for written in 0.. {
@@ -318,7 +332,7 @@ fn a_crash_after_any_write_is_made_good() {
             tree.enforcer.execute(&plan).unwrap();
 
             // The daemon starts again with the intent.
-            let mut applied = tree.apply(&plan.intent, &Change::Upkeep).0;
+            let mut applied = tree.apply(&plan.intent, &SettingsChange::Upkeep).0;
             if upto < 2 {
                 assert_eq!(
                     tree.get("/a/b", "cpuset.cpus"),
@@ -346,15 +360,15 @@ fn a_crash_while_one_of_two_children_is_released_leaves_the_others_protection() 
         let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(8));
         let applied = tree.hold(&applied, "/a/c", protected(4));
         assert_eq!(tree.get("/a", "memory.min"), bytes(12));
-        let mut plan = tree.enforcer.plan(&applied, &Change::Release(path("/a/c"))).unwrap();
+        let mut plan = tree.enforcer.plan(&applied, &SettingsChange::Release(path("/a/c"))).unwrap();
         let all = plan.steps.len();
         plan.steps.truncate(written);
         tree.enforcer.execute(&plan).unwrap();
 
         // The daemon starts again with the intent, and may die again before it comes to write.
         tree.enforcer.refresh();
-        let again = tree.enforcer.plan(&plan.intent, &Change::Upkeep).unwrap().intent;
-        let (applied, _) = tree.apply(&again, &Change::Upkeep);
+        let again = tree.enforcer.plan(&plan.intent, &SettingsChange::Upkeep).unwrap().intent;
+        let (applied, _) = tree.apply(&again, &SettingsChange::Upkeep);
         assert_eq!(tree.get("/a", "memory.min"), bytes(8), "{written}");
         assert_eq!(tree.get("/a/c", "memory.min"), bytes(0), "{written}");
         assert!(tree.release(&applied, "/a/b").is_empty(), "{written}");
@@ -370,8 +384,10 @@ fn a_failed_write_undoes_the_others() {
     let tree = Tree::new(&["/a", "/a/b"]);
     let before = [tree.all("/a"), tree.all("/a/b")];
     let settings = Settings { memory_min: Some(mib(8)), memory_max: Some(mib(64)), ..pinned("1", "1") };
-    let plan =
-        tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a/b"), settings)).unwrap();
+    let plan = tree
+        .enforcer
+        .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a/b"), settings))
+        .unwrap();
     fs::remove_file(path("/a/b").dir(tree.root.path()).join("cpuset.mems")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert_eq!(failure.step.as_ref().map(|step| step.knob), Some(Knob::CpusetMems));
@@ -388,8 +404,9 @@ fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
         |cpus| Settings { memory_min: Some(mib(8)), memory_max: Some(mib(64)), ..pinned(cpus, "1") };
     let paths = ["/a/b", "/a/c", "/a/d", "/e"].map(path);
     let holds = paths.iter().zip(["0", "1", "2", "3"]).map(|(path, cpus)| (path.clone(), settings(cpus)));
-    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::HoldAll(holds.collect())).unwrap();
-    assert!(plan.is_for_many() && !plan.is_undone());
+    let plan =
+        tree.enforcer.plan(&AppliedSettings::default(), &SettingsChange::HoldAll(holds.collect())).unwrap();
+    assert!(plan.holds_several() && !plan.is_undone());
     fs::remove_file(path("/a/c").dir(tree.root.path()).join("cpuset.mems")).unwrap();
     // One that goes has nothing either, and its workload is to know.
     fs::remove_dir_all(path("/e").dir(tree.root.path())).unwrap();
@@ -407,7 +424,7 @@ fn of_several_that_are_to_hold_something_one_that_fails_leaves_the_others() {
     assert_eq!(tree.get("/a", "memory.min"), bytes(24));
     // It goes back, and what is above has no more than the others need.
     tree.put("/a/c", "cpuset.mems", "");
-    tree.apply(&outcome, &Change::Each(vec![(path("/a/c"), None), (path("/e"), None)]));
+    tree.apply(&outcome, &SettingsChange::Each(vec![(path("/a/c"), None), (path("/e"), None)]));
     assert_eq!((tree.get("/a", "memory.min"), tree.get("/a/c", "memory.min")), (bytes(16), "0".to_owned()));
 }
 
@@ -416,7 +433,8 @@ fn what_fails_above_several_fails_for_each() {
     let tree = Tree::new(&["/a", "/a/b", "/a/c", "/d"]);
     let paths = ["/a/b", "/a/c", "/d"].map(path);
     let holds = paths.iter().map(|path| (path.clone(), protected(8)));
-    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::HoldAll(holds.collect())).unwrap();
+    let plan =
+        tree.enforcer.plan(&AppliedSettings::default(), &SettingsChange::HoldAll(holds.collect())).unwrap();
     fs::remove_file(path("/a").dir(tree.root.path()).join("memory.min")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     let parts = failure.split(&paths.each_ref());
@@ -438,7 +456,7 @@ fn a_limit_is_not_given_back_below_what_is_in_use() {
         tree.put("/a", "memory.stat", &stat.join("\n"));
     };
     let give_back = |applied: &AppliedSettings| {
-        let plan = tree.enforcer.plan(applied, &Change::Each(vec![(path("/a"), None)])).unwrap();
+        let plan = tree.enforcer.plan(applied, &SettingsChange::Each(vec![(path("/a"), None)])).unwrap();
         let report = tree.enforcer.execute(&plan).unwrap();
         (plan.outcome_of(&report), report)
     };
@@ -467,8 +485,10 @@ fn a_limit_that_falls_below_what_is_charged_may_wait_for_reclaim() {
     let tree = Tree::new(&["/a"]);
     tree.put("/a", "memory.current", &bytes(100));
     let may_wait = |settings| {
-        let plan =
-            tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a"), settings)).unwrap();
+        let plan = tree
+            .enforcer
+            .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a"), settings))
+            .unwrap();
         tree.enforcer.may_wait(plan.steps())
     };
     let high = |limit| Settings { memory_high: Some(mib(limit)), ..Settings::default() };
@@ -500,14 +520,15 @@ fn what_cannot_be_undone_is_given_back_later() {
     tree.put("/a", "memory.max", &bytes(64));
     tree.put("/a", "memory.current", &bytes(100));
     let settings = Settings { memory_max: Some(mib(128)), ..pinned("1", "1") };
-    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a"), settings)).unwrap();
+    let plan =
+        tree.enforcer.plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a"), settings)).unwrap();
     fs::remove_file(path("/a").dir(tree.root.path()).join("cpuset.mems")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert_eq!(failure.undo.len(), 1, "{failure}");
     let applied = plan.undone(&failure.undo);
     let record = applied.get(&path("/a")).unwrap();
-    assert_eq!(record.written.0, [(Knob::MemoryMax, Value::Limit(mib(128)))].into());
-    assert_eq!(record.found.0, [(Knob::MemoryMax, Value::Limit(mib(64)))].into());
+    assert_eq!(record.written.0, [(Knob::MemoryMax, KnobValue::Limit(mib(128)))].into());
+    assert_eq!(record.found.0, [(Knob::MemoryMax, KnobValue::Limit(mib(64)))].into());
     assert!(record.settings.is_empty());
     tree.put("/a", "memory.current", &bytes(10));
     assert!(tree.release(&applied, "/a").is_empty());
@@ -524,10 +545,10 @@ fn a_cgroup_that_vanishes_does_not_end_the_upkeep_of_others() {
     let knob = path("/a").dir(tree.root.path()).join("cpuset.cpus");
     fs::remove_file(&knob).unwrap();
     std::os::unix::fs::symlink("/dev/null/gone", &knob).unwrap();
-    let plan = tree.enforcer.plan(&applied, &Change::Upkeep).unwrap();
+    let plan = tree.enforcer.plan(&applied, &SettingsChange::Upkeep).unwrap();
     tree.enforcer.execute(&plan).unwrap();
     assert_eq!(tree.get("/b", "cpuset.cpus"), "2");
-    let hold = tree.enforcer.plan(&applied, &Change::Hold(path("/a"), pinned("3", "0")));
+    let hold = tree.enforcer.plan(&applied, &SettingsChange::Hold(path("/a"), pinned("3", "0")));
     assert!(hold.is_err_and(|error| error.is_gone()));
 }
 
@@ -541,13 +562,13 @@ fn a_cgroup_that_is_replaced_after_it_was_planned_for_is_not_written() {
         fs::rename(&dir, tree.root.path().join(format!("old-{}", &cgroup[1..]))).unwrap();
         tree.make(cgroup);
     };
-    let plan = tree.enforcer.plan(&applied, &Change::Hold(path("/a"), pinned("1", "0"))).unwrap();
+    let plan = tree.enforcer.plan(&applied, &SettingsChange::Hold(path("/a"), pinned("1", "0"))).unwrap();
     replace("/a");
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert!(failure.error.is_gone(), "{failure}");
     assert_eq!(tree.get("/a", "cpuset.cpus"), "");
 
-    let plan = tree.enforcer.plan(&applied, &Change::Each(vec![(path("/b"), None)])).unwrap();
+    let plan = tree.enforcer.plan(&applied, &SettingsChange::Each(vec![(path("/b"), None)])).unwrap();
     replace("/b");
     tree.put("/b", "cpuset.cpus", "7");
     let report = tree.enforcer.execute(&plan).unwrap();
@@ -573,7 +594,7 @@ fn unit_does_not_get_back_after_a_reboot_what_was_found_before_it() {
     tree.put("/a", "memory.min", "0");
     tree.put("/a", "memory.max", &bytes(700));
     assert_eq!(applied.unwritten().collect::<Vec<_>>(), [&path("/a")]);
-    let (applied, _) = tree.apply(&applied, &Change::Upkeep);
+    let (applied, _) = tree.apply(&applied, &SettingsChange::Upkeep);
     assert_eq!(applied.unwritten().count(), 0);
     let held = || (tree.get("/a", "memory.min"), tree.get("/a", "memory.max"));
     assert_eq!(held(), (bytes(8), bytes(1024)));
@@ -589,7 +610,7 @@ fn a_release_goes_on_after_a_failed_write() {
         "/a",
         Settings { memory_max: Some(mib(64)), ..pinned("1", "1") },
     );
-    let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
+    let plan = tree.enforcer.plan(&applied, &SettingsChange::Release(path("/a"))).unwrap();
     fs::remove_file(path("/a").dir(tree.root.path()).join("memory.max")).unwrap();
     let failure = tree.enforcer.execute(&plan).unwrap_err();
     assert_eq!(failure.step.as_ref().map(|step| step.knob), Some(Knob::MemoryMax));
@@ -605,7 +626,7 @@ fn a_cgroup_that_is_gone_or_another_one_is_forgotten() {
     let applied = tree.hold(&AppliedSettings::default(), "/a/b", protected(8));
     fs::remove_dir_all(path("/a/b").dir(tree.root.path())).unwrap();
     assert!(tree.enforcer.drift(&applied, &path("/a/b")).unwrap_err().is_gone());
-    let after = tree.apply(&applied, &Change::Upkeep).0;
+    let after = tree.apply(&applied, &SettingsChange::Upkeep).0;
     assert!(after.is_empty());
     assert_eq!(tree.get("/a", "memory.min"), "0");
 
@@ -646,7 +667,7 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     ] {
         let error = tree
             .enforcer
-            .plan(&AppliedSettings::default(), &Change::Hold(path(cgroup), settings))
+            .plan(&AppliedSettings::default(), &SettingsChange::Hold(path(cgroup), settings))
             .unwrap_err();
         assert!(error.to_string().starts_with(words), "{error}");
     }
@@ -659,7 +680,7 @@ fn controllers_are_enabled_from_the_root_down() {
     tree.put("/a", "cgroup.subtree_control", "");
     let plan = tree
         .enforcer
-        .plan(&AppliedSettings::default(), &Change::Hold(path("/a/b"), pinned("1", "1")))
+        .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a/b"), pinned("1", "1")))
         .unwrap();
     tree.enforcer.execute(&plan).unwrap();
     assert_eq!(tree.get("/", "cgroup.subtree_control"), "+cpuset");
@@ -685,7 +706,7 @@ fn controllers_that_a_plan_enables_are_disabled_from_the_leaves_up() {
     for (cgroup, before) in [("/", "memory"), ("/a", ""), ("/a/b", "cpuset memory"), ("/a/b/c", "")] {
         tree.put(cgroup, "cgroup.subtree_control", before);
     }
-    let hold = Change::Hold(path("/a/b/c"), pinned("1", "1"));
+    let hold = SettingsChange::Hold(path("/a/b/c"), pinned("1", "1"));
     let mut ours = tree.enforcer.plan(&AppliedSettings::default(), &hold).unwrap().enable;
     assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
     tree.put("/", "cgroup.subtree_control", "memory cpuset");
@@ -717,7 +738,7 @@ fn a_controller_stays_where_a_child_uses_it_and_what_is_not_ours_is_forgotten() 
     tree.put("/", "cgroup.subtree_control", "");
     tree.put("/a", "cgroup.subtree_control", "");
     tree.put("/a/b", "cgroup.subtree_control", "");
-    let hold = Change::Hold(path("/a/b"), pinned("1", "1"));
+    let hold = SettingsChange::Hold(path("/a/b"), pinned("1", "1"));
     let ours = tree.enforcer.plan(&AppliedSettings::default(), &hold).unwrap().enable;
     assert_eq!(enabled(&ours), ["/ cpuset", "/a cpuset"]);
     let reasons = |ours: &EnabledControllers| -> Vec<_> {
@@ -773,7 +794,7 @@ fn drift_is_told_by_meaning_and_repaired() {
     let told: Vec<_> = drifts.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["/a: cpuset.cpus is 0-7, should be 1-3", "/a: of cpuset.mems 1 only 0 is effective"]);
     assert_eq!(drifts[1].kind, DriftKind::Ineffective);
-    let emptied = Drift { found: Some(Value::Cpus(CpuSet::new())), ..drifts[0].clone() };
+    let emptied = Drift { found: Some(KnobValue::Cpus(CpuSet::new())), ..drifts[0].clone() };
     assert_eq!(emptied.to_string(), "/a: cpuset.cpus is empty, should be 1-3");
     let report = tree.enforcer.repair(&applied, &drifts[0]).unwrap();
     assert_eq!((report.written.len(), tree.get("/a", "cpuset.cpus")), (1, "1-3".to_owned()));
@@ -789,13 +810,13 @@ fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
         tree.put("/b", "cpuset.cpus.partition", "isolated");
         tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
         tree.put("/a", "cpuset.cpus.effective", "1");
-        let release = Change::Release(path("/a"));
+        let release = SettingsChange::Release(path("/a"));
         let plan = tree.enforcer.plan(&applied, &release).unwrap();
         let report = tree.enforcer.execute(&plan).unwrap();
         assert_eq!(tree.get("/a", "cpuset.cpus"), back, "{found}");
         // What it is owed is known, and tried again, until it has it; also where a crash has kept that from being stored.
         let applied = plan.outcome_of(&report);
-        let crashed = tree.enforcer.plan(&plan.intent, &Change::Upkeep).unwrap();
+        let crashed = tree.enforcer.plan(&plan.intent, &SettingsChange::Upkeep).unwrap();
         let report_after = tree.enforcer.execute(&crashed).unwrap();
         assert_eq!(crashed.outcome_of(&report_after), applied, "{found}");
         assert_eq!(
@@ -804,7 +825,7 @@ fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
             "{found}"
         );
         assert_eq!(tree.enforcer.drift(&applied, &path("/a")).unwrap(), []);
-        let again = tree.enforcer.plan(&applied, &Change::Upkeep).unwrap();
+        let again = tree.enforcer.plan(&applied, &SettingsChange::Upkeep).unwrap();
         let report = tree.enforcer.execute(&again).unwrap();
         assert_eq!(
             (again.outcome_of(&report), tree.get("/a", "cpuset.cpus")),
@@ -812,7 +833,7 @@ fn cpus_that_a_siblings_partition_took_are_brought_back_when_it_ends() {
         );
         tree.put("/b", "cpuset.cpus.partition", "member");
         tree.put("/", "cpuset.cpus.effective", "0-7");
-        let applied = tree.apply(&applied, &Change::Upkeep).0;
+        let applied = tree.apply(&applied, &SettingsChange::Upkeep).0;
         assert_eq!((applied.is_empty(), tree.get("/a", "cpuset.cpus")), (true, found.to_owned()));
     }
 }
@@ -829,7 +850,7 @@ fn what_is_owed_beside_a_nested_partition_comes_back_and_what_others_set_meanwhi
         assert_eq!(tree.get("/b", "cpuset.cpus.exclusive"), "3");
         tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
         tree.put("/a", "cpuset.cpus.effective", "1");
-        let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
+        let plan = tree.enforcer.plan(&applied, &SettingsChange::Release(path("/a"))).unwrap();
         let applied = plan.outcome_of(&tree.enforcer.execute(&plan).unwrap());
         assert_eq!(tree.get("/a", "cpuset.cpus"), "0-2");
         if let Some(set) = set {
@@ -857,11 +878,11 @@ fn a_partition_that_ends_gives_back_what_those_beside_it_are_owed() {
     let applied = tree.hold(&applied, "/b", partition);
     tree.put("/", "cpuset.cpus.effective", "0-2,4-7");
     tree.put("/a", "cpuset.cpus.effective", "1");
-    let plan = tree.enforcer.plan(&applied, &Change::Release(path("/a"))).unwrap();
+    let plan = tree.enforcer.plan(&applied, &SettingsChange::Release(path("/a"))).unwrap();
     let applied = plan.outcome_of(&tree.enforcer.execute(&plan).unwrap());
     assert_eq!(tree.get("/a", "cpuset.cpus"), "0-2");
     // Nobody else's change tries.
-    let plan = tree.enforcer.plan(&applied, &Change::Hold(path("/c"), protected(1))).unwrap();
+    let plan = tree.enforcer.plan(&applied, &SettingsChange::Hold(path("/c"), protected(1))).unwrap();
     assert_eq!(plan.cgroups(), [path("/c")].into());
     let applied = tree.release(&applied, "/b");
     assert_eq!((applied.is_empty(), tree.get("/a", "cpuset.cpus")), (true, "0-3".to_owned()));
@@ -871,7 +892,8 @@ fn a_partition_that_ends_gives_back_what_those_beside_it_are_owed() {
 fn a_knob_that_holds_something_else_than_was_written_is_an_error() {
     let tree = Tree::new(&["/a"]);
     let settings = Settings { partition: Some(Partition::Root), ..pinned("1", "1") };
-    let plan = tree.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a"), settings)).unwrap();
+    let plan =
+        tree.enforcer.plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a"), settings)).unwrap();
     tree.enforcer.execute(&plan).unwrap();
     assert_eq!(tree.get("/a", "cpuset.cpus.partition"), "root");
     tree.put("/a", "cpuset.cpus.partition", "root invalid (Cpu list in cpuset.cpus not exclusive)");
@@ -908,7 +930,7 @@ mod order_never_widens {
         fn at_any_moment(old in settings(), new in settings()) {
             let tree = Tree::new(&["/a", "/a/b"]);
             let applied = tree.hold(&AppliedSettings::default(), "/a/b", old);
-            let plan = tree.enforcer.plan(&applied, &Change::Hold(path("/a/b"), new.clone())).unwrap();
+            let plan = tree.enforcer.plan(&applied, &SettingsChange::Hold(path("/a/b"), new.clone())).unwrap();
             let start = |knob| knob_in(&tree, knob);
             let limits = |knob: Knob| (start(knob), plan.outcome.get(&path("/a/b")).and_then(|record| record.written.0.get(&knob).cloned()));
             let ends = [Knob::CpusetCpus, Knob::CpusetMems].map(|knob| (knob, limits(knob)));
@@ -923,18 +945,18 @@ mod order_never_widens {
                 prop_assert!(limit_in(&tree, "/a", Knob::MemoryMin) >= limit_in(&tree, "/a/b", Knob::MemoryMin));
                 prop_assert!(limit_in(&tree, "/a", Knob::MemoryLow) >= limit_in(&tree, "/a/b", Knob::MemoryLow));
             }
-            let (applied, _) = tree.apply(&plan.outcome, &Change::Release(path("/a/b")));
+            let (applied, _) = tree.apply(&plan.outcome, &SettingsChange::Release(path("/a/b")));
             prop_assert!(applied.is_empty());
         }
     }
 
-    fn knob_in(tree: &Tree, knob: Knob) -> Value {
+    fn knob_in(tree: &Tree, knob: Knob) -> KnobValue {
         knob.read(&path("/a/b").dir(tree.root.path())).unwrap()
     }
 
     fn limit_in(tree: &Tree, cgroup: &str, knob: Knob) -> Limit {
         match knob.read(&path(cgroup).dir(tree.root.path())).unwrap() {
-            Value::Limit(limit) => limit,
+            KnobValue::Limit(limit) => limit,
             value => panic!("{value}"),
         }
     }

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_cgroup::CgroupPath;
 use parking_lot::Mutex;
 
-use super::Step;
+use super::WriteStep;
 
 /// The last turn of each cgroup that is being written.
 #[derive(Clone, Debug, Default)]
@@ -20,14 +20,14 @@ pub(super) struct Turns(Arc<Mutex<BTreeMap<CgroupPath, Last>>>);
 #[derive(Debug)]
 struct Last {
     generation: u64,
-    step: Step,
+    step: WriteStep,
     /// Turns that have not ended.
     running: usize,
 }
 
 impl Turns {
     /// Takes the next turn of a cgroup, for this step.
-    pub(super) fn begin(&self, step: &Step) -> Turn {
+    pub(super) fn begin(&self, step: &WriteStep) -> Turn {
         let mut turns = self.0.lock();
         let last = turns.entry(step.cgroup.clone()).or_insert_with(|| Last {
             generation: 0,
@@ -51,7 +51,7 @@ pub(super) struct Turn {
 
 impl Turn {
     /// The step of a later turn; `None` if this is the last one.
-    pub(super) fn later(&self) -> Option<Step> {
+    pub(super) fn later(&self) -> Option<WriteStep> {
         let turns = self.turns.0.lock();
         let last = turns.get(&self.cgroup)?;
         (last.generation != self.generation).then(|| last.step.clone())

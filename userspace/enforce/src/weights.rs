@@ -4,11 +4,11 @@
 //! slowest node. The kernel spreads them by weights, which are those of the host and 1 each unless somebody sets them.
 //!
 //! Terms: the *weight* of a node is how many pages in turn are put there, 1 to 255. `auto` is the kernel's own choice of all
-//! weights (since Linux 6.16), which ends as soon as somebody writes one. [`Held`] is what was found of a node and what was
+//! weights (since Linux 6.16), which ends as soon as somebody writes one. [`WeightRecord`] is what was found of a node and what was
 //! written instead. A node is *given up* where somebody else wrote its weight since, and *absent* where its file is gone.
 //!
-//! Algorithm: [`Weights::look`] reads the files, [`by_bandwidth`] computes weights, [`plan`] decides, and
-//! [`Weights::write`] writes and reads back, and [`HeldWeights::learn`] takes note of what came of it.
+//! Algorithm: [`Weights::read_weights`] reads the files, [`by_bandwidth`] computes weights, [`plan`] decides, and
+//! [`Weights::write`] writes and reads back, and [`WeightRecords::record_result`] takes note of what came of it.
 //!
 //! Invariants: what holds neither what was written nor what was found before the write is somebody else's, and is not written
 //! any more: neither anew nor back. Where somebody else switched `auto` on, all weights are theirs. The kernel keeps the weight
@@ -40,12 +40,12 @@ const NODES: &str = "sys/devices/system/node";
 const SUM: u64 = 32;
 
 /// The weights that nodes are to have.
-pub type Wanted = BTreeMap<NodeId, u8>;
+pub type NodeWeights = BTreeMap<NodeId, u8>;
 
 /// What was found of a node's weight, and what was written instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Held {
+pub struct WeightRecord {
     /// What was found.
     pub found: u8,
     /// What was written.
@@ -58,7 +58,7 @@ pub struct Held {
     pub is_given_up: bool,
 }
 
-impl Held {
+impl WeightRecord {
     /// Whether this is what we left there.
     fn is(self, weight: u8) -> bool {
         self.written == weight || self.before == Some(weight)
@@ -73,55 +73,56 @@ impl Held {
 /// What was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct HeldWeights {
+pub struct WeightRecords {
     /// By node.
     #[serde(default)]
-    pub nodes: BTreeMap<NodeId, Held>,
+    pub nodes: BTreeMap<NodeId, WeightRecord>,
     /// Where the kernel chose all weights by itself before, and is to do so again: those of all nodes then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub auto: Option<Wanted>,
+    pub auto: Option<NodeWeights>,
 }
 
-impl HeldWeights {
+impl WeightRecords {
     /// Whether nothing was written that is still to be known.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// The weights that were written and are known to be there, by node.
-    pub fn now(&self, seen: &Seen) -> Wanted {
-        let is_there =
-            |node, of: &Held| !of.is_given_up && of.before.is_none() && seen.weights.contains_key(node);
+    pub fn current(&self, seen: &WeightSnapshot) -> NodeWeights {
+        let is_there = |node, of: &WeightRecord| {
+            !of.is_given_up && of.before.is_none() && seen.weights.contains_key(node)
+        };
         let held = self.nodes.iter().filter(|(node, of)| is_there(node, of));
         held.map(|(node, of)| (*node, of.written)).collect()
     }
 
     /// What was written, by node, also where somebody else wrote it since.
-    pub fn written(&self) -> Wanted {
+    pub fn written(&self) -> NodeWeights {
         self.nodes.iter().map(|(node, of)| (*node, of.written)).collect()
     }
 
     /// Takes note of what came of a write; `before` is what was held before all of them.
-    pub fn learn(&mut self, write: Write, result: &Result<(), WeightError>, before: &Self) {
+    pub fn record_result(&mut self, write: WeightWrite, result: &Result<(), WeightError>, before: &Self) {
         match (write, result) {
-            (Write::Weight { node, is_back: true, .. }, Ok(())) => drop(self.nodes.remove(&node)),
-            (Write::Weight { node, .. }, Ok(())) => {
+            (WeightWrite::Weight { node, is_back: true, .. }, Ok(())) => drop(self.nodes.remove(&node)),
+            (WeightWrite::Weight { node, .. }, Ok(())) => {
                 self.nodes.entry(node).and_modify(|of| of.before = None);
             }
             // Nothing was written: what was known before is true.
-            (Write::Weight { node, is_back: false, .. }, Err(WeightError::Refused { .. })) => {
-                self.as_before(node, before);
+            (WeightWrite::Weight { node, is_back: false, .. }, Err(WeightError::Refused { .. })) => {
+                self.revert_node(node, before);
             }
             // Absent nodes have what the kernel chooses, too.
-            (Write::Auto, Ok(())) => *self = Self::default(),
-            (Write::Auto, Err(WeightError::NoChoice)) => self.auto = None,
+            (WeightWrite::Auto, Ok(())) => *self = Self::default(),
+            (WeightWrite::Auto, Err(WeightError::NoChoice)) => self.auto = None,
             // Something may have been written: the next look says which.
             (_, Err(_)) => {}
         }
     }
 
     /// What was known of a node before is true.
-    pub fn as_before(&mut self, node: NodeId, before: &Self) {
+    pub fn revert_node(&mut self, node: NodeId, before: &Self) {
         match before.nodes.get(&node) {
             Some(of) => drop(self.nodes.insert(node, *of)),
             None => drop(self.nodes.remove(&node)),
@@ -131,9 +132,9 @@ impl HeldWeights {
 
 /// What the files hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct WeightSnapshot {
     /// The weights, by node: of all nodes that have any.
-    pub weights: Wanted,
+    pub weights: NodeWeights,
     /// Those that cannot be read, and why.
     pub unreadable: BTreeMap<NodeId, String>,
     /// Whether the kernel chooses them by itself. No kernel before Linux 6.16 does.
@@ -142,7 +143,7 @@ pub struct Seen {
 
 /// What is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
+pub enum WeightWrite {
     /// The weight of a node.
     Weight {
         /// The node.
@@ -158,13 +159,13 @@ pub enum Write {
 
 /// What is to be done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct WeightPlan {
     /// What is to be written, in this order.
-    pub writes: Vec<Write>,
+    pub writes: Vec<WeightWrite>,
     /// What is to be known of it before.
-    pub held: HeldWeights,
+    pub held: WeightRecords,
     /// What somebody else wrote: the weights that these nodes have now.
-    pub foreign: Wanted,
+    pub foreign: NodeWeights,
 }
 
 /// A weight was not written.
@@ -205,8 +206,8 @@ pub enum WeightError {
 
 impl WeightError {
     /// A write was refused.
-    fn refused(write: Write, path: PathBuf, source: io::Error) -> Self {
-        let is_no_choice = write == Write::Auto && source.raw_os_error() == Some(libc::ENODEV);
+    fn refused(write: WeightWrite, path: PathBuf, source: io::Error) -> Self {
+        let is_no_choice = write == WeightWrite::Auto && source.raw_os_error() == Some(libc::ENODEV);
         if is_no_choice { Self::NoChoice } else { Self::Refused { path, source } }
     }
 }
@@ -242,8 +243,8 @@ impl Weights {
     }
 
     /// Reads the weights of these nodes, and of all others that have one.
-    pub fn look(&self, nodes: impl Iterator<Item = NodeId>) -> Seen {
-        let mut seen = Seen::default();
+    pub fn read_weights(&self, nodes: impl Iterator<Item = NodeId>) -> WeightSnapshot {
+        let mut seen = WeightSnapshot::default();
         let files = fs::read_dir(self.root.join(WEIGHTS)).into_iter().flatten().flatten();
         let others = files.filter_map(|file| file.file_name().to_str()?.strip_prefix("node")?.parse().ok());
         for node in nodes.chain(others.map(NodeId)).collect::<BTreeSet<_>>() {
@@ -285,10 +286,10 @@ impl Weights {
     }
 
     /// Writes, and reads back.
-    pub fn write(&self, write: Write) -> Result<(), WeightError> {
+    pub fn write(&self, write: WeightWrite) -> Result<(), WeightError> {
         let (path, wanted) = match write {
-            Write::Weight { node, weight, .. } => (Self::file(node), weight.to_string()),
-            Write::Auto => (format!("{WEIGHTS}/auto"), "true".to_owned()),
+            WeightWrite::Weight { node, weight, .. } => (Self::file(node), weight.to_string()),
+            WeightWrite::Auto => (format!("{WEIGHTS}/auto"), "true".to_owned()),
         };
         let path = self.root.join(path);
         let file = OpenOptions::new().write(true).truncate(true).open(&path);
@@ -303,7 +304,7 @@ impl Weights {
     }
 
     /// What was not given back, and why where that is known.
-    pub fn left(&self, held: &HeldWeights) -> Vec<(String, Option<String>)> {
+    pub fn unrestored(&self, held: &WeightRecords) -> Vec<(String, Option<String>)> {
         let nodes = held.nodes.iter().filter(|(_, of)| !of.is_given_up).map(|(node, of)| {
             let file = Self::file(*node);
             let is_absent = matches!(self.root.join(&file).try_exists(), Ok(false));
@@ -320,12 +321,12 @@ impl Weights {
 }
 
 /// Weights in the ratio of bandwidths (in MB/s), as small as possible: they sum up to about 32 before, and each is 1 at least.
-pub fn by_bandwidth(bandwidths: &BTreeMap<NodeId, u64>) -> Wanted {
+pub fn by_bandwidth(bandwidths: &BTreeMap<NodeId, u64>) -> NodeWeights {
     let sum: u128 = bandwidths.values().map(|of| u128::from(*of)).sum();
     // Rounded: no share is above 32.
     let share = |of: u64| (u128::from(SUM) * u128::from(of) * 2 + sum).checked_div(sum * 2).unwrap_or(1);
     let share = |of: u64| u8::try_from(share(of)).unwrap_or(u8::MAX).max(1);
-    let weights: Wanted = bandwidths.iter().map(|(node, of)| (*node, share(*of))).collect();
+    let weights: NodeWeights = bandwidths.iter().map(|(node, of)| (*node, share(*of))).collect();
     let divisor = weights.values().copied().fold(0, gcd).max(1);
     weights.into_iter().map(|(node, weight)| (node, weight / divisor)).collect()
 }
@@ -336,15 +337,15 @@ fn gcd(a: u8, b: u8) -> u8 {
 
 /// Plans what is to be written so that nodes have the weights that are wanted, and all others what was found there; without
 /// any that could be wanted, all is given back. `held` is what was written before.
-pub fn plan(seen: &Seen, wanted: Option<&Wanted>, held: &HeldWeights) -> Plan {
-    let (mut plan, is_end, nothing) = (Plan::default(), wanted.is_none(), Wanted::new());
+pub fn plan(seen: &WeightSnapshot, wanted: Option<&NodeWeights>, held: &WeightRecords) -> WeightPlan {
+    let (mut plan, is_end, nothing) = (WeightPlan::default(), wanted.is_none(), NodeWeights::new());
     // Whatever was written, the kernel chooses by itself as it did.
     if is_end && seen.is_auto && held.auto.is_some() {
         return plan;
     }
     plan.held.auto.clone_from(&held.auto);
     // Our first write switched it off.
-    let is_ours = |of: &Held| of.before.is_some() && !of.is_given_up;
+    let is_ours = |of: &WeightRecord| of.before.is_some() && !of.is_given_up;
     let is_auto_theirs = seen.is_auto && held.nodes.values().any(|of| !is_ours(of));
     for (node, target) in wanted.unwrap_or(&nothing) {
         let known = held.nodes.get(node);
@@ -356,13 +357,13 @@ pub fn plan(seen: &Seen, wanted: Option<&Wanted>, held: &HeldWeights) -> Plan {
         match known {
             Some(known) if known.is_given_up => drop(plan.held.nodes.insert(*node, *known)),
             Some(known) if is_auto_theirs || !known.is(weight) => {
-                plan.held.nodes.insert(*node, Held { is_given_up: true, ..*known });
+                plan.held.nodes.insert(*node, WeightRecord { is_given_up: true, ..*known });
                 plan.foreign.insert(*node, weight);
             }
             None if is_auto_theirs => {}
             _ => {
                 let is_due = weight != *target || seen.is_auto;
-                let record = Held {
+                let record = WeightRecord {
                     found: known.map_or(weight, |known| known.found),
                     written: *target,
                     before: is_due.then_some(weight),
@@ -373,7 +374,7 @@ pub fn plan(seen: &Seen, wanted: Option<&Wanted>, held: &HeldWeights) -> Plan {
                     if seen.is_auto {
                         plan.held.auto = Some(seen.weights.clone());
                     }
-                    plan.writes.push(Write::Weight { node: *node, weight: *target, is_back: false });
+                    plan.writes.push(WeightWrite::Weight { node: *node, weight: *target, is_back: false });
                 }
             }
         }
@@ -391,7 +392,7 @@ pub fn plan(seen: &Seen, wanted: Option<&Wanted>, held: &HeldWeights) -> Plan {
             }
             Some(weight) if weight != known.found => {
                 entry.insert(*known);
-                plan.writes.push(Write::Weight { node: *node, weight: known.found, is_back: true });
+                plan.writes.push(WeightWrite::Weight { node: *node, weight: known.found, is_back: true });
             }
             // It is as it was found.
             _ => {}
@@ -405,17 +406,17 @@ pub fn plan(seen: &Seen, wanted: Option<&Wanted>, held: &HeldWeights) -> Plan {
 }
 
 /// Lets the kernel choose again where it did, if that takes nothing from anybody.
-fn choose_again(plan: &mut Plan, seen: &Seen) {
+fn choose_again(plan: &mut WeightPlan, seen: &WeightSnapshot) {
     let Some(were) = &plan.held.auto else { return };
     let mut others = seen.weights.clone();
     for write in &plan.writes {
-        if let Write::Weight { node, weight, .. } = write {
+        if let WeightWrite::Weight { node, weight, .. } = write {
             others.insert(*node, *weight);
         }
     }
     others.retain(|node, weight| *weight != were.get(node).copied().unwrap_or(1));
     if others.is_empty() {
-        plan.writes.push(Write::Auto);
+        plan.writes.push(WeightWrite::Auto);
     } else {
         plan.held.auto = None;
         plan.foreign.extend(others);

@@ -24,7 +24,7 @@ use std::{
 };
 
 use numaward_engine::{
-    Kubelet, Ledger, PolicyConfig, Quantity, Request, Resources, Strategy as _,
+    KubeletStrategy, Ledger, PolicyConfig, Quantity, Request, Resources, Strategy as _,
     explain::Merge,
     hint::ProviderHints,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
@@ -159,7 +159,7 @@ fn request(owner: &str, cpus: u64, memory: Bytes) -> Request {
 }
 
 /// Fills the machine. Owners go to the lowest node that has room, so each node is filled up in turn.
-fn fill(kubelet: &Kubelet, mut ledger: Ledger, nodes: u32, fill: Fill) -> Result<Ledger, String> {
+fn fill(kubelet: &KubeletStrategy, mut ledger: Ledger, nodes: u32, fill: Fill) -> Result<Ledger, String> {
     let admit = |ledger: &Ledger, owner: &str, cpus: u64, memory: Bytes| {
         let decision = kubelet.admit(ledger, &request(owner, cpus, memory));
         let grants = decision.outcome.map_err(|rejection| format!("{owner}: {}", rejection.message))?;
@@ -167,7 +167,7 @@ fn fill(kubelet: &Kubelet, mut ledger: Ledger, nodes: u32, fill: Fill) -> Result
         if on.len() != 1 {
             return Err(format!("{owner} is on nodes {on}"));
         }
-        Ok::<_, String>(kubelet.started(&decision.ledger, &owner.into(), &owner.into()))
+        Ok::<_, String>(kubelet.note_started(&decision.ledger, &owner.into(), &owner.into()))
     };
     let filled = match fill {
         Fill::Empty | Fill::Pages | Fill::Apart => 0,
@@ -182,7 +182,7 @@ fn fill(kubelet: &Kubelet, mut ledger: Ledger, nodes: u32, fill: Fill) -> Result
     }
     if fill == Fill::Spread {
         for node in 0..filled {
-            ledger = kubelet.removed(&ledger, &format!("rest-{node}").as_str().into());
+            ledger = kubelet.release(&ledger, &format!("rest-{node}").as_str().into());
         }
     }
     Ok(ledger)
@@ -226,7 +226,7 @@ fn time(micros: f64) -> String {
 
 fn row(case: &Case) -> Result<String, String> {
     let machine = machine(case.nodes, case.fill == Fill::Pages)?;
-    let kubelet = Kubelet::new(&machine, &config()).map_err(|error| error.to_string())?;
+    let kubelet = KubeletStrategy::new(&machine, &config()).map_err(|error| error.to_string())?;
     let ledger = fill(&kubelet, kubelet.idle(), case.nodes, case.fill)?;
     let cpus = if case.fill == Fill::Apart { 18 } else { 2 };
     let mut request = request("guest", cpus, Bytes::gib(4));

@@ -23,7 +23,7 @@ use std::{
 };
 
 use numaward_engine::{
-    Ledger, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources, Strategy as _,
+    Ledger, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Request, Resources, Strategy as _,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
@@ -61,12 +61,12 @@ fn request(owner: &str, cpus: u64, gib: u64) -> Request {
 }
 
 /// Fills the machine with owners of half a node each.
-fn fill(native: &Native, nodes: u32, packed: bool) -> Result<Ledger, String> {
+fn fill(native: &NativeStrategy, nodes: u32, packed: bool) -> Result<Ledger, String> {
     let mut ledger = native.idle();
     let admit = |ledger: &Ledger, owner: String| {
         let decision = native.admit(ledger, &request(&owner, 7, 31));
         decision.outcome.map_err(|rejection| format!("{owner}: {rejection}"))?;
-        Ok::<_, String>(native.started(&decision.ledger, &owner.as_str().into(), &owner.as_str().into()))
+        Ok::<_, String>(native.note_started(&decision.ledger, &owner.as_str().into(), &owner.as_str().into()))
     };
     for number in 0..nodes * 2 {
         ledger = admit(&ledger, format!("o{number:03}"))?;
@@ -82,7 +82,7 @@ fn fill(native: &Native, nodes: u32, packed: bool) -> Result<Ledger, String> {
     for (index, owners) in by_node(&ledger).into_values().enumerate() {
         let leave = if packed { if index % 2 == 0 { 2 } else { 0 } } else { 1 };
         for owner in owners.into_iter().take(leave) {
-            ledger = native.removed(&ledger, &owner);
+            ledger = native.release(&ledger, &owner);
         }
     }
     Ok(ledger)
@@ -141,7 +141,7 @@ fn hard(nodes: u32) -> Duration {
         let decision = native.admit(&ledger, &pod);
         let (median, least) = measure(|| drop(black_box(native.admit(black_box(&ledger), black_box(&pod)))));
         let result = if decision.outcome.is_ok() { "admitted" } else { "refused" };
-        let gave_up = if decision.explanation.gave_up { ", gave up" } else { "" };
+        let gave_up = if decision.explanation.work_limit_reached { ", gave up" } else { "" };
         println!("{nodes:>5} {name:<58} {median:>12.1?} {least:>12.1?} {ANY:>12.1?}  {result}{gave_up}");
         slowest = slowest.max(median);
     }
@@ -164,7 +164,7 @@ fn cases(
         .socket_distances(12, 32)
         .build()
         .map_err(|error| error.to_string())?;
-    let native = Native::new(&machine, &config(policy), &NativeOptions::default())
+    let native = NativeStrategy::new(&machine, &config(policy), &NativeOptions::default())
         .map_err(|error| error.to_string())?;
     let ledger = fill(&native, nodes, packed)?;
     let mut slowest = Duration::ZERO;
@@ -176,7 +176,7 @@ fn cases(
         let decision = native.admit(&ledger, &request);
         let result = match &decision.outcome {
             Ok(grants) => {
-                let cut = decision.explanation.searches.iter().any(|search| search.cut_off);
+                let cut = decision.explanation.searches.iter().any(|search| search.is_incomplete);
                 let on = grants.first().map(|grant| grant.allocation.memory_nodes()).unwrap_or_default();
                 format!("nodes {on}{}", if cut { ", cut off" } else { "" })
             }

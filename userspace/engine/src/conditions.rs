@@ -13,7 +13,7 @@ use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 
 /// What the host says now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Conditions {
+pub struct HostConditions {
     /// By kind and node: what others than those with a promise use beyond what is reserved.
     pub withheld: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
     /// CPUs that are offline.
@@ -25,7 +25,7 @@ pub struct Conditions {
     pub load: BTreeMap<NodeId, u64>,
 }
 
-impl Conditions {
+impl HostConditions {
     /// What is withheld of a kind on a node, in bytes.
     pub fn withheld_on(&self, kind: ZoneKind, node: NodeId) -> Bytes {
         self.withheld.get(&kind).and_then(|nodes| nodes.get(&node)).copied().unwrap_or_default()
@@ -49,7 +49,7 @@ impl Conditions {
 
 /// What is withheld of one kind on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Withheld {
+pub struct WithheldMemory {
     /// The node.
     pub node: NodeId,
     /// The kind of memory.

@@ -104,7 +104,7 @@ pub enum Cause {
     Memory(String),
     /// No nodes that the topology policy allows have enough of everything.
     #[error("{0}")]
-    NoRoom(String),
+    InsufficientCapacity(String),
     /// Two containers have the same name.
     #[error("the request has two containers named {0:?}")]
     DuplicateContainer(String),
@@ -120,7 +120,7 @@ impl Cause {
     /// The word for it.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Topology | Self::NoRoom(_) => Reason::TopologyAffinityError,
+            Self::Topology | Self::InsufficientCapacity(_) => Reason::TopologyAffinityError,
             Self::Cores(_) => Reason::SmtAlignmentError,
             Self::NothingToShare(..) => Reason::EmptyPodSharedPoolError,
             Self::Cpus(_) | Self::Memory(_) => Reason::UnexpectedAdmissionError,

@@ -9,10 +9,10 @@ use std::{fmt, sync::Arc};
 use numaward_topology::{CpuSet, NodeSet};
 
 use crate::{
-    conditions::Withheld,
+    conditions::WithheldMemory,
     hint::{Hint, Provider, ProviderHints},
+    placement_search::PlacementSearch,
     request::ContainerName,
-    searches::Search,
 };
 
 /// Why a decision came out as it did.
@@ -21,13 +21,13 @@ pub struct Explanation {
     /// The merges, in order. Without a topology policy there are none.
     pub merges: Vec<Merge>,
     /// The searches of the strategy `native`, in the order in which they were decided. The kubelet's has none.
-    pub searches: Vec<Search>,
-    /// How much the strategy `native` looked at, in nodes and resources; it ends at [`crate::native::WORK`].
+    pub searches: Vec<PlacementSearch>,
+    /// How much the strategy `native` looked at, in nodes and resources; it ends at [`crate::native::MAX_WORK`].
     pub work: u64,
     /// Whether the request was refused because nothing of that was left: there may be a placement that was not seen.
-    pub gave_up: bool,
+    pub work_limit_reached: bool,
     /// What was free and not offered to this request, as others use it.
-    pub withheld: Vec<Withheld>,
+    pub withheld: Vec<WithheldMemory>,
     /// CPUs that are offline, if CPUs are asked for.
     pub offline_cpus: CpuSet,
     /// CPUs of other programs' cpuset partitions, likewise.
@@ -50,18 +50,18 @@ pub struct Merge {
 
 /// A set of nodes that could have been the result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct MergeCandidate {
     /// The nodes.
     pub affinity: NodeSet,
     /// Whether every resource prefers just these nodes.
     pub preferred: bool,
     /// What became of it.
-    pub verdict: Verdict,
+    pub verdict: MergeVerdict,
 }
 
 /// What became of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
-pub enum Verdict {
+pub enum MergeVerdict {
     /// It is the result.
     #[display("chosen")]
     Chosen,
@@ -103,14 +103,14 @@ pub enum Verdict {
 /// Works out the candidates of a merge. The strategy that merged knows how.
 pub(crate) trait Ranking: fmt::Debug + Send + Sync {
     /// All candidates, best first, and why each but the chosen one lost.
-    fn candidates(&self, merge: &Merge) -> Vec<Candidate>;
+    fn candidates(&self, merge: &Merge) -> Vec<MergeCandidate>;
 }
 
 impl Merge {
     /// All candidates, best first, and why each but the first lost.
     ///
     /// With the strategy `kubelet` this takes n·2ⁿ steps for n nodes.
-    pub fn candidates(&self) -> Vec<Candidate> {
+    pub fn candidates(&self) -> Vec<MergeCandidate> {
         self.ranking.candidates(self)
     }
 }

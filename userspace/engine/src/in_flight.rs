@@ -6,7 +6,7 @@
 //! Terms: a move is *begun* from the moment at which the ledger has the container at its new place. A *stage* is a move that
 //! is being made, with those before it made and those after it not.
 //!
-//! Algorithm: what is begun holds its new place. Besides, the owner [`SET_ASIDE`] holds what any stage so far needed more
+//! Algorithm: what is begun holds its new place. Besides, the owner [`RESERVE_OWNER`] holds what any stage so far needed more
 //! than that: so each stage can be reached again, in the reverse order. A move can be begun if what its stage needs beyond all
 //! this is free. The moves of a plan are put in an order in which each can be begun.
 //!
@@ -18,25 +18,25 @@ use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 
 use crate::{
     decision::Rejection,
-    ledger::{Allocation, Block, Ledger, OwnerAccount},
-    moves::Move,
+    ledger::{Allocation, Ledger, MemoryBlock, OwnerAccount},
+    moves::ContainerMove,
     request::{ContainerName, OwnerId, Request, Resources},
     strategy::Strategy,
     terms::Terms,
 };
 
 /// The owner that holds what is set aside. No workload can have this name.
-pub const SET_ASIDE: &str = ".rebalance";
+pub const RESERVE_OWNER: &str = ".rebalance";
 
 /// Why a move cannot be begun, or a plan not be carried out to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stale {
+pub enum MoveConflict {
     /// The container does not hold any more what it is to leave.
     #[error("{0} does not hold any more what the plan has it leave")]
-    Changed(OwnerId),
+    AllocationChanged(OwnerId),
     /// CPUs that it is to have are another's.
     #[error("CPUs {cpus}, to which {owner} is to go, are not free any more")]
-    Cpus {
+    CpusTaken {
         /// Whose move it is.
         owner: OwnerId,
         /// The CPUs.
@@ -44,10 +44,10 @@ pub enum Stale {
     },
     /// What room is made for would not fit after all.
     #[error("the request would not fit after the moves: {0}")]
-    NoRoom(Box<Rejection>),
+    RequestRefused(Box<Rejection>),
     /// Memory that it is to have is another's.
     #[error("node {node} has {free} of {kind} free, less than the {needed} that {owner} needs there")]
-    Memory {
+    MemoryTaken {
         /// Whose move it is.
         owner: OwnerId,
         /// The node.
@@ -113,7 +113,7 @@ impl Charge {
         held.blocks = held
             .placed
             .iter()
-            .map(|(&kind, nodes)| Block {
+            .map(|(&kind, nodes)| MemoryBlock {
                 kind,
                 affinity: nodes.keys().copied().collect(),
                 bytes: Bytes(nodes.values().fold(0, |sum, bytes| sum.saturating_add(bytes.0))),
@@ -124,7 +124,7 @@ impl Charge {
 }
 
 /// What these moves hold when all are made.
-fn held(moves: &[Move]) -> Charge {
+fn held(moves: &[ContainerMove]) -> Charge {
     let mut sum = Charge::default();
     for of in moves {
         sum.add(&Charge::of(&of.to));
@@ -133,7 +133,7 @@ fn held(moves: &[Move]) -> Charge {
 }
 
 /// As much as any stage of these moves needs.
-fn needed(moves: &[Move]) -> Charge {
+fn needed(moves: &[ContainerMove]) -> Charge {
     let mut most = Charge::default();
     for current in 0..moves.len() {
         let mut stage = Charge::default();
@@ -151,7 +151,7 @@ fn needed(moves: &[Move]) -> Charge {
 
 impl Ledger {
     /// Has a container of an active owner hold something else. To be followed by [`Strategy::rebase`], which charges it.
-    fn reassign(&mut self, of: &Move, to: &Allocation) {
+    fn reassign(&mut self, of: &ContainerMove, to: &Allocation) {
         if self.owner(&of.owner).is_some() {
             *self.allocation_mut(&of.owner, &of.container) = to.clone();
             self.drop_empty(&of.owner, Some(&of.container));
@@ -160,7 +160,7 @@ impl Ledger {
 
     /// Sets this aside, and nothing else.
     fn set_aside(&mut self, aside: Allocation) {
-        let (owner, container) = (OwnerId::from(SET_ASIDE), ContainerName::from(SET_ASIDE));
+        let (owner, container) = (OwnerId::from(RESERVE_OWNER), ContainerName::from(RESERVE_OWNER));
         if aside.is_empty() {
             if self.owner(&owner).is_some() {
                 *self.owner_mut(&owner) = OwnerAccount::default();
@@ -170,7 +170,7 @@ impl Ledger {
         }
         *self.owner_mut(&owner) = OwnerAccount {
             // Active, or it would be cleared away; and never moved.
-            request: Some(Request::workload(SET_ASIDE, Resources::none()).into()),
+            request: Some(Request::workload(RESERVE_OWNER, Resources::none()).into()),
             terms: Terms { immovable: true, ..Terms::default() },
             started: [container.clone()].into(),
             containers: [(container, aside)].into(),
@@ -179,18 +179,23 @@ impl Ledger {
     }
 
     /// Those of these begun moves whose containers are still where they went. Who is gone needs no room.
-    fn still_there(&self, begun: &[Move]) -> Vec<Move> {
-        let is_there = |of: &&Move| self.allocation(&of.owner, &of.container) == Some(&of.to);
+    fn still_there(&self, begun: &[ContainerMove]) -> Vec<ContainerMove> {
+        let is_there = |of: &&ContainerMove| self.allocation(&of.owner, &of.container) == Some(&of.to);
         begun.iter().filter(is_there).cloned().collect()
     }
 }
 
 /// Begins a move, after these. The container is charged for on both sides from now on.
-pub fn begin(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move], next: &Move) -> Result<Ledger, Stale> {
+pub fn begin_move(
+    strategy: &dyn Strategy,
+    ledger: &Ledger,
+    begun: &[ContainerMove],
+    next: &ContainerMove,
+) -> Result<Ledger, MoveConflict> {
     if ledger.allocation(&next.owner, &next.container) != Some(&next.from) {
-        return Err(Stale::Changed(next.owner.clone()));
+        return Err(MoveConflict::AllocationChanged(next.owner.clone()));
     }
-    let aside = OwnerId::from(SET_ASIDE);
+    let aside = OwnerId::from(RESERVE_OWNER);
     let of_others: CpuSet = ledger
         .allocations()
         .filter(|(owner, container, _)| {
@@ -211,14 +216,14 @@ pub fn begin(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move], next: &Mo
     let wanted = next.to.held_cpus();
     let taken = &(&wanted & &of_others) | &(&more.cpus - ledger.shared_pool());
     if !taken.is_empty() {
-        return Err(Stale::Cpus { owner: next.owner.clone(), cpus: taken });
+        return Err(MoveConflict::CpusTaken { owner: next.owner.clone(), cpus: taken });
     }
     for ((kind, node), needed) in more.bytes {
         let account = ledger.nodes().get(&node).and_then(|node| node.kinds.get(&kind));
         let free = account.map_or(0, |account| account.free.0);
         if needed > free {
             let (needed, free) = (Bytes(needed), Bytes(free));
-            return Err(Stale::Memory { owner: next.owner.clone(), node, kind, needed, free });
+            return Err(MoveConflict::MemoryTaken { owner: next.owner.clone(), node, kind, needed, free });
         }
     }
     let mut changed = ledger.clone();
@@ -228,8 +233,8 @@ pub fn begin(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move], next: &Mo
 }
 
 /// Takes back the last of these begun moves: the container is charged for on both sides until the rest is
-/// [kept](keep). `None`: it holds something else by now, or nothing, and is left as it is.
-pub fn take_back(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move]) -> Option<Ledger> {
+/// [kept](reserve_for). `None`: it holds something else by now, or nothing, and is left as it is.
+pub fn revert_move(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerMove]) -> Option<Ledger> {
     let (last, before) = begun.split_last()?;
     if ledger.allocation(&last.owner, &last.container) != Some(&last.to) {
         return None;
@@ -246,7 +251,7 @@ pub fn take_back(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move]) -> Op
 }
 
 /// Sets aside what these begun moves need and no more; with none of them, nothing.
-pub fn keep(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move]) -> Ledger {
+pub fn reserve_for(strategy: &dyn Strategy, ledger: &Ledger, begun: &[ContainerMove]) -> Ledger {
     let mut changed = ledger.clone();
     let begun = ledger.still_there(begun);
     changed.set_aside(needed(&begun).beyond(&held(&begun)).into_allocation());
@@ -255,39 +260,39 @@ pub fn keep(strategy: &dyn Strategy, ledger: &Ledger, begun: &[Move]) -> Ledger 
 
 /// Holds what is left of a plan against the ledger: whether the rest of these moves can be begun, and the request fits
 /// then. So many are begun already.
-pub fn check(
+pub fn check_plan(
     strategy: &dyn Strategy,
     ledger: &Ledger,
-    moves: &[Move],
+    moves: &[ContainerMove],
     begun: usize,
     (request, terms): (&Request, &Terms),
-) -> Result<(), Stale> {
+) -> Result<(), MoveConflict> {
     let (before, rest) = moves.split_at(begun.min(moves.len()));
     let (mut begun, mut ledger) = (before.to_vec(), ledger.clone());
     for next in rest {
         // Who is gone needs no room.
         if ledger.allocation(&next.owner, &next.container).is_some() {
-            ledger = begin(strategy, &ledger, &begun, next)?;
+            ledger = begin_move(strategy, &ledger, &begun, next)?;
         }
         begun.push(next.clone());
     }
-    let ledger = keep(strategy, &ledger, &[]);
+    let ledger = reserve_for(strategy, &ledger, &[]);
     let decision = strategy.admit_watched(&ledger, request, terms, &|_| {});
-    decision.outcome.map(drop).map_err(Stale::NoRoom)
+    decision.outcome.map(drop).map_err(MoveConflict::RequestRefused)
 }
 
 /// An order in which each of these moves can be begun. It is looked for as long as there are steps left.
-pub fn in_order(
+pub fn feasible_order(
     strategy: &dyn Strategy,
     ledger: &Ledger,
-    moves: &[Move],
+    moves: &[ContainerMove],
     steps: &mut usize,
-) -> Option<Vec<Move>> {
+) -> Option<Vec<ContainerMove>> {
     fn go_on(
         strategy: &dyn Strategy,
         ledger: &Ledger,
-        begun: &mut Vec<Move>,
-        left: &[Move],
+        begun: &mut Vec<ContainerMove>,
+        left: &[ContainerMove],
         steps: &mut usize,
     ) -> bool {
         if left.is_empty() {
@@ -298,9 +303,9 @@ pub fn in_order(
                 return false;
             }
             *steps -= 1;
-            let Ok(after) = begin(strategy, ledger, begun, next) else { continue };
+            let Ok(after) = begin_move(strategy, ledger, begun, next) else { continue };
             begun.push(next.clone());
-            let rest: Vec<Move> = left
+            let rest: Vec<ContainerMove> = left
                 .iter()
                 .enumerate()
                 .filter(|(other, _)| *other != place)

@@ -19,14 +19,14 @@ use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    conditions::Conditions,
+    conditions::HostConditions,
     request::{ContainerName, OwnerId, Request},
     terms::Terms,
 };
 
 /// Memory promised on a set of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Block {
+pub struct MemoryBlock {
     /// The kind of memory.
     pub kind: ZoneKind,
     /// The nodes on which it is promised.
@@ -44,7 +44,7 @@ pub struct Allocation {
     #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
     pub hidden_cpus: CpuSet,
     /// Memory promised to it, at most one block a kind.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<MemoryBlock>,
     /// The bytes charged to each node for it, by kind. Zeros are omitted.
     pub placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
     /// It was served without a block: it has no amounts of its own, and its pod has some as a whole.
@@ -134,7 +134,8 @@ pub struct KindAccount {
     /// What can be promised: the total without the reservation, for base pages also without hugepage pools.
     pub allocatable: Bytes,
     /// What is promised.
-    pub promised: Bytes,
+    #[serde(rename = "promised")]
+    pub guaranteed: Bytes,
     /// What can still be promised.
     pub free: Bytes,
 }
@@ -144,14 +145,14 @@ impl KindAccount {
     pub(crate) fn charge(&mut self, bytes: u64) -> u64 {
         let share = self.free.0.min(bytes);
         self.free.0 -= share;
-        self.promised.0 = self.promised.0.saturating_add(share);
+        self.guaranteed.0 = self.guaranteed.0.saturating_add(share);
         share
     }
 
     /// Gives up to `bytes` of what is promised back and says how much it was.
     pub(crate) fn refund(&mut self, bytes: u64) -> u64 {
-        let share = self.promised.0.min(bytes);
-        self.promised.0 -= share;
+        let share = self.guaranteed.0.min(bytes);
+        self.guaranteed.0 -= share;
         self.free.0 = self.free.0.saturating_add(share);
         share
     }
@@ -173,14 +174,14 @@ pub struct NodeAccount {
 /// The parts can overlap, and need not add up to the whole. Each byte of it is placed ([`Allocation::placed`]) for one
 /// of the containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Whole {
+pub struct PodAllocation {
     /// CPUs that only this owner's containers may use.
     pub cpus: Option<CpuSet>,
     /// Memory promised to them together, at most one block a kind.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<MemoryBlock>,
 }
 
-impl Whole {
+impl PodAllocation {
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.cpus.is_none() && self.blocks.is_empty()
@@ -200,20 +201,20 @@ pub struct OwnerAccount {
     /// What its containers hold. Containers that hold nothing are omitted.
     pub containers: BTreeMap<ContainerName, Allocation>,
     /// What they hold parts of.
-    #[serde(default, skip_serializing_if = "Whole::is_empty")]
-    pub whole: Whole,
+    #[serde(rename = "whole", default, skip_serializing_if = "PodAllocation::is_empty")]
+    pub pod_level: PodAllocation,
 }
 
 impl OwnerAccount {
     /// The blocks that count: of the whole where there is one, else those of the containers.
-    pub(crate) fn counted_blocks(&self) -> impl Iterator<Item = &Block> {
-        let apart = self.whole.blocks.is_empty().then(|| self.containers.values());
-        self.whole.blocks.iter().chain(apart.into_iter().flatten().flat_map(|held| &held.blocks))
+    pub(crate) fn counted_blocks(&self) -> impl Iterator<Item = &MemoryBlock> {
+        let apart = self.pod_level.blocks.is_empty().then(|| self.containers.values());
+        self.pod_level.blocks.iter().chain(apart.into_iter().flatten().flat_map(|held| &held.blocks))
     }
 
     /// The CPUs that only this owner's containers may use.
     pub(crate) fn exclusive_cpus(&self) -> impl Iterator<Item = &CpuSet> {
-        self.containers.values().flat_map(Allocation::held_sets).chain(&self.whole.cpus)
+        self.containers.values().flat_map(Allocation::held_sets).chain(&self.pod_level.cpus)
     }
 }
 
@@ -227,7 +228,7 @@ pub struct Ledger {
     #[serde(skip)]
     pub(crate) notes: Notes,
     #[serde(skip)]
-    conditions: Arc<Conditions>,
+    conditions: Arc<HostConditions>,
 }
 
 /// What init containers leave to the containers after them, for the owner that was admitted last.
@@ -269,12 +270,12 @@ impl Ledger {
     }
 
     /// What the host says, for the next decisions.
-    pub fn conditions(&self) -> &Arc<Conditions> {
+    pub fn conditions(&self) -> &Arc<HostConditions> {
         &self.conditions
     }
 
     /// Takes over what the host says now. Nothing that is promised changes.
-    pub fn set_conditions(&mut self, conditions: Arc<Conditions>) {
+    pub fn set_conditions(&mut self, conditions: Arc<HostConditions>) {
         self.conditions = conditions;
     }
 
@@ -295,7 +296,7 @@ impl Ledger {
 
     /// Gives the owners whose accounts differ between two ledgers those of the second. The accounts of the nodes are to
     /// be made anew afterwards, by [`crate::Strategy::rebase`].
-    pub fn patch_owners(&mut self, from: &Self, to: &Self) {
+    pub fn copy_changed_owners(&mut self, from: &Self, to: &Self) {
         let differs = |owner: &&OwnerId| from.owner(owner) != to.owner(owner);
         for owner in from.owners.keys().chain(to.owners.keys()).filter(differs) {
             match to.owners.get(owner) {
@@ -326,7 +327,7 @@ impl Ledger {
         let with_none = |kinds: &BTreeMap<ZoneKind, KindAccount>| {
             kinds
                 .iter()
-                .map(|(&kind, account)| (kind, KindAccount { promised: Bytes(0), ..*account }))
+                .map(|(&kind, account)| (kind, KindAccount { guaranteed: Bytes(0), ..*account }))
                 .collect()
         };
         let mut memory: BTreeMap<NodeId, BTreeMap<ZoneKind, KindAccount>> =
@@ -335,7 +336,7 @@ impl Ledger {
             for (kind, nodes) in &allocation.placed {
                 for (node, bytes) in nodes {
                     if let Some(account) = memory.get_mut(node).and_then(|kinds| kinds.get_mut(kind)) {
-                        account.promised.0 = account.promised.0.saturating_add(bytes.0);
+                        account.guaranteed.0 = account.guaranteed.0.saturating_add(bytes.0);
                     }
                 }
             }
@@ -378,13 +379,13 @@ impl Ledger {
     pub(crate) fn cpus_of_others(&self, owner: &OwnerId, container: &ContainerName) -> CpuSet {
         let others = self.allocations().filter(|(of, name, _)| (*of, *name) != (owner, container));
         let wholes =
-            self.owners().filter(|(of, _)| *of != owner).filter_map(|(_, of)| of.whole.cpus.as_ref());
+            self.owners().filter(|(of, _)| *of != owner).filter_map(|(_, of)| of.pod_level.cpus.as_ref());
         let held = others.flat_map(|(_, _, held)| held.held_sets());
         held.chain(wholes).flat_map(CpuSet::iter).collect()
     }
 
     /// The blocks of a container; none if it holds no memory.
-    pub(crate) fn blocks(&self, owner: &OwnerId, container: &ContainerName) -> &[Block] {
+    pub(crate) fn blocks(&self, owner: &OwnerId, container: &ContainerName) -> &[MemoryBlock] {
         self.allocation(owner, container).map_or(&[], |allocation| &allocation.blocks)
     }
 
@@ -407,7 +408,7 @@ impl Ledger {
         {
             Arc::make_mut(account).containers.remove(container);
         }
-        if account.request.is_none() && account.containers.is_empty() && account.whole.is_empty() {
+        if account.request.is_none() && account.containers.is_empty() && account.pod_level.is_empty() {
             self.owners.remove(owner);
         }
     }

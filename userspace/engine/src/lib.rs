@@ -12,7 +12,7 @@
 //! | [`conditions`] | what the host says now, beside what is promised |
 //! | [`moves`], [`in_flight`] | moves that make room, and what is charged for while they are made |
 //! | [`strategy`], [`decision`] | the interface of a strategy, and its answers |
-//! | [`hint`], [`explain`], [`searches`] | why an answer came out as it did |
+//! | [`hint`], [`explain`], [`placement_search`] | why an answer came out as it did |
 //! | [`kubelet`] | the strategy that decides as the kubelet does |
 //! | [`native`] | the strategy that keeps the same promises without the kubelet's faults |
 //! | [`simulation`] | replays of recorded traces and fault scenarios |
@@ -23,7 +23,7 @@
 //! use std::collections::BTreeMap;
 //!
 //! use numaward_engine::{
-//!     Kubelet, PolicyConfig, Request, Resources, Strategy,
+//!     KubeletStrategy, PolicyConfig, Request, Resources, Strategy,
 //!     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 //! };
 //! use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
@@ -40,7 +40,7 @@
 //!     topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
 //!     ..PolicyConfig::default()
 //! };
-//! let strategy = Kubelet::new(&machine, &config)?;
+//! let strategy = KubeletStrategy::new(&machine, &config)?;
 //! let ledger = strategy.idle();
 //!
 //! // Seven gibibytes are left on node 0 and eight on node 1.
@@ -66,6 +66,7 @@ pub mod ledger;
 pub mod memory_qos;
 pub mod moves;
 pub mod native;
+pub mod placement_search;
 pub mod policy;
 mod policy_names;
 pub mod preferences;
@@ -73,23 +74,22 @@ pub mod qos;
 pub mod quantity;
 mod rebase;
 pub mod request;
-pub mod searches;
 pub mod simulation;
 pub mod strategy;
 pub mod terms;
 
 pub use checkpoint::CheckpointError;
-pub use conditions::Conditions;
+pub use conditions::HostConditions;
 pub use decision::{Cause, Decision, Grant, Reason, Rejection, ResizeError, Shortfall};
-pub use kubelet::Kubelet;
-pub use ledger::{Allocation, Block, Ledger, OwnerAccount, Whole};
-pub use moves::{Limits, Move, NoPlan, Plan};
-pub use native::{Native, NativeOptions};
+pub use kubelet::KubeletStrategy;
+pub use ledger::{Allocation, Ledger, MemoryBlock, OwnerAccount, PodAllocation};
+pub use moves::{ContainerMove, PlanError, RebalanceLimits, RebalancePlan};
+pub use native::{NativeOptions, NativeStrategy};
 pub use policy::{PolicyConfig, StartError};
 pub use preferences::PlacementPreferences;
 pub use qos::QosClass;
 pub use quantity::Quantity;
-pub use rebase::{AdoptError, Uncovered};
+pub use rebase::{AdoptError, UncoveredMemory};
 pub use request::{ContainerName, ContainerRequest, OwnerId, PodResources, Request, Resources};
-pub use strategy::{Allocatable, Stage, Strategy};
+pub use strategy::{Allocatable, DecisionStage, Strategy};
 pub use terms::Terms;

@@ -44,7 +44,7 @@ pub struct FactorError(pub String);
 
 impl ThrottlingFactor {
     /// The kubelet's default.
-    pub const KUBELET: Self = Self { billionths: 900_000_000 };
+    pub const KUBELET_DEFAULT: Self = Self { billionths: 900_000_000 };
 
     /// This share of so many bytes.
     fn of(self, bytes: u64) -> u64 {
@@ -170,12 +170,12 @@ fn positive(bytes: Bytes) -> Option<Bytes> {
 impl MemoryQos {
     /// The settings of one container.
     pub fn container(&self, request: &Request, container: &ContainerRequest) -> MemorySettings {
-        self.container_of(request.qos(), memory(&container.requests), memory(&container.limits))
+        self.container_settings(request.qos(), memory(&container.requests), memory(&container.limits))
     }
 
     /// The settings of one container of an owner of this class, which requests and may use so much; a limit of zero
     /// is none.
-    pub fn container_of(&self, class: QosClass, requested: Bytes, limit: Bytes) -> MemorySettings {
+    pub fn container_settings(&self, class: QosClass, requested: Bytes, limit: Bytes) -> MemorySettings {
         let high = self.throttling.filter(|_| class != QosClass::Guaranteed).and_then(|factor| {
             let ceiling = positive(limit).unwrap_or(self.node_allocatable);
             let high = self.formula.high(factor, requested, ceiling, self.page_size);

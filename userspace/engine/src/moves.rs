@@ -13,7 +13,7 @@ use crate::{
 
 /// What a plan may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RebalanceLimits {
     /// Containers that are moved. Those of an owner in pod scope move together and count as one.
     pub moves: usize,
     /// Memory that is moved, in all.
@@ -24,7 +24,7 @@ pub struct Limits {
     pub in_order: bool,
 }
 
-impl Default for Limits {
+impl Default for RebalanceLimits {
     /// Three containers, of any size, in any way.
     fn default() -> Self {
         Self { moves: 3, bytes: Bytes(u64::MAX), kept: BTreeSet::new(), in_order: false }
@@ -33,7 +33,7 @@ impl Default for Limits {
 
 /// A container that is moved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Move {
+pub struct ContainerMove {
     /// Whose it is.
     pub owner: OwnerId,
     /// The container.
@@ -48,9 +48,9 @@ pub struct Move {
 
 /// Moves that make room for a request.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct RebalancePlan {
     /// The moves, in their order; none where the request fits as it is.
-    pub moves: Vec<Move>,
+    pub moves: Vec<ContainerMove>,
     /// Memory that has to go to another node, in all.
     pub bytes: Bytes,
     /// The admission of the request after all moves.
@@ -60,7 +60,7 @@ pub struct Plan {
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {rejection}")]
-pub struct NoPlan {
+pub struct PlanError {
     /// Why nobody is moved.
     pub reason: &'static str,
     /// Why the request does not fit as things are.

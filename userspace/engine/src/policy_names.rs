@@ -101,7 +101,7 @@ impl KubeletVersion {
     }
 
     /// The version that stands for what a Kubernetes node says about its kubelet, such as `v1.34.2+k3s1`.
-    pub fn of_node(reported: &str) -> Option<Self> {
+    pub fn from_node_version(reported: &str) -> Option<Self> {
         Some(if minor_version(reported)? < (1, 33) { Self::V1_32 } else { Self::V1_36 })
     }
 
@@ -270,7 +270,7 @@ mod tests {
             ("v1", None),
             ("latest", None),
         ] {
-            assert_eq!(KubeletVersion::of_node(reported), version, "{reported}");
+            assert_eq!(KubeletVersion::from_node_version(reported), version, "{reported}");
         }
         for (reported, is_newer) in
             [("v1.37.0", true), ("v2.0.0", true), ("v1.36.9+k3s1", false), ("x", false)]

@@ -3,7 +3,7 @@
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
 use crate::{
-    ledger::{Block, Ledger, OwnerAccount},
+    ledger::{Ledger, MemoryBlock, OwnerAccount},
     request::OwnerId,
 };
 
@@ -25,11 +25,11 @@ pub enum AdoptError {
 
 /// A part of a promise for which the machine has no memory (any more).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uncovered {
+pub struct UncoveredMemory {
     /// To whom it was promised.
     pub owner: OwnerId,
     /// The kind of memory, the nodes on which it was promised, and how much of it is not there.
-    pub block: Block,
+    pub block: MemoryBlock,
 }
 
 impl Ledger {
@@ -54,7 +54,7 @@ impl Ledger {
     /// promised; it may be another machine than before. A workload that runs keeps what it holds. What has no room
     /// where it is placed is placed on the other nodes of its block, as far as these have room. What is missing then
     /// is returned: it stays placed where it was, and nothing is left to promise there.
-    pub(crate) fn rebase(&mut self, idle: &Self) -> Vec<Uncovered> {
+    pub(crate) fn rebase(&mut self, idle: &Self) -> Vec<UncoveredMemory> {
         let mut nodes = idle.nodes.clone();
         let mut shared_pool = idle.shared_pool.clone();
         for (_, account) in self.owners() {
@@ -101,7 +101,10 @@ impl Ledger {
                 missing += rest;
             }
             if missing > 0 {
-                uncovered.push(Uncovered { owner, block: Block { kind, affinity, bytes: Bytes(missing) } });
+                uncovered.push(UncoveredMemory {
+                    owner,
+                    block: MemoryBlock { kind, affinity, bytes: Bytes(missing) },
+                });
             }
         }
         self.nodes = nodes;

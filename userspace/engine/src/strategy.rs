@@ -13,16 +13,16 @@ use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind};
 use crate::{
     decision::{Decision, ResizeError},
     ledger::Ledger,
-    moves::{Limits, NoPlan, Plan},
+    moves::{PlanError, RebalanceLimits, RebalancePlan},
     policy::StartError,
-    rebase::Uncovered,
+    rebase::UncoveredMemory,
     request::{ContainerName, OwnerId, Request, Resources},
     terms::Terms,
 };
 
 /// What a decision goes through, for each container or for all of a pod together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum DecisionStage {
     /// All providers are asked for hints.
     Hints,
     /// They are merged.
@@ -60,7 +60,7 @@ pub trait Strategy: fmt::Debug + Send + Sync {
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
-        watch: &dyn Fn(Stage),
+        watch: &dyn Fn(DecisionStage),
     ) -> Decision;
 
     /// Decides on a request without terms of its own.
@@ -69,10 +69,10 @@ pub trait Strategy: fmt::Debug + Send + Sync {
     }
 
     /// A container of an admitted owner was started. What came before it may have ended.
-    fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger;
+    fn note_started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger;
 
     /// An owner is gone, with all its containers.
-    fn removed(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger;
+    fn release(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger;
 
     /// Changes what a container that runs is promised to these amounts; what is not given stays. It stays where it
     /// is, and where that is not possible nothing changes. The ledger afterwards.
@@ -93,12 +93,12 @@ pub trait Strategy: fmt::Debug + Send + Sync {
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
-        limits: &Limits,
-    ) -> Result<Plan, NoPlan>;
+        limits: &RebalanceLimits,
+    ) -> Result<RebalancePlan, PlanError>;
 
     /// Carries what is promised over to this machine, as after a restart, or after the machine changed: who runs
     /// keeps what it holds. The ledger afterwards, and what of it the machine does not have.
-    fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {
+    fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<UncoveredMemory>) {
         let mut next = ledger.clone();
         let uncovered = next.rebase(&self.idle());
         (next, uncovered)

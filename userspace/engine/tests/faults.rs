@@ -5,15 +5,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::{
-    Cause, ContainerRequest, Decision, Kubelet, Ledger, PolicyConfig, Quantity, Reason, Request, Resources,
-    Strategy as _,
+    Cause, ContainerRequest, Decision, KubeletStrategy, Ledger, PolicyConfig, Quantity, Reason, Request,
+    Resources, Strategy as _,
     checkpoint::CheckpointError,
-    explain::Verdict,
+    explain::MergeVerdict,
     hint::Resource,
-    kubelet::{Checkpoints, MAX_NODES, are_of_one_cache, as_reported_to_kubelet},
+    kubelet::{Checkpoints, MAX_NODES, as_reported_to_kubelet, share_one_cache},
     policy::{
         Component, CpuManagerPolicy, KubeletVersion, MachineProblem, MemoryManagerPolicy, MemoryReservation,
-        Phase, RestoreProblem, StartProblem, TopologyManagerPolicy,
+        RestoreProblem, StartPhase, StartProblem, TopologyManagerPolicy,
     },
 };
 use numaward_topology::{Bytes, CacheId, CpuId, HugepageSize, Machine, NodeId, ZoneKind};
@@ -56,8 +56,8 @@ fn options(options: &[(&str, &str)]) -> BTreeMap<String, String> {
     options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-fn start(machine: &Machine, config: &PolicyConfig) -> (Kubelet, Ledger) {
-    let kubelet = Kubelet::new(machine, config).unwrap();
+fn start(machine: &Machine, config: &PolicyConfig) -> (KubeletStrategy, Ledger) {
+    let kubelet = KubeletStrategy::new(machine, config).unwrap();
     let ledger = kubelet.idle();
     (kubelet, ledger)
 }
@@ -74,8 +74,8 @@ fn refused(component: Component, faults: &[Fault]) {
     for (change, texts) in faults {
         let mut config = config();
         change(&mut config);
-        let error = Kubelet::new(&machine(), &config).unwrap_err();
-        assert_eq!((error.component, error.phase), (component, Phase::New), "{error}");
+        let error = KubeletStrategy::new(&machine(), &config).unwrap_err();
+        assert_eq!((error.component, error.phase), (component, StartPhase::New), "{error}");
         for text in *texts {
             assert!(error.to_string().contains(text), "{error:?}\nlacks {text:?}");
         }
@@ -84,7 +84,7 @@ fn refused(component: Component, faults: &[Fault]) {
 
 #[test]
 fn the_configuration_without_faults_is_taken() {
-    assert!(Kubelet::problems(&machine(), &config()).is_empty());
+    assert!(KubeletStrategy::problems(&machine(), &config()).is_empty());
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn all_components_report_their_faults_at_once() {
         ..config()
     };
     let components: Vec<_> =
-        Kubelet::problems(&machine(), &config).iter().map(|problem| problem.component).collect();
+        KubeletStrategy::problems(&machine(), &config).iter().map(|problem| problem.component).collect();
     assert_eq!(components, [Component::TopologyManager, Component::CpuManager, Component::MemoryManager]);
 }
 
@@ -221,12 +221,12 @@ fn machines_that_cannot_be_are_refused() {
     let two_nodes = |change: fn(&mut Machine)| {
         let mut machine = machine();
         change(&mut machine);
-        *Kubelet::new(&machine, &config()).unwrap_err().problem
+        *KubeletStrategy::new(&machine, &config()).unwrap_err().problem
     };
     assert_eq!(two_nodes(|m| m.nodes.clear()), MachineProblem::NoNodes.into());
     let nodes = MAX_NODES + 1;
     let many = Machine::builder().nodes(u32::try_from(nodes).unwrap()).build().unwrap();
-    let error = Kubelet::new(&many, &config()).unwrap_err();
+    let error = KubeletStrategy::new(&many, &config()).unwrap_err();
     assert_eq!(*error.problem, MachineProblem::TooManyNodes { nodes, limit: MAX_NODES }.into());
     let id = 70_000;
     assert_eq!(
@@ -263,7 +263,7 @@ fn machines_that_cannot_be_are_refused() {
         .into()
     );
     assert_eq!(
-        *Kubelet::new(
+        *KubeletStrategy::new(
             &Machine::builder().nodes(9).memory(Bytes::gib(2)).build().unwrap(),
             &PolicyConfig { topology_manager_policy: TopologyManagerPolicy::Restricted, ..config() }
         )
@@ -275,7 +275,7 @@ fn machines_that_cannot_be_are_refused() {
     no_distances.nodes.get_mut(&NodeId(1)).unwrap().distances.clear();
     let closest = options(&[("prefer-closest-numa-nodes", "true")]);
     let config = PolicyConfig { topology_manager_policy_options: closest, ..config() };
-    let error = Kubelet::new(&no_distances, &config).unwrap_err();
+    let error = KubeletStrategy::new(&no_distances, &config).unwrap_err();
     assert!(error.to_string().contains("none from node 1 to node 0"), "{error}");
 }
 
@@ -344,7 +344,7 @@ fn cpus_are_of_one_cache_as_the_kubelet_counts() {
     let of_one = |caches, cpus: &str| {
         let machine = Machine::builder().nodes(2).sockets(1).cores_per_node(4).caches_per_node(caches);
         let machine = as_reported_to_kubelet(&machine.build().unwrap());
-        are_of_one_cache(&machine, &cpus.parse().unwrap())
+        share_one_cache(&machine, &cpus.parse().unwrap())
     };
     for (caches, cpus, expected) in [
         (2, "0-1", true),
@@ -438,13 +438,13 @@ fn explanations_say_why_candidates_lost() {
     assert_eq!(
         candidates,
         [
-            ("0,2".to_owned(), true, Verdict::Chosen),
-            ("0-1".to_owned(), true, Verdict::Farther { distance: 80, chosen: 60 }),
-            ("1-2".to_owned(), true, Verdict::Farther { distance: 80, chosen: 60 }),
-            ("0".to_owned(), false, Verdict::NotPreferred),
-            ("1".to_owned(), false, Verdict::NotPreferred),
-            ("2".to_owned(), false, Verdict::NotPreferred),
-            ("0-2".to_owned(), false, Verdict::NotPreferred),
+            ("0,2".to_owned(), true, MergeVerdict::Chosen),
+            ("0-1".to_owned(), true, MergeVerdict::Farther { distance: 80, chosen: 60 }),
+            ("1-2".to_owned(), true, MergeVerdict::Farther { distance: 80, chosen: 60 }),
+            ("0".to_owned(), false, MergeVerdict::NotPreferred),
+            ("1".to_owned(), false, MergeVerdict::NotPreferred),
+            ("2".to_owned(), false, MergeVerdict::NotPreferred),
+            ("0-2".to_owned(), false, MergeVerdict::NotPreferred),
         ]
     );
     assert_eq!(merge.best.affinity, Some("0,2".parse().unwrap()));
@@ -457,9 +457,9 @@ fn explanations_say_why_candidates_lost() {
     assert!(!merge.best.preferred);
     let verdicts: BTreeMap<_, _> =
         merge.candidates().iter().map(|of| (of.affinity.to_string(), of.verdict)).collect();
-    assert_eq!(verdicts["0,2"], Verdict::Chosen);
-    assert_eq!(verdicts["1"], Verdict::TooNarrow { nodes: 1, needed: 2 });
-    assert_eq!(verdicts["0-2"], Verdict::Wider { nodes: 3, chosen: 2 });
+    assert_eq!(verdicts["0,2"], MergeVerdict::Chosen);
+    assert_eq!(verdicts["1"], MergeVerdict::TooNarrow { nodes: 1, needed: 2 });
+    assert_eq!(verdicts["0-2"], MergeVerdict::Wider { nodes: 3, chosen: 2 });
 }
 
 #[test]
@@ -467,7 +467,7 @@ fn damaged_state_files_are_reported_and_kept() {
     use std::error::Error as _;
 
     let error = Checkpoints::read(None, Some("{}"), "/var/lib/kubelet", KubeletVersion::V1_36).unwrap_err();
-    assert_eq!((error.component, error.phase), (Component::MemoryManager, Phase::Start));
+    assert_eq!((error.component, error.phase), (Component::MemoryManager, StartPhase::Start));
     assert_eq!(
         error.to_string(),
         "could not restore state from checkpoint: checkpoint is corrupted, please drain this node and delete \

@@ -5,17 +5,19 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Ledger, Limits, Move, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources, Strategy, Terms,
-    in_flight::{self, SET_ASIDE, Stale},
+    ContainerMove, Ledger, NativeOptions, NativeStrategy, PolicyConfig, Quantity, RebalanceLimits, Request,
+    Resources, Strategy, Terms,
+    in_flight::{self, MoveConflict, RESERVE_OWNER},
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, TopologyManagerPolicy},
 };
 use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 
 /// Three nodes with four CPUs and 8 GiB each, of which CPU 0 and 1 GiB of node 0 are kept.
-fn native() -> Native {
+fn native() -> NativeStrategy {
     let machine =
         Machine::builder().nodes(3).sockets(3).cores_per_node(4).memory(Bytes::gib(8)).build().unwrap();
-    Native::new(&machine, &config(TopologyManagerPolicy::SingleNumaNode), &NativeOptions::default()).unwrap()
+    NativeStrategy::new(&machine, &config(TopologyManagerPolicy::SingleNumaNode), &NativeOptions::default())
+        .unwrap()
 }
 
 fn config(policy: TopologyManagerPolicy) -> PolicyConfig {
@@ -37,12 +39,12 @@ fn request(name: &str, (cpus, gib): (u64, u64)) -> Request {
     Request::workload(name, resources.with_memory(Quantity::whole(Bytes::gib(gib).0)))
 }
 
-fn admit(native: &Native, ledger: &Ledger, name: &str, node: u32, size: (u64, u64)) -> Ledger {
+fn admit(native: &NativeStrategy, ledger: &Ledger, name: &str, node: u32, size: (u64, u64)) -> Ledger {
     let mut terms = Terms::default();
     terms.preferences.preferred.insert(name.into(), [NodeId(node)].into_iter().collect());
     let decision = native.admit_watched(ledger, &request(name, size), &terms, &|_| {});
     decision.outcome.unwrap();
-    let ledger = native.started(&decision.ledger, &name.into(), &name.into());
+    let ledger = native.note_started(&decision.ledger, &name.into(), &name.into());
     assert_eq!(
         ledger.allocation(&name.into(), &name.into()).unwrap().memory_nodes().to_string(),
         node.to_string()
@@ -55,11 +57,11 @@ fn free(ledger: &Ledger) -> Vec<u64> {
 }
 
 /// A move of who is here to where another would be on an otherwise empty node.
-fn to(native: &Native, ledger: &Ledger, name: &str, node: u32, size: (u64, u64)) -> Move {
+fn to(native: &NativeStrategy, ledger: &Ledger, name: &str, node: u32, size: (u64, u64)) -> ContainerMove {
     let other = admit(native, &native.idle(), name, node, size);
     let from = ledger.allocation(&name.into(), &name.into()).unwrap().clone();
     let to = other.allocation(&name.into(), &name.into()).unwrap().clone();
-    Move { owner: name.into(), container: name.into(), from, to, bytes: Bytes::gib(size.1) }
+    ContainerMove { owner: name.into(), container: name.into(), from, to, bytes: Bytes::gib(size.1) }
 }
 
 #[test]
@@ -73,34 +75,37 @@ fn a_chain_of_moves_keeps_the_room_to_go_back() {
     // `b` leaves node 1, and `a` takes its room.
     let b = to(&native, &ledger, "b", 2, (1, 4));
     let a = to(&native, &ledger, "a", 1, (1, 5));
-    let early = in_flight::begin(&native, &ledger, &[], &a).unwrap_err();
-    assert!(matches!(early, Stale::Memory { node: NodeId(1), .. } | Stale::Cpus { .. }), "{early}");
-    assert_eq!(in_flight::in_order(&native, &ledger, &[a.clone(), b.clone()], &mut 9).unwrap()[0], b);
+    let early = in_flight::begin_move(&native, &ledger, &[], &a).unwrap_err();
+    assert!(
+        matches!(early, MoveConflict::MemoryTaken { node: NodeId(1), .. } | MoveConflict::CpusTaken { .. }),
+        "{early}"
+    );
+    assert_eq!(in_flight::feasible_order(&native, &ledger, &[a.clone(), b.clone()], &mut 9).unwrap()[0], b);
 
-    ledger = in_flight::begin(&native, &ledger, &[], &b).unwrap();
+    ledger = in_flight::begin_move(&native, &ledger, &[], &b).unwrap();
     assert_eq!(free(&ledger), [2, 4, 4], "both sides are charged");
     let made = [b.clone()];
-    ledger = in_flight::keep(&native, &ledger, &made);
+    ledger = in_flight::reserve_for(&native, &ledger, &made);
     assert_eq!(free(&ledger), [2, 4, 4], "also when the pages have arrived");
-    ledger = in_flight::begin(&native, &ledger, &made, &a).unwrap();
+    ledger = in_flight::begin_move(&native, &ledger, &made, &a).unwrap();
     // What a needs on node 1, and no more than b had there.
     assert_eq!(free(&ledger), [2, 3, 4]);
     // The CPU that a left, that which it took over from b, and that of b.
     assert_eq!(ledger.shared_pool().len(), native.idle().shared_pool().len() - 3, "{}", ledger.shared_pool());
-    let done = in_flight::keep(&native, &ledger, &[]);
+    let done = in_flight::reserve_for(&native, &ledger, &[]);
     assert_eq!(free(&done), [7, 3, 4]);
-    assert!(done.owner(&SET_ASIDE.into()).is_none());
+    assert!(done.owner(&RESERVE_OWNER.into()).is_none());
     assert_eq!(native.rebase(&done), (done.clone(), Vec::new()));
 
     // Back again, with both sides charged each time.
     let both = [b.clone(), a.clone()];
-    ledger = in_flight::take_back(&native, &ledger, &both).unwrap();
+    ledger = in_flight::revert_move(&native, &ledger, &both).unwrap();
     assert_eq!(free(&ledger), [2, 3, 4]);
-    ledger = in_flight::keep(&native, &ledger, &made);
+    ledger = in_flight::reserve_for(&native, &ledger, &made);
     assert_eq!(free(&ledger), [2, 4, 4]);
-    ledger = in_flight::take_back(&native, &ledger, &made).unwrap();
+    ledger = in_flight::revert_move(&native, &ledger, &made).unwrap();
     assert_eq!(free(&ledger), [2, 4, 4]);
-    ledger = in_flight::keep(&native, &ledger, &[]);
+    ledger = in_flight::reserve_for(&native, &ledger, &[]);
     assert_eq!(ledger, start);
 }
 
@@ -110,7 +115,7 @@ fn two_that_would_change_places_cannot() {
     let mut ledger = admit(&native, &native.idle(), "a", 1, (4, 8));
     ledger = admit(&native, &ledger, "b", 2, (4, 8));
     let (a, b) = (to(&native, &ledger, "a", 2, (4, 8)), to(&native, &ledger, "b", 1, (4, 8)));
-    assert_eq!(in_flight::in_order(&native, &ledger, &[a, b], &mut 9), None);
+    assert_eq!(in_flight::feasible_order(&native, &ledger, &[a, b], &mut 9), None);
 }
 
 #[test]
@@ -120,7 +125,7 @@ fn what_changed_since_the_plan_is_found() {
     let a = to(&native, &ledger, "a", 1, (1, 5));
     let new = request("new", (3, 6));
     let asked = (&new, &Terms::default());
-    in_flight::check(&native, &ledger, std::slice::from_ref(&a), 0, asked).unwrap();
+    in_flight::check_plan(&native, &ledger, std::slice::from_ref(&a), 0, asked).unwrap();
     for (name, node, size, words) in [
         ("memory", 1, (1, 4), "of memory free, less than the 5Gi that a needs there"),
         ("cpus", 1, (4, 1), "are not free any more"),
@@ -134,7 +139,7 @@ fn what_changed_since_the_plan_is_found() {
         if name == "memory" {
             only.to.cpus.clone_from(&only.from.cpus);
         }
-        let stale = in_flight::begin(&native, &other, &[], &only).unwrap_err().to_string();
+        let stale = in_flight::begin_move(&native, &other, &[], &only).unwrap_err().to_string();
         assert!(stale.contains(words), "{stale}");
     }
     let others = [("x", 0, (2, 1)), ("y", 1, (1, 2)), ("z", 2, (2, 1))];
@@ -143,10 +148,13 @@ fn what_changed_since_the_plan_is_found() {
         .fold(ledger.clone(), |ledger, (name, node, size)| admit(&native, &ledger, name, *node, *size));
     let mut a = a;
     a.to.cpus = Some("7".parse().unwrap());
-    let stale = in_flight::check(&native, &other, std::slice::from_ref(&a), 0, asked).unwrap_err();
-    assert!(matches!(stale, Stale::NoRoom(_)), "{stale}");
-    let changed = native.removed(&ledger, &"a".into());
-    assert_eq!(in_flight::begin(&native, &changed, &[], &a), Err(Stale::Changed("a".into())));
+    let stale = in_flight::check_plan(&native, &other, std::slice::from_ref(&a), 0, asked).unwrap_err();
+    assert!(matches!(stale, MoveConflict::RequestRefused(_)), "{stale}");
+    let changed = native.release(&ledger, &"a".into());
+    assert_eq!(
+        in_flight::begin_move(&native, &changed, &[], &a),
+        Err(MoveConflict::AllocationChanged("a".into()))
+    );
 }
 
 /// What a plan proposes can be carried out in its order, and everything is charged for as it says in the end.
@@ -159,17 +167,18 @@ fn a_plan_ends_where_it_says() {
     }
     let start = ledger.clone();
     let new = request("new", (2, 5));
-    let plan = Strategy::plan(&native, &ledger, &new, &Terms::default(), &Limits::default()).unwrap();
+    let plan =
+        Strategy::plan(&native, &ledger, &new, &Terms::default(), &RebalanceLimits::default()).unwrap();
     assert!(!plan.moves.is_empty());
     let mut begun = Vec::new();
     for next in &plan.moves {
-        ledger = in_flight::begin(&native, &ledger, &begun, next).unwrap();
+        ledger = in_flight::begin_move(&native, &ledger, &begun, next).unwrap();
         begun.push(next.clone());
         assert_eq!(native.rebase(&ledger), (ledger.clone(), Vec::new()));
     }
-    let decision = native.admit(&in_flight::keep(&native, &ledger, &[]), &new);
+    let decision = native.admit(&in_flight::reserve_for(&native, &ledger, &[]), &new);
     assert_eq!(decision.outcome.as_ref().unwrap(), plan.decision.outcome.as_ref().unwrap());
-    let kept = Limits { kept: ["a".into()].into(), ..Limits::default() };
+    let kept = RebalanceLimits { kept: ["a".into()].into(), ..RebalanceLimits::default() };
     // Who asks may hold something already: that is no move.
     for ledger in [start.clone(), admit(&native, &start, "new", 0, (1, 1))] {
         let other = Strategy::plan(&native, &ledger, &new, &Terms::default(), &kept).unwrap();
@@ -188,7 +197,7 @@ fn a_plan_leaves_a_cpu_to_those_that_share() {
         cpu_manager_policy_options: options.into(),
         ..config(TopologyManagerPolicy::SingleNumaNode)
     };
-    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     // Three CPUs on node 0, four on node 1.
     let mut ledger = admit(&native, &native.idle(), "a", 0, (1, 1));
     ledger = admit(&native, &ledger, "b", 1, (2, 1));
@@ -199,7 +208,7 @@ fn a_plan_leaves_a_cpu_to_those_that_share() {
             ledger,
             new,
             &Terms { nodes: "0".parse().unwrap(), ..Terms::default() },
-            &Limits::default(),
+            &RebalanceLimits::default(),
         )
     };
     assert_eq!(plan(&ledger, &new).unwrap().decision.ledger.shared_pool().len(), 1);
@@ -223,19 +232,19 @@ fn a_plan_makes_room_on_the_nodes_that_are_asked_for() {
         .unwrap();
     let options =
         NativeOptions { memory_tiers: [(NodeId(1), MemoryTier::Cxl)].into(), ..NativeOptions::default() };
-    let native = Native::new(&machine, &config(TopologyManagerPolicy::BestEffort), &options).unwrap();
+    let native = NativeStrategy::new(&machine, &config(TopologyManagerPolicy::BestEffort), &options).unwrap();
     let ledger = admit(&native, &native.idle(), "a", 0, (1, 12));
     let new = request("new", (1, 8));
     let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
     let there = Terms { nodes: "0".parse().unwrap(), ..Terms::default() };
     for terms in [dram, there] {
-        let plan = Strategy::plan(&native, &ledger, &new, &terms, &Limits::default()).unwrap();
+        let plan = Strategy::plan(&native, &ledger, &new, &terms, &RebalanceLimits::default()).unwrap();
         assert_eq!((plan.moves.len(), plan.bytes), (1, Bytes::gib(12)));
-        in_flight::check(&native, &ledger, &plan.moves, 0, (&new, &terms)).unwrap();
+        in_flight::check_plan(&native, &ledger, &plan.moves, 0, (&new, &terms)).unwrap();
     }
     // What has to stay on that tier makes no room.
     let dram = Terms { memory_tiers: [MemoryTier::Dram].into(), ..Terms::default() };
     let decision = native.admit_watched(&native.idle(), &request("a", (1, 12)), &dram, &|_| {});
-    let ledger = native.started(&decision.ledger, &"a".into(), &"a".into());
-    assert!(Strategy::plan(&native, &ledger, &new, &dram, &Limits::default()).is_err());
+    let ledger = native.note_started(&decision.ledger, &"a".into(), &"a".into());
+    assert!(Strategy::plan(&native, &ledger, &new, &dram, &RebalanceLimits::default()).is_err());
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Kubelet, PolicyConfig, Quantity, Request, Resources, Strategy as _,
+    KubeletStrategy, PolicyConfig, Quantity, Request, Resources, Strategy as _,
     policy::{CpuManagerPolicy, KubeletVersion, TopologyManagerPolicy},
 };
 use numaward_topology::{Bytes, Machine};
@@ -35,7 +35,8 @@ fn config(version: KubeletVersion, options: &[&str]) -> PolicyConfig {
 
 /// The CPUs of the last of some workloads that ask for so many.
 fn taken(version: KubeletVersion, asked: &[u64]) -> String {
-    let kubelet = Kubelet::new(&machine(), &config(version, &["prefer-align-cpus-by-uncorecache"])).unwrap();
+    let kubelet =
+        KubeletStrategy::new(&machine(), &config(version, &["prefer-align-cpus-by-uncorecache"])).unwrap();
     let mut ledger = kubelet.idle();
     let mut taken = String::new();
     for (number, &cpus) in asked.iter().enumerate() {
@@ -66,7 +67,7 @@ fn options_are_as_settled_as_in_their_version() {
     let accepts = |version, options: &[&str], gates: &[&str]| {
         let gates: BTreeMap<_, _> = gates.iter().map(|&gate| (gate.to_owned(), false)).collect();
         let config = PolicyConfig { feature_gates: gates, ..config(version, options) };
-        Kubelet::new(&machine(), &config).map(drop).map_err(|error| error.to_string())
+        KubeletStrategy::new(&machine(), &config).map(drop).map_err(|error| error.to_string())
     };
     let refused = |level: &str, option: &str| {
         Err(format!(
@@ -100,7 +101,7 @@ fn more_nodes_may_be_allowed_without_the_gate_for_beta_options_from_1_36() {
             feature_gates: [("TopologyManagerPolicyBetaOptions".to_owned(), false)].into(),
             ..config(version, &[])
         };
-        Kubelet::new(&machine(), &config).map(drop).map_err(|error| error.to_string())
+        KubeletStrategy::new(&machine(), &config).map(drop).map_err(|error| error.to_string())
     };
     let refused = "Topology Manager Policy Beta-level Options not enabled, but option \"max-allowable-numa-nodes\" provided";
     assert_eq!(start(KubeletVersion::V1_32), Err(refused.to_owned()));

@@ -8,16 +8,17 @@ use std::{
 };
 
 use numaward_engine::{
-    Allocation, Conditions, ContainerName, ContainerRequest, Kubelet, Ledger, Limits, Native, NativeOptions,
-    OwnerId, PolicyConfig, Quantity, Request, Resources, Strategy as _, Terms,
+    Allocation, ContainerName, ContainerRequest, HostConditions, KubeletStrategy, Ledger, NativeOptions,
+    NativeStrategy, OwnerId, PolicyConfig, Quantity, RebalanceLimits, Request, Resources, Strategy as _,
+    Terms,
     hint::Resource,
     in_flight,
-    native::WORK,
+    native::MAX_WORK,
+    placement_search::Rank,
     policy::{
         CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, Tiers, TopologyManagerPolicy,
         TopologyManagerScope,
     },
-    searches::Rank,
     simulation::replay::faults,
 };
 use numaward_topology::{Bytes, CpuSet, HugepageSize, Machine, NodeId, ZoneKind};
@@ -70,8 +71,8 @@ fn config(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> PolicyC
     }
 }
 
-fn native(machine: &Machine, config: &PolicyConfig, tiers: Tiers) -> Native {
-    Native::new(machine, config, &NativeOptions { tiers, ..NativeOptions::default() }).unwrap()
+fn native(machine: &Machine, config: &PolicyConfig, tiers: Tiers) -> NativeStrategy {
+    NativeStrategy::new(machine, config, &NativeOptions { tiers, ..NativeOptions::default() }).unwrap()
 }
 
 fn policy() -> impl Strategy<Value = TopologyManagerPolicy> {
@@ -121,7 +122,7 @@ fn nodes(most: usize) -> impl Strategy<Value = BTreeSet<usize>> {
     option::weighted(0.3, collection::btree_set(0..most, 1..=2)).prop_map(Option::unwrap_or_default)
 }
 
-fn admit(native: &Native, ledger: &Ledger, request: &Request) -> Option<Ledger> {
+fn admit(native: &NativeStrategy, ledger: &Ledger, request: &Request) -> Option<Ledger> {
     let decision = native.admit(ledger, request);
     decision.outcome.ok()?;
     Some(start(native, decision.ledger, request))
@@ -143,8 +144,9 @@ fn wrong_counts(machine: &Machine, ledger: &Ledger) -> Vec<String> {
     wrong.map(|(owner, container, held)| format!("{owner}: {container}: {held:?}")).collect()
 }
 
-fn start(native: &Native, ledger: Ledger, request: &Request) -> Ledger {
-    let start = |ledger: Ledger, of: &ContainerRequest| native.started(&ledger, &request.owner, &of.name);
+fn start(native: &NativeStrategy, ledger: Ledger, request: &Request) -> Ledger {
+    let start =
+        |ledger: Ledger, of: &ContainerRequest| native.note_started(&ledger, &request.owner, &of.name);
     request.all_containers().fold(ledger, start)
 }
 
@@ -389,7 +391,12 @@ fn rank(machine: &Machine, question: &Question, sets: &[Vec<usize>]) -> Rank {
 }
 
 /// A container alone on a ledger.
-fn question(machine: &Machine, native: &Native, ledger: &Ledger, container: &ContainerRequest) -> Question {
+fn question(
+    machine: &Machine,
+    native: &NativeStrategy,
+    ledger: &Ledger,
+    container: &ContainerRequest,
+) -> Question {
     let kinds: Vec<ZoneKind> = vec![ZoneKind::Hugepages(PAGE), ZoneKind::Memory];
     let allocatable = native.allocatable();
     let cpus = |of: &CpuSet| -> Vec<u64> {
@@ -424,7 +431,7 @@ fn question(machine: &Machine, native: &Native, ledger: &Ledger, container: &Con
 }
 
 /// What others use of each node: so many GiB, and so many huge pages.
-fn conditions(machine: &Machine, in_use: &[(u64, u64)]) -> Arc<Conditions> {
+fn conditions(machine: &Machine, in_use: &[(u64, u64)]) -> Arc<HostConditions> {
     let kinds = [ZoneKind::Memory, ZoneKind::Hugepages(PAGE)];
     let of_kind = |kind: ZoneKind| {
         machine.nodes.keys().zip(in_use).map(move |(&node, &(gib, pages))| {
@@ -432,7 +439,7 @@ fn conditions(machine: &Machine, in_use: &[(u64, u64)]) -> Arc<Conditions> {
         })
     };
     let withheld = kinds.map(|kind| (kind, of_kind(kind).collect())).into();
-    Arc::new(Conditions { withheld, ..Conditions::default() })
+    Arc::new(HostConditions { withheld, ..HostConditions::default() })
 }
 
 proptest! {
@@ -467,7 +474,7 @@ proptest! {
             let search = &decision.explanation.searches[0];
             let chosen = &search.candidates[search.chosen.unwrap()];
             prop_assert_eq!(chosen.rank, rank, "{:?} {:?}", chosen, sets);
-            prop_assert!(!search.cut_off);
+            prop_assert!(!search.is_incomplete);
             // What is held is what was chosen.
             let held = &decision.outcome.unwrap()[0].allocation;
             for (resource, nodes) in &chosen.by_resource {
@@ -521,8 +528,8 @@ proptest! {
         let best = if is_sized { best_sized(&machine, &question) } else { best_of_smallest(&machine, &question) };
         let decision = native.admit_watched(&ledger, &newcomer, &terms("new", &question), &|_| {});
         let search = decision.explanation.searches.first();
-        if search.is_some_and(|search| search.cut_off) {
-            prop_assert!(decision.explanation.work >= WORK / 8, "cut off before its share was spent");
+        if search.is_some_and(|search| search.is_incomplete) {
+            prop_assert!(decision.explanation.work >= MAX_WORK / 8, "cut off before its share was spent");
             let of_best = best.iter().flat_map(|(_, sets)| sets.iter().flatten());
             let nodes = of_best.chain(&question.devices).collect::<BTreeSet<_>>();
             prop_assert!(best.is_none() || nodes.len() > 3, "few nodes are not too much to look at: {:?}", nodes);
@@ -550,7 +557,7 @@ proptest! {
             match kind {
                 0 | 1 if !running.is_empty() => {
                     let request = running.remove(index.index(running.len()));
-                    ledger = native.removed(&ledger, &request.owner);
+                    ledger = native.release(&ledger, &request.owner);
                 }
                 2 if !running.is_empty() => {
                     let request = &running[index.index(running.len())];
@@ -562,7 +569,7 @@ proptest! {
                 }
                 3 => {
                     let request = Request { owner: format!("o{number}").as_str().into(), ..request };
-                    let limits = Limits { moves: 2, bytes: Bytes::gib(8), ..Limits::default() };
+                    let limits = RebalanceLimits { moves: 2, bytes: Bytes::gib(8), ..RebalanceLimits::default() };
                     if let Some(plan) = native.plan(&ledger, &request, &terms, &limits) {
                         prop_assert!(plan.moves.len() <= 2 * 5 && plan.bytes <= limits.bytes);
                         ledger = start(&native, plan.decision.ledger, &request);
@@ -589,7 +596,7 @@ proptest! {
             prop_assert_eq!(native.rebase(&read), (ledger.clone(), Vec::new()), "a restart changes nothing");
         }
         for request in running {
-            ledger = native.removed(&ledger, &request.owner);
+            ledger = native.release(&ledger, &request.owner);
         }
         prop_assert_eq!(ledger, native.idle());
     }
@@ -623,9 +630,9 @@ proptest! {
             ledger = start(&native, decision.ledger, &request);
         }
         let (newcomer, terms) = (request("new", half_cpus, gib), there(bound));
-        let limits = Limits { moves: 2, in_order: true, ..Limits::default() };
+        let limits = RebalanceLimits { moves: 2, in_order: true, ..RebalanceLimits::default() };
         if let Some(plan) = native.plan(&ledger, &newcomer, &terms, &limits) {
-            let checked = in_flight::check(&native, &ledger, &plan.moves, 0, (&newcomer, &terms));
+            let checked = in_flight::check_plan(&native, &ledger, &plan.moves, 0, (&newcomer, &terms));
             prop_assert_eq!(checked, Ok(()), "{:?}", plan.moves);
         }
     }
@@ -656,14 +663,14 @@ proptest! {
         prop_assert_eq!(held(&ledger), held(&moved), "nobody loses anything");
         let missing: u64 = uncovered.iter().map(|part| part.block.bytes.0).sum();
         let over: u64 = moved.nodes().values().flat_map(|node| node.kinds.values())
-            .map(|of| of.promised.0.saturating_sub(of.allocatable.0)).sum();
+            .map(|of| of.guaranteed.0.saturating_sub(of.allocatable.0)).sum();
         prop_assert_eq!(missing, over);
         for account in moved.nodes().values().flat_map(|node| node.kinds.values()) {
-            prop_assert_eq!(account.free.0, account.allocatable.0.saturating_sub(account.promised.0));
+            prop_assert_eq!(account.free.0, account.allocatable.0.saturating_sub(account.guaranteed.0));
         }
         let owners: Vec<_> = moved.owners().map(|(owner, _)| owner.clone()).collect();
         for owner in owners {
-            moved = other.removed(&moved, &owner);
+            moved = other.release(&moved, &owner);
         }
         prop_assert_eq!(moved, other.idle());
     }
@@ -780,13 +787,13 @@ fn mean_distance(machine: &Machine, strategy: &dyn numaward_engine::Strategy) ->
                     pairs += 1;
                 }
             }
-            ledger = strategy.started(&decision.ledger, &owner.as_str().into(), &owner.as_str().into());
+            ledger = strategy.note_started(&decision.ledger, &owner.as_str().into(), &owner.as_str().into());
         } else {
             ledger = decision.ledger;
         }
         if number > 3 {
             let gone = format!("o{:03}", number - 4);
-            ledger = strategy.removed(&ledger, &gone.as_str().into());
+            ledger = strategy.release(&ledger, &gone.as_str().into());
         }
     }
     (sum, pairs)
@@ -806,7 +813,7 @@ fn sets_of_several_nodes_are_nearer_than_the_kubelets() {
             .unwrap();
         for policy in [TopologyManagerPolicy::BestEffort, TopologyManagerPolicy::None] {
             let config = config(policy, TopologyManagerScope::Container);
-            let kubelet = mean_distance(&machine, &Kubelet::new(&machine, &config).unwrap());
+            let kubelet = mean_distance(&machine, &KubeletStrategy::new(&machine, &config).unwrap());
             let native = mean_distance(&machine, &native(&machine, &config, Tiers::Attached));
             assert!(native.1 > 20 && kubelet.1 > 5, "{native:?} {kubelet:?}");
             assert!(

@@ -5,15 +5,15 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_engine::{
-    Allocation, Cause, Conditions, ContainerRequest, Decision, Kubelet, Ledger, Limits, Native,
-    NativeOptions, OwnerAccount, PlacementPreferences, PolicyConfig, Quantity, Reason, Request, Resources,
-    Strategy, Terms,
+    Allocation, Cause, ContainerRequest, Decision, HostConditions, KubeletStrategy, Ledger, NativeOptions,
+    NativeStrategy, OwnerAccount, PlacementPreferences, PolicyConfig, Quantity, Reason, RebalanceLimits,
+    Request, Resources, Strategy, Terms,
     hint::Resource,
+    placement_search::{PlacementVerdict, RankCriterion},
     policy::{
         CpuKind, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, MemoryTier, Tiers,
         TopologyManagerPolicy, TopologyManagerScope,
     },
-    searches::{Deciding, Verdict},
 };
 use numaward_topology::{Bytes, CpuId, CpuSet, Machine, NodeId, ZoneKind};
 
@@ -53,26 +53,32 @@ fn config(policy: TopologyManagerPolicy) -> PolicyConfig {
     }
 }
 
-fn native(policy: TopologyManagerPolicy) -> Native {
+fn native(policy: TopologyManagerPolicy) -> NativeStrategy {
     let options =
         NativeOptions { memory_tiers: [(NodeId(4), MemoryTier::Cxl)].into(), ..NativeOptions::default() };
-    Native::new(&machine(), &config(policy), &options).unwrap()
+    NativeStrategy::new(&machine(), &config(policy), &options).unwrap()
 }
 
 fn resources(cpus: u64, gib: u64) -> Resources {
     Resources::none().with_cpu(Quantity::whole(cpus)).with_memory(Quantity::whole(Bytes::gib(gib).0))
 }
 
-fn decide(native: &Native, ledger: &Ledger, name: &str, amounts: (u64, u64), terms: &Terms) -> Decision {
+fn decide(
+    native: &NativeStrategy,
+    ledger: &Ledger,
+    name: &str,
+    amounts: (u64, u64),
+    terms: &Terms,
+) -> Decision {
     let request = Request::workload(name, resources(amounts.0, amounts.1));
     native.admit_watched(ledger, &request, terms, &|_| {})
 }
 
 /// Admits and starts.
-fn admit(native: &Native, ledger: &Ledger, name: &str, amounts: (u64, u64), terms: &Terms) -> Ledger {
+fn admit(native: &NativeStrategy, ledger: &Ledger, name: &str, amounts: (u64, u64), terms: &Terms) -> Ledger {
     let decision = decide(native, ledger, name, amounts, terms);
     decision.outcome.unwrap();
-    native.started(&decision.ledger, &name.into(), &name.into())
+    native.note_started(&decision.ledger, &name.into(), &name.into())
 }
 
 /// The nodes on which one has memory.
@@ -81,7 +87,7 @@ fn nodes(ledger: &Ledger, name: &str) -> String {
 }
 
 /// The nodes on which it would have memory, or that it is refused.
-fn place(native: &Native, ledger: &Ledger, amounts: (u64, u64), terms: &Terms) -> String {
+fn place(native: &NativeStrategy, ledger: &Ledger, amounts: (u64, u64), terms: &Terms) -> String {
     let decision = decide(native, ledger, "new", amounts, terms);
     if decision.outcome.is_ok() { nodes(&decision.ledger, "new") } else { "refused".to_owned() }
 }
@@ -119,7 +125,8 @@ fn many_memory_only_nodes_count_with_their_nearest_nodes() {
     let rows = (0..24).map(|a| (0..24).map(|b| between(a, b)).collect::<Vec<_>>());
     let machine = builder.distances(rows.collect::<Vec<_>>()).build().unwrap();
     let native =
-        Native::new(&machine, &config(TopologyManagerPolicy::Restricted), &NativeOptions::default()).unwrap();
+        NativeStrategy::new(&machine, &config(TopologyManagerPolicy::Restricted), &NativeOptions::default())
+            .unwrap();
     for cpus in [4, 8, 20, 36] {
         let decision = decide(&native, &native.idle(), "new", (cpus, 700), &Terms::default());
         assert!(decision.outcome.is_ok(), "{cpus}: {:?}", decision.outcome);
@@ -152,7 +159,7 @@ fn cpus_are_of_the_kinds_that_are_wanted() {
         cpu_reservation: Some(Quantity::whole(1)),
         ..config(TopologyManagerPolicy::SingleNumaNode)
     };
-    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     let of = |kinds: &[CpuKind]| Terms { cpu_kinds: kinds.iter().copied().collect(), ..Terms::default() };
     let idle = native.idle();
     let placed = |ledger: &Ledger, count, kinds: &[CpuKind]| {
@@ -179,11 +186,11 @@ fn cpus_are_of_the_kinds_that_are_wanted() {
     assert_eq!(cpus(&any, "any"), "1-3");
     assert!(refused(&any, 2, &[Isolated]));
     let request = Request::workload("new", resources(2, 1));
-    let plan = native.plan(&any, &request, &of(&[Isolated]), &Limits::default()).unwrap();
+    let plan = native.plan(&any, &request, &of(&[Isolated]), &RebalanceLimits::default()).unwrap();
     assert_eq!((cpus(&plan.decision.ledger, "new"), plan.moves.len()), ("2-3".to_owned(), 1));
     // The same where it has to be on a node.
     let there = Terms { nodes: "0".parse().unwrap(), ..Terms::default() };
-    let plan = native.plan(&any, &request, &there, &Limits::default()).unwrap();
+    let plan = native.plan(&any, &request, &there, &RebalanceLimits::default()).unwrap();
     assert_eq!((cpus(&plan.decision.ledger, "new"), plan.moves.len()), ("1-2".to_owned(), 1));
 }
 
@@ -206,7 +213,7 @@ fn the_other_threads_of_a_core_are_hidden() {
                 .collect(),
             ..config(TopologyManagerPolicy::Restricted)
         };
-        let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+        let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
         let idle = native.idle();
         let held = |ledger: &Ledger, name: &str| {
             let held = ledger.allocation(&name.into(), &name.into()).unwrap().clone();
@@ -239,12 +246,12 @@ fn the_other_threads_of_a_core_are_hidden() {
             decide(&native, &both, "three", (1, 1), &hide).outcome.is_err(),
             "{options:?}: no core is whole"
         );
-        assert_eq!(native.removed(&both, &"two".into()), one);
-        assert_eq!(native.removed(&one, &"one".into()), idle);
+        assert_eq!(native.release(&both, &"two".into()), one);
+        assert_eq!(native.release(&one, &"one".into()), idle);
     }
     // One that is moved has as many CPUs as before, and their siblings are hidden there as well.
     let config = config(TopologyManagerPolicy::SingleNumaNode);
-    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     let there = |node: &str| Terms { nodes: node.parse().unwrap(), ..hide.clone() };
     let moved = admit(&native, &native.idle(), "moved", (2, 1), &hide);
     let node_of = |ledger: &Ledger, name: &str| {
@@ -255,7 +262,7 @@ fn the_other_threads_of_a_core_are_hidden() {
     // All cores of its node that can be exclusive: it has two of them.
     let count = if node == 0 { 3 } else { 4 };
     let request = Request::workload("new", resources(count, 1));
-    let plan = native.plan(&moved, &request, &there(&node.to_string()), &Limits::default()).unwrap();
+    let plan = native.plan(&moved, &request, &there(&node.to_string()), &RebalanceLimits::default()).unwrap();
     let after = plan.decision.ledger;
     assert_eq!((node_of(&after, "moved"), node_of(&after, "new")), (1 - node, node));
     for (name, count) in [("moved", 2), ("new", usize::try_from(count).unwrap())] {
@@ -266,7 +273,7 @@ fn the_other_threads_of_a_core_are_hidden() {
     let half = admit(&native, &native.idle(), "half", (1, 1), &Terms::default());
     let node = node_of(&half, "half");
     let request = Request::workload("new", resources(if node == 0 { 3 } else { 4 }, 1));
-    let plan = native.plan(&half, &request, &there(&node.to_string()), &Limits::default()).unwrap();
+    let plan = native.plan(&half, &request, &there(&node.to_string()), &RebalanceLimits::default()).unwrap();
     assert_eq!(plan.moves.len(), 1);
     // A thread that comes online beside such a CPU is hidden as well, if nobody took it.
     let mut without = machine.clone();
@@ -276,7 +283,7 @@ fn the_other_threads_of_a_core_are_hidden() {
     for node in without.nodes.values_mut() {
         node.cpus.remove(sibling);
     }
-    let smaller = Native::new(&without, &config, &NativeOptions::default()).unwrap();
+    let smaller = NativeStrategy::new(&without, &config, &NativeOptions::default()).unwrap();
     let alone = admit(&smaller, &smaller.idle(), "moved", (2, 1), &hide);
     let (after, _) = native.rebase(&alone);
     let held = after.allocation(&"moved".into(), &"moved".into()).unwrap();
@@ -291,7 +298,7 @@ fn the_other_threads_of_a_core_are_hidden() {
 }
 
 /// 72 CPUs and 480 GiB; the 96 GiB of a GPU, of the tier that is configured for it; and two nodes that are empty.
-fn with_gpu(gpu: Option<MemoryTier>) -> Native {
+fn with_gpu(gpu: Option<MemoryTier>) -> NativeStrategy {
     let mut builder = Machine::builder().nodes(1).cores_per_node(72).memory(Bytes::gib(480)).distances([
         [10, 80, 80, 80],
         [80, 10, 254, 254],
@@ -303,7 +310,8 @@ fn with_gpu(gpu: Option<MemoryTier>) -> Native {
     }
     let memory_tiers = gpu.map(|tier| (NodeId(1), tier)).into_iter().collect();
     let options = NativeOptions { memory_tiers, ..NativeOptions::default() };
-    Native::new(&builder.build().unwrap(), &config(TopologyManagerPolicy::SingleNumaNode), &options).unwrap()
+    NativeStrategy::new(&builder.build().unwrap(), &config(TopologyManagerPolicy::SingleNumaNode), &options)
+        .unwrap()
 }
 
 #[test]
@@ -388,7 +396,7 @@ fn who_is_resized_stays_where_it_is() {
     assert_eq!(held.placed[&MEMORY].values().map(|of| of.0).sum::<u64>(), Bytes::gib(15).0);
     let shrunk = resize(&grown, 2, 1).unwrap();
     assert_eq!(native.rebase(&shrunk), (shrunk.clone(), Vec::new()));
-    assert_eq!(native.removed(&shrunk, &"a".into()), native.idle());
+    assert_eq!(native.release(&shrunk, &"a".into()), native.idle());
     let error = resize(&ledger, 2, 500).unwrap_err().to_string();
     assert!(error.contains("memory requested") && error.contains("free"), "{error}");
 }
@@ -432,7 +440,7 @@ fn who_grows_leaves_a_cpu_to_those_that_share() {
         ..config(TopologyManagerPolicy::SingleNumaNode)
     };
     let machine = Machine::builder().nodes(1).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
-    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     let to = |cpus| Resources::none().with_cpu(Quantity::whole(cpus));
     let resize = |ledger: &Ledger, cpus| native.resize(ledger, &"a".into(), &"a".into(), &to(cpus));
     // Two of the eight CPUs are reserved, and nobody may run there.
@@ -461,8 +469,8 @@ fn whole_cores(reserved: &str) -> [Box<dyn Strategy>; 2] {
     };
     let machine = Machine::builder().nodes(1).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
     [
-        Box::new(Native::new(&machine, &config, &NativeOptions::default()).unwrap()),
-        Box::new(Kubelet::new(&machine, &config).unwrap()),
+        Box::new(NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap()),
+        Box::new(KubeletStrategy::new(&machine, &config).unwrap()),
     ]
 }
 
@@ -474,7 +482,7 @@ fn who_grows_by_whole_cores_gets_no_siblings_of_reserved_cpus() {
         for name in ["a", "b"] {
             let decision = strategy.admit(&ledger, &request(name, 2));
             decision.outcome.unwrap();
-            ledger = strategy.started(&decision.ledger, &name.into(), &name.into());
+            ledger = strategy.note_started(&decision.ledger, &name.into(), &name.into());
         }
         assert_eq!((cpus(&ledger, "a"), cpus(&ledger, "b")), ("2,6".to_owned(), "3,7".to_owned()));
         assert!(strategy.admit(&ledger, &request("c", 2)).outcome.is_err(), "{strategy:?}");
@@ -483,7 +491,7 @@ fn who_grows_by_whole_cores_gets_no_siblings_of_reserved_cpus() {
         let refused = resize(&ledger, 4).unwrap_err().to_string();
         assert!(refused.contains("node 0: cpu requested 2, free 0"), "{refused}");
         // The core of another that left is a whole one.
-        let ledger = strategy.removed(&ledger, &"b".into());
+        let ledger = strategy.release(&ledger, &"b".into());
         let grown = resize(&ledger, 4).unwrap();
         assert_eq!(cpus(&grown, "a"), "2-3,6-7");
         assert_eq!(cpus(&resize(&grown, 2).unwrap(), "a"), "2,6");
@@ -491,7 +499,7 @@ fn who_grows_by_whole_cores_gets_no_siblings_of_reserved_cpus() {
 }
 
 /// `full-pcpus-only` on two nodes with four cores of two threads, of which these CPUs are offline.
-fn uneven(offline: &[u32], policy: TopologyManagerPolicy, options: &[&str]) -> Native {
+fn uneven(offline: &[u32], policy: TopologyManagerPolicy, options: &[&str]) -> NativeStrategy {
     let mut machine =
         Machine::builder().nodes(2).cores_per_node(4).smt(2).memory(Bytes::gib(8)).build().unwrap();
     for &cpu in offline {
@@ -510,12 +518,12 @@ fn uneven(offline: &[u32], policy: TopologyManagerPolicy, options: &[&str]) -> N
         reserved_system_cpus: "0,8".parse().unwrap(),
         ..config(policy)
     };
-    Native::new(&machine, &config, &NativeOptions::default()).unwrap()
+    NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap()
 }
 
 #[test]
 fn cores_of_unequal_size_give_what_they_add_up_to() {
-    let on = |native: &Native, count: u64| {
+    let on = |native: &NativeStrategy, count: u64| {
         let decision = decide(native, &native.idle(), "new", (count, 1), &Terms::default());
         decision.outcome.map(|_| cpus(&decision.ledger, "new")).map_err(|rejection| rejection.to_string())
     };
@@ -595,7 +603,7 @@ fn containers_of_a_pod_have_cores_of_unequal_size() {
 fn what_an_init_container_still_uses_is_not_free_after_a_resize() {
     let policy = TopologyManagerPolicy::SingleNumaNode;
     let strategies: [Box<dyn Strategy>; 2] =
-        [Box::new(native(policy)), Box::new(Kubelet::new(&machine(), &config(policy)).unwrap())];
+        [Box::new(native(policy)), Box::new(KubeletStrategy::new(&machine(), &config(policy)).unwrap())];
     for strategy in strategies {
         let container = |name: &str| ContainerRequest::guaranteed(name, resources(4, 1));
         let request = Request {
@@ -606,14 +614,14 @@ fn what_an_init_container_still_uses_is_not_free_after_a_resize() {
         };
         let decision = strategy.admit(&strategy.idle(), &request);
         decision.outcome.unwrap();
-        let running = strategy.started(&decision.ledger, &"a".into(), &"init".into());
+        let running = strategy.note_started(&decision.ledger, &"a".into(), &"init".into());
         let to = Resources::none().with_cpu(Quantity::whole(2));
         let shrunk = strategy.resize(&running, &"a".into(), &"app".into(), &to).unwrap();
         let init = shrunk.cpus_of(&"a".into(), &"init".into());
         assert_eq!(init.len(), 4, "{strategy:?}");
         assert!(!shrunk.shared_pool().intersects(init), "{strategy:?}");
-        let ended = strategy.started(&shrunk, &"a".into(), &"app".into());
-        let removed = strategy.removed(&ended, &"a".into());
+        let ended = strategy.note_started(&shrunk, &"a".into(), &"app".into());
+        let removed = strategy.release(&ended, &"a".into());
         assert_eq!(removed.shared_pool(), strategy.idle().shared_pool(), "{strategy:?}");
     }
 }
@@ -635,14 +643,14 @@ fn a_plan_moves_the_smallest_and_keeps_terms() {
     }
     assert_eq!(place(&native, &ledger, (2, 4), &strict), "refused");
     let request = Request::workload("new", resources(2, 4));
-    let plan = native.plan(&ledger, &request, &strict, &Limits::default()).unwrap();
+    let plan = native.plan(&ledger, &request, &strict, &RebalanceLimits::default()).unwrap();
     assert_eq!((plan.moves.len(), plan.bytes), (1, Bytes::gib(1)), "{plan:?}");
     assert!(plan.moves[0].owner.as_str().starts_with('a'));
     assert_ne!(plan.moves[0].from, plan.moves[0].to);
     let kept = plan.decision.ledger.owner(&plan.moves[0].owner).unwrap();
     assert_eq!(kept.terms.tiers, Some(Tiers::Strict));
     // A byte cap, and those that must stay.
-    let capped = Limits { bytes: Bytes::mib(512), ..Limits::default() };
+    let capped = RebalanceLimits { bytes: Bytes::mib(512), ..RebalanceLimits::default() };
     assert!(native.plan(&ledger, &request, &strict, &capped).is_none());
     let mut immovable = native.idle();
     for (owner, account) in ledger.owners() {
@@ -652,7 +660,7 @@ fn a_plan_moves_the_smallest_and_keeps_terms() {
     }
     let (immovable, uncovered) = native.rebase(&immovable);
     assert_eq!(uncovered, []);
-    assert!(native.plan(&immovable, &request, &strict, &Limits::default()).is_none());
+    assert!(native.plan(&immovable, &request, &strict, &RebalanceLimits::default()).is_none());
 }
 
 #[test]
@@ -661,19 +669,19 @@ fn a_decision_says_which_rule_decided() {
     let decision = decide(&native, &native.idle(), "new", (10, 12), &Terms::default());
     let search = &decision.explanation.searches[0];
     assert_eq!(search.chosen, Some(0));
-    assert!(search.considered >= search.candidates.len() as u64 && !search.cut_off);
+    assert!(search.considered >= search.candidates.len() as u64 && !search.is_incomplete);
     let verdicts = search.verdicts();
-    assert_eq!(verdicts[0], Verdict::Chosen);
+    assert_eq!(verdicts[0], PlacementVerdict::Chosen);
     let by = |nodes: &str| {
         let index = search.candidates.iter().position(|of| of.nodes.to_string() == nodes)?;
         match verdicts[index] {
-            Verdict::Worse { by, .. } => Some(by),
+            PlacementVerdict::Worse { by, .. } => Some(by),
             _ => None,
         }
     };
     assert_eq!(search.candidates[0].nodes.to_string(), "0-1");
-    assert_eq!(by("2-3"), Some(Deciding::Stranded));
-    assert_eq!(by("0,2"), Some(Deciding::CpuToCpu));
+    assert_eq!(by("2-3"), Some(RankCriterion::Stranded));
+    assert_eq!(by("0,2"), Some(RankCriterion::CpuToCpu));
     assert!(verdicts[1].to_string().contains("without memory"), "{}", verdicts[1]);
 }
 
@@ -688,7 +696,7 @@ fn a_refusal_names_nodes_and_amounts() {
     {
         assert!(rejection.message.contains(words), "{}", rejection.message);
     }
-    let Cause::NoRoom(detail) = &rejection.cause else { panic!("{rejection:?}") };
+    let Cause::InsufficientCapacity(detail) = &rejection.cause else { panic!("{rejection:?}") };
     assert!(detail.contains("not even the empty machine could hold it"), "{detail}");
     assert_eq!(rejection.shortfalls.len(), 5);
     assert!(rejection.shortfalls.iter().all(|of| of.requested == 16));
@@ -696,7 +704,7 @@ fn a_refusal_names_nodes_and_amounts() {
     let mut wrong = config(TopologyManagerPolicy::Restricted);
     wrong.reserved_memory.clear();
     wrong.cpu_reservation = None;
-    assert_eq!(Native::problems(&machine(), &wrong).len(), 2);
+    assert_eq!(NativeStrategy::problems(&machine(), &wrong).len(), 2);
 }
 
 #[test]
@@ -705,7 +713,7 @@ fn who_is_admitted_again_keeps_what_it_has() {
     let terms = Terms::default();
     let ledger = admit(&native, &native.idle(), "first", (2, 2), &terms);
     let ledger = admit(&native, &ledger, "a", (2, 2), &terms);
-    let ledger = native.removed(&ledger, &"first".into());
+    let ledger = native.release(&ledger, &"first".into());
     let again = decide(&native, &ledger, "a", (2, 2), &terms);
     assert_eq!(again.ledger, ledger);
     assert_eq!(Some(&again.outcome.unwrap()[0].allocation), ledger.allocation(&"a".into(), &"a".into()));
@@ -713,7 +721,7 @@ fn who_is_admitted_again_keeps_what_it_has() {
     let more = decide(&native, &ledger, "a", (2, 500), &terms);
     assert_eq!((more.outcome.is_ok(), more.ledger == ledger), (false, true));
     let less = decide(&native, &ledger, "a", (1, 1), &terms);
-    assert_eq!(native.removed(&less.ledger, &"a".into()), native.idle());
+    assert_eq!(native.release(&less.ledger, &"a".into()), native.idle());
 }
 
 #[test]
@@ -721,7 +729,7 @@ fn with_align_by_socket_the_nodes_of_one_socket_are_as_good() {
     let options = [("align-by-socket".to_owned(), "true".to_owned())].into();
     let config =
         PolicyConfig { cpu_manager_policy_options: options, ..config(TopologyManagerPolicy::Restricted) };
-    let native = Native::new(&machine(), &config, &NativeOptions::default()).unwrap();
+    let native = NativeStrategy::new(&machine(), &config, &NativeOptions::default()).unwrap();
     let mut ledger = native.idle();
     for node in 0..4 {
         let mut terms = Terms::default();
@@ -736,9 +744,9 @@ fn with_align_by_socket_the_nodes_of_one_socket_are_as_good() {
 }
 
 /// What others use of memory, in GiB.
-fn in_use(nodes: &[(u32, u64)]) -> Arc<Conditions> {
+fn in_use(nodes: &[(u32, u64)]) -> Arc<HostConditions> {
     let nodes = nodes.iter().map(|(node, gib)| (NodeId(*node), Bytes::gib(*gib)));
-    Arc::new(Conditions { withheld: [(MEMORY, nodes.collect())].into(), ..Conditions::default() })
+    Arc::new(HostConditions { withheld: [(MEMORY, nodes.collect())].into(), ..HostConditions::default() })
 }
 
 #[test]
@@ -786,7 +794,8 @@ fn what_others_use_does_not_decide_between_nodes_that_fit() {
     let machine =
         Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(6)).build().unwrap();
     let several =
-        Native::new(&machine, &config(TopologyManagerPolicy::BestEffort), &NativeOptions::default()).unwrap();
+        NativeStrategy::new(&machine, &config(TopologyManagerPolicy::BestEffort), &NativeOptions::default())
+            .unwrap();
     let mut on_one = Terms::default();
     on_one.preferences.preferred.insert("first".into(), "1".parse().unwrap());
     let mut ledger = admit(&several, &several.idle(), "first", (1, 2), &on_one);
@@ -840,7 +849,7 @@ fn of_equally_good_nodes_the_one_that_others_use_less_is_taken() {
     let terms = Terms { preferences, ..Terms::default() };
     let busy = |nodes: [(u32, u64); 4]| {
         let load = nodes.map(|(node, load)| (NodeId(node), load)).into();
-        Arc::new(Conditions { load, ..Conditions::default() })
+        Arc::new(HostConditions { load, ..HostConditions::default() })
     };
     for (load, expected) in [
         ([(0, 0), (1, 0), (2, 0), (3, 0)], "2"),
@@ -854,7 +863,10 @@ fn of_equally_good_nodes_the_one_that_others_use_less_is_taken() {
         if expected == "3" {
             let search = &decision.explanation.searches[0];
             let loser = search.candidates.iter().position(|of| of.nodes.to_string() == "2").unwrap();
-            assert_eq!(search.verdicts()[loser], Verdict::Worse { by: Deciding::Load, own: 7, chosen: 6 });
+            assert_eq!(
+                search.verdicts()[loser],
+                PlacementVerdict::Worse { by: RankCriterion::Load, own: 7, chosen: 6 }
+            );
         }
     }
 }
@@ -864,7 +876,7 @@ fn cpus_of_other_partitions_are_not_offered() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = native.idle();
     let partition_cpus = &native.allocatable().cpus - &"2,3".parse().unwrap();
-    ledger.set_conditions(Arc::new(Conditions { partition_cpus, ..Conditions::default() }));
+    ledger.set_conditions(Arc::new(HostConditions { partition_cpus, ..HostConditions::default() }));
     let refused = decide(&native, &ledger, "a", (3, 1), &Terms::default());
     assert!(refused.outcome.is_err());
     assert_eq!(refused.explanation.partition_cpus, ledger.conditions().partition_cpus);
@@ -877,7 +889,7 @@ fn cpus_that_went_offline_are_not_offered() {
     let native = native(TopologyManagerPolicy::SingleNumaNode);
     let mut ledger = native.idle();
     let offline_cpus = &native.allocatable().cpus - &"2".parse().unwrap();
-    ledger.set_conditions(Arc::new(Conditions { offline_cpus, ..Conditions::default() }));
+    ledger.set_conditions(Arc::new(HostConditions { offline_cpus, ..HostConditions::default() }));
     let cpus = |count| {
         Request::workload(
             "a",
@@ -896,7 +908,7 @@ fn cpus_that_went_offline_are_not_offered() {
     let mut running = admit(&native, &native.idle(), "b", (1, 1), &Terms::default());
     let held = running.cpus_of(&"b".into(), &"b".into()).clone();
     let free = &(running.shared_pool() & &native.allocatable().cpus) - &"3".parse().unwrap();
-    running.set_conditions(Arc::new(Conditions { offline_cpus: free, ..Conditions::default() }));
+    running.set_conditions(Arc::new(HostConditions { offline_cpus: free, ..HostConditions::default() }));
     let grown = resize(&running, 2).unwrap();
     assert_eq!(grown.cpus_of(&"b".into(), &"b".into()), &(&held | &"3".parse().unwrap()));
     assert!(resize(&running, 3).is_err());
@@ -966,13 +978,13 @@ fn a_cpu_that_is_offline_is_none_for_those_that_share() {
         ..config(TopologyManagerPolicy::SingleNumaNode)
     };
     let machine = Machine::builder().nodes(1).cores_per_node(8).memory(Bytes::gib(8)).build().unwrap();
-    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     let fraction = Resources::none().with_cpu(Quantity::milli(500));
     let fraction = Request::workload("b", fraction.with_memory(Quantity::whole(Bytes::gib(1).0)));
     let mut ledger = native.admit(&native.idle(), &fraction).ledger;
     // Of the six that can be exclusive one is offline.
     let last: CpuSet = "7".parse().unwrap();
-    ledger.set_conditions(Arc::new(Conditions { offline_cpus: last, ..Conditions::default() }));
+    ledger.set_conditions(Arc::new(HostConditions { offline_cpus: last, ..HostConditions::default() }));
     assert!(decide(&native, &ledger, "new", (4, 1), &Terms::default()).outcome.is_ok());
     let error = decide(&native, &ledger, "new", (5, 1), &Terms::default()).outcome.unwrap_err();
     assert!(
@@ -997,7 +1009,7 @@ fn the_kubelets_fault_with_unequal_sockets_gives_nobody_the_cpus_of_another() {
         reserved_system_cpus: "0".parse().unwrap(),
         ..config(TopologyManagerPolicy::None)
     };
-    let kubelet = Kubelet::new(&machine, &config).unwrap();
+    let kubelet = KubeletStrategy::new(&machine, &config).unwrap();
     // Two of the six of the second socket are another's.
     let mut account = OwnerAccount {
         request: Some(Request::workload("a", resources(2, 1)).into()),

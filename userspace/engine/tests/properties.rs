@@ -9,8 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::{
-    ContainerName, ContainerRequest, Kubelet, Ledger, OwnerId, PolicyConfig, QosClass, Quantity, Request,
-    Resources, Strategy as _,
+    ContainerName, ContainerRequest, KubeletStrategy, Ledger, OwnerId, PolicyConfig, QosClass, Quantity,
+    Request, Resources, Strategy as _,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     kubelet::Checkpoints,
     policy::{
@@ -19,8 +19,8 @@ use numaward_engine::{
     },
 };
 use numaward_topology::{
-    Bytes, CacheId, CoreId, Cpu, CpuId, CpuSet, HugepagePool, HugepageSize, Machine, Node, NodeId, NodeSet,
-    SocketId, ZoneKind,
+    Bytes, CacheId, CoreId, Cpu, CpuId, CpuSet, HugepagePool, HugepageSize, Machine, NodeId, NodeSet,
+    NumaNode, SocketId, ZoneKind,
 };
 use proptest::{collection, option, prelude::*, sample};
 
@@ -148,15 +148,15 @@ fn config() -> impl Strategy<Value = PolicyConfig> {
 // A run
 
 struct Run {
-    kubelet: Kubelet,
+    kubelet: KubeletStrategy,
     ledger: Ledger,
     running: Vec<Request>,
 }
 
 impl Run {
     fn new(machine: &Machine, config: &PolicyConfig) -> Option<Self> {
-        let kubelet = Kubelet::new(machine, config).ok()?;
-        let ledger = kubelet.ready(&kubelet.restore(Checkpoints::default(), "").ledger.unwrap());
+        let kubelet = KubeletStrategy::new(machine, config).ok()?;
+        let ledger = kubelet.finish_restore(&kubelet.restore(Checkpoints::default(), "").ledger.unwrap());
         assert_eq!(kubelet.idle(), ledger);
         Some(Self { kubelet, ledger, running: Vec::new() })
     }
@@ -169,7 +169,7 @@ impl Run {
             return false;
         }
         for container in request.all_containers() {
-            self.ledger = self.kubelet.started(&self.ledger, &request.owner, &container.name);
+            self.ledger = self.kubelet.note_started(&self.ledger, &request.owner, &container.name);
         }
         self.running.push(request.clone());
         true
@@ -183,7 +183,7 @@ impl Run {
             }
             Step::Remove(index) if !self.running.is_empty() => {
                 let request = self.running.remove(index.index(self.running.len()));
-                self.ledger = self.kubelet.removed(&self.ledger, &request.owner);
+                self.ledger = self.kubelet.release(&self.ledger, &request.owner);
             }
             Step::Remove(_) => {}
         }
@@ -205,7 +205,7 @@ fn books(ledger: &Ledger) -> BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> {
     let mut sums: BTreeMap<(NodeSet, ZoneKind), (u64, u64, u64)> = BTreeMap::new();
     for account in ledger.nodes().values() {
         for (&kind, of) in &account.kinds {
-            sums.entry((account.group.clone(), kind)).or_default().0 += of.promised.0;
+            sums.entry((account.group.clone(), kind)).or_default().0 += of.guaranteed.0;
         }
     }
     for (_, _, allocation) in ledger.allocations() {
@@ -268,7 +268,7 @@ proptest! {
             intact &= is_intact(&run.ledger);
             for (node, account) in run.ledger.nodes() {
                 for (kind, of) in &account.kinds {
-                    prop_assert_eq!(of.promised.0 + of.free.0, of.allocatable.0, "node {} {}", node, kind);
+                    prop_assert_eq!(of.guaranteed.0 + of.free.0, of.allocatable.0, "node {} {}", node, kind);
                 }
             }
             if intact {
@@ -294,11 +294,11 @@ proptest! {
         }
         // Clears what rejected owners left behind.
         run.admit(&Request::workload("sweeper", Resources::none()));
-        run.ledger = run.kubelet.removed(&run.ledger, &"sweeper".into());
+        run.ledger = run.kubelet.release(&run.ledger, &"sweeper".into());
         let before = promises(&run.ledger);
         if run.admit(&Request { owner: "guest".into(), ..request }) {
             prop_assume!(is_intact(&run.ledger));
-            run.ledger = run.kubelet.removed(&run.ledger, &"guest".into());
+            run.ledger = run.kubelet.release(&run.ledger, &"guest".into());
             prop_assert_eq!(promises(&run.ledger), before);
         }
     }
@@ -341,7 +341,7 @@ proptest! {
             prop_assert!(decision.outcome.is_ok(), "{} is rejected: {:?}", &request.owner, decision.outcome);
             ledger = decision.ledger;
         }
-        prop_assert_eq!(promises(&run.kubelet.ready(&ledger)), promises(&run.ledger));
+        prop_assert_eq!(promises(&run.kubelet.finish_restore(&ledger)), promises(&run.ledger));
     }
 
     #[test]
@@ -396,7 +396,7 @@ proptest! {
                     let candidates = merge.candidates();
                     let chosen: Vec<_> = candidates
                         .iter()
-                        .filter(|candidate| candidate.verdict == numaward_engine::explain::Verdict::Chosen)
+                        .filter(|candidate| candidate.verdict == numaward_engine::explain::MergeVerdict::Chosen)
                         .collect();
                     let seen: BTreeSet<_> = candidates.iter().map(|candidate| &candidate.affinity).collect();
                     prop_assert_eq!(seen.len(), candidates.len(), "a candidate comes once");
@@ -436,11 +436,11 @@ fn any_machine() -> impl Strategy<Value = Machine> {
         0..=2,
     );
     let node = (any_bytes(), pools, collection::btree_map(any_id().prop_map(NodeId), any::<u32>(), 0..=4))
-        .prop_map(|(memory, hugepages, distances)| Node {
+        .prop_map(|(memory, hugepages, distances)| NumaNode {
             memory: Bytes(memory),
             hugepages,
             distances,
-            ..Node::default()
+            ..NumaNode::default()
         });
     let cpu =
         (any_id(), any_id(), any_id(), option::of(any_id())).prop_map(|(node, core, socket, cache)| Cpu {
@@ -559,7 +559,7 @@ proptest! {
         requests in collection::vec((any_request(), any::<bool>()), 1..6),
         other in any_machine(),
     ) {
-        let problems = Kubelet::problems(&machine, &config);
+        let problems = KubeletStrategy::problems(&machine, &config);
         for problem in &problems {
             prop_assert!(!problem.to_string().is_empty());
         }
@@ -578,12 +578,12 @@ proptest! {
             }
             run.admit(request);
             if *remove {
-                run.ledger = run.kubelet.removed(&run.ledger, &request.owner);
+                run.ledger = run.kubelet.release(&run.ledger, &request.owner);
             }
         }
         // The state of one machine on another.
         let files = run.kubelet.checkpoints(&run.ledger);
-        if let Ok(kubelet) = Kubelet::new(&other, &config) {
+        if let Ok(kubelet) = KubeletStrategy::new(&other, &config) {
             let restored = kubelet.restore(files, "dir");
             if let Ok(ledger) = restored.ledger {
                 kubelet.admit(&ledger, &requests[0].0);

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Allocation, Block, ContainerRequest, Kubelet, Ledger, Native, NativeOptions, OwnerAccount, PolicyConfig,
-    Quantity, Request, Resources, Strategy,
+    Allocation, ContainerRequest, KubeletStrategy, Ledger, MemoryBlock, NativeOptions, NativeStrategy,
+    OwnerAccount, PolicyConfig, Quantity, Request, Resources, Strategy,
     kubelet::Checkpoints,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
 };
@@ -27,7 +27,7 @@ fn strategy(memory: [u64; 2]) -> Box<dyn Strategy> {
         reserved_memory: vec![MemoryReservation { numa_node: NodeId(0), limits }],
         ..PolicyConfig::default()
     };
-    Box::new(Kubelet::new(&machine, &config).unwrap())
+    Box::new(KubeletStrategy::new(&machine, &config).unwrap())
 }
 
 fn gib(memory: u64) -> Resources {
@@ -37,7 +37,7 @@ fn gib(memory: u64) -> Resources {
 fn admit(strategy: &dyn Strategy, ledger: &Ledger, name: &str, memory: u64) -> Ledger {
     let decision = strategy.admit(ledger, &Request::workload(name, gib(memory)));
     decision.outcome.unwrap();
-    strategy.started(&decision.ledger, &name.into(), &name.into())
+    strategy.note_started(&decision.ledger, &name.into(), &name.into())
 }
 
 /// Gibibytes placed on each node, of one who has memory.
@@ -50,7 +50,7 @@ fn placed(ledger: &Ledger, name: &str) -> [u64; 2] {
 fn promised(ledger: &Ledger) -> [(u64, u64); 2] {
     [NodeId(0), NodeId(1)].map(|node| {
         let account = &ledger.nodes()[&node].kinds[&MEMORY];
-        (ledger.memory()[&node][&MEMORY].promised.0 >> 30, account.promised.0 >> 30)
+        (ledger.memory()[&node][&MEMORY].guaranteed.0 >> 30, account.guaranteed.0 >> 30)
     })
 }
 
@@ -61,9 +61,9 @@ fn what_has_to_move_is_placed_where_it_is_charged() {
     // The kubelet gives memory back to the lowest node of a group, no matter which one gave it.
     let ledger = admit(strategy, &strategy.idle(), "a", 5);
     let ledger = admit(strategy, &ledger, "b", 2);
-    let ledger = strategy.removed(&ledger, &"a".into());
+    let ledger = strategy.release(&ledger, &"a".into());
     let ledger = admit(strategy, &ledger, "c", 3);
-    let ledger = strategy.removed(&ledger, &"b".into());
+    let ledger = strategy.release(&ledger, &"b".into());
     let ledger = admit(strategy, &ledger, "d", 3);
     assert_eq!((placed(&ledger, "c"), placed(&ledger, "d")), ([3, 0], [2, 1]));
     assert_eq!(promised(&ledger), [(5, 3), (1, 3)], "node 0 has three");
@@ -86,7 +86,7 @@ fn who_has_room_keeps_it_when_another_has_to_move() {
         let bytes: Vec<_> = nodes.into_iter().map(Bytes::gib).collect();
         let placed = (0..).map(NodeId).zip(bytes.iter().copied()).filter(|(_, bytes)| bytes.0 > 0).collect();
         let all = Bytes(bytes.iter().map(|bytes| bytes.0).sum());
-        let block = Block { kind: MEMORY, affinity: "0-1".parse().unwrap(), bytes: all };
+        let block = MemoryBlock { kind: MEMORY, affinity: "0-1".parse().unwrap(), bytes: all };
         let held =
             Allocation { blocks: vec![block], placed: [(MEMORY, placed)].into(), ..Allocation::default() };
         move |name: &str| OwnerAccount { containers: [(name.into(), held)].into(), ..OwnerAccount::default() }
@@ -119,18 +119,18 @@ fn a_cpu_of_two_owners_is_free_when_both_are_gone() {
         cpu_reservation: Some(Quantity::whole(1)),
         ..PolicyConfig::default()
     };
-    let kubelet = Kubelet::new(&machine, &config).unwrap();
-    let native = Native::new(&machine, &config, &NativeOptions::default()).unwrap();
+    let kubelet = KubeletStrategy::new(&machine, &config).unwrap();
+    let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).unwrap();
     let state = r#"{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"p1":{"c":"1-2"},"p2":{"c":"2-3"}},"checksum":0}"#;
     let files = Checkpoints::read(Some(state), None, "", config.kubelet_version).unwrap();
-    let taken_over = kubelet.ready(&kubelet.restore(files, "").ledger.unwrap());
+    let taken_over = kubelet.finish_restore(&kubelet.restore(files, "").ledger.unwrap());
     for strategy in [&kubelet as &dyn Strategy, &native] {
         let mut ledger = strategy.rebase(&taken_over).0;
         for owner in ["p1", "p2"] {
             let containers = vec![ContainerRequest::guaranteed("c", gib(1).with_cpu(Quantity::whole(2)))];
             ledger.set_active(Request { containers, ..Request::workload(owner, Resources::none()) });
         }
-        ledger = strategy.removed(&ledger, &"p1".into());
+        ledger = strategy.release(&ledger, &"p1".into());
         let held = |ledger: &Ledger, name: &str| {
             let request = Request::workload(name, gib(1).with_cpu(Quantity::whole(5)));
             let decision = strategy.admit(ledger, &request);
@@ -139,8 +139,8 @@ fn a_cpu_of_two_owners_is_free_when_both_are_gone() {
         };
         let (cpus, with_new) = held(&ledger, "new");
         assert_eq!(cpus.as_deref(), Ok("1,4-7"), "{strategy:?}");
-        ledger = strategy.removed(&with_new, &"new".into());
-        ledger = strategy.removed(&ledger, &"p2".into());
+        ledger = strategy.release(&with_new, &"new".into());
+        ledger = strategy.release(&ledger, &"p2".into());
         let (cpus, with_last) = held(&ledger, "last");
         assert_eq!(cpus.as_deref(), Ok("1-5"), "{strategy:?}");
         assert_eq!(with_last.shared_pool().to_string(), "0,6-7");
@@ -167,12 +167,12 @@ fn what_is_missing_is_covered_by_moves_one_after_another() {
         }],
         ..PolicyConfig::default()
     };
-    let native = |memory| Native::new(&machine(memory), &config, &NativeOptions::default()).unwrap();
+    let native = |memory| NativeStrategy::new(&machine(memory), &config, &NativeOptions::default()).unwrap();
     let account = |nodes: &str, gib: [u64; 3]| {
         let placed: BTreeMap<_, _> =
             (0..).map(NodeId).zip(gib.map(Bytes::gib)).filter(|(_, bytes)| bytes.0 > 0).collect();
         let bytes = Bytes(placed.values().map(|of| of.0).sum());
-        let block = Block { kind: MEMORY, affinity: nodes.parse().unwrap(), bytes };
+        let block = MemoryBlock { kind: MEMORY, affinity: nodes.parse().unwrap(), bytes };
         Allocation { blocks: vec![block], placed: [(MEMORY, placed)].into(), ..Allocation::default() }
     };
     let mut ledger = Ledger::default();

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    Cause, ContainerRequest, Kubelet, Ledger, PlacementPreferences, PolicyConfig, Quantity, Reason, Request,
-    Resources, Strategy, Terms,
+    Cause, ContainerRequest, KubeletStrategy, Ledger, PlacementPreferences, PolicyConfig, Quantity, Reason,
+    Request, Resources, Strategy, Terms,
     policy::{
         Component, CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy,
         TopologyManagerScope,
@@ -34,7 +34,7 @@ fn config(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> PolicyC
 }
 
 fn strategy(config: &PolicyConfig) -> Box<dyn Strategy> {
-    Box::new(Kubelet::new(&machine(), config).unwrap())
+    Box::new(KubeletStrategy::new(&machine(), config).unwrap())
 }
 
 /// Containers with so many CPUs and gibibytes.
@@ -146,6 +146,6 @@ fn terms_stay_with_their_owner_and_are_written_only_where_there_are_any() {
     let to = Resources::none().with_cpu(Quantity::whole(2));
     let resized = strategy.resize(&restarted, &"own".into(), &"c0".into(), &to).unwrap();
     assert_eq!(kept(&resized), terms);
-    let removed = strategy.removed(&resized, &"own".into());
+    let removed = strategy.release(&resized, &"own".into());
     assert!(removed.owner(&"own".into()).is_none_or(|account| account.terms.is_default()));
 }

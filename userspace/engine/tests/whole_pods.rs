@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    ContainerRequest, Decision, Kubelet, Ledger, Native, NativeOptions, PodResources, PolicyConfig, Reason,
-    Request, ResizeError, Resources, Strategy as _,
+    ContainerRequest, Decision, KubeletStrategy, Ledger, NativeOptions, NativeStrategy, PodResources,
+    PolicyConfig, Reason, Request, ResizeError, Resources, Strategy as _,
     kubelet::Checkpoints,
     policy::{
         CpuManagerPolicy, KubeletVersion, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy,
@@ -40,11 +40,11 @@ fn config(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> PolicyC
     }
 }
 
-fn kubelet(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> Kubelet {
-    Kubelet::new(&machine(), &config(policy, scope)).unwrap()
+fn kubelet(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> KubeletStrategy {
+    KubeletStrategy::new(&machine(), &config(policy, scope)).unwrap()
 }
 
-fn in_pod_scope() -> Kubelet {
+fn in_pod_scope() -> KubeletStrategy {
     kubelet(TopologyManagerPolicy::Restricted, TopologyManagerScope::Pod)
 }
 
@@ -105,7 +105,7 @@ fn a_pod_is_placed_as_a_whole_and_divided() {
     let decision = kubelet.admit(&kubelet.idle(), &mixed());
     assert_eq!(held(&decision), ["db: 1-2 1Gi on 0", "log: 3 1Gi on 0"]);
     let ledger = &decision.ledger;
-    let whole = &ledger.owner(&"pod".into()).unwrap().whole;
+    let whole = &ledger.owner(&"pod".into()).unwrap().pod_level;
     assert_eq!(whole.cpus.as_ref().unwrap().to_string(), "1-3");
     assert_eq!(whole.blocks.iter().map(|block| block.bytes).collect::<Vec<_>>(), [Bytes::gib(2)]);
     assert_eq!(ledger.shared_pool().to_string(), "0,4-7");
@@ -121,12 +121,12 @@ fn a_pod_is_placed_as_a_whole_and_divided() {
 fn all_is_given_back_with_the_last_container() {
     let kubelet = in_pod_scope();
     let mut ledger = kubelet.admit(&kubelet.idle(), &mixed()).ledger;
-    ledger = kubelet.started(&ledger, &"pod".into(), &"db".into());
-    let left = kubelet.removed(&ledger, &"pod".into());
+    ledger = kubelet.note_started(&ledger, &"pod".into(), &"db".into());
+    let left = kubelet.release(&ledger, &"pod".into());
     assert_eq!(left.shared_pool().to_string(), "0,4-7", "log was not started, and is stale");
     adds_up(&left);
-    ledger = kubelet.started(&ledger, &"pod".into(), &"log".into());
-    assert_eq!(kubelet.removed(&ledger, &"pod".into()), kubelet.idle());
+    ledger = kubelet.note_started(&ledger, &"pod".into(), &"log".into());
+    assert_eq!(kubelet.release(&ledger, &"pod".into()), kubelet.idle());
     // What is stale is cleared at the next admission.
     let next = kubelet.admit(&left, &Request { owner: "next".into(), ..mixed() });
     assert_eq!(held(&next), ["db: 1-2 1Gi on 0", "log: 3 1Gi on 0"]);
@@ -155,11 +155,11 @@ fn init_containers_draw_from_what_sidecars_leave() {
     // That the init containers have ended gives nothing back.
     let mut ledger = decision.ledger;
     for container in request.all_containers() {
-        ledger = kubelet.started(&ledger, &"pod".into(), &container.name);
+        ledger = kubelet.note_started(&ledger, &"pod".into(), &container.name);
         adds_up(&ledger);
     }
     assert_eq!(ledger.nodes()[&NodeId(1)].kinds[&ZoneKind::Memory].free, Bytes(0));
-    assert_eq!(kubelet.removed(&ledger, &"pod".into()), kubelet.idle());
+    assert_eq!(kubelet.release(&ledger, &"pod".into()), kubelet.idle());
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn in_container_scope_containers_are_placed_one_by_one() {
     let alone = pod("3", "2Gi", vec![], vec![own("db", "2", "1Gi"), own("web", "1", "1Gi")]);
     let decision = kubelet.admit(&kubelet.idle(), &alone);
     assert_eq!(held(&decision), ["db: 1-2 1Gi on 0", "web: 3 1Gi on 0"]);
-    assert!(decision.ledger.owner(&"pod".into()).unwrap().whole.is_empty());
+    assert!(decision.ledger.owner(&"pod".into()).unwrap().pod_level.is_empty());
     let sharing_first = pod("3", "2Gi", vec![], vec![sharing("log"), own("db", "2", "1Gi")]);
     let decision = kubelet.admit(&kubelet.idle(), &sharing_first);
     assert_eq!(held(&decision), ["log: ", "db: 1-2 1Gi on 0"]);
@@ -239,7 +239,7 @@ fn whole_cores_are_counted_over_the_pod() {
         cpu_manager_policy_options: [("full-pcpus-only".to_owned(), "true".to_owned())].into(),
         ..config(TopologyManagerPolicy::BestEffort, TopologyManagerScope::Pod)
     };
-    let kubelet = Kubelet::new(&machine, &config).unwrap();
+    let kubelet = KubeletStrategy::new(&machine, &config).unwrap();
     let odd = pod("3", "2Gi", vec![], vec![own("db", "2", "1Gi"), sharing("log")]);
     let rejection = kubelet.admit(&kubelet.idle(), &odd).outcome.unwrap_err();
     assert_eq!(rejection.message, "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2");
@@ -258,7 +258,7 @@ fn without_the_gate_such_a_pod_is_left_alone_and_1_32_does_not_know_it() {
             kubelet_version: version,
             ..config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Pod)
         };
-        let kubelet = Kubelet::new(&machine(), &config).unwrap();
+        let kubelet = KubeletStrategy::new(&machine(), &config).unwrap();
         let request = pod("3", "2Gi", vec![], vec![own("db", "2", "1Gi")]);
         held(&kubelet.admit(&kubelet.idle(), &request))
     };
@@ -269,7 +269,7 @@ fn without_the_gate_such_a_pod_is_left_alone_and_1_32_does_not_know_it() {
 }
 
 /// The files as text.
-fn files(kubelet: &Kubelet, ledger: &Ledger) -> [String; 2] {
+fn files(kubelet: &KubeletStrategy, ledger: &Ledger) -> [String; 2] {
     let Checkpoints { cpus, memory } = kubelet.checkpoints(ledger);
     [cpus.unwrap().write().unwrap(), memory.unwrap().write().unwrap()]
 }
@@ -293,7 +293,8 @@ fn state_files_say_what_pods_have_as_a_whole() {
     assert_eq!(files(&kubelet, &restored), texts);
     adds_up(&read(&texts).ledger());
     // Nobody wants it any more.
-    let next = kubelet.admit(&kubelet.ready(&restored), &Request { owner: "next".into(), ..mixed() });
+    let next =
+        kubelet.admit(&kubelet.finish_restore(&restored), &Request { owner: "next".into(), ..mixed() });
     assert_eq!(held(&next), ["db: 1-2 1Gi on 0", "log: 3 1Gi on 0"]);
 }
 
@@ -321,7 +322,7 @@ fn what_is_not_divided_is_placed_too_when_state_files_are_read() {
     let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).memory(Bytes::gib(4));
     let machine = machine.hugepages(size, 64).build().unwrap();
     let config = config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Pod);
-    let kubelet = Kubelet::new(&machine, &config).unwrap();
+    let kubelet = KubeletStrategy::new(&machine, &config).unwrap();
     let all = huge(amounts("3", "2Gi"), "100Mi");
     let db = ContainerRequest::guaranteed("db", huge(amounts("2", "1Gi"), "60Mi"));
     let request = Request {
@@ -329,7 +330,7 @@ fn what_is_not_divided_is_placed_too_when_state_files_are_read() {
         ..pod("3", "2Gi", vec![], vec![db, own("web", "1", "512Mi")])
     };
     let ledger = kubelet.admit(&kubelet.idle(), &request).ledger;
-    let whole = &ledger.owner(&"pod".into()).unwrap().whole;
+    let whole = &ledger.owner(&"pod".into()).unwrap().pod_level;
     assert_eq!(whole.blocks.len(), 2, "{whole:?}");
     adds_up(&ledger);
     let restored = kubelet.restore(read(&files(&kubelet, &ledger)), "dir").ledger.unwrap();
@@ -341,7 +342,7 @@ fn state_files_of_the_other_kind_migrate_or_are_refused() {
     let with = in_pod_scope();
     let mut config = config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Pod);
     config.feature_gates = BTreeMap::new();
-    let without = Kubelet::new(&machine(), &config).unwrap();
+    let without = KubeletStrategy::new(&machine(), &config).unwrap();
     let plain = Request { resources: None, ..pod("2", "1Gi", vec![], vec![own("db", "2", "1Gi")]) };
     let ledger = without.admit(&without.idle(), &plain).ledger;
     let (old, new) = (files(&without, &ledger), files(&with, &ledger));
@@ -364,14 +365,14 @@ fn native_takes_over_what_was_divided() {
     let kubelet = in_pod_scope();
     let mut ledger = kubelet.admit(&kubelet.idle(), &mixed()).ledger;
     for container in ["db", "log"] {
-        ledger = kubelet.started(&ledger, &"pod".into(), &container.into());
+        ledger = kubelet.note_started(&ledger, &"pod".into(), &container.into());
     }
     let config = config(TopologyManagerPolicy::Restricted, TopologyManagerScope::Pod);
-    let native = Native::new(&machine(), &config, &NativeOptions::default()).unwrap();
+    let native = NativeStrategy::new(&machine(), &config, &NativeOptions::default()).unwrap();
     let (taken, uncovered) = native.rebase(&ledger);
     assert_eq!((taken.shared_pool(), uncovered.len()), (ledger.shared_pool(), 0));
     adds_up(&taken);
     let text = serde_json::to_string(&ledger).unwrap();
     assert_eq!(serde_json::from_str::<Ledger>(&text).unwrap(), ledger);
-    assert_eq!(native.removed(&taken, &"pod".into()).shared_pool(), native.idle().shared_pool());
+    assert_eq!(native.release(&taken, &"pod".into()).shared_pool(), native.idle().shared_pool());
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use numaward_api as api;
-use numaward_cgroup::Event;
-use numaward_engine::{self as engine, Limits};
+use numaward_cgroup::CgroupEvent;
+use numaward_engine::{self as engine, RebalanceLimits};
 use numaward_model::Settings;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
@@ -29,7 +29,7 @@ pub struct Asked {
     /// What room is made for.
     pub request: Request,
     /// What may be moved.
-    pub limits: Limits,
+    pub limits: RebalanceLimits,
     /// The plan that the client has seen.
     pub plan: Option<String>,
     /// Whether the request is admitted in the end.
@@ -67,7 +67,7 @@ pub enum Command {
     /// Moves that make a request fit are asked for.
     Plan {
         request: Box<Request>,
-        limits: Limits,
+        limits: RebalanceLimits,
         answer: oneshot::Sender<Result<api::MovePlan, AdmissionError>>,
     },
     /// They are to be carried out.
@@ -84,7 +84,7 @@ pub enum Command {
         answer: oneshot::Sender<Result<api::KubeletState, AdmissionError>>,
     },
     /// Cgroups came or went.
-    Cgroups(Vec<Event>),
+    Cgroups(Vec<CgroupEvent>),
     /// Somebody else wrote knobs.
     Written,
 }

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, io, path::PathBuf};
 
 use numaward_api as api;
 use numaward_cgroup::LockError;
-use numaward_enforce::{EnforceError, Failure};
+use numaward_enforce::{EnforceError, EnforcementFailure};
 use numaward_engine::ResizeError;
 use numaward_store::StoreError;
 use numaward_topology::Bytes;
@@ -33,7 +33,7 @@ pub enum AdmissionError {
     },
     /// The plan does not go with what is held by now.
     #[error("the plan is stale: {0}; ask for another one")]
-    Stale(#[from] numaward_engine::in_flight::Stale),
+    Stale(#[from] numaward_engine::in_flight::MoveConflict),
     /// Nothing is promised at all.
     #[error("enforcement.mode is off in the configuration: nothing is promised")]
     Off,
@@ -48,13 +48,13 @@ pub enum AdmissionError {
     Enforce(#[from] EnforceError),
     /// The kernel did not take all settings.
     #[error("the settings cannot be enforced: {0}")]
-    Failed(#[from] Box<Failure>),
+    Failed(#[from] Box<EnforcementFailure>),
     /// A release was begun, and its workload may still run on what it holds.
     #[error(
         "it is being released, and not everything could be given back yet: {0}; this is tried again, and until then \
          nothing of it is promised to others"
     )]
-    Releasing(#[source] Box<Failure>),
+    Releasing(#[source] Box<EnforcementFailure>),
     /// A cgroup could not be made.
     #[error("{path}: cannot make this cgroup: {source}", path = .path.display())]
     Make {

@@ -5,7 +5,7 @@ use numaward_engine::{
     self as engine,
     explain::Merge,
     hint::{Provider, ProviderHints},
-    searches::Search,
+    placement_search::PlacementSearch,
 };
 
 /// Why a request is rejected.
@@ -45,7 +45,7 @@ pub fn resize(error: &engine::ResizeError) -> api::Rejection {
 /// How a decision came about.
 pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanation {
     let in_use = explanation.withheld.iter().map(|of| {
-        let engine::conditions::Withheld { node, kind, bytes } = of;
+        let engine::conditions::WithheldMemory { node, kind, bytes } = of;
         format!("node {node}: {bytes} of {kind} are in use outside the ledger, and were not offered")
     });
     let offline = &explanation.offline_cpus;
@@ -54,7 +54,7 @@ pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanati
     let partitions = (!partitions.is_empty()).then(|| {
         format!("CPUs {partitions} are in cpuset partitions of other programs, and were not offered")
     });
-    let gave_up = explanation.gave_up.then(|| {
+    let gave_up = explanation.work_limit_reached.then(|| {
         "the search ended before everything was tried, as the request is too complex: there may be a placement".to_owned()
     });
     let cut_off = explanation.searches.iter().filter_map(cut_off);
@@ -65,20 +65,22 @@ pub fn explanation(explanation: &engine::explain::Explanation) -> api::Explanati
 }
 
 /// Says so where there may be better candidates than those that were looked at.
-fn cut_off(search: &Search) -> Option<String> {
+fn cut_off(search: &PlacementSearch) -> Option<String> {
     let compared = search.considered;
-    search.cut_off.then(|| format!("the search ended after {compared} candidates: there may be better ones"))
+    search
+        .is_incomplete
+        .then(|| format!("the search ended after {compared} candidates: there may be better ones"))
 }
 
 /// A search of the strategy `native`: what it chose from. It asks nobody for hints.
-fn search(search: &Search) -> api::Merge {
+fn search(search: &PlacementSearch) -> api::Merge {
     let chosen = search.chosen.and_then(|index| search.candidates.get(index));
     let candidates = search.candidates.iter().zip(search.verdicts());
     api::Merge {
         hints: Vec::new(),
         candidates: candidates
             .take(LISTED)
-            .map(|(candidate, verdict)| api::Candidate {
+            .map(|(candidate, verdict)| api::MergeCandidate {
                 nodes: candidate.nodes.to_string(),
                 preferred: search
                     .candidates
@@ -109,7 +111,7 @@ fn merge(merge: &Merge) -> api::Merge {
         candidates: candidates
             .iter()
             .take(LISTED)
-            .map(|candidate| api::Candidate {
+            .map(|candidate| api::MergeCandidate {
                 nodes: candidate.affinity.to_string(),
                 preferred: candidate.preferred,
                 verdict: candidate.verdict.to_string(),

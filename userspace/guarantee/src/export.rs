@@ -17,9 +17,9 @@ use std::{
 use numaward_api::{EnforcementMode, KubeletState};
 use numaward_config::Config;
 use numaward_engine::{
-    Allocation, CheckpointError, Kubelet, Ledger, Request, Strategy as _,
+    Allocation, CheckpointError, KubeletStrategy, Ledger, Request, Strategy as _,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
-    in_flight::SET_ASIDE,
+    in_flight::RESERVE_OWNER,
     kubelet::Checkpoints,
 };
 use numaward_model::pod::POD_SHARE;
@@ -39,8 +39,8 @@ pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<Kubel
     let mut pods: BTreeMap<String, (String, Request)> = BTreeMap::new();
     for (owner, account) in state.ledger.owners() {
         let pod = state.pods.get(owner.as_str()).map(|admitted| &admitted.pod);
-        let is_workload =
-            pod.is_none() && (owner.as_str() == SET_ASIDE || state.guarantees.contains_key(owner.as_str()));
+        let is_workload = pod.is_none()
+            && (owner.as_str() == RESERVE_OWNER || state.guarantees.contains_key(owner.as_str()));
         // What was imported and does not run yet goes by the UID already.
         let uid = pod.map_or_else(|| owner.clone(), |pod| pod.uid.as_str().into());
         let name = pod.map_or_else(|| owner.to_string(), |pod| format!("{}/{}", pod.namespace, pod.name));
@@ -58,8 +58,8 @@ pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<Kubel
             }
             held.push((uid.clone(), container.clone(), allocation));
         }
-        if !account.whole.is_empty() {
-            wholes.push((uid.clone(), account.whole.clone()));
+        if !account.pod_level.is_empty() {
+            wholes.push((uid.clone(), account.pod_level.clone()));
         }
         if let Some(request) = account.request.as_ref().filter(|_| !is_workload) {
             let empty = Request {
@@ -73,8 +73,9 @@ pub fn export(config: &Config, machine: &Machine, state: &State) -> Result<Kubel
             pod.containers.extend_from_slice(&request.containers);
         }
     }
-    let files =
-        kubelet.checkpoints_of(held, wholes).map_err(|error| AdmissionError::NoKubelet(error.to_string()))?;
+    let files = kubelet
+        .checkpoints_for(held, wholes)
+        .map_err(|error| AdmissionError::NoKubelet(error.to_string()))?;
     let write = |file: Option<Result<String, CheckpointError>>| {
         file.transpose()
             .map(Option::unwrap_or_default)
@@ -107,7 +108,7 @@ fn overlaps(ledger: &Ledger) -> Option<String> {
 
 /// What is wrong where a kubelet starts with these files and these pods run.
 fn problems(
-    kubelet: &Kubelet,
+    kubelet: &KubeletStrategy,
     files: &Checkpoints,
     pods: &BTreeMap<String, (String, Request)>,
 ) -> Vec<String> {
@@ -216,16 +217,16 @@ mod tests {
     fn a_workload_that_is_no_pod_keeps_its_cpus_and_memory_from_others() {
         let config = Config::default();
         let mut state = State::default();
-        let request = Request::workload(SET_ASIDE, resources(2, 1));
+        let request = Request::workload(RESERVE_OWNER, resources(2, 1));
         admit(&mut state, &config, &request, None);
         let exported = export(&config, &machine(), &state).unwrap();
-        assert_eq!(exported.others, [SET_ASIDE]);
+        assert_eq!(exported.others, [RESERVE_OWNER]);
         let ledger = read(&exported).ledger();
-        let held = state.ledger.allocation(&SET_ASIDE.into(), &SET_ASIDE.into()).unwrap();
+        let held = state.ledger.allocation(&RESERVE_OWNER.into(), &RESERVE_OWNER.into()).unwrap();
         assert!(!held.cpus.as_ref().unwrap().intersects(ledger.shared_pool()));
         let node = held.memory_nodes().first().unwrap();
-        assert_eq!(ledger.nodes()[&node].kinds[&ZoneKind::Memory].promised, Bytes::gib(1));
-        assert_eq!(ledger.nodes()[&NodeId(1 - node.0)].kinds[&ZoneKind::Memory].promised, Bytes(0));
+        assert_eq!(ledger.nodes()[&node].kinds[&ZoneKind::Memory].guaranteed, Bytes::gib(1));
+        assert_eq!(ledger.nodes()[&NodeId(1 - node.0)].kinds[&ZoneKind::Memory].guaranteed, Bytes(0));
     }
 
     #[test]

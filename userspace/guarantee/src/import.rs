@@ -17,11 +17,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numaward_api::import::{Container, Imported, Pod};
+use numaward_api::import::{Container, ImportReport, Pod};
 use numaward_cgroup::Hierarchy;
 use numaward_config::Config;
 use numaward_engine::{
-    ContainerRequest, Kubelet, Ledger, Quantity, Request, Resources, StartError, Strategy, checkpoint,
+    ContainerRequest, KubeletStrategy, Ledger, Quantity, Request, Resources, StartError, Strategy,
+    checkpoint,
     kubelet::{Checkpoints, SharedCpus},
     policy::{
         KubeletVersion,
@@ -106,7 +107,7 @@ pub fn import(
     hierarchy: Option<&Hierarchy>,
     directory: &Path,
     dry_run: bool,
-) -> Result<Imported, ImportError> {
+) -> Result<ImportReport, ImportError> {
     let (cpus, memory) = (read(&directory.join(CPU_STATE))?, read(&directory.join(MEMORY_STATE))?);
     if cpus.is_none() && memory.is_none() {
         return Err(ImportError::Nothing(directory.to_owned()));
@@ -122,7 +123,7 @@ pub fn import(
     });
     let warnings = unverified.collect();
     let mut as_written = Cow::Borrowed(config);
-    if checkpoints.have_pods() {
+    if checkpoints.has_pod_entries() {
         let config = as_written.to_mut();
         config.kubelet_version = Some(KubeletVersion::V1_36);
         let gates = [POD_LEVEL_RESOURCES, POD_LEVEL_MANAGERS];
@@ -130,7 +131,7 @@ pub fn import(
     }
     let strategy = policy::kubelet(&as_written, machine).map_err(ImportError::Policy)?;
     let ledger = admit_again(&strategy, &strategy.restore(checkpoints, &place).ledger?)?;
-    let imported = Imported { warnings, ..describe(&ledger) };
+    let imported = ImportReport { warnings, ..describe(&ledger) };
     if !dry_run {
         let (mut store, loaded) = Store::<State>::open(&config.state_directory)?;
         let held = match hierarchy {
@@ -165,7 +166,7 @@ fn read(path: &Path) -> Result<Option<String>, ImportError> {
 }
 
 /// Every pod asks for what it holds, so that nothing counts as stale.
-fn admit_again(strategy: &Kubelet, restored: &Ledger) -> Result<Ledger, ImportError> {
+fn admit_again(strategy: &KubeletStrategy, restored: &Ledger) -> Result<Ledger, ImportError> {
     let mut ledger = restored.clone();
     for (owner, account) in restored.owners() {
         let containers = account.containers.iter().map(|(name, held)| {
@@ -185,7 +186,7 @@ fn admit_again(strategy: &Kubelet, restored: &Ledger) -> Result<Ledger, ImportEr
             containers: containers.collect(),
             resources: None,
         };
-        if !account.whole.is_empty() {
+        if !account.pod_level.is_empty() {
             ledger.set_active(request);
             continue;
         }
@@ -195,23 +196,23 @@ fn admit_again(strategy: &Kubelet, restored: &Ledger) -> Result<Ledger, ImportEr
         }
         ledger = decision.ledger;
     }
-    Ok(strategy.ready(&ledger))
+    Ok(strategy.finish_restore(&ledger))
 }
 
-fn describe(ledger: &Ledger) -> Imported {
+fn describe(ledger: &Ledger) -> ImportReport {
     let containers = ledger.allocations().map(|(owner, container, allocation)| Container {
         pod_uid: owner.to_string(),
         container: container.to_string(),
         cpus: allocation.cpus.clone().unwrap_or_default().to_string(),
         memory: allocation.blocks.iter().map(Into::into).collect(),
     });
-    let wholes = ledger.owners().filter(|(_, account)| !account.whole.is_empty());
+    let wholes = ledger.owners().filter(|(_, account)| !account.pod_level.is_empty());
     let pods = wholes.map(|(owner, account)| Pod {
         uid: owner.to_string(),
-        cpus: account.whole.cpus.clone().unwrap_or_default().to_string(),
-        memory: account.whole.blocks.iter().map(Into::into).collect(),
+        cpus: account.pod_level.cpus.clone().unwrap_or_default().to_string(),
+        memory: account.pod_level.blocks.iter().map(Into::into).collect(),
     });
-    Imported {
+    ImportReport {
         containers: containers.collect(),
         shared_cpus: ledger.shared_pool().to_string(),
         pods: pods.collect(),
@@ -228,7 +229,7 @@ mod tests {
         PodResources,
         policy::{TopologyManagerPolicy, TopologyManagerScope},
     };
-    use numaward_store::Loaded;
+    use numaward_store::LoadedLedger;
     use numaward_topology::Bytes;
 
     use super::*;
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(imported.shared_cpus, "0,3-7");
 
         let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
-        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        let LoadedLedger::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
         assert_eq!(describe(&state.ledger), imported);
         // The next admission takes nothing of it away.
         let strategy = policy::strategy(&config, &machine()).unwrap();
@@ -317,8 +318,8 @@ mod tests {
         assert_eq!(cpus, [("db", "1"), ("log", "2-3"), ("web", "2-3")]);
         assert_eq!(imported.shared_cpus, "0,4-7");
         let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
-        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
-        let whole = &state.ledger.owner(&"pod-1".into()).unwrap().whole;
+        let LoadedLedger::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        let whole = &state.ledger.owner(&"pod-1".into()).unwrap().pod_level;
         assert_eq!(whole.cpus.as_ref().unwrap().to_string(), "1-3");
         assert_eq!(strategy.rebase(&state.ledger).0.shared_pool().to_string(), "0,4-7");
     }
@@ -351,7 +352,7 @@ mod tests {
         assert_eq!(imported.pods.iter().map(|pod| &*pod.cpus).collect::<Vec<_>>(), ["1-4"]);
         let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
         let state = loaded.ledger().unwrap();
-        let whole = &state.ledger.owner(&"p1".into()).unwrap().whole;
+        let whole = &state.ledger.owner(&"p1".into()).unwrap().pod_level;
         assert_eq!(whole.cpus, Some("1-4".parse().unwrap()));
     }
 
@@ -401,7 +402,7 @@ mod tests {
         drop(store);
         import(&config, &machine(), None, dir.path(), false).unwrap();
         let (mut store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
-        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        let LoadedLedger::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
         assert_eq!(state, State { ledger: state.ledger.clone(), ..before });
         store.save(&State::default()).unwrap();
         drop(store);
@@ -431,7 +432,7 @@ mod tests {
         drop(xattr_backup::XattrBackup::new(hierarchy.clone(), marks, &before));
         import(&config, &machine(), Some(&hierarchy), dir.path(), false).unwrap();
         let (_store, loaded) = Store::<State>::open(&config.state_directory).unwrap();
-        let Loaded::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
+        let LoadedLedger::Current { ledger: state, .. } = loaded else { panic!("{loaded:?}") };
         assert_eq!((state.applied, state.ledger.allocations().count()), (before.applied, 1));
     }
 

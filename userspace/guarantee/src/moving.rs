@@ -1,6 +1,6 @@
 //! What of a rebalance survives a restart.
 
-use numaward_engine::{Allocation, ContainerName, Move, OwnerId};
+use numaward_engine::{Allocation, ContainerMove, ContainerName, OwnerId};
 use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub struct Moving {
 #[serde(rename_all = "camelCase")]
 pub struct Running {
     /// The moves, in their order.
-    pub moves: Vec<Move>,
+    pub moves: Vec<ContainerMove>,
     /// So many of them are begun and not taken back.
     pub begun: usize,
     /// Whose pages are on their way, if anybody's.

@@ -5,7 +5,7 @@ use numaward_cgroup::CgroupPath;
 use numaward_engine::{self as engine, QosClass};
 use numaward_model::{
     Settings,
-    pod::{PodContainer, PodName, Slice},
+    pod::{GuaranteeSource, PodContainer, PodName},
 };
 use numaward_topology::Bytes;
 use serde::{Deserialize, Serialize};
@@ -120,7 +120,7 @@ pub struct ContainerAsk {
     /// Its cgroup, which may not exist yet.
     pub cgroup: CgroupPath,
     /// Which of its pod's allocations it is, where the pod is admitted as a whole.
-    pub slice: Slice,
+    pub slice: GuaranteeSource,
     /// What its protection follows from.
     pub memory: MemoryAsk,
     /// Whether its pod has a quota of CPU time that stays, whatever becomes of its own.
@@ -138,7 +138,7 @@ impl ContainerAsk {
             Asked::Nothing => false,
             Asked::Container(_) => true,
             Asked::Pod(request) => {
-                self.slice != Slice::Own || request.has_container(&self.name.as_str().into())
+                self.slice != GuaranteeSource::Own || request.has_container(&self.name.as_str().into())
             }
         }
     }

@@ -19,7 +19,7 @@ use numaward_config::{
     policy::{Amount, CpuManagerPolicy, MEMORY_AVAILABLE, MemoryManagerPolicy, MemoryTier, StrategyKind},
 };
 use numaward_engine::{
-    Kubelet, Native, NativeOptions, PolicyConfig, Quantity, Request, StartError, Strategy,
+    KubeletStrategy, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Request, StartError, Strategy,
     kubelet::as_reported_to_kubelet,
     memory_qos::{MemoryQos, MemorySettings, ThrottlingFactor},
     native::memory_tier,
@@ -28,7 +28,7 @@ use numaward_engine::{
         gates::{self, FeatureGates},
     },
 };
-use numaward_topology::{Bytes, CpuSet, Machine, Node, NodeId, NodeSet, ZoneKind};
+use numaward_topology::{Bytes, CpuSet, Machine, NodeId, NodeSet, NumaNode, ZoneKind};
 
 /// The least and the most memory of a node that is kept back by default.
 const KEPT_MEMORY: (Bytes, Bytes) = (Bytes::mib(64), Bytes::gib(1));
@@ -102,22 +102,22 @@ pub fn in_words(problems: &[PolicyError]) -> String {
 }
 
 /// Makes the strategy `native`, or says everything that is wrong.
-fn native(config: &Config, machine: &Machine) -> Result<Native, Vec<PolicyError>> {
+fn native(config: &Config, machine: &Machine) -> Result<NativeStrategy, Vec<PolicyError>> {
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
-    problems.extend(Native::problems(machine, &policy).into_iter().map(PolicyError::from));
+    problems.extend(NativeStrategy::problems(machine, &policy).into_iter().map(PolicyError::from));
     let unknown = config.memory_tiers.keys().filter(|node| !machine.possible_nodes.contains(**node));
     problems.extend(unknown.map(|&node| PolicyError::NoSuchNode { node }));
     if !problems.is_empty() {
         return Err(problems);
     }
     let options = NativeOptions { tiers: config.tiers, memory_tiers: memory_tiers(config, machine) };
-    Native::new(machine, &policy, &options).map_err(|error| vec![error.into()])
+    NativeStrategy::new(machine, &policy, &options).map_err(|error| vec![error.into()])
 }
 
 /// What sort of memory each node has, as configured, or as far as the kernel reports it.
 fn memory_tiers(config: &Config, machine: &Machine) -> BTreeMap<NodeId, MemoryTier> {
-    let reported = |(&id, node): (&NodeId, &Node)| Some((id, memory_tier(node)?));
+    let reported = |(&id, node): (&NodeId, &NumaNode)| Some((id, memory_tier(node)?));
     let mut tiers: BTreeMap<_, _> = machine.nodes.iter().filter_map(reported).collect();
     tiers.extend(config.memory_tiers.iter().map(|(&node, &tier)| (node, tier)));
     tiers
@@ -133,15 +133,15 @@ pub fn nodes_of_unknown_tier(config: &Config, machine: &Machine) -> NodeSet {
 /// Makes the strategy `kubelet`, or says everything that is wrong.
 ///
 /// It gets to see what the kubelet would, or `prefer-align-cpus-by-uncorecache` decides otherwise.
-pub fn kubelet(config: &Config, machine: &Machine) -> Result<Kubelet, Vec<PolicyError>> {
+pub fn kubelet(config: &Config, machine: &Machine) -> Result<KubeletStrategy, Vec<PolicyError>> {
     let machine = &as_reported_to_kubelet(machine);
     let mut problems = Vec::new();
     let policy = engine_policy(config, machine, &mut problems);
-    problems.extend(Kubelet::problems(machine, &policy).into_iter().map(PolicyError::from));
+    problems.extend(KubeletStrategy::problems(machine, &policy).into_iter().map(PolicyError::from));
     if !problems.is_empty() {
         return Err(problems);
     }
-    Kubelet::new(machine, &policy).map_err(|error| vec![error.into()])
+    KubeletStrategy::new(machine, &policy).map_err(|error| vec![error.into()])
 }
 
 /// Memory `QoS` as configured. `default` is what is reserved where nothing is said, `ceiling` stands for the limit of who
@@ -164,7 +164,7 @@ fn throttling(config: &Config) -> Option<ThrottlingFactor> {
     match config.gates().setting(gates::MEMORY_QOS) {
         None => factor,
         Some(false) => None,
-        Some(true) => factor.or(Some(ThrottlingFactor::KUBELET)),
+        Some(true) => factor.or(Some(ThrottlingFactor::KUBELET_DEFAULT)),
     }
 }
 
@@ -252,7 +252,7 @@ fn reservations(
     if let Some(threshold) = thresholds.get(MEMORY_AVAILABLE) {
         let capacity = machine.nodes.values().fold(0, |sum: u64, node| sum.saturating_add(node.memory.0));
         let sum = memory.entry(ZoneKind::Memory).or_default();
-        add(sum, threshold.of(Bytes(capacity)), ("evictionHard", MEMORY_AVAILABLE), problems);
+        add(sum, threshold.resolve(Bytes(capacity)), ("evictionHard", MEMORY_AVAILABLE), problems);
     }
     (Some(memory), cpus)
 }
@@ -279,7 +279,7 @@ fn first_core(machine: &Machine) -> CpuSet {
 
 fn default_memory(machine: &Machine) -> Vec<MemoryReservation> {
     let (least, most) = KEPT_MEMORY;
-    let kept = |node: &Node| {
+    let kept = |node: &NumaNode| {
         let pools = node.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
         let base = node.memory.0.saturating_sub(pools.fold(0, u64::saturating_add));
         (node.memory.0 / 20).clamp(least.0, most.0).min(base)

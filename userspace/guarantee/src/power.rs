@@ -1,10 +1,10 @@
 //! What is configured of the power settings of exclusive CPUs.
 
 use numaward_config::cpu_power::CpuPower;
-use numaward_enforce::power::{PowerKnob, Wanted};
+use numaward_enforce::power::{PowerKnob, PowerTargets};
 
 /// What is configured, as the kernel shows it.
-pub fn power_settings(power: &CpuPower) -> Wanted {
+pub fn power_settings(power: &CpuPower) -> PowerTargets {
     let CpuPower { governor, energy_preference, wake_up_latency } = power;
     let latency =
         wake_up_latency.map(|micros| if micros == 0 { "n/a".to_owned() } else { micros.to_string() });

@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 use numaward_api as api;
 use numaward_cgroup::{
     CgroupPath, EXEC_PARENT, Hierarchy,
-    knob::{Knob, Limit, Value},
+    knob::{Knob, KnobValue, Limit},
     read,
 };
 use numaward_enforce::{Owner, Record};
-use numaward_engine::{self as engine, Allocation, Block, OwnerAccount, OwnerId, Quantity, Resources};
+use numaward_engine::{self as engine, Allocation, MemoryBlock, OwnerAccount, OwnerId, Quantity, Resources};
 use numaward_model::{Settings, Values};
-use numaward_store::{Loaded, SetAside};
+use numaward_store::{LoadedLedger, SetAsideFile};
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
 use crate::{
@@ -30,20 +30,20 @@ use crate::{
 
 /// The state to go on with in this boot: the ledger, or what is known without its last version; and what was set aside.
 pub fn take_over_ledger(
-    loaded: Loaded<State>,
+    loaded: LoadedLedger<State>,
     found: &Found,
     hierarchy: &Hierarchy,
     boot: Option<String>,
-) -> (State, Vec<SetAside>) {
+) -> (State, Vec<SetAsideFile>) {
     let (mut state, set_aside) = match loaded {
-        Loaded::Current { ledger, set_aside } => (ledger, set_aside),
+        LoadedLedger::Current { ledger, set_aside } => (ledger, set_aside),
         // Also if the file was removed: what is held is held.
-        Loaded::Fresh => (rebuild(None, found, hierarchy), Vec::new()),
-        Loaded::Previous { ledger: mut previous, set_aside } => {
+        LoadedLedger::Fresh => (rebuild(None, found, hierarchy), Vec::new()),
+        LoadedLedger::Previous { ledger: mut previous, set_aside } => {
             previous.continue_in(boot.clone());
             (rebuild(Some(previous), found, hierarchy), set_aside)
         }
-        Loaded::Rebuild { set_aside } => (rebuild(None, found, hierarchy), set_aside),
+        LoadedLedger::Rebuild { set_aside } => (rebuild(None, found, hierarchy), set_aside),
     };
     state.continue_in(boot);
     (state, set_aside)
@@ -158,10 +158,10 @@ fn take_over_commands(state: &mut State, hierarchy: &Hierarchy) {
 fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
     let dir = hierarchy.dir(path);
     let name = path.components().last()?.to_owned();
-    let Ok(Value::Cpus(cpus)) = Knob::CpusetCpus.read(&dir) else { return None };
-    let Ok(Value::Nodes(nodes)) = Knob::CpusetMems.read(&dir) else { return None };
-    let Ok(Value::Limit(max)) = Knob::MemoryMax.read(&dir) else { return None };
-    let Ok(Value::Limit(min)) = Knob::MemoryMin.read(&dir) else { return None };
+    let Ok(KnobValue::Cpus(cpus)) = Knob::CpusetCpus.read(&dir) else { return None };
+    let Ok(KnobValue::Nodes(nodes)) = Knob::CpusetMems.read(&dir) else { return None };
+    let Ok(KnobValue::Limit(max)) = Knob::MemoryMax.read(&dir) else { return None };
+    let Ok(KnobValue::Limit(min)) = Knob::MemoryMin.read(&dir) else { return None };
     let Limit::Bytes(memory) = (if min == Limit::Bytes(Bytes(0)) { max } else { min }) else { return None };
     let node = nodes.first()?;
     if cpus.is_empty() || memory.0 == 0 {
@@ -192,7 +192,7 @@ fn of_knobs(hierarchy: &Hierarchy, path: &CgroupPath) -> Option<Mark> {
     let container = engine::ContainerName::from(name.as_str());
     let allocation = Allocation {
         cpus: Some(cpus),
-        blocks: vec![Block { kind: ZoneKind::Memory, affinity: nodes, bytes: memory }],
+        blocks: vec![MemoryBlock { kind: ZoneKind::Memory, affinity: nodes, bytes: memory }],
         // What the first node cannot have is charged to the others.
         placed: [(ZoneKind::Memory, BTreeMap::<NodeId, Bytes>::from([(node, memory)]))].into(),
         ..Allocation::default()

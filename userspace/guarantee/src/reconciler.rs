@@ -10,7 +10,7 @@ use std::{
 };
 
 use numaward_api as api;
-use numaward_engine::{self as engine, Limits};
+use numaward_engine::{self as engine, RebalanceLimits};
 use numaward_model::{Settings, pod::PodName};
 use numaward_topology::{Bytes, NodeId};
 use parking_lot::RwLock;
@@ -91,7 +91,11 @@ impl Reconciler {
     }
 
     /// Plans moves that make a request fit. Nothing is moved.
-    pub async fn plan(&self, request: Request, limits: Limits) -> Result<api::MovePlan, AdmissionError> {
+    pub async fn plan(
+        &self,
+        request: Request,
+        limits: RebalanceLimits,
+    ) -> Result<api::MovePlan, AdmissionError> {
         self.ask(|answer| Command::Plan { request: Box::new(request), limits, answer }).await
     }
 

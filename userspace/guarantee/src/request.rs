@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fmt};
 
 use numaward_api as api;
 use numaward_cgroup::{CgroupPath, knob::Partition};
-use numaward_config::enforcement::{Declared, Size};
-use numaward_engine::{self as engine, Limits, Quantity, Resources, Terms};
+use numaward_config::enforcement::{DeclaredGuarantee, Size};
+use numaward_engine::{self as engine, Quantity, RebalanceLimits, Resources, Terms};
 use numaward_model::pod::PodContainer;
 use numaward_topology::{Bytes, HugepageSize, ZoneKind};
 use serde::{Deserialize, Serialize};
@@ -78,7 +78,7 @@ pub struct Request {
     /// Whether its CPUs become a scheduling domain of their own.
     pub partition: Partition,
     /// What it was declared as, if it was.
-    pub declared: Option<Declared>,
+    pub declared: Option<DeclaredGuarantee>,
 }
 
 impl Request {
@@ -174,7 +174,7 @@ impl Request {
     }
 
     /// The request that is declared for a unit or cgroup.
-    pub fn declared(declared: &Declared, target: api::Target) -> Result<Self, FieldError> {
+    pub fn declared(declared: &DeclaredGuarantee, target: api::Target) -> Result<Self, FieldError> {
         let name = match &target {
             api::Target::Unit(name) => name.clone(),
             api::Target::Cgroup(path) => path.trim_start_matches('/').to_owned(),
@@ -355,8 +355,8 @@ fn terms(asked: &api::AllocationRequest) -> Result<Terms, FieldError> {
 }
 
 /// What may be moved for a request, at most; absent: three workloads, and any amount of memory.
-pub fn limits(moves: Option<u32>, bytes: Option<&str>) -> Result<Limits, FieldError> {
-    let default = Limits::default();
+pub fn limits(moves: Option<u32>, bytes: Option<&str>) -> Result<RebalanceLimits, FieldError> {
+    let default = RebalanceLimits::default();
     let moves = match moves {
         None => default.moves,
         Some(moves) if (1..=MAX_MOVES).contains(&moves) => moves as usize,
@@ -365,7 +365,7 @@ pub fn limits(moves: Option<u32>, bytes: Option<&str>) -> Result<Limits, FieldEr
         }
     };
     let bytes = bytes.map_or(Ok(default.bytes), |text| self::bytes("maxBytes", text))?;
-    Ok(Limits { moves, bytes, ..default })
+    Ok(RebalanceLimits { moves, bytes, ..default })
 }
 
 /// Names are labels of metrics, parts of addresses and, for commands, names of directories.
@@ -582,7 +582,7 @@ mod tests {
 
     #[test]
     fn limits_of_moves_are_checked() {
-        assert_eq!(limits(None, None).unwrap(), Limits::default());
+        assert_eq!(limits(None, None).unwrap(), RebalanceLimits::default());
         let found = limits(Some(2), Some("1Gi")).unwrap();
         assert_eq!((found.moves, found.bytes), (2, Bytes::gib(1)));
         for (moves, bytes, field) in

@@ -13,10 +13,11 @@ use std::{
 
 use numaward_cgroup::CgroupPath;
 use numaward_enforce::{
-    EnabledControllers, Record, interrupts::MovedAway, power::AllHeld, resctrl::Reduced, weights::HeldWeights,
+    EnabledControllers, Record, interrupts::MovedAffinities, power::PowerRecords, resctrl::ReducedWays,
+    weights::WeightRecords,
 };
 use numaward_engine::{OwnerAccount, OwnerId, ledger::NodeAccount};
-use numaward_model::Shared;
+use numaward_model::SharedMap;
 use numaward_topology::{CpuSet, NodeId, NodeSet};
 use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
@@ -57,14 +58,14 @@ struct Stored<'a> {
     steered: Option<&'a BTreeMap<CgroupPath, NodeSet>>,
     homes: Option<&'a BTreeMap<CgroupPath, Home>>,
     left_alone: Option<&'a BTreeMap<CgroupPath, LeftAlone>>,
-    interrupts: Option<&'a MovedAway>,
-    power: Option<&'a AllHeld>,
-    weights: Option<&'a HeldWeights>,
-    cache_ways: Option<&'a Reduced>,
+    interrupts: Option<&'a MovedAffinities>,
+    power: Option<&'a PowerRecords>,
+    weights: Option<&'a WeightRecords>,
+    cache_ways: Option<&'a ReducedWays>,
     releasing: Option<&'a BTreeSet<String>>,
     admitting: Option<&'a BTreeSet<String>>,
-    pods: Option<&'a Shared<String, Admitted>>,
-    containers: Option<&'a Shared<String, Placed>>,
+    pods: Option<&'a SharedMap<String, Admitted>>,
+    containers: Option<&'a SharedMap<String, Placed>>,
     moving: Option<&'a Moving>,
 }
 
@@ -243,7 +244,7 @@ mod tests {
         state.guarantees.get_mut("m").unwrap().id = CgroupId(77);
         is_whole(&mut texts, &state);
         state.guarantees.remove("a");
-        state.ledger = strategy.removed(&state.ledger, &OwnerId::from("a"));
+        state.ledger = strategy.release(&state.ledger, &OwnerId::from("a"));
         is_whole(&mut texts, &state);
         let pod = serde_json::json!({"pod": {"namespace": "n", "name": "p", "uid": "u"}, "sandbox": "s"});
         state.pods.insert("u".to_owned(), serde_json::from_value::<Admitted>(pod).unwrap());

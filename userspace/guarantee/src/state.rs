@@ -8,13 +8,13 @@ use std::{
 
 use numaward_api as api;
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_config::enforcement::Declared;
+use numaward_config::enforcement::DeclaredGuarantee;
 use numaward_enforce::{
-    AppliedSettings, EnabledControllers, interrupts::MovedAway, power::AllHeld, resctrl::Reduced,
-    weights::HeldWeights,
+    AppliedSettings, EnabledControllers, interrupts::MovedAffinities, power::PowerRecords,
+    resctrl::ReducedWays, weights::WeightRecords,
 };
 use numaward_engine::{Ledger, OwnerId, Strategy};
-use numaward_model::{Settings, Shared, pod::PodContainer};
+use numaward_model::{Settings, SharedMap, pod::PodContainer};
 use numaward_topology::NodeSet;
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ pub struct State {
     /// What is promised.
     pub ledger: Ledger,
     /// For whom, by the name of the workload.
-    pub guarantees: Shared<String, Guarantee>,
+    pub guarantees: SharedMap<String, Guarantee>,
     /// What was written where for it.
     #[serde(rename = "book")]
     pub applied: AppliedSettings,
@@ -55,17 +55,17 @@ pub struct State {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_alone: BTreeMap<CgroupPath, LeftAlone>,
     /// What of the kernel's own work is kept off exclusive CPUs.
-    #[serde(default, skip_serializing_if = "MovedAway::is_empty")]
-    pub interrupts: MovedAway,
+    #[serde(default, skip_serializing_if = "MovedAffinities::is_empty")]
+    pub interrupts: MovedAffinities,
     /// Power settings of exclusive CPUs: what was found and what was written.
-    #[serde(default, skip_serializing_if = "AllHeld::is_empty")]
-    pub power: AllHeld,
+    #[serde(default, skip_serializing_if = "PowerRecords::is_empty")]
+    pub power: PowerRecords,
     /// Weights of nodes for weighted-interleave: what was found and what was written.
-    #[serde(default, skip_serializing_if = "HeldWeights::is_empty")]
-    pub weights: HeldWeights,
+    #[serde(default, skip_serializing_if = "WeightRecords::is_empty")]
+    pub weights: WeightRecords,
     /// Ways of L3 caches that resctrl's default group gives up: what was found and what was written.
-    #[serde(default, skip_serializing_if = "Reduced::is_empty")]
-    pub cache_ways: Reduced,
+    #[serde(default, skip_serializing_if = "ReducedWays::is_empty")]
+    pub cache_ways: ReducedWays,
     /// Guarantees whose release was begun: their knobs are being given back, and a start goes on with that.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub releasing: BTreeSet<String>,
@@ -74,10 +74,10 @@ pub struct State {
     pub admitting: BTreeSet<String>,
     /// Pods, or containers of pods, that the engine has admitted, by the name of the owner in the ledger.
     #[serde(default, skip_serializing_if = "is_empty")]
-    pub pods: Shared<String, Admitted>,
+    pub pods: SharedMap<String, Admitted>,
     /// Containers that were placed, by the runtime's id.
     #[serde(default, skip_serializing_if = "is_empty")]
-    pub containers: Shared<String, Placed>,
+    pub containers: SharedMap<String, Placed>,
     /// Workloads that are being moved.
     #[serde(default, skip_serializing_if = "Moving::is_empty")]
     pub moving: Moving,
@@ -190,7 +190,7 @@ impl State {
     }
 }
 
-fn is_empty<V>(map: &Shared<String, V>) -> bool {
+fn is_empty<V>(map: &SharedMap<String, V>) -> bool {
     map.is_empty()
 }
 
@@ -211,10 +211,10 @@ impl State {
             self.guarantees.values_mut().for_each(|guarantee| guarantee.id = CgroupId::NONE);
             self.applied.forget_boot();
             // The kernel has begun anew, and irqbalance with it.
-            self.interrupts = MovedAway::default();
-            self.power = AllHeld::default();
-            self.weights = HeldWeights::default();
-            self.cache_ways = Reduced::default();
+            self.interrupts = MovedAffinities::default();
+            self.power = PowerRecords::default();
+            self.weights = WeightRecords::default();
+            self.cache_ways = ReducedWays::default();
             self.enabled = EnabledControllers::default();
         }
     }
@@ -247,9 +247,9 @@ impl State {
         let request = self.ledger.owner(owner).and_then(|account| account.request.clone());
         // What was never started is given back at once too.
         for container in request.iter().flat_map(|request| request.all_containers()) {
-            self.ledger = strategy.started(&self.ledger, owner, &container.name);
+            self.ledger = strategy.note_started(&self.ledger, owner, &container.name);
         }
-        self.ledger = strategy.removed(&self.ledger, owner);
+        self.ledger = strategy.release(&self.ledger, owner);
     }
 
     /// Undoes admissions that were begun and not finished.
@@ -317,7 +317,7 @@ impl State {
             self.ledger = to.ledger.clone();
             return;
         }
-        self.ledger.patch_owners(&from.ledger, &to.ledger);
+        self.ledger.copy_changed_owners(&from.ledger, &to.ledger);
         self.ledger = strategy.rebase(&self.ledger).0;
     }
 }
@@ -349,7 +349,7 @@ pub struct Guarantee {
     pub settings: Settings,
     /// What it was declared as in the configuration, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub declared: Option<Declared>,
+    pub declared: Option<DeclaredGuarantee>,
     /// Why it was placed there: kept elsewhere.
     #[serde(skip)]
     pub explanation: api::Explanation,
@@ -427,7 +427,7 @@ mod tests {
         assert!(state.ledger.allocations().map(|(_, _, held)| held).eq(&held));
         let node = held[0].memory_nodes().first().unwrap();
         let account = state.ledger.nodes()[&node].kinds[&ZoneKind::Memory];
-        assert_eq!((account.free, account.promised), (Bytes(0), Bytes::gib(3)), "more than there is");
+        assert_eq!((account.free, account.guaranteed), (Bytes(0), Bytes::gib(3)), "more than there is");
         let missing = Bytes(Bytes::gib(3).0 - account.allocatable.0);
         assert!(uncovered.iter().map(|part| (part.owner.as_str(), part.block.bytes)).eq([("a", missing)]));
         let other = NodeId(1 - node.0);
@@ -499,16 +499,16 @@ mod tests {
 
     #[test]
     fn in_another_boot_no_interrupt_is_moved_nothing_is_set_and_no_controller_is_ours() {
-        let moved = MovedAway { banned: Some("3".parse().unwrap()), ..MovedAway::default() };
+        let moved = MovedAffinities { banned: Some("3".parse().unwrap()), ..MovedAffinities::default() };
         let enabled = serde_json::json!({"/a": {"id": 7, "controllers": ["cpuset"]}});
         let enabled: EnabledControllers = serde_json::from_value(enabled).unwrap();
         let power =
             serde_json::json!({"/f": {"knob": "governor", "cpus": "1", "found": "a", "written": "b"}});
-        let power: AllHeld = serde_json::from_value(power).unwrap();
+        let power: PowerRecords = serde_json::from_value(power).unwrap();
         let ways = serde_json::json!({"L3": {"0": {"found": 255, "written": [240]}}});
-        let ways: Reduced = serde_json::from_value(ways).unwrap();
+        let ways: ReducedWays = serde_json::from_value(ways).unwrap();
         let weights = serde_json::json!({"nodes": {"0": {"found": 1, "written": 3}}, "auto": {"0": 1}});
-        let weights: HeldWeights = serde_json::from_value(weights).unwrap();
+        let weights: WeightRecords = serde_json::from_value(weights).unwrap();
         let mut state = State {
             interrupts: moved.clone(),
             power: power.clone(),

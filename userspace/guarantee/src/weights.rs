@@ -1,12 +1,15 @@
 //! What is configured of the weights of nodes for weighted-interleave.
 
 use numaward_config::interleave_weights::{InterleaveWeights, WeightSource};
-use numaward_enforce::weights::{WEIGHTS, Wanted, Weights, by_bandwidth};
+use numaward_enforce::weights::{NodeWeights, WEIGHTS, Weights, by_bandwidth};
 
 /// The weights that a host's nodes are to have, and why some do not get what is configured; else why that cannot be known now.
-pub fn interleave_weights(of: &InterleaveWeights, host: &Weights) -> Result<(Wanted, Vec<String>), String> {
+pub fn interleave_weights(
+    of: &InterleaveWeights,
+    host: &Weights,
+) -> Result<(NodeWeights, Vec<String>), String> {
     if of.source == WeightSource::Keep {
-        return Ok((Wanted::new(), Vec::new()));
+        return Ok((NodeWeights::new(), Vec::new()));
     }
     if !host.is_here() {
         return Err(format!("there is no /{WEIGHTS}, which Linux 6.9 is the first to have"));

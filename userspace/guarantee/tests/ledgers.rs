@@ -7,7 +7,7 @@
 use std::{fs, path::Path};
 
 use numaward_guarantee::state::State;
-use numaward_store::{Loaded, Store};
+use numaward_store::{LoadedLedger, Store};
 use serde_json::Value;
 
 /// The parts of `kept` that `now` does not hold, as JSON pointers (RFC 6901).
@@ -42,7 +42,8 @@ fn ledgers_of_all_releases_are_kept_and_read_by_them_again() {
             let stored = dir.path().join("ledger.json");
             fs::copy(&file, &stored).unwrap();
             let (mut store, loaded) = Store::<State>::open(dir.path()).unwrap();
-            let (Loaded::Current { ledger: state, .. } | Loaded::Previous { ledger: state, .. }) = loaded
+            let (LoadedLedger::Current { ledger: state, .. } | LoadedLedger::Previous { ledger: state, .. }) =
+                loaded
             else {
                 panic!("{}: {loaded:?}", file.display())
             };

@@ -1,4 +1,4 @@
-//! What the files of [`Access`] hold: a bearer token, the daemon's certificate, the authorities of its clients.
+//! What the files of [`AccessCredentials`] hold: a bearer token, the daemon's certificate, the authorities of its clients.
 
 use std::{
     fmt, fs,
@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use numaward_config::{Access, Tls};
+use numaward_config::{AccessCredentials, Tls};
 use numaward_model::FileStamp;
 use tokio_rustls::rustls::{
     RootCertStore, ServerConfig,
@@ -51,7 +51,7 @@ pub(crate) struct Credentials {
 }
 
 /// The versions of the files that are there now; none for one that is not.
-pub(crate) fn stamps(access: &Access) -> Vec<Option<FileStamp>> {
+pub(crate) fn stamps(access: &AccessCredentials) -> Vec<Option<FileStamp>> {
     let Tls { cert_file, key_file, client_ca_file, client_crl_file, client_names: _ } = &access.tls;
     let files = [&access.token_file, cert_file, key_file, client_ca_file, client_crl_file];
     let stamp = |path| fs::metadata(path).ok().as_ref().map(FileStamp::new);
@@ -59,7 +59,7 @@ pub(crate) fn stamps(access: &Access) -> Vec<Option<FileStamp>> {
 }
 
 impl Credentials {
-    pub(crate) fn read(access: &Access) -> Result<Self, CredentialError> {
+    pub(crate) fn read(access: &AccessCredentials) -> Result<Self, CredentialError> {
         let Tls { client_ca_file, client_names, .. } = &access.tls;
         let name = |name: &String| {
             ServerName::try_from(name.clone()).map_err(|_| {

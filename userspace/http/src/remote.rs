@@ -2,7 +2,7 @@
 //!
 //! Problem: on a socket of this host the kernel says who asks; over TCP a client has to prove that it may.
 //!
-//! Terms: the *credentials* are what the files of [`Access`] hold: a bearer token (RFC 6750), and for TLS the
+//! Terms: the *credentials* are what the files of [`AccessCredentials`] hold: a bearer token (RFC 6750), and for TLS the
 //! daemon's certificate and the authorities of client certificates. Where both are configured, either will do.
 //!
 //! Algorithm: with each connection and each request the files are looked at, and read anew if they changed.
@@ -21,7 +21,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::{FutureExt as _, future::BoxFuture};
-use numaward_config::Access;
+use numaward_config::AccessCredentials;
 use numaward_model::FileStamp;
 use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
@@ -44,7 +44,7 @@ const HEALTH: [&str; 2] = ["/livez", "/readyz"];
 /// Decides who may reach an address.
 #[derive(Debug)]
 pub struct Gate {
-    access: Access,
+    access: AccessCredentials,
     /// What the files hold, and which versions of them.
     current: Mutex<(Vec<Option<FileStamp>>, Arc<Credentials>)>,
     denials: Denials,
@@ -52,7 +52,7 @@ pub struct Gate {
 
 impl Gate {
     /// Reads the credentials.
-    pub fn open(access: impl Into<Access>) -> Result<Arc<Self>, CredentialError> {
+    pub fn open(access: impl Into<AccessCredentials>) -> Result<Arc<Self>, CredentialError> {
         let access = access.into();
         // Before the files are read: a change meanwhile is seen later.
         let seen = stamps(&access);
@@ -157,13 +157,13 @@ impl IntoResponse for Denied {
 
 /// By what a client may reach an address.
 fn judge_request(
-    access: &Access,
+    access: &AccessCredentials,
     credentials: &Credentials,
     certificate: Certificate,
     headers: &HeaderMap,
 ) -> Result<&'static str, Denied> {
     const BEARER: &str = "Bearer realm=\"numaward\"";
-    let Access { token_key, tls_key, .. } = access;
+    let AccessCredentials { token_key, tls_key, .. } = access;
     let denied = |status, challenge, reason| Err(Denied { status, challenge, reason });
     let unauthorized =
         |challenge, reason: String| denied(StatusCode::UNAUTHORIZED, Some(challenge), reason.into());
@@ -248,7 +248,7 @@ pub(crate) async fn authorize_reading(
     if HEALTH.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    let Access { token_file, tls, .. } = &gate.access;
+    let AccessCredentials { token_file, tls, .. } = &gate.access;
     if token_file.is_none() && tls.client_ca_file.is_none() {
         return next.run(request).await;
     }

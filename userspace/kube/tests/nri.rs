@@ -22,7 +22,7 @@ use std::{
 };
 
 use numaward_config::{
-    kubernetes::{Nri, WhenPinned},
+    kubernetes::{Nri, PinnedPolicy},
     policy::MemoryPolicy,
 };
 use numaward_kube::nri::{
@@ -791,7 +791,7 @@ async fn answers_and_calls_may_be_longer_than_the_runtimes_buffer() {
 
 #[tokio::test(start_paused = true)]
 async fn two_plugins_that_pin_exclude_each_other_unless_one_yields() {
-    for when_pinned in [WhenPinned::Override, WhenPinned::Yield] {
+    for when_pinned in [PinnedPolicy::Override, PinnedPolicy::Yield] {
         let rig = Rig::new(Config::containerd_2_1(online())).await;
         let plugin = Nri {
             plugin_name: "second".parse().unwrap(),
@@ -804,7 +804,7 @@ async fn two_plugins_that_pin_exclude_each_other_unless_one_yields() {
         assert!(rig.runtime.has_plugins(&[PLUGIN, "95-second"]).await);
         rig.runtime.run_pod(&pod("p1")).await.unwrap();
         let created = rig.runtime.create_container(&container("c1")).await;
-        if when_pinned == WhenPinned::Override {
+        if when_pinned == PinnedPolicy::Override {
             let error = created.unwrap_err();
             assert!(
                 error.contains(r#"plugins "95-second" and "90-numaward" both tried to set CPU pinning"#),

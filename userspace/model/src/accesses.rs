@@ -7,7 +7,7 @@ use numaward_topology::NodeId;
 
 /// How accesses are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CountedBy {
+pub enum CountingMethod {
     /// The processor counts them.
     Hardware,
     /// NUMA balancing samples them, in pages.
@@ -18,7 +18,7 @@ pub enum CountedBy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accesses {
     /// How they are counted. Numbers that were counted otherwise cannot be compared.
-    pub by: CountedBy,
+    pub by: CountingMethod,
     /// To memory of the CPU's node.
     pub local: u64,
     /// To memory of other nodes.

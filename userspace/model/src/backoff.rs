@@ -30,7 +30,7 @@ impl Retry {
     }
 
     /// It is tried, or looked at: the next time comes later.
-    pub fn put_off(&mut self, now: Instant) {
+    pub fn postpone(&mut self, now: Instant) {
         self.due = now + self.waits.next().unwrap_or_default();
     }
 }
@@ -55,7 +55,7 @@ mod tests {
         let now = Instant::now();
         let mut retry = Retry::new(now, Duration::from_secs(2), Duration::from_mins(1));
         assert!(retry.is_due(now));
-        retry.put_off(now);
+        retry.postpone(now);
         assert!(!retry.is_due(now) && retry.is_due(now + Duration::from_secs(2)));
     }
 }

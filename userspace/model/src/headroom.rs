@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_engine::Conditions;
+use numaward_engine::HostConditions;
 use numaward_topology::{Bytes, NodeId};
 
 /// For how long there has to be enough until a node is no longer low.
-pub const CALM: Duration = Duration::from_secs(30);
+pub const RECOVERY_TIME: Duration = Duration::from_secs(30);
 
 /// What the guard saw last. Readers keep an `Arc` of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,11 +20,11 @@ pub struct Headroom {
     /// whose memory could not be read is not in it, and has none.
     pub spare: BTreeMap<NodeId, Bytes>,
     /// Workloads without a guarantee, where a node is low or tight and somebody is to act.
-    pub others: Vec<OtherWorkload>,
+    pub others: Vec<UnguaranteedWorkload>,
     /// Whether their page cache was read.
     pub is_cache_read: bool,
     /// What decisions have to heed; nothing with the strategy `kubelet`. As long as it is the same one, it did not change.
-    pub conditions: Arc<Conditions>,
+    pub conditions: Arc<HostConditions>,
 }
 
 impl Headroom {
@@ -57,24 +57,24 @@ pub struct NodeHeadroom {
 
 impl NodeHeadroom {
     /// What is available beyond what is promised, in bytes; below zero where a promise cannot be kept.
-    pub fn room(&self) -> i64 {
+    pub fn headroom_bytes(&self) -> i64 {
         self.obtainable.0.cast_signed().saturating_sub_unsigned(self.unused.0)
     }
 
     /// What is available beyond what is promised and the margin.
     pub fn spare(&self) -> Bytes {
-        Bytes(self.room().saturating_sub_unsigned(self.margin.0).max(0).cast_unsigned())
+        Bytes(self.headroom_bytes().saturating_sub_unsigned(self.margin.0).max(0).cast_unsigned())
     }
 
     /// Returns true where there is so much that the node need not be low any more: twice what [`NodeHeadroom::is_short`] asks for.
-    pub fn has_enough(&self) -> bool {
-        self.room() >= self.margin_of_unused().saturating_mul(2).cast_signed()
+    pub fn has_recovered(&self) -> bool {
+        self.headroom_bytes() >= self.margin_of_unused().saturating_mul(2).cast_signed()
     }
 
     /// Returns true where what is promised and not used may not be there when it is asked for: there is less room than the margin. On a
     /// node that its owners have filled themselves, nothing is missing.
     pub fn is_short(&self) -> bool {
-        self.room() < self.margin_of_unused().cast_signed()
+        self.headroom_bytes() < self.margin_of_unused().cast_signed()
     }
 
     /// The margin; a larger one than what is promised and not used would be for nobody.
@@ -84,13 +84,13 @@ impl NodeHeadroom {
 
     /// What of this has to become free for the node not to be tight any more: all that is promised and not used, with twice
     /// the margin, but at most twice as much.
-    pub fn not_free(&self) -> Bytes {
+    pub fn bytes_to_free(&self) -> Bytes {
         self.lacks(self.margin.0.saturating_mul(2))
     }
 
     /// Whether the node is to be tight from now on, or still.
-    pub fn seems_tight(&self, was: bool) -> bool {
-        let lacks = if was { self.not_free() } else { self.lacks(self.margin.0) };
+    pub fn becomes_tight(&self, was: bool) -> bool {
+        let lacks = if was { self.bytes_to_free() } else { self.lacks(self.margin.0) };
         lacks.0 > 0
     }
 
@@ -102,7 +102,7 @@ impl NodeHeadroom {
 
 /// A workload without a guarantee, with none above it or below it either.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OtherWorkload {
+pub struct UnguaranteedWorkload {
     /// Its cgroup.
     pub cgroup: CgroupPath,
     /// Which cgroup of that path.
@@ -114,7 +114,7 @@ pub struct OtherWorkload {
     pub cache: Vec<(NodeId, Bytes)>,
 }
 
-impl OtherWorkload {
+impl UnguaranteedWorkload {
     /// What it has of that on a node that is low.
     pub fn on(&self, node: NodeId) -> Bytes {
         on(&self.resident, node)

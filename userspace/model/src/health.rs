@@ -64,7 +64,7 @@ pub struct Heartbeats(Arc<Threads>);
 struct Threads {
     start: Instant,
     hearts: Mutex<BTreeMap<&'static str, Heartbeat>>,
-    ended: OnceLock<Ended>,
+    ended: OnceLock<EndedThread>,
 }
 
 /// The pulse of a thread.
@@ -119,7 +119,7 @@ impl Heartbeat {
     silent.as_secs(),
     limit.as_secs()
 )]
-pub struct Late {
+pub struct LateThread {
     thread: &'static str,
     silent: Duration,
     limit: Duration,
@@ -128,7 +128,7 @@ pub struct Late {
 /// A core thread that ended unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the thread {thread} {}", if *.panicked { "panicked" } else { "ended, and nothing had asked it to" })]
-pub struct Ended {
+pub struct EndedThread {
     thread: &'static str,
     panicked: bool,
 }
@@ -145,7 +145,7 @@ impl Heartbeats {
     }
 
     /// A heart that beats now for the first time, and has to beat again within `limit`.
-    pub fn heart(&self, name: &'static str, limit: Duration) -> Heartbeat {
+    pub fn register(&self, name: &'static str, limit: Duration) -> Heartbeat {
         let heart = Heartbeat { start: self.0.start, limit, last_millis: Arc::default() };
         heart.beat();
         self.hearts().insert(name, heart.clone());
@@ -161,7 +161,7 @@ impl Heartbeats {
         stop: &CancellationToken,
         run: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
-        let heart = self.heart(name, limit);
+        let heart = self.register(name, limit);
         let heartbeats = self.clone();
         let guard = EndGuard { heartbeats, name, heart: Some(heart.clone()), stop: stop.clone() };
         thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -186,15 +186,15 @@ impl Heartbeats {
     }
 
     /// The first thread, in the order of their names, that has not beaten for too long.
-    pub fn late(&self) -> Option<Late> {
+    pub fn late_thread(&self) -> Option<LateThread> {
         self.hearts().iter().find_map(|(&thread, heart)| {
             let (silent, limit) = (heart.silent()?, heart.limit);
-            (silent >= limit).then_some(Late { thread, silent, limit })
+            (silent >= limit).then_some(LateThread { thread, silent, limit })
         })
     }
 
     /// The first thread that ended unasked.
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended_thread(&self) -> Option<EndedThread> {
         self.0.ended.get().copied()
     }
 }
@@ -215,7 +215,7 @@ impl Drop for EndGuard {
         self.heart.iter().for_each(Heartbeat::rest);
         if panicked || !is_asked {
             // Only the first one is the cause.
-            let _ = self.heartbeats.0.ended.set(Ended { thread: self.name, panicked });
+            let _ = self.heartbeats.0.ended.set(EndedThread { thread: self.name, panicked });
             self.stop.cancel();
         }
     }
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_thread_that_does_not_beat_is_late_unless_it_rests() {
         let (heartbeats, stop) = (Heartbeats::default(), CancellationToken::new());
-        heartbeats.heart("beats", ALWAYS);
+        heartbeats.register("beats", ALWAYS);
         let (go, wait) = mpsc::channel::<fn()>();
         let (done, is_done) = mpsc::channel();
         let hangs = move || {
@@ -266,7 +266,7 @@ mod tests {
         let late_after = |step| {
             go.send(step).unwrap();
             is_done.recv().unwrap();
-            heartbeats.late().map(|late| late.to_string())
+            heartbeats.late_thread().map(|late| late.to_string())
         };
         let late = late_after(beat).unwrap();
         assert!(late.starts_with("the thread hangs has not responded for 0 s"), "{late}");
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(late_after(rest), None);
         drop(go);
         thread.join().unwrap();
-        assert_eq!((heartbeats.ended(), stop.is_cancelled()), (None, false), "it rested");
+        assert_eq!((heartbeats.ended_thread(), stop.is_cancelled()), (None, false), "it rested");
     }
 
     #[test]
@@ -287,8 +287,8 @@ mod tests {
             let run = move || assert!(!panics, "as the test wants");
             let _ = heartbeats.spawn("it", NEVER, &stop, run).unwrap().join();
             assert!(stop.is_cancelled());
-            assert_eq!(heartbeats.ended().unwrap().to_string(), expected);
-            assert_eq!(heartbeats.late(), None, "what has ended is not late as well");
+            assert_eq!(heartbeats.ended_thread().unwrap().to_string(), expected);
+            assert_eq!(heartbeats.late_thread(), None, "what has ended is not late as well");
         }
     }
 
@@ -297,6 +297,6 @@ mod tests {
         let (heartbeats, stop) = (Heartbeats::default(), CancellationToken::new());
         stop.cancel();
         heartbeats.spawn("it", NEVER, &stop, || {}).unwrap().join().unwrap();
-        assert_eq!(heartbeats.ended(), None);
+        assert_eq!(heartbeats.ended_thread(), None);
     }
 }

@@ -1,8 +1,8 @@
 //! The daemon's words: what its parts say to each other, as plain types.
 //!
-//! - [`Promises`] are what is promised to whom; [`Settings`] what a cgroup is to hold for it.
+//! - [`Guarantees`] are what is promised to whom; [`Settings`] what a cgroup is to hold for it.
 //! - [`pod`] names pods and containers.
-//! - [`Report`] is an event on its way to those who read it.
+//! - [`EventReport`] is an event on its way to those who read it.
 //! - [`snapshot`] is what a scrape serves; [`headroom`] what the guard saw last.
 //! - [`accesses`] says which node's memory workloads use.
 //! - [`backoff`] and [`Retry`] say when what failed is tried again.
@@ -37,8 +37,8 @@ pub use self::{
     backoff::{Retry, backoff},
     error::error_chain,
     file_stamp::FileStamp,
-    promise::{Promise, Promises, placed},
-    report::Report,
+    promise::{Guarantees, WorkloadGuarantee, placed},
+    report::EventReport,
     settings::{Settings, SettingsError, ValueError, Values},
-    shared::Shared,
+    shared::SharedMap,
 };

@@ -22,14 +22,15 @@ pub const POD_SHARE: &str = "(pod)";
 /// Out of what a container is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Slice {
+pub enum GuaranteeSource {
     /// Its own.
     #[default]
     Own,
     /// What the pod holds as a whole, beside other containers ([`POD_SHARE`]).
     Pod,
     /// The same, before those that run together.
-    PodAtFirst,
+    #[serde(rename = "podAtFirst")]
+    PodInit,
     /// A part of what the pod holds as a whole, by its own name, which others have a part of as well.
     Part,
 }
@@ -50,7 +51,7 @@ pub struct PodContainer {
     pub owner: String,
     /// Which of the owner's allocations it is.
     #[serde(default)]
-    pub slice: Slice,
+    pub slice: GuaranteeSource,
 }
 
 impl PodContainer {
@@ -60,16 +61,16 @@ impl PodContainer {
     }
 
     /// The name of its allocation in its owner's account.
-    pub fn slice_name(&self) -> ContainerName {
+    pub fn ledger_name(&self) -> ContainerName {
         match self.slice {
-            Slice::Own | Slice::Part => self.container.as_str().into(),
-            Slice::Pod | Slice::PodAtFirst => POD_SHARE.into(),
+            GuaranteeSource::Own | GuaranteeSource::Part => self.container.as_str().into(),
+            GuaranteeSource::Pod | GuaranteeSource::PodInit => POD_SHARE.into(),
         }
     }
 
     /// Whether it shares what its pod holds as a whole.
     pub fn shares_pod(&self) -> bool {
-        self.slice != Slice::Own
+        self.slice != GuaranteeSource::Own
     }
 }
 

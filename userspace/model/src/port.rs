@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use numaward_cgroup::{CgroupPath, Event};
+use numaward_cgroup::{CgroupEvent, CgroupPath};
 use numaward_topology::Machine;
 
-use crate::{Promises, Report, accesses::WorkloadAccesses, headroom::Headroom};
+use crate::{EventReport, Guarantees, accesses::WorkloadAccesses, headroom::Headroom};
 
 /// The machine as it is now.
 pub trait MachineSource: Send + Sync {
@@ -17,13 +17,13 @@ pub trait MachineSource: Send + Sync {
 /// may be called after it.
 pub trait AssignmentSink: Send + Sync {
     /// This is assigned now.
-    fn assigned(&self, promises: Promises);
+    fn publish_guarantees(&self, promises: Guarantees);
 }
 
 /// Takes events.
 pub trait EventSink: Send + Sync {
     /// Reports an event; `cgroup` is that of the workload it concerns, if there is one.
-    fn report(&self, cgroup: Option<&CgroupPath>, report: Report);
+    fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport);
 }
 
 /// Knows whether the nodes can keep what is promised on them.
@@ -40,7 +40,7 @@ pub trait AccessSource: Send + Sync {
 }
 
 /// Takes news of cgroups; `false`: no more.
-pub type CgroupListener = Box<dyn Fn(&[Event]) -> bool + Send + Sync>;
+pub type CgroupListener = Box<dyn Fn(&[CgroupEvent]) -> bool + Send + Sync>;
 
 /// Knows which cgroups come and go.
 pub trait CgroupEvents: Send + Sync {
@@ -51,7 +51,7 @@ pub trait CgroupEvents: Send + Sync {
 /// Takes the names of containers of pods.
 pub trait ContainerNames: Send + Sync {
     /// The names, `NAMESPACE/POD/CONTAINER`, by the runtime's ids; where they are `all` there are, others are forgotten.
-    fn containers_are(&self, named: Vec<(String, String)>, all: bool);
+    fn update_containers(&self, named: Vec<(String, String)>, all: bool);
     /// A container is gone.
-    fn container_is_gone(&self, id: &str);
+    fn remove_container(&self, id: &str);
 }

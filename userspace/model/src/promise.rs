@@ -4,15 +4,15 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api::PodContainer;
 use numaward_cgroup::{CgroupId, CgroupPath};
-use numaward_engine::{Allocation, Block, Ledger, OwnerId};
+use numaward_engine::{Allocation, Ledger, MemoryBlock, OwnerId};
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
 /// What others need to know of what is promised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Promises {
+pub struct Guarantees {
     /// Workloads with an allocation, in the order of their cgroups' ids. Of two of these, what did not change in
     /// between is the same.
-    workloads: Vec<Arc<Promise>>,
+    workloads: Vec<Arc<WorkloadGuarantee>>,
     /// The engine's ledger.
     pub ledger: Ledger,
     /// CPUs that can still become exclusive.
@@ -23,20 +23,20 @@ pub struct Promises {
     pub unfit: Option<String>,
 }
 
-impl Promises {
+impl Guarantees {
     /// Those to these workloads.
-    pub fn new(mut workloads: Vec<Arc<Promise>>, ledger: Ledger) -> Self {
+    pub fn new(mut workloads: Vec<Arc<WorkloadGuarantee>>, ledger: Ledger) -> Self {
         workloads.sort_by_key(|promise| promise.id);
         Self { workloads, ledger, ..Self::default() }
     }
 
     /// Workloads with an allocation, in the order of their cgroups' ids.
-    pub fn workloads(&self) -> &[Arc<Promise>] {
+    pub fn workloads(&self) -> &[Arc<WorkloadGuarantee>] {
         &self.workloads
     }
 
     /// What is promised to the workload with this cgroup.
-    pub fn of(&self, id: CgroupId) -> Option<&Arc<Promise>> {
+    pub fn get(&self, id: CgroupId) -> Option<&Arc<WorkloadGuarantee>> {
         self.workloads.get(self.place(id).ok()?)
     }
 
@@ -55,7 +55,7 @@ impl Promises {
     }
 
     /// Adds one.
-    pub fn insert(&mut self, promise: Promise) {
+    pub fn insert(&mut self, promise: WorkloadGuarantee) {
         let promise = Arc::new(promise);
         match self.place(promise.id) {
             Ok(index) => self.workloads[index] = promise,
@@ -70,14 +70,14 @@ impl Promises {
 
     /// The nodes on which memory is promised to the workload with this cgroup; none where only CPUs are.
     pub fn nodes_of(&self, id: CgroupId) -> Option<&NodeSet> {
-        let promise = self.of(id)?;
+        let promise = self.get(id)?;
         (!promise.nodes.is_empty()).then_some(&promise.nodes)
     }
 }
 
 /// A workload with an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Promise {
+pub struct WorkloadGuarantee {
     /// The path of its cgroup.
     pub cgroup: CgroupPath,
     /// Which cgroup of that path.
@@ -95,23 +95,23 @@ pub struct Promise {
     /// Whether what it has beyond its promise may lie on any node.
     pub is_burstable: bool,
     /// Memory promised to it, at most one block a kind.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<MemoryBlock>,
     /// The same, by kind and the node that is charged.
     pub placed: Vec<(ZoneKind, NodeId, Bytes)>,
     /// Those of its CPUs that are offline.
     pub offline_cpus: CpuSet,
     /// Memory promised to it that the machine does not have (any more).
-    pub uncovered: Vec<Block>,
+    pub uncovered: Vec<MemoryBlock>,
 }
 
-impl Promise {
+impl WorkloadGuarantee {
     /// The CPUs that nobody else may use.
     pub fn held_cpus(&self) -> CpuSet {
         &self.cpus | &self.hidden_cpus
     }
 }
 
-/// Memory of an allocation, by kind and the node that is charged: [`Promise::placed`].
+/// Memory of an allocation, by kind and the node that is charged: [`WorkloadGuarantee::placed`].
 pub fn placed(allocation: &Allocation) -> Vec<(ZoneKind, NodeId, Bytes)> {
     let by_kind = allocation.placed.iter();
     by_kind.flat_map(|(kind, nodes)| nodes.iter().map(|(node, bytes)| (*kind, *node, *bytes))).collect()

@@ -6,7 +6,7 @@ use numaward_api::{EventKind, Severity};
 
 /// An event as it is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct EventReport {
     /// What sort of event it is.
     pub kind: EventKind,
     /// How bad it is.
@@ -21,7 +21,7 @@ pub struct Report {
     pub details: BTreeMap<String, String>,
 }
 
-impl Report {
+impl EventReport {
     /// An event of a kind, as a sentence that stands by itself.
     pub fn new(kind: EventKind, message: impl Into<String>) -> Self {
         Self {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use numaward_cgroup::knob::{Knob, Limit, Partition, Quota, Value};
+use numaward_cgroup::knob::{Knob, KnobValue, Limit, Partition, Quota};
 use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet};
 use serde::{Deserialize, Serialize};
 
@@ -46,16 +46,18 @@ impl Settings {
             (Knob::MemoryHigh, self.memory_high),
             (Knob::MemoryMax, self.memory_max),
         ];
-        let mut values: BTreeMap<Knob, Value> = limits
+        let mut values: BTreeMap<Knob, KnobValue> = limits
             .into_iter()
-            .filter_map(|(knob, limit)| Some((knob, Value::Limit(limit?))))
-            .chain(self.hugetlb.iter().map(|(&size, &limit)| (Knob::HugetlbMax(size), Value::Limit(limit))))
+            .filter_map(|(knob, limit)| Some((knob, KnobValue::Limit(limit?))))
+            .chain(
+                self.hugetlb.iter().map(|(&size, &limit)| (Knob::HugetlbMax(size), KnobValue::Limit(limit))),
+            )
             .collect();
-        values.extend(self.cpu_max.map(|quota| (Knob::CpuMax, Value::Quota(quota))));
-        values.extend(self.cpus.clone().map(|cpus| (Knob::CpusetCpus, Value::Cpus(cpus))));
-        values.extend(self.mems.clone().map(|mems| (Knob::CpusetMems, Value::Nodes(mems))));
+        values.extend(self.cpu_max.map(|quota| (Knob::CpuMax, KnobValue::Quota(quota))));
+        values.extend(self.cpus.clone().map(|cpus| (Knob::CpusetCpus, KnobValue::Cpus(cpus))));
+        values.extend(self.mems.clone().map(|mems| (Knob::CpusetMems, KnobValue::Nodes(mems))));
         values.extend(
-            self.partition.map(|partition| (Knob::CpusetPartition, Value::Partition(partition.into()))),
+            self.partition.map(|partition| (Knob::CpusetPartition, KnobValue::Partition(partition.into()))),
         );
         Values(values)
     }
@@ -75,18 +77,18 @@ impl Settings {
     }
 
     /// What the parent claims besides by this knob of protection.
-    pub fn beside_for(&self, knob: Knob) -> Option<Limit> {
+    pub fn sibling_claim(&self, knob: Knob) -> Option<Limit> {
         let claims = self.protection(knob).is_some_and(|claim| claim > Limit::Bytes(Bytes(0)));
         self.beside.filter(|_| claims).map(Limit::Bytes)
     }
 
     /// Whether the parent's `cpu.max` is lifted.
-    pub fn lifts_quota_above(&self) -> bool {
+    pub fn lifts_parent_quota(&self) -> bool {
         self.lifts_parent && self.cpu_max == Some(Quota::Max)
     }
 
     /// Whether the CPUs are to be a scheduling domain of their own.
-    pub fn wants_partition(&self) -> bool {
+    pub fn has_partition(&self) -> bool {
         self.partition.is_some_and(|partition| partition != Partition::Member)
     }
 
@@ -98,7 +100,7 @@ impl Settings {
         if self.mems.as_ref().is_some_and(NodeSet::is_empty) {
             return Err(SettingsError::EmptySet { knob: Knob::CpusetMems });
         }
-        if self.wants_partition() && self.cpus.is_none() {
+        if self.has_partition() && self.cpus.is_none() {
             return Err(SettingsError::PartitionWithoutCpus);
         }
         Ok(())
@@ -122,7 +124,7 @@ pub enum SettingsError {
 /// Values of knobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<Knob, String>", into = "BTreeMap<Knob, String>")]
-pub struct Values(pub BTreeMap<Knob, Value>);
+pub struct Values(pub BTreeMap<Knob, KnobValue>);
 
 impl From<Values> for BTreeMap<Knob, String> {
     fn from(values: Values) -> Self {
@@ -178,17 +180,17 @@ impl TryFrom<Stored> for Settings {
         let mut settings = Self { lifts_parent, beside, ..Self::default() };
         for (knob, value) in values.0 {
             match (knob, value) {
-                (Knob::CpusetCpus, Value::Cpus(cpus)) => settings.cpus = Some(cpus),
-                (Knob::CpusetMems, Value::Nodes(mems)) => settings.mems = Some(mems),
-                (Knob::CpusetPartition, Value::Partition(state)) if state.invalid.is_none() => {
+                (Knob::CpusetCpus, KnobValue::Cpus(cpus)) => settings.cpus = Some(cpus),
+                (Knob::CpusetMems, KnobValue::Nodes(mems)) => settings.mems = Some(mems),
+                (Knob::CpusetPartition, KnobValue::Partition(state)) if state.invalid.is_none() => {
                     settings.partition = Some(state.partition);
                 }
-                (Knob::MemoryMin, Value::Limit(limit)) => settings.memory_min = Some(limit),
-                (Knob::MemoryLow, Value::Limit(limit)) => settings.memory_low = Some(limit),
-                (Knob::MemoryHigh, Value::Limit(limit)) => settings.memory_high = Some(limit),
-                (Knob::MemoryMax, Value::Limit(limit)) => settings.memory_max = Some(limit),
-                (Knob::CpuMax, Value::Quota(quota)) => settings.cpu_max = Some(quota),
-                (Knob::HugetlbMax(size), Value::Limit(limit)) => {
+                (Knob::MemoryMin, KnobValue::Limit(limit)) => settings.memory_min = Some(limit),
+                (Knob::MemoryLow, KnobValue::Limit(limit)) => settings.memory_low = Some(limit),
+                (Knob::MemoryHigh, KnobValue::Limit(limit)) => settings.memory_high = Some(limit),
+                (Knob::MemoryMax, KnobValue::Limit(limit)) => settings.memory_max = Some(limit),
+                (Knob::CpuMax, KnobValue::Quota(quota)) => settings.cpu_max = Some(quota),
+                (Knob::HugetlbMax(size), KnobValue::Limit(limit)) => {
                     settings.hugetlb.insert(size, limit);
                 }
                 (knob, value) => {

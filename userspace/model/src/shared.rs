@@ -19,15 +19,15 @@ use serde::{Deserialize, Serialize};
 /// A map that is cheap to copy. Read it as the map that it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent, bound(deserialize = "K: Deserialize<'de> + Ord, V: Deserialize<'de>"))]
-pub struct Shared<K: Ord, V>(Arc<BTreeMap<K, Arc<V>>>);
+pub struct SharedMap<K: Ord, V>(Arc<BTreeMap<K, Arc<V>>>);
 
-impl<K: Ord, V> Default for Shared<K, V> {
+impl<K: Ord, V> Default for SharedMap<K, V> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<K: Ord, V> Deref for Shared<K, V> {
+impl<K: Ord, V> Deref for SharedMap<K, V> {
     type Target = BTreeMap<K, Arc<V>>;
 
     fn deref(&self) -> &Self::Target {
@@ -35,7 +35,7 @@ impl<K: Ord, V> Deref for Shared<K, V> {
     }
 }
 
-impl<'a, K: Ord, V> IntoIterator for &'a Shared<K, V> {
+impl<'a, K: Ord, V> IntoIterator for &'a SharedMap<K, V> {
     type Item = (&'a K, &'a Arc<V>);
     type IntoIter = btree_map::Iter<'a, K, Arc<V>>;
 
@@ -44,7 +44,7 @@ impl<'a, K: Ord, V> IntoIterator for &'a Shared<K, V> {
     }
 }
 
-impl<K: Ord + Clone, V> Shared<K, V> {
+impl<K: Ord + Clone, V> SharedMap<K, V> {
     /// Enters a value.
     pub fn insert(&mut self, key: K, value: impl Into<Arc<V>>) {
         Arc::make_mut(&mut self.0).insert(key, value.into());
@@ -96,7 +96,7 @@ impl<K: Ord + Clone, V> Shared<K, V> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone> Shared<K, V> {
+impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
     /// A value that is to be changed.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
@@ -114,7 +114,7 @@ impl<K: Ord + Clone, V: Clone> Shared<K, V> {
     }
 }
 
-impl<K: Ord, V> FromIterator<(K, V)> for Shared<K, V> {
+impl<K: Ord, V> FromIterator<(K, V)> for SharedMap<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(items: I) -> Self {
         Self(Arc::new(items.into_iter().map(|(key, value)| (key, Arc::new(value))).collect()))
     }
@@ -124,9 +124,9 @@ impl<K: Ord, V> FromIterator<(K, V)> for Shared<K, V> {
 mod tests {
     use super::*;
 
-    type Change<'a> = &'a dyn Fn(&mut Shared<u32, String>);
+    type Change<'a> = &'a dyn Fn(&mut SharedMap<u32, String>);
 
-    fn map(items: &[(u32, &str)]) -> Shared<u32, String> {
+    fn map(items: &[(u32, &str)]) -> SharedMap<u32, String> {
         items.iter().map(|(key, value)| (*key, (*value).to_owned())).collect()
     }
 
@@ -165,7 +165,7 @@ mod tests {
         for (key, what) in changes {
             assert_eq!(change(what), (vec![key], vec![key]));
         }
-        assert_eq!(before.changed_since(&Shared::default()), [1, 3, 5]);
-        assert_eq!(Shared::default().changed_since(&before), [1, 3, 5]);
+        assert_eq!(before.changed_since(&SharedMap::default()), [1, 3, 5]);
+        assert_eq!(SharedMap::default().changed_since(&before), [1, 3, 5]);
     }
 }

@@ -19,7 +19,7 @@ pub trait SnapshotSource: fmt::Debug + Send + Sync + 'static {
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// The online nodes.
-    pub nodes: Vec<NodeMemory>,
+    pub nodes: Vec<NodeMemoryFigures>,
     /// The workloads, the collective `other` among them.
     pub workloads: Vec<WorkloadFigures>,
     /// The size of a page.
@@ -44,7 +44,7 @@ pub struct Snapshot {
     /// The parts of the daemon, and whether they work less well than they should.
     pub degraded: Vec<(&'static str, bool)>,
     /// What is promised, by the same reading of the counters.
-    pub promises: PromiseFigures,
+    pub promises: GuaranteeFigures,
     /// What the daemon's own process takes, if that can be read.
     pub process: Option<ProcessFigures>,
 }
@@ -68,7 +68,7 @@ pub struct ProcessFigures {
 
 /// A node's memory by kind.
 #[derive(Clone, Debug)]
-pub struct NodeMemory {
+pub struct NodeMemoryFigures {
     /// The node.
     pub node: NodeId,
     /// Kind, all of it, and what is free where that is known.
@@ -81,17 +81,17 @@ pub struct WorkloadFigures {
     /// The value of the label `workload`.
     pub name: Arc<str>,
     /// By node, in the order of [`Snapshot::nodes`]: what was allocated since the daemon saw it first.
-    pub allocated: Option<Vec<Allocated>>,
+    pub allocated: Option<Vec<AllocatedFigures>>,
     /// By node, in the order of [`Snapshot::nodes`]: where its memory lies.
-    pub resident: Option<Arc<[Resident]>>,
+    pub resident: Option<Arc<[ResidentFigures]>>,
     /// Its hugepages, which are not part of `resident`: of sizes that the host has pools of and that could be read.
     pub hugepages: Arc<ResidentHugepages>,
     /// From `memory.pressure`.
-    pub pressure: Option<Pressure>,
+    pub pressure: Option<PressureFigures>,
     /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
     pub oom_kills: Option<u64>,
     /// What the kernel moved between memory tiers; absent on machines with one tier.
-    pub tiering: Option<Tiering>,
+    pub tiering: Option<TieringFigures>,
     /// What the probes other than that of allocations counted.
     pub activity: Option<WorkloadActivity>,
 }
@@ -153,12 +153,12 @@ pub struct CpuFigures {
     /// The time of others, by what they are.
     pub intruders: [(&'static str, Duration); 3],
     /// Interrupts, hard and soft, while it was exclusive; absent where they cannot be read.
-    pub interrupts: Option<Interrupts>,
+    pub interrupts: Option<InterruptFigures>,
 }
 
 /// Interrupts on one CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Interrupts {
+pub struct InterruptFigures {
     /// Of devices, timers and other CPUs (`/proc/interrupts`).
     pub hard: u64,
     /// What they left for later (`/proc/softirqs`).
@@ -167,7 +167,7 @@ pub struct Interrupts {
 
 /// Bytes allocated on one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allocated {
+pub struct AllocatedFigures {
     /// User memory, by a CPU of this node.
     pub local: Bytes,
     /// User memory, by a CPU of another node.
@@ -178,14 +178,14 @@ pub struct Allocated {
 
 /// What the kernel moved between memory tiers (`pgdemote_*` and `pgpromote_success` of `memory.numa_stat`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tiering {
+pub struct TieringFigures {
     /// To slower memory.
     pub demoted: Bytes,
     /// To faster memory.
     pub promoted: Bytes,
 }
 
-impl Tiering {
+impl TieringFigures {
     /// With that of another workload.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -196,7 +196,7 @@ impl Tiering {
 
 /// Bytes that lie on one node (`memory.numa_stat`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Resident {
+pub struct ResidentFigures {
     /// Anonymous memory.
     pub anon: Bytes,
     /// Page cache, tmpfs and shared memory.
@@ -209,7 +209,7 @@ pub struct Resident {
     pub droppable: Bytes,
 }
 
-impl Resident {
+impl ResidentFigures {
     /// User memory: anonymous memory and page cache.
     pub fn user(&self) -> Bytes {
         Bytes(self.anon.0.saturating_add(self.file.0))
@@ -236,7 +236,7 @@ impl Resident {
 
 /// Time lost waiting for memory (`memory.pressure`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pressure {
+pub struct PressureFigures {
     /// At least one task waited.
     pub waiting: Duration,
     /// All tasks that had work waited.
@@ -275,28 +275,28 @@ pub struct MapFigures {
 
 /// What is promised on this host, and what came of it. Empty where nothing can be promised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PromiseFigures {
+pub struct GuaranteeFigures {
     /// Of each workload with an allocation.
-    pub missed: Vec<Missed>,
+    pub missed: Vec<MissFigures>,
     /// The same of hugepages, where a probe counts them.
     pub missed_hugepages: Vec<HugepagesOutside>,
     /// Of each workload with an allocation, hugepages that lie outside the nodes promised to it now.
     pub misplaced_hugepages: Vec<HugepagesOutside>,
     /// Memory, by node and kind.
-    pub kinds: Vec<KindPromised>,
+    pub kinds: Vec<KindFigures>,
     /// By node.
     pub exclusive_cpus: Vec<(NodeId, u64)>,
     /// Of each workload with an allocation, what of it is not there.
-    pub missing: Vec<MissingPromise>,
+    pub missing: Vec<MissingCapacityFigures>,
     /// Of each workload with an allocation of memory, by kind: what is promised, and where what it has lies now.
-    pub residency: Vec<PromiseResidency>,
+    pub residency: Vec<GuaranteeResidency>,
     /// Memory that is still available, less what is promised and not yet used: by node and kind, in bytes. Below zero
     /// where more is promised than is available now.
     pub headroom: Vec<(NodeId, ZoneKind, i64)>,
     /// Whether a node on which memory is promised may soon not have it; empty where nobody looks.
     pub low: Vec<(NodeId, bool)>,
     /// Of each workload with memory on several nodes that is held to its share: what it has above that, by node.
-    pub over_budget: Vec<OverBudget>,
+    pub over_budget: Vec<BudgetExcess>,
     /// CPUs that are exclusive to nobody; absent where nothing can be promised.
     pub shared_pool_cpus: Option<u64>,
     /// CPUs that can still become exclusive: those without the reserved ones.
@@ -305,7 +305,7 @@ pub struct PromiseFigures {
 
 /// User memory that a workload allocated outside the nodes promised to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missed {
+pub struct MissFigures {
     /// The workload.
     pub workload: Arc<str>,
     /// By the node of the page.
@@ -314,7 +314,7 @@ pub struct Missed {
 
 /// What is promised to a workload of one kind of memory, and where what it has of that lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PromiseResidency {
+pub struct GuaranteeResidency {
     /// The workload.
     pub workload: Arc<str>,
     /// The kind.
@@ -322,19 +322,19 @@ pub struct PromiseResidency {
     /// By the nodes that are charged, in their order.
     pub promised: Vec<(NodeId, Bytes)>,
     /// User memory on the nodes promised to it, and on others; absent where it is not known.
-    pub resident: Option<OnAndOff>,
+    pub resident: Option<ResidencySplit>,
 }
 
 /// Memory on promised nodes, and off them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OnAndOff {
+pub struct ResidencySplit {
     /// On nodes that are promised.
     pub on: Bytes,
     /// On others.
     pub off: Bytes,
 }
 
-impl PromiseResidency {
+impl GuaranteeResidency {
     /// This much more is promised on a node.
     pub fn promise(&mut self, node: NodeId, bytes: Bytes) {
         match self.promised.binary_search_by_key(&node, |(node, _)| *node) {
@@ -344,7 +344,7 @@ impl PromiseResidency {
     }
 
     /// This much more lies there.
-    pub fn add(&mut self, more: OnAndOff) {
+    pub fn add(&mut self, more: ResidencySplit) {
         let resident = self.resident.get_or_insert_default();
         for (sum, more) in [(&mut resident.on, more.on), (&mut resident.off, more.off)] {
             sum.0 = sum.0.saturating_add(more.0);
@@ -354,7 +354,7 @@ impl PromiseResidency {
 
 /// What a workload has above what is promised to it, by node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OverBudget {
+pub struct BudgetExcess {
     /// The workload.
     pub workload: Arc<str>,
     /// By the nodes that are promised to it; 0 where it has no more.
@@ -374,7 +374,7 @@ pub struct HugepagesOutside {
 
 /// What is promised to a workload and not there (any more), as the machine changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MissingPromise {
+pub struct MissingCapacityFigures {
     /// The workload.
     pub workload: Arc<str>,
     /// Exclusive CPUs that are offline.
@@ -385,7 +385,7 @@ pub struct MissingPromise {
 
 /// Promises of one kind of memory on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KindPromised {
+pub struct KindFigures {
     /// The node.
     pub node: NodeId,
     /// The kind.

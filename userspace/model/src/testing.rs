@@ -8,17 +8,17 @@ use numaward_cgroup::CgroupId;
 use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeId, ZoneKind};
 
 use crate::{
-    Promise,
+    WorkloadGuarantee,
     snapshot::{
-        Allocated, AllocatedHugepages, CpuFigures, Interrupts, MapFigures, NodeMemory, Pressure,
-        ProbeFigures, PromiseFigures, Resident, Snapshot, StallFigures, Tiering, WorkloadActivity,
-        WorkloadFigures,
+        AllocatedFigures, AllocatedHugepages, CpuFigures, GuaranteeFigures, InterruptFigures, MapFigures,
+        NodeMemoryFigures, PressureFigures, ProbeFigures, ResidentFigures, Snapshot, StallFigures,
+        TieringFigures, WorkloadActivity, WorkloadFigures,
     },
 };
 
 /// A promise to the cgroup with this path and id: this memory on these nodes, nothing else.
-pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> Promise {
-    Promise {
+pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> WorkloadGuarantee {
+    WorkloadGuarantee {
         cgroup: path.parse().unwrap(),
         id: CgroupId(id),
         owner: path.into(),
@@ -38,9 +38,9 @@ pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> Promis
 pub fn snapshot() -> Snapshot {
     let workload = |name: &str| WorkloadFigures {
         name: name.into(),
-        allocated: Some(vec![Allocated { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
+        allocated: Some(vec![AllocatedFigures { local: Bytes(4096), remote: Bytes(8192), kernel: Bytes(0) }]),
         resident: Some(
-            [Resident {
+            [ResidentFigures {
                 anon: Bytes(1),
                 file: Bytes(2),
                 kernel: Bytes(3),
@@ -50,9 +50,9 @@ pub fn snapshot() -> Snapshot {
             .into(),
         ),
         hugepages: Arc::new([(HugepageSize(Bytes::mib(2)), vec![Bytes::mib(2)])].into()),
-        pressure: Some(Pressure { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
+        pressure: Some(PressureFigures { waiting: Duration::from_millis(1500), stalled: Duration::ZERO }),
         oom_kills: Some(0),
-        tiering: Some(Tiering { demoted: Bytes(4), promoted: Bytes(5) }),
+        tiering: Some(TieringFigures { demoted: Bytes(4), promoted: Bytes(5) }),
         activity: Some(WorkloadActivity {
             remote: Some(vec![7]),
             moved: None,
@@ -82,7 +82,7 @@ pub fn snapshot() -> Snapshot {
         ..workload("blind")
     };
     Snapshot {
-        nodes: vec![NodeMemory {
+        nodes: vec![NodeMemoryFigures {
             node: NodeId(2),
             kinds: vec![
                 ("hugepages-2Mi".parse().unwrap(), Bytes::mib(4), Some(Bytes::mib(2))),
@@ -100,7 +100,7 @@ pub fn snapshot() -> Snapshot {
                     ("host", Duration::from_millis(1500)),
                     ("workload", Duration::ZERO),
                 ],
-                interrupts: Some(Interrupts { hard: 5, soft: 6 }),
+                interrupts: Some(InterruptFigures { hard: 5, soft: 6 }),
             },
         )],
         unknown_node: Some(Bytes(0)),
@@ -118,7 +118,7 @@ pub fn snapshot() -> Snapshot {
         workloads_with_slot: 1,
         workloads_without_slot: 1,
         degraded: vec![("topology", true), ("cgroups", false)],
-        promises: PromiseFigures::default(),
+        promises: GuaranteeFigures::default(),
         process: None,
     }
 }

@@ -5,12 +5,12 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use numaward_cli::Daemon;
+use numaward_cli::DaemonHooks;
 use numaward_control::{Control, restore};
 use numaward_guarantee::{error::StartError, import, policy};
 
 fn main() -> ExitCode {
-    numaward_cli::main(&Daemon {
+    numaward_cli::main(&DaemonHooks {
         run: |config| Ok(numaward_daemon::run(config, Box::<Control>::default())?),
         examine: numaward_daemon::doctor::examine,
         policy: |config, machine| Ok(policy::engine(config, machine).map_err(StartError::Policy)?),

@@ -174,7 +174,7 @@ fn a_recording_is_gone_through_in_a_terminal() {
         }
     };
     sees(&terminal, &["  1/", "paused", "database", "t T step", "pages on node 1"]);
-    let count: usize = terminal.look(|screen| {
+    let count: usize = terminal.with_screen(|screen| {
         let text = screen.contents();
         text.split("  1/").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
     });

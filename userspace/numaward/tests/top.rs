@@ -227,7 +227,7 @@ fn every_size_is_fine() {
 #[test]
 fn colours_and_other_characters_only_where_they_are_wanted() {
     let coloured = |terminal: &Terminal| {
-        terminal.look(|screen| {
+        terminal.with_screen(|screen| {
             let (rows, columns) = screen.size();
             let cells = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
             cells.filter_map(|(row, column)| screen.cell(row, column)).any(|cell| {
@@ -282,7 +282,7 @@ fn a_daemon_that_is_lost_is_told_and_found_again() {
     watched
         .waits("the reason", |text| text.contains("ended its stream") || text.contains("no numaward daemon"));
     // Red is for a broken promise.
-    let (red, yellow) = watched.terminal.look(|screen| {
+    let (red, yellow) = watched.terminal.with_screen(|screen| {
         let (_, columns) = screen.size();
         let cells = (0..2).flat_map(|row| (0..columns).map(move |column| (row, column)));
         let colours: Vec<_> =
@@ -307,7 +307,7 @@ fn the_terminal_is_given_back_however_it_ends() {
     for signal in ["-TERM", "-INT", "-HUP"] {
         let watched = Watched::start(24, 80);
         watched.sees("database");
-        assert!(watched.terminal.look(numaward_terminal::Screen::alternate_screen));
+        assert!(watched.terminal.with_screen(numaward_terminal::Screen::alternate_screen));
         let sent = Command::new("kill").args([signal, &watched.terminal.id().to_string()]).status().unwrap();
         assert!(sent.success());
         watched.ends(0);
@@ -336,7 +336,7 @@ fn it_is_stopped_and_goes_on() {
     given_back_to_shell(&terminal);
     terminal.press("fg\n").unwrap();
     sees(&terminal, "small.service");
-    assert!(terminal.look(numaward_terminal::Screen::alternate_screen));
+    assert!(terminal.with_screen(numaward_terminal::Screen::alternate_screen));
     terminal.press("q").unwrap();
     terminal.wait_for(LONG, |screen| !screen.alternate_screen()).unwrap();
     terminal.press("exit\n").unwrap();
@@ -474,7 +474,7 @@ fn each_screen_looks_as_checked_in() {
             let limit = if Sections::is_update() { Duration::from_secs(2) } else { LONG / 8 };
             let wanted = screens.checked_in(&name);
             let seen = watched.terminal.wait_for(limit, |screen| picture(screen) == wanted);
-            let last = seen.map_or_else(|_| watched.terminal.look(picture), |()| wanted.to_owned());
+            let last = seen.map_or_else(|_| watched.terminal.with_screen(picture), |()| wanted.to_owned());
             screens.add(&name, &last);
         }
         watched.press("\x03");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_model::{
-    accesses::{Accesses, CountedBy, WorkloadAccesses},
+    accesses::{Accesses, CountingMethod, WorkloadAccesses},
     port::AccessSource,
 };
 use numaward_probes::{Activity, Probe, SlotId};
@@ -59,7 +59,7 @@ fn accesses(attached: &Attached, sampled: &Sampled, id: CgroupId, of: &Activity)
         let local = of.dram.iter().filter_map(|of| of.local).fold(0, sum);
         let remote = of.dram.iter().map(|of| of.remote).fold(0, sum);
         // Of remote accesses the processor does not say to which node.
-        return Some(Accesses { by: CountedBy::Hardware, local, remote, memory: BTreeMap::new() });
+        return Some(Accesses { by: CountingMethod::Hardware, local, remote, memory: BTreeMap::new() });
     }
     let is_sampled = matches!(sampled.state(id), Sampling::On | Sampling::Unknown);
     if !attached.has(Probe::Hint) || !is_sampled {
@@ -76,7 +76,7 @@ fn accesses(attached: &Attached, sampled: &Sampled, id: CgroupId, of: &Activity)
     }
     let local = of.accesses.iter().map(|of| of.local.0).fold(0, sum);
     let remote = of.accesses.iter().map(|of| of.remote.0).fold(0, sum);
-    Some(Accesses { by: CountedBy::Sampling, local, remote, memory })
+    Some(Accesses { by: CountingMethod::Sampling, local, remote, memory })
 }
 
 #[cfg(test)]
@@ -110,14 +110,14 @@ mod tests {
             accesses(&attached(probes), &Sampled::default(), CgroupId(1), activity)
         };
         let sampled = of(&[Probe::Hint, Probe::Hardware], &activity).unwrap();
-        assert_eq!((sampled.by, sampled.local, sampled.remote), (CountedBy::Sampling, 5, 9));
+        assert_eq!((sampled.by, sampled.local, sampled.remote), (CountingMethod::Sampling, 5, 9));
         assert_eq!(sampled.memory, [(NodeId(0), 5), (NodeId(1), 7)].into());
         assert_eq!(of(&[Probe::Hardware], &activity), None);
         activity.dram = vec![DramAccesses { node: NodeId(0), local: None, remote: 4 }];
         assert_eq!(of(&[Probe::Hardware], &activity), None, "half of it is no share");
         activity.dram = vec![DramAccesses { node: NodeId(0), local: Some(3), remote: 4 }];
         let counted = of(&[Probe::Hint, Probe::Hardware], &activity).unwrap();
-        assert_eq!((counted.by, counted.local, counted.remote), (CountedBy::Hardware, 3, 4));
+        assert_eq!((counted.by, counted.local, counted.remote), (CountingMethod::Hardware, 3, 4));
     }
 
     #[test]

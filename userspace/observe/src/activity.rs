@@ -10,8 +10,8 @@ use std::{
 use numaward_api as api;
 use numaward_model::snapshot::{AllocatedHugepages, StallFigures, WorkloadActivity};
 use numaward_probes::{
-    Activity, BySlot, MIGRATION_REASONS, Mode, NUMA_MISPLACED, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
-    ProbeReport, SlotId, Stalls,
+    Activity, MIGRATION_REASONS, Mode, NUMA_MISPLACED_INDEX, NodeAccesses, OOM_CONSTRAINT_NAMES, Probe,
+    ProbeReport, SlotId, SlotMap, Stalls,
 };
 use numaward_topology::{HugepageSize, NodeId};
 
@@ -20,7 +20,7 @@ use crate::table::Table;
 /// What was counted by one reading of the probes.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
-    pub(crate) slots: BySlot<Activity>,
+    pub(crate) slots: SlotMap<Activity>,
     /// What no name has.
     pub(crate) other: Activity,
 }
@@ -131,7 +131,7 @@ pub(crate) fn allocated(
 /// Pages by reason: those of NUMA balancing are there from the start, the others from when they happen.
 fn migrated(activity: &Activity) -> Vec<(&'static str, u64)> {
     let reasons = MIGRATION_REASONS.iter().zip(activity.migrated).enumerate();
-    let happened = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED || pages.0 > 0);
+    let happened = reasons.filter(|(index, (_, pages))| *index == NUMA_MISPLACED_INDEX || pages.0 > 0);
     let mut by_reason: Vec<(&'static str, u64)> = Vec::new();
     for (_, (reason, pages)) in happened {
         // Several numbers may be called the same.
@@ -188,7 +188,7 @@ mod tests {
         table.add(id, "a", Member::new("/a".parse().unwrap(), WorkloadKind::Unit, None));
         table.keep_activity(id, &remote(0, 1, 5));
         let sum = |table: &Table<SlotId>| {
-            let counted = Counted { slots: BySlot::default(), other: remote(0, 1, 2) };
+            let counted = Counted { slots: SlotMap::default(), other: remote(0, 1, 2) };
             counted.accesses(table).iter().map(accesses).collect::<Vec<_>>()
         };
         let expected = api::NodeAccesses {
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(none.served(&remote(0, 1, 5), 4096), api::Activity::default());
         let all = Attached([Probe::Hint, Probe::Migrate, Probe::Stall, Probe::OomKill].into());
         let mut most = remote(0, 1, u64::MAX);
-        most.migrated[NUMA_MISPLACED] = Pages(u64::MAX);
+        most.migrated[NUMA_MISPLACED_INDEX] = Pages(u64::MAX);
         most.stalls = Stalls { total: Duration::MAX, ..Stalls::default() };
         let served = all.served(&most, 4096);
         assert_eq!(served.migrated_bytes.unwrap()["numa_misplaced"], u64::MAX);

@@ -14,8 +14,8 @@
 
 use std::collections::BTreeMap;
 
-use numaward_engine::{Conditions, Ledger};
-use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs::NodeMemory};
+use numaward_engine::{HostConditions, Ledger};
+use numaward_topology::{Bytes, NodeId, ZoneKind, sysfs::NodeMeminfo};
 
 /// What workloads with a promise have of what is in use, within their promises.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,17 +58,17 @@ impl Owned {
 /// node's base pages. Of a node whose memory is not known, as much is withheld as before.
 pub(crate) fn withheld(
     ledger: &Ledger,
-    memory: &[(NodeId, Option<NodeMemory>)],
-    obtainable: impl Fn(NodeId, &NodeMemory) -> Bytes,
+    memory: &[(NodeId, Option<NodeMeminfo>)],
+    obtainable: impl Fn(NodeId, &NodeMeminfo) -> Bytes,
     owned: &Owned,
-    before: &Conditions,
+    before: &HostConditions,
 ) -> BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> {
     let mut withheld: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>> = BTreeMap::new();
     for (node, memory) in memory {
         let Some(account) = ledger.nodes().get(node) else { continue };
         for (&kind, account) in &account.kinds {
             let before = before.withheld_on(kind, *node).0;
-            let beyond = |memory: &NodeMemory| {
+            let beyond = |memory: &NodeMeminfo| {
                 let (in_use, step) = match kind {
                     ZoneKind::Memory => {
                         let in_use = memory.base().0.saturating_sub(obtainable(*node, memory).0);
@@ -100,7 +100,7 @@ fn step(total: Bytes) -> u64 {
 #[cfg(test)]
 mod tests {
     use numaward_engine::{
-        Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
+        NativeOptions, NativeStrategy, PolicyConfig, Quantity, Strategy as _,
         policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
     use numaward_topology::{HugepagePool, HugepageSize, Machine};
@@ -128,12 +128,12 @@ mod tests {
             cpu_manager_policy: CpuManagerPolicy::None,
             ..PolicyConfig::default()
         };
-        Native::new(&machine.build().unwrap(), &config, &NativeOptions::default()).unwrap().idle()
+        NativeStrategy::new(&machine.build().unwrap(), &config, &NativeOptions::default()).unwrap().idle()
     }
 
     /// So much of a node's base pages is available, in MiB, and so many of its huge pages are free.
-    fn memory(obtainable: u64, free: u64) -> NodeMemory {
-        NodeMemory {
+    fn memory(obtainable: u64, free: u64) -> NodeMeminfo {
+        NodeMeminfo {
             total: Bytes::gib(4),
             free: Bytes::mib(obtainable),
             active_file: Bytes(0),
@@ -143,9 +143,10 @@ mod tests {
         }
     }
 
-    fn seen(nodes: &[NodeMemory; 2], owned: &Owned) -> Vec<(ZoneKind, u32, u64)> {
+    fn seen(nodes: &[NodeMeminfo; 2], owned: &Owned) -> Vec<(ZoneKind, u32, u64)> {
         let nodes: Vec<_> = [0, 1].map(NodeId).into_iter().zip(nodes.iter().cloned().map(Some)).collect();
-        let withheld = withheld(&ledger(), &nodes, |_, memory| memory.free, owned, &Conditions::default());
+        let withheld =
+            withheld(&ledger(), &nodes, |_, memory| memory.free, owned, &HostConditions::default());
         let by_node = |(kind, nodes): (&ZoneKind, &BTreeMap<NodeId, Bytes>)| {
             nodes.iter().map(|(node, bytes)| (*kind, node.0, bytes.0 >> 20)).collect::<Vec<_>>()
         };
@@ -182,8 +183,8 @@ mod tests {
 
     #[test]
     fn what_is_less_than_a_step_off_or_not_known_stays() {
-        let mut before = Conditions::default();
-        let mut seen = |memory: Option<NodeMemory>| {
+        let mut before = HostConditions::default();
+        let mut seen = |memory: Option<NodeMeminfo>| {
             let nodes = [(NodeId(1), memory)];
             let owned = Owned::default();
             before.withheld = withheld(&ledger(), &nodes, |_, memory| memory.free, &owned, &before);

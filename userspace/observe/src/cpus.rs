@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, time::Instant};
 
 use numaward_api as api;
 use numaward_model::{
-    Report,
-    snapshot::{CpuFigures, Interrupts},
+    EventReport,
+    snapshot::{CpuFigures, InterruptFigures},
 };
-use numaward_probes::{CpuUse, IntruderClass, SlotId};
+use numaward_probes::{CpuUsage, IntruderClass, SlotId};
 use numaward_topology::CpuId;
 
 use crate::{
@@ -24,8 +24,8 @@ struct Used {
     cpu: CpuId,
     /// To whom it is exclusive now.
     owner: Option<SlotId>,
-    by: CpuUse,
-    interrupts: Option<Interrupts>,
+    by: CpuUsage,
+    interrupts: Option<InterruptFigures>,
 }
 
 impl Observer {
@@ -59,7 +59,7 @@ impl Observer {
         }
     }
 
-    fn read_interrupts(&self) -> Option<BTreeMap<CpuId, Interrupts>> {
+    fn read_interrupts(&self) -> Option<BTreeMap<CpuId, InterruptFigures>> {
         let interrupts = read_interrupts(&self.config.host_root);
         self.note(Part::Interrupts, interrupts.as_ref().map(|_| ()).map_err(Clone::clone));
         interrupts.ok()
@@ -73,7 +73,7 @@ impl Observer {
         let interrupts = self.read_interrupts();
         let used = self.probing().cpu_use().unwrap_or_default();
         let exclusive = &mut self.lock().exclusive;
-        let of = |(&cpu, &by): (&CpuId, &CpuUse)| {
+        let of = |(&cpu, &by): (&CpuId, &CpuUsage)| {
             let book = exclusive.interrupts.get_mut(&cpu)?;
             let interrupts = interrupts.as_ref().map(|now| book.total(now.get(&cpu).copied()));
             Some(Used { cpu, owner: exclusive.owners.get(&cpu).copied(), by, interrupts })
@@ -84,7 +84,7 @@ impl Observer {
     /// The same, as metrics serve it.
     pub(crate) fn cpu_figures(&self) -> Vec<(CpuId, CpuFigures)> {
         let figures = |Used { cpu, by, interrupts, .. }| {
-            let intruders = IntruderClass::ALL.map(|class| (class.as_str(), by.of(class)));
+            let intruders = IntruderClass::ALL.map(|class| (class.as_str(), by.time_of(class)));
             (cpu, CpuFigures { intruders, interrupts })
         };
         self.cpu_use().into_iter().map(figures).collect()
@@ -95,7 +95,7 @@ impl Observer {
         let used = self.cpu_use();
         let table = self.lock().table.clone();
         let known = used.into_iter().filter_map(|Used { cpu, owner, by, interrupts }| {
-            let of = |class| micros(by.of(class));
+            let of = |class| micros(by.time_of(class));
             Some(api::ExclusiveCpu {
                 cpu: cpu.0,
                 workload: table.name_of_slot(owner?)?.to_string(),
@@ -140,7 +140,7 @@ impl Observer {
     }
 
     /// Looks who ran on CPUs that are exclusive to others, if it is time to.
-    fn look_for_intruders(&self, now: Instant) -> Vec<Report> {
+    fn look_for_intruders(&self, now: Instant) -> Vec<EventReport> {
         let mut probing = self.probing();
         let (owners, table) = {
             let state = self.lock();

@@ -6,7 +6,7 @@ use numaward_api as api;
 use numaward_cgroup::WorkloadKind;
 use numaward_model::{
     headroom::NodeHeadroom,
-    snapshot::{Resident, ResidentHugepages},
+    snapshot::{ResidentFigures, ResidentHugepages},
 };
 use numaward_probes::{self as probes, Counters, NodeCounters, SelfCheck};
 use numaward_topology::NodeId;
@@ -24,7 +24,7 @@ use crate::{
 /// Where the memory of a workload lies.
 #[derive(Clone, Copy)]
 struct Lies<'a> {
-    resident: Option<&'a Arc<[Resident]>>,
+    resident: Option<&'a Arc<[ResidentFigures]>>,
     hugepages: &'a ResidentHugepages,
 }
 
@@ -156,9 +156,9 @@ impl Observer {
         api::Workloads { workloads }
     }
 
-    fn allocated(&self, counters: Option<&Counters>) -> api::Allocated {
+    fn allocated(&self, counters: Option<&Counters>) -> api::AllocatedBytes {
         let allocated = self.in_bytes(counters);
-        api::Allocated {
+        api::AllocatedBytes {
             local_bytes: allocated.local.0,
             remote_bytes: allocated.remote.0,
             kernel_bytes: allocated.kernel.0,
@@ -220,7 +220,10 @@ impl Observer {
                 .health
                 .degraded()
                 .iter()
-                .map(|(part, reason)| api::Degraded { part: part.name().to_owned(), reason: reason.clone() })
+                .map(|(part, reason)| api::DegradedPart {
+                    part: part.name().to_owned(),
+                    reason: reason.clone(),
+                })
                 .collect(),
         }
     }

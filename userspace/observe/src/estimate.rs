@@ -22,7 +22,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupId,
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
     read::threads,
 };
 use numaward_topology::{CpuId, Machine, NodeId};
@@ -130,7 +130,7 @@ impl Estimator {
         if !spend(left) {
             return Look::Spent;
         }
-        if let Ok(Value::Cpus(cpus)) = Knob::CpusetCpusEffective.read(&target.dir) {
+        if let Ok(KnobValue::Cpus(cpus)) = Knob::CpusetCpusEffective.read(&target.dir) {
             let nodes: BTreeSet<NodeId> =
                 cpus.iter().filter_map(|cpu| Some(machine.cpus.get(&cpu)?.node)).collect();
             if let (Some(&node), 1) = (nodes.first(), nodes.len()) {

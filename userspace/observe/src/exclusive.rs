@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use numaward_model::snapshot::Interrupts;
+use numaward_model::snapshot::InterruptFigures;
 use numaward_probes::SlotId;
 use numaward_topology::CpuId;
 
@@ -22,15 +22,15 @@ pub(crate) struct Exclusive {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Book {
     /// Those of earlier times in which it was exclusive.
-    sum: Interrupts,
+    sum: InterruptFigures,
     /// What the kernel had counted when it became so; `None` while it is not.
-    base: Option<Interrupts>,
+    base: Option<InterruptFigures>,
     /// The largest total so far. Readings may come in another order than they were made, and a counter never falls.
-    total: Interrupts,
+    total: InterruptFigures,
 }
 
 impl Book {
-    pub(crate) fn total(&mut self, now: Option<Interrupts>) -> Interrupts {
+    pub(crate) fn total(&mut self, now: Option<InterruptFigures>) -> InterruptFigures {
         if let (Some(base), Some(now)) = (self.base, now) {
             let total = |sum: u64, base: u64, now: u64| sum.saturating_add(now.saturating_sub(base));
             self.total.hard = self.total.hard.max(total(self.sum.hard, base.hard, now.hard));
@@ -61,7 +61,7 @@ impl Exclusive {
     }
 
     /// Begins and ends counting with what the kernel has counted now.
-    pub(crate) fn count(&mut self, now: &BTreeMap<CpuId, Interrupts>) {
+    pub(crate) fn count(&mut self, now: &BTreeMap<CpuId, InterruptFigures>) {
         for (cpu, book) in &mut self.interrupts {
             let now = now.get(cpu).copied();
             if self.owners.contains_key(cpu) {
@@ -75,7 +75,7 @@ impl Exclusive {
 }
 
 /// Reads both files; a CPU that is missing in one of them is absent.
-pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, Interrupts>, String> {
+pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, InterruptFigures>, String> {
     let read = |file: &str| {
         let path = root.join("proc").join(file);
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -90,8 +90,9 @@ pub(crate) fn read_interrupts(root: &Path) -> Result<BTreeMap<CpuId, Interrupts>
         })
     };
     let (hard, soft) = (read("interrupts")?, read("softirqs")?);
-    let both =
-        hard.into_iter().filter_map(|(cpu, hard)| Some((cpu, Interrupts { hard, soft: *soft.get(&cpu)? })));
+    let both = hard
+        .into_iter()
+        .filter_map(|(cpu, hard)| Some((cpu, InterruptFigures { hard, soft: *soft.get(&cpu)? })));
     Ok(both.collect())
 }
 
@@ -140,8 +141,10 @@ pub(crate) mod tests {
     #[test]
     fn interrupts_are_read_from_good_missing_and_corrupt_files() {
         let good = read_interrupts(root(Some(INTERRUPTS), SOFTIRQS).path()).unwrap();
-        let expected =
-            [(CpuId(0), Interrupts { hard: 23, soft: 101 }), (CpuId(2), Interrupts { hard: 6, soft: 50 })];
+        let expected = [
+            (CpuId(0), InterruptFigures { hard: 23, soft: 101 }),
+            (CpuId(2), InterruptFigures { hard: 6, soft: 50 }),
+        ];
         assert_eq!(good, BTreeMap::from(expected));
         for (interrupts, softirqs, part) in [
             (None, SOFTIRQS, "proc/interrupts: No such file"),
@@ -162,7 +165,7 @@ pub(crate) mod tests {
             assert!(exclusive.is_due() && !exclusive.is_due());
             exclusive.count(now);
         };
-        let at = |hard| BTreeMap::from([(CpuId(1), Interrupts { hard, soft: 0 })]);
+        let at = |hard| BTreeMap::from([(CpuId(1), InterruptFigures { hard, soft: 0 })]);
         let mut exclusive = Exclusive::default();
         let total = |exclusive: &mut Exclusive, hard| {
             let book = exclusive.interrupts.get_mut(&CpuId(1)).unwrap();
@@ -197,10 +200,10 @@ pub(crate) mod tests {
     /// Some slot, always the same.
     pub(crate) fn slot() -> SlotId {
         let machine = numaward_topology::Machine::default();
-        let options = numaward_probes::Options {
+        let options = numaward_probes::ProbeOptions {
             alloc_modes: &[],
-            others: Vec::new(),
-            ..numaward_probes::Options::new(&machine)
+            secondary: Vec::new(),
+            ..numaward_probes::ProbeOptions::new(&machine)
         };
         numaward_probes::Probes::load(&options).register(numaward_probes::CgroupId(1), None).unwrap()
     }

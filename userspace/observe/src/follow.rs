@@ -229,11 +229,11 @@ impl Observer {
         }
         self.note(Part::Cgroups, Ok(()));
         let mode = match watcher.mode() {
-            WatchMode::Watching => Ok(()),
-            WatchMode::Sweeping { reason } => Err(reason.clone()),
+            WatchMode::Inotify => Ok(()),
+            WatchMode::Polling { reason } => Err(reason.clone()),
         };
         self.note(Part::CgroupWatch, mode);
-        self.note(Part::CgroupCount, watcher.crowded().map_or(Ok(()), Err));
+        self.note(Part::CgroupCount, watcher.limit_exceeded().map_or(Ok(()), Err));
         has_news
     }
 
@@ -262,7 +262,7 @@ impl Observer {
 mod tests {
     use numaward_config::Config;
     use numaward_engine::Ledger;
-    use numaward_model::{Promises, testing};
+    use numaward_model::{Guarantees, testing};
 
     use super::*;
 
@@ -279,7 +279,7 @@ mod tests {
         let observer = new(Config::default());
         assert!(observer.is_idle());
         let promise = testing::promise("/a", 1, &[]);
-        observer.lock().promises = Promises::new(vec![promise.into()], Ledger::default()).into();
+        observer.lock().promises = Guarantees::new(vec![promise.into()], Ledger::default()).into();
         assert!(!observer.is_idle());
         let mut config = Config::default();
         config.probes.allocation.duty_cycle = Some("5s/60s".parse().unwrap());

@@ -24,16 +24,16 @@ use std::{
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{
     CgroupId, CgroupPath, Hierarchy, ReadError,
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
     read::{self, hugetlb_numa_stat, memory_numa_stat},
 };
 use numaward_config::policy::StrategyKind;
-use numaward_engine::{Conditions, Ledger};
+use numaward_engine::{HostConditions, Ledger};
 use numaward_model::{
-    Promise, Promises, Report,
-    headroom::{Headroom, NodeHeadroom, OtherWorkload},
+    EventReport, Guarantees, WorkloadGuarantee,
+    headroom::{Headroom, NodeHeadroom, UnguaranteedWorkload},
     health,
-    snapshot::Resident,
+    snapshot::ResidentFigures,
 };
 use numaward_probes::SlotId;
 use numaward_topology::{Bytes, CpuSet, NodeId, ZoneKind, sysfs};
@@ -70,14 +70,14 @@ struct Guard {
     cache_not_before: Option<Instant>,
     claims: Claims,
     /// Whose claims these are.
-    of: Option<Arc<Promises>>,
+    of: Option<Arc<Guarantees>>,
     read: Option<Instant>,
     /// Before, no cgroup is read again.
     not_before: Option<Instant>,
     marks: Option<Instant>,
     load: Load,
     /// What decisions have to heed.
-    conditions: Arc<Conditions>,
+    conditions: Arc<HostConditions>,
 }
 
 /// Looks until `stop` is cancelled. The caller that cancels it also wakes the thread.
@@ -97,7 +97,7 @@ impl Observer {
             (state.hierarchy.clone(), state.table.clone(), state.promises.clone())
         };
         let is_promised =
-            |promise: &Promise| promise.placed.iter().any(|(kind, ..)| *kind == ZoneKind::Memory);
+            |promise: &WorkloadGuarantee| promise.placed.iter().any(|(kind, ..)| *kind == ZoneKind::Memory);
         let heeds = self.config.strategy == StrategyKind::Native;
         let is_any = heeds || promises.workloads().iter().any(|of| is_promised(of));
         let Some(hierarchy) = hierarchy.filter(|_| is_any) else {
@@ -125,7 +125,7 @@ impl Observer {
             return;
         }
         let may_reclaim = may_read
-            && self.config.keeps_free()
+            && self.config.drops_page_cache()
             && guard.cache_not_before.is_none_or(|not_before| now >= not_before);
         let seems_tight = may_reclaim && guard.tights.would_be(&nodes);
         let reads = is_new || may_read && (is_old || seems_low || seems_tight);
@@ -143,7 +143,7 @@ impl Observer {
         self.report_headroom(&news);
         let low: BTreeSet<NodeId> = nodes.iter().filter(|of| of.is_low).map(|of| of.node).collect();
         // By what was used at another time, nobody is judged.
-        if self.config.keeps_free() && reads {
+        if self.config.drops_page_cache() && reads {
             guard.tights.judge(&mut nodes);
         } else {
             guard.tights.mark(&mut nodes);
@@ -175,11 +175,11 @@ impl Observer {
         &self,
         guard: &mut Guard,
         hierarchy: &Hierarchy,
-        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
-        promises: &Promises,
+        memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
+        promises: &Guarantees,
         owned: &Owned,
     ) {
-        let obtainable = |node, memory: &sysfs::NodeMemory| self.obtainable(node, memory);
+        let obtainable = |node, memory: &sysfs::NodeMeminfo| self.obtainable(node, memory);
         let withheld = conditions::withheld(&promises.ledger, memory, obtainable, owned, &guard.conditions);
         let offline_cpus = sysfs::offline_cpus(&self.config.host_root).unwrap_or_else(|error| {
             tracing::debug!(%error, "it is not known which CPUs are offline: as before");
@@ -187,7 +187,7 @@ impl Observer {
         });
         let partition_cpus = &partition_cpus(hierarchy, &promises.ledger) - &offline_cpus;
         let load = guard.load.classes().clone();
-        let conditions = Conditions { withheld, offline_cpus, partition_cpus, load };
+        let conditions = HostConditions { withheld, offline_cpus, partition_cpus, load };
         if *guard.conditions != conditions {
             guard.conditions = Arc::new(conditions);
         }
@@ -223,7 +223,7 @@ impl Observer {
     /// How the nodes are doing on which memory is promised, and what each node has to spare.
     fn judge(
         &self,
-        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
+        memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
         claims: &Claims,
     ) -> (Vec<NodeHeadroom>, BTreeMap<NodeId, Bytes>) {
         let read = memory.iter().filter_map(|(node, memory)| Some((*node, memory.as_ref()?)));
@@ -245,7 +245,7 @@ impl Observer {
     }
 
     /// What is available of a node.
-    pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMemory) -> Bytes {
+    pub(crate) fn obtainable(&self, node: NodeId, memory: &sysfs::NodeMeminfo) -> Bytes {
         self.watermarks(node).obtainable(memory)
     }
 
@@ -268,7 +268,7 @@ impl Observer {
 }
 
 /// An event, as a sentence.
-fn describe(news: &News) -> Report {
+fn describe(news: &News) -> EventReport {
     let mib = |bytes: Bytes| format!("{} MiB", bytes.0 >> 20);
     let numbers = |of: &NodeHeadroom| {
         let (obtainable, unused) = (mib(of.obtainable), mib(of.unused));
@@ -276,22 +276,22 @@ fn describe(news: &News) -> Report {
     };
     match news {
         News::Begins(of) => {
-            let is_broken = of.room() < 0;
+            let is_broken = of.headroom_bytes() < 0;
             let may = if is_broken { "does not have" } else { "may soon not have" };
             let message = format!("Node {} {may} what is promised on it: {}.", of.node, numbers(of));
             let severity = if is_broken { Severity::Critical } else { Severity::Warning };
-            let report = Report::new(EventKind::HeadroomLow, message).severity(severity).node(of.node);
+            let report = EventReport::new(EventKind::HeadroomLow, message).severity(severity).node(of.node);
             report.detail("obtainableBytes", of.obtainable.0).detail("unusedBytes", of.unused.0)
         }
         News::Ends(of) => {
             let message = format!("Node {} has what is promised on it: {}.", of.node, numbers(of));
-            Report::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(of.node)
+            EventReport::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(of.node)
         }
         News::Over(node) => {
             let message = format!(
                 "Node {node} is no longer watched: nothing is promised on it any more, or its memory cannot be read."
             );
-            Report::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(*node)
+            EventReport::new(EventKind::HeadroomLow, message).severity(Severity::Info).node(*node)
         }
     }
 }
@@ -300,13 +300,13 @@ fn describe(news: &News) -> Report {
 /// pool. Not every kernel gives the root cgroup the file.
 fn partition_cpus(hierarchy: &Hierarchy, ledger: &Ledger) -> CpuSet {
     match Knob::CpusetCpusEffective.read(hierarchy.root()) {
-        Ok(Value::Cpus(effective)) if !effective.is_empty() => ledger.shared_pool() - &effective,
+        Ok(KnobValue::Cpus(effective)) if !effective.is_empty() => ledger.shared_pool() - &effective,
         _ => CpuSet::new(),
     }
 }
 
 /// Reads what workloads with a promise use of it. One that is gone meanwhile uses nothing.
-fn read_claims(hierarchy: &Hierarchy, promises: &Promises) -> (Claims, Owned) {
+fn read_claims(hierarchy: &Hierarchy, promises: &Guarantees) -> (Claims, Owned) {
     let (mut claims, mut owned) = (Claims::default(), Owned::default());
     for share in shares(promises) {
         let dirs: Vec<PathBuf> = share.workloads.iter().map(|of| hierarchy.dir(&of.cgroup)).collect();
@@ -314,13 +314,13 @@ fn read_claims(hierarchy: &Hierarchy, promises: &Promises) -> (Claims, Owned) {
             let has = match kind {
                 ZoneKind::Memory => {
                     let read: Vec<_> = dirs.iter().map(|dir| memory_numa_stat(dir)).collect();
-                    let mut resident: BTreeMap<NodeId, Resident> = BTreeMap::new();
+                    let mut resident: BTreeMap<NodeId, ResidentFigures> = BTreeMap::new();
                     for (node, of) in read.iter().flatten().flatten() {
                         let sum = resident.entry(*node).or_default();
                         *sum = sum.plus(residency::resident(*of));
                     }
                     claims.add(placed, &resident);
-                    let undroppable = |of: BTreeMap<NodeId, read::NodeMemory>| {
+                    let undroppable = |of: BTreeMap<NodeId, read::CgroupNodeMemory>| {
                         of.into_iter().map(|(node, of)| (node, of.undroppable())).collect()
                     };
                     together(read.into_iter().map(|read| read.map(undroppable)))
@@ -358,10 +358,10 @@ fn together(
 fn others(
     hierarchy: &Hierarchy,
     table: &Table<SlotId>,
-    promises: &Promises,
+    promises: &Guarantees,
     low: &BTreeSet<NodeId>,
     with_cache: bool,
-) -> Vec<OtherWorkload> {
+) -> Vec<UnguaranteedWorkload> {
     let kept: BTreeSet<&CgroupPath> = promises.workloads().iter().map(|promise| &promise.cgroup).collect();
     let mut members: Vec<(CgroupId, &CgroupPath)> =
         table.members().map(|(id, member)| (id, &member.path)).collect();
@@ -378,10 +378,10 @@ fn others(
         let on = |node: &NodeId| read.get(node).map(|of| Bytes(of.anon.0.saturating_add(of.shmem.0)));
         let resident: Vec<_> =
             low.iter().filter_map(|node| Some((*node, on(node)?))).filter(|(_, bytes)| bytes.0 > 0).collect();
-        let loose = read.iter().filter(|_| with_cache).map(|(node, of)| (*node, of.loose_cache()));
+        let loose = read.iter().filter(|_| with_cache).map(|(node, of)| (*node, of.unmapped_page_cache()));
         let cache: Vec<_> = loose.filter(|(_, bytes)| bytes.0 > 0).collect();
         if !resident.is_empty() || !cache.is_empty() {
-            found.push(OtherWorkload { cgroup: (*path).clone(), id: *id, resident, cache });
+            found.push(UnguaranteedWorkload { cgroup: (*path).clone(), id: *id, resident, cache });
         }
     }
     found
@@ -395,7 +395,7 @@ mod tests {
     use numaward_cgroup::WorkloadKind;
     use numaward_config::{Config, guard::GuardMode};
     use numaward_engine::{
-        Native, NativeOptions, PolicyConfig, Quantity, Strategy as _,
+        NativeOptions, NativeStrategy, PolicyConfig, Quantity, Strategy as _,
         policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
     use numaward_model::{snapshot::SnapshotSource as _, testing};
@@ -423,15 +423,20 @@ mod tests {
         }
     }
 
-    fn promise(path: &str, id: u64, mib: u64) -> Arc<Promise> {
+    fn promise(path: &str, id: u64, mib: u64) -> Arc<WorkloadGuarantee> {
         testing::promise(path, id, &[(ZoneKind::Memory, 1, Bytes::mib(mib))]).into()
     }
 
     /// An observer of this host, to whom this is promised.
-    fn observer(root: &Path, config: Config, promises: Vec<Arc<Promise>>, ledger: Ledger) -> Observer {
+    fn observer(
+        root: &Path,
+        config: Config,
+        promises: Vec<Arc<WorkloadGuarantee>>,
+        ledger: Ledger,
+    ) -> Observer {
         let observer = Observer::new(&Config { host_root: root.into(), ..config });
         observer.lock().hierarchy = Some(Hierarchy::at(root));
-        observer.lock().promises = Arc::new(Promises::new(promises, ledger));
+        observer.lock().promises = Arc::new(Guarantees::new(promises, ledger));
         observer
     }
 
@@ -447,11 +452,11 @@ mod tests {
             reserved_memory: vec![reserved],
             ..PolicyConfig::default()
         };
-        Native::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle()
+        NativeStrategy::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle()
     }
 
     /// Containers of one pod that hold their memory as a whole, which is entered with the first.
-    fn of_pod(path: &str, id: u64, mib: u64) -> Arc<Promise> {
+    fn of_pod(path: &str, id: u64, mib: u64) -> Arc<WorkloadGuarantee> {
         let pod = PodContainer {
             namespace: "n".to_owned(),
             pod: "p".to_owned(),
@@ -461,7 +466,7 @@ mod tests {
         };
         let placed = (mib > 0).then_some((ZoneKind::Memory, 1, Bytes::mib(mib)));
         let of = testing::promise(path, id, placed.as_slice());
-        Arc::new(Promise { owner: "u".into(), container: Some(pod), ..of })
+        Arc::new(WorkloadGuarantee { owner: "u".into(), container: Some(pod), ..of })
     }
 
     #[test]
@@ -485,7 +490,7 @@ mod tests {
             observer.lock().table_mut().add(CgroupId(id), path, member);
         }
         observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
-        let promises = Promises::new(vec![promise("/kept", 1, 700)], Ledger::default());
+        let promises = Guarantees::new(vec![promise("/kept", 1, 700)], Ledger::default());
         observer.lock().promises = Arc::new(promises);
         observer.look_at_headroom(&mut guard);
         // 700 MiB, of which 200 are used; of the page cache nothing is available: the promise holds it.
@@ -532,7 +537,7 @@ mod tests {
         // 580 MiB and a margin of 20 (32 at least) are to be there: 600 are free, and 10 are page cache.
         let seen = look(true, GuardMode::Act, 1);
         let of = seen.node(NodeId(1)).unwrap();
-        assert_eq!((of.is_tight, of.is_low, of.not_free()), (true, true, Bytes::mib(44)));
+        assert_eq!((of.is_tight, of.is_low, of.bytes_to_free()), (true, true, Bytes::mib(44)));
         let [hog] = &seen.others[..] else { panic!("{:?}", seen.others) };
         assert_eq!(hog.cgroup.as_str(), "/hog");
         assert_eq!(
@@ -552,7 +557,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         machine(root.path(), 600);
         write(root.path(), "sys/devices/system/cpu/present", "0-1,3\n");
-        let seen = |strategy, promises: Vec<Arc<Promise>>| {
+        let seen = |strategy, promises: Vec<Arc<WorkloadGuarantee>>| {
             let config = Config { strategy, ..Config::default() };
             let observer = observer(root.path(), config, promises, ledger());
             let mut guard = Guard::default();
@@ -595,7 +600,7 @@ mod tests {
             reserved_system_cpus: "0".parse().unwrap(),
             ..PolicyConfig::default()
         };
-        let ledger = Native::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle();
+        let ledger = NativeStrategy::new(&nodes, &policy, &NativeOptions::default()).unwrap().idle();
         assert_eq!(ledger.shared_pool(), &cpus);
         let observer = observer(root.path(), Config::default(), Vec::new(), ledger);
         let mut guard = Guard::default();
@@ -641,7 +646,7 @@ mod tests {
         // A scrape has what was seen here.
         machine(root.path(), 50);
         let headroom = observer.snapshot().promises.headroom;
-        assert!(headroom.contains(&(NodeId(1), ZoneKind::Memory, of.room())), "{headroom:?}");
+        assert!(headroom.contains(&(NodeId(1), ZoneKind::Memory, of.headroom_bytes())), "{headroom:?}");
         assert!(headroom.contains(&(NodeId(0), ZoneKind::Memory, 910 << 20)), "{headroom:?}");
     }
 
@@ -654,7 +659,7 @@ mod tests {
         }
         let hierarchy = Hierarchy::at(root.path());
         let promises = vec![of_pod("/a", 1, 500), of_pod("/b", 2, 0), of_pod("/gone", 3, 0)];
-        let (claims, owned) = read_claims(&hierarchy, &Promises::new(promises.clone(), Ledger::default()));
+        let (claims, owned) = read_claims(&hierarchy, &Guarantees::new(promises.clone(), Ledger::default()));
         assert_eq!(claims.unused(NodeId(1)), Bytes::mib(100));
         let expected = |nodes: &[(u32, u64)]| {
             let mut owned = Owned::default();
@@ -665,7 +670,7 @@ mod tests {
         assert_eq!(owned, expected(&[(0, 20), (1, 400)]));
         // What cannot be read may be all that is promised.
         fs::create_dir_all(root.path().join("gone/memory.numa_stat")).unwrap();
-        let (_, owned) = read_claims(&hierarchy, &Promises::new(promises, Ledger::default()));
+        let (_, owned) = read_claims(&hierarchy, &Guarantees::new(promises, Ledger::default()));
         assert_eq!(owned, expected(&[(1, 500)]));
     }
 
@@ -674,7 +679,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let kind = ZoneKind::Hugepages(numaward_topology::HugepageSize(Bytes::mib(2)));
         let promise = Arc::new(testing::promise("/a", 1, &[(kind, 0, Bytes::mib(8))]));
-        let promises = Promises::new(vec![promise], Ledger::default());
+        let promises = Guarantees::new(vec![promise], Ledger::default());
         let owned = || read_claims(&Hierarchy::at(root.path()), &promises).1;
         assert_eq!(owned(), Owned::default());
         fs::create_dir(root.path().join("a")).unwrap();

@@ -19,8 +19,8 @@ use std::{
 };
 
 use numaward_model::{
-    headroom::{CALM, NodeHeadroom},
-    snapshot::Resident,
+    headroom::{NodeHeadroom, RECOVERY_TIME},
+    snapshot::ResidentFigures,
 };
 use numaward_topology::{Bytes, NodeId};
 
@@ -35,7 +35,11 @@ pub(crate) struct Claims {
 
 impl Claims {
     /// Adds those of a promise: what is placed on each node, and what the workloads that share it have there.
-    pub(crate) fn add(&mut self, placed: &BTreeMap<NodeId, Bytes>, resident: &BTreeMap<NodeId, Resident>) {
+    pub(crate) fn add(
+        &mut self,
+        placed: &BTreeMap<NodeId, Bytes>,
+        resident: &BTreeMap<NodeId, ResidentFigures>,
+    ) {
         for (node, Bytes(placed)) in placed {
             let of = resident.get(node).copied().unwrap_or_default();
             let used = of.sum().0;
@@ -77,13 +81,13 @@ pub(crate) struct Tights(BTreeSet<NodeId>);
 impl Tights {
     /// Whether any of these would be judged to be tight.
     pub(crate) fn would_be(&self, nodes: &[NodeHeadroom]) -> bool {
-        nodes.iter().any(|of| of.seems_tight(self.0.contains(&of.node)))
+        nodes.iter().any(|of| of.becomes_tight(self.0.contains(&of.node)))
     }
 
     /// Judges the nodes, and enters which are tight.
     pub(crate) fn judge(&mut self, nodes: &mut [NodeHeadroom]) {
         for of in &mut *nodes {
-            of.is_tight = of.seems_tight(self.0.contains(&of.node));
+            of.is_tight = of.becomes_tight(self.0.contains(&of.node));
         }
         self.0 = nodes.iter().filter(|of| of.is_tight).map(|of| of.node).collect();
     }
@@ -125,7 +129,7 @@ impl Lows {
             stays
         });
         for of in nodes {
-            let has_enough = of.has_enough();
+            let has_enough = of.has_recovered();
             let was = self.0.get_mut(&of.node);
             of.is_low = was.is_some() || of.is_short();
             match was {
@@ -135,7 +139,7 @@ impl Lows {
                 }
                 Some(enough) if has_enough => {
                     let since = *enough.get_or_insert(now);
-                    if now.duration_since(since) >= CALM {
+                    if now.duration_since(since) >= RECOVERY_TIME {
                         self.0.remove(&of.node);
                         of.is_low = false;
                         news.push(News::Ends(*of));
@@ -161,9 +165,9 @@ mod tests {
         nodes.iter().map(|(node, mib)| (NodeId(*node), Bytes::mib(*mib))).collect()
     }
 
-    fn resident(anon: u64, file: u64, droppable: u64) -> Resident {
+    fn resident(anon: u64, file: u64, droppable: u64) -> ResidentFigures {
         let [anon, file, droppable] = [anon, file, droppable].map(Bytes::mib);
-        Resident { anon, file, droppable, ..Resident::default() }
+        ResidentFigures { anon, file, droppable, ..ResidentFigures::default() }
     }
 
     #[test]
@@ -258,7 +262,7 @@ mod tests {
             let would_be = tights.would_be(&nodes);
             tights.judge(&mut nodes);
             assert_eq!(nodes[0].is_tight, would_be);
-            (would_be, nodes[0].not_free().0 / MIB)
+            (would_be, nodes[0].bytes_to_free().0 / MIB)
         };
         assert_eq!(at(132, 100), (false, 32));
         assert_eq!(at(131, 100), (true, 33));

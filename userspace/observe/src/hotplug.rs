@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use numaward_api::EventKind;
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::{Bytes, Machine};
 
 /// What differs after the machine changed.
@@ -30,9 +30,9 @@ impl Fingerprint {
 }
 
 /// What became of a machine, an event for each part.
-pub(crate) fn changes(before: &Machine, after: &Machine) -> Vec<Report> {
+pub(crate) fn changes(before: &Machine, after: &Machine) -> Vec<EventReport> {
     let mut reports = Vec::new();
-    let mut report = |message: String| reports.push(Report::new(EventKind::MachineChange, message));
+    let mut report = |message: String| reports.push(EventReport::new(EventKind::MachineChange, message));
     let (were, are) = (before.cpu_ids(), after.cpu_ids());
     for (cpus, what) in [(&were - &are, "went offline"), (&are - &were, "came online")] {
         if !cpus.is_empty() {

@@ -144,7 +144,7 @@ mod tests {
     use std::fs;
 
     use numaward_cgroup::{CgroupId, WorkloadKind};
-    use numaward_model::{Promises, testing::promise};
+    use numaward_model::{Guarantees, testing::promise};
     use numaward_probes::{Mode, NodeHugepages, ProbeReport};
     use numaward_topology::ZoneKind;
 
@@ -190,7 +190,7 @@ mod tests {
         Read {
             machine: Arc::new(machine()),
             table: Arc::new(table),
-            promises: Promises::new(vec![Arc::new(promise)], numaward_engine::Ledger::default()).into(),
+            promises: Guarantees::new(vec![Arc::new(promise)], numaward_engine::Ledger::default()).into(),
             counted: None,
             done: Counted::default(),
             attached: Arc::new(Attached::of(&[report])),

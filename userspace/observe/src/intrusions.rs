@@ -11,8 +11,8 @@ use std::{
 };
 
 use numaward_api::EventKind;
-use numaward_model::Report;
-use numaward_probes::{CpuUse, Intruder, IntruderClass, SlotId};
+use numaward_model::EventReport;
+use numaward_probes::{CpuUsage, Intruder, IntruderClass, SlotId};
 use numaward_topology::{CpuId, CpuSet};
 
 /// Time between two looks.
@@ -27,7 +27,7 @@ const NAMES: usize = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Intrusions {
     pub(crate) looked: Option<Instant>,
-    used: BTreeMap<CpuId, CpuUse>,
+    used: BTreeMap<CpuId, CpuUsage>,
     /// The time of each name, when it was last needed.
     pub(crate) by_name: BTreeMap<Name, Duration>,
 }
@@ -73,7 +73,7 @@ impl Intrusion {
     }
 
     /// The event of `owner`. It begins with who ran there: what is read of a long line is its beginning.
-    pub(crate) fn report(&self, elapsed: Duration, owner: &str, seen: &[Seen]) -> Report {
+    pub(crate) fn report(&self, elapsed: Duration, owner: &str, seen: &[Seen]) -> EventReport {
         let is_by_tasks = self.is_by_tasks(elapsed);
         let time = if is_by_tasks { self.tasks } else { self.kernel_threads };
         let tasks = seen.iter().filter(|one| one.class != IntruderClass::KernelThread).map(Seen::who);
@@ -96,7 +96,7 @@ impl Intrusion {
             self.cpus,
             owner.escape_debug(),
         );
-        let mut report = Report::new(EventKind::Intruder, message)
+        let mut report = EventReport::new(EventKind::Intruder, message)
             .detail("cpus", &self.cpus)
             .detail("taskMicros", self.tasks.as_micros())
             .detail("kernelThreadMicros", self.kernel_threads.as_micros());
@@ -112,7 +112,7 @@ impl Intrusions {
     pub(crate) fn compare(
         &mut self,
         owners: &BTreeMap<CpuId, SlotId>,
-        used: BTreeMap<CpuId, CpuUse>,
+        used: BTreeMap<CpuId, CpuUsage>,
         now: Instant,
     ) -> (BTreeMap<SlotId, Intrusion>, Duration) {
         let elapsed = self.looked.map_or(LOOK, |looked| now.duration_since(looked));
@@ -120,7 +120,7 @@ impl Intrusions {
         for (&cpu, &owner) in owners {
             let Some(now) = used.get(&cpu) else { continue };
             let before = self.used.get(&cpu).copied().unwrap_or_default();
-            let grown = |class| now.of(class).saturating_sub(before.of(class));
+            let grown = |class| now.time_of(class).saturating_sub(before.time_of(class));
             let kernel_threads = grown(IntruderClass::KernelThread);
             let tasks = grown(IntruderClass::Host).saturating_add(grown(IntruderClass::Workload));
             let intrusion = intrusions.entry(owner).or_default();
@@ -174,10 +174,10 @@ mod tests {
     use super::*;
     use crate::exclusive::tests::slot;
 
-    fn used(host: u64, kernel_threads: u64) -> BTreeMap<CpuId, CpuUse> {
-        let others = [kernel_threads, host, 0].map(Duration::from_millis);
-        let used = CpuUse { others, ..CpuUse::default() };
-        BTreeMap::from([(CpuId(2), used), (CpuId(3), CpuUse::default()), (CpuId(9), used)])
+    fn used(host: u64, kernel_threads: u64) -> BTreeMap<CpuId, CpuUsage> {
+        let intruders = [kernel_threads, host, 0].map(Duration::from_millis);
+        let used = CpuUsage { intruders, ..CpuUsage::default() };
+        BTreeMap::from([(CpuId(2), used), (CpuId(3), CpuUsage::default()), (CpuId(9), used)])
     }
 
     #[test]

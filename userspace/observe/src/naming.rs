@@ -16,23 +16,25 @@
 //!
 //! `other` means what is counted outside all of these; a cgroup of that name is `/other`.
 
-use numaward_cgroup::{Container, RUNTIMES, Workload, WorkloadKind};
+use numaward_cgroup::{CgroupWorkload, ContainerIdentity, RUNTIMES, WorkloadKind};
 
 /// The name under which everything is counted that has no counters of its own.
 pub(crate) const OTHER: &str = "other";
 
-pub(crate) fn name(workload: &Workload) -> String {
+pub(crate) fn name(workload: &CgroupWorkload) -> String {
     let name = match workload.kind {
         WorkloadKind::Unit => unit(&workload.name),
         WorkloadKind::Exec => format!("numaward/{}", workload.name),
         WorkloadKind::Container => match &workload.container {
             Some(container) if container.pod_uid.is_some() => "pods".to_owned(),
-            Some(Container { runtime: Some(runtime), .. }) if RUNTIMES.contains(&runtime.as_str()) => {
+            Some(ContainerIdentity { runtime: Some(runtime), .. })
+                if RUNTIMES.contains(&runtime.as_str()) =>
+            {
                 runtime.clone()
             }
             _ => "containers".to_owned(),
         },
-        WorkloadKind::Root | WorkloadKind::Allocation | WorkloadKind::TopLevel => workload.name.clone(),
+        WorkloadKind::Root | WorkloadKind::Guarantee | WorkloadKind::TopLevel => workload.name.clone(),
     };
     if name == OTHER { format!("/{OTHER}") } else { name }
 }

@@ -221,9 +221,9 @@ fn is_enabled(config: &numaward_config::Probes, probe: Probe) -> bool {
     switch(config, probe).0
 }
 
-fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'a> {
-    let defaults = probes::Options::new(machine);
-    probes::Options {
+fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::ProbeOptions<'a> {
+    let defaults = probes::ProbeOptions::new(machine);
+    probes::ProbeOptions {
         slots: config.probes.slots,
         duty_cycle: config
             .probes
@@ -231,7 +231,7 @@ fn probe_options<'a>(config: &Config, machine: &'a Machine) -> probes::Options<'
             .duty_cycle
             .and_then(|cycle| probes::DutyCycle::new(cycle.on.0, cycle.period.0)),
         alloc_modes: if config.probes.allocation.enabled { defaults.alloc_modes } else { &[] },
-        others: Probe::OTHERS.into_iter().filter(|probe| is_enabled(&config.probes, *probe)).collect(),
+        secondary: Probe::SECONDARY.into_iter().filter(|probe| is_enabled(&config.probes, *probe)).collect(),
         call_chains: config.observe.call_chains.enabled.then_some(probes::ChainOptions {
             sample_every: config.observe.call_chains.sample_every,
             max_stacks: config.observe.call_chains.max_stacks,
@@ -250,7 +250,7 @@ mod tests {
     fn the_defaults_of_the_configuration_are_those_of_the_probes() {
         let machine = Machine::default();
         let (options, defaults) =
-            (probe_options(&Config::default(), &machine), probes::Options::new(&machine));
+            (probe_options(&Config::default(), &machine), probes::ProbeOptions::new(&machine));
         assert_eq!((options.slots, options.long_stall), (defaults.slots, defaults.long_stall));
     }
 }

@@ -2,9 +2,9 @@
 
 use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
-use numaward_cgroup::{CgroupPath, Container, classify};
+use numaward_cgroup::{CgroupPath, ContainerIdentity, classify};
 use numaward_model::{
-    Promises, Report,
+    EventReport, Guarantees,
     headroom::Headroom,
     port::{
         AssignmentSink, CgroupEvents, CgroupListener, ContainerNames, EventSink, HeadroomSource,
@@ -35,7 +35,7 @@ impl HeadroomSource for Observer {
 }
 
 impl EventSink for Observer {
-    fn report(&self, cgroup: Option<&CgroupPath>, report: Report) {
+    fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport) {
         let name = cgroup.map(|cgroup| self.lock().name_of(&classify(cgroup, |path| path == cgroup)));
         self.events().report(match name {
             Some(name) => report.workload(name),
@@ -52,7 +52,7 @@ impl CgroupEvents for Observer {
 
 impl AssignmentSink for Observer {
     /// The probes know the nodes of a workload when this returns: its first page is judged by them.
-    fn assigned(&self, promises: Promises) {
+    fn publish_guarantees(&self, promises: Guarantees) {
         // While it is known what was promised before.
         self.read_probe_events();
         let unfit = promises.unfit.as_ref().map(|problems| {
@@ -64,7 +64,7 @@ impl AssignmentSink for Observer {
 }
 
 impl ContainerNames for Observer {
-    fn containers_are(&self, named: Vec<(String, String)>, all: bool) {
+    fn update_containers(&self, named: Vec<(String, String)>, all: bool) {
         let mut state = self.lock();
         let known = &mut state.containers;
         let mut there = HashSet::new();
@@ -85,7 +85,7 @@ impl ContainerNames for Observer {
         }
     }
 
-    fn container_is_gone(&self, id: &str) {
+    fn remove_container(&self, id: &str) {
         self.lock().containers.remove(id);
     }
 }
@@ -105,13 +105,13 @@ impl Observer {
             .filter_map(|(id, member)| foreign.promise(id, &member.path, member.container.as_ref()?))
             .map(Arc::new)
             .collect();
-        let mut promises = Promises::new(containers, foreign.ledger().clone());
+        let mut promises = Guarantees::new(containers, foreign.ledger().clone());
         promises.free_cpus = foreign.free_cpus();
         // Still under the lock: a container that comes meanwhile gets its promise afterwards.
         self.assign(moving, promises);
     }
 
-    fn assign(&self, mut moving: Moving<'_>, promises: Promises) {
+    fn assign(&self, mut moving: Moving<'_>, promises: Guarantees) {
         let now = Arc::new(promises);
         moving.state.revision += 1;
         let before = std::mem::replace(&mut moving.state.promises, now.clone());
@@ -120,7 +120,7 @@ impl Observer {
         }
         for promise in now.workloads() {
             if moving.state.table.slot(promise.id).is_some() {
-                let was = before.of(promise.id);
+                let was = before.get(promise.id);
                 let is_same = was.is_some_and(|was| Arc::ptr_eq(was, promise));
                 if !is_same && before.nodes_of(promise.id) != now.nodes_of(promise.id) {
                     moving.allow(promise.id);
@@ -145,7 +145,7 @@ impl Observer {
     }
 
     /// What is promised.
-    pub fn promises(&self) -> Arc<Promises> {
+    pub fn promises(&self) -> Arc<Guarantees> {
         self.lock().promises.clone()
     }
 
@@ -155,7 +155,7 @@ impl Observer {
     }
 
     /// The containers whose cgroups are there.
-    pub fn containers(&self) -> Vec<(CgroupPath, Container)> {
+    pub fn containers(&self) -> Vec<(CgroupPath, ContainerIdentity)> {
         let table = self.lock().table.clone();
         let members = table.members();
         members.filter_map(|(_, member)| Some((member.path.clone(), member.container.clone()?))).collect()
@@ -180,10 +180,10 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use numaward_cgroup::{Cgroup, CgroupId, Event, Hierarchy};
+    use numaward_cgroup::{Cgroup, CgroupEvent, CgroupId, Hierarchy};
     use numaward_config::Config;
     use numaward_engine::Ledger;
-    use numaward_model::{Promise, snapshot::SnapshotSource, testing::promise};
+    use numaward_model::{WorkloadGuarantee, snapshot::SnapshotSource, testing::promise};
     use numaward_topology::{Bytes, CpuId, CpuSet, ZoneKind};
     use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
     use tokio_util::sync::CancellationToken;
@@ -209,11 +209,16 @@ mod tests {
     struct OnePod(Ledger);
 
     impl ForeignPromises for OnePod {
-        fn promise(&self, id: CgroupId, cgroup: &CgroupPath, _: &Container) -> Option<Promise> {
+        fn promise(
+            &self,
+            id: CgroupId,
+            cgroup: &CgroupPath,
+            _: &ContainerIdentity,
+        ) -> Option<WorkloadGuarantee> {
             Some(promise(&cgroup.to_string(), id.0, &[(ZoneKind::Memory, 0, Bytes::mib(2))]))
         }
 
-        fn label(&self, _: &Container) -> Option<String> {
+        fn label(&self, _: &ContainerIdentity) -> Option<String> {
             thread::sleep(Duration::from_micros(100));
             None
         }
@@ -235,7 +240,7 @@ mod tests {
         };
         let observer = Observer::new(&Config::default());
         for _ in 0..200 {
-            observer.moving().take(Event::Added(cgroup(1)));
+            observer.moving().take(CgroupEvent::Added(cgroup(1)));
             let (holding, held) = mpsc::channel();
             thread::scope(|scope| {
                 let observer = &observer;
@@ -247,14 +252,14 @@ mod tests {
                 held.recv().unwrap();
                 thread::sleep(Duration::from_micros(50));
                 for id in 2..20 {
-                    observer.moving().take(Event::Added(cgroup(id)));
+                    observer.moving().take(CgroupEvent::Added(cgroup(id)));
                 }
             });
             let promises = observer.promises();
             let forgotten: Vec<_> = (1..20).filter(|id| !promises.has(CgroupId(*id))).collect();
             assert_eq!(forgotten, [0; 0]);
             for id in 1..20 {
-                observer.moving().take(Event::Removed(cgroup(id)));
+                observer.moving().take(CgroupEvent::Removed(cgroup(id)));
             }
         }
     }
@@ -265,14 +270,17 @@ mod tests {
         let of = |path: &str, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, Bytes::mib(2))]));
         let observer = Observer::new(&Config::default());
         let (first, second) = (of("/a", 1), of("/b", 2));
-        let assign = |held: &[&Arc<Promise>]| {
-            observer.assigned(Promises::new(held.iter().copied().cloned().collect(), Ledger::default()));
+        let assign = |held: &[&Arc<WorkloadGuarantee>]| {
+            observer.publish_guarantees(Guarantees::new(
+                held.iter().copied().cloned().collect(),
+                Ledger::default(),
+            ));
             observer.lock().table.members().map(|(id, _)| id.0).collect::<Vec<_>>()
         };
         // Maybe before it was seen to come.
         assert_eq!(assign(&[&first]), [1]);
-        observer.moving().take(Event::Added(cgroup("/a", 1)));
-        observer.moving().take(Event::Removed(cgroup("/a", 1)));
+        observer.moving().take(CgroupEvent::Added(cgroup("/a", 1)));
+        observer.moving().take(CgroupEvent::Removed(cgroup("/a", 1)));
         assert_eq!(assign(&[&first, &second]), [2]);
         assert_eq!(assign(&[&second]), [2]);
     }
@@ -294,11 +302,11 @@ mod tests {
         write("proc/softirqs", "CPU0\n").unwrap();
         let observer =
             Arc::new(Observer::new(&Config { host_root: root.path().into(), ..Config::default() }));
-        let promises = Promises::new(
+        let promises = Guarantees::new(
             vec![promise("/a", 1, &[(ZoneKind::Memory, 0, Bytes::mib(2))]).into()],
             Ledger::default(),
         );
-        observer.assigned(promises.clone());
+        observer.publish_guarantees(promises.clone());
         observer.lock().hierarchy = Some(Hierarchy::at(root.path()));
         let scrape: fn(&Observer) = |observer| drop(observer.snapshot());
         let read_workloads: fn(&Observer) = |observer| observer.read_workloads(&CancellationToken::new());
@@ -319,7 +327,7 @@ mod tests {
             let (sender, done) = mpsc::channel();
             let (assigns, promises) = (observer.clone(), promises.clone());
             thread::spawn(move || {
-                assigns.assigned(promises);
+                assigns.publish_guarantees(promises);
                 sender.send(()).unwrap();
             });
             let taken = done.recv_timeout(Duration::from_secs(5));

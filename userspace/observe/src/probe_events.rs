@@ -1,7 +1,7 @@
 //! What the probes report at once, as events: misses, kills, long stalls.
 
 use numaward_api::{EventKind, Severity};
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_probes::{Incident, ProbeEvent};
 use numaward_topology::{Bytes, NodeId, NodeSet, sysfs};
 
@@ -46,7 +46,7 @@ impl Observer {
                 Incident::Miss { node, pages } => miss(promised, node, self.bytes_of(pages), pid, &command),
                 Incident::LongStall(time) => {
                     let message = format!("{command:?} ({pid}) had to reclaim memory for {time:.0?}.");
-                    Report::new(EventKind::Stall, message)
+                    EventReport::new(EventKind::Stall, message)
                         .detail("command", command)
                         .detail("pid", pid)
                         .detail("micros", time.as_micros())
@@ -76,7 +76,13 @@ impl Observer {
 }
 
 /// The event of memory that is not where it was promised. `promised` is absent where the promise ended meanwhile.
-fn miss(promised: Option<&NodeSet>, node: Option<NodeId>, bytes: Bytes, pid: u32, command: &str) -> Report {
+fn miss(
+    promised: Option<&NodeSet>,
+    node: Option<NodeId>,
+    bytes: Bytes,
+    pid: u32,
+    command: &str,
+) -> EventReport {
     let place = node.map_or("a node that is gone".to_owned(), |node| format!("node {node}"));
     let outside = promised.map_or("outside the nodes promised to it".to_owned(), |promised| {
         format!("outside the promised nodes {promised}")
@@ -84,7 +90,7 @@ fn miss(promised: Option<&NodeSet>, node: Option<NodeId>, bytes: Bytes, pid: u32
     let message = format!(
         "{command:?} ({pid}) was given {bytes} on {place}, {outside}; there may have been more since."
     );
-    let mut report = Report::new(EventKind::Miss, message)
+    let mut report = EventReport::new(EventKind::Miss, message)
         .detail("command", command)
         .detail("pid", pid)
         .detail("bytes", bytes.0);
@@ -98,7 +104,7 @@ fn miss(promised: Option<&NodeSet>, node: Option<NodeId>, bytes: Bytes, pid: u32
 }
 
 /// The event of a process that the OOM killer took.
-fn oom_kill(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) -> Report {
+fn oom_kill(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) -> EventReport {
     let pinned = ["cpuset", "mempolicy"].contains(&constraint);
     let why = match constraint {
         "none" => "the machine had no memory left",
@@ -114,7 +120,7 @@ fn oom_kill(constraint: &str, pid: u32, command: &str, free_elsewhere: Bytes) ->
         String::new()
     };
     let message = format!("The OOM killer took {command:?} ({pid}): {why}{elsewhere}.");
-    let mut report = Report::new(EventKind::OomKill, message)
+    let mut report = EventReport::new(EventKind::OomKill, message)
         .detail("constraint", constraint)
         .detail("command", command)
         .detail("pid", pid);

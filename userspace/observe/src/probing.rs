@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_probes::{CpuUse, Intruder, ProbeEvent, Probes};
+use numaward_probes::{CpuUsage, Intruder, ProbeEvent, Probes};
 use numaward_topology::{CpuId, NodeSet};
 
 use crate::{
@@ -48,8 +48,8 @@ pub(crate) struct Probing {
 
 impl Probing {
     /// Who used the CPUs that are exclusive, or were.
-    pub(crate) fn cpu_use(&mut self) -> Option<BTreeMap<CpuId, CpuUse>> {
-        let used = self.probes.cpu_use();
+    pub(crate) fn cpu_use(&mut self) -> Option<BTreeMap<CpuId, CpuUsage>> {
+        let used = self.probes.cpu_usage();
         self.health.noted(Part::Intruders, used)
     }
 
@@ -67,7 +67,7 @@ impl Probing {
     /// Ends measuring when it is time; attaches or detaches what has a duty cycle.
     pub(crate) fn follow_cost(&mut self, now: Instant) {
         self.cost.take_if(|(_, until)| now >= *until);
-        let kept = self.probes.keep_duty(now);
+        let kept = self.probes.apply_duty_cycle(now);
         self.health.noted(Part::DutyCycle, kept);
     }
 }

@@ -6,13 +6,14 @@
 //!
 //! # Algorithm
 //! The maps are read without a lock, then the books are taken, which clones a few `Arc`s under both locks. Slots that changed hands in
-//! between are ignored when the counters are decoded ([`Holders`]): the books have the last counts of their former holders.
+//! between are ignored when the counters are decoded ([`SlotHolders`]): the books have the last counts of their former holders.
 
 use std::sync::Arc;
 
-use numaward_model::Promises;
+use numaward_model::Guarantees;
 use numaward_probes::{
-    self as probes, ActivityCounters, AllocationCounters, CounterMaps, Holders, NodeAccesses, Probe, SlotId,
+    self as probes, ActivityCounters, AllocationCounters, CounterMaps, NodeAccesses, Probe, SlotHolders,
+    SlotId,
 };
 use numaward_topology::Machine;
 
@@ -26,9 +27,9 @@ use crate::{
 /// The workloads and the holders of the probes' slots, of one instant.
 pub(crate) struct Books {
     pub(crate) table: Arc<Table<SlotId>>,
-    pub(crate) holders: Holders,
+    pub(crate) holders: SlotHolders,
     machine: Arc<Machine>,
-    promises: Arc<Promises>,
+    promises: Arc<Guarantees>,
     attached: Arc<Attached>,
 }
 
@@ -37,9 +38,9 @@ pub(crate) struct Books {
 pub(crate) struct Read {
     pub(crate) machine: Arc<Machine>,
     pub(crate) table: Arc<Table<SlotId>>,
-    pub(crate) promises: Arc<Promises>,
+    pub(crate) promises: Arc<Guarantees>,
     /// The counters of allocations; `None` without that probe.
-    pub(crate) counted: Option<probes::Snapshot>,
+    pub(crate) counted: Option<probes::AllocationSnapshot>,
     /// The counters of all other probes.
     pub(crate) done: Counted,
     pub(crate) attached: Arc<Attached>,

@@ -4,7 +4,7 @@
 //! pages. So it is read only when somebody asks, and for [`PATIENCE`] at most: what was not read by then is missing, and said
 //! to be.
 //!
-//! A program chooses how many files it maps and how long their names are. So lines are [cut](CutLines) while they are read, of a name
+//! A program chooses how many files it maps and how long their names are. So lines are [cut](TruncatedLines) while they are read, of a name
 //! [`MAX_NAME`] bytes are kept, and no more than [`MAX_NAMES`] names at a time: those of the smallest regions are folded into one.
 
 use std::{
@@ -16,7 +16,7 @@ use std::{
 };
 
 use numaward_api::{MAX_REGIONS, Region, RegionNode, Regions};
-use numaward_cgroup::{CutLines, unescape};
+use numaward_cgroup::{TruncatedLines, unescape};
 use numaward_topology::{NodeId, NodeSet};
 
 use crate::stacks::processes_below;
@@ -171,7 +171,8 @@ fn read_one(dir: &Path, belongs: Option<&Belongs>, deadline: Instant, sums: &mut
     if Instant::now() >= deadline {
         return Ok(false);
     }
-    let mut lines = CutLines::new(BufReader::with_capacity(1 << 16, File::open(dir.join("numa_maps"))?));
+    let mut lines =
+        TruncatedLines::new(BufReader::with_capacity(1 << 16, File::open(dir.join("numa_maps"))?));
     while let Some(line) = lines.next_line()? {
         if let Some((name, pages)) = mapping(&String::from_utf8_lossy(line)) {
             let sum = sums.of(name);

@@ -17,14 +17,14 @@ use std::{
 
 use numaward_cgroup::{
     CgroupId, CgroupPath, Hierarchy, ReadError,
-    knob::{Knob, Value},
-    read::{NodeMemory, memory_events, memory_numa_stat, memory_pressure, numa_balancing},
+    knob::{Knob, KnobValue},
+    read::{CgroupNodeMemory, memory_events, memory_numa_stat, memory_pressure, numa_balancing},
 };
 use numaward_model::{
     error_chain, health,
-    snapshot::{Pressure, Resident, ResidentHugepages, Tiering},
+    snapshot::{PressureFigures, ResidentFigures, ResidentHugepages, TieringFigures},
 };
-use numaward_probes::{Probe, SlotId, home};
+use numaward_probes::{Probe, SlotId, nearest_memory_node};
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
 use tokio_util::sync::CancellationToken;
 
@@ -72,7 +72,7 @@ struct Target {
     id: CgroupId,
     path: CgroupPath,
     dir: PathBuf,
-    resident: Option<Vec<Resident>>,
+    resident: Option<Vec<ResidentFigures>>,
     hugepages: ResidentHugepages,
     trouble: Trouble,
     /// Whether other workloads are below it.
@@ -193,7 +193,7 @@ impl Target {
         let events = memory_events(&self.dir).map(|events| self.trouble.oom_kills = Some(events.oom_kill));
         let pressure = memory_pressure(&self.dir).map(|pressure| {
             let (waiting, stalled) = (pressure.some, pressure.full);
-            self.trouble.pressure = Some(Pressure { waiting, stalled });
+            self.trouble.pressure = Some(PressureFigures { waiting, stalled });
         });
         resident.and(events).and(pressure)
     }
@@ -221,7 +221,7 @@ impl Observer {
         for (id, member) in table.members() {
             let dir = hierarchy.dir(&member.path);
             let allowed = match Knob::CpusetMemsEffective.read(&dir) {
-                Ok(Value::Nodes(nodes)) => Some(nodes.len()),
+                Ok(KnobValue::Nodes(nodes)) => Some(nodes.len()),
                 _ => None,
             };
             // Only where no probe sees it: this file is long.
@@ -253,7 +253,7 @@ impl Observer {
             let (Some(resident), true) = (&member.resident, sampled.state(id) != Sampling::On) else {
                 continue;
             };
-            let mapped = |of: &Resident| of.anon.0.saturating_add(of.mapped.0);
+            let mapped = |of: &ResidentFigures| of.anon.0.saturating_add(of.mapped.0);
             let lies = machine.nodes.keys().copied().zip(resident.iter().map(mapped)).collect();
             targets.push(estimate::Target { id, dir, lies });
         }
@@ -265,8 +265,9 @@ impl Observer {
         estimates.retain(|id, _| ids.contains(id));
         for target in &targets {
             if let Some(Look::Ran(ran)) = looks.get(&target.id)
-                && let Some(share) =
-                    remote_share(ran, &target.lies, |node| home(&machine, node, machine.nodes.keys()))
+                && let Some(share) = remote_share(ran, &target.lies, |node| {
+                    nearest_memory_node(&machine, node, machine.nodes.keys())
+                })
             {
                 estimates.insert(target.id, (share, now));
             }
@@ -276,8 +277,8 @@ impl Observer {
 }
 
 /// What a cgroup has on a node.
-pub(crate) fn resident(memory: NodeMemory) -> Resident {
-    Resident {
+pub(crate) fn resident(memory: CgroupNodeMemory) -> ResidentFigures {
+    ResidentFigures {
         anon: memory.anon,
         file: memory.file,
         kernel: memory.kernel,
@@ -287,12 +288,12 @@ pub(crate) fn resident(memory: NodeMemory) -> Resident {
 }
 
 /// What was moved between tiers from and to all nodes.
-fn tiering<'a>(nodes: impl Iterator<Item = &'a NodeMemory>, page_size: u64) -> Option<Tiering> {
+fn tiering<'a>(nodes: impl Iterator<Item = &'a CgroupNodeMemory>, page_size: u64) -> Option<TieringFigures> {
     let bytes = |pages: u64| Bytes(pages.saturating_mul(page_size));
     let moved = nodes.filter_map(|node| node.tiering);
     moved
-        .map(|pages| Tiering { demoted: bytes(pages.demoted), promoted: bytes(pages.promoted) })
-        .reduce(Tiering::plus)
+        .map(|pages| TieringFigures { demoted: bytes(pages.demoted), promoted: bytes(pages.promoted) })
+        .reduce(TieringFigures::plus)
 }
 
 /// For each target the nearest one that it is below. Targets are in the order of their paths, so that one
@@ -313,7 +314,7 @@ fn nest(targets: &[Target]) -> Vec<Option<usize>> {
 /// Takes what nested workloads have off the ones they are nested in. What moved between two readings may make
 /// the outer one's rest too small; it is never below zero.
 fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
-    let whole: Vec<(Option<Vec<Resident>>, ResidentHugepages)> =
+    let whole: Vec<(Option<Vec<ResidentFigures>>, ResidentHugepages)> =
         targets.iter().map(|target| (target.resident.clone(), target.hugepages.clone())).collect();
     for ((inner, hugepages), outer) in whole.iter().zip(outer) {
         let Some(outer) = outer else { continue };
@@ -322,7 +323,7 @@ fn take_off(targets: &mut [Target], outer: &[Option<usize>]) {
         let Some(rest) = &mut targets[*outer].resident else { continue };
         for (rest, inner) in rest.iter_mut().zip(inner) {
             let minus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_sub(b.0));
-            *rest = Resident {
+            *rest = ResidentFigures {
                 anon: minus(rest.anon, inner.anon),
                 file: minus(rest.file, inner.file),
                 kernel: minus(rest.kernel, inner.kernel),
@@ -341,8 +342,12 @@ mod tests {
 
     fn target(path: &str, anon: Option<u64>) -> Target {
         let path: CgroupPath = path.parse().unwrap();
-        let resident =
-            |anon| vec![Resident { anon: Bytes(anon), ..Resident::default() }, Resident::default()];
+        let resident = |anon| {
+            vec![
+                ResidentFigures { anon: Bytes(anon), ..ResidentFigures::default() },
+                ResidentFigures::default(),
+            ]
+        };
         Target {
             id: CgroupId(0),
             dir: PathBuf::from(path.as_str()),

@@ -14,7 +14,7 @@ use std::{
 };
 
 use numaward_cgroup::CgroupId;
-use numaward_probes::{Mode, Probe, ProbeReport, Scanned};
+use numaward_probes::{Mode, Probe, ProbeReport, ScannedPages};
 
 use crate::estimate::Estimates;
 
@@ -46,7 +46,7 @@ pub(crate) enum Sampling {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) state: Sampling,
-    pub(crate) scanned: Option<Scanned>,
+    pub(crate) scanned: Option<ScannedPages>,
     pte_updates: Option<u64>,
     /// What was seen last of mappings or pages, and when.
     verdict: Option<(Sampling, Instant)>,
@@ -121,7 +121,7 @@ impl Seen {
     pub(crate) fn update(
         &mut self,
         by_host: Option<Sampling>,
-        scanned: Option<Scanned>,
+        scanned: Option<ScannedPages>,
         pte_updates: Option<u64>,
         now: Instant,
     ) {
@@ -191,7 +191,7 @@ mod tests {
         let start = Instant::now();
         let mut seen = Seen::default();
         let mut look = |sampled, excluded, seconds| {
-            let scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
+            let scanned = ScannedPages { sampled: Pages(sampled), excluded: Pages(excluded) };
             seen.update(None, Some(scanned), None, start + Duration::from_secs(seconds));
             seen.state
         };

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use numaward_model::{Promise, Promises, snapshot::Resident};
+use numaward_model::{Guarantees, WorkloadGuarantee, snapshot::ResidentFigures};
 use numaward_probes::SlotId;
 use numaward_topology::{Bytes, HugepageSize, NodeId, ZoneKind};
 
@@ -17,13 +17,13 @@ use crate::{
 /// Workloads that share one promise; most of the time a single one.
 #[derive(Debug)]
 pub(crate) struct Share<'a> {
-    pub(crate) workloads: Vec<&'a Promise>,
+    pub(crate) workloads: Vec<&'a WorkloadGuarantee>,
     /// What is promised to all of them together, by kind and the node that is charged.
     pub(crate) placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
 }
 
 /// All that is promised.
-pub(crate) fn shares(promises: &Promises) -> Vec<Share<'_>> {
+pub(crate) fn shares(promises: &Guarantees) -> Vec<Share<'_>> {
     let mut shares = BTreeMap::new();
     for promise in promises.workloads() {
         let shares_pod = promise.container.as_ref().is_some_and(|of| of.shares_pod);
@@ -56,14 +56,14 @@ impl<'a> Holdings<'a> {
     }
 
     /// Whether it is known of all of them what they have.
-    pub(crate) fn are_known(&self, workloads: &[&Promise]) -> bool {
+    pub(crate) fn are_known(&self, workloads: &[&WorkloadGuarantee]) -> bool {
         let mut members = workloads.iter().map(|of| self.table.member(of.id));
         members.all(|member| member.is_some_and(|member| member.resident.is_some()))
     }
 
     /// What they have on each node, as far as it is known.
-    pub(crate) fn resident(&self, workloads: &[&Promise]) -> BTreeMap<NodeId, Resident> {
-        let mut sum: BTreeMap<NodeId, Resident> = BTreeMap::new();
+    pub(crate) fn resident(&self, workloads: &[&WorkloadGuarantee]) -> BTreeMap<NodeId, ResidentFigures> {
+        let mut sum: BTreeMap<NodeId, ResidentFigures> = BTreeMap::new();
         for resident in self.within(workloads).filter_map(|member| member.resident.as_ref()) {
             for (node, more) in self.nodes.iter().zip(resident.iter()) {
                 let sum = sum.entry(*node).or_default();
@@ -74,7 +74,11 @@ impl<'a> Holdings<'a> {
     }
 
     /// The same of hugepages.
-    pub(crate) fn hugepages(&self, workloads: &[&Promise], size: HugepageSize) -> BTreeMap<NodeId, Bytes> {
+    pub(crate) fn hugepages(
+        &self,
+        workloads: &[&WorkloadGuarantee],
+        size: HugepageSize,
+    ) -> BTreeMap<NodeId, Bytes> {
         let mut sum: BTreeMap<NodeId, Bytes> = BTreeMap::new();
         for hugepages in self.within(workloads).filter_map(|member| member.hugepages.get(&size)) {
             for (node, more) in self.nodes.iter().zip(hugepages) {
@@ -86,7 +90,7 @@ impl<'a> Holdings<'a> {
     }
 
     /// These and all below them. Each has what those below it leave.
-    fn within(&self, workloads: &[&Promise]) -> impl Iterator<Item = &'a Member<SlotId>> {
+    fn within(&self, workloads: &[&WorkloadGuarantee]) -> impl Iterator<Item = &'a Member<SlotId>> {
         workloads.iter().flat_map(|of| {
             let first = self.members.partition_point(|member| member.path < of.cgroup);
             let rest = self.members.iter().skip(first).copied();

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupId, Event, WorkloadKind, classify, read::cpu_time};
+use numaward_cgroup::{CgroupEvent, CgroupId, WorkloadKind, classify, read::cpu_time};
 use numaward_model::error_chain;
 use numaward_probes::{self as probes, NodeCounters, RegisterError};
 use parking_lot::MutexGuard;
@@ -31,9 +31,9 @@ pub(crate) struct Moving<'a> {
 
 impl Moving<'_> {
     /// Takes in that a cgroup came or went.
-    pub(crate) fn take(&mut self, event: Event) {
+    pub(crate) fn take(&mut self, event: CgroupEvent) {
         match event {
-            Event::Added(cgroup) => {
+            CgroupEvent::Added(cgroup) => {
                 let workload = classify(&cgroup.path, |_| false);
                 // Deeper cgroups fold into their workload. What the root cgroup has is `other`: a slot
                 // for it would take what those without a slot allocate.
@@ -47,7 +47,7 @@ impl Moving<'_> {
                 let member = Member::new(cgroup.path, workload.kind, workload.container);
                 self.state.table_mut().add(cgroup.id, &name, member);
             }
-            Event::Removed(cgroup) => {
+            CgroupEvent::Removed(cgroup) => {
                 self.state.container_went(cgroup.id);
                 self.give_up(cgroup.id);
             }

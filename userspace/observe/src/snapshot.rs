@@ -9,11 +9,11 @@ use std::{
 use numaward_cgroup::classify;
 use numaward_engine::OwnerId;
 use numaward_model::{
-    Promise, Promises, error_chain,
+    Guarantees, WorkloadGuarantee, error_chain,
     headroom::NodeHeadroom,
     snapshot::{
-        self, Allocated, KindPromised, MapFigures, Missed, MissingPromise, OnAndOff, OverBudget,
-        ProbeFigures, PromiseFigures, PromiseResidency, SnapshotSource, WorkloadFigures,
+        self, AllocatedFigures, BudgetExcess, GuaranteeFigures, GuaranteeResidency, KindFigures, MapFigures,
+        MissFigures, MissingCapacityFigures, ProbeFigures, ResidencySplit, SnapshotSource, WorkloadFigures,
     },
 };
 use numaward_probes::{self as probes, Counters, NodeCounters, Pages, SlotId};
@@ -123,12 +123,14 @@ fn pairs(accesses: &[probes::NodeAccesses]) -> Vec<(NodeId, Option<NodeId>, u64)
 }
 
 /// A node's memory; nothing of it where that could not be read.
-pub(crate) fn node_figures((node, memory): &(NodeId, Option<sysfs::NodeMemory>)) -> snapshot::NodeMemory {
-    snapshot::NodeMemory { node: *node, kinds: memory.as_ref().map(kinds).unwrap_or_default() }
+pub(crate) fn node_figures(
+    (node, memory): &(NodeId, Option<sysfs::NodeMeminfo>),
+) -> snapshot::NodeMemoryFigures {
+    snapshot::NodeMemoryFigures { node: *node, kinds: memory.as_ref().map(kinds).unwrap_or_default() }
 }
 
 /// Hugepages by size and what they leave of the node's memory.
-fn kinds(memory: &sysfs::NodeMemory) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
+fn kinds(memory: &sysfs::NodeMeminfo) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
     let hugepages = memory.hugepages.iter().map(|(&size, pool)| {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
         (ZoneKind::Hugepages(size), bytes(pool.total), Some(bytes(pool.free)))
@@ -138,7 +140,7 @@ fn kinds(memory: &sysfs::NodeMemory) -> Vec<(ZoneKind, Bytes, Option<Bytes>)> {
 
 impl Observer {
     /// The memory of each node as it is now.
-    pub(crate) fn node_memory(&self) -> Vec<(NodeId, Option<sysfs::NodeMemory>)> {
+    pub(crate) fn node_memory(&self) -> Vec<(NodeId, Option<sysfs::NodeMeminfo>)> {
         let machine = self.machine();
         let mut failed = None;
         let nodes = machine.nodes.keys().map(|&node| {
@@ -163,14 +165,14 @@ impl Observer {
     }
 
     /// Pages as bytes, in the order of `nodes`.
-    fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<Allocated> {
+    fn bytes(&self, nodes: &[NodeId], counters: &NodeCounters) -> Vec<AllocatedFigures> {
         nodes.iter().map(|&node| self.in_bytes(counters.get(node))).collect()
     }
 
     /// Those of one node.
-    pub(crate) fn in_bytes(&self, counters: Option<&Counters>) -> Allocated {
+    pub(crate) fn in_bytes(&self, counters: Option<&Counters>) -> AllocatedFigures {
         let counters = counters.copied().unwrap_or_default();
-        Allocated {
+        AllocatedFigures {
             local: self.bytes_of(counters.user_local),
             remote: self.bytes_of(counters.user_remote),
             kernel: self.bytes_of(counters.kernel),
@@ -182,7 +184,7 @@ impl Observer {
         &self,
         read: &Read,
         holdings: &Holdings<'_>,
-        memory: &[(NodeId, Option<sysfs::NodeMemory>)],
+        memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
     ) -> Vec<(NodeId, ZoneKind, i64)> {
         if self.latest.watermarks.borrow().is_empty() {
             // The guard does not look, or not yet.
@@ -217,7 +219,7 @@ impl Observer {
                     let left = claims.left(*node, self.obtainable(*node, memory)).0.cast_signed();
                     left.saturating_sub_unsigned(claims.unused(*node).0)
                 },
-                NodeHeadroom::room,
+                NodeHeadroom::headroom_bytes,
             );
             headroom.push((*node, ZoneKind::Memory, room));
         }
@@ -226,11 +228,11 @@ impl Observer {
 
     /// What workloads with memory on several nodes have there above their shares, where they are held to these. Containers
     /// of a pod that was admitted as a whole count together, under the first of their names.
-    fn over_budget(&self, read: &Read, holdings: &Holdings<'_>) -> Vec<OverBudget> {
+    fn over_budget(&self, read: &Read, holdings: &Holdings<'_>) -> Vec<BudgetExcess> {
         if !self.config.holds_budgets() {
             return Vec::new();
         }
-        let mut owners: BTreeMap<&OwnerId, Vec<&Promise>> = BTreeMap::new();
+        let mut owners: BTreeMap<&OwnerId, Vec<&WorkloadGuarantee>> = BTreeMap::new();
         for promise in read.promises.workloads() {
             owners.entry(&promise.owner).or_default().push(promise);
         }
@@ -254,19 +256,19 @@ impl Observer {
             }
         }
         over.into_iter()
-            .map(|(name, bytes)| OverBudget { workload: name.clone(), bytes: bytes.into_iter().collect() })
+            .map(|(name, bytes)| BudgetExcess { workload: name.clone(), bytes: bytes.into_iter().collect() })
             .collect()
     }
 
     /// What is promised to each workload, and how much of it and of all below it lies on its nodes, by kind of memory.
-    fn residency(read: &Read, holdings: &Holdings<'_>) -> Vec<PromiseResidency> {
-        let mut found: BTreeMap<(&Arc<str>, ZoneKind), PromiseResidency> = BTreeMap::new();
+    fn residency(read: &Read, holdings: &Holdings<'_>) -> Vec<GuaranteeResidency> {
+        let mut found: BTreeMap<(&Arc<str>, ZoneKind), GuaranteeResidency> = BTreeMap::new();
         for promise in read.promises.workloads() {
             let (Some(name), Some(nodes)) = (read.table.name(promise.id), read.promises.nodes_of(promise.id))
             else {
                 continue;
             };
-            let none = |kind| PromiseResidency {
+            let none = |kind| GuaranteeResidency {
                 workload: name.clone(),
                 kind,
                 promised: Vec::new(),
@@ -295,11 +297,11 @@ impl Observer {
     /// How much of what a workload has lies on the nodes promised to it, and how much elsewhere, by kind. What a Burstable
     /// one has beyond its promise may lie anywhere.
     fn by_place(
-        promise: &Promise,
+        promise: &WorkloadGuarantee,
         nodes: &NodeSet,
         lies: Vec<(ZoneKind, NodeId, Bytes)>,
-    ) -> BTreeMap<ZoneKind, OnAndOff> {
-        let mut places: BTreeMap<ZoneKind, OnAndOff> = BTreeMap::new();
+    ) -> BTreeMap<ZoneKind, ResidencySplit> {
+        let mut places: BTreeMap<ZoneKind, ResidencySplit> = BTreeMap::new();
         for (kind, node, bytes) in lies {
             let place = places.entry(kind).or_default();
             let sum = if nodes.contains(node) { &mut place.on } else { &mut place.off };
@@ -314,7 +316,7 @@ impl Observer {
     }
 
     /// What is promised and not there, by the label of the workload.
-    fn missing(&self, promises: &Promises) -> Vec<MissingPromise> {
+    fn missing(&self, promises: &Guarantees) -> Vec<MissingCapacityFigures> {
         let workloads: Vec<_> = promises
             .workloads()
             .iter()
@@ -324,9 +326,9 @@ impl Observer {
             let state = self.lock();
             workloads.iter().map(|workload| state.name_of(workload)).collect()
         };
-        let mut missing: BTreeMap<String, MissingPromise> = BTreeMap::new();
+        let mut missing: BTreeMap<String, MissingCapacityFigures> = BTreeMap::new();
         for (promise, name) in promises.workloads().iter().zip(names) {
-            let of_name = missing.entry(name).or_insert_with_key(|name| MissingPromise {
+            let of_name = missing.entry(name).or_insert_with_key(|name| MissingCapacityFigures {
                 workload: name.as_str().into(),
                 offline_cpus: 0,
                 uncovered: Bytes(0),
@@ -338,10 +340,14 @@ impl Observer {
     }
 
     /// What is promised, and which pages lie elsewhere.
-    fn promise_figures(&self, read: &Read, memory: &[(NodeId, Option<sysfs::NodeMemory>)]) -> PromiseFigures {
+    fn promise_figures(
+        &self,
+        read: &Read,
+        memory: &[(NodeId, Option<sysfs::NodeMeminfo>)],
+    ) -> GuaranteeFigures {
         let (promises, machine) = (&read.promises, &read.machine);
         if promises.ledger.nodes().is_empty() && promises.workloads().is_empty() {
-            return PromiseFigures::default();
+            return GuaranteeFigures::default();
         }
         let bytes = |pages| self.bytes_of(pages);
         let missed = read.table.series().filter_map(|(name, series)| {
@@ -353,7 +359,7 @@ impl Observer {
                 return None;
             }
             let of = |node| bytes(counters.get(node).map_or(Pages(0), |of| of.user_outside));
-            Some(Missed {
+            Some(MissFigures {
                 workload: name.clone(),
                 bytes: machine.nodes.keys().map(|&node| (node, of(node))).collect(),
             })
@@ -363,7 +369,7 @@ impl Observer {
         let headroom = self.headroom(read, &holdings, memory);
         // Init containers pass theirs on, and where names are not known each container may have what its pod has.
         let exclusive = promises.held_cpus();
-        PromiseFigures {
+        GuaranteeFigures {
             missed,
             missed_hugepages: read.missed_hugepages(),
             misplaced_hugepages: read.misplaced_hugepages(),
@@ -372,12 +378,12 @@ impl Observer {
                 .memory()
                 .into_iter()
                 .flat_map(|(node, kinds)| {
-                    kinds.into_iter().map(move |(kind, account)| KindPromised {
+                    kinds.into_iter().map(move |(kind, account)| KindFigures {
                         node,
                         kind,
                         reserved: account.reserved,
                         allocatable: account.allocatable,
-                        promised: account.promised,
+                        promised: account.guaranteed,
                         free: account.free,
                     })
                 })
@@ -431,10 +437,11 @@ mod tests {
     use numaward_cgroup::{CgroupId, WorkloadKind};
     use numaward_config::{Config, policy::StrategyKind};
     use numaward_engine::{
-        ContainerRequest, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources, Strategy as _,
+        ContainerRequest, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Request, Resources,
+        Strategy as _,
         policy::{MemoryManagerPolicy, MemoryReservation},
     };
-    use numaward_model::{snapshot::Resident, testing::promise};
+    use numaward_model::{snapshot::ResidentFigures, testing::promise};
     use numaward_topology::Machine;
 
     use super::*;
@@ -453,8 +460,11 @@ mod tests {
         let mut table = Table::default();
         let mut add = |id, name, path: &str, mib: Option<[u64; 2]>, pages: [u64; 2]| {
             table.add(CgroupId(id), name, Member::new(path.parse().unwrap(), WorkloadKind::Unit, None));
-            let of_node =
-                |mib| Resident { anon: Bytes::mib(mib), kernel: Bytes::mib(1), ..Resident::default() };
+            let of_node = |mib| ResidentFigures {
+                anon: Bytes::mib(mib),
+                kernel: Bytes::mib(1),
+                ..ResidentFigures::default()
+            };
             let hugepages = [(size, pages.map(Bytes::mib).to_vec())];
             let hugepages = Arc::new(hugepages.into_iter().filter(|_| pages != [0; 2]).collect());
             let resident = mib.map(|mib| mib.map(of_node).to_vec().into());
@@ -471,7 +481,7 @@ mod tests {
         let of_memory = |path, id| Arc::new(promise(path, id, &[(ZoneKind::Memory, 0, gib)]));
         // What these have beyond their promises may lie anywhere.
         let of_burstable =
-            |path, id| Arc::new(Promise { is_burstable: true, ..(*of_memory(path, id)).clone() });
+            |path, id| Arc::new(WorkloadGuarantee { is_burstable: true, ..(*of_memory(path, id)).clone() });
         let promises = vec![
             of_memory("/burst", 1),
             of_memory("/unread", 3),
@@ -482,14 +492,15 @@ mod tests {
         let read = Read {
             machine: Arc::new(machine),
             table: Arc::new(table),
-            promises: Promises::new(promises, numaward_engine::Ledger::default()).into(),
+            promises: Guarantees::new(promises, numaward_engine::Ledger::default()).into(),
             counted: None,
             done: Counted::default(),
             attached: Arc::new(Attached::of(&[])),
         };
         let of = |workload: &str, kind, promised: &[(NodeId, Bytes)], resident: Option<(u64, u64)>| {
-            let resident = resident.map(|(on, off)| OnAndOff { on: Bytes::mib(on), off: Bytes::mib(off) });
-            PromiseResidency { workload: workload.into(), kind, promised: promised.to_vec(), resident }
+            let resident =
+                resident.map(|(on, off)| ResidencySplit { on: Bytes::mib(on), off: Bytes::mib(off) });
+            GuaranteeResidency { workload: workload.into(), kind, promised: promised.to_vec(), resident }
         };
         let on_first = [(NodeId(0), gib)];
         let expected = [
@@ -514,7 +525,7 @@ mod tests {
             reserved_memory: vec![reserved],
             ..PolicyConfig::default()
         };
-        let native = Native::new(&machine, &policy, &NativeOptions::default()).unwrap();
+        let native = NativeStrategy::new(&machine, &policy, &NativeOptions::default()).unwrap();
         let container = |(name, mib): (&str, u64)| {
             let resources = Resources::default().with_cpu(Quantity::whole(1));
             ContainerRequest::guaranteed(name, resources.with_memory(Quantity::whole(mib * MIB)))
@@ -522,13 +533,15 @@ mod tests {
         let containers = [("a", 1400), ("b", 100)].map(container).to_vec();
         let request = Request { owner: "u".into(), init_containers: Vec::new(), containers, resources: None };
         let ledger = native.admit(&native.idle(), &request).ledger;
-        let promised = [0, 1].map(|node| ledger.memory()[&NodeId(node)][&ZoneKind::Memory].promised.0 / MIB);
+        let promised =
+            [0, 1].map(|node| ledger.memory()[&NodeId(node)][&ZoneKind::Memory].guaranteed.0 / MIB);
         assert_eq!(promised.iter().sum::<u64>(), 1500);
 
         let mut table = Table::default();
         let user =
             |[a, b]: [u64; 2]| [(a, 0), (0, b)].map(|(anon, file)| (Bytes::mib(anon), Bytes::mib(file)));
-        let resident = |mib| user(mib).map(|(anon, file)| Resident { anon, file, ..Resident::default() });
+        let resident =
+            |mib| user(mib).map(|(anon, file)| ResidentFigures { anon, file, ..ResidentFigures::default() });
         for (id, path, mib) in [
             (1, "/p/a", [promised[0], 0]),
             (2, "/p/a/inner", [20, promised[1] - 5]),
@@ -540,11 +553,11 @@ mod tests {
             let resident = Some(resident(mib).into());
             table.set_read(CgroupId(id), Readings { resident, ..Readings::default() });
         }
-        let of_pod = |path, id| Arc::new(Promise { owner: "u".into(), ..promise(path, id, &[]) });
+        let of_pod = |path, id| Arc::new(WorkloadGuarantee { owner: "u".into(), ..promise(path, id, &[]) });
         let read = |table: &Table<SlotId>| Read {
             machine: Arc::new(machine.clone()),
             table: Arc::new(table.clone()),
-            promises: Promises::new(vec![of_pod("/p/a", 1), of_pod("/p/b", 3)], ledger.clone()).into(),
+            promises: Guarantees::new(vec![of_pod("/p/a", 1), of_pod("/p/b", 3)], ledger.clone()).into(),
             counted: None,
             done: Counted::default(),
             attached: Arc::new(Attached::of(&[])),
@@ -556,7 +569,7 @@ mod tests {
             let read = read(table);
             observer.over_budget(&read, &Holdings::new(&read))
         };
-        let expected = OverBudget {
+        let expected = BudgetExcess {
             workload: "p/a".into(),
             bytes: vec![(NodeId(0), Bytes::mib(50)), (NodeId(1), Bytes(0))],
         };

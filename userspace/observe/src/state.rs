@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use numaward_cgroup::{CgroupId, CgroupPath, Container, Hierarchy, Workload};
-use numaward_model::Promises;
+use numaward_cgroup::{CgroupId, CgroupPath, CgroupWorkload, ContainerIdentity, Hierarchy};
+use numaward_model::Guarantees;
 use numaward_probes::SlotId;
 use tokio::sync::Notify;
 
@@ -21,7 +21,7 @@ pub(crate) struct State {
     pub(crate) table: Arc<Table<SlotId>>,
     /// Where cgroups are found, once that is known.
     pub(crate) hierarchy: Option<Hierarchy>,
-    pub(crate) promises: Arc<Promises>,
+    pub(crate) promises: Arc<Guarantees>,
     /// How often that changed.
     pub(crate) revision: u64,
     /// Somebody else's promises, where they are taken for our own.
@@ -45,13 +45,13 @@ impl State {
     }
 
     /// The name under which a workload is served.
-    pub(crate) fn name_of(&self, workload: &Workload) -> String {
+    pub(crate) fn name_of(&self, workload: &CgroupWorkload) -> String {
         self.label(workload.container.as_ref()).unwrap_or_else(|| naming::name(workload))
     }
 
     /// The name under which a container of a pod is served, where it is known. Another container with the same id may be
     /// anybody's cgroup.
-    pub(crate) fn label(&self, container: Option<&Container>) -> Option<String> {
+    pub(crate) fn label(&self, container: Option<&ContainerIdentity>) -> Option<String> {
         let container = container.filter(|container| container.pod_uid.is_some())?;
         let known = self.containers.get(&container.id).map(ToString::to_string);
         known.or_else(|| self.foreign.as_ref()?.label(container))
@@ -71,7 +71,7 @@ impl State {
         &mut self,
         id: CgroupId,
         cgroup: &CgroupPath,
-        container: Option<&Container>,
+        container: Option<&ContainerIdentity>,
     ) {
         let promise = self
             .foreign

@@ -27,8 +27,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{CgroupId, CgroupPath, Container, WorkloadKind};
-use numaward_model::snapshot::{Pressure, Resident, ResidentHugepages, Tiering};
+use numaward_cgroup::{CgroupId, CgroupPath, ContainerIdentity, WorkloadKind};
+use numaward_model::snapshot::{PressureFigures, ResidentFigures, ResidentHugepages, TieringFigures};
 use numaward_probes::{Activity, NodeCounters};
 use numaward_topology::Bytes;
 
@@ -68,9 +68,9 @@ pub(crate) struct Series<S> {
 pub(crate) struct Member<S> {
     pub(crate) path: CgroupPath,
     pub(crate) kind: WorkloadKind,
-    pub(crate) container: Option<Container>,
+    pub(crate) container: Option<ContainerIdentity>,
     pub(crate) slot: Option<S>,
-    pub(crate) resident: Option<Arc<[Resident]>>,
+    pub(crate) resident: Option<Arc<[ResidentFigures]>>,
     pub(crate) hugepages: Arc<ResidentHugepages>,
     pub(crate) trouble: Trouble,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Member<S> {
 /// What was read of a cgroup.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readings {
-    pub(crate) resident: Option<Arc<[Resident]>>,
+    pub(crate) resident: Option<Arc<[ResidentFigures]>>,
     pub(crate) hugepages: Arc<ResidentHugepages>,
     pub(crate) trouble: Trouble,
 }
@@ -86,10 +86,10 @@ pub(crate) struct Readings {
 /// What became of a cgroup because memory was short; parts that cannot be read are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trouble {
-    pub(crate) pressure: Option<Pressure>,
+    pub(crate) pressure: Option<PressureFigures>,
     pub(crate) oom_kills: Option<u64>,
     /// Where the machine has several memory tiers.
-    pub(crate) tiering: Option<Tiering>,
+    pub(crate) tiering: Option<TieringFigures>,
 }
 
 impl<S> Default for Table<S> {
@@ -102,7 +102,7 @@ impl<S> Default for Table<S> {
 
 impl<S> Member<S> {
     /// A workload of which nothing is known yet.
-    pub(crate) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<Container>) -> Self {
+    pub(crate) fn new(path: CgroupPath, kind: WorkloadKind, container: Option<ContainerIdentity>) -> Self {
         let (resident, hugepages, trouble) = Default::default();
         Self { path, kind, container, slot: None, resident, hugepages, trouble }
     }
@@ -344,7 +344,7 @@ impl<S: Copy> Series<S> {
     }
 
     /// Where the memory lies, by node; `None` if no member could be read.
-    pub(crate) fn resident(&self) -> Option<Arc<[Resident]>> {
+    pub(crate) fn resident(&self) -> Option<Arc<[ResidentFigures]>> {
         let mut read = self.members.values().filter_map(|member| member.resident.as_ref());
         let first = read.next()?;
         let Some(second) = read.next() else { return Some(first.clone()) };
@@ -365,7 +365,7 @@ impl<S: Copy> Series<S> {
 
 impl Trouble {
     fn plus(self, other: Self) -> Self {
-        let pressure = self.pressure.zip(other.pressure).map(|(a, b)| Pressure {
+        let pressure = self.pressure.zip(other.pressure).map(|(a, b)| PressureFigures {
             waiting: a.waiting.saturating_add(b.waiting),
             stalled: a.stalled.saturating_add(b.stalled),
         });
@@ -553,13 +553,13 @@ mod tests {
         host.remove(1, 0);
         host.expire(1000);
         host.expect(&[("docker", Some(30)), ("other", Some(0))]);
-        let lies = |anon| Some([Resident { anon: Bytes(anon), ..Resident::default() }].into());
+        let lies = |anon| Some([ResidentFigures { anon: Bytes(anon), ..ResidentFigures::default() }].into());
         let read = |figure| Readings {
             resident: lies(figure),
             hugepages: Arc::new([(HUGE, vec![Bytes(figure)])].into()),
             trouble: Trouble {
                 oom_kills: Some(figure),
-                tiering: Some(Tiering { demoted: Bytes(figure), promoted: Bytes(0) }),
+                tiering: Some(TieringFigures { demoted: Bytes(figure), promoted: Bytes(0) }),
                 pressure: None,
             },
         };

@@ -16,7 +16,7 @@ pub struct Activity {
     /// Sampled accesses, by the node of the CPU: every node, or none where nothing is sampled.
     pub accesses: Vec<NodeAccesses>,
     /// Mappings that NUMA balancing came across. It comes back to the same ones over and over.
-    pub scanned: Scanned,
+    pub scanned: ScannedPages,
     /// Pages that were moved to another node, by `enum migrate_reason` (see [`MIGRATION_REASONS`]).
     pub migrated: [Pages; MIGRATE_REASONS],
     /// Time lost in reclaim.
@@ -73,7 +73,7 @@ pub const MIGRATION_REASONS: [&str; MIGRATE_REASONS] = [
 ];
 
 /// The place of the migrations by NUMA balancing in [`Activity::migrated`].
-pub const NUMA_MISPLACED: usize = 5;
+pub const NUMA_MISPLACED_INDEX: usize = 5;
 
 /// The names of the constraints of OOM kills, by their numbers in the kernel (`include/linux/oom.h`).
 pub const OOM_CONSTRAINT_NAMES: [&str; OOM_CONSTRAINTS] = ["none", "cpuset", "mempolicy", "memcg"];
@@ -94,7 +94,7 @@ pub struct NodeAccesses {
 
 /// Pages of mappings that NUMA balancing came across, by whether their policy lets it sample them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Scanned {
+pub struct ScannedPages {
     /// They are sampled.
     pub sampled: Pages,
     /// They are not, `MPOL_BIND` for one.
@@ -241,13 +241,13 @@ mod tests {
         let dram = |local, remote| vec![DramAccesses { node: NodeId(1), local, remote }];
         let most = Activity {
             dram: dram(Some(u64::MAX), 7),
-            scanned: Scanned { sampled: Pages(u64::MAX), excluded: Pages(1) },
+            scanned: ScannedPages { sampled: Pages(u64::MAX), excluded: Pages(1) },
             oom_kills: [u64::MAX, 0, 0, 1],
             ..Activity::default()
         };
         let mut sum = most.clone();
         sum.add(&most);
-        assert_eq!(sum.scanned, Scanned { sampled: Pages(u64::MAX), excluded: Pages(2) });
+        assert_eq!(sum.scanned, ScannedPages { sampled: Pages(u64::MAX), excluded: Pages(2) });
         assert_eq!(sum.oom_kills, [u64::MAX, 0, 0, 2]);
         assert_eq!(sum.dram, dram(Some(u64::MAX), 14));
         let mut none = Activity { dram: dram(None, 1), ..Activity::default() };

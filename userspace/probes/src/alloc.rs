@@ -15,7 +15,7 @@ use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
-    CgroupId, DutyCycle, MapAccessError, Mode, Options, Probe, ProbeEvent, RefreshError, SelfCheck,
+    CgroupId, DutyCycle, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, RefreshError, SelfCheck,
     counter_maps::AllocMaps,
     duty::Duty,
     error::Refusal,
@@ -76,7 +76,7 @@ struct KernelLayout {
 
 impl Alloc {
     /// Loads and attaches the probe in one mode.
-    pub(crate) fn load(options: &Options<'_>, mode: Mode, kernel: &Kernel) -> Result<Self, Refusal> {
+    pub(crate) fn load(options: &ProbeOptions<'_>, mode: Mode, kernel: &Kernel) -> Result<Self, Refusal> {
         let object = ALLOC.map_err(Refusal::NotBuilt)?;
         let node_shift = kernel.get(|structures| &structures.node_shift);
         let is_tp_btf = mode == Mode::TpBtf;
@@ -116,7 +116,7 @@ impl Alloc {
 
     fn load_with(
         object: &[u8],
-        options: &Options<'_>,
+        options: &ProbeOptions<'_>,
         mode: Mode,
         kernel: &Kernel,
         layout: KernelLayout,
@@ -232,7 +232,7 @@ impl Alloc {
     }
 
     /// Attaches or detaches the program, as its duty cycle demands.
-    pub(crate) fn keep_duty(&mut self, now: Instant) -> Result<(), ProgramError> {
+    pub(crate) fn apply_duty_cycle(&mut self, now: Instant) -> Result<(), ProgramError> {
         let Some(duty) = &mut self.duty else { return Ok(()) };
         self.family.set_attached(TP_BTF, duty.is_on(now))
     }

@@ -1,6 +1,6 @@
 //! The call chains of remote allocations and accesses: see `ebpf/src/chains.rs`.
 //!
-//! Nothing is loaded unless [`Options::call_chains`](crate::Options::call_chains) asks for it, and nothing is read unless
+//! Nothing is loaded unless [`ProbeOptions::call_chains`](crate::ProbeOptions::call_chains) asks for it, and nothing is read unless
 //! somebody asks.
 //!
 //! Chains are kept by slot. Those of a slot that was freed are removed before another workload takes it, those of all such
@@ -17,7 +17,7 @@ use numaward_abi::{ChainKey, ChainKind, ChainPages, NO_ROOM};
 use numaward_topology::NodeId;
 
 use crate::{
-    ChainOptions, MapAccessError, Mode, Options, Pages, Probe, ProbeReport,
+    ChainOptions, MapAccessError, Mode, Pages, Probe, ProbeOptions, ProbeReport,
     alloc::Alloc,
     btf::BtfError,
     error::Refusal,
@@ -75,7 +75,7 @@ pub(crate) struct Chains {
 impl Chains {
     /// Loads and attaches both programs, each on its own.
     pub(crate) fn load(
-        options: &Options<'_>,
+        options: &ProbeOptions<'_>,
         wanted: ChainOptions,
         kernel: &Kernel,
         numbering: &Numbering,
@@ -95,7 +95,7 @@ impl Chains {
     }
 
     fn try_load(
-        options: &Options<'_>,
+        options: &ProbeOptions<'_>,
         wanted: ChainOptions,
         kernel: &Kernel,
         numbering: &Numbering,

@@ -19,9 +19,9 @@ pub(crate) struct FamilyCosts {
 
 /// Handles of all programs that were loaded.
 #[derive(Default)]
-pub struct Costs(pub(crate) Vec<FamilyCosts>);
+pub struct CostReader(pub(crate) Vec<FamilyCosts>);
 
-impl Costs {
+impl CostReader {
     /// Returns the cost of each probe so far, attached or not. What found no room in a map is booked to the first probe of its family.
     pub fn read(&self) -> io::Result<Vec<ProbeStats>> {
         let stats = self.0.iter().map(FamilyCosts::read).collect::<io::Result<Vec<_>>>()?;

@@ -17,12 +17,12 @@ use numaward_abi::{AllocTotals, OTHER_SLOT};
 use numaward_topology::NodeId;
 
 use crate::{
-    Activity, BySlot, Counters, DutyCycle, MapAccessError, NodeCounters, Pages, Snapshot,
+    Activity, AllocationSnapshot, Counters, DutyCycle, MapAccessError, NodeCounters, Pages, SlotMap,
     activity::growth,
     maps::access,
     rows::{ROW_WORDS, Rows},
-    slots::{Base, Holders},
-    tables::{Layout, Of, Table},
+    slots::{Base, SlotHolders},
+    tables::{CounterTable, Layout, Table},
 };
 
 /// The maps of the probe of allocations that count, and the meaning of their rows.
@@ -64,9 +64,9 @@ impl AllocMaps {
 /// Handles of the maps that count, and the holders of the slots when [`Probes::counter_maps`](crate::Probes::counter_maps) was called.
 pub struct CounterMaps {
     pub(crate) alloc: Option<AllocMaps>,
-    pub(crate) tables: BTreeMap<Of, Arc<Table>>,
+    pub(crate) tables: BTreeMap<CounterTable, Arc<Table>>,
     pub(crate) layout: Layout,
-    pub(crate) holders: Holders,
+    pub(crate) holders: SlotHolders,
 }
 
 impl CounterMaps {
@@ -82,7 +82,7 @@ impl CounterMaps {
 
     /// Reads the counters of all other probes.
     pub fn activity(&self) -> Result<ActivityCounters, MapAccessError> {
-        let read = |(&of, table): (&Of, &Arc<Table>)| {
+        let read = |(&of, table): (&CounterTable, &Arc<Table>)| {
             Ok((of, (table.words, table.read(OTHER_SLOT, self.holders.in_use_up_to())?)))
         };
         let tables = self.tables.iter().map(read).collect::<Result<_, _>>()?;
@@ -93,14 +93,14 @@ impl CounterMaps {
 /// The counters of allocations, as the kernel has them.
 pub struct AllocationCounters {
     maps: AllocMaps,
-    holders: Holders,
+    holders: SlotHolders,
     words: Vec<u64>,
     unknown_node: u64,
 }
 
 impl AllocationCounters {
     /// The pages of each workload that held its slot before they were read and still does, since it was registered, and of all else.
-    pub fn decode(&self, now: &Holders) -> Snapshot {
+    pub fn decode(&self, now: &SlotHolders) -> AllocationSnapshot {
         let of = |slot: u32| {
             let words = self.maps.rows.layout.words_of_slot();
             let start = slot as usize * words;
@@ -108,8 +108,8 @@ impl AllocationCounters {
         };
         let held = self.holders.also_in(now);
         let slots = held.map(|(slot, base)| (slot, self.maps.since(&base.rows, of(slot))));
-        Snapshot {
-            slots: BySlot::new(self.holders.in_use_up_to(), slots),
+        AllocationSnapshot {
+            slots: SlotMap::new(self.holders.in_use_up_to(), slots),
             other: self.maps.since(&[], of(OTHER_SLOT)),
             unknown_node: self.maps.all_of(self.unknown_node),
         }
@@ -120,14 +120,14 @@ impl AllocationCounters {
 #[derive(Debug, Default)]
 pub struct ActivityCounters {
     layout: Layout,
-    holders: Holders,
+    holders: SlotHolders,
     /// 64-bit numbers of a slot, and the counters of all slots.
-    tables: BTreeMap<Of, (usize, Vec<u64>)>,
+    tables: BTreeMap<CounterTable, (usize, Vec<u64>)>,
 }
 
 impl ActivityCounters {
     /// The activity of each workload that held its slot before they were read and still does, since it was registered, and of all else.
-    pub fn decode(&self, now: &Holders) -> (BySlot<Activity>, Activity) {
+    pub fn decode(&self, now: &SlotHolders) -> (SlotMap<Activity>, Activity) {
         let of = |slot: u32, base: &Base| {
             let words = self.tables.iter().filter_map(|(&of, (words, counters))| {
                 let start = slot as usize * words;
@@ -136,6 +136,6 @@ impl ActivityCounters {
             base.decode_activity(&self.layout, words)
         };
         let slots = self.holders.also_in(now).map(|(slot, base)| (slot, of(slot, base)));
-        (BySlot::new(self.holders.in_use_up_to(), slots), of(OTHER_SLOT, &Base::default()))
+        (SlotMap::new(self.holders.in_use_up_to(), slots), of(OTHER_SLOT, &Base::default()))
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 pub enum RegisterError {
     /// The cgroup holds a slot already.
     #[error("cgroup {0:?} is registered already")]
-    Registered(CgroupId),
+    AlreadyRegistered(CgroupId),
     /// Every slot is taken, or was freed so recently that late events could be booked to it.
     #[error("all {slots} slots of the probes are taken; raise their number")]
     NoSlot {
@@ -45,14 +45,14 @@ pub struct MapAccessError {
 pub enum SlotError {
     /// No workload holds the slot.
     #[error("no workload holds {0:?}")]
-    Free(SlotId),
+    NotRegistered(SlotId),
     /// A map could not be read or written.
     #[error(transparent)]
     Map(#[from] MapAccessError),
 }
 
 /// Some pages of a machine that changed cannot be counted for their node: they stay
-/// [`Snapshot::unknown_node`](crate::Snapshot::unknown_node). The rest of the change is taken in.
+/// [`AllocationSnapshot::unknown_node`](crate::AllocationSnapshot::unknown_node). The rest of the change is taken in.
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
     /// More nodes came than there is room for.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use numaward_abi::{LongStall, Miss, OTHER_SLOT, OomKill, Task};
+use numaward_abi::{EventTask, LongStall, Miss, OTHER_SLOT, OomKill};
 use numaward_topology::NodeId;
 
 use crate::{CgroupId, OOM_CONSTRAINT_NAMES, Pages, SlotId, sys};
@@ -37,12 +37,12 @@ pub enum Incident {
         /// How much it is: one allocation, after which there may have been more.
         pages: Pages,
     },
-    /// It was stalled in reclaim for so long, [`Options::long_stall`](crate::Options::long_stall) or longer: the first
+    /// It was stalled in reclaim for so long, [`ProbeOptions::long_stall`](crate::ProbeOptions::long_stall) or longer: the first
     /// of its workload, or again after a minute.
     LongStall(Duration),
 }
 
-fn event(task: &Task, incident: Incident) -> ProbeEvent {
+fn event(task: &EventTask, incident: Incident) -> ProbeEvent {
     ProbeEvent {
         slot: (task.slot != OTHER_SLOT).then_some(SlotId(task.slot)),
         cgroup: task.cgroup,

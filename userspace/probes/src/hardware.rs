@@ -11,7 +11,7 @@ use numaward_topology::NodeId;
 use perf_event::Counter;
 
 use crate::{
-    DramAccesses, Mode, Options, Probe, ProbeReport,
+    DramAccesses, Mode, Probe, ProbeOptions, ProbeReport,
     error::Refusal,
     family::{Family, Hook, attach_by_first},
     kernel::Kernel,
@@ -34,7 +34,7 @@ pub(crate) struct Hardware {
 
 impl Hardware {
     pub(crate) fn load(
-        options: &Options<'_>,
+        options: &ProbeOptions<'_>,
         kernel: &Kernel,
         numbering: &Numbering,
     ) -> Result<(Self, ProbeReport), Refusal> {

@@ -10,7 +10,7 @@ use numaward_abi::{HUGEPAGE_SIZES, HugepageCounters, OTHER_SLOT, Slot};
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, NodeSet};
 
 use crate::{
-    MapAccessError, Mode, NodeHugepages, Options, Probe, ProbeReport,
+    MapAccessError, Mode, NodeHugepages, Probe, ProbeOptions, ProbeReport,
     error::Refusal,
     family::{Family, Hook, attach_by_first},
     kernel::Kernel,
@@ -34,7 +34,7 @@ pub(crate) struct Hugepages {
 
 impl Hugepages {
     pub(crate) fn load(
-        options: &Options<'_>,
+        options: &ProbeOptions<'_>,
         kernel: &Kernel,
         numbering: &Numbering,
     ) -> Result<(Self, ProbeReport), Refusal> {

@@ -19,7 +19,7 @@ use numaward_abi::{CpuTimes, IntruderKey, IntruderTime, OTHER_SLOT, RunClass};
 use numaward_topology::CpuId;
 
 use crate::{
-    MapAccessError, Mode, Options, Probe, ProbeReport, SlotId,
+    MapAccessError, Mode, Probe, ProbeOptions, ProbeReport, SlotId,
     error::Refusal,
     event::command_name,
     family::{Family, Hook, attach_by_first},
@@ -56,24 +56,24 @@ impl IntruderClass {
 
 /// Who used a CPU while it was exclusive, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CpuUse {
+pub struct CpuUsage {
     /// The workload that it is exclusive to.
     pub own: Duration,
     /// Intruders, by [`IntruderClass`].
-    pub others: [Duration; IntruderClass::ALL.len()],
+    pub intruders: [Duration; IntruderClass::ALL.len()],
 }
 
-impl CpuUse {
+impl CpuUsage {
     /// The time of a class of intruders.
-    pub const fn of(&self, class: IntruderClass) -> Duration {
-        self.others[class as usize - 1]
+    pub const fn time_of(&self, class: IntruderClass) -> Duration {
+        self.intruders[class as usize - 1]
     }
 
     /// No less than before in any part: a reading may catch the kernel between two writes.
     fn at_least(self, before: Self) -> Self {
         Self {
             own: self.own.max(before.own),
-            others: array::from_fn(|class| self.others[class].max(before.others[class])),
+            intruders: array::from_fn(|class| self.intruders[class].max(before.intruders[class])),
         }
     }
 }
@@ -105,11 +105,11 @@ pub(crate) struct Switch {
     program: &'static str,
     exclusive: BTreeMap<CpuId, SlotId>,
     /// CPUs that are or were exclusive, and what was read of them last.
-    read: BTreeMap<CpuId, CpuUse>,
+    read: BTreeMap<CpuId, CpuUsage>,
 }
 
 impl Switch {
-    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel) -> Result<(Self, ProbeReport), Refusal> {
+    pub(crate) fn load(options: &ProbeOptions<'_>, kernel: &Kernel) -> Result<(Self, ProbeReport), Refusal> {
         let object = SWITCH.map_err(Refusal::NotBuilt)?;
         let layout = || {
             kernel.ancestors()?;
@@ -196,7 +196,7 @@ impl Switch {
     }
 
     /// Who used the CPUs that are exclusive or were, while they were.
-    pub(crate) fn read_cpus(&mut self) -> Result<BTreeMap<CpuId, CpuUse>, MapAccessError> {
+    pub(crate) fn read_cpus(&mut self) -> Result<BTreeMap<CpuId, CpuUsage>, MapAccessError> {
         if self.read.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -224,7 +224,7 @@ impl Switch {
 }
 
 /// The time of each class, with that of the task that runs now.
-fn use_of(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUse {
+fn use_of(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUsage {
     let mut nanoseconds = times.nanoseconds;
     if times.since != 0
         && owner == Some(times.owner)
@@ -232,8 +232,8 @@ fn use_of(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUse {
     {
         *running = running.saturating_add(now.saturating_sub(times.since));
     }
-    let [own, others @ ..] = nanoseconds.map(Duration::from_nanos);
-    CpuUse { own, others }
+    let [own, intruders @ ..] = nanoseconds.map(Duration::from_nanos);
+    CpuUsage { own, intruders }
 }
 
 fn intruder(key: &IntruderKey, time: &IntruderTime) -> Option<Intruder> {
@@ -262,14 +262,14 @@ mod tests {
             nanoseconds: [1, 2, 3, 4],
         };
         let host =
-            |times: &CpuTimes, owner, now| use_of(times, owner, now).of(IntruderClass::Host).as_nanos();
+            |times: &CpuTimes, owner, now| use_of(times, owner, now).time_of(IntruderClass::Host).as_nanos();
         assert_eq!(host(&times, Some(7), 150), 53);
         assert_eq!(host(&times, Some(7), 50), 3, "clocks of CPUs may differ a little");
         assert_eq!(host(&times, Some(8), 150), 3, "it was switched in under another owner");
         assert_eq!(host(&times, None, 150), 3);
         assert_eq!(host(&CpuTimes { since: 0, ..times }, Some(7), 150), 3);
         let idle = CpuTimes { class: RunClass::Idle as u32, ..times };
-        assert_eq!(use_of(&idle, Some(7), 150).others, [2, 3, 4].map(Duration::from_nanos));
+        assert_eq!(use_of(&idle, Some(7), 150).intruders, [2, 3, 4].map(Duration::from_nanos));
         let full = CpuTimes { nanoseconds: [u64::MAX; 4], ..times };
         assert_eq!(host(&full, Some(7), u64::MAX), u128::from(u64::MAX));
     }

@@ -7,7 +7,7 @@ use aya::{Btf, EbpfLoader, sys::BpfHelper};
 use crate::{
     btf::{BtfError, Structures},
     error::Refusal,
-    needs,
+    kernel_features,
 };
 
 /// What the families need of the kernel, each part read once, when it is needed first.
@@ -98,7 +98,7 @@ impl Kernel {
 
 /// Whether the kernel has a helper. Where the question has no answer, the verifier will have one.
 fn has(helper: BpfHelper) -> bool {
-    needs::has(helper).unwrap_or(true)
+    kernel_features::has(helper).unwrap_or(true)
 }
 
 /// Whether programs may not read the kernel's memory. `root` is `/` in production.

@@ -2,7 +2,7 @@
 //!
 //! **Slots.** Counters are kept per *slot*: a number that a workload holds from [`Probes::register`] to
 //! [`Probes::release`]. A page is booked to the deepest registered cgroup at or above the cgroup of the
-//! task that allocated it; what no registered cgroup owns is booked to [`Snapshot::other`].
+//! task that allocated it; what no registered cgroup owns is booked to [`AllocationSnapshot::other`].
 //!
 //! **Nothing here is fatal.** A probe that cannot be attached is reported as [`Mode::Absent`] with its
 //! reason, and the calls that need it do nothing: registering still works, counters are empty.
@@ -30,16 +30,16 @@ mod hardware;
 mod hugepages;
 mod intruders;
 mod kernel;
+pub mod kernel_features;
 mod maps;
-pub mod needs;
 mod nodes;
 mod objects;
 mod options;
-mod others;
 pub mod pmu;
 mod probes;
 mod report;
 mod rows;
+mod secondary;
 mod self_check;
 mod slots;
 mod sys;
@@ -50,21 +50,21 @@ mod tracefs;
 mod types;
 
 pub use activity::{
-    Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED, NodeAccesses, NodeHugepages,
-    OOM_CONSTRAINT_NAMES, Scanned, Stalls,
+    Activity, DramAccesses, MIGRATION_REASONS, NUMA_MISPLACED_INDEX, NodeAccesses, NodeHugepages,
+    OOM_CONSTRAINT_NAMES, ScannedPages, Stalls,
 };
 pub use chains::{CallChain, Stack};
-pub use costs::Costs;
+pub use costs::CostReader;
 pub use counter_maps::{ActivityCounters, AllocationCounters, CounterMaps};
 pub use duty::DutyCycle;
 pub use error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError};
 pub use event::{Incident, ProbeEvent};
-pub use intruders::{CpuUse, Intruder, IntruderClass};
-pub use nodes::{NoSections, home};
+pub use intruders::{CpuUsage, Intruder, IntruderClass};
+pub use nodes::{NoSections, nearest_memory_node};
 pub use numaward_abi::{CgroupId, ChainKind};
-pub use options::{ChainOptions, DEFAULT_SLOTS, Fakes, Options};
+pub use options::{ChainOptions, DEFAULT_SLOTS, ProbeOptions, TestOverrides};
 pub use probes::{Probes, stats_window};
 pub use report::{MapUsage, Mode, Obstacle, Probe, ProbeReport, ProbeStats, SelfCheck};
-pub use slots::Holders;
-pub use sys::give_memory_back;
-pub use types::{BySlot, Counters, NodeCounters, Pages, SlotId, Snapshot};
+pub use slots::SlotHolders;
+pub use sys::trim_heap;
+pub use types::{AllocationSnapshot, Counters, NodeCounters, Pages, SlotId, SlotMap};

@@ -86,12 +86,12 @@ impl Numbering {
         mask
     }
 
-    /// What `NODE_TABLE` holds, for nodes that are numbered: a node's index, and that of the [`home`] of its CPUs.
+    /// What `NODE_TABLE` holds, for nodes that are numbered: a node's index, and that of the [`nearest_memory_node`] of its CPUs.
     pub(crate) fn table(&self, machine: &Machine) -> NodeTable {
         let index_of = self.indices();
         let mut table = NodeTable { index: [UNKNOWN_NODE; MAX_NODE_IDS], home: [UNKNOWN_NODE; MAX_NODE_IDS] };
         for (&id, &index) in &index_of {
-            let home = self.fake_home.unwrap_or_else(|| home(machine, id, &self.ids));
+            let home = self.fake_home.unwrap_or_else(|| nearest_memory_node(machine, id, &self.ids));
             let home = index_of.get(&home).copied();
             table.index[id.0 as usize] = index;
             // A fake that the machine does not have gets an index of no row: all pages are remote to it.
@@ -103,7 +103,11 @@ impl Numbering {
 
 /// The home node of a node's CPUs: the node itself or, where it has no memory, the nearest of `all` that has; the lowest of
 /// several.
-pub fn home<'a>(machine: &Machine, node: NodeId, all: impl IntoIterator<Item = &'a NodeId>) -> NodeId {
+pub fn nearest_memory_node<'a>(
+    machine: &Machine,
+    node: NodeId,
+    all: impl IntoIterator<Item = &'a NodeId>,
+) -> NodeId {
     let has_memory = |id: &NodeId| machine.nodes.get(id).is_some_and(|of| of.memory.0 > 0);
     if has_memory(&node) {
         return node;
@@ -167,7 +171,7 @@ impl Sections {
 
 #[cfg(test)]
 mod tests {
-    use numaward_topology::{Bytes, CpuSet, machine::Node};
+    use numaward_topology::{Bytes, CpuSet, machine::NumaNode};
 
     use super::*;
 
@@ -175,12 +179,12 @@ mod tests {
     fn machine(nodes: &[(u32, u64, &[u64], &[u32])]) -> Machine {
         let ids: Vec<NodeId> = nodes.iter().map(|&(id, ..)| NodeId(id)).collect();
         let node = |&(id, memory, blocks, distances): &(u32, u64, &[u64], &[u32])| {
-            let node = Node {
+            let node = NumaNode {
                 cpus: CpuSet::new(),
                 memory: Bytes::mib(memory),
                 memory_blocks: blocks.to_vec(),
                 distances: ids.iter().copied().zip(distances.iter().copied()).collect(),
-                ..Node::default()
+                ..NumaNode::default()
             };
             (NodeId(id), node)
         };

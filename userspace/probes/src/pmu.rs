@@ -17,7 +17,7 @@ use perf_event::{Builder, Counter, ReadFormat, events::Raw};
 
 /// A perf event: `type` and `config` of `struct perf_event_attr` (`linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct PerfEvent {
     /// Its type.
     pub kind: u32,
     /// Which one of the type.
@@ -26,17 +26,17 @@ pub struct Event {
 
 const PERF_TYPE_RAW: u32 = 4;
 
-const fn raw(config: u64) -> Event {
-    Event { kind: PERF_TYPE_RAW, config }
+const fn raw(config: u64) -> PerfEvent {
+    PerfEvent { kind: PERF_TYPE_RAW, config }
 }
 
 /// The two events that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Events {
+pub struct DramEvents {
     /// Accesses to memory of the CPU's own node; `None` where the processor does not count them by themselves.
-    pub local: Option<Event>,
+    pub local: Option<PerfEvent>,
     /// Accesses to memory of other nodes.
-    pub remote: Event,
+    pub remote: PerfEvent,
 }
 
 /// Processors and their events.
@@ -47,7 +47,7 @@ struct Known {
     families: &'static [u32],
     /// `model`, from and to.
     models: &'static [(u32, u32)],
-    events: Events,
+    events: DramEvents,
 }
 
 /// Intel: `MEM_LOAD_L3_MISS_RETIRED.LOCAL_DRAM` and `.REMOTE_DRAM`, retired loads. (With sub-NUMA clusters, another
@@ -59,14 +59,14 @@ const KNOWN: &[Known] = &[
         vendor: "GenuineIntel",
         families: &[6],
         models: &[(0x55, 0x55), (0x6a, 0x6a), (0x6c, 0x6c), (0x8f, 0x8f), (0xcf, 0xcf), (0xad, 0xae)],
-        events: Events { local: Some(raw(0x01d3)), remote: raw(0x02d3) },
+        events: DramEvents { local: Some(raw(0x01d3)), remote: raw(0x02d3) },
     },
     // amdzen3 and amdzen4, amdzen5.
     Known {
         vendor: "AuthenticAMD",
         families: &[0x19, 0x1a],
         models: &[(0x00, 0xff)],
-        events: Events { local: Some(raw(0x0843)), remote: raw(0x4043) },
+        events: DramEvents { local: Some(raw(0x0843)), remote: raw(0x4043) },
     },
 ];
 
@@ -76,7 +76,7 @@ const ARM_PMUS: &str = "sys/bus/event_source/devices";
 const ARM_EVENT: &str = "events/remote_access";
 
 /// What Arm's PMUs count; none where they do not list the event.
-fn of_arm(root: &Path) -> Option<Events> {
+fn of_arm(root: &Path) -> Option<DramEvents> {
     let pmus = fs::read_dir(root.join(ARM_PMUS)).ok()?;
     // `event=0x031`
     let event = |pmu: PathBuf| {
@@ -84,7 +84,7 @@ fn of_arm(root: &Path) -> Option<Events> {
         u64::from_str_radix(text.trim().strip_prefix("event=0x")?, 16).ok()
     };
     let remote = pmus.flatten().find_map(|pmu| event(pmu.path()))?;
-    Some(Events { local: None, remote: raw(remote) })
+    Some(DramEvents { local: None, remote: raw(remote) })
 }
 
 /// A processor, as /proc/cpuinfo names it.
@@ -130,7 +130,7 @@ impl Processor {
     }
 
     /// Of x86, by its table.
-    fn events(&self) -> Option<Events> {
+    fn events(&self) -> Option<DramEvents> {
         let fits = |known: &&Known| {
             known.vendor == self.vendor
                 && self.family.is_some_and(|family| known.families.contains(&family))
@@ -172,7 +172,7 @@ pub(crate) enum PmuError {
 }
 
 /// The events of this host's processor. `root` is `/` in production.
-pub(crate) fn events(root: &Path) -> Result<Events, PmuError> {
+pub(crate) fn events(root: &Path) -> Result<DramEvents, PmuError> {
     let path = root.join("proc/cpuinfo");
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -189,7 +189,7 @@ pub(crate) fn events(root: &Path) -> Result<Events, PmuError> {
 
 /// Counts an event on a CPU, of all that runs there, user and kernel alike. It is pinned: nothing can be read of it,
 /// which is [`io::ErrorKind::UnexpectedEof`], where it found no counter.
-pub(crate) fn count(event: Event, cpu: CpuId) -> io::Result<Counter> {
+pub(crate) fn count(event: PerfEvent, cpu: CpuId) -> io::Result<Counter> {
     let mut builder = Builder::new(Raw::new(event.config));
     builder.attrs_mut().type_ = event.kind;
     builder.any_pid().one_cpu(cpu.0 as usize).include_kernel().include_hv();
@@ -203,16 +203,16 @@ pub(crate) type Opened<C> = Vec<(CpuId, C)>;
 
 /// Opens the events on all of `cpus`, or none, each by `count`: local and remote ones.
 pub(crate) fn open<C>(
-    events: Events,
+    events: DramEvents,
     cpus: &CpuSet,
-    mut count: impl FnMut(Event, CpuId) -> io::Result<C>,
+    mut count: impl FnMut(PerfEvent, CpuId) -> io::Result<C>,
 ) -> Result<(Opened<C>, Opened<C>), PmuError> {
     let needed = cpus.len() * (1 + usize::from(events.local.is_some()));
-    let mut open = |event: Event, cpu: CpuId| match count(event, cpu) {
+    let mut open = |event: PerfEvent, cpu: CpuId| match count(event, cpu) {
         Ok(counter) => Ok((cpu, counter)),
         Err(source) => Err(refusal(cpu, needed, source)),
     };
-    let mut all = |event: Option<Event>| {
+    let mut all = |event: Option<PerfEvent>| {
         let Some(event) = event else { return Ok(Vec::new()) };
         cpus.iter().map(|cpu| open(event, cpu)).collect::<Result<Opened<C>, _>>()
     };
@@ -241,12 +241,12 @@ mod tests {
     const ARM: &str = "processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU architecture: 8\n\
                        CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n";
 
-    fn host(cpuinfo: Option<&str>) -> Result<Events, String> {
+    fn host(cpuinfo: Option<&str>) -> Result<DramEvents, String> {
         host_with(cpuinfo, &[])
     }
 
     /// A host whose kernel has these PMUs, with what each says about `remote_access`.
-    fn host_with(cpuinfo: Option<&str>, pmus: &[(&str, Option<&str>)]) -> Result<Events, String> {
+    fn host_with(cpuinfo: Option<&str>, pmus: &[(&str, Option<&str>)]) -> Result<DramEvents, String> {
         let root = tempfile::tempdir().unwrap();
         for (pmu, event) in pmus {
             let events = root.path().join(ARM_PMUS).join(pmu).join("events");
@@ -269,12 +269,12 @@ mod tests {
             let text = INTEL.replace("GenuineIntel", "AuthenticAMD");
             text.replace(": 6\n", &format!(": {family}\n")).replace("143", &format!("{model}"))
         };
-        let both = |local, remote| Ok(Events { local: Some(raw(local)), remote: raw(remote) });
+        let both = |local, remote| Ok(DramEvents { local: Some(raw(local)), remote: raw(remote) });
         assert_eq!(host(Some(INTEL)), both(0x01d3, 0x02d3));
         assert_eq!(host(Some(&INTEL.replace("143", "85"))), both(0x01d3, 0x02d3), "Skylake");
         assert_eq!(host(Some(&amd(25, 17))), both(0x0843, 0x4043), "Zen 4");
         assert_eq!(host(Some(&amd(26, 2))), both(0x0843, 0x4043), "Zen 5");
-        let of_arm = Ok(Events { local: None, remote: raw(0x31) });
+        let of_arm = Ok(DramEvents { local: None, remote: raw(0x31) });
         // By ACPI, and by a device tree.
         for name in ["armv8_pmuv3_0", "armv8_neoverse_n1"] {
             let pmus = [("arm_cmn_0", None), (name, Some("event=0x031\n")), ("software", None)];
@@ -301,11 +301,11 @@ mod tests {
     #[test]
     fn events_are_opened_on_every_cpu_or_the_reason_is_reported() {
         let cpus: CpuSet = "0-1,5".parse().unwrap();
-        let events = Events { local: Some(raw(1)), remote: raw(2) };
+        let events = DramEvents { local: Some(raw(1)), remote: raw(2) };
         let (local, remote) = open(events, &cpus, |event, _| Ok(event)).unwrap();
         assert_eq!((local.len(), remote.len()), (3, 3));
         assert_eq!(remote[1], (CpuId(1), raw(2)));
-        let remote_only = Events { local: None, ..events };
+        let remote_only = DramEvents { local: None, ..events };
         let (local, remote) = open(remote_only, &cpus, |event, _| Ok(event)).unwrap();
         assert_eq!((local.len(), remote.len()), (0, 3));
 

@@ -3,28 +3,28 @@
 use std::{collections::BTreeMap, io, os::fd::OwnedFd, sync::Arc, time::Instant};
 
 use numaward_abi::CgroupId;
-use numaward_topology::{CpuId, Machine, Need, NodeSet};
+use numaward_topology::{CpuId, KernelFeature, Machine, NodeSet};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use crate::{
     activity::Activity,
     alloc::Alloc,
     chains::CallChain,
-    costs::Costs,
+    costs::CostReader,
     counter_maps::CounterMaps,
     duty::DutyCycle,
     error::{DutyError, MapAccessError, RefreshError, RegisterError, SlotError, StatsError},
     event::ProbeEvent,
     explain::explain,
     family::{Family, report},
-    intruders::{CpuUse, Intruder, Switch},
+    intruders::{CpuUsage, Intruder, Switch},
     kernel::Kernel,
-    needs,
-    options::Options,
-    others::Others,
+    kernel_features,
+    options::ProbeOptions,
     report::{MapUsage, Mode, Obstacle, Probe, ProbeReport},
     rows,
-    slots::{Base, Holder, Holders, Slots},
+    secondary::SecondaryProbes,
+    slots::{Base, Holder, SlotHolders, Slots},
     sys,
     types::{NodeCounters, SlotId},
 };
@@ -41,16 +41,16 @@ pub fn stats_window() -> Result<OwnedFd, StatsError> {
 /// The probes of this host.
 pub struct Probes {
     alloc: Option<Alloc>,
-    others: Others,
+    others: SecondaryProbes,
     slots: Slots,
     reports: Vec<ProbeReport>,
-    costs: Arc<Costs>,
+    costs: Arc<CostReader>,
     skips_single_node_cpusets: Option<bool>,
 }
 
 impl Probes {
     /// Loads and attaches every probe, each on its own.
-    pub fn load(options: &Options<'_>) -> Self {
+    pub fn load(options: &ProbeOptions<'_>) -> Self {
         let kernel = Kernel::new();
         let mut reasons = Vec::new();
         let mut preemptible = None;
@@ -86,13 +86,13 @@ impl Probes {
         let mode = alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode);
         let self_check = alloc.as_ref().map(|alloc| alloc.self_check.clone());
         let mut reports = vec![ProbeReport { self_check, ..report(Probe::Alloc, mode, &reasons) }];
-        let mut others = Others::load(options, &kernel, alloc.as_mut());
+        let mut others = SecondaryProbes::load(options, &kernel, alloc.as_mut());
         reports.append(&mut others.reports);
         // Nobody asks where accesses are not counted.
         let skips = || kernel.structures.as_ref().ok().map(|structures| structures.skips_single_node_cpusets);
-        let skips_single_node_cpusets = (!options.others.is_empty()).then(skips).flatten();
+        let skips_single_node_cpusets = (!options.secondary.is_empty()).then(skips).flatten();
         drop(kernel);
-        sys::give_memory_back();
+        sys::trim_heap();
         let mut probes = Self {
             alloc,
             others,
@@ -102,7 +102,7 @@ impl Probes {
             skips_single_node_cpusets,
         };
         match probes.families().map(Family::costs).collect::<io::Result<_>>() {
-            Ok(costs) => probes.costs = Arc::new(Costs(costs)),
+            Ok(costs) => probes.costs = Arc::new(CostReader(costs)),
             Err(error) => log::warn!("the costs of the probes cannot be read: {error}"),
         }
         probes
@@ -120,11 +120,11 @@ impl Probes {
     }
 
     /// What the probes use of the running kernel where it has it, and whether it does.
-    pub fn needs(&self) -> Vec<(Need, Option<bool>)> {
+    pub fn kernel_features(&self) -> Vec<(KernelFeature, Option<bool>)> {
         // Without a map, or without CAP_BPF, there is no answer.
         let open = self.families().next().and_then(|_| self.needs_cap_bpf().ok()).map(|kept| !kept);
-        let mut needs = needs::of_helpers().to_vec();
-        needs.push((needs::OPEN_MAPS, open));
+        let mut needs = kernel_features::of_helpers().to_vec();
+        needs.push((kernel_features::OPEN_MAPS, open));
         needs
     }
 
@@ -139,7 +139,7 @@ impl Probes {
     /// cgroups keep their own slots.
     pub fn register(&mut self, cgroup: CgroupId, allowed: Option<&NodeSet>) -> Result<SlotId, RegisterError> {
         if self.slots.is_registered(cgroup) {
-            return Err(RegisterError::Registered(cgroup));
+            return Err(RegisterError::AlreadyRegistered(cgroup));
         }
         let slot = self.slots.next(Instant::now());
         let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
@@ -161,7 +161,7 @@ impl Probes {
 
     /// Changes the nodes promised to a registered workload.
     pub fn set_allowed(&mut self, slot: SlotId, allowed: Option<&NodeSet>) -> Result<(), SlotError> {
-        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
         if let Some(alloc) = &mut self.alloc {
             alloc.set_allowed(slot.0, allowed)?;
         }
@@ -178,11 +178,11 @@ impl Probes {
     }
 
     /// Takes a workload's slot back and returns its last counts. Afterwards its cgroups, if they
-    /// still exist, are counted for the next registered cgroup above, or as [`Snapshot::other`].
+    /// still exist, are counted for the next registered cgroup above, or as [`AllocationSnapshot::other`].
     ///
     /// On an error the workload keeps its slot.
     pub fn release(&mut self, slot: SlotId) -> Result<NodeCounters, SlotError> {
-        let holder = self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        let holder = self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
         let mut last = NodeCounters::new();
         if let Some(alloc) = &mut self.alloc {
             alloc.remove_root(holder.cgroup, slot.0)?;
@@ -210,17 +210,17 @@ impl Probes {
     }
 
     /// The workloads that hold slots now.
-    pub fn holders(&self) -> Holders {
+    pub fn holders(&self) -> SlotHolders {
         self.slots.held().clone()
     }
 
-    /// Attaches or detaches the allocation probe as its duty cycle demands ([`Options::duty_cycle`]); to be called
+    /// Attaches or detaches the allocation probe as its duty cycle demands ([`ProbeOptions::duty_cycle`]); to be called
     /// several times in each part of the cycle. Needs no privileges.
     ///
     /// All counts of that probe are scaled up for the time not attached, so they are estimates: right on average,
     /// wrong where something happens only now and then.
-    pub fn keep_duty(&mut self, now: Instant) -> Result<(), DutyError> {
-        let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.keep_duty(now));
+    pub fn apply_duty_cycle(&mut self, now: Instant) -> Result<(), DutyError> {
+        let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.apply_duty_cycle(now));
         kept.map_err(|error| DutyError(explain(&error).1))
     }
 
@@ -231,7 +231,7 @@ impl Probes {
 
     /// What all probes but that of allocations count for a workload. [`Probes::release`] does not return it: ask before.
     pub fn activity_of(&self, slot: SlotId) -> Result<Activity, SlotError> {
-        let holder = self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        let holder = self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
         Ok(self.others.read_one(slot.0, &holder.base)?)
     }
 
@@ -264,7 +264,7 @@ impl Probes {
     }
 
     /// Who used the CPUs that are exclusive, or were since the daemon started, while they were. Never goes down.
-    pub fn cpu_use(&mut self) -> Result<BTreeMap<CpuId, CpuUse>, MapAccessError> {
+    pub fn cpu_usage(&mut self) -> Result<BTreeMap<CpuId, CpuUsage>, MapAccessError> {
         self.others.switch.as_mut().map_or_else(|| Ok(BTreeMap::new()), Switch::read_cpus)
     }
 
@@ -276,7 +276,7 @@ impl Probes {
     /// The call chains of a workload's remote allocations and accesses since it was registered, in no order. This reads
     /// the maps entry by entry, which takes some microseconds each.
     pub fn call_chains(&mut self, slot: SlotId) -> Result<Vec<CallChain>, SlotError> {
-        self.slots.holder(slot.0).ok_or(SlotError::Free(slot))?;
+        self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
         Ok(self.others.call_chains(slot.0)?)
     }
 
@@ -308,12 +308,12 @@ impl Probes {
     }
 
     /// Handles of the programs, to read what the probes cost.
-    pub fn costs(&self) -> Arc<Costs> {
+    pub fn costs(&self) -> Arc<CostReader> {
         self.costs.clone()
     }
 
     /// Passes the probes' debug messages on to the `log` crate. Nothing to do unless
-    /// [`Options::debug_log`] is set.
+    /// [`ProbeOptions::debug_log`] is set.
     pub fn flush_log(&mut self) {
         if let Some(logger) = self.alloc.as_mut().and_then(|alloc| alloc.logger.as_mut()) {
             logger.flush();

@@ -33,8 +33,8 @@ pub enum Probe {
 }
 
 impl Probe {
-    /// All probes but that of allocations, and those of [`Options::call_chains`](crate::Options::call_chains).
-    pub const OTHERS: [Self; 8] = [
+    /// All probes but that of allocations, and those of [`ProbeOptions::call_chains`](crate::ProbeOptions::call_chains).
+    pub const SECONDARY: [Self; 8] = [
         Self::Hugepages,
         Self::Hint,
         Self::Scan,

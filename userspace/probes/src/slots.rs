@@ -19,7 +19,7 @@ use numaward_topology::NodeSet;
 use crate::{
     Activity, CgroupId,
     activity::growth,
-    tables::{Layout, Of},
+    tables::{CounterTable, Layout},
 };
 
 /// How long a freed slot is not given to another workload.
@@ -31,7 +31,7 @@ pub(crate) struct Base {
     /// Those of allocations: the slot's row for each node index.
     pub(crate) rows: Vec<u64>,
     /// Those of all other probes.
-    pub(crate) tables: BTreeMap<Of, Vec<u64>>,
+    pub(crate) tables: BTreeMap<CounterTable, Vec<u64>>,
 }
 
 impl Base {
@@ -39,7 +39,7 @@ impl Base {
     pub(crate) fn decode_activity<'a>(
         &self,
         layout: &Layout,
-        now: impl Iterator<Item = (Of, &'a [u64])>,
+        now: impl Iterator<Item = (CounterTable, &'a [u64])>,
     ) -> Activity {
         layout.decode(now.map(|(of, now)| (of, growth(self.tables.get(&of).map_or(&[], Vec::as_slice), now))))
     }
@@ -57,9 +57,9 @@ pub(crate) struct Holder {
 
 /// The workloads that hold slots, at one instant. To clone it copies nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Holders(Arc<BTreeMap<u32, Holder>>);
+pub struct SlotHolders(Arc<BTreeMap<u32, Holder>>);
 
-impl Holders {
+impl SlotHolders {
     /// The slots that have the same holder in `other`, and their counters when it took them.
     pub(crate) fn also_in(&self, other: &Self) -> impl Iterator<Item = (u32, &Base)> {
         self.0.iter().filter_map(|(&slot, holder)| {
@@ -78,7 +78,7 @@ impl Holders {
 pub(crate) struct Slots {
     /// All slots, [`OTHER_SLOT`] included.
     capacity: u32,
-    held: Holders,
+    held: SlotHolders,
     cooling: BTreeMap<u32, Instant>,
     /// No slot from here on was ever held.
     fresh: u32,
@@ -89,7 +89,7 @@ impl Slots {
     pub(crate) fn new(slots: u32) -> Self {
         Self {
             capacity: slots.saturating_add(1),
-            held: Holders::default(),
+            held: SlotHolders::default(),
             cooling: BTreeMap::new(),
             fresh: OTHER_SLOT + 1,
         }
@@ -129,7 +129,7 @@ impl Slots {
     }
 
     /// The holders as they are now.
-    pub(crate) fn held(&self) -> &Holders {
+    pub(crate) fn held(&self) -> &SlotHolders {
         &self.held
     }
 

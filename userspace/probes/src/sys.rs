@@ -149,7 +149,7 @@ pub(crate) fn monotonic_nanoseconds() -> u64 {
 
 /// Gives freed memory back to the kernel, which glibc would keep. To be called after work that is done once and takes far more
 /// memory than all that follows, such as reading the kernel's types (35 MB).
-pub fn give_memory_back() {
+pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it has no preconditions.
     unsafe {

@@ -6,7 +6,7 @@ use aya::maps::MapData;
 use numaward_topology::{HugepageSize, NodeId};
 
 use crate::{
-    Activity, MapAccessError, Pages, Scanned, Stalls, activity::Columns, error::Refusal, family::Family,
+    Activity, MapAccessError, Pages, ScannedPages, Stalls, activity::Columns, error::Refusal, family::Family,
     hardware, hugepages, sys,
 };
 
@@ -34,7 +34,7 @@ impl Table {
 
 /// The tables, in this order; absent where their probe is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Of {
+pub(crate) enum CounterTable {
     Access,
     Scan,
     Migrated,
@@ -56,35 +56,39 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn decode<'a>(&self, counters: impl Iterator<Item = (Of, Cow<'a, [u64]>)>) -> Activity {
+    pub(crate) fn decode<'a>(
+        &self,
+        counters: impl Iterator<Item = (CounterTable, Cow<'a, [u64]>)>,
+    ) -> Activity {
         let mut activity = Activity::default();
         for (of, words) in counters {
             let words = &*words;
             match of {
-                Of::Access => activity.accesses = self.columns.read(&self.nodes, words),
-                Of::Scan => {
+                CounterTable::Access => activity.accesses = self.columns.read(&self.nodes, words),
+                CounterTable::Scan => {
                     if let &[sampled, excluded] = words {
-                        activity.scanned = Scanned { sampled: Pages(sampled), excluded: Pages(excluded) };
+                        activity.scanned =
+                            ScannedPages { sampled: Pages(sampled), excluded: Pages(excluded) };
                     }
                 }
-                Of::Migrated => {
+                CounterTable::Migrated => {
                     activity.migrated =
                         words.first_chunk().map_or(activity.migrated, |pages| pages.map(Pages));
                 }
-                Of::Stalls => {
+                CounterTable::Stalls => {
                     if let Some((&buckets, &[nanoseconds])) = words.split_first_chunk() {
                         activity.stalls = Stalls { buckets, total: Duration::from_nanos(nanoseconds) };
                     }
                 }
-                Of::Dram => {
+                CounterTable::Dram => {
                     let read = |has_local| hardware::counters(&self.nodes, has_local, words);
                     activity.dram = self.has_local_dram.map(read).unwrap_or_default();
                 }
-                Of::Hugepages => {
+                CounterTable::Hugepages => {
                     let read = |sizes: &Vec<_>| hugepages::counters(&self.nodes, sizes, words);
                     activity.hugepages = self.hugepage_sizes.as_ref().map(read).unwrap_or_default();
                 }
-                Of::OomKills => {
+                CounterTable::OomKills => {
                     activity.oom_kills = words.first_chunk().copied().unwrap_or_default();
                 }
             }

@@ -89,9 +89,9 @@ impl FromIterator<(NodeId, Counters)> for NodeCounters {
 
 /// A value of each registered workload. Slot numbers are small and dense: a value is stored at the index of its slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BySlot<T>(Vec<Option<T>>);
+pub struct SlotMap<T>(Vec<Option<T>>);
 
-impl<T> BySlot<T> {
+impl<T> SlotMap<T> {
     /// That of one slot.
     pub fn get(&self, slot: SlotId) -> Option<&T> {
         self.0.get(slot.0 as usize)?.as_ref()
@@ -113,7 +113,7 @@ impl<T> BySlot<T> {
     }
 }
 
-impl<T> Default for BySlot<T> {
+impl<T> Default for SlotMap<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
@@ -121,9 +121,9 @@ impl<T> Default for BySlot<T> {
 
 /// All counters at (nearly) one time. None of them ever goes down while its slot stays registered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct AllocationSnapshot {
     /// Pages allocated by each registered workload since it was registered.
-    pub slots: BySlot<NodeCounters>,
+    pub slots: SlotMap<NodeCounters>,
     /// Pages allocated by everything else since the probe was attached.
     pub other: NodeCounters,
     /// Pages whose node is not known, of any owner: on a node or in a memory block that was added

@@ -25,9 +25,9 @@ use std::{
 };
 
 use numaward_probes::{
-    CgroupId, Counters, DutyCycle, Fakes, Incident, IntruderClass, Mode, NodeCounters, Options, Pages, Probe,
-    ProbeEvent, Probes, RegisterError, SelfCheck, SlotError, SlotId, Snapshot,
-    pmu::{Event, Events},
+    AllocationSnapshot, CgroupId, Counters, DutyCycle, Incident, IntruderClass, Mode, NodeCounters, Pages,
+    Probe, ProbeEvent, ProbeOptions, Probes, RegisterError, SelfCheck, SlotError, SlotId, TestOverrides,
+    pmu::{DramEvents, PerfEvent},
     stats_window,
 };
 use numaward_tests_support::is_ci;
@@ -228,7 +228,7 @@ fn intruders(host: &Host) {
     let time = Duration::from_millis(400);
     let stolen_before = stolen(cpu);
     let [own, workload, foreign] = [&owner, &neighbour, &stranger].map(|cgroup| spin_in(&cgroup.0, time));
-    let reported = probes.cpu_use().unwrap()[&cpu];
+    let reported = probes.cpu_usage().unwrap()[&cpu];
     // The kernel's account excludes what a hypervisor takes meanwhile; the probe cannot see that.
     let stolen = stolen(cpu).saturating_sub(stolen_before);
     let near = |what: &str, found: Duration, expected: Duration| {
@@ -239,9 +239,9 @@ fn intruders(host: &Host) {
         );
     };
     near("own", reported.own, own);
-    near("of a workload", reported.of(IntruderClass::Workload), workload);
+    near("of a workload", reported.time_of(IntruderClass::Workload), workload);
     // Others of this host run there as well.
-    assert!(reported.of(IntruderClass::Host) * 20 >= foreign * 19, "{reported:?}, expected {foreign:?}");
+    assert!(reported.time_of(IntruderClass::Host) * 20 >= foreign * 19, "{reported:?}, expected {foreign:?}");
 
     let intruders = probes.intruders().unwrap();
     let found = intruders.iter().find(|intruder| intruder.workload == Some(neighbour_slot)).unwrap();
@@ -273,17 +273,17 @@ fn intruders(host: &Host) {
     assert!(names.iter().any(|intruder| intruder.command == last), "{} names", names.len());
     probes.set_exclusive(&BTreeMap::new()).unwrap();
     assert!(!probes.is_watching_cpus());
-    let after = probes.cpu_use().unwrap()[&cpu];
+    let after = probes.cpu_usage().unwrap()[&cpu];
     spin_in(&stranger.0, foreign + time);
-    assert_eq!(probes.cpu_use().unwrap()[&cpu], after, "nothing is exclusive any more");
+    assert_eq!(probes.cpu_usage().unwrap()[&cpu], after, "nothing is exclusive any more");
 }
 
 fn others(host: &Host) {
-    let probes = Probes::load(&Options { others: Probe::OTHERS.to_vec(), ..host.options() });
+    let probes = Probes::load(&ProbeOptions { secondary: Probe::SECONDARY.to_vec(), ..host.options() });
     let reports = probes.reports();
     assert_eq!(
         reports.iter().skip(1).map(|report| report.probe).collect::<Vec<_>>(),
-        Probe::OTHERS,
+        Probe::SECONDARY,
         "{reports:?}"
     );
     let by_default = host.probes();
@@ -304,7 +304,7 @@ fn others(host: &Host) {
 /// The process that says how the probes are attached.
 fn report() -> ExitCode {
     let machine = sysfs::read(Path::new("/")).unwrap();
-    let probes = Probes::load(&Options::new(&machine));
+    let probes = Probes::load(&ProbeOptions::new(&machine));
     for report in probes.reports() {
         println!("{} {}: {}", report.probe, report.mode, report.reason.as_deref().unwrap_or_default());
     }
@@ -414,7 +414,7 @@ impl Host {
             let _result =
                 Command::new("mount").args(["-t", "tracefs", "tracefs", "/sys/kernel/tracing"]).status();
         }
-        let probes = Probes::load(&Options::new(&machine));
+        let probes = Probes::load(&ProbeOptions::new(&machine));
         let reason = probes.reports()[0].reason.clone().unwrap_or_default();
         // Any other reason is a fault of the probes.
         if ["tp_btf: EPERM", "tp_btf: this binary has no probes"]
@@ -427,8 +427,8 @@ impl Host {
         Ok(Self { cgroups: cgroups.into(), node, machine })
     }
 
-    fn options(&self) -> Options<'_> {
-        Options::new(&self.machine)
+    fn options(&self) -> ProbeOptions<'_> {
+        ProbeOptions::new(&self.machine)
     }
 
     fn probes(&self) -> Probes {
@@ -452,7 +452,7 @@ fn sum(nodes: &NodeCounters) -> Counters {
     })
 }
 
-fn counters(probes: &Probes) -> Snapshot {
+fn counters(probes: &Probes) -> AllocationSnapshot {
     probes.counter_maps().allocations().unwrap().unwrap().decode(&probes.holders())
 }
 
@@ -500,7 +500,7 @@ enum Shards {
 
 fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     let modes = [mode];
-    let mut probes = Probes::load(&Options { alloc_modes: &modes, slots, ..host.options() });
+    let mut probes = Probes::load(&ProbeOptions { alloc_modes: &modes, slots, ..host.options() });
     let report = &probes.reports()[0];
     assert_eq!(report.mode, mode);
     // tp_btf works on such kernels, but others are better there.
@@ -514,7 +514,7 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     let cgroup = host.cgroup("count");
     let mut process = Toucher::new(&cgroup.0);
     let slot = probes.register(cgroup.id(), None).unwrap();
-    assert!(matches!(probes.register(cgroup.id(), None), Err(RegisterError::Registered(_))));
+    assert!(matches!(probes.register(cgroup.id(), None), Err(RegisterError::AlreadyRegistered(_))));
     process.touch(PAGES);
     let now = counted(&probes, slot);
     // With several nodes, the process's own may be full.
@@ -541,7 +541,7 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     }
     drop(process);
     assert_pages_but(lost(&probes), sum(&probes.release(slot).unwrap()).user(), 2 * PAGES);
-    assert!(matches!(probes.release(slot), Err(SlotError::Free(_))));
+    assert!(matches!(probes.release(slot), Err(SlotError::NotRegistered(_))));
 }
 
 fn outside(host: &Host) {
@@ -593,8 +593,8 @@ fn overrun(host: &Host) {
     let room = page_size() / 56;
     let workloads = room + 9;
     let bytes = u32::try_from(page_size()).unwrap();
-    let fakes = Fakes { ring_bytes: Some(bytes), ..Fakes::default() };
-    let mut probes = Probes::load(&Options { fakes, ..host.options() });
+    let fakes = TestOverrides { ring_bytes: Some(bytes), ..TestOverrides::default() };
+    let mut probes = Probes::load(&ProbeOptions { fakes, ..host.options() });
     assert_ne!(probes.reports()[0].mode, Mode::Absent, "{:?}", probes.reports());
     let nowhere = NodeSet::single(NodeId(77));
     let cgroups: Vec<_> = (0..workloads).map(|number| host.cgroup(&format!("overrun-{number}"))).collect();
@@ -639,8 +639,8 @@ fn overrun(host: &Host) {
 
 fn remote(host: &Host) {
     for node in [NodeId(77), host.node] {
-        let fakes = Fakes { cpu_node: Some(node), ..Fakes::default() };
-        let mut probes = Probes::load(&Options { fakes, ..host.options() });
+        let fakes = TestOverrides { cpu_node: Some(node), ..TestOverrides::default() };
+        let mut probes = Probes::load(&ProbeOptions { fakes, ..host.options() });
         let cgroup = host.cgroup("remote");
         let mut process = Toucher::new(&cgroup.0);
         let slot = probes.register(cgroup.id(), None).unwrap();
@@ -658,8 +658,8 @@ fn remote(host: &Host) {
 }
 
 fn wrong_shift(host: &Host) {
-    let fakes = Fakes { node_shift: Some(3), ..Fakes::default() };
-    let probes = Probes::load(&Options { fakes, ..host.options() });
+    let fakes = TestOverrides { node_shift: Some(3), ..TestOverrides::default() };
+    let probes = Probes::load(&ProbeOptions { fakes, ..host.options() });
     let report = &probes.reports()[0];
     assert_eq!(report.mode, Mode::Tracepoint, "{report:?}");
     let reason = report.reason.as_deref().unwrap();
@@ -668,7 +668,7 @@ fn wrong_shift(host: &Host) {
 }
 
 fn slot_reuse(host: &Host) {
-    let mut probes = Probes::load(&Options { slots: 1, ..host.options() });
+    let mut probes = Probes::load(&ProbeOptions { slots: 1, ..host.options() });
     let (first, second) = (host.cgroup("first"), host.cgroup("second"));
     let mut process = Toucher::new(&first.0);
     let slot = probes.register(first.id(), None).unwrap();
@@ -705,7 +705,8 @@ fn new_node(host: &Host) {
     let mut before = host.machine.clone();
     before.nodes.clear();
     for &mode in &[Mode::TpBtf, Mode::Tracepoint] {
-        let options = Options { machine: &before, alloc_modes: &[mode], self_check: false, ..host.options() };
+        let options =
+            ProbeOptions { machine: &before, alloc_modes: &[mode], self_check: false, ..host.options() };
         let mut probes = Probes::load(&options);
         let cgroup = host.cgroup("new-node");
         let mut process = Toucher::new(&cgroup.0);
@@ -731,8 +732,12 @@ fn new_memory(host: &Host) {
     for node in before.nodes.values_mut() {
         node.memory_blocks.truncate(1);
     }
-    let options =
-        Options { machine: &before, alloc_modes: &[Mode::Tracepoint], self_check: false, ..host.options() };
+    let options = ProbeOptions {
+        machine: &before,
+        alloc_modes: &[Mode::Tracepoint],
+        self_check: false,
+        ..host.options()
+    };
     let mut probes = Probes::load(&options);
     let cgroup = host.cgroup("new-memory");
     let mut process = Toucher::new(&cgroup.0);
@@ -779,7 +784,7 @@ fn nested(host: &Host) {
 }
 
 fn no_slot(host: &Host) {
-    let mut probes = Probes::load(&Options { slots: 0, ..host.options() });
+    let mut probes = Probes::load(&ProbeOptions { slots: 0, ..host.options() });
     let cgroup = host.cgroup("other");
     let mut process = Toucher::new(&cgroup.0);
     assert!(matches!(probes.register(cgroup.id(), None), Err(RegisterError::NoSlot { slots: 0 })));
@@ -823,7 +828,7 @@ fn debug_log(host: &Host) {
     log::set_logger(&Lines).unwrap();
     log::set_max_level(log::LevelFilter::Debug);
 
-    let mut probes = Probes::load(&Options { debug_log: true, ..host.options() });
+    let mut probes = Probes::load(&ProbeOptions { debug_log: true, ..host.options() });
     let cgroup = host.cgroup("log");
     let mut process = Toucher::new(&cgroup.0);
     probes.register(cgroup.id(), None).unwrap();
@@ -1044,14 +1049,14 @@ fn intruders_without_btf() {
 }
 
 /// The software events `PERF_COUNT_SW_PAGE_FAULTS_MIN` and `PERF_COUNT_SW_PAGE_FAULTS`, in place of those of hardware.
-const FAULTS: Events =
-    Events { local: Some(Event { kind: 1, config: 5 }), remote: Event { kind: 1, config: 2 } };
+const FAULTS: DramEvents =
+    DramEvents { local: Some(PerfEvent { kind: 1, config: 5 }), remote: PerfEvent { kind: 1, config: 2 } };
 
 fn hardware(host: &Host) {
-    for (events, has_local) in [(FAULTS, true), (Events { local: None, ..FAULTS }, false)] {
-        let fakes = Fakes { dram_events: Some(events), ..Fakes::default() };
-        let others = vec![Probe::Hardware];
-        let mut probes = Probes::load(&Options { fakes, others, ..host.options() });
+    for (events, has_local) in [(FAULTS, true), (DramEvents { local: None, ..FAULTS }, false)] {
+        let fakes = TestOverrides { dram_events: Some(events), ..TestOverrides::default() };
+        let secondary = vec![Probe::Hardware];
+        let mut probes = Probes::load(&ProbeOptions { fakes, secondary, ..host.options() });
         let report = &probes.reports()[1];
         assert_eq!((report.probe, report.mode, &report.reason), (Probe::Hardware, Mode::TpBtf, &None));
         let cgroups = ["busy", "idle"].map(|name| host.cgroup(name));
@@ -1090,16 +1095,17 @@ fn hardware(host: &Host) {
 }
 
 fn no_hardware(host: &Host) {
-    let nothing = Events { local: None, remote: Event { kind: 1, config: 4711 } };
-    let report = |fakes: Fakes| {
-        let probes = Probes::load(&Options { fakes, others: vec![Probe::Hardware], ..host.options() });
+    let nothing = DramEvents { local: None, remote: PerfEvent { kind: 1, config: 4711 } };
+    let report = |fakes: TestOverrides| {
+        let probes =
+            Probes::load(&ProbeOptions { fakes, secondary: vec![Probe::Hardware], ..host.options() });
         probes.reports()[1].clone()
     };
-    let absent = report(Fakes { dram_events: Some(nothing), ..Fakes::default() });
+    let absent = report(TestOverrides { dram_events: Some(nothing), ..TestOverrides::default() });
     assert_eq!(absent.mode, Mode::Absent);
     assert!(absent.reason.as_deref().unwrap().starts_with("absent: the processor's counters"), "{absent:?}");
     // Whatever this host has, the report says it one way or the other.
-    let real = report(Fakes::default());
+    let real = report(TestOverrides::default());
     println!("host:   {}: {}", real.mode, real.reason.as_deref().unwrap_or_default());
     assert!(real.mode != Mode::Absent || real.reason.is_some(), "{real:?}");
 }
@@ -1107,7 +1113,7 @@ fn no_hardware(host: &Host) {
 fn duty_cycle(host: &Host) {
     let cycle = DutyCycle::new(Duration::from_secs(1), Duration::from_secs(5)).unwrap();
     let start = Instant::now();
-    let mut probes = Probes::load(&Options { duty_cycle: Some(cycle), ..host.options() });
+    let mut probes = Probes::load(&ProbeOptions { duty_cycle: Some(cycle), ..host.options() });
     assert_eq!(probes.duty_cycle(), Some(cycle));
     let cgroup = host.cgroup("duty");
     let mut process = Toucher::new(&cgroup.0);
@@ -1117,19 +1123,19 @@ fn duty_cycle(host: &Host) {
     assert_pages(attached, 5 * PAGES);
     // To attach and detach takes no privileges.
     with_capabilities(least(&probes), || {
-        probes.keep_duty(start + Duration::from_mins(1)).unwrap();
+        probes.apply_duty_cycle(start + Duration::from_mins(1)).unwrap();
         process.touch(PAGES);
         assert_eq!(counted(&probes, slot).user(), attached, "it is detached");
-        probes.keep_duty(start + Duration::from_hours(1)).unwrap();
+        probes.apply_duty_cycle(start + Duration::from_hours(1)).unwrap();
         process.touch(PAGES);
         assert_pages(counted(&probes, slot).user(), 10 * PAGES);
         // Nothing changes in the middle of it.
-        probes.keep_duty(start + Duration::from_hours(1)).unwrap();
+        probes.apply_duty_cycle(start + Duration::from_hours(1)).unwrap();
     });
     assert_pages(sum(&probes.release(slot).unwrap()).user(), 10 * PAGES);
 
     let modes = [Mode::Tracepoint];
-    let options = Options { duty_cycle: Some(cycle), alloc_modes: &modes, ..host.options() };
+    let options = ProbeOptions { duty_cycle: Some(cycle), alloc_modes: &modes, ..host.options() };
     let probes = Probes::load(&options);
     assert_eq!(probes.duty_cycle(), None);
     let reason = probes.reports()[0].reason.as_deref().unwrap();
@@ -1138,9 +1144,13 @@ fn duty_cycle(host: &Host) {
 
 fn map_memory(host: &Host) {
     let total = |slots| {
-        let fakes = Fakes { dram_events: Some(FAULTS), ..Fakes::default() };
-        let probes =
-            Probes::load(&Options { slots, fakes, others: Probe::OTHERS.to_vec(), ..host.options() });
+        let fakes = TestOverrides { dram_events: Some(FAULTS), ..TestOverrides::default() };
+        let probes = Probes::load(&ProbeOptions {
+            slots,
+            fakes,
+            secondary: Probe::SECONDARY.to_vec(),
+            ..host.options()
+        });
         let memory: Vec<_> = probes.map_memory().collect();
         println!("host:   {slots} slots: {memory:?}");
         // Some hosts do not take the one hook of hugepages.
@@ -1156,7 +1166,7 @@ fn map_memory(host: &Host) {
 fn too_many_slots(host: &Host) {
     let machine = Machine::default();
     for (machine, slots) in [(&host.machine, u32::MAX), (&machine, 1 << 31)] {
-        let probes = Probes::load(&Options { slots, ..Options::new(machine) });
+        let probes = Probes::load(&ProbeOptions { slots, ..ProbeOptions::new(machine) });
         let report = &probes.reports()[0];
         let reason = report.reason.as_deref().unwrap_or_default();
         assert_eq!(report.mode, Mode::Absent);

@@ -54,7 +54,7 @@ pub enum StoreError {
     /// often.
     #[error("{path}: its last save has the number {last}, the highest one there is, so nothing can be saved after it; \
         stop the daemon and move the files of this directory away to begin anew", path = .path.display())]
-    NumbersUsedUp {
+    GenerationsExhausted {
         /// The journal.
         path: PathBuf,
         /// The number.

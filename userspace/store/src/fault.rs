@@ -10,16 +10,16 @@ pub const fn point(_name: &str) {}
 
 /// Called with the name of a point.
 #[cfg(any(test, feature = "fault-points"))]
-pub type Watcher = Box<dyn Fn(&'static str)>;
+pub type PointCallback = Box<dyn Fn(&'static str)>;
 
 #[cfg(any(test, feature = "fault-points"))]
 thread_local! {
-    static WATCHER: std::cell::RefCell<Option<Watcher>> = const { std::cell::RefCell::new(None) };
+    static WATCHER: std::cell::RefCell<Option<PointCallback>> = const { std::cell::RefCell::new(None) };
 }
 
 /// From now on this is called with the name of each point that this thread passes. It may unwind.
 #[cfg(any(test, feature = "fault-points"))]
-pub fn watch(watcher: Option<Watcher>) {
+pub fn watch(watcher: Option<PointCallback>) {
     WATCHER.set(watcher);
 }
 

@@ -35,11 +35,11 @@ mod tests;
 
 /// What is stored of a ledger with the save of this number.
 #[cfg(feature = "testing")]
-pub fn sealed(generation: u64, ledger: &serde_json::value::RawValue) -> Result<Vec<u8>, StoreError> {
+pub fn encode_save(generation: u64, ledger: &serde_json::value::RawValue) -> Result<Vec<u8>, StoreError> {
     envelope::seal(generation, ledger).map_err(StoreError::Serialize)
 }
 
 pub use self::{
     error::StoreError,
-    store::{Loaded, SetAside, Store},
+    store::{LoadedLedger, SetAsideFile, Store},
 };

@@ -52,7 +52,7 @@ pub struct Store<T> {
 
 /// What a store held when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Loaded<T> {
+pub enum LoadedLedger<T> {
     /// Nothing: it is new.
     Fresh,
     /// The last ledger that was saved.
@@ -60,7 +60,7 @@ pub enum Loaded<T> {
         /// The ledger.
         ledger: T,
         /// What was set aside, without which nothing is missing.
-        set_aside: Vec<SetAside>,
+        set_aside: Vec<SetAsideFile>,
     },
     /// One before the last, as the last is damaged or missing. What was promised since is to be learnt from live
     /// cgroups.
@@ -68,16 +68,16 @@ pub enum Loaded<T> {
         /// The ledger.
         ledger: T,
         /// What was set aside.
-        set_aside: Vec<SetAside>,
+        set_aside: Vec<SetAsideFile>,
     },
     /// Nothing that can be read. All that is promised is to be learnt from live cgroups.
     Rebuild {
         /// What was set aside, now or earlier.
-        set_aside: Vec<SetAside>,
+        set_aside: Vec<SetAsideFile>,
     },
 }
 
-impl<T> Loaded<T> {
+impl<T> LoadedLedger<T> {
     /// The ledger, if there is one that can be read.
     pub fn ledger(self) -> Option<T> {
         match self {
@@ -89,7 +89,7 @@ impl<T> Loaded<T> {
 
 /// A damaged file that was kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SetAside {
+pub struct SetAsideFile {
     /// Where it is now.
     pub path: PathBuf,
     /// What is wrong with it.
@@ -107,13 +107,13 @@ struct Saved<T> {
 impl<T: Serialize + DeserializeOwned> Store<T> {
     /// Opens the store in this directory, which is made if it is not there, and reads what it holds. Damaged
     /// files are set aside.
-    pub fn open(dir: &Path) -> Result<(Self, Loaded<T>), StoreError> {
+    pub fn open(dir: &Path) -> Result<(Self, LoadedLedger<T>), StoreError> {
         Self::open_on(Box::new(HostDisk), dir, SLOT)
     }
 
     /// The same, with a journal so small that a test can fill it.
     #[cfg(feature = "testing")]
-    pub fn open_small(dir: &Path) -> Result<(Self, Loaded<T>), StoreError> {
+    pub fn open_small(dir: &Path) -> Result<(Self, LoadedLedger<T>), StoreError> {
         Self::open_on(Box::new(HostDisk), dir, 1 << 10)
     }
 
@@ -122,7 +122,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         disk: Box<dyn Disk>,
         dir: &Path,
         least_slot: usize,
-    ) -> Result<(Self, Loaded<T>), StoreError> {
+    ) -> Result<(Self, LoadedLedger<T>), StoreError> {
         make_dirs(&*disk, dir)?;
         let lock = disk.lock(&dir.join(LOCK))?;
         let mut store = Self {
@@ -177,12 +177,12 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             ledger
         });
         let loaded = match last {
-            Some(ledger) if is_certain => Loaded::Current { ledger, set_aside },
-            Some(ledger) => Loaded::Previous { ledger, set_aside },
+            Some(ledger) if is_certain => LoadedLedger::Current { ledger, set_aside },
+            Some(ledger) => LoadedLedger::Previous { ledger, set_aside },
             None => {
                 // Of an earlier start that ended before the first save.
                 set_aside.extend(store.set_aside_earlier(&set_aside)?);
-                if set_aside.is_empty() { Loaded::Fresh } else { Loaded::Rebuild { set_aside } }
+                if set_aside.is_empty() { LoadedLedger::Fresh } else { LoadedLedger::Rebuild { set_aside } }
             }
         };
         Ok((store, loaded))
@@ -205,7 +205,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         &self,
         slots: [Content<T>; 2],
         written_out: Option<u64>,
-        set_aside: &mut Vec<SetAside>,
+        set_aside: &mut Vec<SetAsideFile>,
     ) -> Result<Saved<T>, StoreError> {
         let newest = slots.iter().map(Content::generation).max().flatten();
         let known = newest.max(written_out);
@@ -233,7 +233,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             });
             kept.map_err(StoreError::io(&path, "keep there what is damaged"))?;
             self.sync_dir(SyncPoint::SetAsideName)?;
-            set_aside.push(SetAside { path, reason });
+            set_aside.push(SetAsideFile { path, reason });
             // Unless it says that it is an older one, it may have been the last.
             saved.is_certain &= claimed.is_some_and(|claimed| Some(claimed) <= known);
         }
@@ -249,7 +249,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     pub fn save_text(&mut self, ledger: &RawValue) -> Result<(), StoreError> {
         let path = self.dir.join(JOURNAL);
         if self.generation >= MOST_SAVES {
-            return Err(StoreError::NumbersUsedUp { path, last: self.generation });
+            return Err(StoreError::GenerationsExhausted { path, last: self.generation });
         }
         let generation = self.generation + 1;
         let text = envelope::seal(generation, ledger).map_err(StoreError::Serialize)?;
@@ -285,7 +285,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     }
 
     /// The number of the last save, if `ledger.json` is not what was saved with it.
-    pub fn behind(&self) -> Option<u64> {
+    pub fn pending_write_out(&self) -> Option<u64> {
         self.is_behind.then_some(self.generation)
     }
 
@@ -335,7 +335,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         &self,
         name: &str,
         content: Content<T>,
-        set_aside: &mut Vec<SetAside>,
+        set_aside: &mut Vec<SetAsideFile>,
     ) -> Result<Option<Whole<T>>, StoreError> {
         match content {
             Content::Missing => Ok(None),
@@ -348,11 +348,11 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     }
 
     /// Keeps a damaged file under another name.
-    fn set_aside(&self, name: &str, reason: &str) -> Result<SetAside, StoreError> {
+    fn set_aside(&self, name: &str, reason: &str) -> Result<SetAsideFile, StoreError> {
         let (from, path) = (self.dir.join(name), self.free_name()?);
         self.disk.rename(&from, &path).map_err(StoreError::io(&from, "set it aside"))?;
         self.sync_dir(SyncPoint::SetAsideName)?;
-        Ok(SetAside { path, reason: reason.to_owned() })
+        Ok(SetAsideFile { path, reason: reason.to_owned() })
     }
 
     /// The first name for what is damaged that is free. The lock keeps others from taking it meanwhile.
@@ -363,14 +363,14 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     }
 
     /// Files that were set aside before these.
-    fn set_aside_earlier(&self, now: &[SetAside]) -> Result<Vec<SetAside>, StoreError> {
+    fn set_aside_earlier(&self, now: &[SetAsideFile]) -> Result<Vec<SetAsideFile>, StoreError> {
         let is_damaged =
             |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DAMAGED));
         let is_earlier = |path: &PathBuf| is_damaged(path) && now.iter().all(|aside| aside.path != *path);
         let mut earlier: Vec<_> = self.list()?.into_iter().filter(is_earlier).collect();
         earlier.sort();
         let reason = "set aside at an earlier start";
-        Ok(earlier.into_iter().map(|path| SetAside { path, reason: reason.to_owned() }).collect())
+        Ok(earlier.into_iter().map(|path| SetAsideFile { path, reason: reason.to_owned() }).collect())
     }
 
     fn list(&self) -> Result<Vec<PathBuf>, StoreError> {

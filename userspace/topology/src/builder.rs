@@ -27,7 +27,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    machine::{CacheId, CoreId, Cpu, HugepagePool, LOCAL_DISTANCE, Machine, Node, REMOTE_DISTANCE, SocketId},
+    machine::{
+        CacheId, CoreId, Cpu, HugepagePool, LOCAL_DISTANCE, Machine, NumaNode, REMOTE_DISTANCE, SocketId,
+    },
     set::{CpuId, CpuSet, MAX_ID, NodeId},
     units::{Bytes, HugepageSize},
 };
@@ -221,13 +223,13 @@ impl MachineBuilder {
         // As x86 chooses it: small blocks below 64 GiB, 2 GiB from there on.
         let block = if total < Bytes::gib(64).0 { Bytes::mib(128) } else { Bytes::gib(2) };
         let mut next_block = 0;
-        let nodes: BTreeMap<NodeId, Node> = specs
+        let nodes: BTreeMap<NodeId, NumaNode> = specs
             .iter()
             .zip(distances)
             .map(|((&id, spec), distances)| {
                 let first = next_block;
                 next_block += spec.memory.0.div_ceil(block.0);
-                let node = Node {
+                let node = NumaNode {
                     cpus: cpus.iter().filter(|(_, cpu)| cpu.node == id).map(|(&id, _)| id).collect(),
                     memory: spec.memory,
                     hugepages: spec

@@ -4,14 +4,14 @@
 /// feature where it can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
 #[display("{major}.{minor}")]
-pub struct Release {
+pub struct KernelRelease {
     /// The first number.
     pub major: u32,
     /// The second one.
     pub minor: u32,
 }
 
-impl Release {
+impl KernelRelease {
     /// By its two numbers.
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor }
@@ -26,15 +26,15 @@ impl Release {
 
 /// Something that is used of a kernel, and that not every supported one has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
+pub struct KernelFeature {
     /// What it is, in a few words.
     pub name: &'static str,
     /// The first release that has it.
-    pub since: Release,
+    pub since: KernelRelease,
     /// What takes its place in older ones, and what is lost.
-    pub instead: &'static str,
+    pub fallback: &'static str,
     /// Whether anything is lost.
-    pub loses: bool,
+    pub is_degraded: bool,
 }
 
 #[cfg(test)]
@@ -44,16 +44,16 @@ mod tests {
     #[test]
     fn releases_are_numbers() {
         for (text, expected) in [
-            ("5.10.0-32-cloud-amd64", Some(Release::new(5, 10))),
-            ("5.14.0-427.13.1.el9_4.x86_64", Some(Release::new(5, 14))),
-            ("5.15", Some(Release::new(5, 15))),
-            ("7.2-rc1", Some(Release::new(7, 2))),
+            ("5.10.0-32-cloud-amd64", Some(KernelRelease::new(5, 10))),
+            ("5.14.0-427.13.1.el9_4.x86_64", Some(KernelRelease::new(5, 14))),
+            ("5.15", Some(KernelRelease::new(5, 15))),
+            ("7.2-rc1", Some(KernelRelease::new(7, 2))),
             ("6", None),
             ("unknown", None),
         ] {
-            assert_eq!(Release::parse(text), expected, "{text}");
+            assert_eq!(KernelRelease::parse(text), expected, "{text}");
         }
-        assert!(Release::new(5, 9) < Release::new(5, 10));
-        assert_eq!(Release::new(5, 10).to_string(), "5.10");
+        assert!(KernelRelease::new(5, 9) < KernelRelease::new(5, 10));
+        assert_eq!(KernelRelease::new(5, 10).to_string(), "5.10");
     }
 }

@@ -17,7 +17,7 @@ pub mod sysfs;
 pub mod units;
 
 pub use builder::MachineBuilder;
-pub use kernel::{Need, Release};
-pub use machine::{CacheId, CoreId, Cpu, HugepagePool, Machine, Node, SocketId};
+pub use kernel::{KernelFeature, KernelRelease};
+pub use machine::{CacheId, CoreId, Cpu, HugepagePool, Machine, NumaNode, SocketId};
 pub use set::{CpuId, CpuSet, NodeId, NodeSet};
 pub use units::{Bytes, HugepageSize, ZoneKind};

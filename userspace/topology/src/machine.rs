@@ -24,7 +24,7 @@ pub const SECTION_SIZE: Bytes = Bytes::mib(128);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// The online NUMA nodes by id.
-    pub nodes: BTreeMap<NodeId, Node>,
+    pub nodes: BTreeMap<NodeId, NumaNode>,
     /// Nodes that may ever come online; at least the online ones.
     pub possible_nodes: NodeSet,
     /// The online CPUs by id.
@@ -40,13 +40,13 @@ pub struct Machine {
     /// CPUs that do not reach the frequency of the fastest of the machine; empty where all are alike. `None` while the kernel
     /// does not say, as it changes the driver.
     pub lower_frequency_cpus: Option<CpuSet>,
-    /// Size of the memory blocks that [`Node::memory_blocks`] number. Zero where sysfs has none.
+    /// Size of the memory blocks that [`NumaNode::memory_blocks`] number. Zero where sysfs has none.
     pub memory_block_size: Bytes,
 }
 
 /// A NUMA node. It may have no CPUs (a memory-only node) or no memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct NumaNode {
     /// Its online CPUs.
     pub cpus: CpuSet,
     /// `MemTotal` of the node: usable memory, pages in hugepage pools included.
@@ -152,9 +152,9 @@ mod tests {
     use super::*;
 
     fn sections(block: Bytes, blocks: &[(u32, &[u64])]) -> Vec<(u64, u32)> {
-        let nodes = blocks
-            .iter()
-            .map(|&(id, blocks)| (NodeId(id), Node { memory_blocks: blocks.to_vec(), ..Node::default() }));
+        let nodes = blocks.iter().map(|&(id, blocks)| {
+            (NodeId(id), NumaNode { memory_blocks: blocks.to_vec(), ..NumaNode::default() })
+        });
         let machine = Machine { nodes: nodes.collect(), memory_block_size: block, ..Machine::default() };
         machine.memory_sections().map(|(section, node)| (section, node.0)).collect()
     }

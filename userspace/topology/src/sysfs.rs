@@ -21,6 +21,6 @@ mod source;
 mod zones;
 
 pub use machine::{memory_tiers, offline_cpus, read, read_again};
-pub use memory::{NodeMemory, node_memory};
+pub use memory::{NodeMeminfo, node_memory};
 pub use source::ReadError;
 pub use zones::{Watermarks, watermarks};

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use numaward_vm::{Arch, Cache, Forward, HOST_ADDRESS, Kernel, Machine, Vm};
+use numaward_vm::{Arch, Cache, Forward, GuestTopology, HOST_ADDRESS, Kernel, Vm};
 use serde_json::{Value, json};
 
 use super::otlp::{self, Comparison};
@@ -58,7 +58,7 @@ pub(super) fn test(folder: &Path) -> Result<()> {
     let [daemon, prometheus, receiver] = free_ports()?;
     let server = Server::prometheus(&cache, prometheus, daemon, &rules)?;
     let otlp = Server::receiver(&cache, receiver)?;
-    let machine = Machine::parse(Some(4), Some("1,1,1,1"), Some("512M,512M,512M,512M"), None)?;
+    let machine = GuestTopology::parse(Some(4), Some("1,1,1,1"), Some("512M,512M,512M,512M"), None)?;
     let mut vm = Vm::new(Kernel::find(&cache, Arch::Amd64, kernels::DEFAULT)?, machine)
         .forward(Forward { host: daemon, guest: DAEMON_PORT })
         .reach(Forward { host: receiver, guest: OTLP_PORT })

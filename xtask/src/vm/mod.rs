@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use numaward_tests_support::is_ci;
-use numaward_vm::{Arch, Cache, Debian, Forward, Kernel, Machine, Running, Vm};
+use numaward_vm::{Arch, Cache, Debian, Forward, GuestTopology, Kernel, RunningVm, Vm};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -444,7 +444,7 @@ pub(crate) struct Run {
 impl Run {
     fn main(&self) -> Result<ExitCode> {
         let layout = &self.layout;
-        let machine = Machine::parse(
+        let machine = GuestTopology::parse(
             layout.nodes,
             layout.cpus.as_deref(),
             layout.memory.as_deref(),
@@ -496,7 +496,7 @@ impl Run {
 /// Passes the output of a machine's script on until the machine ends, which SIGINT and SIGTERM hasten. Now and then
 /// calls `look`. Returns whether there was a signal, and how the script ended.
 pub(crate) fn attend(
-    running: Running,
+    running: RunningVm,
     mut look: impl FnMut() + Send,
 ) -> Result<(bool, Result<u8, numaward_vm::Error>)> {
     const PACE: Duration = Duration::from_millis(200);

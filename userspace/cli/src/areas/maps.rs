@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use numaward_cgroup::{CutLines, unescape};
+use numaward_cgroup::{TruncatedLines, unescape};
 
 /// A range of addresses.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) struct Mapping {
 /// The mappings of a process, in the order of addresses.
 pub(super) fn read(proc: &Path, pid: u32) -> io::Result<Vec<Mapping>> {
     let maps = File::open(proc.join(pid.to_string()).join("maps"))?;
-    let (mut lines, mut found) = (CutLines::new(BufReader::new(maps)), Vec::new());
+    let (mut lines, mut found) = (TruncatedLines::new(BufReader::new(maps)), Vec::new());
     while let Some(line) = lines.next_line()? {
         found.extend(mapping(&String::from_utf8_lossy(line)));
     }

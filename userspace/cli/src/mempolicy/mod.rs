@@ -22,7 +22,7 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// Over the nodes on which memory is promised. Huge pages of pools may be on others.
-    pub(crate) fn over(policy: api::MemoryPolicy, memory: &[api::Block]) -> Self {
+    pub(crate) fn over(policy: api::MemoryPolicy, memory: &[api::MemoryBlock]) -> Self {
         let blocks = memory.iter().filter(|block| block.kind == "memory");
         let nodes = blocks.filter_map(|block| block.nodes.parse::<NodeSet>().ok());
         Self { policy, nodes: nodes.fold(NodeSet::new(), |all, nodes| &all | &nodes) }
@@ -69,7 +69,8 @@ mod tests {
 
     #[test]
     fn a_policy_is_over_the_nodes_of_the_memory() {
-        let block = |kind: &str, nodes: &str| api::Block { kind: kind.into(), nodes: nodes.into(), bytes: 1 };
+        let block =
+            |kind: &str, nodes: &str| api::MemoryBlock { kind: kind.into(), nodes: nodes.into(), bytes: 1 };
         let memory = [block("memory", "0,2"), block("memory", "3"), block("hugepages-2Mi", "1")];
         let spread = Spread::over(api::MemoryPolicy::Interleave, &memory);
         assert_eq!(spread.to_string(), "interleave:0,2-3");

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::bail;
-use numaward_api::simulation::{FleetGroup, FleetOutcome, Offered, SimulatedFleet};
+use numaward_api::simulation::{FleetGroup, FleetOutcome, PodTotals, SimulatedFleet};
 use numaward_config::Config;
 use numaward_engine::simulation::{
     fleet::{Deciders, Fleet, Group, Outcome},
@@ -83,7 +83,7 @@ impl Tally {
             scheduler: scheduler.to_owned(),
             not_started_hosts: self.not_started,
             reason: self.reason.clone(),
-            admitted: Offered { pods: sums.admitted(), ..amounts(sums) },
+            admitted: PodTotals { pods: sums.admitted(), ..amounts(sums) },
             lost_to_numa_mib_ticks: lost,
             refusals: *refusals,
             retries: *retries,
@@ -202,7 +202,7 @@ pub(crate) fn render(fleet: &SimulatedFleet, each: bool) -> String {
             one node.\nREFUSALS: by hosts. RETRIES: pods made anew. NEVER PLACED: not within their trace's retry_after.\n"
 }
 
-fn outcomes(offered: &Offered, outcomes: &[FleetOutcome]) -> String {
+fn outcomes(offered: &PodTotals, outcomes: &[FleetOutcome]) -> String {
     let rows = outcomes.iter().map(|outcome| {
         let FleetOutcome { strategy, tiers, moves, admitted, .. } = outcome;
         let hosts = match strategy.as_str() {

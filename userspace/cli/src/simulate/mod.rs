@@ -7,7 +7,7 @@ mod traces;
 
 use std::fmt::Write as _;
 
-use numaward_api::simulation::{Offered, Simulated, SimulatedTrace, Simulation};
+use numaward_api::simulation::{PodTotals, Simulation, StrategyOutcome, TraceOutcome};
 use numaward_config::Config;
 use numaward_engine::{
     PolicyConfig, Request,
@@ -100,7 +100,7 @@ pub(crate) fn simulate(
             strategies.push(sum.document(*variant));
         }
         let policy = policy.topology_manager_policy.to_string();
-        simulated.push(SimulatedTrace {
+        simulated.push(TraceOutcome {
             name: trace.name.clone(),
             policy,
             offered: amounts(&offered),
@@ -150,16 +150,16 @@ impl Sum {
         }
     }
 
-    fn document(&self, variant: Variant) -> Simulated {
+    fn document(&self, variant: Variant) -> StrategyOutcome {
         let Replay { sums, moves: cost, quality, .. } = &self.replay;
         let (strategy, tiers, moves) = named(variant);
-        Simulated {
+        StrategyOutcome {
             strategy: strategy.to_owned(),
             tiers,
             moves,
             not_started: self.not_started,
             reason: self.reason.clone(),
-            admitted: Offered { pods: sums.admitted(), ..amounts(sums) },
+            admitted: PodTotals { pods: sums.admitted(), ..amounts(sums) },
             on_several_nodes: quality.on_several_nodes,
             distance_in_hundredths: quality.distance_in_hundredths(),
             unusable_cpus_per_mille: quality.unusable_cpus_per_mille(),
@@ -198,8 +198,8 @@ fn share(part: u64, whole: u64) -> String {
     percent(per_mille(part, whole))
 }
 
-fn amounts(sums: &Sums) -> Offered {
-    Offered {
+fn amounts(sums: &Sums) -> PodTotals {
+    PodTotals {
         pods: sums.guaranteed,
         cpu_milli_ticks: sums.cpu_milli_ticks,
         memory_mib_ticks: sums.memory_mib_ticks,
@@ -228,9 +228,9 @@ pub(crate) fn render(simulation: &Simulation, each: bool) -> String {
             is local.\nUNUSABLE: free on a node on which the average pod does not fit.\n"
 }
 
-fn strategies(offered: &Offered, strategies: &[Simulated]) -> String {
+fn strategies(offered: &PodTotals, strategies: &[StrategyOutcome]) -> String {
     let rows = strategies.iter().map(|simulated| {
-        let Simulated { strategy, tiers, admitted, moves, moved, .. } = simulated;
+        let StrategyOutcome { strategy, tiers, admitted, moves, moved, .. } = simulated;
         vec![
             title(strategy, tiers.as_deref(), *moves),
             share(admitted.pods, offered.pods),

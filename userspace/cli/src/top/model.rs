@@ -11,8 +11,8 @@ use std::{
 };
 
 use numaward_api::{
-    Allocated, Allocation, Allocations, Event, KindPromises, Node, Sample, Status, Topology, Trends, Version,
-    Workload,
+    AllocatedBytes, Allocation, Allocations, Event, KindCapacity, Node, Sample, Status, Topology, Trends,
+    Version, Workload,
 };
 use numaward_topology::{NodeId, NodeSet};
 use serde::Serialize;
@@ -67,7 +67,7 @@ impl Totals {
     pub(crate) fn of(workload: &Workload) -> Self {
         let mut totals = Self::default();
         for node in &workload.nodes {
-            if let Some(Allocated { local_bytes, remote_bytes, .. }) = node.allocated {
+            if let Some(AllocatedBytes { local_bytes, remote_bytes, .. }) = node.allocated {
                 let (local, remote) = totals.allocated.get_or_insert_default();
                 *local = local.saturating_add(local_bytes);
                 *remote = remote.saturating_add(remote_bytes);
@@ -306,7 +306,7 @@ impl Model {
     }
 
     /// What is promised of a kind of memory on a node.
-    pub(crate) fn promises(&self, node: u32, kind: &str) -> Option<&KindPromises> {
+    pub(crate) fn promises(&self, node: u32, kind: &str) -> Option<&KindCapacity> {
         let node = self.allocations.as_ref()?.nodes.iter().find(|promises| promises.node == node)?;
         node.memory.iter().find(|promises| promises.kind == kind)
     }
@@ -364,7 +364,7 @@ impl Model {
     }
 
     fn sample_nodes(&mut self, nodes: Vec<Node>, seconds: Option<f64>) {
-        let before: BTreeMap<u32, Allocated> =
+        let before: BTreeMap<u32, AllocatedBytes> =
             self.nodes.iter().filter_map(|node| Some((node.node, node.allocated?))).collect();
         let rates = nodes.iter().filter_map(|node| {
             let (before, now, seconds) = (before.get(&node.node)?, node.allocated?, seconds?);

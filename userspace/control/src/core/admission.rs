@@ -9,7 +9,7 @@ use numaward_cgroup::{
     read,
 };
 use numaward_config::resctrl;
-use numaward_enforce::{Change, EnforceError, Owner};
+use numaward_enforce::{EnforceError, Owner, SettingsChange};
 use numaward_engine::{
     self as engine, Allocation, Grant, Ledger, Terms,
     policy::{StartProblem, TopologyManagerPolicy},
@@ -353,7 +353,7 @@ impl Core {
             nodes: allocation.memory_nodes().to_string(),
             memory: allocation.blocks.iter().map(Into::into).collect(),
             policy: terms.policy,
-            placement: api::Placement::of(terms, Some(preferred).filter(|nodes| !nodes.is_empty())),
+            placement: api::Placement::from_terms(terms, Some(preferred).filter(|nodes| !nodes.is_empty())),
             settings: settings.map(|(knob, value)| (knob.to_string(), value.to_string())).collect(),
             enforced: self.mode() == EnforcementMode::On,
             releasing: self.kept.state.releasing.contains(name),
@@ -382,7 +382,7 @@ impl Core {
 
     /// What is wrong with the class of L3 caches and memory bandwidth, if anything.
     fn unknown_class(&self, terms: &Terms) -> Option<String> {
-        resctrl::unknown(&self.config.resctrl, terms.resctrl_class.as_deref()?)
+        resctrl::unknown_class_problem(&self.config.resctrl, terms.resctrl_class.as_deref()?)
     }
 
     /// Takes an unknown class for none, and says so: a typing error in an annotation must not keep a pod from running.
@@ -396,7 +396,7 @@ impl Core {
     /// What is promised counts as running from the start: there is no later moment at which we would learn of it.
     fn start_all(&self, ledger: Ledger, request: &engine::Request) -> Ledger {
         request.containers.iter().fold(ledger, |ledger, container| {
-            self.policy.strategy.started(&ledger, &request.owner, &container.name)
+            self.policy.strategy.note_started(&ledger, &request.owner, &container.name)
         })
     }
 
@@ -423,7 +423,7 @@ impl Core {
         change.kept.state.admitting.insert(request.name.clone());
         change.make_room(&[path]);
         let id = change.id_of(path)?;
-        let plan = change.plan(Change::Hold(path.clone(), granted.settings.clone()))?;
+        let plan = change.plan(SettingsChange::Hold(path.clone(), granted.settings.clone()))?;
         change.enter(request, granted, id);
         change.enforce(plan)?;
         self.note_given(request);

@@ -27,14 +27,14 @@ use std::{
 
 use numaward_api::{self as api, EnforcementMode, EventKind};
 use numaward_cgroup::{
-    CgroupPath, EXEC_PARENT, Event, Hierarchy,
-    knob::{Knob, Value},
+    CgroupEvent, CgroupPath, EXEC_PARENT, Hierarchy,
+    knob::{Knob, KnobValue},
 };
 use numaward_config::enforcement::CgroupPattern;
-use numaward_enforce::{Change, Owner};
+use numaward_enforce::{Owner, SettingsChange};
 use numaward_engine::Ledger;
 use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing};
-use numaward_model::{Report, Settings};
+use numaward_model::{EventReport, Settings};
 use numaward_topology::CpuSet;
 
 use super::{Core, execution::STEPS_PER_LOOK, machine::has_exclusive_cpus};
@@ -159,8 +159,8 @@ impl CpuIsolation {
     }
 
     /// Whether this event may change who is herded.
-    pub(crate) fn concerns(&self, event: &Event) -> bool {
-        let (Event::Added(cgroup) | Event::Removed(cgroup)) = event;
+    pub(crate) fn concerns(&self, event: &CgroupEvent) -> bool {
+        let (CgroupEvent::Added(cgroup) | CgroupEvent::Removed(cgroup)) = event;
         self.is_on() && cgroup.path.parent().is_some_and(|parent| self.opened.contains(&parent))
     }
 }
@@ -277,7 +277,7 @@ impl Core {
             // For a report what the kernel has will do: systemd would have to be asked again and again, and for long.
             EnforcementMode::DryRun if self.kept.state.applied.get(path).is_none() => {
                 match Knob::CpusetCpus.read(&self.hierarchy.dir(path)).map_err(|error| error.to_string())? {
-                    Value::Cpus(cpus) => cpus,
+                    KnobValue::Cpus(cpus) => cpus,
                     _ => CpuSet::new(),
                 }
             }
@@ -413,7 +413,7 @@ impl Core {
             settings.push((path.clone(), self.narrowed_settings(path, &narrowing, cpus)));
             narrowings.push((path.clone(), narrowing));
         }
-        let plan = self.plan(Change::Each(settings))?;
+        let plan = self.plan(SettingsChange::Each(settings))?;
         self.carry_out_narrowings(narrowings, plan)?;
         for (path, share) in changes {
             self.isolation.refused.remove(path);
@@ -448,7 +448,7 @@ impl Core {
     fn report_refused(&self, path: &CgroupPath, refusal: &Refusal) {
         if self.isolation.refused.get(path) != Some(refusal) {
             let message = format!("{path} cannot be kept off exclusive CPUs: {}", refusal.reason);
-            self.ports.events.report(Some(path), Report::new(EventKind::NotHerded, message));
+            self.ports.events.report(Some(path), EventReport::new(EventKind::NotHerded, message));
         }
     }
 
@@ -469,8 +469,8 @@ impl Core {
     }
 
     /// The herd as it is served.
-    pub(crate) fn herding(&self, drift: impl Fn(&CgroupPath) -> Vec<api::Drift>) -> api::Herding {
-        let herded = |path: &CgroupPath, cpus: &CpuSet, state| api::Herded {
+    pub(crate) fn herding(&self, drift: impl Fn(&CgroupPath) -> Vec<api::Drift>) -> api::CpuIsolation {
+        let herded = |path: &CgroupPath, cpus: &CpuSet, state| api::ConfinedCgroup {
             cgroup: path.to_string(),
             cpus: cpus.to_string(),
             state,
@@ -479,17 +479,17 @@ impl Core {
         };
         let held = self.kept.state.isolated().iter().filter_map(|path| {
             let cpus = self.kept.state.applied.get(path)?.settings.cpus.as_ref()?;
-            Some(herded(path, cpus, api::HerdState::Herded))
+            Some(herded(path, cpus, api::ConfinementState::Confined))
         });
         let would =
-            self.isolation.would.iter().map(|(path, cpus)| herded(path, cpus, api::HerdState::DryRun));
-        let refused = self.isolation.refused.iter().map(|(path, refusal)| api::Herded {
+            self.isolation.would.iter().map(|(path, cpus)| herded(path, cpus, api::ConfinementState::DryRun));
+        let refused = self.isolation.refused.iter().map(|(path, refusal)| api::ConfinedCgroup {
             reason: Some(refusal.reason.clone()),
-            ..herded(path, &CpuSet::new(), api::HerdState::Refused)
+            ..herded(path, &CpuSet::new(), api::ConfinementState::Refused)
         });
         let mut cgroups: Vec<_> = held.chain(would).chain(refused).collect();
         cgroups.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
-        api::Herding {
+        api::CpuIsolation {
             mode: self.isolation.effective,
             cgroups,
             processes_in_root: self.isolation.processes_in_root,

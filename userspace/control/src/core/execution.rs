@@ -26,8 +26,8 @@ use std::{
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, knob::Knob};
 use numaward_enforce::{
-    AppliedSettings, Change, Drift, EnabledControllers, EnforceError, Enforcer, Failure, Plan, Report,
-    StepError,
+    AppliedSettings, Drift, EnabledControllers, EnforceError, EnforcementFailure, EnforcementPlan,
+    EnforcementReport, Enforcer, SettingsChange, StepError,
 };
 use numaward_guarantee::{
     command::{Message, PodCommand},
@@ -143,7 +143,7 @@ impl Worker {
 
 /// What came of a plan.
 pub(super) struct Done {
-    pub(super) result: Result<(), Box<Failure>>,
+    pub(super) result: Result<(), Box<EnforcementFailure>>,
     /// Whether that is what was stored before.
     pub(super) is_stored: bool,
     /// Writes that were not done, of cgroups that are yet to get back what was found.
@@ -198,7 +198,7 @@ impl Transaction<'_> {
 
     /// Stores what changed with what a plan intends, writes the knobs, stores what came of it. Nothing changes if it
     /// cannot be stored, or if what was written is undone.
-    pub(super) fn carry_out(mut self, plan: Plan) -> Result<(), AdmissionError> {
+    pub(super) fn carry_out(mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
         let is_undone = plan.is_undone();
         let result = self.of.carry_out(plan);
         match &result {
@@ -211,7 +211,7 @@ impl Transaction<'_> {
     }
 
     /// Likewise, for a plan that gives settings: where these are not enforced, it is only said what would be written.
-    pub(crate) fn enforce(mut self, plan: Plan) -> Result<(), AdmissionError> {
+    pub(crate) fn enforce(mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
         if self.mode() == EnforcementMode::On {
             return self.carry_out(plan);
         }
@@ -222,7 +222,7 @@ impl Transaction<'_> {
     }
 
     /// Makes a change of what is held already, or none of it.
-    pub(super) fn change_held(mut self, change: Change) -> Result<(), AdmissionError> {
+    pub(super) fn change_held(mut self, change: SettingsChange) -> Result<(), AdmissionError> {
         // Those who share what is nobody's leave the CPUs before they are given.
         self.follow_pool();
         let done = self.plan(change).map_err(AdmissionError::from).and_then(|plan| {
@@ -271,7 +271,7 @@ impl Core {
     }
 
     /// Plans a change. Where systemd has to be asked for it, this may wait.
-    pub(crate) fn plan(&mut self, change: Change) -> Result<Plan, EnforceError> {
+    pub(crate) fn plan(&mut self, change: SettingsChange) -> Result<EnforcementPlan, EnforceError> {
         let cgroups = change.cgroups(&self.kept.state.applied);
         if !self.execution.enforcer.asks_systemd(&cgroups) {
             return self.execution.enforcer.plan(&self.kept.state.applied, &change);
@@ -281,7 +281,7 @@ impl Core {
     }
 
     /// Says what a plan would write.
-    fn say(&self, plan: &Plan) {
+    fn say(&self, plan: &EnforcementPlan) {
         for step in plan.steps() {
             tracing::info!(cgroup = %step.cgroup, knob = %step.knob, from = %step.from, to = %step.to, "dry run: would be written");
             self.metrics.would_write(step);
@@ -326,7 +326,7 @@ impl Core {
     }
 
     /// Stores what is intended, writes the knobs, stores what came of it.
-    pub(super) fn carry_out(&mut self, plan: Plan) -> Result<(), AdmissionError> {
+    pub(super) fn carry_out(&mut self, plan: EnforcementPlan) -> Result<(), AdmissionError> {
         let done = self.write(plan)?;
         if !done.is_stored {
             self.store_outcome();
@@ -343,7 +343,7 @@ impl Core {
 
     /// Stores what is intended, and writes the knobs. What came of it is part of the state, and not stored yet where
     /// [`Done`] says so.
-    pub(super) fn write(&mut self, plan: Plan) -> Result<Done, AdmissionError> {
+    pub(super) fn write(&mut self, plan: EnforcementPlan) -> Result<Done, AdmissionError> {
         let _span = spans::reconcile();
         self.kept.state.applied.patch(&plan.base, &plan.intent);
         self.note_enabled(&plan.enable);
@@ -355,10 +355,10 @@ impl Core {
         let span = spans::knobs(plan.steps().len());
         let plan = Arc::new(plan);
         // The writes for many take long together.
-        let executed = if plan.is_for_many() || self.execution.enforcer.may_wait(plan.steps()) {
+        let executed = if plan.holds_several() || self.execution.enforcer.may_wait(plan.steps()) {
             let plan = plan.clone();
             let executed = self.wait_for(plan.cgroups(), move |enforcer| enforcer.execute(&plan));
-            executed.map_err(Failure::before_writes).and_then(|executed| executed)
+            executed.map_err(EnforcementFailure::before_writes).and_then(|executed| executed)
         } else {
             self.execution.enforcer.execute(&plan)
         };
@@ -424,8 +424,9 @@ impl Core {
 
     fn give_back_what_is_pending(&mut self, path: &CgroupPath) -> Result<(), String> {
         let settings = self.applied_settings(path).filter(|settings| !settings.is_empty()).cloned();
-        let plan =
-            self.plan(Change::Each(vec![(path.clone(), settings)])).map_err(|error| error.to_string())?;
+        let plan = self
+            .plan(SettingsChange::Each(vec![(path.clone(), settings)]))
+            .map_err(|error| error.to_string())?;
         let done = self.write(plan).map_err(|error| error.to_string())?;
         if !done.is_stored {
             self.store_outcome();
@@ -437,7 +438,7 @@ impl Core {
         done.result.map_err(|failure| failure.to_string())?;
         let record = self.kept.state.applied.get(path);
         match record
-            .filter(|record| record.is_owed_cpus())
+            .filter(|record| record.has_pending_cpus())
             .and_then(|record| record.written.0.get(&Knob::CpusetCpus))
         {
             Some(cpus) => {
@@ -455,7 +456,7 @@ impl Core {
     }
 
     /// Writes one knob again that drifted.
-    pub(crate) fn repair(&mut self, drift: &Drift) -> Result<Report, EnforceError> {
+    pub(crate) fn repair(&mut self, drift: &Drift) -> Result<EnforcementReport, EnforceError> {
         let step = self.execution.enforcer.repair_step(&self.kept.state.applied, drift);
         if drift.found.is_none() {
             self.enable_above(&step.cgroup, step.knob)?;

@@ -51,7 +51,7 @@ impl Core {
         terms.preferences.preferred = names.map(|name| (name.clone(), home.clone())).collect();
         let strategy = &*self.policy.strategy;
         // What it has there already is no other's.
-        let without = strategy.removed(&self.ledger_for(cgroup, None), owner);
+        let without = strategy.release(&self.ledger_for(cgroup, None), owner);
         let decision = strategy.admit_watched(&without, request, &terms, &|_| {});
         let Ok(grants) = decision.outcome else { return Ok(false) };
         let mut blocks = grants.iter().flat_map(|grant| &grant.allocation.blocks);
@@ -59,8 +59,8 @@ impl Core {
             return Ok(false);
         }
         let started = account.started.iter();
-        let ledger =
-            started.fold(decision.ledger, |ledger, container| strategy.started(&ledger, owner, container));
+        let ledger = started
+            .fold(decision.ledger, |ledger, container| strategy.note_started(&ledger, owner, container));
         let mut change = self.begin();
         change.kept.state.ledger = ledger;
         change.store()?;

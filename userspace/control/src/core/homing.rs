@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 use numaward_api as api;
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
 };
-use numaward_enforce::{Change, Drift, DriftKind, Plan};
+use numaward_enforce::{Drift, DriftKind, EnforcementPlan, SettingsChange};
 use numaward_guarantee::{
     error::AdmissionError,
     narrowing::{Home, LeftAlone, Narrowing},
 };
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::{CpuSet, NodeId};
 
 use super::Core;
@@ -50,7 +50,7 @@ impl Core {
         }
         let above = self.hierarchy.dir(&path.parent().unwrap_or_else(CgroupPath::root));
         // The root cgroup has all, and not every kernel gives it these files.
-        if let Ok(Value::Nodes(nodes)) = Knob::CpusetMemsEffective.read(&above)
+        if let Ok(KnobValue::Nodes(nodes)) = Knob::CpusetMemsEffective.read(&above)
             && !nodes.is_empty()
             && !nodes.contains(node)
         {
@@ -58,7 +58,7 @@ impl Core {
         }
         let shared = self.shared_cpus_of(node);
         match Knob::CpusetCpusEffective.read(&above) {
-            Ok(Value::Cpus(cpus)) if !cpus.is_empty() => Ok(&cpus & &shared),
+            Ok(KnobValue::Cpus(cpus)) if !cpus.is_empty() => Ok(&cpus & &shared),
             _ => Ok(shared),
         }
     }
@@ -69,8 +69,8 @@ impl Core {
     }
 
     /// Those that have a home, as they are served.
-    pub(crate) fn homes(&self) -> Vec<api::AtHome> {
-        let of = |(path, home): (&CgroupPath, &Home)| api::AtHome {
+    pub(crate) fn homes(&self) -> Vec<api::AutoPlacedWorkload> {
+        let of = |(path, home): (&CgroupPath, &Home)| api::AutoPlacedWorkload {
             cgroup: path.to_string(),
             node: home.node.0,
             cpus: self.home_cpus(path).map(ToString::to_string).unwrap_or_default(),
@@ -121,7 +121,7 @@ impl Core {
         for (path, before) in homes {
             match self.enforcer().drift(&self.kept.state.applied, &path) {
                 Ok(drifts) => {
-                    let before = before.map(Value::Cpus);
+                    let before = before.map(KnobValue::Cpus);
                     // Ours as well: an earlier run died before it wrote the others.
                     let is_theirs = |drift: &&Drift| drift.found != before;
                     for drift in drifts.iter().filter(is_theirs) {
@@ -138,7 +138,8 @@ impl Core {
     /// that was done; one that is held to CPUs for another reason as well is not given up.
     pub(crate) fn yield_home(&mut self, drift: &Drift) -> bool {
         let (path, state) = (&drift.cgroup, &self.kept.state);
-        let Some(Value::Cpus(found)) = drift.found.as_ref().filter(|_| drift.kind == DriftKind::Rewritten)
+        let Some(KnobValue::Cpus(found)) =
+            drift.found.as_ref().filter(|_| drift.kind == DriftKind::Rewritten)
         else {
             return false;
         };
@@ -150,9 +151,10 @@ impl Core {
         {
             return false;
         }
-        let plan = self.plan(Change::Release(path.clone())).map_err(AdmissionError::from);
-        let is_written =
-            |plan: &Plan| plan.steps().iter().any(|step| step.cgroup == *path && step.knob == drift.knob);
+        let plan = self.plan(SettingsChange::Release(path.clone())).map_err(AdmissionError::from);
+        let is_written = |plan: &EnforcementPlan| {
+            plan.steps().iter().any(|step| step.cgroup == *path && step.knob == drift.knob)
+        };
         let ended = match plan {
             // The property of a unit still has the home's.
             Ok(plan) if is_written(&plan) => return false,
@@ -165,7 +167,7 @@ impl Core {
             return false;
         }
         let message = format!("{path} has no home any more: somebody else set its CPUs to {found}.");
-        self.report(Some(path), Report::new(api::EventKind::Home, message).detail("step", "ended"));
+        self.report(Some(path), EventReport::new(api::EventKind::Home, message).detail("step", "ended"));
         true
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
 };
 use numaward_enforce::pages;
 use numaward_guarantee::error::AdmissionError;
@@ -107,7 +107,7 @@ impl Core {
     ) -> Result<(), AdmissionError> {
         let (Some(mems), Some(untouched)) = (mems, untouched) else { return Ok(()) };
         let now = Knob::CpusetMemsEffective.read(&self.hierarchy.dir(path));
-        if matches!(&now, Ok(Value::Nodes(now)) if !now.is_empty() && now.is_subset(mems)) {
+        if matches!(&now, Ok(KnobValue::Nodes(now)) if !now.is_empty() && now.is_subset(mems)) {
             return Ok(());
         }
         match self.check_untouched_huge_pages(untouched, mems) {

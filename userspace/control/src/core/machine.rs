@@ -10,12 +10,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use numaward_api as api;
 use numaward_api::{EventKind, Severity};
 use numaward_config::Config;
-use numaward_engine::{Block, Ledger, Strategy, Uncovered, policy::CpuKind};
+use numaward_engine::{Ledger, MemoryBlock, Strategy, UncoveredMemory, policy::CpuKind};
 use numaward_guarantee::{
     error::{AdmissionError, StartError},
     policy,
 };
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::{CpuSet, Machine};
 
 use super::Core;
@@ -75,7 +75,7 @@ pub(crate) struct MissingCapacity {
     /// CPUs that are online, and not of a kind that was asked for.
     pub(crate) kinds: BTreeMap<CpuKind, CpuSet>,
     /// Memory.
-    pub(crate) memory: Vec<Block>,
+    pub(crate) memory: Vec<MemoryBlock>,
 }
 
 impl MissingCapacity {
@@ -83,7 +83,7 @@ impl MissingCapacity {
         let cpus = (!self.cpus.is_empty()).then(|| format!("CPUs {}", self.cpus));
         let kinds = self.kinds.iter().map(|(kind, cpus)| format!("the kind {kind} of CPUs {cpus}"));
         let memory = self.memory.iter().map(|block| {
-            let Block { kind, affinity, bytes } = block;
+            let MemoryBlock { kind, affinity, bytes } = block;
             format!("{bytes} of {kind} on nodes {affinity}")
         });
         cpus.into_iter().chain(kinds).chain(memory).collect::<Vec<_>>().join(", ")
@@ -97,7 +97,7 @@ impl From<&MissingCapacity> for api::MissingCapacity {
         Self {
             cpus: missing.cpus.to_string(),
             kinds: missing.kinds.iter().map(kind).collect(),
-            memory: missing.memory.iter().map(api::Block::from).collect(),
+            memory: missing.memory.iter().map(api::MemoryBlock::from).collect(),
         }
     }
 }
@@ -115,7 +115,7 @@ impl Core {
                 self.policy.strategy = strategy;
                 if self.policy.unfit.take().is_some() {
                     let fits = "The policy fits the machine again: new promises can be given.";
-                    self.report(None, Report::new(EventKind::MachineChange, fits));
+                    self.report(None, EventReport::new(EventKind::MachineChange, fits));
                 }
             }
             Err(problems) => {
@@ -139,7 +139,7 @@ impl Core {
              are given. Change the configuration and restart the daemon, or give back to the machine what the policy \
              names."
         );
-        self.report(None, Report::new(EventKind::MachineChange, unfit).severity(Severity::Warning));
+        self.report(None, EventReport::new(EventKind::MachineChange, unfit).severity(Severity::Warning));
     }
 
     /// Charges the machine, as it is, with what is promised, and returns what of it is not there.
@@ -150,7 +150,7 @@ impl Core {
     }
 
     /// Takes note of what is promised and not there.
-    pub(super) fn note_missing(&mut self, uncovered: Vec<Uncovered>) {
+    pub(super) fn note_missing(&mut self, uncovered: Vec<UncoveredMemory>) {
         let mut missing: BTreeMap<String, MissingCapacity> = BTreeMap::new();
         for (owner, _, held) in self.kept.state.ledger.allocations() {
             let Some(cpus) = &held.cpus else { continue };
@@ -170,7 +170,7 @@ impl Core {
                 }
             }
         }
-        for Uncovered { owner, block } in uncovered {
+        for UncoveredMemory { owner, block } in uncovered {
             missing.entry(owner.as_str().to_owned()).or_default().memory.push(block);
         }
         let before = std::mem::take(&mut self.policy.missing);
@@ -181,13 +181,13 @@ impl Core {
                     let what = now.in_words();
                     let message =
                         format!("What is promised to {name} is not all there any more: {what} is missing.");
-                    Report::new(EventKind::MachineChange, message)
+                    EventReport::new(EventKind::MachineChange, message)
                         .severity(Severity::Warning)
                         .detail("missing", what)
                 }
                 (Some(_), None) => {
                     let message = format!("All that is promised to {name} is there again.");
-                    Report::new(EventKind::MachineChange, message)
+                    EventReport::new(EventKind::MachineChange, message)
                 }
                 _ => continue,
             };

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::mpsc, time::Duration};
 
 use numaward_api as api;
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{AppliedSettings, Moving};
+use numaward_enforce::{AppliedSettings, MigrationState};
 use numaward_topology::Bytes;
 
 use super::Core;
@@ -18,8 +18,8 @@ const ENOUGH: Bytes = Bytes::mib(16);
 /// The migrations that go on, and what came of the others.
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
-    running: Vec<(CgroupPath, Moving)>,
-    moved: BTreeMap<CgroupPath, api::Moved>,
+    running: Vec<(CgroupPath, MigrationState)>,
+    moved: BTreeMap<CgroupPath, api::MovedPages>,
     /// All that was moved so far, and the time that it took.
     measured: (u64, Duration),
 }
@@ -52,21 +52,21 @@ impl Migrations {
     }
 
     /// What was moved of a cgroup, or still is.
-    fn of(&self, cgroup: &CgroupPath) -> Option<api::Moved> {
+    fn of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
         let running = self.is_running(cgroup);
         let moved = self.moved.get(cgroup).copied();
-        (running || moved.is_some()).then(|| api::Moved { running, ..moved.unwrap_or_default() })
+        (running || moved.is_some()).then(|| api::MovedPages { running, ..moved.unwrap_or_default() })
     }
 }
 
 impl Core {
     /// Pages begin to move.
-    pub(crate) fn migrations_begun(&mut self, moving: Vec<(CgroupPath, Moving)>) {
+    pub(crate) fn migrations_begun(&mut self, moving: Vec<(CgroupPath, MigrationState)>) {
         self.execution.migrations.running.extend(moving);
     }
 
     /// What was moved of a cgroup, or still is.
-    pub(crate) fn moved_of(&self, cgroup: &CgroupPath) -> Option<api::Moved> {
+    pub(crate) fn moved_of(&self, cgroup: &CgroupPath) -> Option<api::MovedPages> {
         self.execution.migrations.of(cgroup)
     }
 
@@ -81,8 +81,8 @@ impl Core {
         let Migrations { running, moved: noted, measured } = &mut self.execution.migrations;
         running.retain(|(cgroup, moving)| {
             let migration = match moving {
-                Moving::Done(migration) => migration.clone(),
-                Moving::Running(result) => match result.try_recv() {
+                MigrationState::Done(migration) => migration.clone(),
+                MigrationState::Running(result) => match result.try_recv() {
                     Ok(Ok(migration)) => migration,
                     Ok(Err(error)) => {
                         tracing::error!(%cgroup, %error, "pages cannot be moved");
@@ -128,7 +128,8 @@ mod tests {
             after: [(numaward_topology::NodeId(1), Bytes::mib(1))].into(),
             took: Duration::from_secs(1),
         };
-        let moving = paths.iter().map(|path| (path.clone(), Moving::Done(migration.clone()))).collect();
+        let moving =
+            paths.iter().map(|path| (path.clone(), MigrationState::Done(migration.clone()))).collect();
         bench.core.migrations_begun(moving);
         bench.core.note_moved();
         assert!(paths.iter().all(|path| bench.core.moved_of(path).is_some()));

@@ -6,7 +6,7 @@
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{Change, controllers, weights::Weights};
+use numaward_enforce::{SettingsChange, controllers, weights::Weights};
 use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing, state::State};
 
 use super::Core;
@@ -50,7 +50,7 @@ impl Core {
         let online = self.policy.machine.cpu_ids();
         let owes_power = power.values().any(|held| !(&held.cpus & &online).is_empty());
         let owes_weight = || {
-            let left = Weights::new(&self.config.host_root).left(weights);
+            let left = Weights::new(&self.config.host_root).unrestored(weights);
             left.iter().any(|(_, reason)| reason.is_none())
         };
         self.mode() == EnforcementMode::Off && (!interrupts.is_empty() || owes_power || owes_weight())
@@ -99,7 +99,7 @@ impl Core {
             self.make_room(&[&path]);
             let mut change = self.begin();
             change.kept.state.set_narrowing(&path, Narrowing::default());
-            let plan = change.plan(Change::Hold(path.clone(), settings));
+            let plan = change.plan(SettingsChange::Hold(path.clone(), settings));
             let done = plan.map_err(AdmissionError::from).and_then(|plan| change.carry_out(plan));
             match done {
                 Ok(()) => tracing::info!(cgroup = %path, "what was promised is enforced again"),
@@ -124,7 +124,7 @@ impl Core {
             if held.is_empty() {
                 return;
             }
-            let plan = self.plan(Change::Each(held));
+            let plan = self.plan(SettingsChange::Each(held));
             if let Err(error) = plan.map_err(AdmissionError::from).and_then(|plan| self.carry_out(plan)) {
                 tracing::error!(%error, "not everything could be given back");
             }

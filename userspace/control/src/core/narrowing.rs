@@ -17,11 +17,11 @@ use std::collections::BTreeSet;
 use numaward_api as api;
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Value},
+    knob::{Knob, KnobValue},
 };
-use numaward_enforce::{Change, EnforceError, Plan};
+use numaward_enforce::{EnforceError, EnforcementPlan, SettingsChange};
 use numaward_guarantee::{error::AdmissionError, narrowing::Narrowing};
-use numaward_model::{Report, Settings};
+use numaward_model::{EventReport, Settings};
 use numaward_topology::{CpuSet, NodeSet};
 
 use super::{Core, HeldChange};
@@ -40,8 +40,8 @@ impl Core {
         let settings = self.narrowed_settings(path, &narrowing, cpus);
         let is_over = settings.is_none();
         let plan = self.plan(match settings {
-            Some(settings) => Change::Hold(path.clone(), settings),
-            None => Change::Each(vec![(path.clone(), None)]),
+            Some(settings) => SettingsChange::Hold(path.clone(), settings),
+            None => SettingsChange::Each(vec![(path.clone(), None)]),
         })?;
         match self.carry_out_narrowings([(path.clone(), narrowing)], plan) {
             Err(AdmissionError::Failed(failure)) if is_over => {
@@ -56,7 +56,7 @@ impl Core {
     pub(super) fn carry_out_narrowings(
         &mut self,
         narrowings: impl IntoIterator<Item = (CgroupPath, Narrowing)>,
-        plan: Plan,
+        plan: EnforcementPlan,
     ) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         for (path, narrowing) in narrowings {
@@ -85,7 +85,7 @@ impl Core {
         })?;
         if let Some(home) = home {
             let message = format!("{path} has no home any more: it is kept off node {home}.");
-            self.report(Some(path), Report::new(api::EventKind::Home, message).detail("step", "ended"));
+            self.report(Some(path), EventReport::new(api::EventKind::Home, message).detail("step", "ended"));
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Core {
         }
         let parent = path.parent().unwrap_or_else(CgroupPath::root);
         match Knob::CpusetMemsEffective.read(&self.hierarchy.dir(&parent)) {
-            Ok(Value::Nodes(nodes)) if !nodes.is_empty() => Ok(nodes),
+            Ok(KnobValue::Nodes(nodes)) if !nodes.is_empty() => Ok(nodes),
             // The root cgroup has all of them, and not every kernel gives it the file.
             _ => Ok(self.policy.machine.node_ids()),
         }

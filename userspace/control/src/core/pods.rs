@@ -44,7 +44,7 @@ use numaward_cgroup::{
     knob::{Knob, Limit, Quota},
 };
 use numaward_config::kubernetes::CpuQuota;
-use numaward_enforce::{Change, EnforceError, Report};
+use numaward_enforce::{EnforceError, EnforcementReport, SettingsChange};
 use numaward_engine::{
     self as engine, Allocation, OwnerId, Terms,
     policy::{FULL_PCPUS_ONLY, go_bool},
@@ -59,7 +59,7 @@ use numaward_guarantee::{
 };
 use numaward_model::{
     Settings,
-    pod::{PodContainer, Slice},
+    pod::{GuaranteeSource, PodContainer},
 };
 use numaward_topology::{Bytes, CpuSet};
 use tokio::sync::mpsc;
@@ -309,7 +309,7 @@ impl Core {
             container: ask.name.clone(),
             id: ask.id.clone(),
             sandbox: ask.pod.sandbox.clone(),
-            slice: if owner == ask.pod.pod.uid { ask.slice } else { Slice::Own },
+            slice: if owner == ask.pod.pod.uid { ask.slice } else { GuaranteeSource::Own },
             owner,
         };
         let known = self.kept.state.containers.get(&ask.id).and_then(|known| known.without_us.clone());
@@ -321,7 +321,7 @@ impl Core {
     }
 
     pub(crate) fn allocation_for(&self, of: &PodContainer) -> Option<&Allocation> {
-        self.kept.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.slice_name())
+        self.kept.state.ledger.allocation(&OwnerId::from(of.owner.as_str()), &of.ledger_name())
     }
 
     /// On which terms a container was admitted.
@@ -369,11 +369,14 @@ impl Core {
         let gone = || EnforceError::Gone { cgroup: placed.cgroup.clone() };
         let id = self.hierarchy.id_of(&placed.cgroup).ok().flatten().ok_or_else(gone)?;
         let mut change = self.begin();
-        if placed.of.slice != Slice::PodAtFirst {
+        if placed.of.slice != GuaranteeSource::PodInit {
             // Init containers that ran before it have ended, and leave what they held.
             let owner = OwnerId::from(placed.of.owner.as_str());
-            change.kept.state.ledger =
-                change.policy.strategy.started(&change.kept.state.ledger, &owner, &placed.of.slice_name());
+            change.kept.state.ledger = change.policy.strategy.note_started(
+                &change.kept.state.ledger,
+                &owner,
+                &placed.of.ledger_name(),
+            );
         }
         let settings = change.settings_of(placed);
         if !change.is_promised(placed) {
@@ -388,9 +391,9 @@ impl Core {
         if let Some(without_us) = placed.without_us.as_ref().filter(|_| change.mode() == EnforcementMode::On)
         {
             let (enforcer, knobs) = (change.enforcer().clone(), settings.values().0.into_keys());
-            enforcer.note_made(&mut change.kept.state.applied, &placed.cgroup, without_us, knobs);
+            enforcer.record_created(&mut change.kept.state.applied, &placed.cgroup, without_us, knobs);
         }
-        let plan = change.plan(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
+        let plan = change.plan(SettingsChange::Hold(placed.cgroup.clone(), settings.clone()))?;
         change.kept.state.set_narrowing(&placed.cgroup, Narrowing::default());
         let mut name = placed.of.full_name();
         if change.kept.state.guarantees.get(&name).is_some_and(|held| held.cgroup != placed.cgroup) {
@@ -441,11 +444,11 @@ impl Core {
                 let enabled = self.enable_above(&one.0, Knob::CpusetCpus);
                 *written = enabled.and_then(|()| {
                     let again = self.execution.enforcer.set_cpus(slice::from_ref(one)).pop();
-                    again.unwrap_or_else(|| Ok(Report::default()))
+                    again.unwrap_or_else(|| Ok(EnforcementReport::default()))
                 });
             }
         }
-        let note = |written: Report| {
+        let note = |written: EnforcementReport| {
             self.metrics.enforced(&written);
             !written.written.is_empty()
         };
@@ -508,7 +511,7 @@ impl Core {
         if self.execution.busy.is_some() {
             self.pods.is_behind |= !changes.is_empty();
         } else if !changes.is_empty() {
-            let plan = self.plan(Change::Each(changes)).map_err(AdmissionError::from);
+            let plan = self.plan(SettingsChange::Each(changes)).map_err(AdmissionError::from);
             match plan.and_then(|plan| self.carry_out(plan)) {
                 Ok(()) => {}
                 // It went just now.

@@ -23,8 +23,11 @@ use numaward_api as api;
 use numaward_api::EnforcementMode;
 use numaward_cgroup::{CgroupPath, read};
 use numaward_config::rebalance::RebalanceMode;
-use numaward_enforce::Change;
-use numaward_engine::{Allocation, ContainerName, Ledger, Limits, Move, OwnerId, Plan, Terms, in_flight};
+use numaward_enforce::SettingsChange;
+use numaward_engine::{
+    Allocation, ContainerMove, ContainerName, Ledger, OwnerId, RebalanceLimits, RebalancePlan, Terms,
+    in_flight,
+};
 use numaward_guarantee::{
     error::AdmissionError,
     explain,
@@ -58,7 +61,11 @@ fn now() -> u64 {
 
 impl Core {
     /// The moves that make a request fit.
-    pub(crate) fn plan_moves(&mut self, request: &Request, limits: &Limits) -> Result<Plan, AdmissionError> {
+    pub(crate) fn plan_moves(
+        &mut self,
+        request: &Request,
+        limits: &RebalanceLimits,
+    ) -> Result<RebalancePlan, AdmissionError> {
         self.check_fit()?;
         let unpromised = self.with_unpromised_huge_pages();
         let (ledger, terms) = self.asked_of(request)?;
@@ -92,7 +99,7 @@ impl Core {
     }
 
     /// What may be moved without being asked for; `None` if nothing may.
-    pub(crate) fn automatic_limits(&self) -> Option<Limits> {
+    pub(crate) fn automatic_limits(&self) -> Option<RebalanceLimits> {
         let config = &self.config.rebalance;
         if config.mode != RebalanceMode::Auto || self.mode() != EnforcementMode::On {
             return None;
@@ -100,18 +107,18 @@ impl Core {
         let ago = |span: Duration| now().saturating_sub(span.as_secs());
         let moved =
             self.kept.state.moving.since(ago(HOUR)).fold(0u64, |sum, of| sum.saturating_add(of.bytes.0));
-        Some(Limits {
+        Some(RebalanceLimits {
             moves: config.max_moves as usize,
             bytes: Bytes(config.max_bytes_per_hour.0.0.saturating_sub(moved)),
             kept: self.kept.state.moving.since(ago(config.dwell_time.0)).map(|of| of.owner.clone()).collect(),
-            ..Limits::default()
+            ..RebalanceLimits::default()
         })
     }
 
     /// The guarantees that hold what a container is promised: several where containers share what their pod holds.
     fn holders(&self, owner: &OwnerId, container: &ContainerName) -> Vec<String> {
         let holds = |name: &str, target: &Target| match target {
-            Target::Container(of) => of.owner == owner.as_str() && of.slice_name() == *container,
+            Target::Container(of) => of.owner == owner.as_str() && of.ledger_name() == *container,
             _ => name == owner.as_str(),
         };
         let holders = self.kept.state.guarantees.iter().filter(|(name, held)| holds(name, &held.target));
@@ -119,7 +126,7 @@ impl Core {
     }
 
     /// Takes note of moves that are to be made.
-    pub(crate) fn start_moves(&mut self, moves: Vec<Move>) -> Result<(), AdmissionError> {
+    pub(crate) fn start_moves(&mut self, moves: Vec<ContainerMove>) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         change.kept.state.moving.running = Some(Running { moves, ..Running::default() });
         change.store()
@@ -138,7 +145,7 @@ impl Core {
         let begun = &running.moves[..running.begun];
         let is_gone = self.kept.state.ledger.allocation(&next.owner, &next.container).is_none();
         let ledger = (!is_gone)
-            .then(|| in_flight::begin(&*self.policy.strategy, &self.kept.state.ledger, begun, next))
+            .then(|| in_flight::begin_move(&*self.policy.strategy, &self.kept.state.ledger, begun, next))
             .transpose()?;
         let mut change = self.begin();
         let leaving = ledger.as_ref().map(|_| Leaving {
@@ -188,7 +195,7 @@ impl Core {
             }
             settings
         };
-        let plan = change.plan(Change::Hold(path.clone(), settings.clone()))?;
+        let plan = change.plan(SettingsChange::Hold(path.clone(), settings.clone()))?;
         if let Some(held) = change.kept.state.guarantees.get_mut(name) {
             held.settings = settings.clone();
         }
@@ -210,7 +217,7 @@ impl Core {
             running.begun = running.begun.saturating_sub(1);
             let begun = running.moves[..running.begun].to_vec();
             change.kept.state.ledger =
-                in_flight::keep(&*change.policy.strategy, &change.kept.state.ledger, &begun);
+                in_flight::reserve_for(&*change.policy.strategy, &change.kept.state.ledger, &begun);
         }
         change.store()?;
         fault::point("rebalance.arrived");
@@ -232,7 +239,7 @@ impl Core {
         if is_taken_back {
             return Ok(Begun::Moves(self.holders(&last.owner, &last.container)));
         }
-        let Some(ledger) = in_flight::take_back(&*self.policy.strategy, &self.kept.state.ledger, begun)
+        let Some(ledger) = in_flight::revert_move(&*self.policy.strategy, &self.kept.state.ledger, begun)
         else {
             self.arrived(true)?;
             return Ok(Begun::Gone);
@@ -262,9 +269,9 @@ impl Core {
         let begun = running.moves[..running.begun].to_vec();
         let strategy = &*self.policy.strategy;
         // Where it is to stay is set aside by now, and no place of its own.
-        let ledger = in_flight::keep(strategy, &self.kept.state.ledger, &begun);
-        let ledger = in_flight::begin(strategy, &ledger, &begun, &last)?;
-        let ledger = in_flight::keep(strategy, &ledger, &begun);
+        let ledger = in_flight::reserve_for(strategy, &self.kept.state.ledger, &begun);
+        let ledger = in_flight::begin_move(strategy, &ledger, &begun, &last)?;
+        let ledger = in_flight::reserve_for(strategy, &ledger, &begun);
         let mut change = self.begin();
         change.kept.state.ledger = ledger;
         change.kept.state.moving.running = Some(running);
@@ -277,7 +284,8 @@ impl Core {
     pub(crate) fn end_moves(&mut self) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         change.kept.state.moving.running = None;
-        change.kept.state.ledger = in_flight::keep(&*change.policy.strategy, &change.kept.state.ledger, &[]);
+        change.kept.state.ledger =
+            in_flight::reserve_for(&*change.policy.strategy, &change.kept.state.ledger, &[]);
         change.store()?;
         self.promises_changed();
         Ok(())
@@ -287,7 +295,8 @@ impl Core {
     pub(crate) fn use_room(&mut self, request: &Request, is_admitted: bool) -> Result<(), AdmissionError> {
         let mut change = self.begin();
         change.kept.state.moving.running = None;
-        change.kept.state.ledger = in_flight::keep(&*change.policy.strategy, &change.kept.state.ledger, &[]);
+        change.kept.state.ledger =
+            in_flight::reserve_for(&*change.policy.strategy, &change.kept.state.ledger, &[]);
         if is_admitted {
             change.admit(request, false)?;
         } else {
@@ -300,9 +309,14 @@ impl Core {
     }
 
     /// Whether the rest of these moves can be made, and the request fits then.
-    fn check_rest(&self, request: &Request, moves: &[Move], begun: usize) -> Result<(), AdmissionError> {
+    fn check_rest(
+        &self,
+        request: &Request,
+        moves: &[ContainerMove],
+        begun: usize,
+    ) -> Result<(), AdmissionError> {
         let (ledger, terms) = self.asked_of(request)?;
-        Ok(in_flight::check(&*self.policy.strategy, &ledger, moves, begun, (&request.engine, &terms))?)
+        Ok(in_flight::check_plan(&*self.policy.strategy, &ledger, moves, begun, (&request.engine, &terms))?)
     }
 
     /// The ledger and the terms on which a request is decided.
@@ -355,7 +369,7 @@ impl Core {
     pub(crate) fn describe_plan(
         &mut self,
         request: &Request,
-        plan: &Plan,
+        plan: &RebalancePlan,
     ) -> Result<api::MovePlan, AdmissionError> {
         let rate = self.execution.migrations.rate();
         let pause = |bytes: u64| {
@@ -379,7 +393,7 @@ impl Core {
         })
     }
 
-    fn describe_move(&self, of: &Move, pause: &dyn Fn(u64) -> u64) -> api::Move {
+    fn describe_move(&self, of: &ContainerMove, pause: &dyn Fn(u64) -> u64) -> api::Move {
         let holders = self.holders(&of.owner, &of.container);
         let resident = self.resident_outside(&holders, &of.to);
         let bytes = resident.unwrap_or(of.bytes).0;
@@ -402,7 +416,7 @@ impl Core {
     }
 
     /// Moves that an earlier run began, as they are shown.
-    pub(crate) fn describe_moves(&self, moves: &[Move]) -> Vec<api::Move> {
+    pub(crate) fn describe_moves(&self, moves: &[ContainerMove]) -> Vec<api::Move> {
         moves.iter().map(|of| self.describe_move(of, &|_| 0)).collect()
     }
 }
@@ -430,7 +444,7 @@ fn at(settings: &Settings, place: Option<&Allocation>) -> Settings {
 }
 
 /// The name of a plan: of what it moves where, and where the request goes then.
-pub(crate) fn id(plan: &Plan) -> String {
+pub(crate) fn id(plan: &RebalancePlan) -> String {
     let grants = plan.decision.outcome.as_deref().unwrap_or_default();
     // Not of the request's name: who only plans makes one up.
     let places: Vec<_> = grants.iter().map(|grant| &grant.allocation).collect();

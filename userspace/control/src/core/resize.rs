@@ -14,8 +14,8 @@ use numaward_cgroup::{
     knob::{Limit, Partition},
     read,
 };
-use numaward_config::enforcement::Declared;
-use numaward_enforce::Change;
+use numaward_config::enforcement::DeclaredGuarantee;
+use numaward_enforce::SettingsChange;
 use numaward_engine::{self as engine, Allocation, ContainerName, Ledger, OwnerId, Quantity, Resources};
 use numaward_guarantee::{
     error::AdmissionError,
@@ -102,7 +102,7 @@ impl Core {
         let terms = self.with_home(&request.terms, &request.name, path);
         self.check_terms(&terms)?;
         let strategy = &self.policy.strategy;
-        let ledger = strategy.removed(&self.ledger_for(Some(path), None), &OwnerId::from(name));
+        let ledger = strategy.release(&self.ledger_for(Some(path), None), &OwnerId::from(name));
         let decision = spans::decide(&**strategy, &ledger, &request.engine, &terms);
         decision.outcome.map(drop).map_err(|rejection| {
             AdmissionError::Rejected(
@@ -231,7 +231,7 @@ impl Core {
             kept.declared.clone_from(&guarantee.declared);
         }
         change.make_room(&[cgroup]);
-        change.change_held(Change::Hold(cgroup.clone(), settings))?;
+        change.change_held(SettingsChange::Hold(cgroup.clone(), settings))?;
         let cpus = allocation.cpus.unwrap_or_default();
         tracing::info!(name = resized.name, %cgroup, %cpus, "resized");
         self.promises_changed();
@@ -268,8 +268,8 @@ fn check_cpus(held: &Held, asked: &Resize) -> Result<(), AdmissionError> {
 }
 
 /// Whether two rules differ in amounts and in whom they are for, and in nothing else that a workload that runs cannot follow.
-fn differs_in_amounts(was: &Declared, now: &Declared) -> bool {
-    let Declared {
+fn differs_in_amounts(was: &DeclaredGuarantee, now: &DeclaredGuarantee) -> bool {
+    let DeclaredGuarantee {
         unit,
         cgroup,
         cpus,
@@ -282,7 +282,7 @@ fn differs_in_amounts(was: &Declared, now: &Declared) -> bool {
     } = now.clone();
     let is_exclusive = |cpus: Option<api::Cpus>| cpus.is_some_and(|cpus| cpus.0.whole_cpus().is_some());
     let is_like = is_exclusive(was.cpus) == is_exclusive(cpus) && was.hugepages.keys().eq(hugepages.keys());
-    let changed = Declared { unit, cgroup, cpus, memory, memory_limit, hugepages, ..was.clone() };
+    let changed = DeclaredGuarantee { unit, cgroup, cpus, memory, memory_limit, hugepages, ..was.clone() };
     is_like && changed == *now
 }
 

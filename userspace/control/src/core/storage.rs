@@ -113,7 +113,7 @@ impl Storage {
     /// Writes the ledger file if nothing was stored since the last look, if that goes on for long, or if this is the
     /// last.
     pub(crate) fn write_out(&mut self, is_last: bool) {
-        let Some(saved) = self.store.behind() else { return };
+        let Some(saved) = self.store.pending_write_out() else { return };
         let before = &mut self.written_out;
         let is_quiet = before.seen.replace(saved) == Some(saved) && !before.has_failed;
         before.looks += 1;

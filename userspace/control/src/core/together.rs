@@ -17,7 +17,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::{Change, Failure, StepError};
+use numaward_enforce::{EnforcementFailure, SettingsChange, StepError};
 use numaward_engine::OwnerId;
 use numaward_guarantee::{
     error::AdmissionError,
@@ -107,7 +107,7 @@ impl Core {
         &mut self,
         results: &mut [Result<Admission, AdmissionError>],
         given: Vec<Given<'_>>,
-        failed: Vec<Option<Box<Failure>>>,
+        failed: Vec<Option<Box<EnforcementFailure>>>,
     ) {
         for Given { request, .. } in &given {
             self.note_given(request);
@@ -121,7 +121,7 @@ impl Core {
             match self.release(&request.name) {
                 Ok(()) => {}
                 Err(AdmissionError::Releasing(more) | AdmissionError::Failed(more)) => {
-                    let Failure { error, step, .. } = *more;
+                    let EnforcementFailure { error, step, .. } = *more;
                     if let Some(step) = step {
                         failure.undo.push(StepError { error, step });
                     } else {
@@ -189,7 +189,7 @@ impl Core {
             (guarantee.cgroup.clone(), settings)
         });
         let changes = changes.collect();
-        let plan = self.plan(Change::Each(changes))?;
+        let plan = self.plan(SettingsChange::Each(changes))?;
         // The CPUs stay taken until the knobs are given back. After a crash in between, the next start goes on here.
         let begun = self.kept.state.releasing.clone();
         self.kept.state.releasing.extend(held.iter().map(|(_, name, _)| (*name).to_owned()));
@@ -230,7 +230,7 @@ impl Core {
             change.kept.state.guarantees.remove(*name);
             change.kept.state.releasing.remove(*name);
             change.kept.state.ledger =
-                change.policy.strategy.removed(&change.kept.state.ledger, &OwnerId::from(*name));
+                change.policy.strategy.release(&change.kept.state.ledger, &OwnerId::from(*name));
         }
         if !change.policy.missing.is_empty() {
             // What is given back belongs to those that miss it.
@@ -260,7 +260,7 @@ impl Core {
     /// What the cgroup of this allocation is to hold when that is released, if anything.
     fn settings_without(&mut self, name: &str, cgroup: &CgroupPath) -> Option<Settings> {
         // Others that end with it may run on what they hold for as long as it is not given back.
-        let after = self.policy.strategy.removed(&self.kept.state.ledger, &OwnerId::from(name));
+        let after = self.policy.strategy.release(&self.kept.state.ledger, &OwnerId::from(name));
         self.let_go(cgroup, &after)
     }
 }
@@ -270,7 +270,7 @@ impl Core {
 fn hold_all(
     mut change: Transaction<'_>,
     given: &mut [Given<'_>],
-) -> Result<Vec<Option<Box<Failure>>>, AdmissionError> {
+) -> Result<Vec<Option<Box<EnforcementFailure>>>, AdmissionError> {
     let paths: Vec<CgroupPath> = given.iter().map(|given| given.granted.path.clone()).collect();
     let paths: Vec<&CgroupPath> = paths.iter().collect();
     change.make_room(&paths);
@@ -279,7 +279,7 @@ fn hold_all(
         granted.settings = change.settings(request, &granted.allocation);
     }
     let settings = given.iter().map(|Given { granted, .. }| (granted.path.clone(), granted.settings.clone()));
-    let plan = change.plan(Change::HoldAll(settings.collect()))?;
+    let plan = change.plan(SettingsChange::HoldAll(settings.collect()))?;
     for Given { request, granted, .. } in given {
         let id = change.id_of(&granted.path)?;
         change.enter(request, granted, id);

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use numaward_enforce::resctrl::Counted;
+use numaward_enforce::resctrl::CacheCounters;
 use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -73,9 +73,9 @@ impl CacheMetrics {
         self.moved.inc_by(moved);
     }
 
-    fn readings<'a>(&self, readings: impl Iterator<Item = (&'a CacheLabels, u32, Counted)>) {
+    fn readings<'a>(&self, readings: impl Iterator<Item = (&'a CacheLabels, u32, CacheCounters)>) {
         let mut now: [BTreeSet<CacheLabels>; 2] = [BTreeSet::new(), BTreeSet::new()];
-        for (of, cache, Counted { occupancy, total, local }) in readings {
+        for (of, cache, CacheCounters { occupancy, total, local }) in readings {
             let mut labels = of.clone();
             labels.push(("cache", cache.to_string()));
             for (scope, bytes) in [("total", total), ("local", local)] {
@@ -112,7 +112,10 @@ impl ControlMetrics {
     }
 
     /// What workloads have now; those that are not among them have no figures any more.
-    pub(crate) fn cache_readings<'a>(&self, readings: impl Iterator<Item = (&'a CacheLabels, u32, Counted)>) {
+    pub(crate) fn cache_readings<'a>(
+        &self,
+        readings: impl Iterator<Item = (&'a CacheLabels, u32, CacheCounters)>,
+    ) {
         self.caches.readings(readings);
     }
 
@@ -126,7 +129,7 @@ impl ControlMetrics {
             of(&[("workload", "web.service")]),
             of(&[("namespace", "shop"), ("pod", "web-0"), ("container", "main")]),
         ];
-        let counted = Counted { occupancy: Some(1), total: Some(2), local: Some(1) };
+        let counted = CacheCounters { occupancy: Some(1), total: Some(2), local: Some(1) };
         self.cache_readings(workloads.iter().map(|labels| (labels, 0, counted)));
     }
 }

@@ -1,7 +1,7 @@
 //! What is done beside cgroups for exclusive CPUs: affinities of interrupts and the like, power settings; and weights of
 //! nodes.
 
-use numaward_enforce::{interrupts::WriteError, weights::Wanted};
+use numaward_enforce::{interrupts::AffinityError, weights::NodeWeights};
 use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::Registry,
@@ -64,10 +64,10 @@ impl ControlMetrics {
     }
 
     /// An affinity was written.
-    pub(crate) fn wrote_affinity(&self, written: &Result<(), WriteError>) {
+    pub(crate) fn wrote_affinity(&self, written: &Result<(), AffinityError>) {
         let result = match written {
             Ok(()) => "ok",
-            Err(WriteError::Fixed) => "fixed",
+            Err(AffinityError::Fixed) => "fixed",
             Err(_) => "error",
         };
         self.host.affinity_writes.get_or_create(&[("result", result.to_owned())]).inc();
@@ -85,7 +85,7 @@ impl ControlMetrics {
     }
 
     /// The nodes have these weights for weighted-interleave, as configured, and no others. Before, they had those.
-    pub(crate) fn interleave_weights(&self, weights: &Wanted, before: &Wanted) {
+    pub(crate) fn interleave_weights(&self, weights: &NodeWeights, before: &NodeWeights) {
         for (node, weight) in weights {
             let of = self.host.interleave_weight.get_or_create(&[("numa_node", node.to_string())]);
             of.set(i64::from(*weight));
@@ -99,7 +99,7 @@ impl ControlMetrics {
     /// A weight of a node, for the pages that list the families.
     #[cfg(any(test, feature = "testing"))]
     pub fn show_interleave_weights(&self) {
-        self.interleave_weights(&[(numaward_topology::NodeId(0), 1)].into(), &Wanted::new());
+        self.interleave_weights(&[(numaward_topology::NodeId(0), 1)].into(), &NodeWeights::new());
     }
 }
 
@@ -112,10 +112,10 @@ mod tests {
     #[test]
     fn a_weight_that_stays_is_the_same_series() {
         let metrics = ControlMetrics::default();
-        let of = |weights: &[(u32, u8)]| -> Wanted {
+        let of = |weights: &[(u32, u8)]| -> NodeWeights {
             weights.iter().map(|(node, weight)| (NodeId(*node), *weight)).collect()
         };
-        metrics.interleave_weights(&of(&[(0, 3), (2, 1)]), &Wanted::new());
+        metrics.interleave_weights(&of(&[(0, 3), (2, 1)]), &NodeWeights::new());
         let weight = metrics.host.interleave_weight.get_or_create(&[("numa_node", "0".to_owned())]).clone();
         metrics.interleave_weights(&of(&[(0, 5)]), &of(&[(0, 3), (2, 1)]));
         assert_eq!(weight.get(), 5, "it was not made anew");

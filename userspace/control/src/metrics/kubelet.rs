@@ -3,7 +3,7 @@
 use educe::Educe;
 use numaward_engine::{
     Cause, Decision, Request,
-    kubelet::{are_of_one_cache, as_reported_to_kubelet},
+    kubelet::{as_reported_to_kubelet, share_one_cache},
     policy::{TopologyManagerPolicy, TopologyManagerScope},
 };
 use numaward_topology::Machine;
@@ -123,8 +123,8 @@ impl KubeletForms {
                 }
             };
             add_aligned(aligned, NUMA_NODE, rules.scope, agreed);
-            let is_refused =
-                rejection.is_some_and(|it| matches!(it.cause, Cause::Topology | Cause::NoRoom(_)));
+            let is_refused = rejection
+                .is_some_and(|it| matches!(it.cause, Cause::Topology | Cause::InsufficientCapacity(_)));
             add_aligned(misaligned, NUMA_NODE, rules.scope, u64::from(is_refused));
         }
         if rules.has_whole_cores {
@@ -134,7 +134,7 @@ impl KubeletForms {
         }
         let given = decision.outcome.iter().flatten().filter_map(|of| of.allocation.cpus.as_ref());
         let machine = as_reported_to_kubelet(rules.machine);
-        let of_one_cache = given.filter(|cpus| are_of_one_cache(&machine, cpus)).count();
+        let of_one_cache = given.filter(|cpus| share_one_cache(&machine, cpus)).count();
         add_aligned(aligned, UNCORE_CACHE, container, of_one_cache as u64);
     }
 }

@@ -92,7 +92,7 @@ impl Affinities {
 fn reset(hierarchy: &Hierarchy, path: &CgroupPath, id: CgroupId, masks: &ThreadMasks) -> ResetThreads {
     if hierarchy.id_of(path).is_ok_and(|now| now == Some(id)) {
         // The daemon's own threads keep off exclusive CPUs by themselves.
-        masks.reset(hierarchy.root(), path, hierarchy.own().as_ref(), TIME)
+        masks.reset(hierarchy.root(), path, hierarchy.own_cgroup().as_ref(), TIME)
     } else {
         ResetThreads::default()
     }

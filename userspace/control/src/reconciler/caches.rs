@@ -17,10 +17,12 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_config::resctrl::Monitor;
-use numaward_enforce::resctrl::{Done, Host, Kernel, Resctrl, Wanted, Workload};
+use numaward_enforce::resctrl::{
+    HostKernel, Resctrl, ResctrlKernel, ResctrlOutcome, ResctrlSpec, ResctrlWorkload,
+};
 use numaward_engine::OwnerId;
 use numaward_guarantee::{caches::shares, request::Target};
-use numaward_model::Report;
+use numaward_model::EventReport;
 use tokio_util::sync::CancellationToken;
 
 use crate::{core::Core, metrics::CacheLabels, worker::Worker};
@@ -33,14 +35,14 @@ const COST: u32 = 100;
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// The thread, which says what was done and how long that took.
-type CacheWorker = Worker<Wanted, (Done, Duration)>;
+type CacheWorker = Worker<ResctrlSpec, (ResctrlOutcome, Duration)>;
 
 /// Has the tree follow what is held.
 #[derive(Debug)]
 pub(super) struct CacheClasses {
-    pub(super) kernel: Arc<dyn Kernel>,
+    pub(super) kernel: Arc<dyn ResctrlKernel>,
     worker: Option<CacheWorker>,
-    wanted: Wanted,
+    wanted: ResctrlSpec,
     /// Whether other workloads may hold a guarantee by now.
     pub(super) is_outdated: bool,
     next_look: Option<Instant>,
@@ -54,9 +56,9 @@ pub(super) struct CacheClasses {
 impl CacheClasses {
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self {
-            kernel: Arc::new(Host),
+            kernel: Arc::new(HostKernel),
             worker: None,
-            wanted: Wanted::default(),
+            wanted: ResctrlSpec::default(),
             is_outdated: true,
             next_look: None,
             problems: BTreeSet::new(),
@@ -67,26 +69,26 @@ impl CacheClasses {
 
     /// Removes what an earlier run made, where nothing of the kind is to be done.
     pub(super) fn adopt(&mut self, core: &mut Core) {
-        if core.config.uses_resctrl().is_some() {
+        if core.config.enabled_resctrl().is_some() {
             return;
         }
         let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
-        let nothing = Wanted { reduced: core.kept.state.cache_ways.clone(), ..Wanted::default() };
-        if nothing.is_any() || !tree.ours().is_empty() {
-            let mut done = tree.follow(&nothing);
+        let nothing = ResctrlSpec { reduced: core.kept.state.cache_ways.clone(), ..ResctrlSpec::default() };
+        if nothing.is_needed() || !tree.own_groups().is_empty() {
+            let mut done = tree.reconcile(&nothing);
             store(core, &mut done);
             self.report(core, &done);
         }
     }
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Instant) {
-        let Some(config) = core.config.uses_resctrl() else { return };
+        let Some(config) = core.config.enabled_resctrl() else { return };
         if std::mem::take(&mut self.is_outdated) {
             let classes = shares(config);
             let monitors = config.monitor != Monitor::Off;
             let (workloads, labels) = workloads(core);
             let reduced = self.wanted.reduced.clone();
-            let wanted = Wanted { classes, workloads, monitors, reduced };
+            let wanted = ResctrlSpec { classes, workloads, monitors, reduced };
             if wanted != self.wanted {
                 (self.wanted, self.next_look) = (wanted, None);
             }
@@ -103,7 +105,7 @@ impl CacheClasses {
         }
         self.wanted.reduced.clone_from(&core.kept.state.cache_ways);
         let is_busy = self.worker.as_ref().is_some_and(CacheWorker::is_busy);
-        let is_idle = !self.wanted.is_any() && self.problems.is_empty() && self.next_look.is_some();
+        let is_idle = !self.wanted.is_needed() && self.problems.is_empty() && self.next_look.is_some();
         if is_busy || is_idle || self.next_look.is_some_and(|next| now < next) {
             return;
         }
@@ -120,7 +122,7 @@ impl CacheClasses {
             let mut tree = Resctrl::new(&core.config.resctrl_root(), self.kernel.clone());
             let follow = move |wanted| {
                 let started = Instant::now();
-                (tree.follow(&wanted), started.elapsed())
+                (tree.reconcile(&wanted), started.elapsed())
             };
             match Worker::start("caches", LIMIT, &core.ports.heartbeats, &self.stop, follow) {
                 Ok(worker) => self.worker = Some(worker),
@@ -130,8 +132,10 @@ impl CacheClasses {
         self.worker.as_mut()
     }
 
-    fn report(&mut self, core: &Core, done: &Done) {
-        let Done { is_made_up, set, removed, problems, held, refused, groups, moved, readings, .. } = done;
+    fn report(&mut self, core: &Core, done: &ResctrlOutcome) {
+        let ResctrlOutcome {
+            is_made_up, set, removed, problems, held, refused, groups, moved, readings, ..
+        } = done;
         let metrics = &core.metrics;
         metrics.cache_classes(held.len(), refused.len(), *groups, *moved);
         let exported = &core.config.metrics.workloads;
@@ -140,7 +144,7 @@ impl CacheClasses {
         metrics.cache_readings(shown);
         let whose = if *is_made_up { " in a made-up tree, which is not the kernel's" } else { "" };
         let report = |severity, text: String| {
-            let report = Report::new(EventKind::Resctrl, text).severity(severity);
+            let report = EventReport::new(EventKind::Resctrl, text).severity(severity);
             core.report(None, report.detail("madeUp", is_made_up));
         };
         if !set.is_empty() {
@@ -163,7 +167,7 @@ impl CacheClasses {
 }
 
 /// Stores what was found in the default group and is written there; whether that worked.
-fn store(core: &mut Core, done: &mut Done) -> bool {
+fn store(core: &mut Core, done: &mut ResctrlOutcome) -> bool {
     let stored = core.save_part(|state| &mut state.cache_ways, done.reduced.clone());
     if let Err(error) = &stored {
         done.problems.insert(format!("what resctrl's default group had before cannot be stored: {error}"));
@@ -172,14 +176,14 @@ fn store(core: &mut Core, done: &mut Done) -> bool {
 }
 
 /// All who hold a guarantee, and the labels of their figures.
-fn workloads(core: &Core) -> (BTreeMap<String, Workload>, BTreeMap<String, CacheLabels>) {
+fn workloads(core: &Core) -> (BTreeMap<String, ResctrlWorkload>, BTreeMap<String, CacheLabels>) {
     let state = &core.kept.state;
     let (mut workloads, mut labels) = (BTreeMap::new(), BTreeMap::new());
     for (name, held) in &state.guarantees {
         let account = state.ledger.owner(&OwnerId::from(held.owner(name)));
         let class = account.and_then(|account| account.terms.resctrl_class.clone());
         let cgroup = core.hierarchy.dir(&held.cgroup);
-        workloads.insert(name.clone(), Workload { class, cgroup });
+        workloads.insert(name.clone(), ResctrlWorkload { class, cgroup });
         let of = match &held.target {
             Target::Container(of) => vec![
                 ("namespace", of.pod.namespace.clone()),

@@ -16,17 +16,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use numaward_api as api;
 use numaward_api::EventKind;
 use numaward_cgroup::{self as cgroup, CgroupPath, EXEC_PARENT};
-use numaward_config::enforcement::Declared;
+use numaward_config::enforcement::DeclaredGuarantee;
 use numaward_enforce as enforce;
 use numaward_guarantee::{error::AdmissionError, request::Request, state::Guarantee};
-use numaward_model::Report;
+use numaward_model::EventReport;
 
 use crate::core::{Attempt, Core};
 
 /// What is declared, and who waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Declarations {
-    rules: Vec<Declared>,
+    rules: Vec<DeclaredGuarantee>,
     waiting: BTreeMap<CgroupPath, Waiting>,
 }
 
@@ -56,7 +56,7 @@ impl Reason {
 }
 
 impl Declarations {
-    pub(super) fn new(rules: &[Declared]) -> Self {
+    pub(super) fn new(rules: &[DeclaredGuarantee]) -> Self {
         Self { rules: rules.to_vec(), waiting: BTreeMap::new() }
     }
 
@@ -86,10 +86,10 @@ impl Declarations {
     }
 
     /// Those that were refused.
-    pub(super) fn waiting(&self) -> Vec<api::Waiting> {
+    pub(super) fn waiting(&self) -> Vec<api::PendingGuarantee> {
         let refused = self.waiting.iter().filter_map(|(path, waiting)| {
             let reason = waiting.refused.as_ref()?;
-            Some(api::Waiting {
+            Some(api::PendingGuarantee {
                 cgroup: path.to_string(),
                 declared: self.rules.get(waiting.rule)?.pattern().to_owned(),
                 reason: reason.text.clone(),
@@ -129,13 +129,13 @@ impl Declarations {
     }
 
     /// Takes note of cgroups that came or went.
-    pub(super) fn follow(&mut self, core: &mut Core, events: &[cgroup::Event]) {
+    pub(super) fn follow(&mut self, core: &mut Core, events: &[cgroup::CgroupEvent]) {
         let mut is_new = false;
         for event in events {
             core.effects.isolate |= core.isolation.concerns(event);
             match event {
-                cgroup::Event::Added(cgroup) => is_new |= self.note_declared(&cgroup.path),
-                cgroup::Event::Removed(cgroup) => {
+                cgroup::CgroupEvent::Added(cgroup) => is_new |= self.note_declared(&cgroup.path),
+                cgroup::CgroupEvent::Removed(cgroup) => {
                     if self.waiting.remove(&cgroup.path).is_some() {
                         core.effects.view = true;
                     }
@@ -232,10 +232,10 @@ impl Declarations {
         let reason = Reason { text, rejection };
         let before = self.waiting.get(path).and_then(|waiting| waiting.refused.as_ref());
         if !before.is_some_and(|before| before.is_as(&reason)) {
-            let pattern = self.rules.get(rule).map_or("", Declared::pattern);
+            let pattern = self.rules.get(rule).map_or("", DeclaredGuarantee::pattern);
             let message =
                 format!("{path}: the guarantee declared for {pattern} cannot be given: {}", reason.text);
-            let report = Report::new(EventKind::GuaranteeRefused, message);
+            let report = EventReport::new(EventKind::GuaranteeRefused, message);
             core.report(Some(path), report.detail("declared", pattern));
         }
         let is_news = before != Some(&reason);

@@ -23,11 +23,11 @@ use std::{
 
 use numaward_api as api;
 use numaward_api::{EventKind, Severity};
-use numaward_cgroup::{CgroupPath, Writer, knob::Knob};
+use numaward_cgroup::{CgroupPath, KnobWriter, knob::Knob};
 use numaward_enforce::{
-    AppliedSettings, ConflictBackoff, ConflictPolicy, Drift, DriftCause, DriftKind, Verdict,
+    AppliedSettings, ConflictBackoff, ConflictPolicy, Drift, DriftCause, DriftKind, DriftVerdict,
 };
-use numaward_model::Report;
+use numaward_model::EventReport;
 
 use super::TURN;
 use crate::{
@@ -88,8 +88,8 @@ struct Noted {
     state: api::DriftState,
     /// How often it was found to have drifted.
     count: u64,
-    noticed: api::Noticed,
-    writer: Option<Writer>,
+    noticed: api::DriftDetection,
+    writer: Option<KnobWriter>,
 }
 
 impl<T: Clone + Ord> Round<T> {
@@ -256,7 +256,7 @@ impl From<&Noted> for api::Drift {
             state: *state,
             count: *count,
             noticed: *noticed,
-            writer: writer.as_ref().map(|writer| api::Writer {
+            writer: writer.as_ref().map(|writer| api::KnobWriter {
                 pid: writer.pid,
                 command: writer.name.clone(),
                 cgroup: writer.cgroup.clone(),
@@ -270,21 +270,23 @@ impl Noted {
     fn who(&self) -> String {
         match (&self.writer, self.noticed) {
             (Some(writer), _) => writer.to_string(),
-            (None, api::Noticed::Write) => "a process outside of this PID namespace".to_owned(),
-            (None, api::Noticed::Look) => "unknown: noticed by looking".to_owned(),
+            (None, api::DriftDetection::Write) => "a process outside of this PID namespace".to_owned(),
+            (None, api::DriftDetection::Check) => "unknown: noticed by looking".to_owned(),
         }
     }
 }
 
 impl Noted {
     /// The event: what drifted, what came of it, and who it was.
-    fn report(&self, outcome: &str) -> Report {
+    fn report(&self, outcome: &str) -> EventReport {
         let Drift { cgroup, knob, wanted, found, .. } = &self.drift;
-        let mut report =
-            Report::new(EventKind::Drift, format!("{}; {outcome}. Written by: {}.", self.drift, self.who()))
-                .detail("cgroup", cgroup)
-                .detail("knob", knob)
-                .detail("wanted", wanted);
+        let mut report = EventReport::new(
+            EventKind::Drift,
+            format!("{}; {outcome}. Written by: {}.", self.drift, self.who()),
+        )
+        .detail("cgroup", cgroup)
+        .detail("knob", knob)
+        .detail("wanted", wanted);
         if let Some(found) = found {
             report = report.detail("found", found);
         }
@@ -302,7 +304,7 @@ impl Noted {
 }
 
 /// Who can have caused a drift: `None` if nobody was seen to.
-fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
+fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<KnobWriter>> {
     let of = |cgroup: CgroupPath, knob| seen.knobs.get(&(cgroup, knob));
     let above = |knob| drift.cgroup.ancestors().skip(1).find_map(|above| of(above, knob));
     of(drift.cgroup.clone(), drift.knob).or_else(|| match drift {
@@ -316,7 +318,7 @@ fn cause<'a>(drift: &Drift, seen: &'a Seen) -> Option<&'a Option<Writer>> {
 }
 
 /// What a cause means for the conflict over the knob.
-fn drift_cause(drift: &Drift, cause: Option<&Option<Writer>>, is_written: bool) -> DriftCause {
+fn drift_cause(drift: &Drift, cause: Option<&Option<KnobWriter>>, is_written: bool) -> DriftCause {
     match cause {
         Some(Some(writer)) if writer.pid == SERVICE_MANAGER && drift.is_reset() => DriftCause::Reset,
         _ if is_written => DriftCause::Written,
@@ -447,13 +449,14 @@ impl DriftController {
             drift: drift.clone(),
             state: api::DriftState::Repaired,
             count: 0,
-            noticed: api::Noticed::Look,
+            noticed: api::DriftDetection::Check,
             writer: None,
         });
         let mut noted = before.clone();
         // What stands since it was seen first keeps the writer that was found then.
         if cause.is_some() || noted.state == api::DriftState::Repaired {
-            noted.noticed = if cause.is_some() { api::Noticed::Write } else { api::Noticed::Look };
+            noted.noticed =
+                if cause.is_some() { api::DriftDetection::Write } else { api::DriftDetection::Check };
             noted.writer = cause.cloned().flatten();
         }
         noted.drift = drift;
@@ -466,7 +469,7 @@ impl DriftController {
                     news = Some("not all that is promised is available".to_owned());
                 }
             }
-            Some(Verdict::Repair) => {
+            Some(DriftVerdict::Repair) => {
                 noted.count += 1;
                 core.metrics.drifted(knob);
                 if knob == Knob::CpuMax {
@@ -495,15 +498,15 @@ impl DriftController {
                     }
                 }
             }
-            Some(Verdict::Wait(until)) => {
+            Some(DriftVerdict::Wait(until)) => {
                 noted.state = api::DriftState::Waiting;
                 self.due.insert(path.clone(), until);
             }
-            Some(Verdict::GiveUp) => {
+            Some(DriftVerdict::GiveUp) => {
                 noted.state = api::DriftState::Left;
                 news = Some("somebody else keeps writing it: it is left to them".to_owned());
             }
-            Some(Verdict::GivenUp) => noted.state = api::DriftState::Left,
+            Some(DriftVerdict::GivenUp) => noted.state = api::DriftState::Left,
         }
         if let Some(news) = news {
             // What is an ancestor's concerns nobody in particular.
@@ -555,7 +558,7 @@ mod tests {
             kind: DriftKind::Rewritten,
         };
         let seen = |path: &str, knob, pid| {
-            let writer = Writer { pid, name: None, cgroup: None };
+            let writer = KnobWriter { pid, name: None, cgroup: None };
             let knobs = [((path.parse().unwrap(), knob), Some(writer))].into();
             Seen { knobs, everything: false }
         };
@@ -603,7 +606,7 @@ mod tests {
             drift: rewritten.clone(),
             state: api::DriftState::Waiting,
             count: 1,
-            noticed: api::Noticed::Look,
+            noticed: api::DriftDetection::Check,
             writer: None,
         };
         controller.noted.insert(cgroup.clone(), BTreeMap::from([(knob, noted)]));

@@ -30,8 +30,8 @@ use numaward_config::guard::GuardMode;
 use numaward_engine::ledger::NodeAccount;
 use numaward_guarantee::reconciler::ShownCrowded;
 use numaward_model::{
-    Report, Retry,
-    headroom::{CALM, NodeHeadroom, OtherWorkload},
+    EventReport, Retry,
+    headroom::{NodeHeadroom, RECOVERY_TIME, UnguaranteedWorkload},
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
 use tokio_util::sync::CancellationToken;
@@ -137,7 +137,7 @@ impl Guard {
         self.were_low.extend(low.iter());
         let steered: BTreeSet<NodeId> = core.kept.state.steered().values().flat_map(NodeSet::iter).collect();
         // In the first looks after a start it is not known what is promised.
-        let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.promised.0 > 0);
+        let is_promised = |account: &NodeAccount| account.kinds.values().any(|kind| kind.guaranteed.0 > 0);
         let promised = core.kept.state.ledger.nodes().iter().filter(|(_, account)| is_promised(account));
         let promised: NodeSet = promised.map(|(node, _)| *node).collect();
         let keep: NodeSet = steered
@@ -177,23 +177,24 @@ impl Guard {
         if self.were_low.contains(of.node) {
             return !of.is_low;
         }
-        if !of.has_enough() {
+        if !of.has_recovered() {
             self.enough_since.remove(&of.node);
             return false;
         }
-        now.duration_since(*self.enough_since.entry(of.node).or_insert(now)) >= CALM
+        now.duration_since(*self.enough_since.entry(of.node).or_insert(now)) >= RECOVERY_TIME
     }
 
     /// Steers one workload off a node.
     fn relieve(
         &mut self,
         core: &mut Core,
-        others: &[OtherWorkload],
+        others: &[UnguaranteedWorkload],
         spare: &mut BTreeMap<NodeId, Bytes>,
         of: &NodeHeadroom,
     ) -> Relief {
         let (node, pods) = (of.node, pods_with_promise(core));
-        let mut others: Vec<&OtherWorkload> = others.iter().filter(|other| other.on(node) >= LEAST).collect();
+        let mut others: Vec<&UnguaranteedWorkload> =
+            others.iter().filter(|other| other.on(node) >= LEAST).collect();
         others.sort_by_key(|other| (std::cmp::Reverse(other.on(node)), other.cgroup.clone()));
         let mut is_unknown = false;
         for other in others {
@@ -230,7 +231,7 @@ impl Guard {
         &mut self,
         core: &mut Core,
         spare: &mut BTreeMap<NodeId, Bytes>,
-        other: &OtherWorkload,
+        other: &UnguaranteedWorkload,
         node: NodeId,
     ) -> Result<Option<NodeSet>, Obstacle> {
         let mut off = core.kept.state.steered().get(&other.cgroup).cloned().unwrap_or_default();
@@ -283,7 +284,7 @@ impl Guard {
                 Err(error) => {
                     tracing::error!(cgroup = %path, %error, "cannot be given back yet the nodes that it was kept off");
                     let retry = self.retries.entry(path);
-                    retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).put_off(now);
+                    retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).postpone(now);
                 }
             }
             core.metrics.steered(core.kept.state.steered().len());
@@ -305,7 +306,7 @@ fn pods_with_promise(core: &Core) -> BTreeSet<String> {
 
 /// Whether the configuration lets this one be steered, nothing is promised to it or to one of these pods whose container it is,
 /// and it is still what was seen.
-fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &OtherWorkload) -> bool {
+fn may_be_steered(core: &Core, promised_pods: &BTreeSet<String>, other: &UnguaranteedWorkload) -> bool {
     let is_exempt = core.config.guard_exempt.iter().any(|pattern| pattern.matches(&other.cgroup));
     let is_promised = core.kept.state.has_guarantee_around(&other.cgroup)
         || pod_of(&other.cgroup).is_some_and(|uid| promised_pods.contains(&uid));
@@ -318,7 +319,7 @@ fn is_there(core: &Core, path: &CgroupPath, id: CgroupId) -> bool {
 }
 
 fn report(core: &Core, cgroup: &CgroupPath, node: NodeId, severity: Severity, message: String) {
-    core.report(Some(cgroup), Report::new(EventKind::Steered, message).severity(severity).node(node));
+    core.report(Some(cgroup), EventReport::new(EventKind::Steered, message).severity(severity).node(node));
 }
 
 #[cfg(test)]
@@ -408,7 +409,7 @@ mod tests {
                 is_low,
                 is_tight: false,
             };
-            let other = |(path, mib): &(&str, u64)| OtherWorkload {
+            let other = |(path, mib): &(&str, u64)| UnguaranteedWorkload {
                 resident: vec![(NodeId(1), Bytes::mib(*mib))],
                 ..self.other(path)
             };
@@ -417,8 +418,8 @@ mod tests {
         }
 
         /// A workload that has nothing.
-        pub(super) fn other(&self, path: &str) -> OtherWorkload {
-            OtherWorkload {
+        pub(super) fn other(&self, path: &str) -> UnguaranteedWorkload {
+            UnguaranteedWorkload {
                 cgroup: format!("/{path}").parse().unwrap(),
                 id: id_of(&self.root().join(path)),
                 resident: Vec::new(),
@@ -426,7 +427,7 @@ mod tests {
             }
         }
 
-        pub(super) fn show(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<OtherWorkload>) {
+        pub(super) fn show(&mut self, nodes: Vec<NodeHeadroom>, others: Vec<UnguaranteedWorkload>) {
             self.look += 1;
             let spare = nodes.iter().map(|of| (of.node, of.spare())).collect();
             *self.host.headroom.lock().unwrap() =
@@ -571,7 +572,7 @@ mod tests {
         );
         bench.see(false, [63, 1000], &[]);
         assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "not low, as it was, but tight");
-        for _ in 0..CALM.as_secs() / SETTLE.as_secs() {
+        for _ in 0..RECOVERY_TIME.as_secs() / SETTLE.as_secs() {
             bench.see(false, [500, 1000], &[]);
             assert_eq!(["small", "large"].map(|of| bench.mems(of)), ["0", "0"], "enough, but not for long");
         }
@@ -703,7 +704,7 @@ mod tests {
     #[test]
     fn no_workload_is_steered_onto_a_node_whose_room_is_unknown() {
         let mut bench = Bench::new(&["hog"]);
-        let hog = OtherWorkload { resident: vec![(NodeId(1), Bytes::mib(100))], ..bench.other("hog") };
+        let hog = UnguaranteedWorkload { resident: vec![(NodeId(1), Bytes::mib(100))], ..bench.other("hog") };
         let low = NodeHeadroom {
             node: NodeId(1),
             obtainable: Bytes::gib(1),

@@ -17,7 +17,7 @@ use std::{
 use numaward_api::EventKind;
 use numaward_cgroup::CgroupPath;
 use numaward_engine::OwnerId;
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId, NodeSet, ZoneKind};
 
 use super::drift::Round;
@@ -151,7 +151,7 @@ fn move_home(
         let message = format!(
             "The home of {name} is now node {to}, where {there} of its memory lie; it was node {from} before."
         );
-        let report = Report::new(EventKind::HomeMoved, message);
+        let report = EventReport::new(EventKind::HomeMoved, message);
         core.report(Some(cgroup), report.detail("from", from.to_string()).detail("to", to.to_string()));
     }
     true

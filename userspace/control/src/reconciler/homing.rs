@@ -30,9 +30,9 @@ use std::{
 use numaward_api::{EnforcementMode, EventKind};
 use numaward_cgroup::CgroupPath;
 use numaward_config::home::HomeMode;
-use numaward_enforce::pages::{Outcome, PageMove, PagesMoved};
+use numaward_enforce::pages::{PageMove, PageOutcome, PagesMoved};
 use numaward_guarantee::narrowing::{Home, LeftAlone};
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId};
 use strum::VariantArray as _;
 use tokio_util::sync::CancellationToken;
@@ -117,7 +117,7 @@ impl Homing {
 
     /// Takes back the homes that an earlier run gave, where none are to be given, or these are not.
     pub(super) fn adopt(core: &mut Core) {
-        let (is_on, config) = (core.config.places_homes(), &core.config.home);
+        let (is_on, config) = (core.config.places_workloads(), &core.config.home);
         let ended = core.kept.state.homes().keys().filter(|path| !is_on || !config.admits(path));
         let ended: Vec<CgroupPath> = ended.cloned().collect();
         for path in ended {
@@ -237,11 +237,11 @@ impl Homing {
     }
 
     fn moved(&mut self, core: &mut Core, path: &CgroupPath, order: &PageMove, moved: &PagesMoved) {
-        let done = moved.bytes(Outcome::Moved);
+        let done = moved.bytes(PageOutcome::Moved);
         core.metrics.home_moved(done);
         tracing::info!(
             cgroup = %path, from = %order.from, to = %order.to, moved = %done,
-            obstacle = moved.obstacle().map(Outcome::as_str), "pages of a workload with a home"
+            obstacle = moved.obstacle().map(PageOutcome::as_str), "pages of a workload with a home"
         );
         let Some(of) = self.at_home.get_mut(path) else { return };
         let Stage::Moving(Some(left)) = &mut of.stage else { return };
@@ -462,7 +462,7 @@ impl Homing {
             percent(of.remote),
             of.total()
         );
-        if !core.config.places_homes() {
+        if !core.config.places_workloads() {
             if self.reported.insert((path.clone(), format!("would {node}"))) {
                 report(core, path, "would", format!("{path} would get a home on node {node}: {what}."));
             }
@@ -492,7 +492,8 @@ impl Homing {
         nodes
             .map(|(&node, _)| {
                 // Of what is promised and not used yet, nothing is taken.
-                let beyond = headroom.node(node).map(|of| of.room().saturating_sub_unsigned(of.margin.0));
+                let beyond =
+                    headroom.node(node).map(|of| of.headroom_bytes().saturating_sub_unsigned(of.margin.0));
                 let beyond = beyond.map_or(u64::MAX, |bytes| bytes.max(0).cast_unsigned());
                 let room = Bytes(room.get(&node).copied().unwrap_or_default().0.min(beyond));
                 let cpus = core.shared_cpus_of(node).len() as u64 * 1000;
@@ -566,5 +567,5 @@ fn thousandths(of: u64) -> String {
 }
 
 fn report(core: &Core, cgroup: &CgroupPath, step: &str, message: String) {
-    core.report(Some(cgroup), Report::new(EventKind::Home, message).detail("step", step));
+    core.report(Some(cgroup), EventReport::new(EventKind::Home, message).detail("step", step));
 }

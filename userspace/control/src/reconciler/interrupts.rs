@@ -15,11 +15,11 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_enforce::{
-    interrupts::{Affinities, MovedAway, Way, Write, WriteError, plan},
+    interrupts::{Affinities, AffinityChange, AffinityError, AffinityWrite, MovedAffinities, plan},
     irqbalance::Irqbalance,
 };
 use numaward_guarantee::error::AdmissionError;
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::CpuSet;
 
 use crate::core::Core;
@@ -81,7 +81,7 @@ impl Interrupts {
             left.extend(self.ban(core)?);
         }
         let before = core.kept.state.interrupts.affinities.clone();
-        let mut seen = self.affinities.look(&before);
+        let mut seen = self.affinities.read_all(&before);
         for affinity in &mut seen {
             let is_refused = self.refused.get(&affinity.path).is_some_and(|(name, _)| *name == affinity.name);
             // What is to be given back is tried again and again.
@@ -91,20 +91,20 @@ impl Interrupts {
         let stored = |core: &mut Core, affinities| {
             core.save_part(
                 |state| &mut state.interrupts,
-                MovedAway { affinities, ..core.kept.state.interrupts.clone() },
+                MovedAffinities { affinities, ..core.kept.state.interrupts.clone() },
             )
         };
         stored(core, plan.moved.clone())?;
         let (mut moved, mut back, mut returned) = (Vec::new(), Vec::new(), Vec::new());
         for write in plan.writes {
-            let Write { path, name, way, .. } = &write;
+            let AffinityWrite { path, name, way, .. } = &write;
             let written = self.affinities.write(&write);
             core.metrics.wrote_affinity(&written);
             match written {
                 Ok(()) => match way {
-                    Way::Away => moved.push(name.clone()),
-                    Way::AwayAgain => returned.push(name.clone()),
-                    Way::Back => {
+                    AffinityChange::Away => moved.push(name.clone()),
+                    AffinityChange::AwayAgain => returned.push(name.clone()),
+                    AffinityChange::Back => {
                         plan.moved.remove(path);
                         back.push(name.clone());
                     }
@@ -114,7 +114,7 @@ impl Interrupts {
                         plan.moved.remove(path);
                     }
                     plan.stay.insert(path.clone(), name.clone());
-                    let reason = (!matches!(error, WriteError::Fixed)).then(|| error.to_string());
+                    let reason = (!matches!(error, AffinityError::Fixed)).then(|| error.to_string());
                     tracing::debug!(name, %error, "not moved");
                     self.refused.insert(path.clone(), (name.clone(), reason));
                 }
@@ -153,7 +153,7 @@ impl Interrupts {
             }
             core.save_part(
                 |state| &mut state.interrupts,
-                MovedAway { banned: Some(found), ..core.kept.state.interrupts.clone() },
+                MovedAffinities { banned: Some(found), ..core.kept.state.interrupts.clone() },
             )?;
             if let Err(error) = one.ban(&wanted.1) {
                 return Ok(Some(self.unheeded(&error.to_string())));
@@ -176,7 +176,7 @@ impl Interrupts {
         }
         core.save_part(
             |state| &mut state.interrupts,
-            MovedAway { banned: None, ..core.kept.state.interrupts.clone() },
+            MovedAffinities { banned: None, ..core.kept.state.interrupts.clone() },
         )?;
         Ok(None)
     }
@@ -203,7 +203,8 @@ impl Interrupts {
             ),
         ];
         let report = |severity, what: &str, names: &[String]| {
-            let report = Report::new(EventKind::InterruptsMoved, format!("{what}: {}.", in_words(names)));
+            let report =
+                EventReport::new(EventKind::InterruptsMoved, format!("{what}: {}.", in_words(names)));
             core.report(None, report.severity(severity).detail("cpus", avoid).detail("count", names.len()));
         };
         for (names, severity, what) in events.iter().filter(|(names, ..)| !names.is_empty()) {

@@ -20,12 +20,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, Subject, read};
+use numaward_cgroup::{self as cgroup, CgroupPath, Hierarchy, Notice, WatchSubject, read};
 
 use numaward_api::EventKind;
 use numaward_enforce::EnforceError;
 use numaward_guarantee::{request::Target, state::Guarantee};
-use numaward_model::{Report, Retry};
+use numaward_model::{EventReport, Retry};
 
 use super::{drift::Round, notices::Notices};
 use crate::core::{Core, HeldChange};
@@ -131,10 +131,10 @@ enum Found {
 impl Held {
     fn watch(&self, notices: &mut Notices) {
         if let Some(parent) = self.cgroup.parent() {
-            notices.watch(&parent, Subject::Children);
+            notices.watch(&parent, WatchSubject::Children);
         }
         if self.is_command {
-            notices.watch(&self.cgroup, Subject::Processes);
+            notices.watch(&self.cgroup, WatchSubject::Processes);
         }
     }
 }
@@ -182,13 +182,13 @@ impl Liveness {
         self.in_question.remove(name);
         self.round.items.remove(name);
         if held.is_command {
-            self.notices.unwatch(&held.cgroup, Subject::Processes);
+            self.notices.unwatch(&held.cgroup, WatchSubject::Processes);
         }
         let Some(parent) = held.cgroup.parent() else { return };
         let mut below =
             self.names.range(&parent..).map(|(path, _)| path).take_while(|it| parent.contains(it));
         if !below.any(|path| parent.is_parent_of(path)) {
-            self.notices.unwatch(&parent, Subject::Children);
+            self.notices.unwatch(&parent, WatchSubject::Children);
         }
     }
 
@@ -213,9 +213,9 @@ impl Liveness {
 
 impl Liveness {
     /// What a cgroup that went held becomes free for others.
-    pub(super) fn question_removed(&mut self, core: &mut Core, events: &[cgroup::Event]) {
+    pub(super) fn question_removed(&mut self, core: &mut Core, events: &[cgroup::CgroupEvent]) {
         for event in events {
-            if let cgroup::Event::Removed(cgroup) = event {
+            if let cgroup::CgroupEvent::Removed(cgroup) = event {
                 core.effects.gone |= self.question(&cgroup.path);
             }
         }
@@ -239,8 +239,8 @@ impl Liveness {
     pub(super) fn release_gone(&mut self, core: &mut Core, now: Instant, turn: bool) {
         for notice in self.notices.read() {
             match notice {
-                Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(self.question(&path)),
-                Notice::Everything => self.in_question.extend(self.held.keys().cloned()),
+                Notice::ChildChanged(path) | Notice::Changed(path, _) => drop(self.question(&path)),
+                Notice::Overflow => self.in_question.extend(self.held.keys().cloned()),
             }
         }
         if turn {
@@ -280,7 +280,7 @@ impl Liveness {
             let retry = self.retries.entry(name.clone());
             let retry = retry.or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY));
             if retry.is_due(now) {
-                retry.put_off(now);
+                retry.postpone(now);
                 tracing::info!(name, reason, "to be released");
                 let Err(error) = core.release(&name) else {
                     self.retries.remove(&name);
@@ -349,7 +349,7 @@ fn absent_unit(core: &mut Core, (name, unit): (&str, &str), cgroup: &CgroupPath,
 }
 
 fn report(core: &mut Core, cgroup: &CgroupPath, message: String) {
-    core.report(Some(cgroup), Report::new(EventKind::UnitStopped, message));
+    core.report(Some(cgroup), EventReport::new(EventKind::UnitStopped, message));
     core.effects.view = true;
 }
 
@@ -402,8 +402,8 @@ mod tests {
         let reported = |liveness: &mut Liveness| {
             for notice in liveness.notices.read() {
                 match notice {
-                    Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(liveness.question(&path)),
-                    Notice::Everything => panic!("an overflow"),
+                    Notice::ChildChanged(path) | Notice::Changed(path, _) => drop(liveness.question(&path)),
+                    Notice::Overflow => panic!("an overflow"),
                 }
             }
             std::mem::take(&mut liveness.in_question).into_iter().collect::<Vec<_>>()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use numaward_cgroup::{CgroupPath, Hierarchy, Notice, Notifier, NotifyError, Subject};
+use numaward_cgroup::{CgroupPath, Hierarchy, Notice, Notifier, NotifyError, WatchSubject};
 
 /// Watches them; or nothing, where that cannot be done.
 #[derive(Debug)]
@@ -26,13 +26,13 @@ impl Notices {
     }
 
     /// Watches this of a cgroup. Doing so again does no harm.
-    pub(super) fn watch(&mut self, path: &CgroupPath, subject: Subject) {
+    pub(super) fn watch(&mut self, path: &CgroupPath, subject: WatchSubject) {
         if let Some(Err(error)) = self.notifier.as_mut().map(|notifier| notifier.watch(path, subject)) {
             self.fail(&error);
         }
     }
 
-    pub(super) fn unwatch(&mut self, path: &CgroupPath, subject: Subject) {
+    pub(super) fn unwatch(&mut self, path: &CgroupPath, subject: WatchSubject) {
         if let Some(notifier) = &mut self.notifier {
             notifier.unwatch(path, subject);
         }
@@ -44,7 +44,7 @@ impl Notices {
             Some(Ok(notices)) => notices,
             Some(Err(error)) => {
                 self.fail(&error);
-                BTreeSet::from([Notice::Everything])
+                BTreeSet::from([Notice::Overflow])
             }
         }
     }

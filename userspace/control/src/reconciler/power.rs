@@ -14,9 +14,11 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_enforce::power::{AllHeld, Held, Plan, Power, Wanted, Write, expect_reset, plan};
+use numaward_enforce::power::{
+    Power, PowerPlan, PowerRecord, PowerRecords, PowerTargets, PowerWrite, expect_reset, plan,
+};
 use numaward_guarantee::{error::AdmissionError, power::power_settings};
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::CpuSet;
 
 use crate::core::Core;
@@ -89,11 +91,11 @@ impl PowerSettings {
         }
     }
 
-    fn follow(&mut self, core: &mut Core, wanted: &Wanted) -> Result<(), AdmissionError> {
+    fn follow(&mut self, core: &mut Core, wanted: &PowerTargets) -> Result<(), AdmissionError> {
         let mut before = core.kept.state.power.clone();
         expect_reset(&mut before, &self.online);
-        let (seen, refused) = self.power.look(wanted, &self.cpus);
-        let Plan { mut writes, mut held, foreign } =
+        let (seen, refused) = self.power.read_settings(wanted, &self.cpus);
+        let PowerPlan { mut writes, mut held, foreign } =
             plan(&seen, wanted, &before, |path| self.power.read(path));
         // Some files can be read while their CPU is offline, and are among them only now.
         expect_reset(&mut held, &self.online);
@@ -109,7 +111,7 @@ impl PowerSettings {
                 self.failed.get(&write.path).filter(|(value, _)| *value == write.value && !write.is_back);
             if let Some((_, reason)) = failed {
                 note(&mut done.problems, format!("{}: {reason}", write.knob), &write.cpus);
-                as_before(&mut held, &before, &write.path);
+                revert_node(&mut held, &before, &write.path);
             }
             failed.is_none()
         });
@@ -134,11 +136,11 @@ impl PowerSettings {
     fn write(
         &mut self,
         core: &Core,
-        write: Write,
-        before: &AllHeld,
-        held: &mut AllHeld,
+        write: PowerWrite,
+        before: &PowerRecords,
+        held: &mut PowerRecords,
         done: &mut Done,
-        again: Option<&mut Vec<Write>>,
+        again: Option<&mut Vec<PowerWrite>>,
     ) {
         let result = self.power.write(&write);
         if let (Err(error), Some(again)) = (&result, again)
@@ -148,7 +150,7 @@ impl PowerSettings {
             return;
         }
         core.metrics.wrote_power(result.is_ok());
-        let Write { path, knob, cpus, value, is_back } = write;
+        let PowerWrite { path, knob, cpus, value, is_back } = write;
         match result {
             Ok(()) if is_back => {
                 held.remove(&path);
@@ -167,10 +169,10 @@ impl PowerSettings {
                     // Where it took something else, that is to be given back.
                     let now = self.power.read(&path).ok().flatten();
                     let is_changed =
-                        |of: &Held| now.as_ref().is_some_and(|now| of.before.as_ref() != Some(now));
+                        |of: &PowerRecord| now.as_ref().is_some_and(|now| of.before.as_ref() != Some(now));
                     match held.get_mut(&path).filter(|of| is_changed(of)) {
                         Some(of) => of.written = now.unwrap_or_default(),
-                        None => as_before(held, before, &path),
+                        None => revert_node(held, before, &path),
                     }
                     self.failed.insert(path, (value, reason));
                 }
@@ -188,7 +190,7 @@ impl PowerSettings {
             let all: CpuSet = said.values().flat_map(CpuSet::iter).collect();
             core.report(
                 None,
-                Report::new(EventKind::CpuPower, message).severity(severity).detail("cpus", &all),
+                EventReport::new(EventKind::CpuPower, message).severity(severity).detail("cpus", &all),
             );
         };
         if !set.is_empty() {
@@ -212,7 +214,7 @@ fn note(said: &mut Said, what: String, cpus: &CpuSet) {
 }
 
 /// Nothing was written: what was known before is true.
-fn as_before(held: &mut AllHeld, before: &AllHeld, path: &str) {
+fn revert_node(held: &mut PowerRecords, before: &PowerRecords, path: &str) {
     match before.get(path) {
         Some(of) => drop(held.insert(path.to_owned(), of.clone())),
         None => drop(held.remove(path)),

@@ -11,7 +11,7 @@ use numaward_api as api;
 use numaward_enforce::Record;
 use numaward_engine::{Allocation, Ledger, OwnerAccount, OwnerId, ledger::KindAccount};
 use numaward_guarantee::{request::Target, state::Guarantee};
-use numaward_model::{Promise, placed};
+use numaward_model::{WorkloadGuarantee, placed};
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 
 use super::{controllers::Controllers, drift::DriftController};
@@ -26,7 +26,7 @@ pub(super) struct ReadModel(Vec<(String, Description)>);
 struct Description {
     of: Source,
     allocation: Arc<api::Allocation>,
-    promise: Arc<Promise>,
+    promise: Arc<WorkloadGuarantee>,
 }
 
 /// What it is made of. Most of it is shared, and compared by where it is.
@@ -38,7 +38,7 @@ struct Source {
     record: Option<Arc<Record>>,
     drift: Vec<api::Drift>,
     missing: Option<MissingCapacity>,
-    moved: Option<api::Moved>,
+    moved: Option<api::MovedPages>,
     stalled: bool,
     stopped: bool,
     releasing: bool,
@@ -56,7 +56,7 @@ impl ReadModel {
     }
 
     /// What is published.
-    pub(super) fn promises(&self) -> Vec<Arc<Promise>> {
+    pub(super) fn promises(&self) -> Vec<Arc<WorkloadGuarantee>> {
         self.0.iter().map(|(_, shown)| shown.promise.clone()).collect()
     }
 
@@ -101,13 +101,13 @@ impl ReadModel {
         &self,
         core: &Core,
         drift: &DriftController,
-        waiting: Vec<api::Waiting>,
+        waiting: Vec<api::PendingGuarantee>,
         pending_restores: Vec<api::PendingRestore>,
     ) -> api::Allocations {
         let ledger = &core.kept.state.ledger;
         let free_cpus = core.free_cpus();
         let memory = ledger.memory();
-        let nodes = core.policy.machine.nodes.iter().map(|(&id, node)| api::NodePromises {
+        let nodes = core.policy.machine.nodes.iter().map(|(&id, node)| api::NodeCapacity {
             node: id.0,
             free_cpus: (&free_cpus & &node.cpus).to_string(),
             memory: memory.get(&id).into_iter().flatten().map(|of| kind(ledger, id, of)).collect(),
@@ -155,7 +155,7 @@ impl Description {
             cpus = &cpus | left.cpus.as_ref().unwrap_or(&CpuSet::new());
             hidden_cpus = &(&hidden_cpus | &left.hidden_cpus) - &cpus;
         }
-        let promise = Promise {
+        let promise = WorkloadGuarantee {
             cgroup: guarantee.cgroup.clone(),
             id: guarantee.id,
             owner: guarantee.owner(name).into(),
@@ -177,16 +177,16 @@ impl Description {
 }
 
 /// What is promised of a kind, and how much of the rest others use.
-fn kind(ledger: &Ledger, node: NodeId, of: (&ZoneKind, &KindAccount)) -> api::KindPromises {
+fn kind(ledger: &Ledger, node: NodeId, of: (&ZoneKind, &KindAccount)) -> api::KindCapacity {
     let withheld = ledger.conditions().withheld_on(*of.0, node).0;
-    let promises = api::KindPromises::from(of);
-    api::KindPromises { withheld_bytes: withheld.min(promises.free_bytes), ..promises }
+    let promises = api::KindCapacity::from(of);
+    api::KindCapacity { withheld_bytes: withheld.min(promises.free_bytes), ..promises }
 }
 
 /// What a guarantee held before, while its pages are on their way to other nodes.
 fn leaves(core: &Core, owner: &str, target: &Target) -> Option<Allocation> {
     let container = match target {
-        Target::Container(of) => of.slice_name(),
+        Target::Container(of) => of.ledger_name(),
         _ => owner.into(),
     };
     core.kept.state.moving.left_by(&OwnerId::from(owner), &container).cloned()

@@ -21,14 +21,14 @@ use std::{
 
 use numaward_api::{self as api, EnforcementMode, EventKind, MoveState, RebalanceState, Severity};
 use numaward_cgroup::CgroupPath;
-use numaward_engine::{Allocation, Ledger, Plan};
+use numaward_engine::{Allocation, Ledger, RebalancePlan};
 use numaward_guarantee::{
     command::{Answer, Asked},
     error::AdmissionError,
     reconciler::ShownRebalance,
     request::Request,
 };
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::Bytes;
 use tokio::sync::oneshot;
 
@@ -214,7 +214,7 @@ impl Rebalancing {
         &mut self,
         core: &mut Core,
         request: Request,
-        plan: &Plan,
+        plan: &RebalancePlan,
         admit: bool,
     ) -> Result<api::Rebalance, AdmissionError> {
         let described = core.describe_plan(&request, plan)?;
@@ -348,9 +348,9 @@ fn report_step(
     step: &str,
     severity: Severity,
     message: &str,
-    with: impl FnOnce(Report) -> Report,
+    with: impl FnOnce(EventReport) -> EventReport,
 ) {
-    let report = Report::new(EventKind::Rebalance, message).severity(severity).detail("step", step);
+    let report = EventReport::new(EventKind::Rebalance, message).severity(severity).detail("step", step);
     core.report(None, with(report));
 }
 
@@ -512,7 +512,7 @@ impl Run {
         core.metrics.relocated(outcome, moved.unwrap_or_default());
         let (_, cgroup) = cgroups.first().cloned().unzip();
         let direction = if is_back { "back" } else { "to make room" };
-        let report = Report::new(EventKind::Rebalance, format!("{workload} was moved {direction}."))
+        let report = EventReport::new(EventKind::Rebalance, format!("{workload} was moved {direction}."))
             .detail("step", outcome)
             .detail("plan", &self.shown.id);
         let report = match moved {

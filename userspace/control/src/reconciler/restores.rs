@@ -71,7 +71,7 @@ impl Restores {
             core.effects.view |= pending.reason != reason;
             pending.reason = reason;
             let retry = &mut pending.retry;
-            retry.get_or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).put_off(now);
+            retry.get_or_insert_with(|| Retry::new(now, FIRST_RETRY, LONGEST_RETRY)).postpone(now);
         }
         core.effects.view |= self.follow(&core.kept.state.applied);
     }

@@ -18,10 +18,10 @@ use std::{
 };
 
 use numaward_api::{EventKind, Severity};
-use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, Notice, Subject, knob::Limit, read};
-use numaward_enforce::Change;
+use numaward_cgroup::{CgroupId, CgroupPath, Hierarchy, Notice, WatchSubject, knob::Limit, read};
+use numaward_enforce::SettingsChange;
 use numaward_guarantee::state::State;
-use numaward_model::{Report, Settings};
+use numaward_model::{EventReport, Settings};
 use numaward_topology::Bytes;
 
 use super::notices::Notices;
@@ -136,8 +136,8 @@ impl Throttling {
         let mut is_everything = !self.notices.work();
         for notice in self.notices.read() {
             match notice {
-                Notice::CameOrWent(path) | Notice::Changed(path, _) => drop(heard.insert(path)),
-                Notice::Everything => is_everything = true,
+                Notice::ChildChanged(path) | Notice::Changed(path, _) => drop(heard.insert(path)),
+                Notice::Overflow => is_everything = true,
             }
         }
         for (name, limited) in &self.limited {
@@ -186,11 +186,11 @@ impl Throttling {
             |a: &Limited, b: Option<&Limited>| b.is_some_and(|b| (&a.cgroup, a.id) == (&b.cgroup, b.id));
         let before = std::mem::take(&mut self.limited);
         for (name, over) in before.iter().filter(|(name, over)| !is_same(over, limited.get(*name))) {
-            self.notices.unwatch(&over.cgroup, Subject::Memory);
+            self.notices.unwatch(&over.cgroup, WatchSubject::Memory);
             self.workloads.remove(name);
         }
         for (name, new) in limited.iter().filter(|(name, new)| !is_same(new, before.get(*name))) {
-            self.notices.watch(&new.cgroup, Subject::Memory);
+            self.notices.watch(&new.cgroup, WatchSubject::Memory);
             // What happened before it was watched.
             self.workloads.entry(name.clone()).or_default();
         }
@@ -209,7 +209,7 @@ impl Throttling {
         };
         let message =
             format!("{name} is slowed down at memory.high ({high}) and makes no progress; {outcome}.");
-        let report = Report::new(EventKind::Stall, message).detail("memoryHigh", high.0);
+        let report = EventReport::new(EventKind::Stall, message).detail("memoryHigh", high.0);
         let report = match raised {
             None | Some(Err(_)) => report.severity(Severity::Critical),
             Some(Ok(_)) => report,
@@ -235,7 +235,7 @@ impl Throttling {
         let to = raised(high, ceiling);
         let settings = Settings { memory_high: Some(to), ..held.settings.clone() };
         let mut change = core.begin();
-        let plan = change.plan(Change::Hold(cgroup.clone(), settings.clone()));
+        let plan = change.plan(SettingsChange::Hold(cgroup.clone(), settings.clone()));
         let plan = plan.map_err(|error| error.to_string())?;
         if let Some(held) = change.kept.state.guarantees.get_mut(name) {
             held.settings = settings;
@@ -264,7 +264,7 @@ mod tests {
 
     /// A workload that may use four times what it is promised, from which it is kept at half of that, makes no progress
     /// there: what it is kept at in the end, whether it is shown as stalled, and what was reported.
-    fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, Report)>) {
+    fn stalled(raise: bool) -> (String, bool, Vec<(Option<CgroupPath>, EventReport)>) {
         let dir = tempfile::tempdir().unwrap();
         let (root, host) = (dir.path().join("cgroup"), Arc::new(Host::small()));
         let cgroup = root.join("a");

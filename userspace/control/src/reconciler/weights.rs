@@ -15,9 +15,11 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_config::interleave_weights::WeightSource;
-use numaward_enforce::weights::{HeldWeights, Plan, Wanted, WeightError, Weights, Write, plan};
+use numaward_enforce::weights::{
+    NodeWeights, WeightError, WeightPlan, WeightRecords, WeightWrite, Weights, plan,
+};
 use numaward_guarantee::{error::AdmissionError, weights::interleave_weights};
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::NodeId;
 
 use crate::core::Core;
@@ -39,7 +41,7 @@ pub(super) struct InterleaveWeights {
     /// What is not as configured, as reported last.
     problems: BTreeSet<String>,
     /// The weights that are in the metrics.
-    shown: Wanted,
+    shown: NodeWeights,
 }
 
 /// A weight that could not be written.
@@ -54,7 +56,7 @@ struct Failed {
 #[derive(Debug, Default)]
 struct Done {
     is_set: bool,
-    back: Wanted,
+    back: NodeWeights,
     is_auto: bool,
     is_refused: bool,
     failed: BTreeMap<NodeId, (u8, String)>,
@@ -70,7 +72,7 @@ impl InterleaveWeights {
             nodes: BTreeSet::new(),
             failed: BTreeMap::new(),
             problems: BTreeSet::new(),
-            shown: Wanted::new(),
+            shown: NodeWeights::new(),
         }
     }
 
@@ -100,7 +102,7 @@ impl InterleaveWeights {
         let mut done = Done { problems, ..Done::default() };
         let asked: BTreeSet<NodeId> = wanted.iter().flatten().map(|(node, _)| *node).collect();
         let concerned: BTreeSet<NodeId> = asked.iter().chain(before.nodes.keys()).copied().collect();
-        let seen = self.weights.look(concerned.iter().copied());
+        let seen = self.weights.read_weights(concerned.iter().copied());
         let unreadable = seen.unreadable.iter();
         let unreadable = unreadable.filter(|(node, _)| concerned.contains(node) || before.auto.is_some());
         done.problems.extend(unreadable.map(|(_, reason)| reason.clone()));
@@ -109,13 +111,13 @@ impl InterleaveWeights {
         done.problems.extend(missing.map(|node| format!("there is no /{}", Weights::file(*node))));
         self.failed.retain(|_, failed| now.duration_since(failed.at) < RETRY && nodes == self.nodes);
         self.nodes = nodes;
-        let Plan { mut writes, mut held, foreign } = plan(&seen, wanted.as_ref(), &before);
+        let WeightPlan { mut writes, mut held, foreign } = plan(&seen, wanted.as_ref(), &before);
         writes.retain(|write| {
-            let Write::Weight { node, weight, is_back: false } = write else { return true };
+            let WeightWrite::Weight { node, weight, is_back: false } = write else { return true };
             let failed = self.failed.get(node).filter(|failed| failed.weight == *weight);
             if let Some(Failed { reason, .. }) = failed {
                 done.problems.push(reason.clone());
-                held.as_before(*node, &before);
+                held.revert_node(*node, &before);
             }
             failed.is_none()
         });
@@ -128,7 +130,7 @@ impl InterleaveWeights {
             self.failed.insert(node, Failed { weight, reason, at: now });
         }
         forget_if_none(&mut held, &before);
-        let are_now = held.now(&seen);
+        let are_now = held.current(&seen);
         core.metrics.interleave_weights(&are_now, &self.shown);
         self.shown.clone_from(&are_now);
         core.save_part(|state| &mut state.weights, held)?;
@@ -149,36 +151,38 @@ impl InterleaveWeights {
         if !problems.is_empty() && problems != self.problems {
             let problems = done.problems.join("; ");
             let message = format!("Weights for weighted-interleave are not as configured: {problems}.");
-            report(core, Severity::Warning, message, &Wanted::new());
+            report(core, Severity::Warning, message, &NodeWeights::new());
         }
         self.problems = problems;
         Ok(())
     }
 
-    fn write(&self, write: Write, before: &HeldWeights, held: &mut HeldWeights, done: &mut Done) {
+    fn write(&self, write: WeightWrite, before: &WeightRecords, held: &mut WeightRecords, done: &mut Done) {
         // The kernel chooses only where all are back.
-        if write == Write::Auto && done.is_refused {
+        if write == WeightWrite::Auto && done.is_refused {
             return;
         }
         let result = self.weights.write(write);
-        held.learn(write, &result, before);
+        held.record_result(write, &result, before);
         done.learn(write, result);
     }
 }
 
 impl Done {
-    fn learn(&mut self, write: Write, result: Result<(), WeightError>) {
+    fn learn(&mut self, write: WeightWrite, result: Result<(), WeightError>) {
         match (result, write) {
-            (Ok(()), Write::Weight { node, weight, is_back: true }) => drop(self.back.insert(node, weight)),
-            (Ok(()), Write::Weight { .. }) => self.is_set = true,
-            (Ok(()), Write::Auto) => self.is_auto = true,
+            (Ok(()), WeightWrite::Weight { node, weight, is_back: true }) => {
+                self.back.insert(node, weight);
+            }
+            (Ok(()), WeightWrite::Weight { .. }) => self.is_set = true,
+            (Ok(()), WeightWrite::Auto) => self.is_auto = true,
             // It had nothing to choose from before, either.
             (Err(WeightError::NoChoice), _) => {}
             (Err(error), write) => {
                 let reason = error.to_string();
                 self.problems.push(reason.clone());
                 self.is_refused = true;
-                if let Write::Weight { node, weight, is_back: false } = write {
+                if let WeightWrite::Weight { node, weight, is_back: false } = write {
                     self.failed.insert(node, (weight, reason));
                 }
             }
@@ -186,8 +190,8 @@ impl Done {
     }
 }
 
-fn report(core: &Core, severity: Severity, message: String, weights: &Wanted) {
-    let mut report = Report::new(EventKind::InterleaveWeights, message).severity(severity);
+fn report(core: &Core, severity: Severity, message: String, weights: &NodeWeights) {
+    let mut report = EventReport::new(EventKind::InterleaveWeights, message).severity(severity);
     for (node, weight) in weights {
         report = report.detail(&format!("node{node}"), weight);
     }
@@ -195,7 +199,7 @@ fn report(core: &Core, severity: Severity, message: String, weights: &Wanted) {
 }
 
 /// Where nothing was and is held, the kernel's own choice still counts.
-fn forget_if_none(held: &mut HeldWeights, before: &HeldWeights) {
+fn forget_if_none(held: &mut WeightRecords, before: &WeightRecords) {
     if held.nodes.is_empty() && before.is_empty() {
         held.auto = None;
     }
@@ -209,13 +213,13 @@ fn sentence(parts: &[String]) -> String {
     }
 }
 
-fn list(weights: &Wanted) -> String {
+fn list(weights: &NodeWeights) -> String {
     let parts: Vec<String> =
         weights.iter().map(|(node, weight)| format!("{weight} on node {node}")).collect();
     sentence(&parts)
 }
 
-fn are(now: &Wanted, were: &Wanted, source: WeightSource) -> String {
+fn are(now: &NodeWeights, were: &NodeWeights, source: WeightSource) -> String {
     let (weights, they) =
         if now.len() == 1 { ("weight for weighted-interleave is", "it was") } else { WEIGHTS_ARE };
     let source = if source == WeightSource::Bandwidth { "by bandwidth" } else { "as configured" };
@@ -361,7 +365,7 @@ mod tests {
             "0": {"found": 1, "written": 3, "before": 1},
             "2": {"found": 1, "written": 2, "before": 1},
         }});
-        let stored: HeldWeights = serde_json::from_value(stored).unwrap();
+        let stored: WeightRecords = serde_json::from_value(stored).unwrap();
         reconciler.core.save_part(|state| &mut state.weights, stored.clone()).unwrap();
         drop(reconciler);
         // The daemon died between the two writes.
@@ -546,10 +550,10 @@ mod tests {
     #[test]
     fn a_kernel_without_anything_to_choose_from_is_no_problem() {
         let (mut done, path) = (Done::default(), Path::new(WEIGHTS));
-        done.learn(Write::Auto, Err(WeightError::NoChoice));
+        done.learn(WeightWrite::Auto, Err(WeightError::NoChoice));
         assert!(done.problems.is_empty() && returned(&done).is_none());
         let source = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-        done.learn(Write::Auto, Err(WeightError::Refused { path: path.to_owned(), source }));
+        done.learn(WeightWrite::Auto, Err(WeightError::Refused { path: path.to_owned(), source }));
         assert_eq!(done.problems.len(), 1);
     }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use numaward_api::EnforcementMode;
-use numaward_cgroup::{Cgroup, Event};
+use numaward_cgroup::{Cgroup, CgroupEvent};
 use numaward_topology::{
     CpuId, CpuSet,
     affinity::{affinity, set_affinity},
@@ -43,7 +43,7 @@ impl Run {
         }
     }
 
-    fn herd(&self) -> Vec<(String, String, api::HerdState)> {
+    fn herd(&self) -> Vec<(String, String, api::ConfinementState)> {
         let herding = self.reconciler.allocations().enforcement.herding.clone();
         herding.cgroups.into_iter().map(|herded| (herded.cgroup, herded.cpus, herded.state)).collect()
     }
@@ -61,10 +61,10 @@ impl Bench {
     /// A cgroup appears, and this is reported.
     fn appear(&self, path: &str) {
         self.cgroup(path);
-        self.tell(path, Event::Added);
+        self.tell(path, CgroupEvent::Added);
     }
 
-    fn tell(&self, path: &str, event: fn(Cgroup) -> Event) {
+    fn tell(&self, path: &str, event: fn(Cgroup) -> CgroupEvent) {
         let hierarchy = Hierarchy::at(&self.dir.path().join("cgroup"));
         let path: CgroupPath = format!("/{path}").parse().unwrap();
         let id = hierarchy.id_of(&path).unwrap().unwrap_or(numaward_cgroup::CgroupId(1));
@@ -82,7 +82,8 @@ async fn a_workload_that_asks_has_others_kept_off_its_cpus_alone() {
     let run = Run::start(&bench, "{}");
     assert_eq!(admit(&run.reconciler, "a", 2).await.unwrap().cpus, "1-2");
     let entry = |cgroup: &str, cpus: &str, state| (cgroup.to_owned(), cpus.to_owned(), state);
-    let would = |cpus: &str| ["/b", "/system"].map(|cgroup| entry(cgroup, cpus, api::HerdState::DryRun));
+    let would =
+        |cpus: &str| ["/b", "/system"].map(|cgroup| entry(cgroup, cpus, api::ConfinementState::DryRun));
     assert_eq!(run.herd(), would("0,3-7"));
     assert_eq!(bench.cpus(["system", "b"]), ["", ""]);
 
@@ -96,7 +97,7 @@ async fn a_workload_that_asks_has_others_kept_off_its_cpus_alone() {
     assert!(isolated.cpus == "4-5" && isolated.placement.isolate, "{isolated:?}");
     // The CPUs of the other one are not kept free.
     assert_eq!(bench.cpus(["init.scope", "system", "a", "b"]), ["", "0-3,6-7", "1-2", "4-5"]);
-    assert_eq!(run.herd(), [entry("/system", "0-3,6-7", api::HerdState::Herded)]);
+    assert_eq!(run.herd(), [entry("/system", "0-3,6-7", api::ConfinementState::Confined)]);
 
     // It holds over a restart, and for what comes later; it ends with the workload that asked.
     run.end();
@@ -106,7 +107,7 @@ async fn a_workload_that_asks_has_others_kept_off_its_cpus_alone() {
     run.reconciler.release("b".to_owned()).await.unwrap();
     run.until("they have their CPUs back", |_| (bench.cpus(["new", "system"]) == ["", ""]).then_some(()));
     let states = || run.herd().into_iter().map(|(_, _, state)| state).collect::<Vec<_>>();
-    assert_eq!(states(), [api::HerdState::DryRun; 3]);
+    assert_eq!(states(), [api::ConfinementState::DryRun; 3]);
     run.end();
 }
 
@@ -247,14 +248,16 @@ async fn others_keep_off_exclusive_cpus_and_get_back_what_they_had() {
     assert_eq!(admit(&run.reconciler, "user/a", 3).await.unwrap().cpus, "1-3");
     assert_eq!(bench.cpus(["init.scope", "system", "user", "user/a"]), ["", "0,4-7", "", "1-3"]);
     assert_eq!(bench.cpus(["user/b", "pinned", "outside", "numaward"]), ["0,4-7", "0", "7", ""]);
-    let herded = |cgroup: &str, cpus: &str| (cgroup.to_owned(), cpus.to_owned(), api::HerdState::Herded);
+    let herded =
+        |cgroup: &str, cpus: &str| (cgroup.to_owned(), cpus.to_owned(), api::ConfinementState::Confined);
     assert_eq!(run.herd(), [herded("/pinned", "0"), herded("/system", "0,4-7"), herded("/user/b", "0,4-7")]);
 
     // The pool shrinks; what has nothing left in it is reported, and left alone.
     assert_eq!(admit(&run.reconciler, "system", 4).await.unwrap().cpus, "4-7");
     assert_eq!(bench.cpus(["system", "user/b", "pinned", "outside"]), ["4-7", "0", "0", "7"]);
     let refused = run.reconciler.allocations().enforcement.herding.cgroups.clone();
-    let refused: Vec<_> = refused.iter().filter(|herded| herded.state == api::HerdState::Refused).collect();
+    let refused: Vec<_> =
+        refused.iter().filter(|herded| herded.state == api::ConfinementState::Refused).collect();
     let [outside] = refused.as_slice() else { panic!("{refused:?}") };
     assert_eq!(outside.cgroup, "/outside");
     assert!(outside.reason.as_ref().unwrap().contains("CPUs 7, of which none"), "{outside:?}");
@@ -316,7 +319,10 @@ async fn what_the_kernel_refuses_is_told_and_the_others_are_herded() {
     assert_eq!(bench.cpus(["a", "good"]), ["1", "0,2-7"]);
     let herd = run.herd();
     let states: Vec<_> = herd.iter().map(|(cgroup, _, state)| (cgroup.as_str(), *state)).collect();
-    assert_eq!(states, [("/bad", api::HerdState::Refused), ("/good", api::HerdState::Herded)]);
+    assert_eq!(
+        states,
+        [("/bad", api::ConfinementState::Refused), ("/good", api::ConfinementState::Confined)]
+    );
     run.reconciler.release("a".to_owned()).await.unwrap();
     assert_eq!(bench.cpus(["a", "good"]), ["", ""]);
     run.end();
@@ -334,7 +340,7 @@ async fn a_dry_run_promises_and_writes_nothing() {
         (bench.cpus(["a", "b"]), bench.knob("a/memory.min")),
         (["", ""].map(str::to_owned), "0".to_owned())
     );
-    assert_eq!(run.herd(), [("/b".to_owned(), "0,3-7".to_owned(), api::HerdState::DryRun)]);
+    assert_eq!(run.herd(), [("/b".to_owned(), "0,3-7".to_owned(), api::ConfinementState::DryRun)]);
     assert_eq!(run.reconciler.allocations().enforcement.mode, EnforcementMode::DryRun);
     run.end();
 
@@ -401,7 +407,7 @@ async fn declared_guarantees_hold_from_the_start_and_are_tried_again() {
         "{refused}"
     );
     fs::remove_dir_all(bench.dir.path().join("cgroup/batch/a")).unwrap();
-    bench.tell("batch/a", Event::Removed);
+    bench.tell("batch/a", CgroupEvent::Removed);
     run.until("it is given", |view| view.allocations.iter().any(|held| held.name == "batch/c").then_some(()));
     assert_eq!(bench.cpus(["batch/c"]), ["1-3"]);
     run.until("nobody waits", |view| view.waiting.is_empty().then_some(()));
@@ -471,7 +477,7 @@ async fn a_rule_that_cannot_be_followed_leaves_what_is_held_until_it_can() {
     }
     let run = Run::start(&bench, &rules(r#""cpus": 4"#));
     fs::remove_dir_all(bench.dir.path().join("cgroup/y")).unwrap();
-    bench.tell("y", Event::Removed);
+    bench.tell("y", CgroupEvent::Removed);
     run.until("it has four", |view| view.waiting.is_empty().then_some(()));
     assert_eq!(bench.cpus(["z"]), ["4-7"], "its node has no more than three");
     run.end();
@@ -516,7 +522,7 @@ async fn what_is_lost_of_a_flood_of_cgroups_is_found() {
             id: numaward_cgroup::CgroupId(id + 1_000_000),
             path: format!("/user/{id}").parse().unwrap(),
         })
-        .map(Event::Added)
+        .map(CgroupEvent::Added)
         .collect();
     std::thread::sleep(Duration::from_millis(500));
     {

@@ -2,7 +2,7 @@
 
 use numaward_api::{EnforcementMode, EventKind};
 use numaward_config::policy::{Amount, ReservedMemory};
-use numaward_model::Report;
+use numaward_model::EventReport;
 
 use super::*;
 
@@ -27,7 +27,7 @@ async fn guarantees_are_kept_and_released_with_a_policy_that_does_not_fit() {
         let (reconciler, thread, stop) = bench.start_with(of_another_machine(strategy));
         let unfit = bench.host.assigned.lock().unwrap().unfit.clone().unwrap();
         assert!(unfit.contains("NUMA node 7"), "{unfit}");
-        let is_reported = |(_, report): &(_, Report)| {
+        let is_reported = |(_, report): &(_, EventReport)| {
             report.kind == EventKind::MachineChange && report.message.contains("NUMA node 7")
         };
         assert!(bench.host.happened.lock().unwrap().iter().any(is_reported));

@@ -87,7 +87,7 @@ pub fn open_api() -> OpenApi {
     tag = "api",
     responses(
         (status = 200, description = "The allocations", body = api::Allocations),
-        (status = 503, description = "Nothing can be promised here", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "Nothing can be promised here", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn allocations(
@@ -112,14 +112,14 @@ async fn allocations(
     responses(
         (status = 200, description = "What would happen", body = api::DryRun),
         (status = 201, description = "What is held now", body = api::Allocation),
-        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "Refused by the engine, or it conflicts with what is held", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "Refused by the engine, or it conflicts with what is held", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field is wrong, or the target cannot be bound", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn admit(
@@ -186,16 +186,16 @@ fn read<T: DeserializeOwned>(
     security((), ("token" = []), ("certificate" = [])),
     request_body = api::Resize,
     responses(
-        (status = 200, description = "What is held now or, of a dry run, what would happen", body = api::Resized),
-        (status = 400, description = "No JSON, a field is unknown, or the name is not percent-encoded UTF-8", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "Its nodes do not have what is missing, or it is not to be changed here", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong, or less than is in use", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 200, description = "What is held now or, of a dry run, what would happen", body = api::ResizeOutcome),
+        (status = 400, description = "No JSON, a field is unknown, or the name is not percent-encoded UTF-8", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "There is no such allocation", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "Its nodes do not have what is missing, or it is not to be changed here", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field is wrong, or less than is in use", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The kernel refused, or the ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn resize(
@@ -204,14 +204,14 @@ async fn resize(
     UrlPath(name): UrlPath<String>,
     RawQuery(query): RawQuery,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<api::Resized>, Response> {
+) -> Result<Json<api::ResizeOutcome>, Response> {
     let wrong = |error: FieldError| refused(&AdmissionError::Field(error), uri.path());
     let dry_run = dry_run(query.as_deref()).map_err(wrong)?;
     let asked: api::Resize = read(body, "Resize", &uri).map_err(|refused| *refused)?;
     let resize = Resize::new(name, &asked).map_err(wrong)?;
     match reconciler.resize_allocation(resize, dry_run).await {
-        Ok(Answer::Admitted(allocation)) => Ok(Json(api::Resized::Held(Box::new(allocation)))),
-        Ok(Answer::Dry(dry)) => Ok(Json(api::Resized::Dry(Box::new(dry)))),
+        Ok(Answer::Admitted(allocation)) => Ok(Json(api::ResizeOutcome::Applied(Box::new(allocation)))),
+        Ok(Answer::Dry(dry)) => Ok(Json(api::ResizeOutcome::DryRun(Box::new(dry)))),
         Err(error) => Err(refused(&error, uri.path())),
     }
 }
@@ -225,12 +225,12 @@ async fn resize(
     security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 204, description = "It is released"),
-        (status = 400, description = "The name is not percent-encoded UTF-8", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "There is no such allocation", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The ledger cannot be stored; or the release was begun, not everything could be given back yet, and that is tried again", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 400, description = "The name is not percent-encoded UTF-8", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "There is no such allocation", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The ledger cannot be stored; or the release was begun, not everything could be given back yet, and that is tried again", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn release(
@@ -251,11 +251,11 @@ async fn release(
     security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 200, description = "The content of the files", body = api::KubeletState),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "This is the read-only address", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "No kubelet can have this configuration, or promise this", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "This is the read-only address", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No kubelet can have this configuration, or promise this", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn kubelet_state(
@@ -265,8 +265,8 @@ async fn kubelet_state(
     reconciler.kubelet_state().await.map(Json).map_err(|error| refused(&error, uri.path()))
 }
 
-fn refusal(status: StatusCode, detail: String, path: &str) -> api::Refusal {
-    api::Refusal {
+fn refusal(status: StatusCode, detail: String, path: &str) -> api::GuaranteeRefusal {
+    api::GuaranteeRefusal {
         title: status.canonical_reason().unwrap_or("Error").to_owned(),
         status: status.as_u16(),
         detail,
@@ -340,7 +340,7 @@ fn refused(error: &AdmissionError, path: &str) -> Response {
     respond(refusal)
 }
 
-fn respond(refusal: api::Refusal) -> Response {
+fn respond(refusal: api::GuaranteeRefusal) -> Response {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, [(header::CONTENT_TYPE, CONTENT_TYPE)], Json(refusal)).into_response()
 }

@@ -12,7 +12,7 @@ use axum::{
 };
 use numaward_api as api;
 use numaward_api::problem::CONTENT_TYPE;
-use numaward_engine::Limits;
+use numaward_engine::RebalanceLimits;
 use numaward_guarantee::{
     command::Asked,
     error::AdmissionError,
@@ -44,7 +44,7 @@ fn sound(
     request: &api::AllocationRequest,
     moves: Option<u32>,
     bytes: Option<&str>,
-) -> Result<(Request, Limits), FieldError> {
+) -> Result<(Request, RebalanceLimits), FieldError> {
     Ok((Request::new(request)?, limits(moves, bytes)?))
 }
 
@@ -58,13 +58,13 @@ fn sound(
     request_body = api::PlanRequest,
     responses(
         (status = 200, description = "The moves, and where the request goes then", body = api::MovePlan),
-        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "No moves within the limits make it fit, or the strategy moves nobody", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No moves within the limits make it fit, or the strategy moves nobody", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field is wrong", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn plan(
@@ -89,14 +89,14 @@ async fn plan(
     request_body = api::RebalanceRequest,
     responses(
         (status = 202, description = "It is begun", body = api::Rebalance),
-        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "No moves within the limits make it fit, the plan is stale, another rebalance is going on, or nothing is enforced", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 413, description = "The body is too large", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 422, description = "A field is wrong", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 500, description = "The ledger cannot be stored", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 400, description = "No JSON, or a field is missing or unknown", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "No moves within the limits make it fit, the plan is stale, another rebalance is going on, or nothing is enforced", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 413, description = "The body is too large", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 422, description = "A field is wrong", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 500, description = "The ledger cannot be stored", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "The policy does not fit the machine, it took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn start(
@@ -121,9 +121,9 @@ async fn start(
     security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 200, description = "The latest rebalance", body = api::Rebalance),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 404, description = "There was none since the daemon started, or this is the read-only address", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 404, description = "There was none since the daemon started, or this is the read-only address", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn progress(
@@ -145,10 +145,10 @@ async fn progress(
     security((), ("token" = []), ("certificate" = [])),
     responses(
         (status = 202, description = "It is being rolled back", body = api::Rebalance),
-        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 409, description = "None is going on", body = api::Refusal, content_type = CONTENT_TYPE),
-        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::Refusal, content_type = CONTENT_TYPE),
+        (status = 401, description = "On the control address: neither token nor client certificate, or a wrong token", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 403, description = "Not root, or a client certificate without a name that may control", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 409, description = "None is going on", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
+        (status = 503, description = "It took too long, too many requests wait, or the daemon is stopping", body = api::GuaranteeRefusal, content_type = CONTENT_TYPE),
     )
 )]
 async fn cancel(

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use numaward_api::doctor::Check;
+use numaward_api::doctor::HostCheck;
 use numaward_cgroup::{CgroupPath, Hierarchy, affinity::narrow_threads};
 
 use super::{Host, check, ok};
@@ -13,7 +13,7 @@ const SHOWN: usize = 5;
 impl Host<'_> {
     /// The threads that run on fewer CPUs than their cgroup has; `None` where there are none. Those of the root cgroup are the
     /// kernel's.
-    pub(super) fn narrow_threads(&self) -> Option<Check> {
+    pub(super) fn narrow_threads(&self) -> Option<HostCheck> {
         let (mount, _) = self.mount("cgroup2")?;
         let (proc, root) = (self.root.join("proc"), self.root.join(mount));
         let paths = Hierarchy::at(&root).walk().ok()?.into_iter().map(|cgroup| cgroup.path);

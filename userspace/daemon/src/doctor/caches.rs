@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use numaward_config::resctrl::{Monitor, Resctrl as Wanted};
-use numaward_enforce::resctrl::{Host, Info, Resctrl};
+use numaward_enforce::resctrl::{HostKernel, Info, Resctrl};
 use numaward_guarantee::caches::shares;
 
 use super::{Outcome, ok, warn};
@@ -14,7 +14,7 @@ const FIX: &str = "mount it (mount -t resctrl resctrl /sys/fs/resctrl, or in /et
 
 /// Looks at the tree at `root`, as this process sees it.
 pub(super) fn caches(root: &Path, wanted: &Wanted) -> Outcome {
-    let (info, is_made_up) = match Resctrl::new(root, Arc::new(Host)).look() {
+    let (info, is_made_up) = match Resctrl::new(root, Arc::new(HostKernel)).read_info() {
         Ok(found) => found,
         Err(error) => return warn(format!("no class is held and nothing is counted: {error}"), FIX),
     };
@@ -94,7 +94,7 @@ fn features(info: &Info) -> String {
 mod tests {
     use std::fs;
 
-    use numaward_api::doctor::Verdict;
+    use numaward_api::doctor::CheckResult;
 
     use super::*;
 
@@ -108,7 +108,7 @@ mod tests {
         let both = r#"{"monitor": "guaranteed", "classes": {"a": {"l3Ways": 2}, "b": {"memoryBandwidthPercent": 50}}}"#;
         let judge = |text: &str| caches(dir.path(), &wanted(text));
         let (verdict, finding, _) = judge(both);
-        assert!(verdict == Verdict::Warn && finding.contains("resctrl is not mounted at "), "{finding}");
+        assert!(verdict == CheckResult::Warn && finding.contains("resctrl is not mounted at "), "{finding}");
         let put = |file: &str, text: &str| {
             let path = dir.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -121,24 +121,27 @@ mod tests {
         let (verdict, finding, _) = judge(both);
         let expected = "this host does not have: sharing out memory bandwidth, counting; it has: L3 with 11 ways, at least 1 each, \
             3 groups";
-        assert!(verdict == Verdict::Warn && finding == expected, "{finding}");
+        assert!(verdict == CheckResult::Warn && finding == expected, "{finding}");
         let (verdict, finding, _) = judge(r#"{"classes": {"a": {"l3Ways": 2}}}"#);
-        assert!(verdict == Verdict::Ok && finding.ends_with("a made-up tree, not the kernel's"), "{finding}");
+        assert!(
+            verdict == CheckResult::Ok && finding.ends_with("a made-up tree, not the kernel's"),
+            "{finding}"
+        );
         let most =
             r#"{"classes": {"a": {"l3Ways": 8, "exclusive": true}, "b": {"l3Ways": 3, "exclusive": true}}}"#;
         let (verdict, finding, _) = judge(most);
         let expected = "not to be held on this host: all exclusive classes leave 0 of the ways to those without a class, which need 1; L3";
-        assert!(verdict == Verdict::Warn && finding.starts_with(expected), "{finding}");
+        assert!(verdict == CheckResult::Warn && finding.starts_with(expected), "{finding}");
         let (_, finding, _) = judge(r#"{"classes": {"a": {"l3Ways": 12}}}"#);
         assert!(finding.contains("class a: 12 of the L3 cache's ways are asked for: it has 11"), "{finding}");
         let three = r#"{"classes": {"a": {"l3Ways": 2}, "b": {"l3Ways": 2}, "c": {"l3Ways": 2}}}"#;
         let (verdict, finding, _) = judge(three);
         assert!(
-            verdict == Verdict::Warn && finding.contains("3 classes are configured, and 2 can be held"),
+            verdict == CheckResult::Warn && finding.contains("3 classes are configured, and 2 can be held"),
             "{finding}"
         );
         put("info/L3/cbm_mask", "none\n");
         let (verdict, finding, _) = judge(both);
-        assert!(verdict == Verdict::Warn && finding.contains("\"none\" is not a mask"), "{finding}");
+        assert!(verdict == CheckResult::Warn && finding.contains("\"none\" is not a mask"), "{finding}");
     }
 }

@@ -6,7 +6,7 @@ use numaward_config::cpu_power::CpuPower;
 use numaward_guarantee::power::power_settings;
 use numaward_topology::CpuId;
 
-use super::{Check, Host, Outcome, check, ok, warn};
+use super::{Host, HostCheck, Outcome, check, ok, warn};
 
 /// `AllowedCPUs=` and `AllowedMemoryNodes=` came with this version of systemd.
 const SYSTEMD_WITH_CPUSETS: u32 = 244;
@@ -51,7 +51,7 @@ struct Process {
 }
 
 impl Host<'_> {
-    pub(super) fn enforcement(&self) -> Vec<Check> {
+    pub(super) fn enforcement(&self) -> Vec<HostCheck> {
         let processes = self.processes();
         let mut checks = vec![
             check("cgroup writes", self.writable()),
@@ -248,13 +248,13 @@ fn others(processes: &[Process]) -> Outcome {
 mod tests {
     use super::{
         super::{
-            Verdict,
+            CheckResult,
             tests::{GOOD, tree},
         },
         *,
     };
 
-    fn check(files: &[(&str, &str)], name: &str) -> Option<Check> {
+    fn check(files: &[(&str, &str)], name: &str) -> Option<HostCheck> {
         let all: Vec<_> = GOOD.iter().chain(files).copied().collect();
         let dir = tree(&all);
         let checks = Host { root: dir.path() }.enforcement();
@@ -264,9 +264,12 @@ mod tests {
     #[test]
     fn interrupts_can_be_moved_where_their_files_can_be_written() {
         let dir = tree(&[("proc/irq/default_smp_affinity", "ff\n")]);
-        assert_eq!(Host { root: dir.path() }.interrupts().0, Verdict::Ok);
+        assert_eq!(Host { root: dir.path() }.interrupts().0, CheckResult::Ok);
         let (verdict, finding, _) = Host { root: tree(GOOD).path() }.interrupts();
-        assert!(verdict == Verdict::Warn && finding.contains("cannot be written (No such file"), "{finding}");
+        assert!(
+            verdict == CheckResult::Warn && finding.contains("cannot be written (No such file"),
+            "{finding}"
+        );
     }
 
     #[test]
@@ -288,13 +291,13 @@ mod tests {
             (&latency, "0\n"),
         ]);
         let host = Host { root: dir.path() };
-        assert_eq!(host.power(&power(all)).0, Verdict::Ok, "{:?}", host.power(&power(all)));
+        assert_eq!(host.power(&power(all)).0, CheckResult::Ok, "{:?}", host.power(&power(all)));
         let (verdict, finding, _) = host.power(&power(r#"{"governor": "turbo"}"#));
         let problem = format!("/{governor} takes no \"turbo\", but performance schedutil: ");
-        assert!(verdict == Verdict::Warn && finding.starts_with(&problem), "{finding}");
+        assert!(verdict == CheckResult::Warn && finding.starts_with(&problem), "{finding}");
         let empty = tree(GOOD);
         let (verdict, finding, _) = Host { root: empty.path() }.power(&power(all));
-        assert!(verdict == Verdict::Warn, "{finding}");
+        assert!(verdict == CheckResult::Warn, "{finding}");
         for file in [governor, preference, latency] {
             assert!(finding.contains(&format!("/{file} cannot be written (No such file")), "{finding}");
         }
@@ -303,8 +306,8 @@ mod tests {
     /// Files beside those of a good host (the last of a path counts); a check, its verdict and what is said.
     #[test]
     fn what_stands_in_the_way_is_found() {
-        use Verdict::{Ok, Warn};
-        type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, Verdict, &'a str);
+        use CheckResult::{Ok, Warn};
+        type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, CheckResult, &'a str);
         const READ_ONLY: &str = "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n";
         const STATIC: &str = r#"{"policyName":"static","defaultCpuSet":"0-3","checksum":1}"#;
         let systemd = ("run/systemd/system/.keep", "");

@@ -1,18 +1,18 @@
 //! Checks of the headroom guard.
 
-use numaward_cgroup::needs::RECLAIM;
+use numaward_cgroup::kernel_features::RECLAIM;
 use numaward_config::{Config, OperatingMode};
-use numaward_topology::{Need, Release};
+use numaward_topology::{KernelFeature, KernelRelease};
 
 use super::{Host, Outcome, ok, warn};
 
 /// The first kernel that can leave anonymous memory alone when it reclaims.
-const LEAVES_ANONYMOUS: Release = Release::new(6, 13);
+const LEAVES_ANONYMOUS: KernelRelease = KernelRelease::new(6, 13);
 
 impl Host<'_> {
     /// Whether page cache can be dropped for what is promised.
-    pub(super) fn kept_free(&self, config: &Config, needs: &[(Need, Option<bool>)]) -> Outcome {
-        if !config.keeps_free() || config.mode == Some(OperatingMode::Observe) {
+    pub(super) fn kept_free(&self, config: &Config, needs: &[(KernelFeature, Option<bool>)]) -> Outcome {
+        if !config.drops_page_cache() || config.mode == Some(OperatingMode::Observe) {
             return warn(
                 "nothing is dropped: guardReclaim needs guard: act or evict, enforcement.mode: on, and no mode: observe",
                 "guard: act, enforcement.mode: on",
@@ -24,7 +24,8 @@ impl Host<'_> {
                 format!("Linux {} or newer", RECLAIM.since),
             );
         }
-        let release = self.read("proc/sys/kernel/osrelease").ok().and_then(|text| Release::parse(&text));
+        let release =
+            self.read("proc/sys/kernel/osrelease").ok().and_then(|text| KernelRelease::parse(&text));
         let has_swap = self.read("proc/swaps").is_ok_and(|text| text.lines().count() > 1);
         if has_swap && release.is_some_and(|release| release < LEAVES_ANONYMOUS) {
             return warn(
@@ -44,7 +45,7 @@ impl Host<'_> {
 mod tests {
     use std::fs;
 
-    use numaward_api::{EnforcementMode, doctor::Verdict};
+    use numaward_api::{EnforcementMode, doctor::CheckResult};
     use numaward_config::guard::GuardMode;
 
     use super::*;
@@ -65,24 +66,24 @@ mod tests {
         kernel("6.12.1", "Filename Type Size Used Priority\n");
         assert!(of(&config, Some(true)).1.contains("guardReclaim needs guard: act"));
         config.guard = GuardMode::Evict;
-        assert_eq!([Some(true), None].map(|is_here| of(&config, is_here).0), [Verdict::Ok; 2]);
+        assert_eq!([Some(true), None].map(|is_here| of(&config, is_here).0), [CheckResult::Ok; 2]);
         let (verdict, finding, fix) = of(&config, Some(false));
         assert_eq!(
             (verdict, finding.as_str(), fix.as_deref()),
             (
-                Verdict::Warn,
+                CheckResult::Warn,
                 "nothing is dropped: this kernel has no memory.reclaim",
                 Some("Linux 5.19 or newer")
             )
         );
-        for (release, expected) in [("6.12.1-amd64", Verdict::Warn), ("6.13.0", Verdict::Ok)] {
+        for (release, expected) in [("6.12.1-amd64", CheckResult::Warn), ("6.13.0", CheckResult::Ok)] {
             kernel(release, "Filename Type Size Used Priority\n/dev/zram0 partition 1 0 -2\n");
             assert_eq!(of(&config, Some(true)).0, expected, "{release}");
         }
         config.mode = Some(OperatingMode::Observe);
-        assert_eq!(of(&config, Some(true)).0, Verdict::Warn);
+        assert_eq!(of(&config, Some(true)).0, CheckResult::Warn);
         config.mode = None;
         config.enforcement.mode = EnforcementMode::DryRun;
-        assert_eq!(of(&config, Some(true)).0, Verdict::Warn);
+        assert_eq!(of(&config, Some(true)).0, CheckResult::Warn);
     }
 }

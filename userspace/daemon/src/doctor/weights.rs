@@ -1,7 +1,7 @@
 //! Checks of the weights of nodes for weighted-interleave.
 
 use numaward_config::interleave_weights::InterleaveWeights;
-use numaward_enforce::weights::{Wanted, Weights};
+use numaward_enforce::weights::{NodeWeights, Weights};
 use numaward_guarantee::weights::interleave_weights;
 
 use super::{Host, Outcome, ok, warn};
@@ -10,7 +10,7 @@ impl Host<'_> {
     /// Whether the weights of nodes can be set as they are configured.
     pub(super) fn interleave_weights(&self, of: &InterleaveWeights) -> Outcome {
         let (wanted, mut problems) = interleave_weights(of, &Weights::new(self.root))
-            .unwrap_or_else(|problem| (Wanted::new(), vec![problem]));
+            .unwrap_or_else(|problem| (NodeWeights::new(), vec![problem]));
         problems.extend(wanted.keys().filter_map(|node| {
             let path = Weights::file(*node);
             let error = rustix::fs::access(self.root.join(&path), rustix::fs::Access::WRITE_OK).err()?;
@@ -31,7 +31,7 @@ impl Host<'_> {
 
 #[cfg(test)]
 mod tests {
-    use numaward_api::doctor::Verdict;
+    use numaward_api::doctor::CheckResult;
 
     use super::{super::tests::tree, *};
 
@@ -53,7 +53,7 @@ mod tests {
         let of = |files: &[(&str, &str)], of: &InterleaveWeights| {
             let dir = tree(files);
             let (verdict, finding, _) = Host { root: dir.path() }.interleave_weights(of);
-            assert_eq!(verdict, Verdict::Warn, "{finding}");
+            assert_eq!(verdict, CheckResult::Warn, "{finding}");
             finding
         };
         let finding = of(&files[..3], &by_bandwidth);

@@ -8,7 +8,7 @@ use std::{cmp::Reverse, os::unix::net::UnixListener, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use numaward_api::EnforcementMode;
 use numaward_config::{
-    Config, OperatingMode, guard::GuardMode, kubernetes::WhenUnpinned, policy::TopologyManagerScope,
+    Config, OperatingMode, guard::GuardMode, kubernetes::UnpinnedPolicy, policy::TopologyManagerScope,
 };
 use numaward_engine::{QosClass, policy::TopologyManagerPolicy};
 use numaward_guarantee::reconciler::{CrowdedNode, Reconciler};
@@ -103,7 +103,7 @@ impl Cluster {
     /// Evicts pods that run without what they ask for, and those that the guard names, if that is configured.
     pub fn evict(&mut self, reconciler: Option<&Reconciler>) {
         let Config { kubernetes, guard, enforcement, .. } = &self.config;
-        let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == WhenUnpinned::Evict;
+        let of_unplaced = kubernetes.nri.enabled && kubernetes.unpinned == UnpinnedPolicy::Evict;
         let of_crowded = *guard == GuardMode::Evict && enforcement.mode == EnforcementMode::On;
         let Some(reconciler) = reconciler.filter(|_| of_unplaced || of_crowded).cloned() else { return };
         let pods = self.pods();
@@ -237,7 +237,7 @@ async fn name_containers(pods: Pods, observer: Arc<Observer>) {
             let named = named.map(|(id, container)| (id.clone(), container_name(namespace, name, container)));
             named.collect::<Vec<_>>()
         });
-        observer.containers_are(named.collect(), true);
+        observer.update_containers(named.collect(), true);
         if changes.changed().await.is_err() {
             return;
         }

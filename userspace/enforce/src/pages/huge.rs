@@ -16,7 +16,7 @@ use std::{
     time::Instant,
 };
 
-use numaward_cgroup::CutLines;
+use numaward_cgroup::TruncatedLines;
 use numaward_topology::Bytes;
 
 use super::{has_ended, policies::visible_processes};
@@ -51,7 +51,7 @@ pub fn untouched_huge_pages(proc: &Path, dir: &Path, deadline: Instant) -> io::R
 /// The first file of huge pages that a process has mapped, and the bytes of all, mapped and touched.
 fn mapped(process: &Path, deadline: Instant) -> io::Result<Option<(FileId, u64, u64)>> {
     // A process can make `maps` and `mountinfo` as long as it likes: one line at a time.
-    let lines = |file: &str| File::open(process.join(file)).map(BufReader::new).map(CutLines::new);
+    let lines = |file: &str| File::open(process.join(file)).map(BufReader::new).map(TruncatedLines::new);
     let mut maps = lines("maps")?;
     let status = String::from_utf8_lossy(&fs::read(process.join("status"))?).into_owned();
     let mounts = lines("mountinfo").and_then(hugetlbfs).unwrap_or_default();
@@ -80,7 +80,7 @@ fn mapped(process: &Path, deadline: Instant) -> io::Result<Option<(FileId, u64, 
 }
 
 /// The devices of mounted hugetlbfs, as `maps` has them, from the lines of `mountinfo`.
-fn hugetlbfs(mut mountinfo: CutLines<impl BufRead>) -> io::Result<BTreeSet<String>> {
+fn hugetlbfs(mut mountinfo: TruncatedLines<impl BufRead>) -> io::Result<BTreeSet<String>> {
     let of_line = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
         let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;

@@ -5,7 +5,7 @@
 //! that are on the active list (`active=` of `numa_maps`). That is coarse: within a mapping nothing is known.
 //!
 //! A process chooses how long both files are, and what names of files are in them. So they are read line by line, each line
-//! [cut](CutLines), and at most [`MAX_MAPPINGS`] mappings are kept. A line that cannot be read, or that there is no room for, is counted.
+//! [cut](TruncatedLines), and at most [`MAX_MAPPINGS`] mappings are kept. A line that cannot be read, or that there is no room for, is counted.
 //!
 //! Source: `proc_pid_numa_maps(5)`, `proc_pid_maps(5)`, `fs/proc/task_mmu.c`.
 
@@ -16,7 +16,7 @@ use std::{
     path::Path,
 };
 
-use numaward_cgroup::CutLines;
+use numaward_cgroup::TruncatedLines;
 use numaward_topology::{NodeId, NodeSet};
 
 /// Mappings that are kept of a process: as many as the kernel allows by default (`vm.max_map_count`), and some more.
@@ -80,7 +80,7 @@ pub(super) fn on_node(process: &Path, node: NodeId, is_over: &impl Fn() -> bool)
 
 /// Calls `each` for the lines of a file.
 fn for_lines(path: &Path, is_over: &impl Fn() -> bool, mut each: impl FnMut(&str)) -> io::Result<()> {
-    let mut lines = CutLines::new(BufReader::with_capacity(1 << 16, File::open(path)?));
+    let mut lines = TruncatedLines::new(BufReader::with_capacity(1 << 16, File::open(path)?));
     while let Some(line) = lines.next_line()? {
         if is_over() {
             return Err(io::ErrorKind::Interrupted.into());

@@ -47,7 +47,7 @@ const NAP: Duration = Duration::from_millis(250);
 /// What became of pages that were to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub enum Outcome {
+pub enum PageOutcome {
     /// They lie on the node they were to go to.
     Moved,
     /// Several processes map them.
@@ -66,7 +66,7 @@ pub enum Outcome {
     Reclaimed,
 }
 
-impl Outcome {
+impl PageOutcome {
     /// All of them.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
@@ -108,23 +108,23 @@ pub struct PageMove {
 
 /// What was moved, and what was not, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PagesMoved(pub BTreeMap<Outcome, Bytes>);
+pub struct PagesMoved(pub BTreeMap<PageOutcome, Bytes>);
 
 impl PagesMoved {
     /// How much had this outcome.
-    pub fn bytes(&self, outcome: Outcome) -> Bytes {
+    pub fn bytes(&self, outcome: PageOutcome) -> Bytes {
         self.0.get(&outcome).copied().unwrap_or_default()
     }
 
     /// What kept most of those that were not moved.
-    pub fn obstacle(&self) -> Option<Outcome> {
-        let is_done = |outcome| matches!(outcome, Outcome::Moved | Outcome::Reclaimed);
+    pub fn obstacle(&self) -> Option<PageOutcome> {
+        let is_done = |outcome| matches!(outcome, PageOutcome::Moved | PageOutcome::Reclaimed);
         let others = self.0.iter().filter(|(outcome, bytes)| !is_done(**outcome) && bytes.0 > 0);
         others.max_by_key(|(_, bytes)| bytes.0).map(|(outcome, _)| *outcome)
     }
 
     /// Adds to what had this outcome.
-    pub fn add(&mut self, outcome: Outcome, bytes: u64) {
+    pub fn add(&mut self, outcome: PageOutcome, bytes: u64) {
         let sum = self.0.entry(outcome).or_default();
         sum.0 = sum.0.saturating_add(bytes);
     }
@@ -142,16 +142,16 @@ pub fn move_pages(proc: &Path, order: &PageMove, is_over: impl Fn() -> bool) -> 
             Err(error) => {
                 // How much that would have been is not known: one page stands for it.
                 match error.kind() {
-                    io::ErrorKind::PermissionDenied => run.moved.add(Outcome::Refused, page_size()),
+                    io::ErrorKind::PermissionDenied => run.moved.add(PageOutcome::Refused, page_size()),
                     io::ErrorKind::Interrupted => return run.moved,
                     _ if has_ended(&error) => {}
-                    _ => run.moved.add(Outcome::Skipped, page_size()),
+                    _ => run.moved.add(PageOutcome::Skipped, page_size()),
                 }
                 continue;
             }
         };
         if found.skipped > 0 {
-            run.moved.add(Outcome::Skipped, found.skipped.saturating_mul(page_size()));
+            run.moved.add(PageOutcome::Skipped, found.skipped.saturating_mul(page_size()));
         }
         for mapping in found.mappings {
             if order.heeds_policy && mapping.is_bound {
@@ -228,7 +228,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// Whether enough was moved, or the other node is full.
     fn is_done(&self) -> bool {
-        self.moved.bytes(Outcome::Moved) >= self.order.bytes || self.moved.bytes(Outcome::NoRoom).0 > 0
+        self.moved.bytes(PageOutcome::Moved) >= self.order.bytes
+            || self.moved.bytes(PageOutcome::NoRoom).0 > 0
     }
 
     /// Moves the pages of a window, and says how many were there. An error says that the process is gone, or not ours
@@ -237,7 +238,7 @@ impl Run<'_> {
         let addresses: Vec<usize> = window.clone().step_by(rustix::param::page_size()).collect();
         let mut here = self.on_node(process, &addresses)?;
         let found = here.len() as u64;
-        let left = self.order.bytes.0.saturating_sub(self.moved.bytes(Outcome::Moved).0);
+        let left = self.order.bytes.0.saturating_sub(self.moved.bytes(PageOutcome::Moved).0);
         here.truncate(usize::try_from(left.div_ceil(page_size())).unwrap_or(usize::MAX));
         if here.is_empty() {
             return Ok(found);
@@ -248,9 +249,9 @@ impl Run<'_> {
             // Ended meanwhile: its pages are nowhere.
             (_, Err(_)) => return Err(io::ErrorKind::NotFound.into()),
             (Err(error), Ok(stayed)) => {
-                let outcome = Outcome::of(-error.raw_os_error().unwrap_or(0));
+                let outcome = PageOutcome::of(-error.raw_os_error().unwrap_or(0));
                 self.moved.add(outcome, stayed.len() as u64 * page_size());
-                self.moved.add(Outcome::Moved, (here.len() - stayed.len()) as u64 * page_size());
+                self.moved.add(PageOutcome::Moved, (here.len() - stayed.len()) as u64 * page_size());
                 return Err(error);
             }
             (Ok(()), Ok(stayed)) => stayed,
@@ -258,7 +259,7 @@ impl Run<'_> {
         let mut kept = stayed.iter().peekable();
         for (address, answer) in here.iter().zip(answers) {
             let has_stayed = kept.next_if_eq(&address).is_some();
-            let outcome = if has_stayed { Outcome::of(answer) } else { Outcome::Moved };
+            let outcome = if has_stayed { PageOutcome::of(answer) } else { PageOutcome::Moved };
             self.moved.add(outcome, page_size());
         }
         Ok(found)
@@ -268,7 +269,7 @@ impl Run<'_> {
     fn on_node(&mut self, process: u32, addresses: &[usize]) -> io::Result<Vec<usize>> {
         if let Err(error) = sys::move_pages(process, addresses, None, &mut self.answers) {
             if error.kind() == io::ErrorKind::PermissionDenied {
-                self.moved.add(Outcome::Refused, page_size());
+                self.moved.add(PageOutcome::Refused, page_size());
             }
             return Err(error);
         }
@@ -279,7 +280,7 @@ impl Run<'_> {
 
     /// Sleeps until what was moved is no more than the rate allows, or it is over.
     fn keep_to_rate(&self, is_over: &impl Fn() -> bool) {
-        let moved = self.moved.bytes(Outcome::Moved).0;
+        let moved = self.moved.bytes(PageOutcome::Moved).0;
         #[expect(clippy::cast_precision_loss, reason = "a time to sleep")]
         let due = Duration::try_from_secs_f64(moved as f64 / self.order.rate.0.max(1) as f64);
         let due = due.unwrap_or_default().saturating_sub(self.started.elapsed());
@@ -335,22 +336,22 @@ mod tests {
     #[test]
     fn what_the_kernel_answers_has_a_word() {
         for (answer, outcome) in [
-            (-libc::EACCES, Outcome::Shared),
-            (-libc::EBUSY, Outcome::Busy),
-            (0, Outcome::Busy),
-            (-libc::ENOMEM, Outcome::NoRoom),
-            (-libc::EPERM, Outcome::Refused),
-            (-libc::EFAULT, Outcome::Other),
+            (-libc::EACCES, PageOutcome::Shared),
+            (-libc::EBUSY, PageOutcome::Busy),
+            (0, PageOutcome::Busy),
+            (-libc::ENOMEM, PageOutcome::NoRoom),
+            (-libc::EPERM, PageOutcome::Refused),
+            (-libc::EFAULT, PageOutcome::Other),
         ] {
-            assert_eq!(Outcome::of(answer), outcome, "{answer}");
+            assert_eq!(PageOutcome::of(answer), outcome, "{answer}");
         }
         let moved = PagesMoved(BTreeMap::from([
-            (Outcome::Moved, Bytes(9)),
-            (Outcome::Shared, Bytes(4)),
-            (Outcome::Busy, Bytes(5)),
+            (PageOutcome::Moved, Bytes(9)),
+            (PageOutcome::Shared, Bytes(4)),
+            (PageOutcome::Busy, Bytes(5)),
         ]));
-        assert_eq!(moved.obstacle(), Some(Outcome::Busy));
-        assert_eq!(PagesMoved(BTreeMap::from([(Outcome::Moved, Bytes(9))])).obstacle(), None);
+        assert_eq!(moved.obstacle(), Some(PageOutcome::Busy));
+        assert_eq!(PagesMoved(BTreeMap::from([(PageOutcome::Moved, Bytes(9))])).obstacle(), None);
     }
 
     #[test]
@@ -363,7 +364,7 @@ mod tests {
             rate: Bytes(1),
             heeds_policy: false,
         };
-        let moved = PagesMoved(BTreeMap::from([(Outcome::Moved, Bytes::mib(1))]));
+        let moved = PagesMoved(BTreeMap::from([(PageOutcome::Moved, Bytes::mib(1))]));
         let run = Run { order: &order, moved, answers: Vec::new(), started: Instant::now() };
         let asked = std::cell::Cell::new(0);
         run.keep_to_rate(&|| asked.replace(asked.get() + 1) > 0);
@@ -386,8 +387,8 @@ mod tests {
         let moved = move_pages(Path::new("/proc"), &order, || false);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(moved.bytes(Outcome::Moved), Bytes(0), "{moved:?}");
-        let refused = moved.bytes(Outcome::Refused).0;
+        assert_eq!(moved.bytes(PageOutcome::Moved), Bytes(0), "{moved:?}");
+        let refused = moved.bytes(PageOutcome::Refused).0;
         assert!(refused > 0 && refused <= first.pages * page_size(), "after the first: {moved:?}");
         let gone = move_pages(Path::new("/proc"), &order, || false);
         assert_eq!(gone, PagesMoved::default(), "it has ended");
@@ -404,7 +405,7 @@ mod tests {
         thread::sleep(Duration::from_millis(100));
         let refused = |from| {
             let moved = move_pages(Path::new("/proc"), &order(dir.path(), from, 1023), || false);
-            moved.bytes(Outcome::Refused).0
+            moved.bytes(PageOutcome::Refused).0
         };
         let is_read = (0..1023).any(|from| refused(from) > 0);
         child.kill().unwrap();

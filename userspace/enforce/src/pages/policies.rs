@@ -15,7 +15,7 @@ use std::{
     path::Path,
 };
 
-use numaward_cgroup::{CutLines, read};
+use numaward_cgroup::{TruncatedLines, read};
 
 use super::{has_ended, mappings::nodes_of};
 
@@ -86,7 +86,7 @@ fn policy_in(process: &Path, is_over: &impl Fn() -> bool) -> io::Result<Option<S
             found => return found,
         }
     }
-    let mut lines = CutLines::new(BufReader::new(File::open(process.join("numa_maps"))?));
+    let mut lines = TruncatedLines::new(BufReader::new(File::open(process.join("numa_maps"))?));
     while let Some(line) = lines.next_line()? {
         if is_over() {
             return Err(io::ErrorKind::Interrupted.into());

@@ -17,9 +17,9 @@ use super::schemata::{Shown, up_to};
 /// What was taken from the default group, by resource (`L3`, or `L3CODE` and `L3DATA`) and the id of the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Reduced(BTreeMap<String, BTreeMap<u32, Masks>>);
+pub struct ReducedWays(BTreeMap<String, BTreeMap<u32, Masks>>);
 
-impl Reduced {
+impl ReducedWays {
     /// Whether nothing is.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -49,13 +49,13 @@ impl Masks {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// What is to be stored before anything is written.
-    pub(super) reduced: Reduced,
+    pub(super) reduced: ReducedWays,
     /// Masks to write, by resource and cache.
     pub(super) writes: BTreeMap<String, BTreeMap<u32, u64>>,
 }
 
 /// Why the default group, which shows these masks and has to keep so many ways, cannot do without these.
-pub(super) fn obstacle(shown: &Shown, ways: u64, before: &Reduced, least: u32) -> Option<String> {
+pub(super) fn obstacle(shown: &Shown, ways: u64, before: &ReducedWays, least: u32) -> Option<String> {
     let masks = shown.iter().flat_map(|(resource, caches)| caches.iter().map(move |of| (*resource, of)));
     masks.into_iter().find_map(|(resource, (cache, shown))| {
         let known = before.of(resource, *cache);
@@ -76,7 +76,7 @@ pub(super) fn obstacle(shown: &Shown, ways: u64, before: &Reduced, least: u32) -
 
 /// What is to be done so that the default group, which shows these masks, has none of the ways in `taken`. While any exclusive
 /// class is in use, what was found is known also where somebody else has written since.
-pub(super) fn plan(shown: &Shown, taken: u64, before: &Reduced, is_any_in_use: bool) -> Plan {
+pub(super) fn plan(shown: &Shown, taken: u64, before: &ReducedWays, is_any_in_use: bool) -> Plan {
     let mut plan = Plan::default();
     for (resource, caches) in shown {
         for (&cache, &shown) in caches {
@@ -110,7 +110,7 @@ mod tests {
         vec![("L3", [(0, shown[0]), (3, shown[1])].into())]
     }
 
-    fn look(of: [u64; 2], taken: u64, before: &Reduced) -> Plan {
+    fn look(of: [u64; 2], taken: u64, before: &ReducedWays) -> Plan {
         plan(&shown(of), taken, before, taken != 0)
     }
 
@@ -120,8 +120,8 @@ mod tests {
 
     #[test]
     fn ways_are_taken_and_come_back_as_they_were_found() {
-        assert_eq!(look([0xfff, 0xfff], 0, &Reduced::default()), Plan::default());
-        let first = look([0xfff, 0xf0f], 0x3f, &Reduced::default());
+        assert_eq!(look([0xfff, 0xfff], 0, &ReducedWays::default()), Plan::default());
+        let first = look([0xfff, 0xf0f], 0x3f, &ReducedWays::default());
         assert_eq!(writes(&first), [(0, 0xfc0), (3, 0xf00)]);
         // What is stored says what to do after a crash, before or after the write.
         for shown in [[0xfff, 0xf0f], [0xfc0, 0xf0f]] {
@@ -140,12 +140,12 @@ mod tests {
         assert_eq!(writes(&back), [(0, 0xfff), (3, 0xf0f)]);
         assert_eq!(look([0xfff, 0xf0f], 0, &back.reduced), Plan::default());
         let text = serde_json::to_string(&first.reduced).unwrap();
-        assert_eq!(serde_json::from_str::<Reduced>(&text).unwrap(), first.reduced, "{text}");
+        assert_eq!(serde_json::from_str::<ReducedWays>(&text).unwrap(), first.reduced, "{text}");
     }
 
     #[test]
     fn what_somebody_else_wrote_stays() {
-        let first = look([0xfff, 0xfff], 0x3f, &Reduced::default());
+        let first = look([0xfff, 0xfff], 0x3f, &ReducedWays::default());
         let why = |of, ways| obstacle(&shown(of), ways, &first.reduced, 2);
         let other = look([0x00f, 0xfc0], 0x3f, &first.reduced);
         assert_eq!((writes(&other), &other.reduced), (Vec::new(), &first.reduced));
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn something_is_left_for_those_without_a_class() {
-        let none = Reduced::default();
+        let none = ReducedWays::default();
         let left = |of, ways, least| obstacle(&shown(of), ways, &none, least);
         let why = left([0xfff, 0xfff], 0x7ff, 2).unwrap();
         assert!(
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn ways_that_the_administrator_has_taken_already_are_not_given_back() {
-        let first = look([0xfc0, 0xfc0], 0x3f, &Reduced::default());
+        let first = look([0xfc0, 0xfc0], 0x3f, &ReducedWays::default());
         assert!(first.writes.is_empty() && !first.reduced.is_empty());
         assert_eq!(look([0xfc0, 0xfc0], 0, &first.reduced), Plan::default());
         assert_eq!(writes(&look([0xfff, 0xfc0], 0x3f, &first.reduced)), [], "somebody else's by now");

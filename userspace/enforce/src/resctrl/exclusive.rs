@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Done, Run,
+    ResctrlOutcome, Run,
     default_group::{obstacle, plan},
     name_of,
     schemata::{Caches, Shown, Target, up_to},
@@ -86,7 +86,7 @@ impl Run<'_> {
         &self,
         exclusive: &BTreeMap<&'a str, u64>,
         ready: &mut BTreeSet<&'a str>,
-        done: &mut Done,
+        done: &mut ResctrlOutcome,
         refusals: &mut Refusals,
     ) -> BTreeSet<&'a str> {
         let mut waiting = BTreeSet::new();
@@ -141,7 +141,12 @@ impl Run<'_> {
     }
 
     /// Has the default group do without these ways, once what was found is stored.
-    fn write_default(&self, taken: u64, caches: &Caches, done: &mut Done) -> Result<(), ResctrlError> {
+    fn write_default(
+        &self,
+        taken: u64,
+        caches: &Caches,
+        done: &mut ResctrlOutcome,
+    ) -> Result<(), ResctrlError> {
         let classes = self.wanted.workloads.values().filter_map(|of| of.class.as_deref());
         let is_any_in_use = classes.into_iter().any(|class| self.is_exclusive(class));
         let root: &Path = &self.tree.root;

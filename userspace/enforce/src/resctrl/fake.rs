@@ -3,7 +3,7 @@
 //! It is no processor, and shows nothing about one. It imitates the rules of Documentation/filesystems/resctrl.rst that the
 //! code relies on: which files a new group has, how many groups there can be, which masks and shares are taken and how they
 //! are rounded, in which groups a thread is, and what the kernel says in `info/last_cmd_status`. Figures are those that a test
-//! puts there. A file [`MADE_UP`] says all that to who finds such a folder, and to the daemon.
+//! puts there. A file [`FAKE_MARKER`] says all that to who finds such a folder, and to the daemon.
 
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "this is part of tests")]
 
@@ -16,7 +16,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::{Kernel, MADE_UP};
+use super::{FAKE_MARKER, ResctrlKernel};
 
 /// The caches of the made-up host.
 const CACHES: [u32; 2] = [0, 1];
@@ -27,21 +27,21 @@ const LEAST: u32 = 2;
 
 /// A made-up tree.
 #[derive(Debug)]
-pub struct Fake {
+pub struct FakeResctrl {
     root: PathBuf,
     commands: Mutex<Vec<String>>,
     /// A mask that is not taken.
     refused: Mutex<Option<u64>>,
 }
 
-impl Fake {
+impl FakeResctrl {
     /// A tree with two caches of 12 ways, bandwidth in steps of 10 %, monitoring, four groups of classes with the default one, and
     /// six that are counted.
     pub fn new(root: &Path) -> Arc<Self> {
         let fake = Self { root: root.to_owned(), commands: Mutex::default(), refused: Mutex::default() };
         for (file, text) in [
             (
-                MADE_UP,
+                FAKE_MARKER,
                 "This tree is made up by a test. It is not the kernel's, and nothing is shared out or counted by it.",
             ),
             ("info/last_cmd_status", "ok"),
@@ -54,14 +54,14 @@ impl Fake {
             ("info/L3_MON/mon_features", "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes"),
             ("info/L3_MON/num_rmids", "6"),
         ] {
-            fake.put(file, text);
+            fake.write_file(file, text);
         }
         fake.fill(root, true);
         Arc::new(fake)
     }
 
     /// Writes a file, past all rules.
-    pub fn put(&self, path: &str, text: &str) {
+    pub fn write_file(&self, path: &str, text: &str) {
         let path = self.root.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, format!("{text}\n")).unwrap();
@@ -142,12 +142,12 @@ impl Fake {
     }
 
     fn fails(&self, errno: Errno, status: &str) -> io::Error {
-        self.put("info/last_cmd_status", status);
+        self.write_file("info/last_cmd_status", status);
         errno.into()
     }
 
     fn note(&self, command: String) {
-        self.put("info/last_cmd_status", "ok");
+        self.write_file("info/last_cmd_status", "ok");
         self.commands.lock().unwrap().push(command);
     }
 
@@ -227,7 +227,7 @@ impl Fake {
     }
 }
 
-impl Kernel for Fake {
+impl ResctrlKernel for FakeResctrl {
     fn make(&self, dir: &Path) -> io::Result<()> {
         self.note(format!("mkdir {}", self.name(dir)));
         if dir.exists() {

@@ -7,7 +7,7 @@
 //! the file `schemata` there says. A *monitoring group* `mon_groups/numaward-WORKLOAD` counts the threads in it. Threads that
 //! are in no group are in the default one, the root. A new thread is where its parent is.
 //!
-//! Algorithm: [`Resctrl::follow`] compares the tree with what is [`Wanted`] and changes it accordingly: groups that nobody wants
+//! Algorithm: [`Resctrl::reconcile`] compares the tree with what is [`ResctrlSpec`] and changes it accordingly: groups that nobody wants
 //! are removed, those that are missing are made, and what a group holds is written where it differs. Then the threads of the
 //! workloads' cgroups are put into their groups, and those that are no longer in these cgroups back into the default one, again
 //! and again until none is left to move. Nothing of the tree is kept between two calls, so that it does not matter who made a
@@ -36,9 +36,9 @@ use std::{
 use numaward_model::{hash::fnv1a, health};
 
 pub use self::{
-    default_group::Reduced,
-    schemata::{Bandwidth, Caches, Info, Monitoring, Share, Ways},
-    tree::{Counted, Host, Kernel, MADE_UP, ResctrlError},
+    default_group::ReducedWays,
+    schemata::{Bandwidth, Caches, ClassShare, Info, Monitoring, Ways},
+    tree::{CacheCounters, FAKE_MARKER, HostKernel, ResctrlError, ResctrlKernel},
 };
 use self::{
     exclusive::Refusals,
@@ -53,7 +53,7 @@ const LONGEST_NAME: usize = 100;
 
 /// A workload as the tree is to know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workload {
+pub struct ResctrlWorkload {
     /// Its class, if it has one.
     pub class: Option<String>,
     /// The directory of its cgroup.
@@ -62,20 +62,20 @@ pub struct Workload {
 
 /// What the tree is to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ResctrlSpec {
     /// All classes that there are, in use or not, by name.
-    pub classes: BTreeMap<String, Share>,
+    pub classes: BTreeMap<String, ClassShare>,
     /// Workloads by name.
-    pub workloads: BTreeMap<String, Workload>,
+    pub workloads: BTreeMap<String, ResctrlWorkload>,
     /// Whether each of them is counted.
     pub monitors: bool,
     /// What is stored of the default group.
-    pub reduced: Reduced,
+    pub reduced: ReducedWays,
 }
 
-impl Wanted {
+impl ResctrlSpec {
     /// Whether anything is, or is to be given back.
-    pub fn is_any(&self) -> bool {
+    pub fn is_needed(&self) -> bool {
         self.monitors && !self.workloads.is_empty()
             || self.workloads.values().any(|of| of.class.is_some())
             || !self.reduced.is_empty()
@@ -84,18 +84,18 @@ impl Wanted {
 
 /// What a workload has on one cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct CacheReading {
     /// The name of the workload.
     pub workload: String,
     /// The id of the cache.
     pub cache: u32,
     /// What is counted.
-    pub counted: Counted,
+    pub counted: CacheCounters,
 }
 
 /// What was done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct ResctrlOutcome {
     /// Whether the tree is made up, and not the kernel's.
     pub is_made_up: bool,
     /// Classes that were given something, with the lines of `schemata` that were written.
@@ -113,9 +113,9 @@ pub struct Done {
     /// Threads that were put into a group or back into the default one.
     pub moved: u64,
     /// What is counted.
-    pub readings: Vec<Reading>,
+    pub readings: Vec<CacheReading>,
     /// What is to be stored of the default group.
-    pub reduced: Reduced,
+    pub reduced: ReducedWays,
     /// Whether that has to be stored before the default group is changed.
     pub waits: bool,
 }
@@ -124,7 +124,7 @@ pub struct Done {
 #[derive(Debug)]
 pub struct Resctrl {
     root: PathBuf,
-    kernel: Arc<dyn Kernel>,
+    kernel: Arc<dyn ResctrlKernel>,
     /// Whether all groups that are there are as this configuration makes them.
     has_followed: bool,
     refusals: Refusals,
@@ -134,7 +134,7 @@ pub struct Resctrl {
 
 impl Resctrl {
     /// The tree mounted at this directory.
-    pub fn new(root: &Path, kernel: Arc<dyn Kernel>) -> Self {
+    pub fn new(root: &Path, kernel: Arc<dyn ResctrlKernel>) -> Self {
         Self {
             root: root.to_owned(),
             kernel,
@@ -145,13 +145,13 @@ impl Resctrl {
     }
 
     /// What the host can do, and whether the tree is made up.
-    pub fn look(&self) -> Result<(Info, bool), ResctrlError> {
+    pub fn read_info(&self) -> Result<(Info, bool), ResctrlError> {
         let tree = Tree::open(&self.root, self.kernel.clone())?;
         Ok((tree.info()?, tree.is_made_up))
     }
 
     /// Which groups are ours. None where there is no tree.
-    pub fn ours(&self) -> Vec<PathBuf> {
+    pub fn own_groups(&self) -> Vec<PathBuf> {
         let Ok(tree) = Tree::open(&self.root, self.kernel.clone()) else { return Vec::new() };
         let in_root = tree.groups(&tree.root).map(|(ours, _)| ours).unwrap_or_default();
         let counting = tree.groups(&tree.root.join("mon_groups")).map(|(ours, _)| ours);
@@ -160,8 +160,8 @@ impl Resctrl {
 
     /// Makes the tree hold what is wanted, as far as it can, and reads what is counted. Takes as long as the kernel does: for
     /// each group whose threads are listed, it goes through all threads of the host.
-    pub fn follow(&mut self, wanted: &Wanted) -> Done {
-        let mut done = Done { reduced: wanted.reduced.clone(), ..Done::default() };
+    pub fn reconcile(&mut self, wanted: &ResctrlSpec) -> ResctrlOutcome {
+        let mut done = ResctrlOutcome { reduced: wanted.reduced.clone(), ..ResctrlOutcome::default() };
         let run = Tree::open(&self.root, self.kernel.clone()).and_then(|tree| {
             let info = tree.info()?;
             Ok((tree, info))
@@ -175,7 +175,7 @@ impl Resctrl {
                     done.problems.insert(error.to_string());
                 }
             }
-            Err(error) if wanted.is_any() => drop(done.problems.insert(error.to_string())),
+            Err(error) if wanted.is_needed() => drop(done.problems.insert(error.to_string())),
             Err(_) => {}
         }
         let with_class = wanted.workloads.iter().filter(|(_, of)| of.class.is_some()).map(|(name, _)| name);
@@ -217,13 +217,13 @@ type Foreign = BTreeMap<u32, String>;
 struct Run<'a> {
     tree: &'a Tree,
     info: &'a Info,
-    wanted: &'a Wanted,
+    wanted: &'a ResctrlSpec,
     /// Whether an earlier run may have made groups.
     adopts: bool,
 }
 
 impl Run<'_> {
-    fn run(&self, done: &mut Done, refusals: &mut Refusals) -> Result<(), ResctrlError> {
+    fn run(&self, done: &mut ResctrlOutcome, refusals: &mut Refusals) -> Result<(), ResctrlError> {
         let in_use = self.in_use(done);
         let mut targets =
             targets(self.wanted.classes.iter().map(|(name, share)| (name.as_str(), *share)), self.info);
@@ -269,7 +269,7 @@ impl Run<'_> {
     }
 
     /// The classes that workloads have, with the workloads: their names and cgroups.
-    fn in_use(&self, done: &mut Done) -> BTreeMap<&str, Vec<(&str, &Path)>> {
+    fn in_use(&self, done: &mut ResctrlOutcome) -> BTreeMap<&str, Vec<(&str, &Path)>> {
         let mut in_use: BTreeMap<&str, Vec<(&str, &Path)>> = BTreeMap::new();
         for (name, of) in &self.wanted.workloads {
             let Some(class) = &of.class else { continue };
@@ -288,7 +288,7 @@ impl Run<'_> {
     fn known<'a>(
         &self,
         targets: BTreeMap<&'a str, Result<Target, String>>,
-        done: &mut Done,
+        done: &mut ResctrlOutcome,
     ) -> Vec<(&'a str, Target)> {
         let known = targets.into_iter().filter_map(|(name, target)| match target {
             Ok(target) => Some((name, target)),
@@ -305,7 +305,7 @@ impl Run<'_> {
     }
 
     /// Makes the group of a class hold its share. One that cannot is not there afterwards.
-    fn class(&self, name: &str, target: Target, done: &mut Done) -> Result<(), ResctrlError> {
+    fn class(&self, name: &str, target: Target, done: &mut ResctrlOutcome) -> Result<(), ResctrlError> {
         let (tree, group) = (self.tree, self.tree.class(name));
         let mut is_new = !group.is_dir();
         if !is_new && self.adopts && tree.is_reduced(&group, target, self.info)? {
@@ -355,7 +355,7 @@ impl Run<'_> {
         cgroups: &[(&str, &Path)],
         foreign: &Foreign,
         is_alone: bool,
-        done: &mut Done,
+        done: &mut ResctrlOutcome,
     ) -> Result<BTreeSet<String>, ResctrlError> {
         let mut left = BTreeSet::new();
         for _ in 0..ROUNDS {
@@ -399,7 +399,7 @@ impl Run<'_> {
         ready: &BTreeSet<&str>,
         waiting: &BTreeSet<&str>,
         foreign: &Foreign,
-        done: &mut Done,
+        done: &mut ResctrlOutcome,
     ) -> Result<(), ResctrlError> {
         let is_known = self.info.monitoring.is_some();
         if self.wanted.monitors && !is_known && !self.wanted.workloads.is_empty() {
@@ -410,7 +410,7 @@ impl Run<'_> {
         for parent in ready.iter().map(|class| self.tree.class(class)).chain([self.tree.root.clone()]) {
             by_parent.insert(parent.join("mon_groups"), BTreeMap::new());
         }
-        let waits = |of: &Workload| of.class.as_deref().is_some_and(|class| waiting.contains(class));
+        let waits = |of: &ResctrlWorkload| of.class.as_deref().is_some_and(|class| waiting.contains(class));
         for (name, of) in self.wanted.workloads.iter().filter(|(_, of)| counts && !waits(of)) {
             let class = of.class.as_deref().filter(|class| ready.contains(class));
             let parent = class.map_or_else(|| self.tree.root.clone(), |class| self.tree.class(class));
@@ -446,7 +446,7 @@ impl Run<'_> {
         workload: (&str, &Path),
         foreign: &Foreign,
         is_root: bool,
-        done: &mut Done,
+        done: &mut ResctrlOutcome,
     ) -> Result<(), ResctrlError> {
         if !group.is_dir() {
             self.tree.make(group)?;
@@ -454,7 +454,7 @@ impl Run<'_> {
         self.gather(group, &[workload], foreign, is_root, done)?;
         let readings = self.tree.counted(group)?;
         let name = workload.0;
-        done.readings.extend(readings.into_iter().map(|(cache, counted)| Reading {
+        done.readings.extend(readings.into_iter().map(|(cache, counted)| CacheReading {
             workload: name.to_owned(),
             cache,
             counted,

@@ -114,7 +114,7 @@ pub struct Info {
 
 impl Info {
     /// What of these classes cannot be held on this host, whatever else there is in its tree.
-    pub fn refused(&self, classes: &BTreeMap<String, Share>) -> Vec<String> {
+    pub fn refused(&self, classes: &BTreeMap<String, ClassShare>) -> Vec<String> {
         let targets = targets(classes.iter().map(|(name, share)| (name.as_str(), *share)), self);
         let refused = targets.iter().filter_map(|(name, target)| {
             let problem = target.as_ref().err()?;
@@ -148,7 +148,7 @@ pub enum Ways {
 
 /// What a class has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct ClassShare {
     /// Of the L3 caches; none: all of them, as the kernel gives it.
     pub ways: Option<Ways>,
     /// Of the memory bandwidth, in percent; none: all of it.
@@ -168,11 +168,11 @@ pub(super) struct Target {
 /// are left, in the order of names, exclusive ones first, so that what is left for others has no gaps. So where a class lies
 /// does not depend on which of them are in use. A class that names none has all but those of exclusive ones.
 pub(super) fn targets<'a>(
-    classes: impl Iterator<Item = (&'a str, Share)>,
+    classes: impl Iterator<Item = (&'a str, ClassShare)>,
     info: &Info,
 ) -> BTreeMap<&'a str, Result<Target, String>> {
     let (mut taken, mut exclusive) = (0, 0);
-    let mut target = |share: Share| {
+    let mut target = |share: ClassShare| {
         let own = share.ways.map(|ways| mask(ways, info.caches.as_ref(), &mut taken)).transpose()?;
         if share.is_exclusive {
             exclusive |= own.unwrap_or_default();
@@ -258,13 +258,13 @@ mod tests {
         }
     }
 
-    fn of(ways: Option<Ways>, bandwidth_percent: Option<u32>) -> Share {
-        Share { ways, bandwidth_percent, is_exclusive: false }
+    fn of(ways: Option<Ways>, bandwidth_percent: Option<u32>) -> ClassShare {
+        ClassShare { ways, bandwidth_percent, is_exclusive: false }
     }
 
     #[test]
     fn exclusive_ways_are_the_lowest_and_no_other_class_has_them() {
-        let exclusive = |ways| Share { is_exclusive: true, ..of(Some(Ways::Count(ways)), None) };
+        let exclusive = |ways| ClassShare { is_exclusive: true, ..of(Some(Ways::Count(ways)), None) };
         let classes = [
             ("a", of(Some(Ways::Count(4)), None)),
             ("b", exclusive(2)),
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!((mask("b"), mask("e")), (Ok(Some(0x3)), Ok(Some(0x1c))));
         assert_eq!((mask("a"), mask("c")), (Ok(Some(0x1e0)), Ok(Some(0xf_ffe0))));
         assert!(found["d"].as_ref().unwrap_err().contains("40 of the L3 cache's ways are asked for"));
-        let refused = |classes: &[(&str, Share)]| {
+        let refused = |classes: &[(&str, ClassShare)]| {
             info().refused(&classes.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect())
         };
         assert_eq!(refused(&classes).len(), 1);

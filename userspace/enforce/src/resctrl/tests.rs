@@ -3,31 +3,31 @@
 use std::fs;
 
 use super::{
-    fake::{self, Fake},
+    fake::{self, FakeResctrl},
     *,
 };
 
 /// A made-up tree, and cgroups of plain files.
 struct Bench {
     dir: tempfile::TempDir,
-    fake: Arc<Fake>,
+    fake: Arc<FakeResctrl>,
     resctrl: Resctrl,
-    wanted: Wanted,
+    wanted: ResctrlSpec,
 }
 
 impl Bench {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("resctrl");
-        let fake = Fake::new(&root);
+        let fake = FakeResctrl::new(&root);
         let resctrl = Resctrl::new(&root, fake.clone());
-        let share = |ways, bandwidth_percent| Share {
+        let share = |ways, bandwidth_percent| ClassShare {
             ways: Some(Ways::Count(ways)),
             bandwidth_percent,
             is_exclusive: false,
         };
         let classes = [("batch".to_owned(), share(4, Some(25))), ("db".to_owned(), share(6, None))].into();
-        Self { dir, fake, resctrl, wanted: Wanted { classes, ..Wanted::default() } }
+        Self { dir, fake, resctrl, wanted: ResctrlSpec { classes, ..ResctrlSpec::default() } }
     }
 
     /// A cgroup with these threads, which have begun in the default group.
@@ -48,11 +48,13 @@ impl Bench {
 
     fn want(&mut self, name: &str, class: Option<&str>, threads: &[u32]) {
         let cgroup = self.cgroup(name, threads);
-        self.wanted.workloads.insert(name.to_owned(), Workload { class: class.map(str::to_owned), cgroup });
+        self.wanted
+            .workloads
+            .insert(name.to_owned(), ResctrlWorkload { class: class.map(str::to_owned), cgroup });
     }
 
-    fn follow(&mut self) -> Done {
-        self.resctrl.follow(&self.wanted)
+    fn follow(&mut self) -> ResctrlOutcome {
+        self.resctrl.reconcile(&self.wanted)
     }
 
     /// As a daemon that was started anew.
@@ -73,7 +75,7 @@ fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
 fn a_class_is_made_with_its_first_workload_and_goes_with_its_last() {
     let mut bench = Bench::new();
     bench.cgroup("other", &[9]);
-    assert_eq!(bench.follow(), Done { is_made_up: true, ..Done::default() });
+    assert_eq!(bench.follow(), ResctrlOutcome { is_made_up: true, ..ResctrlOutcome::default() });
     assert_eq!(bench.fake.commands(), [""; 0], "nothing is wanted");
     bench.want("web", Some("db"), &[10, 11]);
     bench.cgroup("web/deep", &[]);
@@ -142,12 +144,12 @@ fn what_is_counted_is_read_and_what_is_no_figure_is_none() {
         ("mon_L3_01/mbm_local_bytes", "-1"),
         ("mon_L3_x/mbm_local_bytes", "1"),
     ] {
-        bench.fake.put(&format!("mon_groups/numaward-a/mon_data/{file}"), text);
+        bench.fake.write_file(&format!("mon_groups/numaward-a/mon_data/{file}"), text);
     }
     let done = bench.follow();
-    let of = |cache, counted| Reading { workload: "a".to_owned(), cache, counted };
-    let counted = Counted { occupancy: Some(4096), total: Some(70_000), local: None };
-    assert_eq!(done.readings[..2], [of(0, counted), of(1, Counted::default())]);
+    let of = |cache, counted| CacheReading { workload: "a".to_owned(), cache, counted };
+    let counted = CacheCounters { occupancy: Some(4096), total: Some(70_000), local: None };
+    assert_eq!(done.readings[..2], [of(0, counted), of(1, CacheCounters::default())]);
     assert_eq!(done.readings.len(), 4);
     // No longer wanted.
     bench.wanted.monitors = false;
@@ -201,7 +203,7 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
     bench.wanted.workloads.remove("c");
     bench.wanted.classes.insert(
         "batch".to_owned(),
-        Share { ways: Some(Ways::Count(2)), bandwidth_percent: None, ..Share::default() },
+        ClassShare { ways: Some(Ways::Count(2)), bandwidth_percent: None, ..ClassShare::default() },
     );
     let done = bench.follow();
     assert_eq!((done.removed, done.set), (vec!["db".to_owned()], vec!["batch (L3:0=3;1=3)".to_owned()]));
@@ -210,9 +212,9 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
     assert_eq!(bench.fake.tasks("numaward-batch"), set([1]));
     // A daemon that is to do nothing of the kind removes all.
     bench.restart();
-    assert_eq!(bench.resctrl.ours().len(), 1);
-    let done = bench.resctrl.follow(&Wanted::default());
-    assert_eq!((done.removed, bench.resctrl.ours()), (vec!["batch".to_owned()], Vec::new()));
+    assert_eq!(bench.resctrl.own_groups().len(), 1);
+    let done = bench.resctrl.reconcile(&ResctrlSpec::default());
+    assert_eq!((done.removed, bench.resctrl.own_groups()), (vec!["batch".to_owned()], Vec::new()));
     assert_eq!(bench.fake.tasks(""), set([1, 2, 3]));
 }
 
@@ -220,7 +222,7 @@ fn after_a_crash_groups_are_taken_over_or_removed() {
 fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
     let mut bench = Bench::new();
     bench.fake.make(&bench.dir.path().join("resctrl/pqos")).unwrap();
-    bench.fake.put("info/L3/num_closids", "3");
+    bench.fake.write_file("info/L3/num_closids", "3");
     bench.want("a", Some("batch"), &[1]);
     bench.want("b", Some("db"), &[2]);
     let done = bench.follow();
@@ -232,15 +234,15 @@ fn what_the_kernel_refuses_is_reported_in_its_words_and_tried_again() {
     bench.wanted.workloads.remove("a");
     assert_eq!(bench.follow().held, names(["b"]), "its number is given to the other");
     // A share that is not taken leaves no group behind.
-    bench
-        .wanted
-        .classes
-        .insert("db".to_owned(), Share { ways: None, bandwidth_percent: Some(40), ..Share::default() });
-    bench.fake.put("info/MB/min_bandwidth", "5");
-    bench
-        .wanted
-        .classes
-        .insert("low".to_owned(), Share { ways: None, bandwidth_percent: Some(5), ..Share::default() });
+    bench.wanted.classes.insert(
+        "db".to_owned(),
+        ClassShare { ways: None, bandwidth_percent: Some(40), ..ClassShare::default() },
+    );
+    bench.fake.write_file("info/MB/min_bandwidth", "5");
+    bench.wanted.classes.insert(
+        "low".to_owned(),
+        ClassShare { ways: None, bandwidth_percent: Some(5), ..ClassShare::default() },
+    );
     bench.want("b", Some("low"), &[2]);
     let done = bench.follow();
     let problem = done.problems.first().unwrap();
@@ -258,11 +260,11 @@ fn code_and_data_have_the_same_ways_where_they_are_shared_out_apart() {
     let info = bench.dir.path().join("resctrl/info");
     fs::rename(info.join("L3"), info.join("L3CODE")).unwrap();
     fs::create_dir(info.join("L3DATA")).unwrap();
-    let (found, is_made_up) = bench.resctrl.look().unwrap();
+    let (found, is_made_up) = bench.resctrl.read_info().unwrap();
     assert_eq!((found.caches.unwrap().resources, is_made_up), (vec!["L3CODE", "L3DATA"], true));
     bench.wanted.classes.insert(
         "db".to_owned(),
-        Share { ways: Some(Ways::Percent(50)), bandwidth_percent: None, ..Share::default() },
+        ClassShare { ways: Some(Ways::Percent(50)), bandwidth_percent: None, ..ClassShare::default() },
     );
     bench.want("a", Some("db"), &[1]);
     let done = bench.follow();
@@ -275,7 +277,7 @@ fn bandwidth_that_is_not_in_percent_is_refused() {
     bench.want("a", Some("batch"), &[1]);
     // As on processors of AMD.
     bench.follow();
-    bench.fake.put("numaward-batch/schemata", "    MB:0=2048;1=2048\n    L3:0=00f;1=00f");
+    bench.fake.write_file("numaward-batch/schemata", "    MB:0=2048;1=2048\n    L3:0=00f;1=00f");
     let done = bench.follow();
     let problem = done.problems.first().unwrap();
     assert!(problem.contains("not in percent on this host (it shows 2048"), "{problem}");
@@ -289,12 +291,12 @@ fn without_a_tree_it_is_a_problem_only_for_those_who_want_one() {
     bench.want("a", Some("db"), &[1]);
     for root in [dir.path().to_owned(), dir.path().join("none")] {
         // A folder that is neither the kernel's nor says that it is made up.
-        let mut resctrl = Resctrl::new(&root, Arc::new(Host));
-        assert_eq!(resctrl.follow(&Wanted::default()), Done::default());
-        let done = resctrl.follow(&bench.wanted);
+        let mut resctrl = Resctrl::new(&root, Arc::new(HostKernel));
+        assert_eq!(resctrl.reconcile(&ResctrlSpec::default()), ResctrlOutcome::default());
+        let done = resctrl.reconcile(&bench.wanted);
         let problem = done.problems.first().unwrap();
         assert!(problem.starts_with("resctrl is not mounted at ") && done.refused.len() == 1, "{problem}");
-        assert!(matches!(resctrl.look(), Err(ResctrlError::NotMounted(_))));
+        assert!(matches!(resctrl.read_info(), Err(ResctrlError::NotMounted(_))));
     }
     // Files that hold what no kernel writes.
     for (file, text) in
@@ -303,7 +305,7 @@ fn without_a_tree_it_is_a_problem_only_for_those_who_want_one() {
         let mut bench = Bench::new();
         bench.want("a", Some("db"), &[1]);
         bench.follow();
-        bench.fake.put(file, text);
+        bench.fake.write_file(file, text);
         let done = bench.follow();
         let problem = done.problems.first().unwrap();
         assert!(problem.contains(file) && problem.contains(&format!("{text:?} is not")), "{problem}");
@@ -320,7 +322,7 @@ fn names_of_groups_are_those_of_directories() {
 }
 
 /// A look as the daemon has it: what is to be stored is stored, and the next look goes on.
-fn store(bench: &mut Bench) -> Done {
+fn store(bench: &mut Bench) -> ResctrlOutcome {
     bench.fake.commands();
     let mut done = bench.follow();
     bench.wanted.reduced = done.reduced.clone();
@@ -352,7 +354,10 @@ fn default_has(bench: &Bench, masks: &str) {
 fn an_exclusive_class_has_its_ways_alone_and_they_come_back() {
     let mut bench = Bench::new();
     exclusive(&mut bench, "db", 6);
-    bench.wanted.classes.insert("slow".to_owned(), Share { bandwidth_percent: Some(10), ..Share::default() });
+    bench
+        .wanted
+        .classes
+        .insert("slow".to_owned(), ClassShare { bandwidth_percent: Some(10), ..ClassShare::default() });
     bench.want("a", Some("batch"), &[1]);
     bench.want("s", Some("slow"), &[3]);
     let done = store(&mut bench);
@@ -382,27 +387,27 @@ fn an_exclusive_class_has_its_ways_alone_and_they_come_back() {
 fn ways_come_back_as_they_were_found_and_those_that_somebody_else_wrote_stay() {
     let mut bench = Bench::new();
     exclusive(&mut bench, "db", 6);
-    bench.fake.put("schemata", "     L3:0=3ff;1=fff\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=3ff;1=fff\n     MB:0=100;1=100");
     bench.want("web", Some("db"), &[2]);
     store(&mut bench);
     default_has(&bench, "0=3c0;1=fc0");
     // Somebody else gives the default group some of them.
-    bench.fake.put("schemata", "     L3:0=3c0;1=00f\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=3c0;1=00f\n     MB:0=100;1=100");
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
     assert!(problem.contains("class db: somebody else has given the default group L3:1=f"), "{problem}");
     assert_eq!((done.refused, bench.fake.groups().len()), (names(["web"]), 0), "as a whole or not at all");
     default_has(&bench, "0=3ff;1=00f");
     // Also one that leaves enough stays, however often it is looked at.
-    bench.fake.put("schemata", "     L3:0=3ff;1=7ff\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=3ff;1=7ff\n     MB:0=100;1=100");
     for _ in 0..3 {
         assert_eq!(store(&mut bench).refused, names(["web"]));
         default_has(&bench, "0=3ff;1=7ff");
     }
     // And takes them away again.
-    bench.fake.put("schemata", "     L3:0=3ff;1=fc0\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=3ff;1=fc0\n     MB:0=100;1=100");
     assert_eq!(store(&mut bench).held, names(["web"]));
-    bench.fake.put("schemata", "     L3:0=3c0;1=fff\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=3c0;1=fff\n     MB:0=100;1=100");
     bench.wanted.workloads.clear();
     store(&mut bench);
     default_has(&bench, "0=3ff;1=fff");
@@ -426,7 +431,7 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
     default_has(&bench, "0=ff0;1=ff0");
     exclusive(&mut bench, "db", 6);
     bench.fake.make(&bench.dir.path().join("resctrl/pqos")).unwrap();
-    bench.fake.put("pqos/schemata", "     L3:0=030;1=fc0\n     MB:0=100;1=100");
+    bench.fake.write_file("pqos/schemata", "     L3:0=030;1=fc0\n     MB:0=100;1=100");
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
     assert!(
@@ -434,11 +439,14 @@ fn an_exclusive_class_that_cannot_be_held_takes_nothing_from_anybody() {
         "{problem}"
     );
     default_has(&bench, "0=ff0;1=ff0");
-    bench.fake.put("pqos/schemata", "     L3:0=c00;1=c00\n     MB:0=100;1=100");
+    bench.fake.write_file("pqos/schemata", "     L3:0=c00;1=c00\n     MB:0=100;1=100");
     assert_eq!(store(&mut bench).held, names(["a", "web"]));
     default_has(&bench, "0=c00;1=c00");
     // There is no room for its group.
-    bench.wanted.classes.insert("low".to_owned(), Share { bandwidth_percent: Some(50), ..Share::default() });
+    bench
+        .wanted
+        .classes
+        .insert("low".to_owned(), ClassShare { bandwidth_percent: Some(50), ..ClassShare::default() });
     bench.wanted.workloads.remove("web");
     bench.want("low", Some("low"), &[4]);
     store(&mut bench);
@@ -454,7 +462,7 @@ fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_ch
     let mut bench = Bench::new();
     exclusive(&mut bench, "db", 4);
     // What is left of this has gaps, which processors of this kind do not take.
-    bench.fake.put("schemata", "     L3:0=fff;1=fbf\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=fff;1=fbf\n     MB:0=100;1=100");
     bench.want("web", Some("db"), &[2]);
     let done = store(&mut bench);
     let problem = done.problems.first().unwrap();
@@ -469,7 +477,7 @@ fn what_the_kernel_does_not_take_for_the_default_group_leaves_no_class_and_no_ch
     assert_eq!((again.waits, again.refused), (false, names(["web"])));
     let commands = bench.fake.commands();
     assert!(!commands.iter().any(|of| of.starts_with("mkdir") || of.starts_with("schemata")), "{commands:?}");
-    bench.fake.put("schemata", "     L3:0=fff;1=ff0\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=fff;1=ff0\n     MB:0=100;1=100");
     assert_eq!(store(&mut bench).held, names(["web"]));
     default_has(&bench, "0=ff0;1=ff0");
 }

@@ -18,7 +18,7 @@ use super::schemata::{BANDWIDTH, Bandwidth, Caches, Info, Monitoring, Schemata, 
 /// `RDTGROUP_SUPER_MAGIC` of linux/magic.h.
 const MAGIC: u64 = 0x0765_5821;
 /// A folder with this file is a tree that a test has made up. The kernel's has none.
-pub const MADE_UP: &str = "MADE-UP";
+pub const FAKE_MARKER: &str = "MADE-UP";
 /// How the names of our groups begin.
 pub(super) const PREFIX: &str = "numaward-";
 /// What is in the root beside groups.
@@ -27,7 +27,7 @@ const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
 const DEPTH: usize = 64;
 
 /// What is done to a tree. A made-up one does itself what the kernel does.
-pub trait Kernel: fmt::Debug + Send + Sync {
+pub trait ResctrlKernel: fmt::Debug + Send + Sync {
     /// Makes a group.
     fn make(&self, dir: &Path) -> io::Result<()>;
     /// Removes a group.
@@ -38,9 +38,9 @@ pub trait Kernel: fmt::Debug + Send + Sync {
 
 /// The kernel of this host.
 #[derive(Clone, Copy, Debug)]
-pub struct Host;
+pub struct HostKernel;
 
-impl Kernel for Host {
+impl ResctrlKernel for HostKernel {
     fn make(&self, dir: &Path) -> io::Result<()> {
         fs::create_dir(dir)
     }
@@ -127,13 +127,13 @@ fn has_ended(error: &io::Error) -> bool {
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     pub(super) root: PathBuf,
-    kernel: Arc<dyn Kernel>,
+    kernel: Arc<dyn ResctrlKernel>,
     pub(super) is_made_up: bool,
 }
 
 impl Tree {
     /// The tree at `root`: the kernel's, or one that says that it is made up.
-    pub(super) fn open(root: &Path, kernel: Arc<dyn Kernel>) -> Result<Self, ResctrlError> {
+    pub(super) fn open(root: &Path, kernel: Arc<dyn ResctrlKernel>) -> Result<Self, ResctrlError> {
         let not_mounted = || ResctrlError::NotMounted(root.to_owned());
         let status = rustix::fs::statfs(root).map_err(|errno| match errno {
             Errno::NOENT | Errno::NOTDIR => not_mounted(),
@@ -141,7 +141,7 @@ impl Tree {
         })?;
         // The type of the field differs by architecture.
         let is_kernels = u64::try_from(status.f_type).unwrap_or(0) == MAGIC;
-        let is_made_up = !is_kernels && root.join(MADE_UP).exists();
+        let is_made_up = !is_kernels && root.join(FAKE_MARKER).exists();
         if !is_kernels && !is_made_up {
             return Err(not_mounted());
         }
@@ -361,7 +361,7 @@ impl Tree {
     }
 
     /// What is counted of a group, by the id of the cache. What the kernel has no figure for is none.
-    pub(super) fn counted(&self, group: &Path) -> Result<Vec<(u32, Counted)>, ResctrlError> {
+    pub(super) fn counted(&self, group: &Path) -> Result<Vec<(u32, CacheCounters)>, ResctrlError> {
         let dir = group.join("mon_data");
         let entries = fs::read_dir(&dir).map_err(|error| self.refused(&dir, error))?;
         let mut counted = Vec::new();
@@ -371,7 +371,7 @@ impl Tree {
             let Some(cache) = cache.and_then(|cache| cache.parse().ok()) else { continue };
             // "Unavailable", "Unassigned" and "Error" are no figures.
             let figure = |file: &str| fs::read_to_string(entry.path().join(file)).ok()?.trim().parse().ok();
-            let of = Counted {
+            let of = CacheCounters {
                 occupancy: figure("llc_occupancy"),
                 total: figure("mbm_total_bytes"),
                 local: figure("mbm_local_bytes"),
@@ -405,7 +405,7 @@ impl Tree {
 
 /// What is counted of a group on one cache. None: the kernel has no figure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct CacheCounters {
     /// How much of the cache it has, in bytes.
     pub occupancy: Option<u64>,
     /// What went between this cache and memory for it since the group was made, in bytes.

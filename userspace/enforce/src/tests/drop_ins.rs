@@ -125,12 +125,12 @@ impl Fake {
         });
         let address = format!("unix:path={}", bus.display());
         let systemd = Systemd::at(runtime.handle().clone(), &root, address);
-        let options = Options::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
+        let options = EnforcerOptions::new("0-7".parse().unwrap(), "0-1".parse().unwrap());
         let enforcer = Enforcer::new(root, Some(systemd), options);
         Self { tree, enforcer, unit, _runtime: runtime }
     }
 
-    fn apply(&self, applied: &AppliedSettings, change: &Change) -> AppliedSettings {
+    fn apply(&self, applied: &AppliedSettings, change: &SettingsChange) -> AppliedSettings {
         let plan = self.enforcer.plan(applied, change).unwrap();
         let report = self.enforcer.execute(&plan).unwrap();
         plan.outcome_of(&report)
@@ -138,7 +138,7 @@ impl Fake {
 
     fn hold(&self) -> AppliedSettings {
         let settings = Settings { memory_max: Some(mib(64)), ..protected(8) };
-        self.apply(&AppliedSettings::default(), &Change::Hold(path("/a.service"), settings))
+        self.apply(&AppliedSettings::default(), &SettingsChange::Hold(path("/a.service"), settings))
     }
 
     fn max(&self) -> String {
@@ -157,7 +157,7 @@ fn drop_in_goes_with_the_guarantee_so_that_an_edited_unit_takes_effect() {
     fake.unit.daemon_reload();
     let applied = fake.hold();
     assert_eq!((fake.max(), fake.has_drop_ins()), (bytes(64), [true, true]));
-    let applied = fake.apply(&applied, &Change::Release(path("/a.service")));
+    let applied = fake.apply(&applied, &SettingsChange::Release(path("/a.service")));
     assert!(applied.is_empty());
     assert_eq!((fake.max(), fake.has_drop_ins()), (bytes(512), [false, false]));
     assert!(!fake.unit.drop_in("MemoryMax").parent().unwrap().exists());
@@ -171,7 +171,7 @@ fn drop_in_of_the_administrator_stays() {
     let fake = Fake::new();
     fake.unit.set("MemoryMax", 256 << 20);
     let applied = fake.hold();
-    let applied = fake.apply(&applied, &Change::Release(path("/a.service")));
+    let applied = fake.apply(&applied, &SettingsChange::Release(path("/a.service")));
     assert!(applied.is_empty());
     fake.unit.daemon_reload();
     assert_eq!((fake.max(), fake.has_drop_ins()), (bytes(256), [false, true]));
@@ -179,7 +179,7 @@ fn drop_in_of_the_administrator_stays() {
     // One that was set during the guarantee.
     let applied = fake.hold();
     fake.unit.set("MemoryMin", 5 << 20);
-    fake.apply(&applied, &Change::Release(path("/a.service")));
+    fake.apply(&applied, &SettingsChange::Release(path("/a.service")));
     assert_eq!(fake.has_drop_ins(), [true, true]);
     assert_eq!(fake.tree.get("/a.service", "memory.min"), bytes(5));
 }
@@ -189,8 +189,10 @@ fn drop_in_of_a_change_that_fails_is_removed() {
     let fake = Fake::new();
     let huge = [(HugepageSize(Bytes::mib(2)), mib(4))];
     let settings = Settings { memory_max: Some(mib(64)), hugetlb: huge.into(), ..protected(8) };
-    let plan =
-        fake.enforcer.plan(&AppliedSettings::default(), &Change::Hold(path("/a.service"), settings)).unwrap();
+    let plan = fake
+        .enforcer
+        .plan(&AppliedSettings::default(), &SettingsChange::Hold(path("/a.service"), settings))
+        .unwrap();
     fs::remove_file(fake.unit.root.join(UNIT).join("hugetlb.2MB.max")).unwrap();
     let failure = fake.enforcer.execute(&plan).unwrap_err();
     assert_eq!(failure.report.written.len(), 2, "{failure:?}");
@@ -201,10 +203,10 @@ fn drop_in_of_a_change_that_fails_is_removed() {
 fn drop_in_goes_after_a_crash_between_the_last_write_and_its_removal() {
     let fake = Fake::new();
     let applied = fake.hold();
-    let plan = fake.enforcer.plan(&applied, &Change::Release(path("/a.service"))).unwrap();
+    let plan = fake.enforcer.plan(&applied, &SettingsChange::Release(path("/a.service"))).unwrap();
     // As systemd does it for the writes of the plan.
     fake.unit.set("MemoryMin", 0);
     fake.unit.set("MemoryMax", u64::MAX);
-    fake.apply(&plan.intent, &Change::Release(path("/a.service")));
+    fake.apply(&plan.intent, &SettingsChange::Release(path("/a.service")));
     assert_eq!(fake.has_drop_ins(), [false, false]);
 }

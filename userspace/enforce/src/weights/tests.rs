@@ -5,13 +5,13 @@ use super::*;
 /// A host of files.
 struct Host {
     dir: tempfile::TempDir,
-    held: HeldWeights,
+    held: WeightRecords,
 }
 
 impl Host {
     /// Two nodes with memory, 0 and 2, and one without.
     fn new() -> Self {
-        let host = Self { dir: tempfile::tempdir().unwrap(), held: HeldWeights::default() };
+        let host = Self { dir: tempfile::tempdir().unwrap(), held: WeightRecords::default() };
         host.put(&format!("{NODES}/has_memory"), "0,2");
         for node in 0..3 {
             host.set(node, 1);
@@ -43,8 +43,8 @@ impl Host {
         Weights::new(self.dir.path())
     }
 
-    fn all(&self) -> Seen {
-        self.weights().look((0..3).map(NodeId))
+    fn all(&self) -> WeightSnapshot {
+        self.weights().read_weights((0..3).map(NodeId))
     }
 
     fn now(&self) -> [u8; 3] {
@@ -52,12 +52,12 @@ impl Host {
         [0, 1, 2].map(|node| seen.weights[&NodeId(node)])
     }
 
-    fn plan(&self, wanted: &[(u32, u8)]) -> Plan {
+    fn plan(&self, wanted: &[(u32, u8)]) -> WeightPlan {
         plan(&self.all(), Some(&of(wanted)), &self.held)
     }
 
     /// What is planned where all is to be as it was.
-    fn plan_back(&self) -> Plan {
+    fn plan_back(&self) -> WeightPlan {
         plan(&self.all(), None, &self.held)
     }
 
@@ -75,13 +75,13 @@ impl Host {
         self.perform(self.plan_back())
     }
 
-    fn perform(&mut self, plan: Plan) -> Vec<(u32, u8)> {
+    fn perform(&mut self, plan: WeightPlan) -> Vec<(u32, u8)> {
         let before = std::mem::replace(&mut self.held, plan.held);
         for write in plan.writes {
             let result = self.weights().write(write);
             result.as_ref().unwrap();
-            self.held.learn(write, &result, &before);
-            if write != Write::Auto && self.dir.path().join(WEIGHTS).join("auto").exists() {
+            self.held.record_result(write, &result, &before);
+            if write != WeightWrite::Auto && self.dir.path().join(WEIGHTS).join("auto").exists() {
                 self.auto(false);
             }
         }
@@ -89,12 +89,12 @@ impl Host {
     }
 }
 
-fn of(weights: &[(u32, u8)]) -> Wanted {
+fn of(weights: &[(u32, u8)]) -> NodeWeights {
     weights.iter().map(|(node, weight)| (NodeId(*node), *weight)).collect()
 }
 
-fn weight(node: u32, weight: u8) -> Write {
-    Write::Weight { node: NodeId(node), weight, is_back: false }
+fn weight(node: u32, weight: u8) -> WeightWrite {
+    WeightWrite::Weight { node: NodeId(node), weight, is_back: false }
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn what_was_found_comes_back_and_others_are_never_touched() {
     let text = serde_json::to_string(&host.held).unwrap();
     let expected = r#"{"nodes":{"0":{"found":1,"written":3},"2":{"found":1,"written":1}}}"#;
     assert_eq!(text, expected);
-    assert_eq!(serde_json::from_str::<HeldWeights>(&text).unwrap(), host.held);
+    assert_eq!(serde_json::from_str::<WeightRecords>(&text).unwrap(), host.held);
     // Another configuration: the first value comes back in the end.
     host.follow(&[(0, 5), (2, 2)]);
     assert_eq!(host.now(), [5, 9, 2]);
@@ -157,7 +157,7 @@ fn what_somebody_else_wrote_stays() {
     host.set(2, 7);
     assert_eq!(host.follow(&wanted), [(2, 7)]);
     assert!(host.follow(&wanted).is_empty(), "it is said once");
-    assert_eq!(host.held.now(&host.all()), of(&[(0, 3)]));
+    assert_eq!(host.held.current(&host.all()), of(&[(0, 3)]));
     // Even where it is by now what was written.
     host.set(2, 2);
     host.back();
@@ -223,7 +223,7 @@ fn where_somebody_switches_auto_on_all_weights_are_theirs() {
     host.auto(true);
     assert_eq!(host.follow(&[(0, 3), (2, 1)]), [(0, 3)]);
     assert!(host.follow(&[(0, 3), (2, 1)]).is_empty());
-    assert!(host.all().is_auto && host.held.now(&host.all()).is_empty());
+    assert!(host.all().is_auto && host.held.current(&host.all()).is_empty());
     host.back();
     assert!(host.all().is_auto && host.held.is_empty());
     // At the end only.
@@ -243,7 +243,7 @@ fn what_cannot_be_read_is_kept() {
     let plan = host.plan_back();
     assert_eq!(plan.writes.len(), 1, "{plan:?}");
     assert!(plan.held.nodes.contains_key(&NodeId(0)) && plan.held.auto.is_some());
-    assert!(host.held.now(&host.all()).into_keys().eq([NodeId(2)]), "node 0 is not known");
+    assert!(host.held.current(&host.all()).into_keys().eq([NodeId(2)]), "node 0 is not known");
     host.remove(0);
     let refused = host.weights().write(weight(0, 1)).unwrap_err();
     assert!(refused.to_string().contains("node0 cannot be written: No such file"), "{refused}");
@@ -267,9 +267,9 @@ fn a_node_that_comes_back_gets_what_was_found() {
     host.remove(2);
     // It has no memory now, so no weight is wanted for it.
     host.follow(&[(0, 3)]);
-    assert_eq!(host.held.now(&host.all()), of(&[(0, 3)]), "what is absent is not there now");
+    assert_eq!(host.held.current(&host.all()), of(&[(0, 3)]), "what is absent is not there now");
     assert!(host.back().is_empty());
-    let left = host.weights().left(&host.held);
+    let left = host.weights().unrestored(&host.held);
     let [(name, Some(reason))] = &left[..] else { panic!("{left:?}") };
     assert!(name.starts_with("weight of node 2 ") && reason.ends_with("it has 2, not 4"), "{left:?}");
     // The kernel has kept it.
@@ -339,22 +339,23 @@ fn the_kernel_does_not_choose_again_over_what_others_wrote_elsewhere() {
 
 #[test]
 fn a_kernel_that_has_nothing_to_choose_from_is_not_asked_again() {
-    let refuse =
-        |number| WeightError::refused(Write::Auto, WEIGHTS.into(), io::Error::from_raw_os_error(number));
+    let refuse = |number| {
+        WeightError::refused(WeightWrite::Auto, WEIGHTS.into(), io::Error::from_raw_os_error(number))
+    };
     for (number, is_pending) in [(libc::ENODEV, false), (libc::ENOMEM, true)] {
         let mut host = Host::new();
         host.auto(true);
         host.follow(&[(0, 3)]);
-        let Plan { writes, held, .. } = host.plan_back();
+        let WeightPlan { writes, held, .. } = host.plan_back();
         let before = std::mem::replace(&mut host.held, held);
-        let [first, Write::Auto] = writes[..] else { panic!("{writes:?}") };
+        let [first, WeightWrite::Auto] = writes[..] else { panic!("{writes:?}") };
         let result = host.weights().write(first);
-        host.held.learn(first, &result, &before);
-        host.held.learn(Write::Auto, &Err(refuse(number)), &before);
+        host.held.record_result(first, &result, &before);
+        host.held.record_result(WeightWrite::Auto, &Err(refuse(number)), &before);
         assert_eq!(host.held.is_empty(), !is_pending);
-        assert_eq!(host.weights().left(&host.held).len(), usize::from(is_pending));
+        assert_eq!(host.weights().unrestored(&host.held).len(), usize::from(is_pending));
         // What is still to be done is tried only while all weights are as they were.
-        assert_eq!(host.plan_back().writes.contains(&Write::Auto), is_pending);
+        assert_eq!(host.plan_back().writes.contains(&WeightWrite::Auto), is_pending);
         host.set(2, 9);
         assert_eq!(host.back().is_empty(), !is_pending);
         assert_eq!((host.now(), host.all().is_auto, host.held.is_empty()), ([1, 1, 9], false, true));
@@ -379,23 +380,23 @@ fn a_death_after_the_kernel_chooses_again_is_nobody_elses_write() {
 #[test]
 fn what_was_written_and_cannot_be_read_back_is_ours() {
     let mut host = Host::new();
-    let Plan { writes, held, .. } = host.plan(&[(0, 3)]);
+    let WeightPlan { writes, held, .. } = host.plan(&[(0, 3)]);
     let before = std::mem::replace(&mut host.held, held);
     let unread = || WeightError::Unread {
         path: WEIGHTS.into(),
         wanted: "3".to_owned(),
         source: io::Error::from_raw_os_error(libc::EIO),
     };
-    host.held.learn(writes[0], &Err(unread()), &before);
-    assert!(host.held.now(&host.all()).is_empty(), "it may hold it or not");
+    host.held.record_result(writes[0], &Err(unread()), &before);
+    assert!(host.held.current(&host.all()).is_empty(), "it may hold it or not");
     host.set(0, 3);
     assert!(host.back().is_empty());
     assert_eq!((host.now(), host.held.is_empty()), ([1, 1, 1], true));
     // A refused one was not written.
-    let Plan { writes, held, .. } = host.plan(&[(0, 3)]);
+    let WeightPlan { writes, held, .. } = host.plan(&[(0, 3)]);
     let before = std::mem::replace(&mut host.held, held);
     let refused = WeightError::refused(writes[0], WEIGHTS.into(), io::Error::from_raw_os_error(libc::EPERM));
-    host.held.learn(writes[0], &Err(refused), &before);
+    host.held.record_result(writes[0], &Err(refused), &before);
     assert!(host.held.is_empty());
 }
 

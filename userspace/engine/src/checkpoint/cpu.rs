@@ -140,7 +140,8 @@ impl CpuCheckpoint {
                 entries.entry(owner.clone()).or_default().insert(container.clone(), cpus.clone());
             }
         }
-        let wholes = ledger.owners().filter_map(|(owner, of)| Some((owner.clone(), of.whole.cpus.clone()?)));
+        let wholes =
+            ledger.owners().filter_map(|(owner, of)| Some((owner.clone(), of.pod_level.cpus.clone()?)));
         let pods = with_pods.then(|| wholes.collect());
         Self { policy: policy.to_owned(), shared_pool: ledger.shared_pool.clone(), entries, pods }
     }

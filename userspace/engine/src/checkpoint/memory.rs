@@ -18,7 +18,7 @@ use super::{
     go_json,
 };
 use crate::{
-    ledger::{Block, KindAccount, Ledger, NodeAccount},
+    ledger::{KindAccount, Ledger, MemoryBlock, NodeAccount},
     policy_names::KubeletVersion,
     request::{ContainerName, OwnerId},
 };
@@ -37,9 +37,9 @@ pub struct MemoryCheckpoint {
     /// The accounts of the nodes.
     pub nodes: BTreeMap<NodeId, NodeAccount>,
     /// Blocks by owner and container.
-    pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<Block>>>,
+    pub entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<MemoryBlock>>>,
     /// Blocks of pods as a whole; `None` in a file of a version that knows none.
-    pub pods: Option<BTreeMap<OwnerId, Vec<Block>>>,
+    pub pods: Option<BTreeMap<OwnerId, Vec<MemoryBlock>>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -185,9 +185,9 @@ fn node_set(ids: &[u32], place: impl Fn() -> String) -> Result<NodeSet, Checkpoi
     ids.iter().map(node).collect()
 }
 
-fn blocks(blocks: &[FileBlock], place: impl Fn() -> String) -> Result<Vec<Block>, CheckpointError> {
+fn blocks(blocks: &[FileBlock], place: impl Fn() -> String) -> Result<Vec<MemoryBlock>, CheckpointError> {
     let block = |block: &FileBlock| {
-        Ok(Block {
+        Ok(MemoryBlock {
             kind: kind(&block.kind, &place)?,
             affinity: node_set(&block.affinity, &place)?,
             bytes: Bytes(block.size),
@@ -209,7 +209,7 @@ fn account(node: u32, kind: &str, table: &FileTable) -> Result<KindAccount, Chec
         total: Bytes(total),
         reserved: Bytes(system_reserved),
         allocatable: Bytes(allocatable),
-        promised: Bytes(reserved),
+        guaranteed: Bytes(reserved),
         free: Bytes(free),
     })
 }
@@ -220,20 +220,20 @@ impl MemoryCheckpoint {
 
     /// The state of a ledger; with what pods have as a whole, or without.
     pub fn of(policy: &str, ledger: &Ledger, with_pods: bool) -> Self {
-        let sorted = |blocks: &Vec<Block>| {
+        let sorted = |blocks: &Vec<MemoryBlock>| {
             let mut blocks = blocks.clone();
             blocks.sort();
             blocks
         };
-        let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<Block>>> = BTreeMap::new();
+        let mut entries: BTreeMap<OwnerId, BTreeMap<ContainerName, Vec<MemoryBlock>>> = BTreeMap::new();
         for (owner, container, allocation) in ledger.allocations() {
             if !allocation.blocks.is_empty() || allocation.without_memory {
                 let blocks = sorted(&allocation.blocks);
                 entries.entry(owner.clone()).or_default().insert(container.clone(), blocks);
             }
         }
-        let wholes = ledger.owners().filter(|(_, of)| !of.whole.blocks.is_empty());
-        let pods = wholes.map(|(owner, of)| (owner.clone(), sorted(&of.whole.blocks)));
+        let wholes = ledger.owners().filter(|(_, of)| !of.pod_level.blocks.is_empty());
+        let pods = wholes.map(|(owner, of)| (owner.clone(), sorted(&of.pod_level.blocks)));
         let pods = with_pods.then(|| pods.collect());
         Self { policy: policy.to_owned(), nodes: ledger.nodes.clone(), entries, pods }
     }
@@ -243,7 +243,7 @@ impl MemoryCheckpoint {
             total: account.total.0,
             system_reserved: account.reserved.0,
             allocatable: account.allocatable.0,
-            reserved: account.promised.0,
+            reserved: account.guaranteed.0,
             free: account.free.0,
         };
         let node = |account: &NodeAccount| FileNode {
@@ -252,13 +252,13 @@ impl MemoryCheckpoint {
             cells: Some(ids(&account.group)),
             nodes: None,
         };
-        let block = |block: &Block| FileBlock {
+        let block = |block: &MemoryBlock| FileBlock {
             affinity: ids(&block.affinity),
             kind: block.kind.to_string(),
             size: block.bytes.0,
         };
-        let blocks = |blocks: &Vec<Block>| blocks.iter().map(block).collect();
-        let containers = |containers: &BTreeMap<ContainerName, Vec<Block>>| {
+        let blocks = |blocks: &Vec<MemoryBlock>| blocks.iter().map(block).collect();
+        let containers = |containers: &BTreeMap<ContainerName, Vec<MemoryBlock>>| {
             containers.iter().map(|(name, of)| (name.to_string(), blocks(of))).collect()
         };
         let pods = self.pods.iter().flatten();
@@ -355,7 +355,7 @@ mod tests {
             total: Bytes(12),
             reserved: Bytes(2),
             allocatable: Bytes(10),
-            promised: Bytes(4),
+            guaranteed: Bytes(4),
             free: Bytes(6),
         };
         let node = NodeAccount {
@@ -363,7 +363,8 @@ mod tests {
             group: "0,10".parse().unwrap(),
             kinds: BTreeMap::from([(ZoneKind::Memory, account)]),
         };
-        let block = Block { kind: ZoneKind::Memory, affinity: "0,10".parse().unwrap(), bytes: Bytes(8) };
+        let block =
+            MemoryBlock { kind: ZoneKind::Memory, affinity: "0,10".parse().unwrap(), bytes: Bytes(8) };
         MemoryCheckpoint {
             policy: "Static".to_owned(),
             nodes: [0, 2, 10].map(|id| (NodeId(id), node.clone())).into(),
@@ -430,7 +431,8 @@ mod tests {
 
     #[test]
     fn version_2_has_what_pods_have_as_a_whole() {
-        let block = Block { kind: ZoneKind::Memory, affinity: "0,10".parse().unwrap(), bytes: Bytes(9) };
+        let block =
+            MemoryBlock { kind: ZoneKind::Memory, affinity: "0,10".parse().unwrap(), bytes: Bytes(9) };
         let whole = MemoryCheckpoint { pods: Some([("p1".into(), vec![block])].into()), ..checkpoint() };
         let text = whole.write().unwrap();
         let json =

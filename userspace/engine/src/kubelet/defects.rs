@@ -35,7 +35,7 @@ use numaward_topology::NodeId;
 
 use crate::{
     hint::Mask,
-    ledger::{Block, Ledger},
+    ledger::{Ledger, MemoryBlock},
     request::Request,
 };
 
@@ -77,7 +77,7 @@ pub(crate) fn one_node_skips_the_growth_rule(mask: Mask) -> bool {
 
 /// The nodes of a block in the order in which they get their memory back. The kubelet does not know which node
 /// gave how much, so what a group's nodes have free drifts away from what was taken from each.
-pub(crate) fn lowest_nodes_first(block: &Block) -> impl Iterator<Item = NodeId> {
+pub(crate) fn lowest_nodes_first(block: &MemoryBlock) -> impl Iterator<Item = NodeId> {
     block.affinity.iter()
 }
 
@@ -95,7 +95,7 @@ pub(crate) const AN_EMPTY_POOL_IS_REFUSED: bool = true;
 
 /// In pod scope, what an owner holds is taken to be what the first of its containers holds that holds
 /// anything. As this is compared with the total, an owner of several containers has no hints after a restart.
-pub(crate) fn first_blocks_found<'a>(ledger: &'a Ledger, request: &Request) -> Option<&'a [Block]> {
+pub(crate) fn first_blocks_found<'a>(ledger: &'a Ledger, request: &Request) -> Option<&'a [MemoryBlock]> {
     request
         .all_containers()
         .map(|container| ledger.blocks(&request.owner, &container.name))

@@ -2,7 +2,7 @@
 
 use super::merge::{self, Rule};
 use crate::{
-    explain::{Candidate, Merge, Ranking, Verdict},
+    explain::{Merge, MergeCandidate, MergeVerdict, Ranking},
     hint::{Mask, NodeIndex},
     policy::TopologyManagerPolicy,
 };
@@ -15,7 +15,7 @@ pub(super) struct ByRule {
 }
 
 impl Ranking for ByRule {
-    fn candidates(&self, merge: &Merge) -> Vec<Candidate> {
+    fn candidates(&self, merge: &Merge) -> Vec<MergeCandidate> {
         let lists = merge::lists(merge.hints.iter().map(|(_, hints)| hints));
         let candidates = merge::candidates(&self.rule, self.nodes.all(), &lists);
         let best = &merge.best;
@@ -24,15 +24,15 @@ impl Ranking for ByRule {
         let aim = merge::aim(&lists);
         let candidate = |(mask, preferred)| {
             let verdict = if (mask, preferred) == (chosen, best.preferred) {
-                Verdict::Chosen
+                MergeVerdict::Chosen
             } else if self.rule.policy == TopologyManagerPolicy::SingleNumaNode && !preferred || !found {
-                Verdict::NotOnePreferredNode
+                MergeVerdict::NotOnePreferredNode
             } else if best.preferred && !preferred {
-                Verdict::NotPreferred
+                MergeVerdict::NotPreferred
             } else {
                 self.lost_to(chosen, mask, aim)
             };
-            Candidate { affinity: self.nodes.set(mask), preferred, verdict }
+            MergeCandidate { affinity: self.nodes.set(mask), preferred, verdict }
         };
         candidates.into_iter().map(candidate).collect()
     }
@@ -41,17 +41,17 @@ impl Ranking for ByRule {
 impl ByRule {
     /// Why one of two candidates of equal preference lost. `aim` is the number of nodes that the most demanding
     /// resource needs.
-    fn lost_to(&self, chosen: Mask, lost: Mask, aim: u32) -> Verdict {
+    fn lost_to(&self, chosen: Mask, lost: Mask, aim: u32) -> MergeVerdict {
         let (nodes, best) = (lost.count_ones(), chosen.count_ones());
         if nodes < best {
-            return Verdict::TooNarrow { nodes, needed: aim };
+            return MergeVerdict::TooNarrow { nodes, needed: aim };
         }
         if nodes > best {
-            return Verdict::Wider { nodes, chosen: best };
+            return MergeVerdict::Wider { nodes, chosen: best };
         }
         match (self.rule.distance(lost), self.rule.distance(chosen)) {
-            (Some(distance), Some(chosen)) if distance > chosen => Verdict::Farther { distance, chosen },
-            _ => Verdict::HigherIds,
+            (Some(distance), Some(chosen)) if distance > chosen => MergeVerdict::Farther { distance, chosen },
+            _ => MergeVerdict::HigherIds,
         }
     }
 }

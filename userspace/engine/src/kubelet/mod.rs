@@ -23,32 +23,33 @@ mod explain;
 pub(crate) mod memory;
 pub(crate) mod merge;
 pub(crate) mod numa;
+mod pod_level_resources;
 mod preferences;
 pub(crate) mod resize;
 pub(crate) mod restore;
-mod whole;
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{Bytes, CpuId, CpuSet, Machine, NodeId, ZoneKind, set::MAX_ID};
 
-pub use self::restore::{Checkpoints, Restored, SharedCpus};
+pub use self::restore::{Checkpoints, RestoreOutcome, SharedCpus};
 use self::{
-    cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances, whole::message,
+    cpu::StaticCpus, explain::ByRule, memory::StaticMemory, merge::Rule, numa::Distances,
+    pod_level_resources::message,
 };
 use crate::{
     decision::{Cause, Decision, Grant, Rejection, ResizeError, Shortfall},
     explain::{Explanation, Merge},
     hint::{Hint, Mask, NodeIndex, Provider, ProviderHints, Scope},
     ledger::Ledger,
-    moves::{Limits, NoPlan, Plan},
+    moves::{PlanError, RebalanceLimits, RebalancePlan},
     policy::{
-        Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, Phase, PolicyConfig, StartError,
-        StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions, WholePods,
+        Component, CpuManagerPolicy, MachineProblem, MemoryManagerPolicy, PodLevelSupport, PolicyConfig,
+        StartError, StartPhase, StartProblem, TopologyManagerPolicy, TopologyManagerScope, TopologyOptions,
     },
     preferences::PlacementPreferences,
     request::{ContainerName, ContainerRequest, OwnerId, Request, Resources},
-    strategy::{Allocatable, Stage, Strategy},
+    strategy::{Allocatable, DecisionStage, Strategy},
     terms::Terms,
 };
 
@@ -76,7 +77,7 @@ pub fn as_reported_to_kubelet(machine: &Machine) -> Machine {
 
 /// Whether the kubelet counts CPUs as aligned to one last-level cache (its boundary `uncore_cache`). `machine` is as it is
 /// reported to it.
-pub fn are_of_one_cache(machine: &Machine, cpus: &CpuSet) -> bool {
+pub fn share_one_cache(machine: &Machine, cpus: &CpuSet) -> bool {
     let cache = |id: CpuId| machine.cpus.get(&id).map(cpu::cache);
     let mut caches = cpus.iter().map(cache);
     let first = caches.next();
@@ -148,12 +149,12 @@ struct Asked<'a> {
     /// The preferences of the terms, or those of them that are tried without the others.
     preferences: &'a PlacementPreferences,
     agreement: &'a Agreement,
-    watch: &'a dyn Fn(Stage),
+    watch: &'a dyn Fn(DecisionStage),
 }
 
 /// The strategy `kubelet`.
 #[derive(Debug)]
-pub struct Kubelet {
+pub struct KubeletStrategy {
     nodes: NodeIndex,
     /// For requests without a topology policy of their own.
     configured: Agreement,
@@ -161,10 +162,10 @@ pub struct Kubelet {
     by_policy: BTreeMap<TopologyManagerPolicy, Result<Agreement, StartError>>,
     cpus: Option<StaticCpus>,
     memory: Option<StaticMemory>,
-    whole_pods: WholePods,
+    pod_level_support: PodLevelSupport,
 }
 
-impl Kubelet {
+impl KubeletStrategy {
     /// Checks a configuration against a machine, in the order in which the kubelet makes its managers.
     pub fn new(machine: &Machine, config: &PolicyConfig) -> Result<Self, StartError> {
         let nodes = nodes(machine, config).map_err(refused(Component::Configuration))?;
@@ -174,7 +175,7 @@ impl Kubelet {
         let memory = memory(machine, &nodes, config).map_err(refused(Component::MemoryManager))?;
         let with_policy = |&policy| (policy, with_policy(machine, config, cpus.as_ref(), policy));
         let by_policy = TopologyManagerPolicy::ALL.iter().map(with_policy).collect();
-        Ok(Self { nodes, configured, by_policy, cpus, memory, whole_pods: config.whole_pods() })
+        Ok(Self { nodes, configured, by_policy, cpus, memory, pod_level_support: config.pod_level_support() })
     }
 
     /// In the order in which they are asked and allocate. `None` for what nobody manages (policy `none`): no
@@ -239,7 +240,7 @@ impl Kubelet {
     /// Asks all providers and merges what they say.
     fn merge(&self, ledger: &mut Ledger, asked: Asked<'_>, scope: Scope<'_>) -> (Affinity, Merge) {
         let Asked { request, preferences, agreement: Agreement { rule, .. }, watch, .. } = asked;
-        watch(Stage::Hints);
+        watch(DecisionStage::Hints);
         let mut hints = Vec::new();
         for (provider, manager) in self.managers() {
             let of_manager = manager.map(|manager| {
@@ -252,7 +253,7 @@ impl Kubelet {
             hints.push((provider, of_manager.unwrap_or(ProviderHints::NoPreference)));
         }
         hints.extend(preferences::hints(preferences, &self.nodes, request, scope));
-        watch(Stage::Merge);
+        watch(DecisionStage::Merge);
         let best = rule.merge(self.nodes.all(), &merge::lists(hints.iter().map(|(_, hints)| hints)));
         let accepted = rule.accepts(best);
         let container = match scope {
@@ -315,7 +316,7 @@ impl Kubelet {
             && request.resources.is_some()
             && self.places_pods()
         {
-            watch(Stage::Allocate);
+            watch(DecisionStage::Allocate);
             return self.providers().try_for_each(|provider| {
                 provider.allocate_whole(ledger, request, affinity).map_err(|cause| (None, cause))
             });
@@ -325,7 +326,7 @@ impl Kubelet {
                 Some(affinity) => affinity,
                 None => affinity_for(ledger, Scope::Container(container))?,
             };
-            watch(Stage::Allocate);
+            watch(DecisionStage::Allocate);
             self.allocate(ledger, request, container, affinity)
                 .map_err(|cause| (Some(container.name.clone()), cause))?;
         }
@@ -381,7 +382,7 @@ impl Kubelet {
     }
 }
 
-impl Strategy for Kubelet {
+impl Strategy for KubeletStrategy {
     /// As the kubelet's managers begin where there are no state files.
     fn idle(&self) -> Ledger {
         let nodes = self.memory.as_ref().map(|memory| memory.idle().clone()).unwrap_or_default();
@@ -408,7 +409,7 @@ impl Strategy for Kubelet {
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
-        watch: &dyn Fn(Stage),
+        watch: &dyn Fn(DecisionStage),
     ) -> Decision {
         let of_terms = || self.agreed(terms).map_err(|problem| Cause::Terms(problem.to_string()));
         let agreement = match check_request(request).and_then(|()| of_terms()) {
@@ -420,8 +421,8 @@ impl Strategy for Kubelet {
                 return Decision { outcome: Err(Box::new(rejection)), explanation, ledger: ledger.clone() };
             }
         };
-        let request = &match self.whole_pods {
-            WholePods::Unknown if request.resources.is_some() => {
+        let request = &match self.pod_level_support {
+            PodLevelSupport::Ignored if request.resources.is_some() => {
                 Cow::Owned(Request { resources: None, ..request.clone() })
             }
             _ => Cow::Borrowed(request),
@@ -437,7 +438,7 @@ impl Strategy for Kubelet {
         }
     }
 
-    fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
+    fn note_started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
         let mut next = ledger.clone();
         let Some(request) = next.owner(owner).and_then(|account| account.request.clone()) else {
             return next;
@@ -458,7 +459,7 @@ impl Strategy for Kubelet {
         next
     }
 
-    fn removed(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger {
+    fn release(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger {
         let mut next = ledger.clone();
         let Some(account) = next.owner(owner) else { return next };
         let started = account.started.clone();
@@ -482,11 +483,17 @@ impl Strategy for Kubelet {
         self.resized(ledger, owner, container, to)
     }
 
-    fn plan(&self, ledger: &Ledger, request: &Request, terms: &Terms, _: &Limits) -> Result<Plan, NoPlan> {
+    fn plan(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        _: &RebalanceLimits,
+    ) -> Result<RebalancePlan, PlanError> {
         let decision = self.admit_watched(ledger, request, terms, &|_| {});
         match decision.outcome {
-            Ok(_) => Ok(Plan { moves: Vec::new(), bytes: Bytes(0), decision }),
-            Err(rejection) => Err(NoPlan { reason: "the strategy kubelet moves nobody", rejection }),
+            Ok(_) => Ok(RebalancePlan { moves: Vec::new(), bytes: Bytes(0), decision }),
+            Err(rejection) => Err(PlanError { reason: "the strategy kubelet moves nobody", rejection }),
         }
     }
 }
@@ -508,7 +515,7 @@ fn forget(ledger: &mut Ledger, owner: &OwnerId) {
 }
 
 fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
-    StartError::of(component, Phase::New)
+    StartError::of(component, StartPhase::New)
 }
 
 /// Checks the machine and what must hold before any manager is made.

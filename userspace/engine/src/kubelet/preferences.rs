@@ -60,12 +60,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        Kubelet, Ledger, PolicyConfig, Quantity, Resources, Strategy as _, Terms,
+        KubeletStrategy, Ledger, PolicyConfig, Quantity, Resources, Strategy as _, Terms,
         policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
     };
 
     /// Four nodes with four CPUs and 4 GiB each.
-    fn bench(policy: &str) -> (Kubelet, Ledger) {
+    fn bench(policy: &str) -> (KubeletStrategy, Ledger) {
         let machine = Machine::builder().nodes(4).sockets(4).cores_per_node(4).memory(Bytes::gib(4));
         let config = PolicyConfig {
             memory_manager_policy: MemoryManagerPolicy::Static,
@@ -78,7 +78,7 @@ mod tests {
             topology_manager_policy: policy.parse().unwrap(),
             ..PolicyConfig::default()
         };
-        let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();
+        let strategy = KubeletStrategy::new(&machine.build().unwrap(), &config).unwrap();
         let ledger = strategy.idle();
         (strategy, ledger)
     }

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use numaward_topology::{Bytes, CpuSet};
 
-use super::Kubelet;
+use super::KubeletStrategy;
 use crate::{
     decision::{ResizeError, Shortfall},
     hint::Resource,
-    ledger::{Block, Ledger},
+    ledger::{Ledger, MemoryBlock},
     request::{ContainerName, OwnerId, Resources},
 };
 
-impl Kubelet {
+impl KubeletStrategy {
     /// See [`crate::Strategy::resize`].
     pub(super) fn resized(
         &self,
@@ -29,7 +29,7 @@ impl Kubelet {
         to: &Resources,
     ) -> Result<Ledger, ResizeError> {
         let mut next = ledger.clone();
-        if ledger.owner(owner).is_some_and(|account| !account.whole.is_empty()) {
+        if ledger.owner(owner).is_some_and(|account| !account.pod_level.is_empty()) {
             return Err(ResizeError::PartOfWhole);
         }
         if let Some(held) = ledger.allocation(owner, container) {
@@ -65,7 +65,7 @@ fn resize_block(
     ledger: &mut Ledger,
     owner: &OwnerId,
     container: &ContainerName,
-    block: &Block,
+    block: &MemoryBlock,
     bytes: u64,
 ) -> Result<(), ResizeError> {
     let kind = block.kind;
@@ -133,7 +133,7 @@ mod tests {
     };
 
     /// Two nodes with four cores of two CPUs and 8 GiB each; the first core and a gibibyte are kept.
-    fn bench() -> (Kubelet, Ledger) {
+    fn bench() -> (KubeletStrategy, Ledger) {
         let machine = Machine::builder().nodes(2).sockets(2).cores_per_node(4).smt(2).memory(Bytes::gib(8));
         let config = PolicyConfig {
             memory_manager_policy: MemoryManagerPolicy::Static,
@@ -147,7 +147,7 @@ mod tests {
             topology_manager_policy: TopologyManagerPolicy::SingleNumaNode,
             ..PolicyConfig::default()
         };
-        let strategy = Kubelet::new(&machine.build().unwrap(), &config).unwrap();
+        let strategy = KubeletStrategy::new(&machine.build().unwrap(), &config).unwrap();
         let ledger = strategy.idle();
         (strategy, ledger)
     }
@@ -156,10 +156,10 @@ mod tests {
         Resources::none().with_cpu(cpus.parse().unwrap()).with_memory(Quantity::whole(memory.0))
     }
 
-    fn admit(strategy: &Kubelet, ledger: &Ledger, name: &str, cpus: &str, memory: Bytes) -> Ledger {
+    fn admit(strategy: &KubeletStrategy, ledger: &Ledger, name: &str, cpus: &str, memory: Bytes) -> Ledger {
         let decision = strategy.admit(ledger, &Request::workload(name, resources(cpus, memory)));
         decision.outcome.unwrap();
-        strategy.started(&decision.ledger, &name.into(), &name.into())
+        strategy.note_started(&decision.ledger, &name.into(), &name.into())
     }
 
     fn cpus(ledger: &Ledger, name: &str) -> String {
@@ -176,12 +176,12 @@ mod tests {
         assert_eq!(cpus(&grown, "a"), "1-3,9-10");
         assert_eq!(grown.shared_pool().to_string(), "0,4-8,11-15");
         let account = &grown.nodes()[&NodeId(0)].kinds[&ZoneKind::Memory];
-        assert_eq!((account.free, account.promised), (Bytes::gib(1), Bytes::gib(6)));
+        assert_eq!((account.free, account.guaranteed), (Bytes::gib(1), Bytes::gib(6)));
         let back = strategy.resize(&grown, &"a".into(), &"a".into(), &resources("2", Bytes::gib(2))).unwrap();
         assert_eq!(back, ledger, "grown and shrunk again is as before");
         let less = to("1", Bytes::gib(1)).unwrap();
         assert_eq!(cpus(&less, "a"), "1");
-        assert_eq!(strategy.removed(&less, &"a".into()), idle, "all is given back in the end");
+        assert_eq!(strategy.release(&less, &"a".into()), idle, "all is given back in the end");
     }
 
     #[test]

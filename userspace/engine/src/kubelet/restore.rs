@@ -8,11 +8,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_topology::{CpuId, CpuSet, NodeId, NodeSet, ZoneKind};
 
-use super::{Kubelet, StaticMemory, defects};
+use super::{KubeletStrategy, StaticMemory, defects};
 use crate::{
     checkpoint::{CheckpointError, CpuCheckpoint, MemoryCheckpoint},
-    ledger::{Allocation, Block, KindAccount, Ledger, NodeAccount, Whole},
-    policy::{Component, KubeletVersion, Phase, RestoreProblem, StartError, StartProblem},
+    ledger::{Allocation, KindAccount, Ledger, MemoryBlock, NodeAccount, PodAllocation},
+    policy::{Component, KubeletVersion, RestoreProblem, StartError, StartPhase, StartProblem},
     request::{ContainerName, OwnerId},
     strategy::Strategy as _,
 };
@@ -43,7 +43,7 @@ fn unusable((manager, file): (&'static str, &str), directory: &str, problem: Res
 }
 
 fn refused(component: Component) -> impl Fn(StartProblem) -> StartError {
-    StartError::of(component, Phase::Start)
+    StartError::of(component, StartPhase::Start)
 }
 
 impl Checkpoints {
@@ -96,7 +96,7 @@ impl Checkpoints {
     }
 
     /// Whether a kubelet has written them that places pods with resources as a whole.
-    pub fn have_pods(&self) -> bool {
+    pub fn has_pod_entries(&self) -> bool {
         self.cpus.as_ref().is_some_and(|cpus| cpus.pods.is_some())
             || self.memory.as_ref().is_some_and(|memory| memory.pods.is_some())
     }
@@ -124,7 +124,7 @@ fn take_cpus(ledger: &mut Ledger, checkpoint: &CpuCheckpoint) {
         }
     }
     for (owner, cpus) in checkpoint.pods.iter().flatten() {
-        ledger.owner_mut(owner).whole.cpus = Some(cpus.clone());
+        ledger.owner_mut(owner).pod_level.cpus = Some(cpus.clone());
     }
 }
 
@@ -138,24 +138,24 @@ fn take_memory(ledger: &mut Ledger, checkpoint: &MemoryCheckpoint) {
         }
     }
     for (owner, blocks) in checkpoint.pods.iter().flatten() {
-        ledger.owner_mut(owner).whole.blocks.clone_from(blocks);
+        ledger.owner_mut(owner).pod_level.blocks.clone_from(blocks);
     }
 }
 
 /// The result of a start.
 #[derive(Clone, Debug)]
-pub struct Restored {
-    /// The ledger, or why there is none. In the ledger nothing is stale until [`Kubelet::ready`].
+pub struct RestoreOutcome {
+    /// The ledger, or why there is none. In the ledger nothing is stale until [`KubeletStrategy::finish_restore`].
     pub ledger: Result<Ledger, StartError>,
     /// The state files as they are now: a component that started has written its own, also where a later one
     /// refused.
     pub checkpoints: Checkpoints,
 }
 
-impl Kubelet {
+impl KubeletStrategy {
     /// Takes over the state of an earlier run, or begins anew where there is none. `directory` is where the
     /// state files are, for messages.
-    pub fn restore(&self, mut checkpoints: Checkpoints, directory: &str) -> Restored {
+    pub fn restore(&self, mut checkpoints: Checkpoints, directory: &str) -> RestoreOutcome {
         let mut ledger = Ledger::default();
         ledger.notes.restoring = true;
         let restored = self
@@ -165,11 +165,11 @@ impl Kubelet {
                 self.restore_memory(&mut ledger, &mut checkpoints.memory, directory)
                     .map_err(refused(Component::MemoryManager))
             });
-        Restored { ledger: restored.map(|()| ledger), checkpoints }
+        RestoreOutcome { ledger: restored.map(|()| ledger), checkpoints }
     }
 
     /// All owners that still run have been admitted again: what nobody asked for is stale from now on.
-    pub fn ready(&self, ledger: &Ledger) -> Ledger {
+    pub fn finish_restore(&self, ledger: &Ledger) -> Ledger {
         let mut next = ledger.clone();
         next.notes.restoring = false;
         next
@@ -185,14 +185,14 @@ impl Kubelet {
 
     /// The state files of a kubelet that had promised all this to containers, and to pods as a whole, whichever strategy
     /// decided it. Shared pool and accounts of nodes are made anew, as the kubelet makes them to check its files.
-    pub fn checkpoints_of(
+    pub fn checkpoints_for(
         &self,
         held: impl IntoIterator<Item = (OwnerId, ContainerName, Allocation)>,
-        wholes: impl IntoIterator<Item = (OwnerId, Whole)>,
+        wholes: impl IntoIterator<Item = (OwnerId, PodAllocation)>,
     ) -> Result<Checkpoints, StartProblem> {
         let mut ledger = self.idle();
         for (owner, whole) in wholes {
-            ledger.owner_mut(&owner).whole = whole;
+            ledger.owner_mut(&owner).pod_level = whole;
         }
         for (owner, container, allocation) in held {
             *ledger.allocation_mut(&owner, &container) = allocation;
@@ -283,9 +283,9 @@ impl StaticMemory {
     /// The accounts of the nodes if the allocations of a ledger were made anew, in the order of names.
     fn charged_anew(&self, ledger: &Ledger) -> Result<Nodes, StartProblem> {
         let mut expected = self.idle().clone();
-        let mut charged: Vec<(&OwnerId, ContainerName, &[Block])> = Vec::new();
+        let mut charged: Vec<(&OwnerId, ContainerName, &[MemoryBlock])> = Vec::new();
         for (owner, account) in ledger.owners() {
-            match account.whole.blocks.as_slice() {
+            match account.pod_level.blocks.as_slice() {
                 [] => charged.extend(
                     account
                         .containers
@@ -337,7 +337,7 @@ fn is_same(saved: &Nodes, expected: &Nodes) -> bool {
 fn group_sums(nodes: &Nodes, of: &NodeAccount, kind: ZoneKind) -> (u128, u128) {
     let accounts = of.group.iter().filter_map(|node| nodes.get(&node)?.kinds.get(&kind));
     accounts.fold((0, 0), |(free, promised), account| {
-        (free + u128::from(account.free.0), promised + u128::from(account.promised.0))
+        (free + u128::from(account.free.0), promised + u128::from(account.guaranteed.0))
     })
 }
 
@@ -347,14 +347,14 @@ fn place(ledger: &mut Ledger) {
     let mut left: BTreeMap<(NodeId, ZoneKind), u64> = BTreeMap::new();
     for (&node, account) in &ledger.nodes {
         for (&kind, account) in &account.kinds {
-            left.insert((node, kind), account.promised.0);
+            left.insert((node, kind), account.guaranteed.0);
         }
     }
     let owners: Vec<_> =
         ledger.owners().map(|(owner, account)| (owner.clone(), Arc::clone(account))).collect();
     for (owner, account) in owners {
         let mut whole: BTreeMap<(ZoneKind, &NodeSet), u64> = BTreeMap::new();
-        for block in &account.whole.blocks {
+        for block in &account.pod_level.blocks {
             whole.insert((block.kind, &block.affinity), block.bytes.0);
         }
         let mut draw = |container: &ContainerName, kind: ZoneKind, nodes: &NodeSet, mut bytes: u64| {

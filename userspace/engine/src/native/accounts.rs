@@ -18,16 +18,16 @@ fn account(ledger: &mut Ledger, node: NodeId, kind: ZoneKind) -> Option<&mut Kin
 /// Promises bytes on a node.
 pub(super) fn charge(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u64) {
     if let Some(account) = account(ledger, node, kind) {
-        account.promised.0 = account.promised.0.saturating_add(bytes);
-        account.free.0 = account.allocatable.0.saturating_sub(account.promised.0);
+        account.guaranteed.0 = account.guaranteed.0.saturating_add(bytes);
+        account.free.0 = account.allocatable.0.saturating_sub(account.guaranteed.0);
     }
 }
 
 /// Gives back bytes that were promised on a node.
 pub(super) fn refund(ledger: &mut Ledger, node: NodeId, kind: ZoneKind, bytes: u64) {
     if let Some(account) = account(ledger, node, kind) {
-        account.promised.0 = account.promised.0.saturating_sub(bytes);
-        account.free.0 = account.allocatable.0.saturating_sub(account.promised.0);
+        account.guaranteed.0 = account.guaranteed.0.saturating_sub(bytes);
+        account.free.0 = account.allocatable.0.saturating_sub(account.guaranteed.0);
     }
 }
 

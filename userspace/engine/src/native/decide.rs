@@ -11,26 +11,26 @@ use std::sync::Arc;
 use numaward_topology::{Bytes, CpuSet};
 
 use super::{
-    Native, accounts,
+    NativeStrategy, accounts,
     cpus::{Available, offered},
+    free_capacity::{Room, Shares, Unit},
     host::{CPU, Host},
     init,
+    placement_groups::{self, Needs, Wishes},
     rank::Placement,
-    refusal::{Refusal, What},
-    room::{Room, Shares, Unit},
+    refusal::{ContainerKind, PlacementRefusal},
     search::{self, Found, Rule},
-    units::{self, Needs, Wishes},
-    work::Work,
+    work_budget::Work,
 };
 use crate::{
     decision::{Cause, Decision, Grant, Rejection},
     explain::Explanation,
     hint::Resource,
-    ledger::{Allocation, Block, Ledger, OwnerAccount},
+    ledger::{Allocation, Ledger, MemoryBlock, OwnerAccount},
+    placement_search::{PlacementCandidate, PlacementSearch},
     policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope},
     request::{ContainerName, ContainerRequest, OwnerId, Request},
-    searches::{Candidate, Search},
-    strategy::Stage,
+    strategy::DecisionStage,
     terms::Terms,
 };
 
@@ -103,15 +103,15 @@ impl Agreed<'_> {
     }
 
     /// Why there is no room for a unit.
-    pub(super) fn no_room(&self, room: &Room, unit: &Unit, what: What) -> Refusal {
+    pub(super) fn no_room(&self, room: &Room, unit: &Unit, what: ContainerKind) -> PlacementRefusal {
         let mut short: Vec<usize> = unit.resources().filter(|&of| !self.could(room, unit, of)).collect();
         if short.is_empty() {
             if let (false, Some(container)) = (room.cores.is_empty(), &unit.container) {
-                return Refusal::Uncollected { container: container.clone() };
+                return PlacementRefusal::Uncollected { container: container.clone() };
             }
             short = unit.resources().collect();
         }
-        Refusal::NoRoom {
+        PlacementRefusal::NoRoom {
             container: unit.container.clone(),
             policy: self.policy,
             ever: self.ever(room, unit),
@@ -154,7 +154,7 @@ impl Agreed<'_> {
 }
 
 /// Why a request is refused, and at which container.
-pub(super) type Refused = (Refusal, Option<ContainerName>);
+pub(super) type Refused = (PlacementRefusal, Option<ContainerName>);
 
 /// A unit that was placed.
 struct Placed {
@@ -163,7 +163,7 @@ struct Placed {
 }
 
 /// Makes allocations of what containers are to hold.
-type Choose<'a> = dyn Fn(&[Holding]) -> Result<Vec<Allocation>, Refusal> + 'a;
+type Choose<'a> = dyn Fn(&[Holding]) -> Result<Vec<Allocation>, PlacementRefusal> + 'a;
 
 /// What an attempt goes through.
 struct Attempt<'a> {
@@ -213,7 +213,7 @@ impl Attempt<'_> {
         let found = self.agreed.candidates(&self.room, unit);
         if found.placements.is_empty() {
             if self.failure.is_none() {
-                let refusal = self.agreed.no_room(&self.room, unit, What::Running);
+                let refusal = self.agreed.no_room(&self.room, unit, ContainerKind::Running);
                 self.failure = Some((refusal, unit.container.clone()));
                 self.failed = Some((index, found));
             }
@@ -241,7 +241,7 @@ impl Attempt<'_> {
         }
         if self.failure.is_none() {
             self.failure =
-                Some((self.agreed.no_room(&self.room, unit, What::Running), unit.container.clone()));
+                Some((self.agreed.no_room(&self.room, unit, ContainerKind::Running), unit.container.clone()));
         }
         let placed = self.placed.pop();
         self.failed = self.failed.take().or(placed.map(|placed| (index, placed.found)));
@@ -317,16 +317,16 @@ impl Attempt<'_> {
     }
 
     fn explanation(&self) -> Explanation {
-        let search = |index: usize, found: &Found, chosen: Option<usize>| Search {
+        let search = |index: usize, found: &Found, chosen: Option<usize>| PlacementSearch {
             container: self.units[index].0.container.clone(),
             policy: self.agreed.policy,
             considered: found.considered,
-            cut_off: found.cut_off,
+            is_incomplete: found.cut_off,
             candidates: found.placements.iter().map(|of| candidate(self.agreed.host, of)).collect(),
             chosen,
         };
         let placed = self.placed.iter().enumerate();
-        let mut searches: Vec<Search> =
+        let mut searches: Vec<PlacementSearch> =
             placed.map(|(index, placed)| search(index, &placed.found, Some(placed.chosen))).collect();
         if let Some((index, found)) = &self.failed
             && searches.len() <= *index
@@ -352,25 +352,25 @@ fn kept(ledger: &Ledger, request: &Request, terms: &Terms) -> Option<Decision> {
     Some(Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: ledger.clone() })
 }
 
-fn candidate(host: &Host, placement: &Placement) -> Candidate {
+fn candidate(host: &Host, placement: &Placement) -> PlacementCandidate {
     let sets = host.resources.iter().zip(&placement.sets).filter(|(_, set)| !set.is_empty());
-    Candidate {
+    PlacementCandidate {
         nodes: host.set(&placement.nodes),
         by_resource: sets.map(|(&resource, set)| (resource, host.set(set))).collect(),
         rank: placement.key,
     }
 }
 
-impl Native {
+impl NativeStrategy {
     /// Decides on a request that is not contradictory.
     pub(super) fn decide(
         &self,
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
-        watch: &dyn Fn(Stage),
+        watch: &dyn Fn(DecisionStage),
     ) -> Decision {
-        watch(Stage::Hints);
+        watch(DecisionStage::Hints);
         if let Some(decision) = kept(ledger, request, terms) {
             return decision;
         }
@@ -378,7 +378,7 @@ impl Native {
         // it is refused.
         let mut next = ledger.clone();
         accounts::remove(&self.host, &mut next, &request.owner);
-        let refuse = |refusal: Refusal, container, explanation| {
+        let refuse = |refusal: PlacementRefusal, container, explanation| {
             let shortfalls = refusal.shortfalls().to_vec();
             let cause = Cause::from(refusal);
             let message = cause.to_string();
@@ -402,7 +402,7 @@ impl Native {
             accounts::hold(&mut next, &request.owner, &need.name, allocation.clone());
         }
         if let Err((requested, free)) = self.check_shared_pool(&before, &next) {
-            return refuse(Refusal::SharedPool { requested, free }, None, explanation);
+            return refuse(PlacementRefusal::SharedPool { requested, free }, None, explanation);
         }
         let grants = needs.containers.into_iter().zip(allocations);
         let grants = grants.map(|(need, allocation)| Grant { container: need.name, allocation });
@@ -418,7 +418,7 @@ impl Native {
     /// What a ledger leaves for those with these terms.
     pub(super) fn room(&self, ledger: &Ledger, terms: &Terms) -> Room {
         let mut room = Room::new(&self.host, ledger, terms);
-        units::only_wanted(&self.host, &mut room, terms, &self.options.memory_tiers);
+        placement_groups::only_wanted(&self.host, &mut room, terms, &self.options.memory_tiers);
         room
     }
 
@@ -429,19 +429,20 @@ impl Native {
         owner: &OwnerId,
         needs: &Needs,
         terms: &Terms,
-        watch: &dyn Fn(Stage),
+        watch: &dyn Fn(DecisionStage),
     ) -> (Result<Vec<Allocation>, Refused>, Explanation) {
         let work = Work::default();
         let agreed = self.agreed(terms, &work);
         let room = self.room(ledger, terms);
         let wishes = Wishes::new(ledger, owner, terms, &self.host);
-        let units = match units::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes) {
-            Ok(units) => units,
-            Err(refusal) => return (Err((refusal, None)), Explanation::default()),
-        };
-        watch(Stage::Merge);
+        let units =
+            match placement_groups::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes) {
+                Ok(units) => units,
+                Err(refusal) => return (Err((refusal, None)), Explanation::default()),
+            };
+        watch(DecisionStage::Merge);
         let choose = |result: &[Holding]| {
-            watch(Stage::Allocate);
+            watch(DecisionStage::Allocate);
             self.allocations(ledger, needs, result, terms)
         };
         let mut attempt = Attempt {
@@ -464,11 +465,16 @@ impl Native {
         let not_offered = conditions.map(|of| (of.offline_cpus.clone(), of.partition_cpus.clone()));
         let (offline_cpus, partition_cpus) = not_offered.unwrap_or_default();
         let gave_up = !placed && work.is_spent();
-        let explanation =
-            Explanation { gave_up, withheld, offline_cpus, partition_cpus, ..attempt.explanation() };
+        let explanation = Explanation {
+            work_limit_reached: gave_up,
+            withheld,
+            offline_cpus,
+            partition_cpus,
+            ..attempt.explanation()
+        };
         if !placed {
-            let (refusal, container) = attempt.failure.unwrap_or((Refusal::SumTooLarge, None));
-            let refusal = if gave_up { Refusal::GaveUp(refusal.into()) } else { refusal };
+            let (refusal, container) = attempt.failure.unwrap_or((PlacementRefusal::SumTooLarge, None));
+            let refusal = if gave_up { PlacementRefusal::GaveUp(refusal.into()) } else { refusal };
             return (Err((refusal, container)), explanation);
         }
         (Ok(attempt.allocations), explanation)
@@ -481,12 +487,12 @@ impl Native {
         needs: &Needs,
         result: &[Holding],
         terms: &Terms,
-    ) -> Result<Vec<Allocation>, Refusal> {
+    ) -> Result<Vec<Allocation>, PlacementRefusal> {
         let mut allocations = vec![Allocation::default(); result.len()];
         let mut available =
             self.host.cpus.as_ref().map(|cpus| cpus.available(ledger, terms)).unwrap_or_default();
         let uncollected =
-            |index: usize| Refusal::Uncollected { container: needs.containers[index].name.clone() };
+            |index: usize| PlacementRefusal::Uncollected { container: needs.containers[index].name.clone() };
         // Those that start last first: those before borrow from them.
         let mut later = CpuSet::new();
         for index in (0..result.len()).rev() {
@@ -519,7 +525,7 @@ impl Native {
             let Some(set) = holding.sets.get(number).filter(|set| !set.is_empty()) else { continue };
             let shares = holding.shares.get(number).map_or(&[][..], Vec::as_slice);
             let bytes = shares.iter().map(|(_, share)| share).sum();
-            allocation.blocks.push(Block { kind, affinity: self.host.set(set), bytes: Bytes(bytes) });
+            allocation.blocks.push(MemoryBlock { kind, affinity: self.host.set(set), bytes: Bytes(bytes) });
             for &(at, share) in shares {
                 allocation.place(kind, self.host.id(at), share);
             }

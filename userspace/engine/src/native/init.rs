@@ -14,12 +14,12 @@ use std::collections::BTreeSet;
 
 use super::{
     decide::{Agreed, Holding, Refused},
+    free_capacity::{Room, Unit},
     host::CPU,
+    placement_groups::{Need, Needs},
     rank::{Placement, union},
-    refusal::What,
-    room::{Room, Unit},
+    refusal::ContainerKind,
     search,
-    units::{Need, Needs},
 };
 use crate::policy::{Tiers, TopologyManagerPolicy, TopologyManagerScope};
 
@@ -32,7 +32,7 @@ pub(super) struct Short {
 impl Short {
     /// Why it is refused, and at which container.
     pub(super) fn refusal(self, agreed: &Agreed<'_>) -> Refused {
-        (agreed.no_room(&self.room, &self.unit, What::Init), self.unit.container)
+        (agreed.no_room(&self.room, &self.unit, ContainerKind::Init), self.unit.container)
     }
 }
 

@@ -27,7 +27,7 @@
 //!
 //! | what | bound |
 //! |---|---|
-//! | a decision, whatever the request | [`WORK`]: it is refused then, and says so |
+//! | a decision, whatever the request | [`MAX_WORK`]: it is refused then, and says so |
 //! | a search | an eighth of what is left of that; it takes the best found by then, and says that it was cut off |
 //! | sets of several nodes | all that may be the best on up to `EXACT` = 20 nodes; on larger machines `STEPS` = 500 beginnings, and it says that it was cut off |
 //! | placements of a unit that are tried | the best `KEPT` = 8 |
@@ -45,32 +45,32 @@
 //! | a machine that changed | module `rebase` |
 //! | what runs asks for more or less | module `resize` |
 //! | moves that make room | module [`plan`] |
-//! | refusals | [`Refusal`] |
+//! | refusals | [`PlacementRefusal`] |
 
 mod accounts;
 mod cpus;
 mod decide;
+mod free_capacity;
 mod host;
 mod init;
+mod placement_groups;
 pub mod plan;
 mod rank;
 mod rebase;
 mod refusal;
 mod resize;
-mod room;
 mod search;
-mod units;
-mod work;
+mod work_budget;
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
-use numaward_topology::{Bytes, Machine, Node, NodeId, ZoneKind};
+use numaward_topology::{Bytes, Machine, NodeId, NumaNode, ZoneKind};
 use serde::{Deserialize, Serialize};
 
 use self::{cpus::Cpus, host::Host};
 pub use self::{
-    refusal::{Refusal, What},
-    work::WORK,
+    refusal::{ContainerKind, PlacementRefusal},
+    work_budget::MAX_WORK,
 };
 use crate::{
     decision::{Cause, Decision, Rejection, ResizeError},
@@ -78,15 +78,15 @@ use crate::{
     hint::NodeIndex,
     kubelet::{check_machine, check_request, check_reservations, cpu::StaticCpus, memory::StaticMemory},
     ledger::Ledger,
-    moves::{Limits, NoPlan, Plan},
+    moves::{PlanError, RebalanceLimits, RebalancePlan},
     policy::{
-        Component, CpuManagerPolicy, CpuOptions, MachineProblem, MemoryManagerPolicy, MemoryTier, Phase,
-        PolicyConfig, StartError, StartProblem, Tiers, TopologyManagerPolicy, TopologyManagerScope,
-        TopologyOptions,
+        Component, CpuManagerPolicy, CpuOptions, MachineProblem, MemoryManagerPolicy, MemoryTier,
+        PolicyConfig, StartError, StartPhase, StartProblem, Tiers, TopologyManagerPolicy,
+        TopologyManagerScope, TopologyOptions,
     },
-    rebase::Uncovered,
+    rebase::UncoveredMemory,
     request::{ContainerName, OwnerId, Request, Resources},
-    strategy::{Allocatable, Stage, Strategy},
+    strategy::{Allocatable, DecisionStage, Strategy},
     terms::Terms,
 };
 
@@ -106,7 +106,7 @@ pub struct NativeOptions {
 ///
 /// Source: `MEMTIER_ADISTANCE_DRAM` and `MEMTIER_CHUNK_BITS` of linux/memory-tiers.h: tiers are numbered by abstract
 /// distance, and what is as far as ordinary memory is in tier 4.
-pub fn memory_tier(node: &Node) -> Option<MemoryTier> {
+pub fn memory_tier(node: &NumaNode) -> Option<MemoryTier> {
     const DRAM: u32 = 4;
     match node.memory_tier.map(|tier| tier.cmp(&DRAM)) {
         Some(Ordering::Less) => Some(MemoryTier::Hbm),
@@ -118,14 +118,14 @@ pub fn memory_tier(node: &Node) -> Option<MemoryTier> {
 
 /// The strategy `native`.
 #[derive(Debug)]
-pub struct Native {
+pub struct NativeStrategy {
     host: Host,
     policy: TopologyManagerPolicy,
     scope: TopologyManagerScope,
     options: NativeOptions,
 }
 
-impl Native {
+impl NativeStrategy {
     /// Checks a configuration against a machine. The configuration is the kubelet's, and its faults are named in
     /// the kubelet's words; there is no limit on the number of nodes, and distances always count.
     pub fn new(
@@ -141,7 +141,7 @@ impl Native {
             // Nothing is made only where something is wrong.
             (None, None) => {
                 let problem = StartProblem::Machine(MachineProblem::NoNodes);
-                Err(StartError::of(Component::Configuration, Phase::New)(problem))
+                Err(StartError::of(Component::Configuration, StartPhase::New)(problem))
             }
         }
     }
@@ -162,7 +162,7 @@ impl Native {
         let checked =
             check_machine(machine).map_err(StartProblem::from).and_then(|()| check_reservations(config));
         if let Err(problem) = checked {
-            problems.push(StartError::of(Component::Configuration, Phase::New)(problem));
+            problems.push(StartError::of(Component::Configuration, StartPhase::New)(problem));
             return None;
         }
         let nodes = NodeIndex::new(machine.nodes.keys().copied());
@@ -189,8 +189,9 @@ impl Native {
     fn check(&self, terms: &Terms) -> Result<(), StartError> {
         let (policy, _) = self.agreement(terms);
         let checked = self.host.cpus.as_ref().map_or(Ok(()), |cpus| cpus.manager.check_policy(policy));
-        let problem =
-            |problem| StartError::of(Component::CpuManager, Phase::New)(StartProblem::StaticCpu(problem));
+        let problem = |problem| {
+            StartError::of(Component::CpuManager, StartPhase::New)(StartProblem::StaticCpu(problem))
+        };
         checked.map_err(problem)
     }
 }
@@ -201,7 +202,7 @@ fn keep<T>(
     component: Component,
     result: Result<T, StartProblem>,
 ) -> Option<T> {
-    result.map_err(|problem| problems.push(StartError::of(component, Phase::New)(problem))).ok()
+    result.map_err(|problem| problems.push(StartError::of(component, StartPhase::New)(problem))).ok()
 }
 
 fn cpus(machine: &Machine, nodes: &NodeIndex, config: &PolicyConfig) -> Result<Option<Cpus>, StartProblem> {
@@ -227,7 +228,7 @@ fn rejected(ledger: &Ledger, request: &Request, container: Option<ContainerName>
     }
 }
 
-impl Strategy for Native {
+impl Strategy for NativeStrategy {
     fn idle(&self) -> Ledger {
         let shared_pool = self.host.cpus.as_ref().map(|cpus| cpus.idle_pool.clone()).unwrap_or_default();
         Ledger::idle(self.host.idle.clone(), shared_pool)
@@ -253,7 +254,7 @@ impl Strategy for Native {
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
-        watch: &dyn Fn(Stage),
+        watch: &dyn Fn(DecisionStage),
     ) -> Decision {
         let checked = check_request(request)
             .and_then(|()| self.check(terms).map_err(|problem| Cause::Terms(problem.to_string())));
@@ -263,7 +264,7 @@ impl Strategy for Native {
         }
     }
 
-    fn started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
+    fn note_started(&self, ledger: &Ledger, owner: &OwnerId, container: &ContainerName) -> Ledger {
         let mut next = ledger.clone();
         let Some(request) = next.owner(owner).and_then(|account| account.request.clone()) else {
             return next;
@@ -280,7 +281,7 @@ impl Strategy for Native {
         next
     }
 
-    fn removed(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger {
+    fn release(&self, ledger: &Ledger, owner: &OwnerId) -> Ledger {
         let mut next = ledger.clone();
         accounts::remove(&self.host, &mut next, owner);
         next
@@ -301,14 +302,14 @@ impl Strategy for Native {
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
-        limits: &Limits,
-    ) -> Result<Plan, NoPlan> {
-        let limits = Limits { in_order: true, ..limits.clone() };
+        limits: &RebalanceLimits,
+    ) -> Result<RebalancePlan, PlanError> {
+        let limits = RebalanceLimits { in_order: true, ..limits.clone() };
         self.planned(ledger, request, terms, &limits)
-            .map_err(|rejection| NoPlan { reason: "no moves within the limits make it fit", rejection })
+            .map_err(|rejection| PlanError { reason: "no moves within the limits make it fit", rejection })
     }
 
-    fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {
+    fn rebase(&self, ledger: &Ledger) -> (Ledger, Vec<UncoveredMemory>) {
         rebase::rebase(self, ledger)
     }
 }

@@ -17,26 +17,26 @@ use std::collections::BTreeSet;
 use numaward_topology::{Bytes, CpuSet};
 
 use super::{
-    Native, accounts,
+    NativeStrategy, accounts,
+    free_capacity::{Room, Unit},
     host::CPU,
-    room::{Room, Unit},
+    placement_groups::{self, Need, Needs, Wishes},
     search::{self, Rule},
-    units::{self, Need, Needs, Wishes},
-    work::{Share, Work},
+    work_budget::{Share, Work},
 };
 use crate::{
     decision::{Decision, Grant, Rejection},
     explain::Explanation,
     in_flight,
     ledger::{Allocation, Ledger},
-    moves::{Limits, Move, Plan},
+    moves::{ContainerMove, RebalanceLimits, RebalancePlan},
     policy::{TopologyManagerPolicy, TopologyManagerScope},
     request::{ContainerName, ContainerRequest, OwnerId, Request},
     strategy::Strategy as _,
     terms::Terms,
 };
 
-/// As much as a plan may look at, in the measure of [`super::WORK`]: about 50 ms.
+/// As much as a plan may look at, in the measure of [`super::MAX_WORK`]: about 50 ms.
 const PLAN: u64 = 10_000_000;
 /// What it costs to try a group, besides the decisions, for each node and eight owners.
 const TRY: usize = 2_500;
@@ -83,9 +83,15 @@ impl Effort<'_> {
     }
 }
 
-impl Native {
+impl NativeStrategy {
     /// Few and small moves that make a request fit: not in all cases the cheapest ones. `None` where there are none within the limits.
-    pub fn plan(&self, ledger: &Ledger, request: &Request, terms: &Terms, limits: &Limits) -> Option<Plan> {
+    pub fn plan(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        limits: &RebalanceLimits,
+    ) -> Option<RebalancePlan> {
         self.planned(ledger, request, terms, limits).ok()
     }
 
@@ -95,17 +101,23 @@ impl Native {
         ledger: &Ledger,
         request: &Request,
         terms: &Terms,
-        limits: &Limits,
-    ) -> Result<Plan, Box<Rejection>> {
+        limits: &RebalanceLimits,
+    ) -> Result<RebalancePlan, Box<Rejection>> {
         let decision = self.admit_watched(ledger, request, terms, &|_| {});
         match decision.outcome {
-            Ok(_) => Ok(Plan { moves: Vec::new(), bytes: Bytes(0), decision }),
+            Ok(_) => Ok(RebalancePlan { moves: Vec::new(), bytes: Bytes(0), decision }),
             Err(rejection) => self.moves_for(ledger, request, terms, limits).ok_or(rejection),
         }
     }
 
     /// Few and small moves for a request that is refused as things are.
-    fn moves_for(&self, ledger: &Ledger, request: &Request, terms: &Terms, limits: &Limits) -> Option<Plan> {
+    fn moves_for(
+        &self,
+        ledger: &Ledger,
+        request: &Request,
+        terms: &Terms,
+        limits: &RebalanceLimits,
+    ) -> Option<RebalancePlan> {
         if limits.moves == 0 || self.check(terms).is_err() {
             return None;
         }
@@ -139,17 +151,22 @@ impl Native {
             let grants = request.all_containers().map(grant).collect();
             let decision =
                 Decision { outcome: Ok(grants), explanation: Explanation::default(), ledger: after };
-            return Some(Plan { moves, bytes, decision });
+            return Some(RebalancePlan { moves, bytes, decision });
         }
         None
     }
 
     /// An order of moves in which each has room on both sides.
-    fn in_order(&self, ledger: &Ledger, moves: &[Move], work: &Share<'_>) -> Option<Vec<Move>> {
+    fn in_order(
+        &self,
+        ledger: &Ledger,
+        moves: &[ContainerMove],
+        work: &Share<'_>,
+    ) -> Option<Vec<ContainerMove>> {
         let cost = self.cost(ledger) / 4;
         let steps = usize::try_from(work.left()).unwrap_or(usize::MAX).div_ceil(cost);
         let mut left = steps;
-        let ordered = in_flight::in_order(self, ledger, moves, &mut left);
+        let ordered = in_flight::feasible_order(self, ledger, moves, &mut left);
         work.charge((steps - left) * cost);
         ordered
     }
@@ -166,7 +183,8 @@ impl Native {
         let agreed = self.agreed(terms, &work);
         let mut room = self.room(ledger, terms);
         let wishes = Wishes::new(ledger, owner, terms, &self.host);
-        let units = units::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes).ok()?;
+        let units =
+            placement_groups::units(&self.host, &room, needs, agreed.policy, agreed.scope, &wishes).ok()?;
         for (unit, _) in units {
             let found = agreed.candidates(&room, &unit);
             let Some(best) = found.placements.first() else { return Some((unit, room)) };
@@ -502,11 +520,11 @@ fn collect(
 }
 
 /// What moved between two ledgers to make room for somebody, who may hold something already.
-fn moved(before: &Ledger, after: &Ledger, newcomer: &OwnerId) -> Vec<Move> {
+fn moved(before: &Ledger, after: &Ledger, newcomer: &OwnerId) -> Vec<ContainerMove> {
     let others = before.allocations().filter(|(owner, ..)| *owner != newcomer);
     let moves = others.filter_map(|(owner, container, from)| {
         let to = after.allocation(owner, container)?;
-        (from != to).then(|| Move {
+        (from != to).then(|| ContainerMove {
             owner: owner.clone(),
             container: container.clone(),
             bytes: Bytes(moved_bytes(from, to)),

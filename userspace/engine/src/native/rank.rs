@@ -18,10 +18,10 @@
 use std::cmp::Ordering;
 
 use super::{
+    free_capacity::{Room, Unit},
     host::{CPU, Host},
-    room::{Room, Unit},
 };
-use crate::searches::Rank;
+use crate::placement_search::Rank;
 
 /// Where each resource of a unit is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,20 +12,20 @@ use std::collections::{BTreeMap, VecDeque};
 
 use numaward_topology::{Bytes, CpuSet, NodeId, NodeSet, ZoneKind};
 
-use super::Native;
+use super::NativeStrategy;
 use crate::{
-    ledger::{Block, Ledger, NodeAccount, Whole},
-    rebase::Uncovered,
+    ledger::{Ledger, MemoryBlock, NodeAccount, PodAllocation},
+    rebase::UncoveredMemory,
     request::{ContainerName, OwnerId},
 };
 
 /// See [`crate::Strategy::rebase`].
-pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered>) {
+pub(super) fn rebase(native: &NativeStrategy, ledger: &Ledger) -> (Ledger, Vec<UncoveredMemory>) {
     let mut next = ledger.clone();
     // Parts are all that counts here: each byte is placed for one of them.
-    let whole = ledger.owners().filter(|(_, account)| !account.whole.is_empty());
+    let whole = ledger.owners().filter(|(_, account)| !account.pod_level.is_empty());
     for owner in whole.map(|(owner, _)| owner) {
-        next.owner_mut(owner).whole = Whole::default();
+        next.owner_mut(owner).pod_level = PodAllocation::default();
     }
     let mut nodes: BTreeMap<NodeId, NodeAccount> = native.host.idle.clone();
     // What each node can still promise, or by how much it has promised too much.
@@ -59,8 +59,8 @@ pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered
             for (node, bytes) in placed {
                 let account = nodes.get_mut(node).and_then(|node| node.kinds.get_mut(kind));
                 if let Some(account) = account {
-                    account.promised.0 = account.promised.0.saturating_add(bytes.0);
-                    account.free.0 = account.allocatable.0.saturating_sub(account.promised.0);
+                    account.guaranteed.0 = account.guaranteed.0.saturating_add(bytes.0);
+                    account.free.0 = account.allocatable.0.saturating_sub(account.guaranteed.0);
                 }
             }
         }
@@ -71,7 +71,7 @@ pub(super) fn rebase(native: &Native, ledger: &Ledger) -> (Ledger, Vec<Uncovered
 }
 
 /// Hides the threads of cores that came online beside CPUs whose siblings are hidden, if they are free.
-fn hide_siblings_that_came(native: &Native, ledger: &mut Ledger) {
+fn hide_siblings_that_came(native: &NativeStrategy, ledger: &mut Ledger) {
     let Some(cpus) = &native.host.cpus else { return };
     let exclusive = ledger.all_exclusive_cpus();
     let mut came = Vec::new();
@@ -178,7 +178,7 @@ fn way(
 }
 
 /// What is missing, and of whom: on each node of the last ones in the order of names.
-fn uncovered(ledger: &Ledger, free: &BTreeMap<(ZoneKind, NodeId), i128>) -> Vec<Uncovered> {
+fn uncovered(ledger: &Ledger, free: &BTreeMap<(ZoneKind, NodeId), i128>) -> Vec<UncoveredMemory> {
     let mut missing: BTreeMap<(ZoneKind, NodeId), i128> =
         free.iter().filter(|(_, free)| **free < 0).map(|(&of, &free)| (of, -free)).collect();
     if missing.is_empty() {
@@ -197,9 +197,9 @@ fn uncovered(ledger: &Ledger, free: &BTreeMap<(ZoneKind, NodeId), i128>) -> Vec<
             }
             if bytes > 0 {
                 let affinity = affinity(ledger, &(owner.clone(), container.clone(), kind));
-                uncovered.push(Uncovered {
+                uncovered.push(UncoveredMemory {
                     owner: owner.clone(),
-                    block: Block { kind, affinity, bytes: Bytes(bytes) },
+                    block: MemoryBlock { kind, affinity, bytes: Bytes(bytes) },
                 });
             }
         }

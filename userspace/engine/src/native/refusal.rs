@@ -17,7 +17,7 @@ const NAMED: usize = 16;
 
 /// Why the strategy `native` refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PlacementRefusal {
     /// No nodes that the policy allows have enough free.
     NoRoom {
         /// The container; `None` for all that run together.
@@ -27,12 +27,12 @@ pub enum Refusal {
         /// Whether the empty machine would have had room.
         ever: bool,
         /// For whom there is no room.
-        what: What,
+        what: ContainerKind,
         /// What is requested and free by node.
         missing: Vec<Shortfall>,
     },
     /// More would have to be looked at than a decision may. What was found first.
-    GaveUp(Box<Refusal>),
+    GaveUp(Box<PlacementRefusal>),
     /// With `strict-cpu-reservation`: the shared pool would have no CPU left although somebody runs there.
     SharedPool {
         /// CPUs that were requested.
@@ -65,7 +65,7 @@ pub enum Refusal {
     SumTooLarge,
 }
 
-impl Refusal {
+impl PlacementRefusal {
     /// What is requested and free by node.
     pub(super) fn shortfalls(&self) -> &[Shortfall] {
         match self {
@@ -78,20 +78,20 @@ impl Refusal {
 
 /// What there was no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ContainerKind {
     /// A container that goes on running, or all of these.
     Running,
     /// A container that ends before the others start.
     Init,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for PlacementRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoRoom { container, policy, ever, what, missing } => {
                 match (container, what) {
-                    (Some(name), What::Running) => write!(f, "container {name}")?,
-                    (Some(name), What::Init) => write!(f, "init container {name}")?,
+                    (Some(name), ContainerKind::Running) => write!(f, "container {name}")?,
+                    (Some(name), ContainerKind::Init) => write!(f, "init container {name}")?,
                     (None, _) => f.write_str("the containers together")?,
                 }
                 let rule = match policy {
@@ -137,13 +137,13 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for PlacementRefusal {}
 
-impl From<Refusal> for Cause {
-    fn from(refusal: Refusal) -> Self {
+impl From<PlacementRefusal> for Cause {
+    fn from(refusal: PlacementRefusal) -> Self {
         match refusal {
-            Refusal::Cores(error) => Self::Cores(error),
-            refusal => Self::NoRoom(refusal.to_string()),
+            PlacementRefusal::Cores(error) => Self::Cores(error),
+            refusal => Self::InsufficientCapacity(refusal.to_string()),
         }
     }
 }

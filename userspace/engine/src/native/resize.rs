@@ -6,17 +6,17 @@
 
 use numaward_topology::{Bytes, NodeId};
 
-use super::{Native, accounts, host::column, rank, room};
+use super::{NativeStrategy, accounts, free_capacity, host::column, rank};
 use crate::{
     decision::{ResizeError, Shortfall},
     hint::Resource,
     kubelet::resize::note_request,
-    ledger::{Block, Ledger},
+    ledger::{Ledger, MemoryBlock},
     policy::TopologyManagerPolicy,
     request::{ContainerName, OwnerId, Resources},
 };
 
-impl Native {
+impl NativeStrategy {
     /// See [`crate::Strategy::resize`].
     pub(super) fn resized(
         &self,
@@ -65,7 +65,7 @@ impl Native {
         &self,
         ledger: &mut Ledger,
         (owner, container): (&OwnerId, &ContainerName),
-        block: &Block,
+        block: &MemoryBlock,
         bytes: u64,
     ) -> Result<(), ResizeError> {
         let kind = block.kind;
@@ -84,7 +84,7 @@ impl Native {
         } else {
             let missing = bytes - block.bytes.0;
             let all = column(&self.host.ids, &ledger.nodes, kind, |account| account.free);
-            let free = room::offered(&self.host, ledger, kind);
+            let free = free_capacity::offered(&self.host, ledger, kind);
             let withheld: Vec<u64> =
                 all.iter().zip(&free).map(|(all, free)| all.saturating_sub(*free)).collect();
             let set = self.host.positions(&block.affinity);

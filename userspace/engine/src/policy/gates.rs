@@ -62,11 +62,11 @@ pub enum GateCheck {
 
 /// What the managers of the kubelet make of pods with resources as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WholePods {
+pub enum PodLevelSupport {
     /// These are not looked at.
-    Unknown,
+    Ignored,
     /// None of their containers is placed.
-    LeftAlone,
+    Unmanaged,
     /// They are placed.
     Placed,
 }
@@ -109,11 +109,11 @@ impl FeatureGates<'_> {
     }
 
     /// What becomes of pods with resources as a whole.
-    pub fn whole_pods(self) -> WholePods {
+    pub fn pod_level_support(self) -> PodLevelSupport {
         match (self.is_on(POD_LEVEL_RESOURCES), self.is_on(POD_LEVEL_MANAGERS)) {
-            (false, _) => WholePods::Unknown,
-            (true, false) => WholePods::LeftAlone,
-            (true, true) => WholePods::Placed,
+            (false, _) => PodLevelSupport::Ignored,
+            (true, false) => PodLevelSupport::Unmanaged,
+            (true, true) => PodLevelSupport::Placed,
         }
     }
 
@@ -165,14 +165,14 @@ mod tests {
     fn pods_with_resources_as_a_whole_are_placed_with_both_gates() {
         let of = |set: &[(&str, bool)], version| {
             let set = set.iter().map(|&(name, is_on)| (name.to_owned(), is_on)).collect();
-            FeatureGates { set: &set, version }.whole_pods()
+            FeatureGates { set: &set, version }.pod_level_support()
         };
         let (old, new) = (KubeletVersion::V1_32, KubeletVersion::V1_36);
-        assert_eq!(of(&[], old), WholePods::Unknown);
-        assert_eq!(of(&[], new), WholePods::LeftAlone);
-        assert_eq!(of(&[(POD_LEVEL_MANAGERS, true)], new), WholePods::Placed);
-        assert_eq!(of(&[(POD_LEVEL_MANAGERS, true)], old), WholePods::Unknown);
-        assert_eq!(of(&[(POD_LEVEL_RESOURCES, false)], new), WholePods::Unknown);
+        assert_eq!(of(&[], old), PodLevelSupport::Ignored);
+        assert_eq!(of(&[], new), PodLevelSupport::Unmanaged);
+        assert_eq!(of(&[(POD_LEVEL_MANAGERS, true)], new), PodLevelSupport::Placed);
+        assert_eq!(of(&[(POD_LEVEL_MANAGERS, true)], old), PodLevelSupport::Ignored);
+        assert_eq!(of(&[(POD_LEVEL_RESOURCES, false)], new), PodLevelSupport::Ignored);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! [`PolicyConfig`] has the fields and the spellings of a `KubeletConfiguration`. The parsers here make typed
 //! options of them; what depends on the machine is checked where the strategy is made
-//! ([`crate::kubelet::Kubelet::new`]).
+//! ([`crate::kubelet::KubeletStrategy::new`]).
 //!
 //! A fault is a [`StartError`]: which component refuses, at which phase, and why. Its text is the kubelet's
 //! own wherever the kubelet has one.
@@ -15,9 +15,9 @@ use std::collections::BTreeMap;
 use numaward_topology::{CpuSet, NodeId, ZoneKind};
 use serde::{Deserialize, Serialize};
 
-pub use self::gates::WholePods;
+pub use self::gates::PodLevelSupport;
 pub use self::problem::{
-    Component, MachineProblem, OptionProblem, Phase, RestoreProblem, StartError, StartProblem,
+    Component, MachineProblem, OptionProblem, RestoreProblem, StartError, StartPhase, StartProblem,
     StaticCpuProblem,
 };
 pub use crate::policy_names::{
@@ -81,8 +81,8 @@ enum Level {
 
 impl PolicyConfig {
     /// What the feature gates say about pods with resources as a whole.
-    pub fn whole_pods(&self) -> WholePods {
-        gates::FeatureGates { set: &self.feature_gates, version: self.kubelet_version }.whole_pods()
+    pub fn pod_level_support(&self) -> PodLevelSupport {
+        gates::FeatureGates { set: &self.feature_gates, version: self.kubelet_version }.pod_level_support()
     }
 
     /// Whether a manager's options of this level are switched on. The level is that of version 1.32, then that of 1.36.

@@ -31,7 +31,7 @@ pub enum Component {
 /// When a component refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum StartPhase {
     /// While it was made from the configuration and the machine.
     New,
     /// While it took over its earlier state.
@@ -44,14 +44,14 @@ pub struct StartError {
     /// Which one.
     pub component: Component,
     /// When.
-    pub phase: Phase,
+    pub phase: StartPhase,
     /// Why. Its text is the whole message.
     pub problem: Box<StartProblem>,
 }
 
 impl StartError {
     /// Makes an error of a component's problem.
-    pub(crate) fn of(component: Component, phase: Phase) -> impl Fn(StartProblem) -> Self {
+    pub(crate) fn of(component: Component, phase: StartPhase) -> impl Fn(StartProblem) -> Self {
         move |problem| Self { component, phase, problem: Box::new(problem) }
     }
 }

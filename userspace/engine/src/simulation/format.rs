@@ -6,8 +6,8 @@
 use std::{collections::BTreeMap, str::FromStr};
 
 use numaward_topology::{
-    Bytes, CacheId, CoreId, Cpu, CpuId, CpuSet, HugepagePool, HugepageSize, Machine, Node, NodeId, SocketId,
-    ZoneKind,
+    Bytes, CacheId, CoreId, Cpu, CpuId, CpuSet, HugepagePool, HugepageSize, Machine, NodeId, NumaNode,
+    SocketId, ZoneKind,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -128,7 +128,7 @@ impl MachineVector {
                 machine.cpus.insert(CpuId(id), cpu);
             }
             let cpus: CpuSet = node.cpus.iter().map(|&(id, ..)| CpuId(id)).collect();
-            let node_data = Node {
+            let node_data = NumaNode {
                 cpus,
                 memory: Bytes(node.memory_bytes),
                 hugepages,

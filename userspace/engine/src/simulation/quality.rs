@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn what_no_pod_fits_beside_is_unusable() {
         use crate::{
-            Native, PolicyConfig, Quantity, Strategy as _,
+            NativeStrategy, PolicyConfig, Quantity, Strategy as _,
             native::NativeOptions,
             policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation},
         };
@@ -190,7 +190,7 @@ mod tests {
             cpu_reservation: Some(Quantity::whole(1)),
             ..PolicyConfig::default()
         };
-        let native = Native::new(&machine, &config, &NativeOptions::default()).expect("fits");
+        let native = NativeStrategy::new(&machine, &config, &NativeOptions::default()).expect("fits");
         let (ledger, allocatable) = (native.idle(), native.allocatable());
         let look = |shapes: &[(u64, u64)]| {
             let mut quality = Quality::default();

@@ -81,7 +81,7 @@ pub fn replay(
             shapes.look(&mut replay.quality, &ledger, machine, &allocatable, tick - last);
         }
         for index in departures.take(tick) {
-            ledger = strategy.removed(&ledger, &requests[index].owner);
+            ledger = strategy.release(&ledger, &requests[index].owner);
         }
         let again = retries.take(tick);
         let first = arrivals.take(tick);
@@ -138,7 +138,7 @@ pub(super) fn admit(
         return false;
     }
     for container in request.all_containers() {
-        *ledger = strategy.started(ledger, &request.owner, &container.name);
+        *ledger = strategy.note_started(ledger, &request.owner, &container.name);
     }
     true
 }

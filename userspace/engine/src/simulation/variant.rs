@@ -9,9 +9,9 @@ use super::{
     trace::Trace,
 };
 use crate::{
-    kubelet::Kubelet,
-    moves::Limits,
-    native::{Native, NativeOptions},
+    kubelet::KubeletStrategy,
+    moves::RebalanceLimits,
+    native::{NativeOptions, NativeStrategy},
     policy::{PolicyConfig, StartError, Tiers},
     request::Request,
     strategy::Strategy,
@@ -63,11 +63,11 @@ impl Variant {
         work: impl FnOnce(&dyn Strategy, &MakeRoom<'_>) -> T,
     ) -> Result<T, StartError> {
         match self {
-            Self::Kubelet => Ok(work(&Kubelet::new(machine, config)?, &|_, _| None)),
+            Self::Kubelet => Ok(work(&KubeletStrategy::new(machine, config)?, &|_, _| None)),
             Self::Native { tiers, moves } => {
                 let options = NativeOptions { tiers, ..NativeOptions::default() };
-                let native = Native::new(machine, config, &options)?;
-                let limits = Limits { moves, ..Limits::default() };
+                let native = NativeStrategy::new(machine, config, &options)?;
+                let limits = RebalanceLimits { moves, ..RebalanceLimits::default() };
                 Ok(work(&native, &|ledger, request| {
                     let plan = native.plan(ledger, request, &Terms::default(), &limits)?;
                     let moves = Moves { plans: 1, moves: plan.moves.len() as u64, bytes: plan.bytes };

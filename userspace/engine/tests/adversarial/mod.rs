@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use numaward_engine::{
-    ContainerRequest, Ledger, Native, NativeOptions, PolicyConfig, Quantity, Request, Resources,
+    ContainerRequest, Ledger, NativeOptions, NativeStrategy, PolicyConfig, Quantity, Request, Resources,
     Strategy as _, Terms,
     policy::{CpuManagerPolicy, MemoryManagerPolicy, MemoryReservation, TopologyManagerPolicy},
 };
@@ -13,7 +13,7 @@ use numaward_topology::{Bytes, Machine, NodeId, ZoneKind};
 /// A pod, and the host that is to decide on it.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) native: Native,
+    pub(crate) native: NativeStrategy,
     pub(crate) ledger: Ledger,
     pub(crate) pod: Request,
 }
@@ -54,7 +54,7 @@ fn pod(stays: Option<(u64, u64)>, init: &[(u64, u64)], apps: &[(u64, u64)]) -> R
 }
 
 /// Nodes of 64 CPUs and 256 GiB. `uneven`: each has another part of them left, and other distances to the others.
-fn host(nodes: u32, policy: TopologyManagerPolicy, uneven: bool) -> (Native, Ledger) {
+fn host(nodes: u32, policy: TopologyManagerPolicy, uneven: bool) -> (NativeStrategy, Ledger) {
     let mut builder = Machine::builder().nodes(nodes).sockets(nodes.div_ceil(8));
     builder = builder.cores_per_node(32).smt(2).memory(Bytes::gib(256));
     let between = |a: u32, b: u32| match (a.min(b), a.max(b)) {
@@ -67,7 +67,8 @@ fn host(nodes: u32, policy: TopologyManagerPolicy, uneven: bool) -> (Native, Led
     } else {
         builder = builder.socket_distances(12, 32);
     }
-    let native = Native::new(&builder.build().unwrap(), &config(policy), &NativeOptions::default()).unwrap();
+    let native =
+        NativeStrategy::new(&builder.build().unwrap(), &config(policy), &NativeOptions::default()).unwrap();
     let mut ledger = native.idle();
     if uneven {
         for node in 0..nodes {

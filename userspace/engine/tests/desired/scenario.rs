@@ -14,7 +14,7 @@ use std::{
 };
 
 use numaward_engine::{
-    Allocation, ContainerName, Ledger, Native, NativeOptions, OwnerId, Rejection, Request, Strategy,
+    Allocation, ContainerName, Ledger, NativeOptions, NativeStrategy, OwnerId, Rejection, Request, Strategy,
     simulation::{
         format::{ConfigVector, MachineVector, PodVector},
         replay,
@@ -76,7 +76,7 @@ pub(super) struct Outcome {
 /// The state that checks look at.
 pub(super) struct World {
     pub(super) machine: Machine,
-    pub(super) native: Option<Native>,
+    pub(super) native: Option<NativeStrategy>,
     pub(super) ledger: Ledger,
     /// Admitted pods that were not removed, and what each of their containers held then.
     pub(super) admitted: BTreeMap<String, (Request, BTreeMap<ContainerName, Allocation>)>,
@@ -156,7 +156,7 @@ impl World {
             Ok(config) => config,
             Err((_, unknown)) => return Ok(Err(unknown.to_string())),
         };
-        match Native::new(&self.machine, &config, options) {
+        match NativeStrategy::new(&self.machine, &config, options) {
             Ok(native) => {
                 self.ledger = native.idle();
                 self.native = Some(native);
@@ -166,7 +166,7 @@ impl World {
         }
     }
 
-    fn running(&self) -> Result<&Native, String> {
+    fn running(&self) -> Result<&NativeStrategy, String> {
         self.native.as_ref().ok_or_else(|| "the strategy does not run".to_owned())
     }
 
@@ -196,7 +196,7 @@ impl World {
             Ok(_) => {
                 if step.start.as_deref() != Some("none") {
                     for container in request.all_containers() {
-                        ledger = native.started(&ledger, &request.owner, &container.name);
+                        ledger = native.note_started(&ledger, &request.owner, &container.name);
                     }
                 }
                 let held = ledger.owner(&request.owner).map(|account| account.containers.clone());
@@ -215,7 +215,7 @@ impl World {
         let mut ledger = self.ledger.clone();
         for container in request.all_containers() {
             if step.container.as_ref().is_none_or(|wanted| wanted == container.name.as_str()) {
-                ledger = native.started(&ledger, &request.owner, &container.name);
+                ledger = native.note_started(&ledger, &request.owner, &container.name);
             }
         }
         self.ledger = ledger;
@@ -225,7 +225,7 @@ impl World {
     fn remove(&mut self, step: &Step) -> Result<Outcome, String> {
         let name = step.pod_name.as_ref().ok_or("no pod")?;
         if self.admitted.remove(name).is_some() {
-            self.ledger = self.running()?.removed(&self.ledger, &OwnerId::from(name.as_str()));
+            self.ledger = self.running()?.release(&self.ledger, &OwnerId::from(name.as_str()));
         }
         Ok(Outcome::default())
     }
@@ -251,7 +251,7 @@ impl World {
             .filter(|of| !step.order.contains(&of.to_string()))
             .collect();
         for owner in &gone {
-            ledger = native.removed(&ledger, owner);
+            ledger = native.release(&ledger, owner);
         }
         self.ledger = ledger;
         self.admitted.retain(|name, _| step.order.contains(name));
@@ -271,8 +271,8 @@ impl World {
         allocatable.cpus = self.machine.cpu_ids();
         for (node, kind) in &self.short {
             let account = self.ledger.nodes().get(node).and_then(|node| node.kinds.get(kind));
-            if let Some(account) = account.filter(|of| of.promised > of.allocatable && of.free.0 == 0) {
-                allocatable.memory.entry(*kind).or_default().insert(*node, account.promised);
+            if let Some(account) = account.filter(|of| of.guaranteed > of.allocatable && of.free.0 == 0) {
+                allocatable.memory.entry(*kind).or_default().insert(*node, account.guaranteed);
             }
         }
         let mut faults = replay::faults(&self.ledger, &allocatable);

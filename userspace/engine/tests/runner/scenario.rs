@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_engine::{
-    Allocation, Block, ContainerName, Decision, Grant, Kubelet, Ledger, OwnerId, Request, Strategy as _,
+    Allocation, ContainerName, Decision, Grant, KubeletStrategy, Ledger, MemoryBlock, OwnerId, Request,
+    Strategy as _,
     checkpoint::{CpuCheckpoint, MemoryCheckpoint},
     explain::Merge,
     hint::{Hint, HintList, Provider, ProviderHints},
     kubelet::Checkpoints,
-    policy::{Component, KubeletVersion, Phase, StartError, UnknownName},
+    policy::{Component, KubeletVersion, StartError, StartPhase, UnknownName},
     simulation::format::Config,
 };
 use numaward_topology::{CpuSet, Machine, NodeSet};
@@ -29,7 +30,7 @@ impl Scenario {
     /// Whether the first start is refused.
     pub(super) fn is_refused(&self) -> bool {
         let parts = self.machine.machine().and_then(|machine| Ok((machine, self.config.config()?)));
-        matches!(parts, Ok((machine, Ok(config))) if Kubelet::new(&machine, &config).is_err())
+        matches!(parts, Ok((machine, Ok(config))) if KubeletStrategy::new(&machine, &config).is_err())
     }
 
     /// Runs the scenario and says what was different from the record.
@@ -67,7 +68,7 @@ struct World {
     machine: Machine,
     config: Config,
     /// The strategy, while it runs.
-    kubelet: Option<Kubelet>,
+    kubelet: Option<KubeletStrategy>,
     ledger: Ledger,
     /// The state files.
     files: Checkpoints,
@@ -106,9 +107,9 @@ impl World {
             self.files = before.checkpoints(&self.ledger);
         }
         self.ledger = Ledger::default();
-        let unknown = |(component, name): &(_, UnknownName)| refused(*component, Phase::New, name);
+        let unknown = |(component, name): &(_, UnknownName)| refused(*component, StartPhase::New, name);
         let config = self.config.as_ref().map_err(unknown)?;
-        let kubelet = Kubelet::new(&self.machine, config).map_err(|error| start_error(&error))?;
+        let kubelet = KubeletStrategy::new(&self.machine, config).map_err(|error| start_error(&error))?;
         let restored = kubelet.restore(std::mem::take(&mut self.files), STATE_DIR);
         self.files = restored.checkpoints;
         self.ledger = restored.ledger.map_err(|error| start_error(&error))?;
@@ -128,7 +129,7 @@ impl World {
                 self.running.insert(name.clone(), (request.clone(), started.clone()));
             }
         }
-        self.ledger = kubelet.ready(&self.ledger);
+        self.ledger = kubelet.finish_restore(&self.ledger);
         self.kubelet = Some(kubelet);
         Ok(answers)
     }
@@ -146,7 +147,7 @@ impl World {
             initial.insert("machine_state".to_owned(), file["machineState"].clone());
         }
         initial.insert("default_cpuset".to_owned(), json!(self.ledger.shared_pool().to_string()));
-        let allocatable = self.kubelet.as_ref().map(Kubelet::allocatable);
+        let allocatable = self.kubelet.as_ref().map(KubeletStrategy::allocatable);
         if let Some(allocatable) = allocatable {
             let mut memory = Vec::new();
             for (kind, nodes) in &allocatable.memory {
@@ -196,9 +197,9 @@ impl World {
             let allocations = self.ledger.allocations();
             let held =
                 allocations.map(|(owner, container, of)| (owner.clone(), container.clone(), of.clone()));
-            let wholes = self.ledger.owners().map(|(owner, of)| (owner.clone(), of.whole.clone()));
+            let wholes = self.ledger.owners().map(|(owner, of)| (owner.clone(), of.pod_level.clone()));
             let wholes = wholes.filter(|(_, whole)| !whole.is_empty());
-            let anew = kubelet.checkpoints_of(held, wholes).map_err(|error| error.to_string())?;
+            let anew = kubelet.checkpoints_for(held, wholes).map_err(|error| error.to_string())?;
             if anew != kubelet.checkpoints(&self.ledger) {
                 return Err(format!("made anew of the allocations, the state files are others: {anew:?}"));
             }
@@ -207,7 +208,7 @@ impl World {
             let mut started = BTreeSet::new();
             if step.start.as_deref() != Some("none") {
                 for container in request.all_containers() {
-                    self.ledger = kubelet.started(&self.ledger, &request.owner, &container.name);
+                    self.ledger = kubelet.note_started(&self.ledger, &request.owner, &container.name);
                     started.insert(container.name.clone());
                 }
             }
@@ -223,7 +224,7 @@ impl World {
         for container in request.all_containers() {
             let wanted = step.container.as_ref().is_none_or(|wanted| wanted == container.name.as_str());
             if wanted && started.insert(container.name.clone()) {
-                self.ledger = kubelet.started(&self.ledger, &request.owner, &container.name);
+                self.ledger = kubelet.note_started(&self.ledger, &request.owner, &container.name);
             }
         }
         Ok(Map::new())
@@ -233,7 +234,7 @@ impl World {
         let kubelet = self.kubelet.as_ref().ok_or("the strategy does not run")?;
         let name = step.pod_name.as_ref().ok_or("no pod")?;
         self.running.remove(name);
-        self.ledger = kubelet.removed(&self.ledger, &OwnerId::from(name.as_str()));
+        self.ledger = kubelet.release(&self.ledger, &OwnerId::from(name.as_str()));
         Ok(Map::new())
     }
 
@@ -269,7 +270,7 @@ impl World {
             state.insert("cells".to_owned(), json!(ids(&account.group)));
             state.insert("free".to_owned(), Value::Object(of_kinds(|of| of.free.0)));
             if with_reserved {
-                state.insert("reserved".to_owned(), Value::Object(of_kinds(|of| of.promised.0)));
+                state.insert("reserved".to_owned(), Value::Object(of_kinds(|of| of.guaranteed.0)));
             }
             numa.insert(node.to_string(), Value::Object(state));
         }
@@ -291,11 +292,11 @@ impl World {
             "cpu": { "default": self.ledger.shared_pool().to_string(), "entries": cpus },
         });
         for (owner, account) in self.ledger.owners() {
-            if let Some(cpus) = &account.whole.cpus {
+            if let Some(cpus) = &account.pod_level.cpus {
                 state["cpu"]["pods"][owner.as_str()] = json!(cpus.to_string());
             }
-            if !account.whole.blocks.is_empty() {
-                state["memory"]["pods"][owner.as_str()] = json!(blocks(&account.whole.blocks));
+            if !account.pod_level.blocks.is_empty() {
+                state["memory"]["pods"][owner.as_str()] = json!(blocks(&account.pod_level.blocks));
             }
         }
         state
@@ -335,7 +336,7 @@ fn start_error(error: &StartError) -> Value {
     refused(error.component, error.phase, error)
 }
 
-fn refused(component: Component, phase: Phase, message: &dyn std::fmt::Display) -> Value {
+fn refused(component: Component, phase: StartPhase, message: &dyn std::fmt::Display) -> Value {
     json!({ "component": component, "phase": phase, "message": message.to_string() })
 }
 
@@ -347,7 +348,7 @@ fn comma_joined(nodes: &NodeSet) -> String {
     nodes.iter().map(|node| node.to_string()).collect::<Vec<_>>().join(",")
 }
 
-fn blocks(blocks: &[Block]) -> Vec<Value> {
+fn blocks(blocks: &[MemoryBlock]) -> Vec<Value> {
     let mut blocks: Vec<_> =
         blocks.iter().map(|block| (block.kind.to_string(), ids(&block.affinity), block.bytes.0)).collect();
     blocks.sort();

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
     use crate::{limits::Limits, peers::Peers};
     use numaward_api::EventKind;
-    use numaward_model::Report;
+    use numaward_model::EventReport;
     use numaward_observe::events::Events;
 
     /// A browser that stops reading: a tab in the background, a laptop that sleeps.
@@ -308,7 +308,8 @@ mod tests {
         let mut reads = events.subscribe(None);
         // Who reports does not wait, and who reads gets them.
         for turn in 0..500 {
-            events.report(Report::new(EventKind::OomKill, "killed").workload(format!("workload-{turn}")));
+            events
+                .report(EventReport::new(EventKind::OomKill, "killed").workload(format!("workload-{turn}")));
             assert!(matches!(reads.next().await, Next::Event(_)), "{turn}");
         }
         feeding.await.unwrap();
@@ -340,7 +341,7 @@ mod tests {
         let subscription = events.subscribe(None);
         let account = Account(Some(place.clone()));
         let feeding = tokio::spawn(async move { feed(subscription, None, &sender, &account).await });
-        events.report(Report::new(EventKind::OomKill, "killed"));
+        events.report(EventReport::new(EventKind::OomKill, "killed"));
         sleep(TIME_LIMIT / 2).await;
         assert!(receiver.try_recv().is_err(), "nothing is sent where the peer has not read");
         other.took(100);
@@ -348,7 +349,7 @@ mod tests {
         assert!(matches!(receiver.try_recv(), Ok(Piece::Text(_))));
         assert!(!other.may_send(100), "it counts until it is taken");
         let start = tokio::time::Instant::now();
-        events.report(Report::new(EventKind::OomKill, "killed"));
+        events.report(EventReport::new(EventKind::OomKill, "killed"));
         feeding.await.unwrap();
         assert_eq!(start.elapsed().as_secs(), TIME_LIMIT.as_secs());
         place.displaced().await;

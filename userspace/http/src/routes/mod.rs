@@ -290,7 +290,7 @@ async fn metrics(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> R
 async fn livez(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<&'static str, Failure> {
     has_key(&uri, None)?;
     accepted(&headers, &TEXT)?;
-    match app.heartbeats.late() {
+    match app.heartbeats.late_thread() {
         None => Ok("ok\n"),
         Some(late) => Err((StatusCode::SERVICE_UNAVAILABLE, late.to_string())),
     }

@@ -10,7 +10,7 @@
 use std::{collections::HashSet, mem, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use numaward_config::kubernetes::WhenPinned;
+use numaward_config::kubernetes::PinnedPolicy;
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
@@ -476,7 +476,7 @@ impl<H: Handler> Session<H> {
         let (pod, container) = read_both(call, request.pod, request.container)?;
         let lost = unanswered(call, &pod, Some(&container));
         // The handler is not asked about one that is left alone, but learns of it.
-        if container.resources.is_pinned() && self.shared.options.plugin.when_pinned == WhenPinned::Yield {
+        if container.resources.is_pinned() && self.shared.options.plugin.when_pinned == PinnedPolicy::Yield {
             self.no_answer(NoAnswer { reason: NoAnswerReason::PinnedByOther, ..lost });
             return Ok(ok(&()));
         }

@@ -23,7 +23,7 @@ use std::{
 };
 
 use numaward_api::{Event, EventFilter, EventKind, EventPage, Severity};
-use numaward_model::Report;
+use numaward_model::EventReport;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::sync::broadcast;
@@ -86,11 +86,11 @@ impl Default for Events {
 
 impl Events {
     /// Takes an event, or suppresses it where too many like it came within a minute. Never waits.
-    pub fn report(&self, report: Report) {
+    pub fn report(&self, report: EventReport) {
         self.report_at(report, Instant::now(), SystemTime::now());
     }
 
-    fn report_at(&self, report: Report, now: Instant, time: SystemTime) {
+    fn report_at(&self, report: EventReport, now: Instant, time: SystemTime) {
         let event = {
             let mut books = self.0.books.lock();
             let Some(suppressed) = books.allow(report.kind, report.workload.clone(), now) else {

@@ -1,7 +1,7 @@
 use super::*;
 
-fn miss(workload: &str) -> Report {
-    Report::new(EventKind::Miss, "a page lies elsewhere").workload(workload).detail("command", "load")
+fn miss(workload: &str) -> EventReport {
+    EventReport::new(EventKind::Miss, "a page lies elsewhere").workload(workload).detail("command", "load")
 }
 
 fn all() -> EventFilter {
@@ -28,7 +28,7 @@ fn too_many_of_a_kind_and_workload_are_suppressed_and_counted_by_the_next() {
         .collect();
     assert_eq!(reported, [("a".to_owned(), 0), ("b".to_owned(), 0), ("a".to_owned(), 2)]);
     // Another kind of the same workload has a rate of its own.
-    let kill = Report::new(EventKind::OomKill, "killed").workload("a");
+    let kill = EventReport::new(EventKind::OomKill, "killed").workload("a");
     events.report_at(kill, start + Duration::from_mins(1), time);
     assert_eq!(events.page(&all()).events.len(), 4);
 }
@@ -39,7 +39,7 @@ fn a_long_stall_does_not_hide_what_is_done_about_it() {
     let events = Events::default();
     for message in ["had to reclaim memory", "makes no progress"] {
         events.report_at(
-            Report::new(EventKind::Stall, message).workload("a"),
+            EventReport::new(EventKind::Stall, message).workload("a"),
             Instant::now(),
             SystemTime::UNIX_EPOCH,
         );

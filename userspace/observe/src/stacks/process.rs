@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use numaward_cgroup::{CutLines, read};
+use numaward_cgroup::{TruncatedLines, read};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat},
     io::Errno,
@@ -96,7 +96,7 @@ impl Process {
 
 /// The mappings with code that is looked for, from `/proc/PID/maps`, in the order of addresses.
 pub(super) fn mappings(maps: impl BufRead, search: &mut Search) -> io::Result<Vec<Mapping>> {
-    let (mut lines, mut found) = (CutLines::new(maps), Vec::new());
+    let (mut lines, mut found) = (TruncatedLines::new(maps), Vec::new());
     while let Some(line) = lines.next_line()? {
         if Instant::now() >= search.deadline {
             break;

@@ -20,7 +20,7 @@ use aya::{
     programs::{BtfTracePoint, TracePoint},
     sys::{Stats, enable_stats},
 };
-use numaward_probes::{CgroupId, ChainOptions, Fakes, Mode, Options, Probe, Probes};
+use numaward_probes::{CgroupId, ChainOptions, Mode, Probe, ProbeOptions, Probes, TestOverrides};
 use numaward_topology::{Machine, NodeId};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -91,24 +91,29 @@ impl Attached {
                 let empty = || Self::new(Variant::Empty(Mode::TpBtf), machine);
                 Ok(Self::EmptyTwice(Box::new([empty()?, empty()?])))
             }
-            Variant::Ours(mode) => Self::ours(machine, mode, None, Fakes::default()),
+            Variant::Ours(mode) => Self::ours(machine, mode, None, TestOverrides::default()),
             Variant::Chains(every) => {
                 let chains = ChainOptions { sample_every: every.unwrap_or(CHAINS.sample_every), ..CHAINS };
                 // A node that the machine does not have.
-                let fakes = Fakes { cpu_node: every.map(|_| NodeId(77)), ..Fakes::default() };
+                let fakes = TestOverrides { cpu_node: every.map(|_| NodeId(77)), ..TestOverrides::default() };
                 Self::ours(machine, Mode::TpBtf, Some(chains), fakes)
             }
         }
     }
 
-    fn ours(machine: &Machine, mode: Mode, chains: Option<ChainOptions>, fakes: Fakes) -> Result<Self> {
-        let options = Options {
+    fn ours(
+        machine: &Machine,
+        mode: Mode,
+        chains: Option<ChainOptions>,
+        fakes: TestOverrides,
+    ) -> Result<Self> {
+        let options = ProbeOptions {
             alloc_modes: &[mode],
             self_check: false,
-            others: Vec::new(),
+            secondary: Vec::new(),
             call_chains: chains,
             fakes,
-            ..Options::new(machine)
+            ..ProbeOptions::new(machine)
         };
         let mut probes = Probes::load(&options);
         let is_in = |probe, mode| probes.reports().iter().any(|of| of.probe == probe && of.mode == mode);

@@ -24,8 +24,8 @@ use aya::{
     programs::{BtfTracePoint, FEntry},
 };
 use numaward_probes::{
-    CgroupId, Fakes, Mode, Options, Probe, Probes,
-    pmu::{Event, Events},
+    CgroupId, Mode, Probe, ProbeOptions, Probes, TestOverrides,
+    pmu::{DramEvents, PerfEvent},
     stats_window,
 };
 use numaward_topology::{CpuId, Machine, NodeId};
@@ -111,14 +111,16 @@ impl Load<'_> {
     /// The probe; and whether its hook is a tracepoint.
     fn ours(&self, probe: Probe) -> Result<((f64, f64), bool)> {
         // Software events: what they count does not matter, reading them does.
-        let dram_events =
-            Some(Events { local: Some(Event { kind: 1, config: 5 }), remote: Event { kind: 1, config: 2 } });
-        let options = Options {
+        let dram_events = Some(DramEvents {
+            local: Some(PerfEvent { kind: 1, config: 5 }),
+            remote: PerfEvent { kind: 1, config: 2 },
+        });
+        let options = ProbeOptions {
             alloc_modes: &[],
-            others: vec![probe],
+            secondary: vec![probe],
             self_check: false,
-            fakes: Fakes { dram_events, ..Fakes::default() },
-            ..Options::new(self.machine)
+            fakes: TestOverrides { dram_events, ..TestOverrides::default() },
+            ..ProbeOptions::new(self.machine)
         };
         let mut probes = Probes::load(&options);
         let report = probes.reports().iter().find(|report| report.probe == probe).ok_or("no report")?;

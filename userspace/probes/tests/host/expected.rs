@@ -198,7 +198,7 @@ pub(crate) fn only_missing_features_excuse() {
     for obstacle in
         [Obstacle::NotBuilt, Obstacle::Btf, Obstacle::Permission, Obstacle::Kernel, Obstacle::Setup]
     {
-        for probe in [Probe::Alloc].into_iter().chain(Probe::OTHERS) {
+        for probe in [Probe::Alloc].into_iter().chain(Probe::SECONDARY) {
             assert!(!is_right(&all, probe, Mode::Absent, Some(obstacle)), "{probe:?} {obstacle:?}");
         }
     }

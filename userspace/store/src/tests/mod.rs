@@ -13,7 +13,7 @@ mod power_loss;
 
 type Ledger = Vec<u32>;
 
-fn open(dir: &Path) -> Loaded<Ledger> {
+fn open(dir: &Path) -> LoadedLedger<Ledger> {
     Store::open(dir).unwrap().1
 }
 
@@ -21,7 +21,7 @@ fn open(dir: &Path) -> Loaded<Ledger> {
 fn saved_twice() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
-    assert_eq!(loaded, Loaded::Fresh);
+    assert_eq!(loaded, LoadedLedger::Fresh);
     for ledger in [vec![1], vec![2]] {
         store.save(&ledger).unwrap();
         store.write_out().unwrap();
@@ -36,8 +36,8 @@ fn without_journal() -> tempfile::TempDir {
     dir
 }
 
-fn current(ledger: u32) -> Loaded<Ledger> {
-    Loaded::Current { ledger: vec![ledger], set_aside: Vec::new() }
+fn current(ledger: u32) -> LoadedLedger<Ledger> {
+    LoadedLedger::Current { ledger: vec![ledger], set_aside: Vec::new() }
 }
 
 fn files(dir: &Path) -> Vec<String> {
@@ -81,9 +81,9 @@ fn what_is_saved_needs_no_writing_out() {
         store.save(&vec![ledger]).unwrap();
     }
     let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
-    assert_eq!(store.behind(), Some(7));
+    assert_eq!(store.pending_write_out(), Some(7));
     store.write_out().unwrap();
-    assert_eq!(store.behind(), None);
+    assert_eq!(store.pending_write_out(), None);
     drop(store);
     assert!(fs::read_to_string(dir.path().join("ledger.json")).unwrap().contains("\"ledger\":[7]"));
     assert!(fs::read_to_string(dir.path().join("ledger.json.1")).unwrap().contains("\"ledger\":[2]"));
@@ -100,7 +100,7 @@ fn a_shorter_ledger_and_one_that_needs_more_room_are_loaded_as_they_are() {
         let ledger = vec![123_456_789; length];
         store.save(&ledger).unwrap();
         drop(store);
-        assert_eq!(open(dir.path()), Loaded::Current { ledger, set_aside: Vec::new() });
+        assert_eq!(open(dir.path()), LoadedLedger::Current { ledger, set_aside: Vec::new() });
         sizes.push(size() >> 20);
     }
     assert_eq!(sizes, [2, 2, 2, 2, 2, 8, 8, 8], "MiB");
@@ -113,7 +113,7 @@ fn a_save_that_none_can_follow_is_damaged() {
         let dir = saved_twice();
         fs::write(dir.path().join("ledger.json"), envelope::seal(generation, &ledger).unwrap()).unwrap();
         let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
-        let Loaded::Current { ledger, set_aside } = loaded else { panic!("{loaded:?}") };
+        let LoadedLedger::Current { ledger, set_aside } = loaded else { panic!("{loaded:?}") };
         assert!(
             ledger == [2] && set_aside[0].reason.contains("no store has saved so often"),
             "{set_aside:?}"
@@ -136,7 +136,7 @@ fn what_would_not_be_found_again_is_not_saved() {
     assert_eq!(loaded, current(3));
     store.save(&vec![4]).unwrap();
     let error = store.save(&vec![5]).unwrap_err();
-    assert!(matches!(error, StoreError::NumbersUsedUp { .. }), "{error}");
+    assert!(matches!(error, StoreError::GenerationsExhausted { .. }), "{error}");
     drop(store);
     assert_eq!(open(dir.path()), current(4));
 }
@@ -159,7 +159,7 @@ fn what_the_journal_has_no_file_need_have() {
     for lost in ["ledger.json", "ledger.json.1"] {
         let dir = saved_twice();
         fs::write(dir.path().join(lost), "x").unwrap();
-        let Loaded::Current { ledger, set_aside } = open(dir.path()) else { panic!("{lost}") };
+        let LoadedLedger::Current { ledger, set_aside } = open(dir.path()) else { panic!("{lost}") };
         assert_eq!((ledger, set_aside.len()), (vec![2], 1));
         assert_eq!(open(dir.path()), current(2));
     }
@@ -195,11 +195,11 @@ fn a_damaged_slot_is_set_aside_and_the_other_one_used() {
         let is_kept = dir.path().join("ledger.json.damaged-1").exists();
         let bytes = String::from_utf8_lossy(bytes);
         match loaded {
-            Loaded::Current { ledger, set_aside } => {
+            LoadedLedger::Current { ledger, set_aside } => {
                 assert_eq!((ledger, is_certain), (vec![expected], true), "{slot} {bytes}");
                 assert_eq!(set_aside.len(), usize::from(is_kept));
             }
-            Loaded::Previous { ledger, set_aside } => {
+            LoadedLedger::Previous { ledger, set_aside } => {
                 assert_eq!((ledger, is_certain), (vec![expected], false), "{slot} {bytes}");
                 assert!(set_aside[0].reason.contains("not a ledger"), "{set_aside:?}");
                 assert!(fs::read(&set_aside[0].path).unwrap().starts_with(bytes.as_bytes()));
@@ -224,7 +224,7 @@ fn one_save_is_enough_after_damage() {
         damage(dir.path(), 1, slots[1].as_bytes());
         let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
         assert!(
-            matches!(loaded, Loaded::Previous { ref ledger, .. } if *ledger == [2]),
+            matches!(loaded, LoadedLedger::Previous { ref ledger, .. } if *ledger == [2]),
             "{slots:?}: {loaded:?}"
         );
         store.save(&vec![3]).unwrap();
@@ -244,7 +244,7 @@ fn without_the_journal_the_file_may_not_be_the_last() {
             Some(content) => fs::write(&journal, content).unwrap(),
         }
         let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
-        let Loaded::Previous { ledger, set_aside } = loaded else { panic!("{content:?}: {loaded:?}") };
+        let LoadedLedger::Previous { ledger, set_aside } = loaded else { panic!("{content:?}: {loaded:?}") };
         assert_eq!((ledger, set_aside.is_empty()), (vec![2], content.is_none()));
         store.save(&vec![3]).unwrap();
         drop(store);
@@ -256,8 +256,8 @@ fn without_the_journal_the_file_may_not_be_the_last() {
 fn the_state_directory_is_made() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("a/b");
-    assert_eq!(open(&dir), Loaded::Fresh);
-    assert_eq!(open(&dir), Loaded::Fresh, "nothing was saved");
+    assert_eq!(open(&dir), LoadedLedger::Fresh);
+    assert_eq!(open(&dir), LoadedLedger::Fresh, "nothing was saved");
 }
 
 #[test]
@@ -272,14 +272,14 @@ fn a_damaged_ledger_is_set_aside_and_the_previous_one_used() {
     ] {
         let dir = without_journal();
         fs::write(dir.path().join("ledger.json"), damage).unwrap();
-        let Loaded::Previous { ledger, set_aside } = open(dir.path()) else { panic!("{reason}") };
+        let LoadedLedger::Previous { ledger, set_aside } = open(dir.path()) else { panic!("{reason}") };
         assert_eq!(ledger, [1]);
-        let [SetAside { path, reason: said }] = &set_aside[..] else { panic!("{set_aside:?}") };
+        let [SetAsideFile { path, reason: said }] = &set_aside[..] else { panic!("{set_aside:?}") };
         assert_eq!(*path, dir.path().join("ledger.json.damaged-1"));
         assert!(said.contains(reason), "{said}");
         assert_eq!(fs::read(path).unwrap(), damage, "kept as it was");
         assert!(
-            matches!(open(dir.path()), Loaded::Previous { ledger, set_aside } if ledger == [1] && set_aside.is_empty())
+            matches!(open(dir.path()), LoadedLedger::Previous { ledger, set_aside } if ledger == [1] && set_aside.is_empty())
         );
     }
 }
@@ -292,7 +292,7 @@ fn what_is_whole_and_no_ledger_of_ours_is_an_error_and_nothing_is_touched() {
         let words = format!("{file}: whole, but not a ledger of this program: invalid type");
         assert!(error.contains(&words) && error.contains("run the program that wrote it"), "{error}");
         assert_eq!(files(dir.path()), before);
-        assert!(!matches!(open(dir.path()), Loaded::Rebuild { .. }));
+        assert!(!matches!(open(dir.path()), LoadedLedger::Rebuild { .. }));
     }
 }
 
@@ -318,7 +318,7 @@ fn with_nothing_to_read_the_ledger_is_to_be_rebuilt_until_the_next_save() {
     fs::write(dir.path().join("ledger.json"), "x").unwrap();
     fs::write(dir.path().join("ledger.json.1"), "y").unwrap();
     for _ in 0..2 {
-        let Loaded::Rebuild { set_aside } = open(dir.path()) else { panic!() };
+        let LoadedLedger::Rebuild { set_aside } = open(dir.path()) else { panic!() };
         assert_eq!(set_aside.len(), 2);
         assert_eq!(fs::read(&set_aside[0].path).unwrap(), b"x");
         assert_eq!(fs::read(&set_aside[1].path).unwrap(), b"y");
@@ -380,7 +380,7 @@ fn a_save_that_fails_leaves_the_old_state() {
     let in_the_way = put_in_the_way(dir.path(), "ledger.journal.new");
     let error = store.save(&large).unwrap_err().to_string();
     assert!(error.contains("ledger.journal.new: cannot remove"), "{error}");
-    assert_eq!(store.behind(), None);
+    assert_eq!(store.pending_write_out(), None);
     // What fits is saved where it was.
     store.save(&vec![3]).unwrap();
     fs::remove_dir(in_the_way).unwrap();
@@ -389,7 +389,7 @@ fn a_save_that_fails_leaves_the_old_state() {
     assert_eq!(loaded, current(3));
     store.save(&large).unwrap();
     drop(store);
-    assert_eq!(open(dir.path()), Loaded::Current { ledger: large, set_aside: Vec::new() });
+    assert_eq!(open(dir.path()), LoadedLedger::Current { ledger: large, set_aside: Vec::new() });
 
     let file = tempfile::NamedTempFile::new().unwrap();
     let error = Store::<Ledger>::open(&file.path().join("state")).unwrap_err().to_string();
@@ -422,10 +422,10 @@ fn a_file_that_cannot_be_written_out_loses_nothing() {
         let error = store.write_out().unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert!(!dir.path().join("ledger.json.new").is_file(), "no rest");
-        assert_eq!(store.behind(), Some(3));
+        assert_eq!(store.pending_write_out(), Some(3));
         fs::remove_dir(in_the_way).unwrap();
         store.write_out().unwrap();
-        assert_eq!(store.behind(), None);
+        assert_eq!(store.pending_write_out(), None);
         drop(store);
         assert_eq!(open(dir.path()), current(3));
     }
@@ -482,8 +482,8 @@ fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
             let at = format!("{point}, save {save} after {first}");
             let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
             match loaded {
-                Loaded::Fresh => assert_eq!(expected, 0, "{at}"),
-                Loaded::Current { ledger, set_aside } => {
+                LoadedLedger::Fresh => assert_eq!(expected, 0, "{at}"),
+                LoadedLedger::Current { ledger, set_aside } => {
                     assert_eq!((ledger[0], &set_aside[..]), (expected, &[][..]), "{at}");
                 }
                 other => panic!("{at}: {other:?}"),

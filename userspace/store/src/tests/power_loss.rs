@@ -15,7 +15,7 @@ use std::{
 
 use super::{
     super::disk::{Disk, DiskFile, Lock, SyncPoint},
-    Ledger, Loaded, Store, StoreError,
+    Ledger, LoadedLedger, Store, StoreError,
 };
 
 const SECTOR: usize = 512;
@@ -369,13 +369,13 @@ fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
         }
         let (mut store, loaded) = open().map_err(|error| format!("opening: {error}"))?;
         let (found, set_aside) = match loaded {
-            Loaded::Fresh => (None, Vec::new()),
-            Loaded::Current { ledger, set_aside } => (Some(ledger), set_aside),
+            LoadedLedger::Fresh => (None, Vec::new()),
+            LoadedLedger::Current { ledger, set_aside } => (Some(ledger), set_aside),
             // A save was torn where its number is, or the journal was removed.
-            Loaded::Previous { ledger, set_aside } if !set_aside.is_empty() || is_removed => {
+            LoadedLedger::Previous { ledger, set_aside } if !set_aside.is_empty() || is_removed => {
                 (Some(ledger), set_aside)
             }
-            Loaded::Rebuild { set_aside } if last.is_none() => (None, set_aside),
+            LoadedLedger::Rebuild { set_aside } if last.is_none() => (None, set_aside),
             other => return Err(format!("{other:?} instead of {last:?}")),
         };
         if found != last && (maybe.is_none() || found != maybe) {
@@ -408,7 +408,7 @@ fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
                 let _ = store.write_out();
             }
         }
-        let behind = store.behind();
+        let behind = store.pending_write_out();
         drop(store);
         // The process was killed, or power was lost.
         if chance.one_in(2) {
@@ -424,7 +424,7 @@ fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
                 platter.durable.remove(&journal);
             });
             match open().map_err(|error| format!("opening: {error}"))?.1 {
-                Loaded::Previous { ledger, .. } if Some(&ledger) == last.as_ref() => {}
+                LoadedLedger::Previous { ledger, .. } if Some(&ledger) == last.as_ref() => {}
                 other => return Err(format!("without its journal it is {other:?} instead of {last:?}")),
             }
         }

@@ -7,7 +7,8 @@ use std::{
 
 use numaward_config::exported::MetricFilter;
 use numaward_model::snapshot::{
-    HugepagesOutside, Pressure, ProbeFigures, ProcessFigures, PromiseFigures, Snapshot, WorkloadFigures,
+    GuaranteeFigures, HugepagesOutside, PressureFigures, ProbeFigures, ProcessFigures, Snapshot,
+    WorkloadFigures,
 };
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 
@@ -80,7 +81,7 @@ pub(super) struct Families<'a, S> {
     pub(super) out: Out<'a, S>,
     pub(super) snapshot: &'a Snapshot,
     pub(super) workloads: &'a [(Named<'a>, &'a WorkloadFigures)],
-    promises: &'a PromiseFigures,
+    promises: &'a GuaranteeFigures,
     /// The label `numa_node` of each.
     pub(super) nodes: &'a [Made<'a>],
 }
@@ -142,7 +143,7 @@ impl<S: Sink> Families<'_, S> {
     }
 
     fn trouble(&mut self) -> fmt::Result {
-        let mut seconds = |name, help, of: fn(Pressure) -> Duration| {
+        let mut seconds = |name, help, of: fn(PressureFigures) -> Duration| {
             let workloads = self.workloads.iter();
             let pressures =
                 workloads.filter_map(|(name, workload)| Some((*name, of(workload.pressure?).as_secs_f64())));

@@ -1,7 +1,7 @@
 //! What is exported of all metrics (`metrics` in the configuration).
 
 use numaward_config::exported::{ExportedMetrics, MetricFilter};
-use numaward_model::snapshot::{PromiseFigures, Snapshot};
+use numaward_model::snapshot::{GuaranteeFigures, Snapshot};
 
 use super::family::Kind;
 
@@ -11,8 +11,14 @@ pub(super) fn keep_workloads(filter: &MetricFilter, snapshot: &mut Snapshot) {
         return;
     }
     let Snapshot { workloads, promises, .. } = snapshot;
-    let PromiseFigures {
-        missed, missed_hugepages, misplaced_hugepages, residency, missing, over_budget, ..
+    let GuaranteeFigures {
+        missed,
+        missed_hugepages,
+        misplaced_hugepages,
+        residency,
+        missing,
+        over_budget,
+        ..
     } = promises;
     workloads.retain(|of| filter.admits(&of.name));
     missed.retain(|of| filter.admits(&of.workload));

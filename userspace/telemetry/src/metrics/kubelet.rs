@@ -3,14 +3,14 @@
 use std::fmt;
 
 use numaward_config::exported::MetricFilter;
-use numaward_model::snapshot::PromiseFigures;
+use numaward_model::snapshot::GuaranteeFigures;
 
 use super::NODE;
 use super::family::{NONE, Out, Sink};
 
 /// Puts what a source gave into a sink.
 pub(super) fn collect(
-    promises: &PromiseFigures,
+    promises: &GuaranteeFigures,
     sink: &mut impl Sink,
     families: Option<&MetricFilter>,
 ) -> fmt::Result {

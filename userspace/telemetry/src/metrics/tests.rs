@@ -33,7 +33,7 @@ fn encoded(metrics: &Metrics, format: Format) -> String {
 fn containers_of_pods_carry_the_labels_of_kubernetes() {
     let named = |name: &str| WorkloadFigures { name: name.into(), ..snapshot().workloads.remove(1) };
     let workloads = ["shop/web-0/main", "numaward/bench", "a//b", "a/b/c/d"].map(named).to_vec();
-    let allocated = Some(vec![Allocated::default()]);
+    let allocated = Some(vec![AllocatedFigures::default()]);
     let workloads = workloads.into_iter().map(|of| WorkloadFigures { allocated: allocated.clone(), ..of });
     let workloads = workloads.collect();
     let text = written(Snapshot { workloads, ..snapshot() }, Format::Prometheus);
@@ -235,10 +235,10 @@ fn the_largest_numbers_are_served_as_they_are() {
     stalls.buckets[3..].fill(u64::MAX);
     let workload = WorkloadFigures {
         name: "most".into(),
-        allocated: Some(vec![Allocated { local: most, remote: most, kernel: most }]),
+        allocated: Some(vec![AllocatedFigures { local: most, remote: most, kernel: most }]),
         resident: None,
         hugepages: Arc::default(),
-        pressure: Some(Pressure { waiting: Duration::MAX, stalled: Duration::ZERO }),
+        pressure: Some(PressureFigures { waiting: Duration::MAX, stalled: Duration::ZERO }),
         oom_kills: None,
         tiering: None,
         activity: Some(WorkloadActivity {

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use numaward_config::{HttpUrl, Interval};
 use numaward_model::{
     SPAN_TARGET,
-    snapshot::{Allocated, NodeMemory, Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures},
+    snapshot::{
+        AllocatedFigures, NodeMemoryFigures, Snapshot, SnapshotSource, WorkloadActivity, WorkloadFigures,
+    },
 };
 use opentelemetry_proto::tonic::{
     collector::{
@@ -35,16 +37,16 @@ pub(crate) struct Fixed(pub(crate) usize);
 
 impl SnapshotSource for Fixed {
     fn snapshot(&self) -> Snapshot {
-        let node = NodeMemory { node: numaward_topology::NodeId(0), kinds: Vec::new() };
+        let node = NodeMemoryFigures { node: numaward_topology::NodeId(0), kinds: Vec::new() };
         let workload = |number| WorkloadFigures {
             name: format!("w\"{number}\n").into(),
-            allocated: Some(vec![Allocated {
+            allocated: Some(vec![AllocatedFigures {
                 local: numaward_topology::Bytes(1 << 60),
-                ..Allocated::default()
+                ..AllocatedFigures::default()
             }]),
             resident: None,
             hugepages: Arc::default(),
-            pressure: Some(numaward_model::snapshot::Pressure {
+            pressure: Some(numaward_model::snapshot::PressureFigures {
                 waiting: Duration::from_millis(1500),
                 ..Default::default()
             }),

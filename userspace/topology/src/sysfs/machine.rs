@@ -11,7 +11,9 @@ use super::{
     source::{Source, present},
 };
 use crate::{
-    machine::{CacheId, CoreId, Cpu, HugepagePool, LOCAL_DISTANCE, Machine, Node, REMOTE_DISTANCE, SocketId},
+    machine::{
+        CacheId, CoreId, Cpu, HugepagePool, LOCAL_DISTANCE, Machine, NumaNode, REMOTE_DISTANCE, SocketId,
+    },
     set::{CpuId, CpuSet, NodeId, NodeSet},
     units::{Bytes, HugepageSize},
 };
@@ -154,7 +156,7 @@ fn below_the_highest(
     Ok(Some(numbers.into_values().fold(CpuSet::new(), |all, cpus| &all | &cpus)))
 }
 
-fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, Node>, ReadError> {
+fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, NumaNode>, ReadError> {
     let list = format!("{NODES}/online");
     let ids = source.ids(&list, "the online NUMA nodes")?;
     if ids.is_empty() {
@@ -166,7 +168,7 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
     for &id in &ids {
         let dir = format!("{NODES}/node{id}");
         let cpus: CpuSet = source.ids(&format!("{dir}/cpulist"), "the node's CPUs")?;
-        let node = Node {
+        let node = NumaNode {
             // Some architectures list offline CPUs too.
             cpus: &cpus & online_cpus,
             memory: mem_total(source, id)?,
@@ -181,8 +183,8 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
 }
 
 /// The only node of a kernel without NUMA.
-fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<Node, ReadError> {
-    Ok(Node {
+fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<NumaNode, ReadError> {
+    Ok(NumaNode {
         cpus: online_cpus.clone(),
         memory: mem_total(source, NO_NUMA_NODE)?,
         hugepages: hugepage_pools(source, HUGEPAGES, true)?,
@@ -272,7 +274,7 @@ fn memory_block_size(source: Source<'_>) -> Result<Bytes, ReadError> {
 fn cpus(
     source: Source<'_>,
     online: &CpuSet,
-    nodes: &BTreeMap<NodeId, Node>,
+    nodes: &BTreeMap<NodeId, NumaNode>,
 ) -> Result<BTreeMap<CpuId, Cpu>, ReadError> {
     let mut node_of = BTreeMap::new();
     for (&id, node) in nodes {
@@ -390,11 +392,11 @@ mod tests {
     #[test]
     fn a_bare_kernel_is_one_node() {
         let machine = read_with(&[]).unwrap();
-        let node = Node {
+        let node = NumaNode {
             cpus: "0-1".parse().unwrap(),
             memory: Bytes::mib(1),
             distances: BTreeMap::from([(NodeId(0), 10)]),
-            ..Node::default()
+            ..NumaNode::default()
         };
         assert_eq!(machine.nodes, BTreeMap::from([(NodeId(0), node)]));
         assert_eq!(machine.possible_cpus.to_string(), "0-1");

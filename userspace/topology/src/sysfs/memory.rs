@@ -20,7 +20,7 @@ pub(super) const NO_NUMA_NODE: NodeId = NodeId(0);
 ///
 /// Names are the kernel's (`proc_meminfo(5)`). What the kernel does not report is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeMemory {
+pub struct NodeMeminfo {
     /// `MemTotal`: usable memory, pages in hugepage pools included.
     pub total: Bytes,
     /// `MemFree`: not in use at all. Pages in hugepage pools are in use.
@@ -35,7 +35,7 @@ pub struct NodeMemory {
     pub hugepages: BTreeMap<HugepageSize, HugepagePool>,
 }
 
-impl NodeMemory {
+impl NodeMeminfo {
     /// What hugepage pools leave of the node.
     pub fn base(&self) -> Bytes {
         let pools = self.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
@@ -44,12 +44,12 @@ impl NodeMemory {
 }
 
 /// Reads what the memory of `node` holds.
-pub fn node_memory(root: &Path, node: NodeId) -> Result<NodeMemory, ReadError> {
+pub fn node_memory(root: &Path, node: NodeId) -> Result<NodeMeminfo, ReadError> {
     let source = Source { root };
     let meminfo = Meminfo::read(source, node)?;
     let dir = if source.exists(NODES) { format!("{NODES}/node{node}/hugepages") } else { HUGEPAGES.into() };
     let known = |key| meminfo.bytes(key).map(Option::unwrap_or_default);
-    Ok(NodeMemory {
+    Ok(NodeMeminfo {
         total: meminfo.required("MemTotal")?,
         free: meminfo.required("MemFree")?,
         active_file: known("Active(file)")?,
@@ -168,7 +168,7 @@ Node 1 HugePages_Surp:      0
     fn a_nodes_meminfo_is_read() {
         let root = tree(&[(&format!("{NODE1}/meminfo"), MEMINFO)]);
         let memory = node_memory(root.path(), NodeId(1)).unwrap();
-        let expected = NodeMemory {
+        let expected = NodeMeminfo {
             total: Bytes::kib(7_039_192),
             free: Bytes::kib(5_473_696),
             active_file: Bytes::kib(637_720),
@@ -182,10 +182,10 @@ Node 1 HugePages_Surp:      0
     #[test]
     fn pools_leave_the_rest_of_a_node() {
         let size = HugepageSize(Bytes::mib(2));
-        let with = |total| NodeMemory {
+        let with = |total| NodeMeminfo {
             total: Bytes::mib(100),
             hugepages: [(size, HugepagePool { total, free: 1, surplus: 0 })].into(),
-            ..NodeMemory::default()
+            ..NodeMeminfo::default()
         };
         assert_eq!([0, 40, 60].map(|pages| with(pages).base()), [100, 20, 0].map(Bytes::mib));
     }

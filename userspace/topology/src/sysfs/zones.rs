@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use super::{
-    memory::NodeMemory,
+    memory::NodeMeminfo,
     source::{ReadError, Source},
 };
 use crate::{set::NodeId, units::Bytes};
@@ -21,7 +21,7 @@ pub struct Watermarks {
 impl Watermarks {
     /// Of a node's memory, what programs could still get without swapping: free or reclaimable, as the kernel estimates
     /// `MemAvailable`. It assumes that half of page cache and slab, or as much as the low watermark, stays.
-    pub fn obtainable(&self, memory: &NodeMemory) -> Bytes {
+    pub fn obtainable(&self, memory: &NodeMeminfo) -> Bytes {
         let file = memory.active_file.0.saturating_add(memory.inactive_file.0);
         let rest = |bytes: u64| bytes - (bytes / 2).min(self.low.0);
         let sum = memory.free.0.saturating_add(rest(file)).saturating_add(rest(memory.kernel_reclaimable.0));
@@ -29,7 +29,7 @@ impl Watermarks {
     }
 
     /// Of a node's memory, what programs get at once: nothing has to be reclaimed for it.
-    pub fn free(&self, memory: &NodeMemory) -> Bytes {
+    pub fn free(&self, memory: &NodeMeminfo) -> Bytes {
         Bytes(memory.free.0.saturating_sub(self.reserve.0))
     }
 }
@@ -159,16 +159,16 @@ Node 1, zone  Movable
     #[test]
     fn what_can_be_had_leaves_out_what_the_kernel_keeps() {
         let marks = Watermarks { reserve: Bytes(100), low: Bytes(30) };
-        let memory = NodeMemory {
+        let memory = NodeMeminfo {
             free: Bytes(1000),
             active_file: Bytes(40),
             inactive_file: Bytes(160),
             kernel_reclaimable: Bytes(10),
-            ..NodeMemory::default()
+            ..NodeMeminfo::default()
         };
         assert_eq!(marks.obtainable(&memory), Bytes(1000 - 100 + 170 + 5));
         assert_eq!(marks.free(&memory), Bytes(1000 - 100));
-        assert_eq!(marks.obtainable(&NodeMemory::default()), Bytes(0));
-        assert_eq!(marks.free(&NodeMemory::default()), Bytes(0));
+        assert_eq!(marks.obtainable(&NodeMeminfo::default()), Bytes(0));
+        assert_eq!(marks.free(&NodeMeminfo::default()), Bytes(0));
     }
 }

@@ -7,7 +7,7 @@ use numaward_engine::{Quantity, Request, Resources, Terms};
 use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_model::{
     Settings,
-    pod::{PodName, Slice},
+    pod::{GuaranteeSource, PodName},
     port::MachineSource as _,
 };
 use numaward_topology::{Bytes, HugepagePool, HugepageSize};
@@ -153,7 +153,7 @@ pub(in crate::core) fn container(name: &str, millicpus: u64) -> ContainerAsk {
         id: name.to_owned(),
         name: "c".to_owned(),
         cgroup: format!("/kubepods/pod-{name}/{name}").parse().unwrap(),
-        slice: Slice::Own,
+        slice: GuaranteeSource::Own,
         memory: MemoryAsk::default(),
         keeps_pod_quota: false,
         has: Settings::default(),

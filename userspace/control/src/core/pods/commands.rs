@@ -1,7 +1,7 @@
 //! What the container runtime asks, and where each question goes.
 
 use numaward_api::EnforcementMode;
-use numaward_enforce::Change;
+use numaward_enforce::SettingsChange;
 use numaward_guarantee::{command::PodCommand, error::AdmissionError, pod::Synchronized};
 use numaward_model::Settings;
 use tokio::sync::oneshot;
@@ -114,7 +114,7 @@ impl Core {
         if self.execution.busy.is_none() || !self.is_promised(&placed) {
             return false;
         }
-        let change = Change::Hold(placed.cgroup.clone(), self.settings_of(&placed));
+        let change = SettingsChange::Hold(placed.cgroup.clone(), self.settings_of(&placed));
         self.plan(change).is_ok_and(|plan| self.execution.enforcer.may_wait(plan.steps()))
     }
 

@@ -37,7 +37,8 @@ fn knobs(config: &Config, ask: &MemoryAsk, is_promised: bool, ceiling: Bytes) ->
     let default =
         if is_promised { MemoryReservationPolicy::TieredReservation } else { MemoryReservationPolicy::None };
     let qos = policy::memory_qos(config, default, ceiling);
-    let MemorySettings { min, low, high } = qos.container_of(class, request, ask.limit.unwrap_or_default());
+    let MemorySettings { min, low, high } =
+        qos.container_settings(class, request, ask.limit.unwrap_or_default());
     match (min, ask.limit) {
         (Some(all), Some(limit)) if limit <= all => {
             MemoryKnobs { min: Some(Bytes(all.0 - slack(all).0)), low: Some(all), high }

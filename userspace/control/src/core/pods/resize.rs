@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::Change;
+use numaward_enforce::SettingsChange;
 use numaward_engine::{ContainerName, OwnerId, Quantity, Resources};
 use numaward_guarantee::{
     error::AdmissionError,
@@ -40,7 +40,7 @@ impl Core {
         let mut change = self.begin();
         // What the pod holds as a whole does not change with one of its containers.
         if !placed.of.shares_pod() {
-            let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.slice_name());
+            let (owner, container) = (OwnerId::from(placed.of.owner.as_str()), placed.of.ledger_name());
             let held = change.kept.state.ledger.allocation(&owner, &container);
             let ledger = change.ledger_for(Some(&placed.cgroup), held);
             change.kept.state.ledger = change.policy.strategy.resize(&ledger, &owner, &container, to)?;
@@ -66,7 +66,7 @@ impl Core {
             return Ok(Some(settings));
         }
         if change.note_settings(&placed.cgroup, &settings) {
-            change.change_held(Change::Hold(placed.cgroup.clone(), settings.clone()))?;
+            change.change_held(SettingsChange::Hold(placed.cgroup.clone(), settings.clone()))?;
         } else {
             change.store()?;
             if self.is_promised(&placed) && self.pods.bound.remove(id) {
@@ -109,7 +109,7 @@ impl Core {
                 changes.push((path.clone(), Some(settings)));
             }
         }
-        change.change_held(Change::Each(changes))?;
+        change.change_held(SettingsChange::Each(changes))?;
         tracing::info!(pod = uid, containers = updates.len(), "what they share was resized");
         self.promises_changed();
         if self.mode() == EnforcementMode::On {

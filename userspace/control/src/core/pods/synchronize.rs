@@ -81,8 +81,8 @@ impl Core {
         for (ask, placed) in containers.into_iter().zip(&placed) {
             let settings = self.settings_of(placed);
             let has_cpus = settings.cpus.is_none() || settings.cpus == ask.has.cpus;
-            let is_throttled =
-                settings.cpu_max == Some(Quota::Max) && matches!(ask.has.cpu_max, Some(Quota::Of { .. }));
+            let is_throttled = settings.cpu_max == Some(Quota::Max)
+                && matches!(ask.has.cpu_max, Some(Quota::Limited { .. }));
             if !has_cpus || is_throttled || (settings.mems.is_some() && settings.mems != ask.has.mems) {
                 result.updates.push(Update { id: ask.id.clone(), settings });
             } else {

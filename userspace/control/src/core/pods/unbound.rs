@@ -47,7 +47,7 @@ impl Unbound {
     fn put_off(&mut self, now: Instant) {
         let retry = self.retry.get_or_insert_with(|| Retry::new(now, FIRST_WAIT, LONGEST_WAIT));
         if retry.is_due(now) {
-            retry.put_off(now);
+            retry.postpone(now);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, mem};
 
 use numaward_api::EnforcementMode;
 use numaward_cgroup::knob::{Knob, Limit, Quota};
-use numaward_config::kubernetes::WhenPinned;
+use numaward_config::kubernetes::PinnedPolicy;
 use numaward_guarantee::pod::{ContainerAsk, Placed, Update};
 use numaward_model::Settings;
 use numaward_topology::{Bytes, CpuSet, NodeSet};
@@ -37,7 +37,7 @@ impl Core {
     /// unless it was to be pinned all the same.
     pub(super) fn known_without_us(&self, has: &Settings) -> Option<Settings> {
         let mut without_us = self.without_us(has)?;
-        if self.config.kubernetes.nri.when_pinned == WhenPinned::Yield {
+        if self.config.kubernetes.nri.when_pinned == PinnedPolicy::Yield {
             (without_us.cpus, without_us.mems) = (None, None);
         }
         Some(without_us)
@@ -59,7 +59,7 @@ impl Core {
             let mut knobs: BTreeSet<Knob> = self.settings_of(&placed).values().0.into_keys().collect();
             knobs.insert(Knob::CpusetCpus);
             let enforcer = self.enforcer().clone();
-            enforcer.note_made(&mut self.kept.state.applied, &placed.cgroup, without_us, knobs);
+            enforcer.record_created(&mut self.kept.state.applied, &placed.cgroup, without_us, knobs);
         }
     }
 

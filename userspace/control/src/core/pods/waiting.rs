@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use numaward_api::{self as api, EnforcementMode};
-use numaward_engine::{Ledger, OwnerId, in_flight::SET_ASIDE};
+use numaward_engine::{Ledger, OwnerId, in_flight::RESERVE_OWNER};
 use numaward_guarantee::pod::{Admitted, ContainerAsk, MemoryAsk, Placed, PodAsk, Update};
 use numaward_model::pod::PodName;
 
@@ -158,7 +158,7 @@ impl Core {
     pub(super) fn imported(&self) -> impl Iterator<Item = &str> {
         self.kept.state.ledger.owners().map(|(owner, _)| owner.as_str()).filter(|owner| {
             let is_held = self.kept.state.guarantees.iter().any(|(name, held)| held.owner(name) == *owner);
-            !is_held && !self.kept.state.pods.contains_key(*owner) && *owner != SET_ASIDE
+            !is_held && !self.kept.state.pods.contains_key(*owner) && *owner != RESERVE_OWNER
         })
     }
 

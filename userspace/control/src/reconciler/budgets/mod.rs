@@ -25,10 +25,10 @@ use std::{
 
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::CgroupPath;
-use numaward_enforce::pages::{Outcome, PageMove, PagesMoved};
+use numaward_enforce::pages::{PageMove, PageOutcome, PagesMoved};
 use numaward_engine::OwnerId;
 use numaward_guarantee::state::State;
-use numaward_model::Report;
+use numaward_model::EventReport;
 use numaward_topology::{Bytes, NodeId, ZoneKind};
 use tokio_util::sync::CancellationToken;
 
@@ -200,10 +200,11 @@ impl Budgets {
 
     fn moved(&mut self, core: &Core, name: &str, order: &PageMove, moved: &PagesMoved, now: Instant) {
         core.metrics.budget_moved(moved);
-        let done = Bytes(moved.bytes(Outcome::Moved).0.saturating_add(moved.bytes(Outcome::Reclaimed).0));
+        let done =
+            Bytes(moved.bytes(PageOutcome::Moved).0.saturating_add(moved.bytes(PageOutcome::Reclaimed).0));
         tracing::info!(
-            name, from = %order.from, to = %order.to, moved = %moved.bytes(Outcome::Moved),
-            reclaimed = %moved.bytes(Outcome::Reclaimed), obstacle = moved.obstacle().map(Outcome::as_str),
+            name, from = %order.from, to = %order.to, moved = %moved.bytes(PageOutcome::Moved),
+            reclaimed = %moved.bytes(PageOutcome::Reclaimed), obstacle = moved.obstacle().map(PageOutcome::as_str),
             "pages above a budget"
         );
         // What was known of where memory lies no longer holds.
@@ -216,7 +217,7 @@ impl Budgets {
     }
 }
 
-fn report(core: &Core, name: &str, cgroup: &CgroupPath, news: News, obstacle: Option<Outcome>) {
+fn report(core: &Core, name: &str, cgroup: &CgroupPath, news: News, obstacle: Option<PageOutcome>) {
     let (node, severity, message, bytes) = match news {
         News::Begins(node, bytes) => {
             let message = format!(
@@ -231,17 +232,17 @@ fn report(core: &Core, name: &str, cgroup: &CgroupPath, news: News, obstacle: Op
         News::Unmet(node, bytes) => {
             let why = match obstacle {
                 None => "its other nodes have their shares, or nothing of it can be moved",
-                Some(Outcome::NoRoom) => "its other nodes have no room",
-                Some(Outcome::Shared) => "several processes share the pages",
-                Some(Outcome::Refused) => "the daemon has no right to move them (CAP_SYS_PTRACE)",
-                Some(Outcome::Skipped) => "where they lie cannot be read",
+                Some(PageOutcome::NoRoom) => "its other nodes have no room",
+                Some(PageOutcome::Shared) => "several processes share the pages",
+                Some(PageOutcome::Refused) => "the daemon has no right to move them (CAP_SYS_PTRACE)",
+                Some(PageOutcome::Skipped) => "where they lie cannot be read",
                 Some(_) => "the kernel does not move them",
             };
             let message = format!("{name} keeps {bytes} more on node {node} than its share there: {why}.");
             (node, Severity::Critical, message, bytes)
         }
     };
-    let report = Report::new(EventKind::BudgetExceeded, message).severity(severity).node(node);
+    let report = EventReport::new(EventKind::BudgetExceeded, message).severity(severity).node(node);
     core.report(Some(cgroup), report.detail("excessBytes", bytes.0));
 }
 
@@ -251,7 +252,7 @@ mod tests {
 
     use numaward_api as api;
     use numaward_config::{Config, policy::StrategyKind};
-    use numaward_engine::Move;
+    use numaward_engine::ContainerMove;
     use numaward_guarantee::{moving::Running, request::Request};
 
     use super::*;
@@ -297,7 +298,7 @@ mod tests {
             let held = core.kept.state.ledger.allocation(&"a".into(), &"a".into()).unwrap().clone();
             if is_moved {
                 let (owner, container) = ("a".into(), "a".into());
-                let of = Move { owner, container, from: held.clone(), to: held, bytes: Bytes(0) };
+                let of = ContainerMove { owner, container, from: held.clone(), to: held, bytes: Bytes(0) };
                 core.kept.state.moving.running = Some(Running { moves: vec![of], ..Running::default() });
             }
             let mut budgets = Budgets::new(CancellationToken::new());

@@ -4,7 +4,7 @@ use std::{fs, thread};
 
 use numaward_api as api;
 use numaward_config::{Config, resctrl};
-use numaward_enforce::resctrl::fake::Fake;
+use numaward_enforce::resctrl::fake::FakeResctrl;
 use numaward_guarantee::{
     error::AdmissionError,
     request::{FieldError, Request},
@@ -21,7 +21,7 @@ use crate::{
 struct Bench {
     dir: tempfile::TempDir,
     host: Arc<Machine>,
-    fake: Arc<Fake>,
+    fake: Arc<FakeResctrl>,
     config: Config,
 }
 
@@ -30,7 +30,7 @@ const CLASSES: &str = r#"{"batch": {"l3Ways": 4, "memoryBandwidthPercent": 20}, 
 impl Bench {
     fn new(classes: &str, monitor: Monitor) -> Self {
         let (dir, host) = (tempfile::tempdir().unwrap(), Arc::new(Machine::small()));
-        let fake = Fake::new(&dir.path().join("sys/fs/resctrl"));
+        let fake = FakeResctrl::new(&dir.path().join("sys/fs/resctrl"));
         for (cgroup, thread) in [("", 1), ("a", 10), ("b", 20)] {
             let path = dir.path().join("cgroup").join(cgroup);
             fixture::cgroup(&path, &host.machine.lock().unwrap());
@@ -164,7 +164,7 @@ fn workloads_are_counted_and_their_figures_go_with_them() {
     admit(&mut reconciler, "b", None).unwrap();
     turn(&mut reconciler);
     let counted = |workload: &str, file: &str, text: &str| {
-        bench.fake.put(&format!("mon_groups/numaward-{workload}/mon_data/mon_L3_01/{file}"), text);
+        bench.fake.write_file(&format!("mon_groups/numaward-{workload}/mon_data/mon_L3_01/{file}"), text);
     };
     counted("a", "llc_occupancy", "4096");
     counted("a", "mbm_total_bytes", "7000");
@@ -205,7 +205,7 @@ fn workloads_are_counted_and_their_figures_go_with_them() {
 #[test]
 fn what_cannot_be_held_is_said_once_and_refuses_nothing() {
     let bench = Bench::new(CLASSES, Monitor::Off);
-    bench.fake.put("info/L3/num_closids", "2");
+    bench.fake.write_file("info/L3/num_closids", "2");
     let mut reconciler = bench.start();
     admit(&mut reconciler, "a", Some("batch")).unwrap();
     admit(&mut reconciler, "b", Some("db")).unwrap();
@@ -261,7 +261,7 @@ fn ways_of_an_exclusive_class_come_back_over_a_crash_and_with_another_configurat
     let exclusive = r#"{"batch": {"l3Ways": 4}, "db": {"l3Percent": 50, "exclusive": true}}"#;
     let bench = Bench::new(exclusive, Monitor::Off);
     let default = |bench: &Bench| bench.fake.text("schemata").lines().next().unwrap().trim().to_owned();
-    bench.fake.put("schemata", "     L3:0=fff;1=3ff\n     MB:0=100;1=100");
+    bench.fake.write_file("schemata", "     L3:0=fff;1=3ff\n     MB:0=100;1=100");
     let mut reconciler = bench.start();
     admit(&mut reconciler, "a", Some("db")).unwrap();
     turn(&mut reconciler);

@@ -9,8 +9,8 @@ use std::{
 
 use numaward_cgroup::{
     CgroupId, CgroupPath, ReadError,
-    knob::{Knob, Limit, Value},
-    read::{self, NodeMemory},
+    knob::{Knob, KnobValue, Limit},
+    read::{self, CgroupNodeMemory},
 };
 use numaward_enforce::pages;
 use numaward_model::health::Heartbeats;
@@ -91,7 +91,7 @@ fn drop_on(proc: &Path, order: &CacheDrop) -> Outcome {
         return Ok(None);
     }
     let before = read::memory_numa_stat(dir)?;
-    let loose = |of: &NodeMemory| of.loose_cache().0;
+    let loose = |of: &CgroupNodeMemory| of.unmapped_page_cache().0;
     let on = before.get(&order.node).map_or(0, loose);
     let all = before.values().map(loose).fold(0, u64::saturating_add);
     let share = u128::from(order.bytes.0) * u128::from(all) / u128::from(on.max(1));
@@ -101,7 +101,8 @@ fn drop_on(proc: &Path, order: &CacheDrop) -> Outcome {
         pages::reclaim(proc, dir, asked).map_err(DropError::Refused)?;
     }
     let after = read::memory_numa_stat(dir)?;
-    let cache = |of: &BTreeMap<NodeId, NodeMemory>, node| of.get(&node).map_or(0, |of| of.page_cache().0);
+    let cache =
+        |of: &BTreeMap<NodeId, CgroupNodeMemory>, node| of.get(&node).map_or(0, |of| of.page_cache().0);
     let less = |node| cache(&before, node).saturating_sub(cache(&after, node));
     let all = before.keys().map(|node| less(*node)).fold(0, u64::saturating_add);
     Ok(Some(Dropped { bytes: Bytes(less(order.node)), all: Bytes(all), refaulted: refaulted(dir)? }))
@@ -116,8 +117,8 @@ fn refaulted(dir: &Path) -> Result<Bytes, ReadError> {
 /// What a cgroup has beyond the protection that somebody gave it (`memory.min`, `memory.low`).
 fn unprotected(dir: &Path) -> Result<Bytes, ReadError> {
     let protected = [Knob::MemoryMin, Knob::MemoryLow].map(|knob| match knob.read(dir) {
-        Ok(Value::Limit(Limit::Bytes(bytes))) => bytes.0,
-        Ok(Value::Limit(Limit::Max)) => u64::MAX,
+        Ok(KnobValue::Limit(Limit::Bytes(bytes))) => bytes.0,
+        Ok(KnobValue::Limit(Limit::Max)) => u64::MAX,
         // A kernel without it gives none.
         _ => 0,
     });

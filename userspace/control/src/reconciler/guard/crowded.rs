@@ -18,8 +18,8 @@ use std::{
 use numaward_api::{EventKind, Severity};
 use numaward_guarantee::reconciler::{CrowdedNode, ShownCrowded};
 use numaward_model::{
-    Report,
-    headroom::{Headroom, OtherWorkload},
+    EventReport,
+    headroom::{Headroom, UnguaranteedWorkload},
 };
 use numaward_topology::{Bytes, NodeId, NodeSet};
 
@@ -73,7 +73,8 @@ impl Crowding {
 fn in_the_way(core: &Core, seen: &Headroom, node: NodeId) -> Vec<(String, Bytes)> {
     let kept = pods_with_promise(core);
     let mut found: BTreeMap<String, Bytes> = BTreeMap::new();
-    let may_go = |other: &&OtherWorkload| other.on(node) >= LEAST && may_be_steered(core, &kept, other);
+    let may_go =
+        |other: &&UnguaranteedWorkload| other.on(node) >= LEAST && may_be_steered(core, &kept, other);
     for other in seen.others.iter().filter(may_go) {
         if let Some(uid) = pod_of(&other.cgroup) {
             let sum = found.entry(uid).or_default();
@@ -97,7 +98,7 @@ fn report(core: &Core, node: NodeId, pods: usize) {
     let message = format!(
         "Node {node} has been short for {seconds} s although nobody else can be kept off it: {what}."
     );
-    core.report(None, Report::new(EventKind::Steered, message).severity(Severity::Warning).node(node));
+    core.report(None, EventReport::new(EventKind::Steered, message).severity(Severity::Warning).node(node));
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ use std::{
 use numaward_api::{EventKind, Severity};
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_model::{
-    Report,
-    headroom::{Headroom, NodeHeadroom, OtherWorkload},
+    EventReport,
+    headroom::{Headroom, NodeHeadroom, UnguaranteedWorkload},
 };
 use numaward_topology::{Bytes, NodeId};
 use tokio_util::sync::CancellationToken;
@@ -120,7 +120,7 @@ impl Reclaim {
             self.busy_for = None;
             self.take(core, seen, order, outcome, now);
         }
-        if core.config.keeps_free() {
+        if core.config.drops_page_cache() {
             for of in &seen.nodes {
                 core.metrics.reclaimed(of.node, Bytes(0));
             }
@@ -148,7 +148,7 @@ impl Reclaim {
         self.known.retain(|(cgroup, id), of| of.is_valid(now) && is_there(cgroup, *id));
         // The node comes first that had its turn the longest time ago; of those that had none, the one that needs most.
         let mut tight: Vec<&NodeHeadroom> = seen.nodes.iter().filter(|of| of.is_tight).collect();
-        tight.sort_by_key(|of| (self.served.get(&of.node).copied(), Reverse(of.not_free())));
+        tight.sort_by_key(|of| (self.served.get(&of.node).copied(), Reverse(of.bytes_to_free())));
         if let Some(order) = tight.into_iter().find_map(|of| self.next(core, seen, of, now)) {
             self.give(core, order, now);
         }
@@ -158,9 +158,9 @@ impl Reclaim {
     fn next(&mut self, core: &Core, seen: &Headroom, of: &NodeHeadroom, now: Instant) -> Option<CacheDrop> {
         let node = of.node;
         let most = Bytes(core.config.guard_reclaim.rate.0.0.saturating_mul(ORDER)).max(LEAST);
-        let known = |other: &OtherWorkload| self.known.get(&(other.cgroup.clone(), other.id));
+        let known = |other: &UnguaranteedWorkload| self.known.get(&(other.cgroup.clone(), other.id));
         let pods = pods_with_promise(core);
-        let may_be_dropped = |other: &&OtherWorkload| {
+        let may_be_dropped = |other: &&UnguaranteedWorkload| {
             let is_due = known(other).and_then(|known| known.until).is_none_or(|until| now >= until);
             is_due && within(other, node, most) >= LEAST && may_be_steered(core, &pods, other)
         };
@@ -172,7 +172,7 @@ impl Reclaim {
                 let message = format!(
                     "{} more must become free on node {node} for what is promised there, and no workload without a guarantee \
                      has page cache there that it does not use and that can be dropped now.",
-                    mib(of.not_free())
+                    mib(of.bytes_to_free())
                 );
                 report(core, None, node, Severity::Info, message);
             }
@@ -183,7 +183,7 @@ impl Reclaim {
             id: other.id,
             dir: core.hierarchy.dir(&other.cgroup),
             node,
-            bytes: of.not_free().max(LEAST).min(within(other, node, most)),
+            bytes: of.bytes_to_free().max(LEAST).min(within(other, node, most)),
             most,
             last: known(other).and_then(|known| known.last),
         })
@@ -221,7 +221,7 @@ impl Reclaim {
                 let tight = self.tight.entry(node).or_default();
                 tight.dropped.0 = tight.dropped.0.saturating_add(dropped.bytes.0);
                 if tight.dropped >= LEAST && !mem::replace(&mut tight.is_begun, true) {
-                    let rest = seen.node(node).map_or(Bytes(0), NodeHeadroom::not_free);
+                    let rest = seen.node(node).map_or(Bytes(0), NodeHeadroom::bytes_to_free);
                     let message = format!(
                         "What is promised on node {node} is not free there: page cache of workloads without a guarantee is \
                          dropped, {} of {cgroup} first. {} more must become free.",
@@ -265,7 +265,7 @@ fn is_final(core: &Core, cgroup: &CgroupPath, id: CgroupId, error: &io::Error) -
 }
 
 /// How much of a node goes where so much is dropped of all.
-fn within(other: &OtherWorkload, node: NodeId, most: Bytes) -> Bytes {
+fn within(other: &UnguaranteedWorkload, node: NodeId, most: Bytes) -> Bytes {
     let all = other.cache.iter().map(|(_, bytes)| bytes.0).fold(0, u64::saturating_add);
     let on = other.cache_on(node);
     let share = u128::from(most.0) * u128::from(on.0) / u128::from(all.max(1));
@@ -277,7 +277,7 @@ fn mib(bytes: Bytes) -> String {
 }
 
 fn report(core: &Core, cgroup: Option<&CgroupPath>, node: NodeId, severity: Severity, message: String) {
-    core.report(cgroup, Report::new(EventKind::Reclaimed, message).severity(severity).node(node));
+    core.report(cgroup, EventReport::new(EventKind::Reclaimed, message).severity(severity).node(node));
 }
 
 #[cfg(test)]
@@ -300,12 +300,12 @@ mod tests {
             is_low: false,
             is_tight: false,
         };
-        NodeHeadroom { is_tight: of.seems_tight(false), ..of }
+        NodeHeadroom { is_tight: of.becomes_tight(false), ..of }
     }
 
     /// A look at this node, and at others with so much page cache there, in MiB.
     fn seen(bench: &Bench, node: NodeHeadroom, caches: &[(&str, u64)]) -> Headroom {
-        let other = |(path, cache): &(&str, u64)| OtherWorkload {
+        let other = |(path, cache): &(&str, u64)| UnguaranteedWorkload {
             cache: vec![(NODE, Bytes::mib(*cache))],
             ..bench.other(path)
         };

@@ -88,7 +88,7 @@ pub(super) mod tests {
     use std::time::{Duration, Instant};
 
     use numaward_cgroup::CgroupId;
-    use numaward_model::accesses::{Accesses, CountedBy};
+    use numaward_model::accesses::{Accesses, CountingMethod};
 
     use super::*;
 
@@ -105,7 +105,7 @@ pub(super) mod tests {
             cgroup: path.parse().unwrap(),
             id: CgroupId(1),
             at,
-            accesses: Accesses { by: CountedBy::Sampling, local, remote, memory },
+            accesses: Accesses { by: CountingMethod::Sampling, local, remote, memory },
             resident: [0, 1].map(NodeId).into_iter().zip(mib.map(Bytes::mib)).collect(),
             cpu: Duration::from_secs(cpu),
         }
@@ -135,7 +135,7 @@ pub(super) mod tests {
         less.accesses.remote = 4;
         assert_eq!(Measured::between(&before, &less), None);
         let mut other = before.clone();
-        other.accesses.by = CountedBy::Hardware;
+        other.accesses.by = CountingMethod::Hardware;
         assert_eq!(Measured::between(&before, &other), None);
         let mut new = before.clone();
         new.id = CgroupId(2);

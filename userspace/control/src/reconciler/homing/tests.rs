@@ -116,7 +116,7 @@ impl Bench {
         self.with(|homing, core, _| {
             let mut orders = Vec::new();
             while let Some((path, order)) = homing.next_order(core) {
-                let moved = PagesMoved([(Outcome::Moved, order.bytes)].into());
+                let moved = PagesMoved([(PageOutcome::Moved, order.bytes)].into());
                 homing.moved(core, &path, &order, &moved);
                 orders.push((order.from.0, order.to.0, order.bytes.0 >> 20));
             }

@@ -6,11 +6,11 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use numaward_config::{
     Config,
-    enforcement::{CgroupPattern, Declared, Size},
+    enforcement::{CgroupPattern, DeclaredGuarantee, Size},
     policy::StrategyKind,
     rebalance::RebalanceMode,
 };
-use numaward_engine::{Conditions, Limits, in_flight::SET_ASIDE};
+use numaward_engine::{HostConditions, RebalanceLimits, in_flight::RESERVE_OWNER};
 use numaward_guarantee::{
     command::{Command, PodCommand},
     pod::{Asked, ContainerAsk, MemoryAsk, PodAsk},
@@ -19,7 +19,7 @@ use numaward_guarantee::{
 use numaward_model::{
     Settings,
     headroom::Headroom,
-    pod::{POD_SHARE, PodName, Slice},
+    pod::{GuaranteeSource, POD_SHARE, PodName},
     port::MachineSource as _,
 };
 use numaward_topology::{NodeId, ZoneKind};
@@ -103,7 +103,7 @@ impl Bench {
     }
 
     /// Containers of a pod start that hold their cgroups.
-    fn run_pod(&mut self, asked: &Asked, slice: Slice, names: &[&str]) {
+    fn run_pod(&mut self, asked: &Asked, slice: GuaranteeSource, names: &[&str]) {
         let pod = PodName { namespace: "n".to_owned(), name: "p".to_owned(), uid: "uid".to_owned() };
         let (sandbox, terms) = ("sandbox".to_owned(), numaward_engine::Terms::default());
         let pod = PodAsk { pod, sandbox, asked: asked.clone(), terms, notes: Vec::new() };
@@ -131,7 +131,7 @@ impl Bench {
     fn see(&mut self, mib: [u64; 2]) {
         let nodes = [0, 1].map(|node| (NodeId(node), Bytes::mib(mib[node as usize]))).into();
         let withheld = [(ZoneKind::Memory, nodes)].into();
-        let conditions = Arc::new(Conditions { withheld, ..Conditions::default() });
+        let conditions = Arc::new(HostConditions { withheld, ..HostConditions::default() });
         *self.host.headroom.lock().unwrap() = Arc::new(Headroom { conditions, ..Headroom::default() });
         self.reconciler.look_after();
         self.reconciler.settle();
@@ -150,7 +150,7 @@ impl Bench {
     }
 
     fn start_for(&mut self, request: Request, admit: bool) -> Result<api::Rebalance, AdmissionError> {
-        let asked = Room { request, limits: Limits::default(), plan: None, admit };
+        let asked = Room { request, limits: RebalanceLimits::default(), plan: None, admit };
         self.reconciler.rebalancing.start(&mut self.reconciler.core, asked)
     }
 
@@ -161,7 +161,7 @@ impl Bench {
 
     /// From the next start on, this is declared for these cgroups. They are not there, and come.
     fn declare(&mut self, of: &[(&str, &str)]) {
-        let declared = |(cgroup, memory): &(&str, &str)| Declared {
+        let declared = |(cgroup, memory): &(&str, &str)| DeclaredGuarantee {
             unit: None,
             cgroup: Some(CgroupPattern::new(&format!("/{cgroup}")).unwrap()),
             cpus: Some(api::Cpus::whole(1)),
@@ -242,24 +242,24 @@ fn a_plan_changes_nothing_and_is_carried_out() {
     let mut bench = Bench::new(RebalanceMode::Off);
     assert!(matches!(bench.admit("new", "2Gi"), Err(AdmissionError::Rejected(..))));
     let before = bench.promised();
-    let plan = bench.reconciler.plan(&request("new", "2Gi"), &Limits::default()).unwrap();
+    let plan = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default()).unwrap();
     let [of] = &plan.moves[..] else { panic!("{plan:?}") };
     assert_eq!((of.workload.as_str(), of.from_nodes.as_str(), of.to_nodes.as_str()), ("a", "0", "1"));
     assert_eq!((of.bytes, of.bytes_source), (1 << 30, api::BytesSource::Promised));
     assert_eq!((plan.rate.source, of.pause_milliseconds), (api::RateSource::Assumed, 2000));
     assert_eq!(plan.allocation.nodes, "0");
     assert_eq!(bench.promised(), before);
-    let other = bench.reconciler.plan(&request("other", "2Gi"), &Limits::default()).unwrap();
+    let other = bench.reconciler.plan(&request("other", "2Gi"), &RebalanceLimits::default()).unwrap();
     assert_eq!(other.id, plan.id, "the same would be done");
 
     // What is resident counts, where it is known.
     let numa_stat = bench.root().join("a/memory.numa_stat");
     fs::write(&numa_stat, "anon N0=8388608 N1=4096\nfile N0=8192 N1=0\n").unwrap();
-    let plan = bench.reconciler.plan(&request("new", "2Gi"), &Limits::default()).unwrap();
+    let plan = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default()).unwrap();
     assert_eq!((plan.bytes, plan.moves[0].bytes_source), (8_396_800, api::BytesSource::Resident));
     fs::remove_file(&numa_stat).unwrap();
 
-    let capped = Limits { bytes: Bytes::mib(512), ..Limits::default() };
+    let capped = RebalanceLimits { bytes: Bytes::mib(512), ..RebalanceLimits::default() };
     let none = bench.reconciler.plan(&request("new", "2Gi"), &capped).unwrap_err();
     assert!(none.to_string().contains("no moves within the limits"), "{none}");
 
@@ -271,7 +271,7 @@ fn a_plan_changes_nothing_and_is_carried_out() {
     assert_eq!(
         bench.nodes(),
         [
-            (SET_ASIDE.to_owned(), "0".to_owned()),
+            (RESERVE_OWNER.to_owned(), "0".to_owned()),
             ("a".to_owned(), "1".to_owned()),
             ("b".to_owned(), "0".to_owned()),
             ("c".to_owned(), "1".to_owned()),
@@ -338,7 +338,7 @@ fn a_container_of_a_pod_is_moved_and_its_runtime_is_told() {
     bench.runtime(PodCommand::SendUpdates(sender));
     let mut asked = request("uid/c", "1Gi").engine;
     asked.containers[0].name = "c".into();
-    bench.run_pod(&Asked::Container(asked), Slice::Own, &["c"]);
+    bench.run_pod(&Asked::Container(asked), GuaranteeSource::Own, &["c"]);
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
     }
@@ -381,7 +381,7 @@ fn a_plan_that_is_stale_is_refused_or_stops() {
     let mut bench = Bench::new(RebalanceMode::Off);
     let asked = Room {
         request: request("new", "2Gi"),
-        limits: Limits::default(),
+        limits: RebalanceLimits::default(),
         plan: Some("0".to_owned()),
         admit: true,
     };
@@ -475,7 +475,7 @@ fn what_is_set_aside_outlives_what_the_runtime_lists() {
     bench.start().unwrap();
     bench.until(is_moving);
     let before = bench.nodes();
-    assert_eq!(before[0].0, SET_ASIDE);
+    assert_eq!(before[0].0, RESERVE_OWNER);
     let (answer, _done) = oneshot::channel();
     let (containers, sandboxes) = (Vec::new(), BTreeMap::new());
     bench.runtime(PodCommand::Synchronize { containers, sandboxes, complete: true, answer });
@@ -503,7 +503,7 @@ fn containers_that_share_a_pod_stay_together() {
     fixture::cgroup(&bench.root().join("kubepods/pod/d"), &bench.host.machine());
     let mut asked = request("uid", "1Gi").engine;
     asked.containers[0].name = POD_SHARE.into();
-    bench.run_pod(&Asked::Pod(asked), Slice::Pod, &["c", "d"]);
+    bench.run_pod(&Asked::Pod(asked), GuaranteeSource::Pod, &["c", "d"]);
     for (name, memory) in [("b", "1536Mi"), ("c", "2560Mi")] {
         bench.admit(name, memory).unwrap();
     }
@@ -528,9 +528,9 @@ fn room_for_what_runs_already_is_planned_as_it_is_admitted() {
         // What is in use there is its own.
         bench.lies("new", [1024, 1024]);
         bench.see([1024, 1024]);
-        let plan = bench.reconciler.plan(&request("new", "1200Mi"), &Limits::default()).unwrap();
+        let plan = bench.reconciler.plan(&request("new", "1200Mi"), &RebalanceLimits::default()).unwrap();
         assert_eq!(plan.moves, []);
-        let one = bench.reconciler.plan(&request("new", "2Gi"), &Limits::default()).unwrap();
+        let one = bench.reconciler.plan(&request("new", "2Gi"), &RebalanceLimits::default()).unwrap();
         assert_eq!(one.moves.len(), 1);
         bench.start_for(request("new", "2Gi"), admit).unwrap();
         let over = bench.until_over();
@@ -540,6 +540,6 @@ fn room_for_what_runs_already_is_planned_as_it_is_admitted() {
     bench.lies("new", [100, 300]);
     let mut burstable = request("new", "1Gi");
     burstable.terms.burstable = true;
-    let plan = bench.reconciler.plan(&burstable, &Limits::default()).unwrap();
+    let plan = bench.reconciler.plan(&burstable, &RebalanceLimits::default()).unwrap();
     assert_eq!(plan.allocation.nodes, "1", "its memory is there");
 }

@@ -8,7 +8,7 @@ use std::{
 
 use numaward_api as api;
 use numaward_config::{Config, policy::StrategyKind};
-use numaward_engine::{Conditions, policy::TopologyManagerPolicy};
+use numaward_engine::{HostConditions, policy::TopologyManagerPolicy};
 use numaward_guarantee::{command::Answer, error::AdmissionError, request::Request};
 use numaward_model::headroom::Headroom;
 use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, ZoneKind};
@@ -52,7 +52,8 @@ impl Bench {
     /// Others use so much of a kind on each node, in MiB.
     fn see(&mut self, kind: ZoneKind, [a, b]: [u64; 2]) {
         let nodes = [(NodeId(0), Bytes::mib(a)), (NodeId(1), Bytes::mib(b))];
-        let conditions = Conditions { withheld: [(kind, nodes.into())].into(), ..Conditions::default() };
+        let conditions =
+            HostConditions { withheld: [(kind, nodes.into())].into(), ..HostConditions::default() };
         *self.host.headroom.lock().unwrap() =
             Arc::new(Headroom { conditions: conditions.into(), ..Headroom::default() });
         self.reconciler.look_after();
@@ -86,7 +87,7 @@ impl Bench {
 fn cpus_of_other_partitions_are_neither_free_nor_given() {
     let mut bench = Bench::new(StrategyKind::Native);
     let partition_cpus = "1-3,5".parse().unwrap();
-    let conditions = Conditions { partition_cpus, ..Conditions::default() };
+    let conditions = HostConditions { partition_cpus, ..HostConditions::default() };
     *bench.host.headroom.lock().unwrap() =
         Arc::new(Headroom { conditions: conditions.into(), ..Headroom::default() });
     bench.reconciler.look_after();

@@ -125,7 +125,7 @@ mod tests {
             node: 1,
             cpus: "0-3".to_owned(),
             memory: vec![memory("hugepages-2Mi", 64, 64), memory("memory", 2000, free)],
-            allocated: Some(api::Allocated { local_bytes, remote_bytes, kernel_bytes: 7 }),
+            allocated: Some(api::AllocatedBytes { local_bytes, remote_bytes, kernel_bytes: 7 }),
         };
         let accesses = accesses.map(|[local_pages, remote_pages]| {
             vec![api::NodeAccesses { node: 1, local_pages, remote_pages, remote: Vec::new() }]

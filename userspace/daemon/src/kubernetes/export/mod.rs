@@ -14,14 +14,14 @@ use std::{
 
 use numaward_api::PodContainer;
 use numaward_engine::{
-    Block, Conditions, Ledger,
+    HostConditions, Ledger, MemoryBlock,
     ledger::KindAccount,
     policy::{TopologyManagerPolicy, TopologyManagerScope},
 };
 use numaward_kube::node_topology::{NodeTopology, Resource, Zone};
-use numaward_model::{Promises, port::HeadroomSource as _};
+use numaward_model::{Guarantees, port::HeadroomSource as _};
 use numaward_observe::Observer;
-use numaward_topology::{CpuSet, Machine, Node, NodeId, ZoneKind};
+use numaward_topology::{CpuSet, Machine, NodeId, NumaNode, ZoneKind};
 
 /// Gives what is assigned now.
 pub type Source = Arc<dyn Fn() -> Assigned + Send + Sync>;
@@ -44,7 +44,7 @@ pub struct Held {
     /// The other threads of their cores, where nobody may use them.
     pub hidden_cpus: CpuSet,
     /// Memory promised to it.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<MemoryBlock>,
 }
 
 /// What is assigned on a machine.
@@ -63,7 +63,7 @@ pub struct Assigned {
 
 impl Assigned {
     /// What the engine promised.
-    pub fn promised(promises: &Promises, machine: &Machine) -> Self {
+    pub fn promised(promises: &Guarantees, machine: &Machine) -> Self {
         let held = promises.workloads().iter().map(|of| Held {
             container: of.container.clone(),
             cpus: of.cpus.clone(),
@@ -90,9 +90,9 @@ impl Assigned {
                 for node in block.affinity.iter() {
                     let of_node = memory.get_mut(&node).and_then(|kinds| kinds.get_mut(&block.kind));
                     let Some(account) = of_node else { continue };
-                    let share = bytes.min(account.promised.0);
+                    let share = bytes.min(account.guaranteed.0);
                     bytes -= share;
-                    account.promised.0 -= share;
+                    account.guaranteed.0 -= share;
                     account.allocatable.0 = account.allocatable.0.saturating_sub(share);
                 }
             }
@@ -102,7 +102,7 @@ impl Assigned {
 
     /// The same, with what admissions withhold not offered as free: the scheduler would send pods that are refused.
     #[must_use]
-    pub fn without_withheld(mut self, conditions: &Conditions) -> Self {
+    pub fn without_withheld(mut self, conditions: &HostConditions) -> Self {
         for (node, kinds) in &mut self.memory {
             for (kind, account) in kinds {
                 let withheld = conditions.withheld_on(*kind, *node);
@@ -128,7 +128,7 @@ impl Assigned {
             .flat_map(|node| node.hugepages.keys().map(|&size| ZoneKind::Hugepages(size)))
             .chain([ZoneKind::Memory])
             .collect();
-        let zone = |(&node, data): (&NodeId, &Node)| {
+        let zone = |(&node, data): (&NodeId, &NumaNode)| {
             let cpus = Resource {
                 name: "cpu".to_owned(),
                 capacity: data.cpus.len() as u64,
@@ -175,9 +175,10 @@ mod tests {
             pod_cpus: CpuSet::new(),
             memory: memory.clone(),
         };
-        assert_eq!(assigned.clone().without_withheld(&Conditions::default()).memory, memory);
+        assert_eq!(assigned.clone().without_withheld(&HostConditions::default()).memory, memory);
         let nodes = [(NodeId(0), Bytes(50)), (NodeId(1), Bytes(70))].into();
-        let conditions = Conditions { withheld: [(ZoneKind::Memory, nodes)].into(), ..Conditions::default() };
+        let conditions =
+            HostConditions { withheld: [(ZoneKind::Memory, nodes)].into(), ..HostConditions::default() };
         let memory = assigned.without_withheld(&conditions).memory;
         let of = memory.values().map(|kinds| kinds[&ZoneKind::Memory]);
         let of: Vec<(u64, u64)> = of.map(|account| (account.allocatable.0, account.free.0)).collect();

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use numaward_cgroup::Container;
+use numaward_cgroup::ContainerIdentity;
 use numaward_engine::{Allocation, Ledger};
 use numaward_kube::{
     api::StoredPod,
@@ -48,12 +48,12 @@ impl Names {
     }
 
     /// The name of a container.
-    pub fn container(&self, container: &Container) -> Option<&str> {
+    pub fn container(&self, container: &ContainerIdentity) -> Option<&str> {
         self.containers.get(&container.id).map(String::as_str)
     }
 
     /// Under which name a container is served: `NAMESPACE/POD/CONTAINER`, as far as it is known.
-    pub fn label(&self, container: &Container) -> Option<String> {
+    pub fn label(&self, container: &ContainerIdentity) -> Option<String> {
         let (namespace, pod) = self.pod(container.pod_uid.as_ref()?)?;
         Some(match self.container(container) {
             Some(name) => format!("{namespace}/{pod}/{name}"),
@@ -109,7 +109,7 @@ fn by_assignment(promised: &Ledger, assigned: &[PodResources]) -> HashMap<String
 #[cfg(test)]
 mod tests {
     use numaward_engine::{
-        Block,
+        MemoryBlock,
         checkpoint::{CpuCheckpoint, MemoryCheckpoint},
         kubelet::Checkpoints,
     };
@@ -126,7 +126,7 @@ mod tests {
         });
         let memory = rows.iter().map(|&(uid, container, _, nodes, bytes)| {
             let affinity = nodes.parse().unwrap();
-            let block = Block { kind: ZoneKind::Memory, affinity, bytes: Bytes(bytes) };
+            let block = MemoryBlock { kind: ZoneKind::Memory, affinity, bytes: Bytes(bytes) };
             (uid.into(), BTreeMap::from([(container.into(), vec![block])]))
         });
         let cpus = CpuCheckpoint {
@@ -182,8 +182,11 @@ mod tests {
         // Of the twins only one is listed yet: it could be either.
         let names = Names::new([], &assigned[2..3], &promised);
         assert_eq!((names.pod("u3"), names.pod("u4")), (None, None));
-        let container =
-            |uid: &str| Container { id: "x".to_owned(), pod_uid: Some(uid.to_owned()), runtime: None };
+        let container = |uid: &str| ContainerIdentity {
+            id: "x".to_owned(),
+            pod_uid: Some(uid.to_owned()),
+            runtime: None,
+        };
         let names = Names::new([], &assigned, &promised);
         assert_eq!(names.label(&container("u1")).as_deref(), Some("ns/a"));
         assert_eq!(names.label(&container("u3")), None);

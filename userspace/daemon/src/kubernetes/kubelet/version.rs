@@ -28,7 +28,7 @@ pub async fn with_version(config: &Config) -> Config {
         timeout(LIMIT, asking).await.unwrap_or_else(|_| Err(format!("no answer within {LIMIT:?}")));
     let version = reported.and_then(|reported| {
         let version =
-            KubeletVersion::of_node(&reported).ok_or_else(|| format!("{reported:?} is no version"))?;
+            KubeletVersion::from_node_version(&reported).ok_or_else(|| format!("{reported:?} is no version"))?;
         if KubeletVersion::is_newer_than_recorded(&reported) {
             let message = "the kubelet is newer than those with recorded decisions: strategy kubelet repeats an older version";
             tracing::warn!(reported, %version, "{message}");

@@ -4,10 +4,10 @@
 use std::{path::Path, sync::Arc};
 
 use numaward_api::{self as api, PodContainer, Target};
-use numaward_cgroup::{CgroupId, CgroupPath, Container};
+use numaward_cgroup::{CgroupId, CgroupPath, ContainerIdentity};
 use numaward_engine::Ledger;
 use numaward_guarantee::reconciler::View;
-use numaward_model::{Promise, placed};
+use numaward_model::{WorkloadGuarantee, placed};
 use numaward_observe::{ForeignPromises, Observer};
 use numaward_topology::{CpuSet, Machine, NodeSet};
 use parking_lot::RwLock;
@@ -36,7 +36,12 @@ impl Kept {
 }
 
 impl ForeignPromises for Kept {
-    fn promise(&self, id: CgroupId, cgroup: &CgroupPath, container: &Container) -> Option<Promise> {
+    fn promise(
+        &self,
+        id: CgroupId,
+        cgroup: &CgroupPath,
+        container: &ContainerIdentity,
+    ) -> Option<WorkloadGuarantee> {
         let owner = container.pod_uid.as_deref()?.into();
         let pod = self.ledger.owner(&owner)?;
         let name = self.names.container(container);
@@ -51,7 +56,7 @@ impl ForeignPromises for Kept {
         if nodes.is_empty() && cpus.is_empty() {
             return None;
         }
-        Some(Promise {
+        Some(WorkloadGuarantee {
             cgroup: cgroup.clone(),
             id,
             owner,
@@ -73,7 +78,7 @@ impl ForeignPromises for Kept {
         })
     }
 
-    fn label(&self, container: &Container) -> Option<String> {
+    fn label(&self, container: &ContainerIdentity) -> Option<String> {
         self.names.label(container)
     }
 
@@ -131,7 +136,7 @@ fn assigned(kept: &Kept, machine: &Machine) -> Assigned {
 fn allocations(kept: &Kept, observer: &Observer) -> api::Allocations {
     let (containers, root, machine) = (observer.containers(), observer.cgroup_root(), observer.machine());
     let Assigned { held, free_cpus, memory, .. } = assigned(kept, &machine);
-    let nodes = machine.nodes.iter().map(|(id, node)| api::NodePromises {
+    let nodes = machine.nodes.iter().map(|(id, node)| api::NodeCapacity {
         node: id.0,
         free_cpus: (&free_cpus & &node.cpus).to_string(),
         memory: memory.get(id).into_iter().flatten().map(Into::into).collect(),
@@ -147,7 +152,7 @@ fn allocations(kept: &Kept, observer: &Observer) -> api::Allocations {
 
 fn allocation(
     kept: &Kept,
-    containers: &[(CgroupPath, Container)],
+    containers: &[(CgroupPath, ContainerIdentity)],
     root: Option<&Path>,
     Held { container, cpus, blocks, .. }: Held,
 ) -> Option<api::Allocation> {

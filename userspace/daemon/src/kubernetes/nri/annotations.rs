@@ -36,7 +36,7 @@ use std::{
 };
 
 use numaward_engine::{Terms, policy::MemoryPolicy};
-use numaward_topology::{NodeSet, Release};
+use numaward_topology::{KernelRelease, NodeSet};
 
 use super::memory_policy::since;
 
@@ -254,7 +254,7 @@ impl Annotations {
 
     /// Takes a memory policy as not given that a kernel of this release does not have: the container could not start.
     #[must_use]
-    pub(super) fn for_kernel(mut self, kernel: Option<Release>) -> Self {
+    pub(super) fn for_kernel(mut self, kernel: Option<KernelRelease>) -> Self {
         let is_newer = |policy: &mut MemoryPolicy| kernel.is_none_or(|kernel| kernel < since(*policy));
         if let Some(policy) = self.terms.memory_policy.take_if(is_newer) {
             self.ignored.push(format!(
@@ -458,11 +458,11 @@ mod tests {
     #[test]
     fn a_policy_of_newer_kernels_is_as_if_not_given() {
         for (policy, kernel, is_kept) in [
-            ("weighted-interleave", Release::new(6, 9), true),
-            ("weighted-interleave", Release::new(6, 8), false),
-            ("preferred-many", Release::new(5, 15), true),
-            ("preferred-many", Release::new(5, 10), false),
-            ("interleave", Release::new(2, 6), true),
+            ("weighted-interleave", KernelRelease::new(6, 9), true),
+            ("weighted-interleave", KernelRelease::new(6, 8), false),
+            ("preferred-many", KernelRelease::new(5, 15), true),
+            ("preferred-many", KernelRelease::new(5, 10), false),
+            ("interleave", KernelRelease::new(2, 6), true),
         ] {
             let read = read(&[("numaward.io/memory-policy", policy)]).for_kernel(Some(kernel));
             assert_eq!(read.terms.memory_policy.is_some(), is_kept, "{policy}, {kernel:?}");

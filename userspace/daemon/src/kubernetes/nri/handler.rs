@@ -17,7 +17,7 @@ use numaward_kube::{
     },
     pod::Notice,
 };
-use numaward_model::{Report, Settings as Held, pod};
+use numaward_model::{EventReport, Settings as Held, pod};
 use numaward_topology::{Bytes, NodeSet};
 use parking_lot::Mutex;
 
@@ -71,7 +71,7 @@ fn settings(of: &Held) -> Settings {
         memory_high: limit(of.memory_high),
         cpu_quota: of.cpu_max.map(|quota| match quota {
             knob::Quota::Max => Limit::Unlimited,
-            knob::Quota::Of { quota, .. } => Limit::At(Duration::from_micros(quota)),
+            knob::Quota::Limited { quota, .. } => Limit::At(Duration::from_micros(quota)),
         }),
     }
 }
@@ -139,7 +139,7 @@ impl NriHandler {
         let (Pod { namespace, name, .. }, of) = (pod, &container.name);
         let what = format!("Container {of} of pod {namespace}/{name}");
         let message = format!("{what} started without what it should have had: {reason}.");
-        let report = Report::new(EventKind::UnpinnedStart, message)
+        let report = EventReport::new(EventKind::UnpinnedStart, message)
             .detail("reason", reason)
             .detail("pod", format_args!("{namespace}/{name}"))
             .detail("container", of);
@@ -154,7 +154,7 @@ impl NriHandler {
     /// Reports what was decided in a dry run, here and to those who look at the pod.
     fn would(&self, pod: &Pod, cgroup: Option<&CgroupPath>, reason: &str, message: String) {
         let of = format!("{}/{}", pod.namespace, pod.name);
-        let report = Report::new(EventKind::Decided, message.clone()).detail("pod", of);
+        let report = EventReport::new(EventKind::Decided, message.clone()).detail("pod", of);
         self.ports.report(cgroup, report.detail("reason", reason));
         self.notify(pod, reason, message, false);
     }
@@ -321,7 +321,7 @@ impl NriHandler {
             Some((container.id.clone(), full_name(snapshot.pods.get(&container.pod_id)?, container)))
         });
         let is_complete = snapshot.unreadable == 0;
-        self.ports.containers_are(named.collect(), is_complete);
+        self.ports.update_containers(named.collect(), is_complete);
         snapshot.pods.values().for_each(|pod| self.warn_of_off(pod));
         let sandboxes = snapshot.pods.iter().map(|(id, pod)| (id.clone(), pod.uid.clone())).collect();
         let count = asks.len();
@@ -385,7 +385,7 @@ impl Handler for NriHandler {
     }
 
     async fn create_container(&self, pod: Pod, container: Container) -> Result<Creation, Refusal> {
-        self.ports.containers_are(vec![(container.id.clone(), full_name(&pod, &container))], false);
+        self.ports.update_containers(vec![(container.id.clone(), full_name(&pod, &container))], false);
         if self.not_admitted.lock().contains(&pod.uid) {
             // There may be room by now.
             if let Err(refused) = self.admit_pod(&pod).await {
@@ -477,7 +477,7 @@ impl Handler for NriHandler {
                 self.check_memory_policy(&pod, &container).await;
             }
             Event::Container(ContainerEvent::Removed, _, container) => {
-                self.ports.container_is_gone(&container.id);
+                self.ports.remove_container(&container.id);
                 self.pending.forget(&container.id);
                 self.policies.waiting.lock().remove(&container.id);
                 note_stopping(self.reconciler.stopped(container.id).await);

@@ -16,7 +16,7 @@ use std::{
 
 use numaward_config::policy::MemoryPolicy;
 use numaward_kube::nri::Status;
-use numaward_topology::Release;
+use numaward_topology::KernelRelease;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -36,11 +36,11 @@ pub(super) struct Asked {
 const LINE: u64 = 4096;
 
 /// The first kernel that has it.
-pub(super) const fn since(policy: MemoryPolicy) -> Release {
+pub(super) const fn since(policy: MemoryPolicy) -> KernelRelease {
     match policy {
-        MemoryPolicy::Bind | MemoryPolicy::Interleave => Release::new(2, 6),
-        MemoryPolicy::PreferredMany => Release::new(5, 15),
-        MemoryPolicy::WeightedInterleave => Release::new(6, 9),
+        MemoryPolicy::Bind | MemoryPolicy::Interleave => KernelRelease::new(2, 6),
+        MemoryPolicy::PreferredMany => KernelRelease::new(5, 15),
+        MemoryPolicy::WeightedInterleave => KernelRelease::new(6, 9),
     }
 }
 

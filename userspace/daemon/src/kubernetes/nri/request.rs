@@ -14,15 +14,15 @@ use std::{
 
 use numaward_cgroup::{
     CgroupPath,
-    knob::{Knob, Quota, Value},
+    knob::{Knob, KnobValue, Quota},
 };
 use numaward_config::{
     Config,
-    kubernetes::WhenPinned,
+    kubernetes::PinnedPolicy,
     policy::{KubeletVersion, StrategyKind},
 };
 use numaward_engine::{
-    ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, policy::WholePods,
+    ContainerName, ContainerRequest, QosClass, Quantity, Request, Resources, policy::PodLevelSupport,
 };
 use numaward_guarantee::pod::{Asked, ContainerAsk, MemoryAsk, PodAsk};
 use numaward_kube::{
@@ -32,9 +32,9 @@ use numaward_kube::{
 };
 use numaward_model::{
     Settings,
-    pod::{POD_SHARE, PodName, Slice},
+    pod::{GuaranteeSource, POD_SHARE, PodName},
 };
-use numaward_topology::{Bytes, NodeSet, Release};
+use numaward_topology::{Bytes, KernelRelease, NodeSet};
 
 use super::{
     annotations::{Annotations, Extra, Placement},
@@ -65,12 +65,12 @@ pub(super) struct RequestBuilder {
     pub(super) pods: Arc<dyn PodSource>,
     host_root: PathBuf,
     /// None where it is not named by numbers.
-    kernel: Option<Release>,
+    kernel: Option<KernelRelease>,
     kubelet: Arc<devices::Kubelet>,
     strategy: StrategyKind,
     version: KubeletVersion,
-    whole_pods: WholePods,
-    when_pinned: WhenPinned,
+    whole_pods: PodLevelSupport,
+    when_pinned: PinnedPolicy,
     /// Where pods may opt out.
     off_namespaces: BTreeSet<String>,
     /// Where pods may have more than a quota counts.
@@ -84,11 +84,11 @@ impl RequestBuilder {
         Self {
             pods,
             host_root: config.host_root.clone(),
-            kernel: Release::parse(&kernel.release().to_string_lossy()),
+            kernel: KernelRelease::parse(&kernel.release().to_string_lossy()),
             kubelet,
             strategy: config.strategy,
             version: config.kubelet_version.unwrap_or_default(),
-            whole_pods: config.gates().whole_pods(),
+            whole_pods: config.gates().pod_level_support(),
             when_pinned: config.kubernetes.nri.when_pinned,
             off_namespaces: config.kubernetes.placement_off_namespaces.clone(),
             beyond_quota_namespaces: config.kubernetes.beyond_quota_namespaces.clone(),
@@ -127,11 +127,11 @@ impl RequestBuilder {
             return whole::asked(known, annotations);
         }
         match self.whole_pods {
-            WholePods::Unknown => {
+            PodLevelSupport::Ignored => {
                 return whole::asked(&pod::Pod { resources: None, ..known.clone() }, annotations);
             }
-            WholePods::Placed => return whole::asked_as_whole(known, annotations),
-            WholePods::LeftAlone => {}
+            PodLevelSupport::Placed => return whole::asked_as_whole(known, annotations),
+            PodLevelSupport::Unmanaged => {}
         }
         notes.push(format!(
             "not placed: the pod has resources as a whole, with which the managers of the kubelet {} place no \
@@ -213,7 +213,7 @@ impl RequestBuilder {
                 let slice = whole::slice(known, &asked, &annotations, &container.name);
                 (asked, slice)
             }
-            None => (alone(pod, container, &annotations, &mut notes), Slice::Own),
+            None => (alone(pod, container, &annotations, &mut notes), GuaranteeSource::Own),
         };
         let memory = memory(known.as_deref(), pod, container, &container.resources);
         let keeps_pod_quota = known.is_some_and(|known| whole::keeps_quota(&known, &asked));
@@ -221,8 +221,8 @@ impl RequestBuilder {
         pod.notes.append(&mut notes);
         let devices = devices::nodes(&self.host_root, &container.devices);
         let holder = match slice {
-            Slice::Own | Slice::Part => container.name.as_str(),
-            Slice::Pod | Slice::PodAtFirst => POD_SHARE,
+            GuaranteeSource::Own | GuaranteeSource::Part => container.name.as_str(),
+            GuaranteeSource::Pod | GuaranteeSource::PodInit => POD_SHARE,
         };
         add_device_nodes(&mut pod, holder.into(), &devices);
         Ok(ContainerAsk {
@@ -245,7 +245,8 @@ impl RequestBuilder {
         container: &nri::Container,
         online: &nri::Online,
     ) -> Result<ContainerAsk, LeftAlone> {
-        let is_yielded_to = self.when_pinned == WhenPinned::Yield && container.resources.is_confined(online);
+        let is_yielded_to =
+            self.when_pinned == PinnedPolicy::Yield && container.resources.is_confined(online);
         Ok(ContainerAsk { is_yielded_to, ..self.container(pod, container)? })
     }
 
@@ -344,7 +345,7 @@ pub(super) fn id_of(pod: &nri::Pod) -> PodId {
 pub(super) fn settings_in(resources: &nri::Resources) -> Settings {
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let limit = |knob: Knob| match knob.parse(resources.unified.get(&knob.to_string())?) {
-        Ok(Value::Limit(limit)) => Some(limit),
+        Ok(KnobValue::Limit(limit)) => Some(limit),
         _ => None,
     };
     Settings {
@@ -355,7 +356,7 @@ pub(super) fn settings_in(resources: &nri::Resources) -> Settings {
         memory_high: limit(Knob::MemoryHigh),
         cpu_max: match (resources.cpu_quota, resources.cpu_period) {
             (Some(Limit::At(quota)), Some(period)) => {
-                Some(Quota::Of { quota: micros(quota), period: micros(period) })
+                Some(Quota::Limited { quota: micros(quota), period: micros(period) })
             }
             (Some(Limit::Unlimited), _) => Some(Quota::Max),
             _ => None,
@@ -628,19 +629,23 @@ mod tests {
         let more = limits(6000, Bytes::gib(12));
         builder.strategy = StrategyKind::Kubelet;
         for (version, whole_pods, expected) in [
-            (KubeletVersion::V1_32, WholePods::Unknown, ["db"].as_slice()),
-            (KubeletVersion::V1_36, WholePods::LeftAlone, &[]),
+            (KubeletVersion::V1_32, PodLevelSupport::Ignored, ["db"].as_slice()),
+            (KubeletVersion::V1_36, PodLevelSupport::Unmanaged, &[]),
         ] {
             (builder.version, builder.whole_pods) = (version, whole_pods);
             let ask = builder.pod(&pod(&[]));
             assert_eq!(held(&ask.asked), expected, "{version}");
             let of_container = builder.container(&pod(&[]), &db).unwrap();
-            assert_eq!((of_container.pod.asked, of_container.slice), (ask.asked, Slice::Own), "{version}");
+            assert_eq!(
+                (of_container.pod.asked, of_container.slice),
+                (ask.asked, GuaranteeSource::Own),
+                "{version}"
+            );
             assert_eq!(of_container.pod.notes, ask.notes);
             assert_eq!(ask.notes.iter().any(|note| note.contains("kubelet 1.36")), expected.is_empty());
             assert_eq!(builder.pod_resized(&pod(&[]), &more), None);
         }
-        builder.whole_pods = WholePods::Placed;
+        builder.whole_pods = PodLevelSupport::Placed;
         let mut with_log = known;
         with_log.containers.push(burstable("log", "100m", "64Mi"));
         builder.pods = Arc::new(One(with_log));
@@ -650,7 +655,7 @@ mod tests {
         let slice = |name: &str| {
             builder.container(&pod(&[]), &container(name, "", limits(2000, Bytes::gib(4)))).unwrap().slice
         };
-        assert_eq!([slice("db"), slice("log")], [Slice::Own, Slice::Part]);
+        assert_eq!([slice("db"), slice("log")], [GuaranteeSource::Own, GuaranteeSource::Part]);
         assert_eq!(builder.pod_resized(&pod(&[]), &more), None);
         builder.strategy = StrategyKind::Native;
         assert_eq!(held(&builder.pod(&pod(&[])).asked), ["db", POD_SHARE]);

@@ -8,7 +8,7 @@
 use numaward_engine::{ContainerRequest, PodResources, QosClass, Quantity, Request, Resources};
 use numaward_guarantee::pod::{Asked, MemoryAsk};
 use numaward_kube::pod::Pod;
-use numaward_model::pod::{POD_SHARE, Slice};
+use numaward_model::pod::{GuaranteeSource, POD_SHARE};
 use numaward_topology::{Bytes, ZoneKind};
 
 use super::annotations::{Annotations, Extra, Placement};
@@ -73,21 +73,21 @@ pub(super) fn share_of(pod: &Pod, annotations: &Annotations, amounts: Resources)
 }
 
 /// Which of its pod's allocations a container is served out of, the pod asking for this.
-pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, container: &str) -> Slice {
-    let Asked::Pod(request) = asked else { return Slice::Own };
+pub(super) fn slice(pod: &Pod, asked: &Asked, annotations: &Annotations, container: &str) -> GuaranteeSource {
+    let Asked::Pod(request) = asked else { return GuaranteeSource::Own };
     let wanted = request.all_containers().find(|of| of.name.as_str() == container);
     if request.resources.is_some() && wanted.is_some_and(|of| !has_cpus(of)) {
-        return Slice::Part;
+        return GuaranteeSource::Part;
     }
     if request.has_container(&container.into())
         || !request.has_container(&POD_SHARE.into())
         || annotations.of(container).placement != Placement::Auto
     {
-        return Slice::Own;
+        return GuaranteeSource::Own;
     }
     let is_first =
         pod.init_containers.iter().any(|init| init.name.as_str() == container && !init.restartable);
-    if is_first { Slice::PodAtFirst } else { Slice::Pod }
+    if is_first { GuaranteeSource::PodInit } else { GuaranteeSource::Pod }
 }
 
 /// Whether the pod's quota of CPU time stays where some of its containers have CPUs of their own: it has one as a whole,
@@ -231,7 +231,7 @@ mod tests {
         let slice = |name| slice(&mixed, &asked(&mixed, &none()), &none(), name);
         assert_eq!(
             [slice("db"), slice("log"), slice("init"), slice("debugger")],
-            [Slice::Own, Slice::Pod, Slice::PodAtFirst, Slice::Pod]
+            [GuaranteeSource::Own, GuaranteeSource::Pod, GuaranteeSource::PodInit, GuaranteeSource::Pod]
         );
         // All of it is given to containers, or to those that want nothing exclusive.
         let full = pod(vec![], vec![own("db"), own("cache")]);

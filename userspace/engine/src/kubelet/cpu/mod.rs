@@ -13,10 +13,10 @@
 //! Init containers hand their CPUs on to the containers after them.
 
 mod distribute;
+mod pod_level_resources;
 mod resize;
 mod take;
 mod topology;
-mod whole;
 
 use numaward_topology::{CpuSet, Machine, NodeId};
 
@@ -196,7 +196,7 @@ impl StaticCpus {
         } else if reserved_and_shared != self.reserved {
             return Err(StartProblem::ReservedNotShared { reserved: self.reserved.clone(), shared_pool });
         }
-        let of_pods = ledger.owners().filter_map(|(_, account)| account.whole.cpus.as_ref());
+        let of_pods = ledger.owners().filter_map(|(_, account)| account.pod_level.cpus.as_ref());
         let mut known = of_pods.fold(shared_pool.clone(), |known, cpus| &known | cpus);
         for (owner, container, cpus) in exclusive {
             if cpus.intersects(&shared_pool) {
@@ -459,8 +459,8 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     // Another strategy may have hidden some.
     let cpus = held.held_cpus();
     (held.cpus, held.hidden_cpus) = (None, CpuSet::new());
-    if whole::is_part(ledger, owner) {
-        whole::release(ledger, owner, container);
+    if pod_level_resources::is_part(ledger, owner) {
+        pod_level_resources::release(ledger, owner, container);
         return;
     }
     let in_use = ledger.cpus_of_others(owner, container);

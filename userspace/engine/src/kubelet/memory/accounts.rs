@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use numaward_topology::{Bytes, Machine, Node, NodeId, NodeSet, ZoneKind};
+use numaward_topology::{Bytes, Machine, NodeId, NodeSet, NumaNode, ZoneKind};
 
 use crate::{
     ledger::{KindAccount, NodeAccount},
@@ -25,8 +25,9 @@ pub(super) fn open(
         return Err(StartProblem::NoMemoryReservation);
     }
     let none = Reserved::new();
-    let account =
-        |(&id, node): (&NodeId, &Node)| Ok((id, node_account(id, node, reserved.get(&id).unwrap_or(&none))?));
+    let account = |(&id, node): (&NodeId, &NumaNode)| {
+        Ok((id, node_account(id, node, reserved.get(&id).unwrap_or(&none))?))
+    };
     machine.nodes.iter().map(account).collect()
 }
 
@@ -75,7 +76,7 @@ fn by_node(config: &PolicyConfig) -> Result<BTreeMap<NodeId, Reserved>, StartPro
 }
 
 /// Opens the account of a node. What is in hugepage pools is no base memory.
-fn node_account(id: NodeId, node: &Node, reserved: &Reserved) -> Result<NodeAccount, StartProblem> {
+fn node_account(id: NodeId, node: &NumaNode, reserved: &Reserved) -> Result<NodeAccount, StartProblem> {
     // The machine was checked: pools and their sum fit 64 bits.
     let pools: BTreeMap<ZoneKind, Bytes> = node
         .hugepages
@@ -98,7 +99,7 @@ fn node_account(id: NodeId, node: &Node, reserved: &Reserved) -> Result<NodeAcco
         let reserved = reserved.get(&kind).copied().unwrap_or_default();
         let too_large = StartProblem::ReservationTooLarge { node: id, kind, reserved, available };
         let allocatable = Bytes(available.0.checked_sub(reserved.0).ok_or(too_large)?);
-        Ok((kind, KindAccount { total, reserved, allocatable, promised: Bytes(0), free: allocatable }))
+        Ok((kind, KindAccount { total, reserved, allocatable, guaranteed: Bytes(0), free: allocatable }))
     };
     let kinds = pools.chain([(ZoneKind::Memory, node.memory, base)]).map(account);
     Ok(NodeAccount {

@@ -22,8 +22,8 @@
 //! Invariant: on every node and for every kind `allocatable == promised + free`.
 
 mod accounts;
+mod pod_level_resources;
 mod view;
-mod whole;
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ use super::{Affinity, HintProvider, defects};
 use crate::{
     decision::{Cause, Shortfall},
     hint::{HintList, Mask, NodeIndex, ProviderHints, Resource, Scope, for_each_subset},
-    ledger::{Block, Ledger, NodeAccount, Reusable},
+    ledger::{Ledger, MemoryBlock, NodeAccount, Reusable},
     policy::{PolicyConfig, StartProblem},
     qos::QosClass,
     quantity::Quantity,
@@ -103,7 +103,7 @@ impl StaticMemory {
     fn requested(request: &Request, scope: Scope<'_>) -> Result<Option<Requested>, MemoryError> {
         match scope {
             Scope::Container(container) => own(request, container).map(Some),
-            Scope::Owner if request.resources.is_some() => whole::requested(request).map(Some),
+            Scope::Owner if request.resources.is_some() => pod_level_resources::requested(request).map(Some),
             Scope::Owner => {
                 let of =
                     |container: &ContainerRequest| Ok((container.restartable, bytes(&container.requests)?));
@@ -222,7 +222,7 @@ impl HintProvider for StaticMemory {
             return ProviderHints::NoPreference;
         }
         let Ok(Some(requested)) = Self::requested(request, scope) else { return ProviderHints::NoPreference };
-        if matches!(scope, Scope::Owner) && whole::check_share(request, &requested).is_err() {
+        if matches!(scope, Scope::Owner) && pod_level_resources::check_share(request, &requested).is_err() {
             let none = HintList::new(&self.nodes, Vec::new(), 0, |_| false);
             let by_kind = requested.keys().map(|&kind| (Resource::Memory(kind), none.clone()));
             return ProviderHints::ByResource(by_kind.collect());
@@ -273,7 +273,7 @@ impl HintProvider for StaticMemory {
             for (node, share) in charged {
                 ledger.allocation_mut(owner, name).place(kind, node, share);
             }
-            blocks.push(Block { kind, affinity: affinity.clone(), bytes: Bytes(bytes) });
+            blocks.push(MemoryBlock { kind, affinity: affinity.clone(), bytes: Bytes(bytes) });
         }
         ledger.notes.reusable.update_memory(request, name, &blocks);
         let held = ledger.allocation_mut(owner, name);
@@ -317,7 +317,7 @@ impl HintProvider for StaticMemory {
 
 impl StaticMemory {
     /// The hints for what is already held: just its nodes. Where it is not what is requested, none.
-    fn regenerate(&self, blocks: &[Block], requested: &Requested) -> ProviderHints {
+    fn regenerate(&self, blocks: &[MemoryBlock], requested: &Requested) -> ProviderHints {
         if blocks.len() != requested.len() {
             return ProviderHints::NoPreference;
         }
@@ -351,7 +351,7 @@ impl StaticMemory {
 }
 
 /// Shrinks the blocks of the init containers before a container by what it takes over from them.
-fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, blocks: &[Block]) {
+fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, blocks: &[MemoryBlock]) {
     for block in blocks {
         let mut wanted = block.bytes.0;
         for init in request.init_containers.iter().take_while(|init| &init.name != container) {
@@ -360,7 +360,7 @@ fn inherit(ledger: &mut Ledger, request: &Request, container: &ContainerName, bl
             }
             let allocation = ledger.allocation_mut(&request.owner, &init.name);
             let mut moved = Vec::new();
-            let same = |held: &&mut Block| held.kind == block.kind && held.affinity == block.affinity;
+            let same = |held: &&mut MemoryBlock| held.kind == block.kind && held.affinity == block.affinity;
             if let Some(held) = allocation.blocks.iter_mut().find(same) {
                 let share = held.bytes.0.min(wanted);
                 held.bytes.0 -= share;
@@ -386,8 +386,8 @@ pub(crate) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &Containe
     let placed = std::mem::take(&mut allocation.placed);
     allocation.without_memory = false;
     ledger.drop_empty(owner, Some(container));
-    if ledger.owner(owner).is_some_and(|account| !account.whole.blocks.is_empty()) {
-        blocks = whole::released(ledger, owner, placed);
+    if ledger.owner(owner).is_some_and(|account| !account.pod_level.blocks.is_empty()) {
+        blocks = pod_level_resources::released(ledger, owner, placed);
     }
     for block in blocks {
         let mut bytes = block.bytes.0;
@@ -421,7 +421,7 @@ impl Reusable {
 
     /// Takes note of what a container holds: an init container's blocks can be handed on, another container
     /// uses up what was handed on.
-    fn update_memory(&mut self, request: &Request, container: &ContainerName, blocks: &[Block]) {
+    fn update_memory(&mut self, request: &Request, container: &ContainerName, blocks: &[MemoryBlock]) {
         if self.memory.as_ref().is_some_and(|(of, _)| of != &request.owner) {
             self.memory = None;
         }

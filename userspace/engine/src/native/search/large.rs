@@ -13,7 +13,7 @@
 use std::cmp::Reverse;
 
 use super::{KEPT, sets::Wanted};
-use crate::native::{host::Host, work::Share};
+use crate::native::{host::Host, work_budget::Share};
 
 /// Nodes added to a beginning before the search gives up.
 const STEPS: u32 = 500;

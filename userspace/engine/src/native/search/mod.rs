@@ -27,12 +27,12 @@ use self::{
     sets::{Sets, Wanted},
 };
 use super::{
+    free_capacity::{Room, Unit},
     host::{CPU, Host},
     rank::{Placement, lead, pairs, rank, stranded},
-    room::{Room, Unit},
-    work::{Share, Work},
+    work_budget::{Share, Work},
 };
-use crate::searches::Rank;
+use crate::placement_search::Rank;
 
 /// The most nodes of which every set of several is looked at.
 pub(super) const EXACT: usize = 20;

@@ -4,7 +4,7 @@
 //! complete it, so that nearly every beginning that is followed leads to a set. Of nodes that are alike, the first is taken
 //! before the others: sets that differ in such nodes only are as good as each other.
 
-use crate::native::work::Share;
+use crate::native::work_budget::Share;
 
 /// How much of a resource is needed.
 pub(super) struct Wanted<'a> {

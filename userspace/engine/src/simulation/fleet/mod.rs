@@ -21,7 +21,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use numaward_topology::{Machine, Node, NodeId, ZoneKind};
+use numaward_topology::{Machine, NodeId, NumaNode, ZoneKind};
 
 pub use self::load::{Fleet, FleetError, Group, Member};
 use self::scheduler::{Asked, Scheduler};
@@ -92,7 +92,7 @@ impl Group<'_> {
 
 /// The same machine, as if it had one node.
 fn one_node(machine: &Machine) -> Machine {
-    let mut merged = Node { distances: [(NodeId(0), 10)].into(), ..Node::default() };
+    let mut merged = NumaNode { distances: [(NodeId(0), 10)].into(), ..NumaNode::default() };
     for node in machine.nodes.values() {
         merged.cpus.extend(node.cpus.iter());
         merged.memory.0 = merged.memory.0.saturating_add(node.memory.0);
@@ -226,7 +226,7 @@ impl<'a> Run<'a> {
 
     fn leave(&mut self, index: usize) {
         let Some(Placed { host, owner }) = self.running.remove(&index) else { return };
-        let ledger = self.strategy.removed(&self.ledgers[host], &owner);
+        let ledger = self.strategy.release(&self.ledgers[host], &owner);
         let arrival = &self.group.arrivals[index];
         self.scheduler.left(host, &self.asked[arrival.trace][arrival.pod], &ledger);
         self.ledgers[host] = ledger;

@@ -9,7 +9,7 @@ use numaward_guarantee::{
 };
 use numaward_model::{
     Settings,
-    pod::{PodName, Slice},
+    pod::{GuaranteeSource, PodName},
 };
 use numaward_topology::Bytes;
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -60,7 +60,7 @@ pub(super) fn container(name: &str, millicpus: u64, is_whole: bool) -> Container
         cgroup: format!("/kubepods/pod-{name}/{name}").parse().unwrap(),
         id: name.to_owned(),
         name: "c".to_owned(),
-        slice: Slice::Own,
+        slice: GuaranteeSource::Own,
         memory: MemoryAsk::default(),
         keeps_pod_quota: false,
         has: Settings::default(),

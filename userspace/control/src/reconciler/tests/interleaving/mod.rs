@@ -27,7 +27,7 @@ use std::{
 };
 
 use numaward_api::EnforcementMode;
-use numaward_cgroup::knob::{Knob, Value};
+use numaward_cgroup::knob::{Knob, KnobValue};
 use numaward_config::policy::StrategyKind;
 use numaward_guarantee::{policy, request::Target};
 use numaward_store::fault;
@@ -145,7 +145,7 @@ fn check(core: &Core, world: &World, root: &Path) {
         assert!(bytes <= most, "{bytes} of {kind} are promised on node {node}, which has {most}");
     }
     let cpus_of = |dir: &Path| match Knob::CpusetCpus.read(dir) {
-        Ok(Value::Cpus(cpus)) => cpus,
+        Ok(KnobValue::Cpus(cpus)) => cpus,
         // It may have gone.
         _ => CpuSet::new(),
     };

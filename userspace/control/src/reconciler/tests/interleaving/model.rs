@@ -179,7 +179,7 @@ impl Promises {
         }
         self.ledger = decision.ledger;
         for container in &request.engine.containers {
-            self.ledger = self.strategy.started(&self.ledger, &request.engine.owner, &container.name);
+            self.ledger = self.strategy.note_started(&self.ledger, &request.engine.owner, &container.name);
         }
         self.held.insert(request.name.clone(), number);
         let (cpus, nodes) = self.place(&request.name);
@@ -209,7 +209,7 @@ impl Promises {
         if self.held.remove(name).is_none() {
             return Answer::Unknown;
         }
-        self.ledger = self.strategy.removed(&self.ledger, &OwnerId::from(name));
+        self.ledger = self.strategy.release(&self.ledger, &OwnerId::from(name));
         Answer::Done
     }
 
@@ -286,7 +286,7 @@ impl Promises {
         if self.ledger.owner(&owner) != after.owner(&owner) {
             return;
         }
-        self.ledger.patch_owners(&after, &before);
+        self.ledger.copy_changed_owners(&after, &before);
         self.ledger = self.strategy.rebase(&self.ledger).0;
         if before.owner(&owner).is_none() {
             self.held.remove(&name);
@@ -359,7 +359,7 @@ impl Model for Promises {
             Call::Bind(ask) => {
                 if let Some((owner, _)) = self.containers.get(&ask.id) {
                     let (owner, container) = (owner.as_str().into(), ask.name.as_str().into());
-                    next.ledger = next.strategy.started(&self.ledger, &owner, &container);
+                    next.ledger = next.strategy.note_started(&self.ledger, &owner, &container);
                 }
                 Answer::Done
             }

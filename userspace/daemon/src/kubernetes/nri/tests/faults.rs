@@ -50,7 +50,7 @@ async fn what_somebody_else_has_pinned_is_left_alone_unless_configured_otherwise
     assert_eq!(daemon.reconciler.allocations().allocations, []);
     daemon.stop(&bench.runtime).await;
 
-    bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::WhenPinned::Override;
+    bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::PinnedPolicy::Override;
     let daemon = bench.start().await;
     let ours = pinned("ours");
     bench.run(&ours).await.unwrap();
@@ -114,7 +114,7 @@ async fn what_somebody_else_has_pinned_is_left_alone_where_it_runs_already() {
     until("it is taken for ours", || !bench.mems(&theirs).is_empty()).await;
     daemon.stop(&bench.runtime).await;
 
-    bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::WhenPinned::Override;
+    bench.config.kubernetes.nri.when_pinned = numaward_config::kubernetes::PinnedPolicy::Override;
     let others = bench.spec("others", "", &[]);
     let others = ContainerSpec { cpus: "50-51".to_owned(), ..container(&others, "others", 3, Bytes::gib(1)) };
     bench.runtime.add_running(&bench.spec("others", "", &[]), &others);

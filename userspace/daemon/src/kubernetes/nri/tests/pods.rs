@@ -259,7 +259,7 @@ async fn what_a_pod_holds_as_a_whole_its_containers_share() {
         .collect();
     assert_eq!(shares, [("db", false), ("log", true), ("web", true)]);
     // The memory that is shared is there once.
-    let placed = |promises: &numaward_model::Promises| {
+    let placed = |promises: &numaward_model::Guarantees| {
         promises.workloads().iter().filter(|of| !of.placed.is_empty()).count()
     };
     assert_eq!(placed(&bench.host.assigned.lock().unwrap()), 2);

@@ -1,7 +1,7 @@
 //! Where nothing is enforced any more, containers get back what they would hold without us.
 
 use numaward_api::EnforcementMode;
-use numaward_config::kubernetes::WhenPinned;
+use numaward_config::kubernetes::PinnedPolicy;
 
 use super::*;
 
@@ -31,7 +31,7 @@ async fn containers_get_back_what_the_runtime_was_asked_for() {
         [(EnforcementMode::Off, older), (EnforcementMode::Off, newer), (EnforcementMode::DryRun, older)]
     {
         let mut bench = Bench::new(Arc::new(NoPods), runtime);
-        bench.config.kubernetes.nri.when_pinned = WhenPinned::Override;
+        bench.config.kubernetes.nri.when_pinned = PinnedPolicy::Override;
         let daemon = bench.start().await;
         let pod = bench.pod("db", "", &[]).await.unwrap();
         let plain = container(&pod, "plain", 2, Bytes::gib(1));

@@ -15,7 +15,7 @@ use numaward_topology::{Machine, NodeSet};
 use rustix::param::page_size;
 
 use crate::{
-    Activity, CallChain, CgroupId, MapAccessError, Mode, Options, Probe, ProbeEvent, ProbeReport,
+    Activity, CallChain, CgroupId, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, ProbeReport,
     activity::Columns,
     alloc::Alloc,
     btf::BtfError,
@@ -31,7 +31,7 @@ use crate::{
     nodes::Numbering,
     objects::{FAULTS, TROUBLE},
     slots::{Base, Slots},
-    tables::{Layout, Of, Table},
+    tables::{CounterTable, Layout, Table},
     tracefs,
 };
 
@@ -40,11 +40,11 @@ const ACCESS_LIMIT: u64 = 64 << 20;
 
 /// The attached families.
 #[derive(Default)]
-pub(crate) struct Others {
+pub(crate) struct SecondaryProbes {
     nodes: Numbering,
     columns: Columns,
     families: Vec<Family>,
-    tables: BTreeMap<Of, Arc<Table>>,
+    tables: BTreeMap<CounterTable, Arc<Table>>,
     /// The kills.
     events: Option<RingBuf<MapData>>,
     long_stalls: Option<EventGate>,
@@ -55,11 +55,11 @@ pub(crate) struct Others {
     pub(crate) reports: Vec<ProbeReport>,
 }
 
-impl Others {
-    /// Loads and attaches those of [`Options::others`]; call chains of allocations with the probe of these.
-    pub(crate) fn load(options: &Options<'_>, kernel: &Kernel, alloc: Option<&mut Alloc>) -> Self {
+impl SecondaryProbes {
+    /// Loads and attaches those of [`ProbeOptions::secondary`]; call chains of allocations with the probe of these.
+    pub(crate) fn load(options: &ProbeOptions<'_>, kernel: &Kernel, alloc: Option<&mut Alloc>) -> Self {
         let mut others = Self::default();
-        if options.others.is_empty() && options.call_chains.is_none() {
+        if options.secondary.is_empty() && options.call_chains.is_none() {
             return others;
         }
         others.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
@@ -68,7 +68,7 @@ impl Others {
             let words = hugepages.words_of_slot(&others.nodes);
             let table = Table::new(&mut hugepages.family, hugepages::MAP, words)?;
             if report.mode != Mode::Absent {
-                others.tables.insert(Of::Hugepages, Arc::new(table));
+                others.tables.insert(CounterTable::Hugepages, Arc::new(table));
                 others.hugepages = Some(hugepages);
             }
             others.reports.push(report);
@@ -91,7 +91,7 @@ impl Others {
             let words = others.nodes.capacity() as usize * hardware::WORDS;
             let dram = Table::new(&mut hardware.family, "DRAM", words)?;
             if report.mode != Mode::Absent {
-                others.tables.insert(Of::Dram, Arc::new(dram));
+                others.tables.insert(CounterTable::Dram, Arc::new(dram));
                 others.hardware = Some(hardware);
             }
             others.reports.push(report);
@@ -108,11 +108,11 @@ impl Others {
     /// Loads a family of which a probe is wanted; each of its probes has a report afterwards, if it is wanted.
     fn load_family(
         &mut self,
-        options: &Options<'_>,
+        options: &ProbeOptions<'_>,
         probes: &[Probe],
         load: impl FnOnce(&mut Self) -> Result<(), Refusal>,
     ) {
-        let wanted = |probe: &&Probe| options.others.contains(probe);
+        let wanted = |probe: &&Probe| options.secondary.contains(probe);
         if !probes.iter().any(|probe| wanted(&probe)) {
             return;
         }
@@ -127,14 +127,14 @@ impl Others {
     /// Attaches a probe if it is wanted, and keeps its counters if that succeeds.
     fn attach(
         &mut self,
-        options: &Options<'_>,
+        options: &ProbeOptions<'_>,
         kernel: &Kernel,
         family: &mut Family,
         probe: Probe,
         ways: Vec<Way>,
-        (of, name, words): (Of, &'static str, usize),
+        (of, name, words): (CounterTable, &'static str, usize),
     ) -> Result<(), Refusal> {
-        if options.others.contains(&probe) {
+        if options.secondary.contains(&probe) {
             let report = attach_by_first(family, probe, ways, kernel.btf());
             if report.mode != Mode::Absent {
                 self.tables.insert(of, Arc::new(Table::new(family, name, words)?));
@@ -144,7 +144,7 @@ impl Others {
         Ok(())
     }
 
-    fn load_faults(&mut self, options: &Options<'_>, kernel: &Kernel) -> Result<(), Refusal> {
+    fn load_faults(&mut self, options: &ProbeOptions<'_>, kernel: &Kernel) -> Result<(), Refusal> {
         let object = FAULTS.map_err(Refusal::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
         let nodes = self.nodes.capacity();
@@ -188,23 +188,23 @@ impl Others {
                 },
             ),
         ];
-        let table = (Of::Access, "ACCESS", per_slot as usize);
+        let table = (CounterTable::Access, "ACCESS", per_slot as usize);
         self.attach(options, kernel, &mut family, Probe::Hint, ways, table)?;
         let ways = vec![(Mode::Fexit, scan().map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]))];
-        let table = (Of::Scan, "SCAN", size_of::<ScanCounters>() / size_of::<u64>());
+        let table = (CounterTable::Scan, "SCAN", size_of::<ScanCounters>() / size_of::<u64>());
         self.attach(options, kernel, &mut family, Probe::Scan, ways, table)?;
         let by_tracepoint = vec![("migrate_tracepoint", Hook::Tracepoint("migrate", "mm_migrate_pages"))];
         let ways = vec![
             (Mode::TpBtf, reason().map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))])),
             (Mode::Tracepoint, reason_offset.map(|_| by_tracepoint).map_err(Refusal::from)),
         ];
-        let table = (Of::Migrated, "MIGRATED_PAGES", MIGRATE_REASONS);
+        let table = (CounterTable::Migrated, "MIGRATED_PAGES", MIGRATE_REASONS);
         self.attach(options, kernel, &mut family, Probe::Migrate, ways, table)?;
         self.families.push(family);
         Ok(())
     }
 
-    fn load_trouble(&mut self, options: &Options<'_>, kernel: &Kernel) -> Result<(), Refusal> {
+    fn load_trouble(&mut self, options: &ProbeOptions<'_>, kernel: &Kernel) -> Result<(), Refusal> {
         let object = TROUBLE.map_err(Refusal::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
         let oom = || {
@@ -247,11 +247,11 @@ impl Others {
                 ]),
             ),
         ];
-        let table = (Of::Stalls, "STALLS", size_of::<StallCounters>() / size_of::<u64>());
+        let table = (CounterTable::Stalls, "STALLS", size_of::<StallCounters>() / size_of::<u64>());
         self.attach(options, kernel, &mut family, Probe::Stall, ways, table)?;
         let ways =
             vec![(Mode::Fentry, oom().map(|_| vec![("oom_fentry", Hook::Fentry("oom_kill_process"))]))];
-        let table = (Of::OomKills, "OOM_KILLS", OOM_CONSTRAINTS);
+        let table = (CounterTable::OomKills, "OOM_KILLS", OOM_CONSTRAINTS);
         self.attach(options, kernel, &mut family, Probe::OomKill, ways, table)?;
         self.families.push(family);
         Ok(())
@@ -264,7 +264,7 @@ impl Others {
         cgroup: CgroupId,
         slot: u32,
         allowed: Option<&NodeSet>,
-    ) -> Result<BTreeMap<Of, Vec<u64>>, MapAccessError> {
+    ) -> Result<BTreeMap<CounterTable, Vec<u64>>, MapAccessError> {
         let mut base = self.read_tables(slot, 1)?;
         // A slot that nobody had before has counted nothing, and there may be thousands.
         base.retain(|_, words| words.iter().any(|&word| word > 0));
@@ -308,11 +308,15 @@ impl Others {
     }
 
     /// All counters of `count` slots from `first` on.
-    fn read_tables(&self, first: u32, count: u32) -> Result<BTreeMap<Of, Vec<u64>>, MapAccessError> {
+    fn read_tables(
+        &self,
+        first: u32,
+        count: u32,
+    ) -> Result<BTreeMap<CounterTable, Vec<u64>>, MapAccessError> {
         self.tables.iter().map(|(&of, table)| Ok((of, table.read(first, count)?))).collect()
     }
 
-    /// Undoes [`Others::add_root`]. Goes on where one family fails.
+    /// Undoes [`SecondaryProbes::add_root`]. Goes on where one family fails.
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         let mut result = Ok(());
         for family in self.families_mut() {
@@ -350,7 +354,7 @@ impl Others {
     }
 
     /// The tables that count.
-    pub(crate) fn tables(&self) -> &BTreeMap<Of, Arc<Table>> {
+    pub(crate) fn tables(&self) -> &BTreeMap<CounterTable, Arc<Table>> {
         &self.tables
     }
 

@@ -15,12 +15,12 @@ const MAX_LINE: usize = 32 << 10;
 
 /// The lines of a file, one at a time, each cut to a limited length.
 #[derive(Debug)]
-pub struct CutLines<R> {
+pub struct TruncatedLines<R> {
     input: R,
     line: Vec<u8>,
 }
 
-impl<R: BufRead> CutLines<R> {
+impl<R: BufRead> TruncatedLines<R> {
     /// The lines of this.
     pub fn new(input: R) -> Self {
         Self { input, line: Vec::new() }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     fn lines(text: &[u8], chunk: usize) -> Vec<Vec<u8>> {
-        let mut lines = CutLines::new(BufReader::with_capacity(chunk, text));
+        let mut lines = TruncatedLines::new(BufReader::with_capacity(chunk, text));
         std::iter::from_fn(|| lines.next_line().unwrap().map(<[u8]>::to_vec)).collect()
     }
 

@@ -7,76 +7,76 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numaward_topology::{Need, Release};
+use numaward_topology::{KernelFeature, KernelRelease};
 
 use crate::{CgroupPath, KnobWatch, knob::Knob, mounts::mount_points};
 
 /// A write to `cpuset.mems` moves the pages of the cgroup's processes.
-pub const MOVES_PAGES: Need = Need {
+pub const MOVES_PAGES: KernelFeature = KernelFeature {
     name: "pages follow cpuset.mems",
-    since: Release::new(5, 15),
-    instead: "the daemon moves them, process by process; it keeps CAP_SYS_PTRACE for that",
-    loses: false,
+    since: KernelRelease::new(5, 15),
+    fallback: "the daemon moves them, process by process; it keeps CAP_SYS_PTRACE for that",
+    is_degraded: false,
 };
 
 /// Where hugepages of a cgroup lie.
-pub const HUGETLB_NUMA_STAT: Need = Need {
+pub const HUGETLB_NUMA_STAT: KernelFeature = KernelFeature {
     name: "hugetlb.SIZE.numa_stat",
-    since: Release::new(5, 17),
-    instead: "a workload counts as using all hugepages that it is promised; where they lie is not shown",
-    loses: true,
+    since: KernelRelease::new(5, 17),
+    fallback: "a workload counts as using all hugepages that it is promised; where they lie is not shown",
+    is_degraded: true,
 };
 
 /// Dropping page cache of a cgroup.
-pub const RECLAIM: Need = Need {
+pub const RECLAIM: KernelFeature = KernelFeature {
     name: "memory.reclaim",
-    since: Release::new(5, 19),
-    instead: "page cache is not dropped, neither for a budget nor for the headroom guard",
-    loses: true,
+    since: KernelRelease::new(5, 19),
+    fallback: "page cache is not dropped, neither for a budget nor for the headroom guard",
+    is_degraded: true,
 };
 
 /// Marks of fanotify that do not keep a removed cgroup in memory.
-pub const EVICTABLE_MARKS: Need = Need {
+pub const EVICTABLE_MARKS: KernelFeature = KernelFeature {
     name: "evictable marks of fanotify",
-    since: Release::new(5, 19),
-    instead: "knobs are looked at every second, and who wrote them stays unknown",
-    loses: true,
+    since: KernelRelease::new(5, 19),
+    fallback: "knobs are looked at every second, and who wrote them stays unknown",
+    is_degraded: true,
 };
 
 /// Partitions whose CPUs the scheduler does not balance.
-pub const ISOLATED: Need = Need {
+pub const ISOLATED: KernelFeature = KernelFeature {
     name: "cpuset.cpus.partition: isolated",
-    since: Release::new(6, 1),
-    instead: "only root: such CPUs are still balanced among each other",
-    loses: true,
+    since: KernelRelease::new(6, 1),
+    fallback: "only root: such CPUs are still balanced among each other",
+    is_degraded: true,
 };
 
 /// Which memory is faster than which.
-pub const MEMORY_TIERS: Need = Need {
+pub const MEMORY_TIERS: KernelFeature = KernelFeature {
     name: "memory tiers",
-    since: Release::new(6, 1),
-    instead: "a node with CPUs counts as dram, and one without serves no request for a tier",
-    loses: true,
+    since: KernelRelease::new(6, 1),
+    fallback: "a node with CPUs counts as dram, and one without serves no request for a tier",
+    is_degraded: true,
 };
 
 /// Partitions below the first level.
-pub const EXCLUSIVE: Need = Need {
+pub const EXCLUSIVE: KernelFeature = KernelFeature {
     name: "cpuset.cpus.exclusive",
-    since: Release::new(6, 7),
-    instead: "only cgroups at the top become partitions; for others a partition is refused",
-    loses: true,
+    since: KernelRelease::new(6, 7),
+    fallback: "only cgroups at the top become partitions; for others a partition is refused",
+    is_degraded: true,
 };
 
 /// All of them.
-pub const ALL: [Need; 7] =
+pub const ALL: [KernelFeature; 7] =
     [MOVES_PAGES, HUGETLB_NUMA_STAT, RECLAIM, EVICTABLE_MARKS, ISOLATED, MEMORY_TIERS, EXCLUSIVE];
 
 /// Each of [`ALL`], and whether the kernel of the host at `root` has it: looked for where it leaves a trace, else by the
 /// kernel's number. `None` where neither says.
-pub fn look(root: &Path) -> Vec<(Need, Option<bool>)> {
+pub fn detect(root: &Path) -> Vec<(KernelFeature, Option<bool>)> {
     let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
-    let release = Release::parse(&release);
-    let numbered = |need: Need| (need, release.map(|release| release >= need.since));
+    let release = KernelRelease::parse(&release);
+    let numbered = |need: KernelFeature| (need, release.map(|release| release >= need.since));
     let below = |mount: &Path| root.join(mount.strip_prefix("/").unwrap_or(mount));
     let mount = mount_points(root).ok().and_then(|mounts| mounts.first().map(|mount| below(mount)));
     let cgroups = mount.as_deref();
@@ -134,7 +134,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        look(root.path()).into_iter().map(|(need, here)| (need.name, here)).collect()
+        detect(root.path()).into_iter().map(|(need, here)| (need.name, here)).collect()
     }
 
     #[test]

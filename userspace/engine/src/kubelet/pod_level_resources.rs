@@ -1,9 +1,9 @@
 //! Pods that have resources as a whole.
 
-use super::Kubelet;
+use super::KubeletStrategy;
 use crate::{
     decision::{Cause, Reason},
-    policy::{TopologyManagerScope, WholePods},
+    policy::{PodLevelSupport, TopologyManagerScope},
     request::{ContainerRequest, Request},
 };
 
@@ -26,15 +26,15 @@ pub(super) fn message(cause: &Cause, whole: Option<TopologyManagerScope>) -> Str
     }
 }
 
-impl Kubelet {
+impl KubeletStrategy {
     /// Whether pods are placed that have resources as a whole, and state files say what they hold.
     pub(crate) fn places_pods(&self) -> bool {
-        self.whole_pods == WholePods::Placed
+        self.pod_level_support == PodLevelSupport::Placed
     }
 
     /// Whether nobody manages what a pod has, as it has resources as a whole.
     pub(super) fn leaves_alone(&self, request: &Request) -> bool {
-        self.whole_pods == WholePods::LeftAlone && request.resources.is_some()
+        self.pod_level_support == PodLevelSupport::Unmanaged && request.resources.is_some()
     }
 }
 

@@ -29,13 +29,13 @@ pub struct Rank {
     pub memory_to_memory: u64,
     /// By how much the sum over all nodes of free CPUs times free bytes of base memory goes down.
     pub stranded: u128,
-    /// How much the nodes are used by others, added up ([`crate::Conditions::load`]).
+    /// How much the nodes are used by others, added up ([`crate::HostConditions::load`]).
     pub load: u64,
 }
 
 /// A rule by which candidates compare, in the order in which they are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Deciding {
+pub enum RankCriterion {
     /// [`Rank::nodes`]
     Nodes,
     /// [`Rank::nodes_per_resource`]
@@ -60,7 +60,7 @@ pub enum Deciding {
 
 /// A placement that was possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct PlacementCandidate {
     /// All its nodes.
     pub nodes: NodeSet,
     /// The nodes of each resource.
@@ -71,7 +71,7 @@ pub struct Candidate {
 
 /// What became of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PlacementVerdict {
     /// It is the result.
     Chosen,
     /// It is better, but then another container of the same request had no room.
@@ -81,7 +81,7 @@ pub enum Verdict {
     /// The chosen one is better by this rule.
     Worse {
         /// The rule.
-        by: Deciding,
+        by: RankCriterion,
         /// Its number.
         own: u128,
         /// The number of the chosen one.
@@ -89,7 +89,7 @@ pub enum Verdict {
     },
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for PlacementVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chosen => f.write_str("chosen"),
@@ -98,26 +98,30 @@ impl fmt::Display for Verdict {
             }
             Self::Refused => f.write_str("possible, but the request was refused for another container"),
             Self::Worse { by, own, chosen } => match by {
-                Deciding::Nodes => write!(f, "{own} nodes where {chosen} do"),
-                Deciding::NodesPerResource => write!(f, "{own} nodes over all resources where {chosen} do"),
-                Deciding::Wishes => {
+                RankCriterion::Nodes => write!(f, "{own} nodes where {chosen} do"),
+                RankCriterion::NodesPerResource => {
+                    write!(f, "{own} nodes over all resources where {chosen} do")
+                }
+                RankCriterion::Wishes => {
                     write!(f, "{own} nodes that are not wished for, the chosen one has {chosen}")
                 }
-                Deciding::Devices => write!(f, "farther from its devices: {own}, the chosen one {chosen}"),
-                Deciding::CpuToCpu => {
+                RankCriterion::Devices => {
+                    write!(f, "farther from its devices: {own}, the chosen one {chosen}")
+                }
+                RankCriterion::CpuToCpu => {
                     write!(f, "CPUs farther from each other: {own}, the chosen one {chosen}")
                 }
-                Deciding::CpuToMemory => {
+                RankCriterion::CpuToMemory => {
                     write!(f, "memory farther from the CPUs: {own}, the chosen one {chosen}")
                 }
-                Deciding::MemoryToMemory => {
+                RankCriterion::MemoryToMemory => {
                     write!(f, "memory farther from each other: {own}, the chosen one {chosen}")
                 }
-                Deciding::Stranded => f.write_str(
+                RankCriterion::Stranded => f.write_str(
                     "leaves more CPUs without memory, or memory without CPUs, than the chosen one",
                 ),
-                Deciding::Load => f.write_str("as good, but other nodes use its nodes more"),
-                Deciding::Ids => f.write_str("as good, but its node ids are higher"),
+                RankCriterion::Load => f.write_str("as good, but other nodes use its nodes more"),
+                RankCriterion::Ids => f.write_str("as good, but its node ids are higher"),
             },
         }
     }
@@ -125,7 +129,7 @@ impl fmt::Display for Verdict {
 
 /// One search: for a container, or for all that run together.
 #[derive(Clone, Debug)]
-pub struct Search {
+pub struct PlacementSearch {
     /// For which container; `None` for all of them together.
     pub container: Option<ContainerName>,
     /// The topology policy that had to be met.
@@ -133,45 +137,45 @@ pub struct Search {
     /// How many candidates were compared.
     pub considered: u64,
     /// Whether the machine was too large to look at every set of nodes, so that there may be better ones.
-    pub cut_off: bool,
+    pub is_incomplete: bool,
     /// The best candidates, best first. More were considered than are kept.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<PlacementCandidate>,
     /// Which of them is the result.
     pub chosen: Option<usize>,
 }
 
-impl Search {
+impl PlacementSearch {
     /// What became of each candidate, in their order.
-    pub fn verdicts(&self) -> Vec<Verdict> {
+    pub fn verdicts(&self) -> Vec<PlacementVerdict> {
         let chosen = self.chosen.and_then(|index| self.candidates.get(index));
-        let verdict = |(index, candidate): (usize, &Candidate)| match (chosen, self.chosen) {
-            (Some(_), Some(chosen)) if index == chosen => Verdict::Chosen,
-            (Some(_), Some(chosen)) if index < chosen => Verdict::LeavesNoRoom,
+        let verdict = |(index, candidate): (usize, &PlacementCandidate)| match (chosen, self.chosen) {
+            (Some(_), Some(chosen)) if index == chosen => PlacementVerdict::Chosen,
+            (Some(_), Some(chosen)) if index < chosen => PlacementVerdict::LeavesNoRoom,
             (Some(chosen), _) => compare(&candidate.rank, &chosen.rank),
-            (None, _) => Verdict::Refused,
+            (None, _) => PlacementVerdict::Refused,
         };
         self.candidates.iter().enumerate().map(verdict).collect()
     }
 }
 
 /// The first rule by which two differ.
-fn compare(own: &Rank, chosen: &Rank) -> Verdict {
+fn compare(own: &Rank, chosen: &Rank) -> PlacementVerdict {
     let numbers = |rank: &Rank| {
         [
-            (Deciding::Nodes, rank.nodes.into()),
-            (Deciding::NodesPerResource, rank.nodes_per_resource.into()),
-            (Deciding::Wishes, rank.unwished.into()),
-            (Deciding::Devices, rank.from_devices.into()),
-            (Deciding::CpuToCpu, rank.cpu_to_cpu.into()),
-            (Deciding::CpuToMemory, rank.cpu_to_memory.into()),
-            (Deciding::MemoryToMemory, rank.memory_to_memory.into()),
-            (Deciding::Stranded, rank.stranded),
-            (Deciding::Load, rank.load.into()),
+            (RankCriterion::Nodes, rank.nodes.into()),
+            (RankCriterion::NodesPerResource, rank.nodes_per_resource.into()),
+            (RankCriterion::Wishes, rank.unwished.into()),
+            (RankCriterion::Devices, rank.from_devices.into()),
+            (RankCriterion::CpuToCpu, rank.cpu_to_cpu.into()),
+            (RankCriterion::CpuToMemory, rank.cpu_to_memory.into()),
+            (RankCriterion::MemoryToMemory, rank.memory_to_memory.into()),
+            (RankCriterion::Stranded, rank.stranded),
+            (RankCriterion::Load, rank.load.into()),
         ]
     };
     let both = numbers(own).into_iter().zip(numbers(chosen));
     let differing =
         both.map(|((by, own), (_, chosen))| (by, own, chosen)).find(|(_, own, chosen)| own != chosen);
-    let (by, own, chosen) = differing.unwrap_or((Deciding::Ids, 0, 0));
-    Verdict::Worse { by, own, chosen }
+    let (by, own, chosen) = differing.unwrap_or((RankCriterion::Ids, 0, 0));
+    PlacementVerdict::Worse { by, own, chosen }
 }

@@ -9,7 +9,7 @@ use super::{
     rank::{Placement, amounts},
 };
 use crate::{
-    conditions::{Conditions, Withheld},
+    conditions::{HostConditions, WithheldMemory},
     cores::adding_up,
     decision::Shortfall,
     hint::Resource,
@@ -34,7 +34,7 @@ pub(super) struct Room {
     /// What is free besides and not offered, by resource and position: it decides what fits, and not what is better.
     /// Empty where nothing is withheld.
     pub(super) withheld: Vec<Vec<u64>>,
-    conditions: Arc<Conditions>,
+    conditions: Arc<HostConditions>,
 }
 
 impl Room {
@@ -98,10 +98,10 @@ impl Room {
     }
 
     /// What is withheld of a resource, by node.
-    pub(super) fn not_offered(&self, host: &Host, resource: usize) -> Vec<Withheld> {
+    pub(super) fn not_offered(&self, host: &Host, resource: usize) -> Vec<WithheldMemory> {
         let Resource::Memory(kind) = host.resources[resource] else { return Vec::new() };
         let of = host.ids.iter().zip(self.withheld_of(resource)).filter(|(_, bytes)| **bytes > 0);
-        of.map(|(&node, &bytes)| Withheld { node, kind, bytes: Bytes(bytes) }).collect()
+        of.map(|(&node, &bytes)| WithheldMemory { node, kind, bytes: Bytes(bytes) }).collect()
     }
 
     /// Takes a node out of consideration for a resource.

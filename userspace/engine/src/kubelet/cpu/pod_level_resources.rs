@@ -9,7 +9,7 @@ use super::{Affinity, StaticCpus};
 use crate::{
     decision::Cause,
     hint::Provider,
-    kubelet::whole::{self, Starved},
+    kubelet::pod_level_resources::{self, Starved},
     ledger::Ledger,
     qos::QosClass,
     quantity::Quantity,
@@ -31,7 +31,9 @@ impl StaticCpus {
     pub(super) fn check_share(request: &Request) -> Result<(), Cause> {
         let Some(whole) = Self::exclusive_to_pod(request) else { return Ok(()) };
         let own = |container: &_| Self::exclusive(request, container) as u64;
-        let words = match whole::starved(request, whole as u64, own, |container| own(container) == 0) {
+        let words = match pod_level_resources::starved(request, whole as u64, own, |container| {
+            own(container) == 0
+        }) {
             None => return Ok(()),
             Some(Starved::First) => {
                 "pod rejected, pod has shared init containers but no cpus available for them"
@@ -83,7 +85,7 @@ impl StaticCpus {
         }
         let owner = &request.owner;
         ledger.shared_pool = &ledger.shared_pool - &whole;
-        ledger.owner_mut(owner).whole.cpus = Some(whole);
+        ledger.owner_mut(owner).pod_level.cpus = Some(whole);
         for (name, part) in parts {
             ledger.allocation_mut(owner, name).cpus = Some(part.unwrap_or_else(|| left.clone()));
         }
@@ -93,14 +95,14 @@ impl StaticCpus {
 
 /// Whether an owner's containers have parts of what it has.
 pub(super) fn is_part(ledger: &Ledger, owner: &OwnerId) -> bool {
-    ledger.owner(owner).is_some_and(|account| account.whole.cpus.is_some())
+    ledger.owner(owner).is_some_and(|account| account.pod_level.cpus.is_some())
 }
 
 /// Gives back what an owner has when the last of its containers has given back its part.
 pub(super) fn release(ledger: &mut Ledger, owner: &OwnerId, container: &ContainerName) {
     let account = ledger.owner_mut(owner);
     if account.containers.values().all(|held| held.cpus.is_none())
-        && let Some(whole) = account.whole.cpus.take()
+        && let Some(whole) = account.pod_level.cpus.take()
     {
         ledger.shared_pool = &ledger.shared_pool | &(&whole - &ledger.cpus_of_others(owner, container));
     }

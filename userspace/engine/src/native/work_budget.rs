@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 /// As much as a decision may look at, besides what is linear in the machine, the ledger and the request, and up to what is
 /// being looked at when it is reached: about 10 ms.
-pub const WORK: u64 = 2_000_000;
+pub const MAX_WORK: u64 = 2_000_000;
 /// A search may use one part of so many of what is left.
 const PART: u64 = 8;
 
@@ -21,7 +21,7 @@ pub(super) struct Work {
 
 impl Default for Work {
     fn default() -> Self {
-        Self::up_to(WORK)
+        Self::up_to(MAX_WORK)
     }
 }
 

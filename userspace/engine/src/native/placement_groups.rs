@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use numaward_topology::{NodeId, NodeSet, ZoneKind};
 
 use super::{
+    free_capacity::{Room, Unit},
     host::{CPU, Host},
-    refusal::Refusal,
-    room::{Room, Unit},
+    refusal::PlacementRefusal,
 };
 use crate::{
     hint::Resource,
@@ -41,7 +41,7 @@ impl Need {
 }
 
 impl Needs {
-    pub(super) fn new(host: &Host, request: &Request, terms: &Terms) -> Result<Self, Refusal> {
+    pub(super) fn new(host: &Host, request: &Request, terms: &Terms) -> Result<Self, PlacementRefusal> {
         let guaranteed = request.qos() == QosClass::Guaranteed || terms.without_memory;
         let ends = |init: &ContainerRequest| !init.restartable;
         let init = request.init_containers.iter().map(|init| (init, ends(init)));
@@ -53,7 +53,7 @@ impl Needs {
             }
             Ok(Need { name: container.name.clone(), amounts, ends })
         });
-        Ok(Self { containers: containers.collect::<Result<_, Refusal>>()? })
+        Ok(Self { containers: containers.collect::<Result<_, PlacementRefusal>>()? })
     }
 }
 
@@ -63,10 +63,10 @@ fn fill(
     guaranteed: bool,
     terms: &Terms,
     amounts: &mut [u64],
-) -> Result<(), Refusal> {
+) -> Result<(), PlacementRefusal> {
     if let (Some(cpus), Some(cpu), true) = (&host.cpus, container.requests.cpu, guaranteed) {
         let whole = cpu.whole_cpus().unwrap_or(0);
-        cpus.check_cores(whole, terms).map_err(|error| Refusal::Cores(error.to_string()))?;
+        cpus.check_cores(whole, terms).map_err(|error| PlacementRefusal::Cores(error.to_string()))?;
         amounts[CPU] = whole;
     }
     if host.idle.is_empty() {
@@ -74,8 +74,10 @@ fn fill(
     }
     for (&kind, &quantity) in container.requests.memory.iter().filter(|(_, quantity)| !quantity.is_zero()) {
         let resource = Resource::Memory(kind);
-        let number = host.number_of(kind).ok_or(Refusal::UnknownKind { kind, requested: quantity })?;
-        amounts[number] = quantity.units().ok_or(Refusal::TooLarge { resource, amount: quantity })?;
+        let number =
+            host.number_of(kind).ok_or(PlacementRefusal::UnknownKind { kind, requested: quantity })?;
+        amounts[number] =
+            quantity.units().ok_or(PlacementRefusal::TooLarge { resource, amount: quantity })?;
     }
     Ok(())
 }
@@ -88,7 +90,7 @@ pub(super) fn units(
     policy: TopologyManagerPolicy,
     scope: TopologyManagerScope,
     wishes: &Wishes<'_>,
-) -> Result<Vec<(Unit, Vec<usize>)>, Refusal> {
+) -> Result<Vec<(Unit, Vec<usize>)>, PlacementRefusal> {
     let running: Vec<usize> = (0..needs.containers.len())
         .filter(|&index| !needs.containers[index].ends && !needs.containers[index].is_nothing())
         .collect();
@@ -100,7 +102,7 @@ pub(super) fn units(
         let mut sum = vec![0u64; host.resources.len()];
         for &index in &running {
             for (resource, amount) in needs.containers[index].amounts.iter().enumerate() {
-                sum[resource] = sum[resource].checked_add(*amount).ok_or(Refusal::SumTooLarge)?;
+                sum[resource] = sum[resource].checked_add(*amount).ok_or(PlacementRefusal::SumTooLarge)?;
             }
         }
         let names: Vec<&ContainerName> = running.iter().map(|&index| &needs.containers[index].name).collect();

@@ -12,8 +12,8 @@ use super::{Affinity, MemoryError, Requested, StaticMemory, bytes, own};
 use crate::{
     decision::Cause,
     hint::Provider,
-    kubelet::whole::{self, Starved},
-    ledger::{Block, Ledger},
+    kubelet::pod_level_resources::{self, Starved},
+    ledger::{Ledger, MemoryBlock},
     qos::QosClass,
     request::{ContainerName, ContainerRequest, OwnerId, Request},
 };
@@ -36,7 +36,8 @@ pub(super) fn check_share(request: &Request, whole: &Requested) -> Result<(), Ca
     let starved = whole.iter().filter_map(|(kind, &bytes)| {
         let of_kind = |container: &ContainerRequest| own(container).get(kind).copied().unwrap_or(0);
         let shares = |container: &ContainerRequest| own(container).is_empty();
-        whole::starved(request, bytes, of_kind, shares).map(|who| (who == Starved::Running, kind))
+        pod_level_resources::starved(request, bytes, of_kind, shares)
+            .map(|who| (who == Starved::Running, kind))
     });
     let words = match starved.min() {
         None => return Ok(()),
@@ -75,11 +76,11 @@ impl StaticMemory {
         let owner = &request.owner;
         let mask = self.choose(ledger, owner, &whole, affinity)?;
         let nodes = self.nodes.set(mask);
-        let blocks = |amounts: &Requested| -> Vec<Block> {
-            let block = |(&kind, &bytes)| Block { kind, affinity: nodes.clone(), bytes: Bytes(bytes) };
+        let blocks = |amounts: &Requested| -> Vec<MemoryBlock> {
+            let block = |(&kind, &bytes)| MemoryBlock { kind, affinity: nodes.clone(), bytes: Bytes(bytes) };
             amounts.iter().filter(|(_, bytes)| **bytes > 0).map(block).collect()
         };
-        let mut parts: Vec<(&ContainerName, Option<Vec<Block>>)> = Vec::new();
+        let mut parts: Vec<(&ContainerName, Option<Vec<MemoryBlock>>)> = Vec::new();
         // Those that stay, and what each has for itself.
         let mut staying: Vec<(&ContainerName, Requested)> = Vec::new();
         let mut left = whole.clone();
@@ -107,7 +108,7 @@ impl StaticMemory {
             held.blocks = part.unwrap_or_else(|| shared.clone());
             held.without_memory = held.blocks.is_empty();
         }
-        ledger.owner_mut(owner).whole.blocks = blocks(&whole);
+        ledger.owner_mut(owner).pod_level.blocks = blocks(&whole);
         Ok(())
     }
 }
@@ -147,11 +148,11 @@ pub(super) fn released(
     ledger: &mut Ledger,
     owner: &OwnerId,
     placed: BTreeMap<ZoneKind, BTreeMap<NodeId, Bytes>>,
-) -> Vec<Block> {
+) -> Vec<MemoryBlock> {
     let account = ledger.owner_mut(owner);
     let heir = account.containers.values_mut().find(|held| !held.blocks.is_empty() || held.without_memory);
     let Some(heir) = heir else {
-        let blocks = std::mem::take(&mut account.whole.blocks);
+        let blocks = std::mem::take(&mut account.pod_level.blocks);
         ledger.drop_empty(owner, None);
         return blocks;
     };

@@ -6,42 +6,42 @@ use aya::{
     programs::ProgramType,
     sys::{BpfHelper, is_helper_supported},
 };
-use numaward_topology::{Need, Release};
+use numaward_topology::{KernelFeature, KernelRelease};
 
 /// Programs may have the current task as a structure.
-pub const TASK: Need = Need {
+pub const TASK: KernelFeature = KernelFeature {
     name: "programs read the current task",
-    since: Release::new(5, 11),
-    instead: "the probe of allocations asks for the id of the cgroup, which costs more",
-    loses: false,
+    since: KernelRelease::new(5, 11),
+    fallback: "the probe of allocations asks for the id of the cgroup, which costs more",
+    is_degraded: false,
 };
 
 /// Maps are booked to the memory of the cgroup that makes them.
-pub const BOOKED_MAPS: Need = Need {
+pub const BOOKED_MAPS: KernelFeature = KernelFeature {
     name: "maps are booked to cgroups",
-    since: Release::new(5, 11),
-    instead: "RLIMIT_MEMLOCK limits them, and is raised: without LimitMEMLOCK=infinity that takes CAP_SYS_RESOURCE",
-    loses: false,
+    since: KernelRelease::new(5, 11),
+    fallback: "RLIMIT_MEMLOCK limits them, and is raised: without LimitMEMLOCK=infinity that takes CAP_SYS_RESOURCE",
+    is_degraded: false,
 };
 
 /// A helper for the ancestors of the current task's cgroup.
-pub const ANCESTORS: Need = Need {
+pub const ANCESTORS: KernelFeature = KernelFeature {
     name: "programs ask for ancestors of a cgroup",
-    since: Release::new(5, 14),
-    instead: "they read them, by BTF: without BTF, or under lockdown=confidentiality, no probe attaches",
-    loses: false,
+    since: KernelRelease::new(5, 14),
+    fallback: "they read them, by BTF: without BTF, or under lockdown=confidentiality, no probe attaches",
+    is_degraded: false,
 };
 
 /// A process that holds the descriptor of a map may read it.
-pub const OPEN_MAPS: Need = Need {
+pub const OPEN_MAPS: KernelFeature = KernelFeature {
     name: "maps are read without CAP_BPF",
-    since: Release::new(5, 19),
-    instead: "the daemon keeps CAP_BPF, where kernel.unprivileged_bpf_disabled is not 0",
-    loses: false,
+    since: KernelRelease::new(5, 19),
+    fallback: "the daemon keeps CAP_BPF, where kernel.unprivileged_bpf_disabled is not 0",
+    is_degraded: false,
 };
 
 /// All of them.
-pub const ALL: [Need; 4] = [TASK, BOOKED_MAPS, ANCESTORS, OPEN_MAPS];
+pub const ALL: [KernelFeature; 4] = [TASK, BOOKED_MAPS, ANCESTORS, OPEN_MAPS];
 
 /// Whether the running kernel has a helper for programs of the kinds that are loaded here, which all have the same; `None`
 /// where it does not answer.
@@ -51,7 +51,7 @@ pub(crate) fn has(helper: BpfHelper) -> Option<bool> {
 
 /// Whether the running kernel has each of them, as far as its helpers say; the last one is not among them, see
 /// [`Probes::needs_cap_bpf`](crate::Probes::needs_cap_bpf).
-pub(crate) fn of_helpers() -> [(Need, Option<bool>); 3] {
+pub(crate) fn of_helpers() -> [(KernelFeature, Option<bool>); 3] {
     // Came with the same release, and nothing else shows it. Since Linux 5.16 it is not for kinds that trace.
     let coarse = is_helper_supported(ProgramType::SocketFilter, BpfHelper::BPF_FUNC_ktime_get_coarse_ns);
     [
