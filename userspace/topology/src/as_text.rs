@@ -1,11 +1,11 @@
-//! Types that are read and written as the text they print and parse.
+//! Serde support for types that are serialized as text.
 
 #[doc(hidden)]
 pub use serde;
 
 /// Implements serde's `Serialize` by `Display` and `Deserialize` by `FromStr`.
 ///
-/// Parameters of the type go in brackets in front: `serde_as_text!([T: Id] IdSet<T>)`.
+/// Type parameters come first, in brackets: `serde_as_text!([T: Id] IdSet<T>)`.
 #[macro_export]
 macro_rules! serde_as_text {
     ([$($parameters:tt)*] $type:ty) => {

@@ -1,10 +1,11 @@
 //! Synthetic machines for tests and simulations.
 //!
-//! The builder describes a regular machine (every node alike) and then overrides single nodes. Nodes with
-//! CPUs are dealt to sockets in id order; CPU ids are dealt to nodes in id order, first one thread of every
-//! core, then the siblings (as x86 firmware does). Memory is laid out from address 0 in node order.
-//! [`MachineBuilder::build`] gives the machine or says which value cannot be; a machine it gives holds what the
-//! reader of sysfs promises too: every node knows its distance to every node and lists every hugepage size.
+//! The builder describes a regular machine (all nodes alike) and then overrides single nodes. Nodes with CPUs are
+//! assigned to sockets in id order. CPU ids are assigned to nodes in id order: first one thread of every core, then the
+//! siblings (as x86 firmware does). Memory starts at address 0, in node order.
+//!
+//! [`MachineBuilder::build`] returns the machine, or an error that names the invalid value. The machine has the same
+//! properties as one that is read from sysfs: every node has its distance to every node and lists every hugepage size.
 //!
 //! ```
 //! use numaward_topology::{Bytes, HugepageSize, Machine, NodeId};
@@ -34,10 +35,10 @@ use crate::{
     units::{Bytes, HugepageSize},
 };
 
-/// Describes a machine; made by [`Machine::builder`].
+/// The description of a machine; [`Machine::builder`] creates it.
 ///
-/// Without any call: one socket, one node with one core of one thread, 1 GiB, no hugepages, one last-level
-/// cache a node, and the kernel's default distances (10 and 20).
+/// Default: one socket, one node with one core of one thread, 1 GiB, no hugepages, one last-level cache per node, and
+/// the kernel's default distances (10 and 20).
 #[derive(Clone, Debug)]
 pub struct MachineBuilder {
     node_ids: BTreeSet<NodeId>,
@@ -53,7 +54,7 @@ pub struct MachineBuilder {
     lower_frequency_cpus: CpuSet,
 }
 
-/// What one node has; unset values are the machine's. Made by [`MachineBuilder::node`].
+/// The description of one node; [`MachineBuilder::node`] creates it. Values that are not set are the machine's.
 #[derive(Clone, Debug, Default)]
 pub struct NodeBuilder {
     cores: Option<u32>,
@@ -67,7 +68,7 @@ enum Distances {
     Matrix(Vec<Vec<u32>>),
 }
 
-/// The described machine cannot exist: which value, and what was expected.
+/// An error in a machine's description: the invalid value and the expected one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BuildError(String);
@@ -92,63 +93,65 @@ impl Machine {
 }
 
 impl MachineBuilder {
-    /// The machine has nodes 0 to `count - 1`.
+    /// Sets the nodes to 0 to `count - 1`.
     #[must_use]
     pub fn nodes(self, count: u32) -> Self {
-        // One more than may be, so that `build` refuses it without listing four billion ids.
+        // At most one more than allowed: `build` then refuses it, without a list of four billion ids.
         self.node_ids((0..count.min(MAX_ID + 2)).map(NodeId))
     }
 
-    /// The machine has these nodes, which need not be contiguous.
+    /// Sets the nodes. Their ids need not be contiguous.
     #[must_use]
     pub fn node_ids(mut self, ids: impl IntoIterator<Item = NodeId>) -> Self {
         self.node_ids = ids.into_iter().collect();
         self
     }
 
-    /// Number of sockets. Fewer than nodes: each has several nodes. More: each node has several.
+    /// Sets the number of sockets. With fewer sockets than nodes, each has several nodes; with more, each node has
+    /// several.
     #[must_use]
     pub fn sockets(mut self, count: u32) -> Self {
         self.sockets = count;
         self
     }
 
-    /// Physical cores on each node.
+    /// Sets the number of physical cores of each node.
     #[must_use]
     pub fn cores_per_node(mut self, count: u32) -> Self {
         self.common.cores = count;
         self
     }
 
-    /// Threads of each core.
+    /// Sets the number of threads of each core.
     #[must_use]
     pub fn smt(mut self, threads: u32) -> Self {
         self.smt = threads;
         self
     }
 
-    /// Last-level caches on each node (one a CCX on AMD); 0 where the platform reports none.
+    /// Sets the number of last-level caches of each node (one per CCX on AMD); 0 stands for a platform that reports
+    /// none.
     #[must_use]
     pub fn caches_per_node(mut self, count: u32) -> Self {
         self.caches_per_node = count;
         self
     }
 
-    /// Memory of each node.
+    /// Sets the memory of each node.
     #[must_use]
     pub fn memory(mut self, bytes: Bytes) -> Self {
         self.common.memory = bytes;
         self
     }
 
-    /// Hugepages of one size in the pool of each node, all free.
+    /// Sets the number of hugepages of one size in the pool of each node, all of them free.
     #[must_use]
     pub fn hugepages(mut self, size: HugepageSize, pages: u64) -> Self {
         self.common.hugepages.insert(size, pages);
         self
     }
 
-    /// What node `id` has of its own; the node is added if it is not there yet.
+    /// Overrides values of one node. Adds the node if the machine does not have it yet.
     #[must_use]
     pub fn node(mut self, id: NodeId, describe: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Self {
         self.node_ids.insert(id);
@@ -157,50 +160,54 @@ impl MachineBuilder {
         self
     }
 
-    /// Distances, one row a node in id order.
+    /// Sets the distances, one row per node in id order.
     #[must_use]
     pub fn distances<R: AsRef<[u32]>>(mut self, rows: impl IntoIterator<Item = R>) -> Self {
         self.distances = Distances::Matrix(rows.into_iter().map(|row| row.as_ref().to_vec()).collect());
         self
     }
 
-    /// Distances by socket: between two nodes of one, and between nodes of two (such as 12 and 32 on AMD).
-    /// A node without CPUs belongs to no socket and is as far as another socket.
+    /// Sets the distances between two nodes of one socket, and between nodes of two sockets (such as 12 and 32 on AMD).
+    /// A node without CPUs belongs to no socket and is as far away as another socket.
     #[must_use]
     pub fn socket_distances(mut self, within: u32, between: u32) -> Self {
         self.distances = Distances::BySocket { within, between };
         self
     }
 
-    /// CPUs kept from the scheduler's load balancing.
+    /// Sets the CPUs that are excluded from the scheduler's load balancing.
     #[must_use]
     pub fn isolated_cpus(mut self, cpus: CpuSet) -> Self {
         self.isolated_cpus = cpus;
         self
     }
 
-    /// CPUs whose tick stops while one task runs.
+    /// Sets the CPUs that stop their tick while one task runs.
     #[must_use]
     pub fn nohz_full_cpus(mut self, cpus: CpuSet) -> Self {
         self.nohz_full_cpus = cpus;
         self
     }
 
-    /// CPUs of slower cores.
+    /// Sets the CPUs of slower cores.
     #[must_use]
     pub fn efficiency_cpus(mut self, cpus: CpuSet) -> Self {
         self.efficiency_cpus = cpus;
         self
     }
 
-    /// CPUs that do not reach the highest frequency.
+    /// Sets the CPUs that do not reach the highest frequency.
     #[must_use]
     pub fn lower_frequency_cpus(mut self, cpus: CpuSet) -> Self {
         self.lower_frequency_cpus = cpus;
         self
     }
 
-    /// The machine, or the first value that cannot be.
+    /// Returns the machine.
+    ///
+    /// # Errors
+    ///
+    /// A value is invalid; the error names the first one.
     pub fn build(self) -> Result<Machine, BuildError> {
         let specs = self.specs()?;
         let cpus = self.cpus(&specs)?;
@@ -220,7 +227,7 @@ impl MachineBuilder {
         }
 
         let total = specs.values().fold(0, |sum: u64, spec| sum.saturating_add(spec.memory.0));
-        // As x86 chooses it: small blocks below 64 GiB, 2 GiB from there on.
+        // The same rule as on x86: 128 MiB below 64 GiB, else 2 GiB.
         let block = if total < Bytes::gib(64).0 { Bytes::mib(128) } else { Bytes::gib(2) };
         let mut next_block = 0;
         let nodes: BTreeMap<NodeId, NumaNode> = specs
@@ -257,7 +264,7 @@ impl MachineBuilder {
         })
     }
 
-    /// What each node has, defaults filled in and every value checked by itself.
+    /// Returns the values of each node, defaults included, after checking each value.
     fn specs(&self) -> Result<BTreeMap<NodeId, Spec>, BuildError> {
         for (what, value) in [("sockets", self.sockets), ("smt", self.smt)] {
             if value == 0 {
@@ -307,7 +314,7 @@ impl MachineBuilder {
         Ok(specs)
     }
 
-    /// Deals CPU ids, cores, sockets and caches to the nodes.
+    /// Assigns CPU ids, cores, sockets and caches to the nodes.
     fn cpus(&self, specs: &BTreeMap<NodeId, Spec>) -> Result<BTreeMap<CpuId, Cpu>, BuildError> {
         let with_cpus: Vec<(NodeId, &Spec)> =
             specs.iter().filter(|(_, spec)| spec.cores > 0).map(|(&id, spec)| (id, spec)).collect();
@@ -323,7 +330,7 @@ impl MachineBuilder {
         }
         if self.sockets > node_count && !self.sockets.is_multiple_of(node_count) {
             let text = format!(
-                "{} sockets cannot be dealt to {node_count} nodes with CPUs (expected at most {node_count}, or a \
+                "{} sockets cannot be divided among {node_count} nodes with CPUs (expected at most {node_count}, or a \
                  multiple of it)",
                 self.sockets
             );
@@ -360,7 +367,7 @@ impl MachineBuilder {
         Ok(cpus)
     }
 
-    /// For each node in id order, its distance to each node.
+    /// Returns the distances from each node to each node, in id order.
     fn node_distances(
         &self,
         specs: &BTreeMap<NodeId, Spec>,
@@ -407,7 +414,7 @@ fn uneven(node: NodeId, cores: u32, parts: u32, what: &str) -> BuildError {
     BuildError(format!("{cores} cores of node {node} cannot be split evenly into {parts} {what}"))
 }
 
-/// What a node has.
+/// The values of a node.
 #[derive(Clone, Debug)]
 struct Spec {
     cores: u32,
@@ -416,21 +423,21 @@ struct Spec {
 }
 
 impl NodeBuilder {
-    /// Physical cores; 0 makes it a memory-only node.
+    /// Sets the number of physical cores; 0 for a memory-only node.
     #[must_use]
     pub fn cores(mut self, count: u32) -> Self {
         self.cores = Some(count);
         self
     }
 
-    /// Memory; 0 makes it a node without memory.
+    /// Sets the memory; 0 for a node without memory.
     #[must_use]
     pub fn memory(mut self, bytes: Bytes) -> Self {
         self.memory = Some(bytes);
         self
     }
 
-    /// Hugepages of one size in its pool, all free.
+    /// Sets the number of hugepages of one size in the node's pool, all of them free.
     #[must_use]
     pub fn hugepages(mut self, size: HugepageSize, pages: u64) -> Self {
         self.hugepages.insert(size, pages);
@@ -447,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_machine_is_dealt_in_id_order() {
+    fn regular_machine_is_numbered_in_id_order() {
         let machine = build(|m| {
             m.nodes(4)
                 .sockets(2)
@@ -475,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_differ_where_told() {
+    fn single_nodes_can_be_overridden() {
         let size = HugepageSize(Bytes::gib(1));
         let machine = build(|m| {
             m.node_ids([NodeId(1), NodeId(8)])
@@ -505,14 +512,14 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_is_taken_as_given() {
+    fn distance_matrix_is_kept() {
         let machine = build(|m| m.nodes(2).distances([[10, 21], [31, 10]]));
         assert_eq!(machine.distance(NodeId(0), NodeId(1)), Some(21));
         assert_eq!(machine.distance(NodeId(1), NodeId(0)), Some(31));
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn refuses_invalid_descriptions() {
         type Describe = fn(MachineBuilder) -> MachineBuilder;
         let cases: [(Describe, &str); 15] = [
             (|m| m.nodes(0), "no nodes"),
@@ -521,7 +528,7 @@ mod tests {
             (|m| m.smt(0), "smt is 0"),
             (|m| m.cores_per_node(0), "no node has a CPU"),
             (|m| m.cores_per_node(u32::MAX).nodes(3).smt(u32::MAX), "number of CPUs"),
-            (|m| m.nodes(2).sockets(3).cores_per_node(3), "3 sockets cannot be dealt to 2 nodes"),
+            (|m| m.nodes(2).sockets(3).cores_per_node(3), "3 sockets cannot be divided among 2 nodes"),
             (|m| m.sockets(2).cores_per_node(3), "3 cores of node 0 cannot be split evenly into 2 sockets"),
             (|m| m.cores_per_node(3).caches_per_node(2), "into 2 last-level caches"),
             (|m| m.nodes(2).distances([[10, 20]]), "row 1 of the distances has 0 values"),

@@ -1,39 +1,36 @@
-//! Releases of Linux, and what is used of a kernel where it has it.
+//! Kernel releases, and kernel features that not every supported release has.
 
-/// A release of Linux, as far as features go. Distributions take features of later releases into older ones: look for the
-/// feature where it can be seen.
+/// A release of Linux. Distributions backport features to older releases: check for the feature itself if it is
+/// visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
 #[display("{major}.{minor}")]
 pub struct KernelRelease {
-    /// The first number.
     pub major: u32,
-    /// The second one.
     pub minor: u32,
 }
 
 impl KernelRelease {
-    /// By its two numbers.
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor }
     }
 
-    /// What `uname -r` begins with; `None` where these are no numbers.
+    /// Parses the beginning of `uname -r`; `None` if it does not start with two numbers.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
         Some(Self { major: numbers.next()??, minor: numbers.next()?? })
     }
 }
 
-/// Something that is used of a kernel, and that not every supported one has.
+/// A kernel feature that the daemon uses if it is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelFeature {
-    /// What it is, in a few words.
+    /// A short name, shown by `numaward doctor`.
     pub name: &'static str,
-    /// The first release that has it.
+    /// The first release with the feature.
     pub since: KernelRelease,
-    /// What takes its place in older ones, and what is lost.
+    /// The behaviour without the feature, shown by `numaward doctor`.
     pub fallback: &'static str,
-    /// Whether anything is lost.
+    /// True if the daemon does less without the feature.
     pub is_degraded: bool,
 }
 
@@ -42,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_are_numbers() {
+    fn parses_kernel_releases() {
         for (text, expected) in [
             ("5.10.0-32-cloud-amd64", Some(KernelRelease::new(5, 10))),
             ("5.14.0-427.13.1.el9_4.x86_64", Some(KernelRelease::new(5, 14))),

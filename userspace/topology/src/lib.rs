@@ -1,7 +1,7 @@
-//! The machine: NUMA nodes, distances, CPUs, cores, sockets, caches, memory and hugepages.
+//! The topology of the machine: NUMA nodes, distances, CPUs, cores, sockets, caches, memory and hugepages.
 //!
-//! [`machine`], [`set`] and [`units`] are plain types that every other crate may use. The readers of
-//! sysfs and procfs, and the CPUs of threads, are behind the feature `sysfs`, so that pure crates cannot reach a file.
+//! [`machine`], [`set`] and [`units`] are plain types for every other crate. The readers of sysfs and procfs, and the CPUs of threads, are behind
+//! the feature `sysfs`, so that crates without input and output cannot access a file.
 
 #![deny(unsafe_code)]
 

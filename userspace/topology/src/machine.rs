@@ -1,7 +1,6 @@
 //! The machine as plain data: NUMA nodes, CPUs, cores, sockets, last-level caches, memory.
 //!
-//! The readers make it from sysfs; [`Machine::builder`] makes synthetic ones for tests and
-//! simulations. Users of this module need not know where it came from.
+//! The readers create it from sysfs; [`Machine::builder`] creates synthetic machines for tests and simulations.
 
 use std::collections::BTreeMap;
 
@@ -12,68 +11,68 @@ use crate::{
     units::{Bytes, HugepageSize},
 };
 
-/// The distance of a node to itself (ACPI SLIT; `LOCAL_DISTANCE` of the kernel).
+/// The distance of a node to itself (ACPI SLIT; the kernel's `LOCAL_DISTANCE`).
 pub const LOCAL_DISTANCE: u32 = 10;
-/// The distance between two nodes where the firmware has none (`REMOTE_DISTANCE` of the kernel).
+/// The distance between two nodes if the firmware reports none (the kernel's `REMOTE_DISTANCE`).
 pub const REMOTE_DISTANCE: u32 = 20;
 
-/// Size of the sections of memory that [`Machine::memory_sections`] numbers.
+/// The size of a section of [`Machine::memory_sections`].
 pub const SECTION_SIZE: Bytes = Bytes::mib(128);
 
-/// A host's CPUs and memory.
+/// The CPUs and the memory of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// The online NUMA nodes by id.
     pub nodes: BTreeMap<NodeId, NumaNode>,
-    /// Nodes that may ever come online; at least the online ones.
+    /// Nodes that can come online; includes the online ones.
     pub possible_nodes: NodeSet,
     /// The online CPUs by id.
     pub cpus: BTreeMap<CpuId, Cpu>,
-    /// CPUs that may ever come online; at least the online ones.
+    /// CPUs that can come online; includes the online ones.
     pub possible_cpus: CpuSet,
-    /// CPUs kept from the scheduler's load balancing (`isolcpus=`).
+    /// CPUs that are excluded from the scheduler's load balancing (`isolcpus=`).
     pub isolated_cpus: CpuSet,
-    /// CPUs whose tick stops while one task runs (`nohz_full=`).
+    /// CPUs that stop their tick while one task runs (`nohz_full=`).
     pub nohz_full_cpus: CpuSet,
-    /// CPUs of cores that are slower than the fastest of the machine (E-cores, LITTLE); empty where all are alike.
+    /// CPUs of slower cores than the fastest ones of the machine (E-cores, LITTLE); empty if all are alike.
     pub efficiency_cpus: CpuSet,
-    /// CPUs that do not reach the frequency of the fastest of the machine; empty where all are alike. `None` while the kernel
-    /// does not say, as it changes the driver.
+    /// CPUs that do not reach the frequency of the fastest ones of the machine; empty if all are alike. `None` while
+    /// the kernel cannot report frequencies because the driver changes.
     pub lower_frequency_cpus: Option<CpuSet>,
-    /// Size of the memory blocks that [`NumaNode::memory_blocks`] number. Zero where sysfs has none.
+    /// The size of the memory blocks in [`NumaNode::memory_blocks`]; zero if sysfs has none.
     pub memory_block_size: Bytes,
 }
 
 /// A NUMA node. It may have no CPUs (a memory-only node) or no memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its online CPUs.
+    /// The online CPUs.
     pub cpus: CpuSet,
-    /// `MemTotal` of the node: usable memory, pages in hugepage pools included.
+    /// `MemTotal` of the node: usable memory, including pages in hugepage pools.
     pub memory: Bytes,
-    /// Its hugepage pools by page size. Every size of the machine is listed, also where empty.
+    /// Hugepage pools by page size. Every size of the machine is listed, even if the pool is empty.
     pub hugepages: BTreeMap<HugepageSize, HugepagePool>,
-    /// Relative distance to each node (10 = itself), as in the ACPI SLIT.
+    /// The relative distance to each node (10 to itself), as in the ACPI SLIT.
     pub distances: BTreeMap<NodeId, u32>,
-    /// Numbers of the memory blocks on this node; block `n` starts at `n * memory_block_size`.
+    /// The numbers of the memory blocks on this node; block `n` starts at `n * memory_block_size`.
     pub memory_blocks: Vec<u64>,
-    /// The kernel's memory tier of the node: N of `memory_tierN`. They are numbered by abstract distance, so the lower,
-    /// the faster. `None` where the kernel reports none.
+    /// The kernel's memory tier: N of `memory_tierN`. A lower number stands for faster memory. `None` if the kernel
+    /// reports none.
     pub memory_tier: Option<u32>,
 }
 
-/// Huge pages of one size on one node, in pages.
+/// A hugepage pool: the pages of one size on one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HugepagePool {
     /// Pages in the pool (`nr_hugepages`).
     pub total: u64,
-    /// Pages not in use (`free_hugepages`).
+    /// Unused pages (`free_hugepages`).
     pub free: u64,
     /// Pages above the configured number (`surplus_hugepages`).
     pub surplus: u64,
 }
 
-/// A physical core, named by its lowest logical CPU. Unique in the machine, unlike `core_id` of sysfs.
+/// A physical core, identified by its lowest logical CPU. Unique in the machine, unlike `core_id` of sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CoreId(pub u32);
@@ -83,50 +82,48 @@ pub struct CoreId(pub u32);
 #[serde(transparent)]
 pub struct SocketId(pub u32);
 
-/// A last-level cache, named by its lowest logical CPU. Kubernetes calls it the uncore cache.
+/// A last-level cache, identified by its lowest logical CPU. Kubernetes calls it the uncore cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CacheId(pub u32);
 
-/// A logical CPU and what it shares with others.
+/// A logical CPU, with the core, the socket and the cache that it shares with other CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// The NUMA node it belongs to.
     pub node: NodeId,
-    /// Its core; CPUs with the same core are SMT siblings.
+    /// The core; CPUs with the same core are SMT siblings.
     pub core: CoreId,
-    /// Its socket.
     pub socket: SocketId,
-    /// Its last-level cache, where the platform reports one.
+    /// The last-level cache, if the platform reports one.
     pub last_level_cache: Option<CacheId>,
 }
 
 impl Machine {
-    /// The ids of all nodes.
+    /// Returns the ids of all nodes.
     pub fn node_ids(&self) -> NodeSet {
         self.nodes.keys().copied().collect()
     }
 
-    /// The online CPUs.
+    /// Returns the online CPUs.
     pub fn cpu_ids(&self) -> CpuSet {
         self.cpus.keys().copied().collect()
     }
 
-    /// The CPUs of all these nodes. Nodes that the machine does not have count as empty.
+    /// Returns the CPUs of several nodes. Nodes that the machine does not have are ignored.
     pub fn cpus_of(&self, nodes: &NodeSet) -> CpuSet {
         nodes.iter().filter_map(|node| self.nodes.get(&node)).flat_map(|node| node.cpus.iter()).collect()
     }
 
-    /// The distance between two nodes, where the machine reports one.
+    /// Returns the distance between two nodes, if the machine reports one.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         self.nodes.get(&from)?.distances.get(&to).copied()
     }
 
-    /// The node of each section of physical memory, by section number: section `n` starts at
-    /// `n *` [`SECTION_SIZE`].
+    /// Returns the node of each section of physical memory, by section number: section `n` starts at `n *`
+    /// [`SECTION_SIZE`].
     ///
-    /// A section that two nodes share (a memory block may span nodes, or be smaller than a section) is
-    /// skipped: its pages cannot be distinguished by their address.
+    /// A section that two nodes share is skipped, because its pages cannot be distinguished by their address. This
+    /// happens if a memory block spans nodes or is smaller than a section.
     pub fn memory_sections(&self) -> impl Iterator<Item = (u64, NodeId)> + use<> {
         let mut sections: BTreeMap<u64, Option<NodeId>> = BTreeMap::new();
         let size = self.memory_block_size.0;
@@ -166,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn a_section_of_two_nodes_is_left_out() {
+    fn section_of_two_nodes_is_skipped() {
         assert_eq!(sections(Bytes::mib(128), &[(0, &[0, 1]), (1, &[1, 2])]), [(0, 0), (2, 1)]);
         assert_eq!(sections(Bytes::mib(16), &[(0, &[0, 1, 8]), (1, &[9, 16])]), [(0, 0), (2, 1)]);
     }
 
     #[test]
-    fn without_blocks_or_beyond_all_addresses_there_is_none() {
+    fn invalid_blocks_have_no_sections() {
         assert_eq!(sections(Bytes(0), &[(0, &[0, 1])]), []);
         assert_eq!(sections(Bytes::gib(2), &[(0, &[u64::MAX])]), []);
     }

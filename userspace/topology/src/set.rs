@@ -1,7 +1,7 @@
 //! Sets of CPU and NUMA node ids, in the list format of the kernel (`0-3,8,10-11`).
 //!
-//! Ids have no fixed upper limit at 64 or 128: a set is as long as its highest id. The list parser
-//! refuses ids above [`MAX_ID`], so that a corrupt file cannot make it allocate without bound.
+//! A set has no fixed capacity: it is as long as its highest id requires. The list parser refuses ids above [`MAX_ID`],
+//! which bounds the memory that a corrupt file can make it allocate.
 //!
 //! Source of the format: Documentation/admin-guide/cputopology.rst and cpuset(7), "List format".
 
@@ -16,16 +16,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// The highest id that a list may name: far above what Linux supports (8192 CPUs, 1024 nodes).
+/// The highest id that a list may contain: far above the limits of Linux (8192 CPUs, 1024 nodes).
 pub const MAX_ID: u32 = 65_535;
 
 /// An id that can be a member of an [`IdSet`].
 pub trait Id: Copy + Ord + Hash + fmt::Debug {
-    /// What a set of such ids is called in messages.
+    /// The name of a list of such ids in error messages.
     const LIST_NAME: &'static str;
-    /// Makes an id of its number.
     fn from_u32(id: u32) -> Self;
-    /// The id's number.
+    /// Returns the id's number.
     fn as_u32(self) -> u32;
 }
 
@@ -68,30 +67,30 @@ pub type CpuSet = IdSet<CpuId>;
 /// A set of NUMA nodes.
 pub type NodeSet = IdSet<NodeId>;
 
-/// A set of ids as a bit set, one bit an id.
+/// A set of ids, as a bit set with one bit per id.
 ///
-/// Ordered as the number whose bits it holds, as the kubelet orders its masks of equal size.
+/// The order is that of the number that the bits form: the kubelet orders masks of equal size like this.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct IdSet<T> {
-    /// Without zero words at the end, so that equal sets are equal vectors.
+    /// Has no zero words at the end, so that equal sets are equal vectors.
     words: Vec<u64>,
     id: PhantomData<T>,
 }
 
 impl<T: Id> IdSet<T> {
-    /// The empty set.
+    /// Returns the empty set.
     pub const fn new() -> Self {
         Self { words: Vec::new(), id: PhantomData }
     }
 
-    /// The set with the one id.
+    /// Returns the set with one id.
     pub fn single(id: T) -> Self {
         let mut set = Self::new();
         set.insert(id);
         set
     }
 
-    /// Adds an id; `true` if it was not a member.
+    /// Adds an id. Returns `true` if it was not a member.
     pub fn insert(&mut self, id: T) -> bool {
         let (word, bit) = position(id);
         if word >= self.words.len() {
@@ -102,7 +101,7 @@ impl<T: Id> IdSet<T> {
         before & bit == 0
     }
 
-    /// Removes an id; `true` if it was a member.
+    /// Removes an id. Returns `true` if it was a member.
     pub fn remove(&mut self, id: T) -> bool {
         let (word, bit) = position(id);
         let Some(held) = self.words.get_mut(word) else { return false };
@@ -112,23 +111,23 @@ impl<T: Id> IdSet<T> {
         was
     }
 
-    /// Whether the id is a member.
+    /// Returns true if the id is a member.
     pub fn contains(&self, id: T) -> bool {
         let (word, bit) = position(id);
         self.words.get(word).is_some_and(|held| held & bit != 0)
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     pub fn len(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether there is no member.
+    /// Returns true if the set has no members.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// The members in ascending order.
+    /// Returns the members in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         self.words.iter().zip(0u32..).flat_map(|(&word, index)| {
             std::iter::successors((word != 0).then_some(word), |rest| {
@@ -139,34 +138,34 @@ impl<T: Id> IdSet<T> {
         })
     }
 
-    /// The lowest member.
+    /// Returns the lowest member.
     pub fn first(&self) -> Option<T> {
         self.iter().next()
     }
 
-    /// The highest member.
+    /// Returns the highest member.
     pub fn last(&self) -> Option<T> {
         let index = u32::try_from(self.words.len()).ok()?.checked_sub(1)?;
         let word = self.words.last()?;
         Some(T::from_u32(index * 64 + 63 - word.leading_zeros()))
     }
 
-    /// Whether every member of `self` is in `other`.
+    /// Returns true if every member of `self` is in `other`.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.words.iter().enumerate().all(|(i, word)| word & !other.word(i) == 0)
     }
 
-    /// Whether the sets share a member.
+    /// Returns true if the sets have a common member.
     pub fn intersects(&self, other: &Self) -> bool {
         self.words.iter().enumerate().any(|(i, word)| word & other.word(i) != 0)
     }
 
-    /// The bits, least significant word first, without zero words at the end.
+    /// Returns the bits, least significant word first, without zero words at the end.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// The set whose bits are given, least significant word first.
+    /// Returns the set with these bits, least significant word first.
     pub fn from_words(words: impl Into<Vec<u64>>) -> Self {
         let mut set = Self { words: words.into(), id: PhantomData };
         set.trim();
@@ -252,7 +251,7 @@ impl<T: Id> Extend<T> for IdSet<T> {
 }
 
 impl<T: Id> fmt::Display for IdSet<T> {
-    /// The kernel's list format; the empty set prints as nothing.
+    /// Writes the kernel's list format; nothing for the empty set.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut ids = self.iter().map(Id::as_u32).peekable();
         let mut separator = "";
@@ -277,26 +276,25 @@ impl<T: Id> fmt::Debug for IdSet<T> {
     }
 }
 
-/// A text is not a list of ids.
+/// An error in the text of a list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a {list_name}: {problem} (expected ids and ranges such as `0-3,8`)")]
 pub struct ListError {
     /// The whole text.
     pub text: String,
-    /// What was to be read: `CPU list` or `node list`.
+    /// The kind of list: `CPU list` or `node list`.
     pub list_name: &'static str,
-    /// What is wrong with it.
     pub problem: String,
 }
 
 impl<T: Id> FromStr for IdSet<T> {
     type Err = ListError;
 
-    /// Reads the kernel's list format. White space around the list is ignored, as is an empty text.
+    /// Parses the kernel's list format. White space around the list is ignored. An empty text is the empty set.
     fn from_str(text: &str) -> Result<Self, ListError> {
         let fail = |problem: String| ListError { text: text.to_owned(), list_name: T::LIST_NAME, problem };
         let id = |part: &str| match part.parse::<u32>() {
-            // `parse` takes a leading plus sign; the kernel does not.
+            // `parse` accepts a leading plus sign; the kernel does not.
             Ok(id) if id <= MAX_ID && part.starts_with(|c: char| c.is_ascii_digit()) => Ok(id),
             Ok(id) if id > MAX_ID => Err(fail(format!("id {id} is above {MAX_ID}"))),
             _ => Err(fail(format!("{part:?} is not an id"))),
@@ -346,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn refuses_malformed_lists() {
         for text in ["a", "1-", "-1", "3-1", "1,,2", "0-70000", "1 2", "+1", "0-3:1/2"] {
             let error = text.parse::<NodeSet>().unwrap_err().to_string();
             assert!(error.contains("is not a node list"), "{text:?}: {error}");

@@ -1,15 +1,16 @@
 //! Reads the machine from sysfs and procfs.
 //!
-//! Every function takes the root directory under which `sys` and `proc` are found: `/` in production, a
-//! directory of fixtures in tests, `/host` in a container that has the host's trees mounted there.
+//! Every function takes the root directory that contains `sys` and `proc`: `/` in production, a directory of fixtures
+//! in tests, `/host` in a container with the host's trees.
 //!
-//! What must be there: the list of online CPUs, and on a kernel with NUMA the list of online nodes with the
-//! CPUs and the memory of each. What a platform or kernel may not have (caches in virtual machines, distances,
-//! hugepages, memory blocks, isolated CPUs, package ids) is absent or gets the kernel's own default. A file
-//! that is there but makes no sense is always an error: [`ReadError`] names it, shows its content and says
-//! what was expected.
+//! # Required and optional files
+//! - Required: the list of online CPUs; on a kernel with NUMA also the list of online nodes, and the CPUs and the
+//!   memory of each.
+//! - Optional, because a platform or kernel may not have them: caches (in virtual machines), distances, hugepages,
+//!   memory blocks, isolated CPUs, package ids. They are absent in the result or get the kernel's default.
+//! - A file with malformed content is always an error: [`ReadError`] has its path, its content and the expected format.
 //!
-//! A kernel without `CONFIG_NUMA` has no node directory; the machine then is node 0.
+//! A kernel without `CONFIG_NUMA` has no node directory; the whole machine then is node 0.
 //!
 //! Sources: Documentation/ABI/stable/sysfs-devices-node, Documentation/ABI/stable/sysfs-devices-system-cpu,
 //! Documentation/ABI/testing/sysfs-devices-memory, Documentation/admin-guide/cputopology.rst,

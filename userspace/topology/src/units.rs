@@ -1,4 +1,4 @@
-//! Quantities with their unit in the type.
+//! Quantities with the unit in their types.
 
 use std::{fmt, str::FromStr};
 
@@ -10,24 +10,24 @@ use serde::{Deserialize, Serialize};
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// `count` KiB, at most `u64::MAX` bytes.
+    /// Returns `count` KiB, at most `u64::MAX` bytes.
     pub const fn kib(count: u64) -> Self {
         Self(count.saturating_mul(1 << 10))
     }
 
-    /// `count` MiB, at most `u64::MAX` bytes.
+    /// Returns `count` MiB, at most `u64::MAX` bytes.
     pub const fn mib(count: u64) -> Self {
         Self(count.saturating_mul(1 << 20))
     }
 
-    /// `count` GiB, at most `u64::MAX` bytes.
+    /// Returns `count` GiB, at most `u64::MAX` bytes.
     pub const fn gib(count: u64) -> Self {
         Self(count.saturating_mul(1 << 30))
     }
 }
 
 impl fmt::Display for Bytes {
-    /// The largest binary unit that divides the number: `1536Mi`, `2Gi`, `4097`.
+    /// Writes the number in the largest binary unit that divides it: `1536Mi`, `2Gi`, `4097`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shift, unit) in [(60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")] {
             if self.0 != 0 && self.0.trailing_zeros() >= shift {
@@ -38,16 +38,16 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// The size of a huge page. Prints as Kubernetes writes it in resource names: `2Mi`, `1Gi`.
+/// The size of a huge page. It is displayed as in the resource names of Kubernetes: `2Mi`, `1Gi`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub struct HugepageSize(pub Bytes);
 
 /// A kind of memory: base pages or huge pages of one size.
 ///
-/// Prints as the Kubernetes resource: `memory`, `hugepages-2Mi`, `hugepages-1Gi`.
+/// It is displayed as the Kubernetes resource: `memory`, `hugepages-2Mi`, `hugepages-1Gi`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum ZoneKind {
-    /// Huge pages of one size, taken from the node's pool. Before `Memory`, as names sort.
+    /// Huge pages of one size, from the node's pool. Sorted before `Memory`, like the names.
     #[display("hugepages-{_0}")]
     Hugepages(HugepageSize),
     /// Base pages.
@@ -55,7 +55,7 @@ pub enum ZoneKind {
     Memory,
 }
 
-/// A text names no kind of memory.
+/// An error in the text of a kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a kind of memory (expected `memory` or `hugepages-SIZE`, such as `hugepages-2Mi`)")]
 pub struct ZoneKindError(pub String);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_print_in_the_largest_unit_that_divides_them() {
+    fn bytes_print_in_largest_exact_unit() {
         assert_eq!(Bytes(0).to_string(), "0");
         assert_eq!(Bytes(4097).to_string(), "4097");
         assert_eq!(Bytes::mib(1536).to_string(), "1536Mi");

@@ -1,4 +1,4 @@
-//! Reads the machines of `fixtures/`, whole, with files missing, and with files corrupt.
+//! Reads the machines of `fixtures/`: complete, with missing files, and with corrupt files.
 
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
@@ -24,7 +24,7 @@ fn read_fixture(fixture: &str) -> Machine {
     read(tree::unpack(fixture).path()).unwrap()
 }
 
-/// Memory blocks depend on the holes in the address space, which the builder does not know.
+/// Removes the memory blocks. They depend on the holes in the address space, which the builder does not know.
 fn without_blocks(mut machine: Machine) -> Machine {
     for node in machine.nodes.values_mut() {
         node.memory_blocks.clear();
@@ -39,7 +39,7 @@ fn blocks(machine: &Machine, node: u32) -> (Option<u64>, Option<u64>, usize) {
 }
 
 #[test]
-fn an_intel_machine_of_two_sockets() {
+fn reads_intel_with_two_sockets() {
     let root = tree::unpack(INTEL);
     let machine = read(root.path()).unwrap();
     let mut expected = Machine::builder()
@@ -74,7 +74,7 @@ fn an_intel_machine_of_two_sockets() {
 }
 
 #[test]
-fn an_amd_machine_of_eight_nodes() {
+fn reads_amd_with_eight_nodes() {
     let machine = read_fixture(AMD);
     let mut expected = Machine::builder()
         .nodes(8)
@@ -93,7 +93,7 @@ fn an_amd_machine_of_eight_nodes() {
 }
 
 #[test]
-fn an_arm_machine() {
+fn reads_arm_with_two_sockets() {
     let machine = read_fixture(ARM);
     assert_eq!(machine.node_ids().to_string(), "0-1");
     assert_eq!(machine.cpu_ids().to_string(), "0-4,6-31");
@@ -114,7 +114,7 @@ fn an_arm_machine() {
 }
 
 #[test]
-fn a_machine_with_a_memory_only_node() {
+fn reads_memory_only_node() {
     let machine = read_fixture(CXL);
     assert_eq!(
         (machine.node_ids().to_string(), machine.possible_nodes.to_string()),
@@ -131,30 +131,30 @@ fn a_machine_with_a_memory_only_node() {
     let tiers: Vec<_> = machine.nodes.values().map(|node| node.memory_tier).collect();
     assert_eq!(tiers, [Some(4), Some(22)]);
 
-    // Older kernels have no tiers; a tier may go while it is read; what makes no sense is said.
+    // Older kernels have no tiers, and a tier may disappear during the read. A malformed list is an error.
     let root = tree::unpack(CXL);
     let tiers = "sys/devices/virtual/memory_tiering";
     let tier = format!("{tiers}/memory_tier22/nodelist");
     let of_expander = |machine: Machine| machine.nodes[&NodeId(2)].memory_tier;
-    assert_eq!(of_expander(read_changed(root.path(), tiers, &Change::Missing).unwrap()), None);
-    assert_eq!(of_expander(read_changed(root.path(), &tier, &Change::Missing).unwrap()), None);
-    let error = read_changed(root.path(), &tier, &Change::Text(b"two")).unwrap_err().to_string();
+    assert_eq!(of_expander(read_changed(root.path(), tiers, &PathChange::Missing).unwrap()), None);
+    assert_eq!(of_expander(read_changed(root.path(), &tier, &PathChange::Missing).unwrap()), None);
+    let error = read_changed(root.path(), &tier, &PathChange::Text(b"two")).unwrap_err().to_string();
     assert!(error.contains("memory_tier22/nodelist") && error.contains("two"), "{error}");
 }
 
 #[test]
-fn an_arm_machine_with_the_memory_of_a_gpu() {
+fn reads_arm_with_gpu_memory() {
     let machine = read_fixture(GRACE);
     assert_eq!(machine.node_ids().to_string(), "0-8");
     let size = |id: u32| machine.nodes[&NodeId(id)].memory;
     assert_eq!((size(0), size(1), size(8)), (Bytes::gib(480), Bytes::gib(96), Bytes(0)));
     let with_cpus: Vec<_> = machine.nodes.iter().filter(|(_, node)| !node.cpus.is_empty()).collect();
     assert!(matches!(with_cpus[..], [(NodeId(0), node)] if node.cpus.to_string() == "0-71"));
-    // Neither SMT nor the `id` of a cache.
+    // The machine has no SMT, and its caches have no `id` file.
     let cpu = machine.cpus[&CpuId(71)];
     assert_eq!((cpu.core, cpu.socket, cpu.last_level_cache), (CoreId(71), SocketId(0), Some(CacheId(0))));
     assert_eq!(machine.distance(NodeId(0), NodeId(1)), Some(80));
-    assert_eq!(machine.distance(NodeId(1), NodeId(2)), Some(255), "neither reaches the other");
+    assert_eq!(machine.distance(NodeId(1), NodeId(2)), Some(255), "no path between them");
     for node in machine.nodes.values() {
         let sizes: Vec<String> = node.hugepages.keys().map(ToString::to_string).collect();
         assert_eq!(sizes, ["2Mi", "512Mi"], "a node without memory has empty pools");
@@ -166,28 +166,28 @@ fn an_arm_machine_with_the_memory_of_a_gpu() {
     assert_eq!(sections.len(), (960 + 192) * 4);
 }
 
-/// What is done to one path of a machine.
-enum Change {
+/// A change to one path of a machine.
+enum PathChange {
     Missing,
     Text(&'static [u8]),
-    /// A directory in the place of a file: what root cannot read either.
+    /// A directory in place of a file, which even root cannot read.
     Unreadable,
 }
 
-/// Reads a machine with one path changed, then puts the path back.
-fn read_changed(root: &Path, path: &str, change: &Change) -> Result<Machine, ReadError> {
+/// Reads a machine with one path changed, and restores the path.
+fn read_changed(root: &Path, path: &str, change: &PathChange) -> Result<Machine, ReadError> {
     let (file, aside) = (root.join(path), root.join("aside"));
     let was_there = fs::rename(&file, &aside).is_ok();
     match change {
-        Change::Missing => assert!(was_there, "{path} is missing anyway"),
-        Change::Text(text) => fs::write(&file, text).unwrap(),
-        Change::Unreadable => fs::create_dir(&file).unwrap(),
+        PathChange::Missing => assert!(was_there, "{path} is missing anyway"),
+        PathChange::Text(text) => fs::write(&file, text).unwrap(),
+        PathChange::Unreadable => fs::create_dir(&file).unwrap(),
     }
     let result = read(root);
     match change {
-        Change::Missing => {}
-        Change::Text(_) => fs::remove_file(&file).unwrap(),
-        Change::Unreadable => fs::remove_dir(&file).unwrap(),
+        PathChange::Missing => {}
+        PathChange::Text(_) => fs::remove_file(&file).unwrap(),
+        PathChange::Unreadable => fs::remove_dir(&file).unwrap(),
     }
     if was_there {
         fs::rename(&aside, &file).unwrap();
@@ -196,13 +196,13 @@ fn read_changed(root: &Path, path: &str, change: &Change) -> Result<Machine, Rea
 }
 
 #[test]
-fn what_a_platform_may_lack_is_left_out() {
-    use Change::{Missing, Text};
+fn optional_files_may_be_missing() {
+    use PathChange::{Missing, Text};
     type Expect = fn(&mut Machine);
     let root = tree::unpack(INTEL);
     fs::write(root.path().join("sys/devices/system/node/possible"), "0-3\n").unwrap();
     let whole = read(root.path()).unwrap();
-    let cases: [(&str, Change, Expect); 10] = [
+    let cases: [(&str, PathChange, Expect); 10] = [
         ("sys/devices/system/node/possible", Missing, |m| m.possible_nodes = "0-1".parse().unwrap()),
         ("sys/devices/system/cpu/possible", Missing, |m| m.possible_cpus = "0-31".parse().unwrap()),
         ("sys/devices/system/cpu/isolated", Missing, |m| m.isolated_cpus = "".parse().unwrap()),
@@ -237,8 +237,8 @@ fn what_a_platform_may_lack_is_left_out() {
 }
 
 #[test]
-fn what_is_missing_or_corrupt_is_named() {
-    use Change::{Missing, Text, Unreadable};
+fn error_names_missing_or_corrupt_file() {
+    use PathChange::{Missing, Text, Unreadable};
     let root = tree::unpack(INTEL);
     let cases = [
         ("sys/devices/system/cpu/online", Missing, "No such file"),
@@ -328,7 +328,7 @@ fn what_is_missing_or_corrupt_is_named() {
 }
 
 #[test]
-fn the_machine_that_runs_this_is_read() {
+fn reads_the_host() {
     let root = Path::new("/");
     let machine = read(root).unwrap();
     let usable = std::thread::available_parallelism().unwrap().get();

@@ -1,4 +1,4 @@
-//! [`read`]: the machine's nodes and CPUs.
+//! The reader of nodes and CPUs: [`read`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 use super::{
     ReadError,
     memory::{NO_NUMA_NODE, mem_total},
-    source::{Source, present},
+    source::{SysfsRoot, present},
 };
 use crate::{
     machine::{
@@ -20,39 +20,39 @@ use crate::{
 
 pub(super) const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
-/// The efficiency cores of an Intel hybrid processor, by its counters.
+/// The CPUs of efficiency cores on an Intel hybrid processor, listed by its PMU.
 const ATOM_CPUS: &str = "sys/devices/cpu_atom/cpus";
 const MEMORY: &str = "sys/devices/system/memory";
 const MEMORY_TIERS: &str = "sys/devices/virtual/memory_tiering";
 pub(super) const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 
-/// Far above the 2 GiB of today's kernels, and low enough to count sections by.
+/// The upper limit for a memory block: far above the 2 GiB of current kernels, and low enough for section numbers.
 const LARGEST_MEMORY_BLOCK: u64 = 1 << 40;
 
-/// The CPUs that are there and offline. None where the kernel does not say which are there.
+/// Returns the CPUs that are present and offline; empty if the kernel does not list the present ones.
 pub fn offline_cpus(root: &Path) -> Result<CpuSet, ReadError> {
-    let source = Source { root };
-    let there: Option<CpuSet> = present(source.ids(&format!("{CPUS}/present"), "the CPUs that are there"))?;
+    let source = SysfsRoot { root };
+    let there: Option<CpuSet> = present(source.ids(&format!("{CPUS}/present"), "the present CPUs"))?;
     let online: CpuSet = source.ids(&format!("{CPUS}/online"), "the online CPUs; is sysfs mounted?")?;
     Ok(&there.unwrap_or_default() - &online)
 }
 
 /// Reads the machine below `root` (see [the module](super)).
 ///
-/// Offline CPUs and nodes are skipped. A CPU of unknown package (`-1`, as on Arm boards without ACPI) counts
-/// as socket 0. The last-level cache of a CPU is its unified cache of the highest level.
+/// Offline CPUs and nodes are skipped. A CPU without a known package (`-1`, as on Arm boards without ACPI) is on socket
+/// 0. The last-level cache of a CPU is its unified cache of the highest level.
 pub fn read(root: &Path) -> Result<Machine, ReadError> {
-    read_beside(root, None)
+    read_with_known(root, None)
 }
 
-/// Reads the machine once more. The frequencies of CPUs are not read while the same are online, and they are known: the kernel
-/// may interrupt a CPU to learn its base frequency.
+/// Reads the machine again. Known frequencies of CPUs are reused while the same CPUs are online, because the kernel may
+/// interrupt a CPU to determine its base frequency.
 pub fn read_again(root: &Path, known: &Machine) -> Result<Machine, ReadError> {
-    read_beside(root, Some(known))
+    read_with_known(root, Some(known))
 }
 
-fn read_beside(root: &Path, known: Option<&Machine>) -> Result<Machine, ReadError> {
-    let source = Source { root };
+fn read_with_known(root: &Path, known: Option<&Machine>) -> Result<Machine, ReadError> {
+    let source = SysfsRoot { root };
     let list = format!("{CPUS}/online");
     let online: CpuSet = source.ids(&list, "the online CPUs; is sysfs mounted?")?;
     if online.is_empty() {
@@ -98,8 +98,9 @@ fn read_beside(root: &Path, known: Option<&Machine>) -> Result<Machine, ReadErro
     })
 }
 
-/// The CPUs whose tick stops. A kernel that could stop it, but was started without `nohz_full=`, says `(null)`.
-fn nohz_full(source: Source<'_>) -> Result<CpuSet, ReadError> {
+/// Reads the CPUs that stop their tick. The file contains `(null)` if the kernel supports this but was started without
+/// `nohz_full=`.
+fn nohz_full(source: SysfsRoot<'_>) -> Result<CpuSet, ReadError> {
     let file = format!("{CPUS}/nohz_full");
     match present(source.text(&file, "the CPUs whose tick stops"))? {
         Some(text) if text.trim() != "(null)" => source.ids(&file, "the CPUs whose tick stops"),
@@ -107,29 +108,31 @@ fn nohz_full(source: Source<'_>) -> Result<CpuSet, ReadError> {
     }
 }
 
-/// The CPUs of slower cores: as the counters of an Intel hybrid processor have it, else those whose capacity is below that of
-/// the fastest.
+/// Reads the CPUs of slower cores: those that the PMU of an Intel hybrid processor lists, else those whose capacity is
+/// below the highest.
 ///
 /// Source: `cpu_capacity` in Documentation/ABI/testing/sysfs-devices-system-cpu.
-fn efficiency_cpus(source: Source<'_>, online: &CpuSet) -> Result<CpuSet, ReadError> {
+fn efficiency_cpus(source: SysfsRoot<'_>, online: &CpuSet) -> Result<CpuSet, ReadError> {
     if let Some(cpus) = present(source.ids(ATOM_CPUS, "the CPUs of efficiency cores"))? {
         return Ok(cpus);
     }
-    Ok(below_the_highest(source, online, "cpu_capacity", "the CPU's capacity")?.unwrap_or_default())
+    Ok(cpus_below_highest(source, online, "cpu_capacity", "the CPU's capacity")?.unwrap_or_default())
 }
 
-/// The CPUs that do not reach the frequency of the fastest: by the base frequency, which firmware makes higher for some
-/// (Intel Speed Select), and where all have the same or none by the maximum (favoured cores of Intel).
+/// Reads the CPUs that do not reach the highest frequency: by the base frequency, which firmware raises for some CPUs
+/// (Intel Speed Select); if that is equal for all or missing, by the maximum frequency (favoured cores of Intel).
+///
+/// Returns `None` if a file cannot be read: `EBUSY` during a change of the driver must not prevent reading the rest of
+/// the machine.
 ///
 /// Sources: `base_frequency` in Documentation/admin-guide/pm/intel_pstate.rst, `cpuinfo_max_freq` in
-/// Documentation/admin-guide/pm/cpufreq.rst. `None` if a file cannot be read: `EBUSY` while the driver changes is no reason
-/// not to know the rest of the machine.
-fn lower_frequency_cpus(source: Source<'_>, online: &CpuSet) -> Result<Option<CpuSet>, ReadError> {
+/// Documentation/admin-guide/pm/cpufreq.rst.
+fn lower_frequency_cpus(source: SysfsRoot<'_>, online: &CpuSet) -> Result<Option<CpuSet>, ReadError> {
     for (file, what) in [
         ("cpufreq/base_frequency", "the CPU's base frequency"),
         ("cpufreq/cpuinfo_max_freq", "the CPU's maximum frequency"),
     ] {
-        match below_the_highest(source, online, file, what) {
+        match cpus_below_highest(source, online, file, what) {
             Ok(Some(cpus)) if !cpus.is_empty() => return Ok(Some(cpus)),
             Ok(_) => {}
             Err(ReadError::Unreadable { .. }) => return Ok(None),
@@ -139,9 +142,9 @@ fn lower_frequency_cpus(source: Source<'_>, online: &CpuSet) -> Result<Option<Cp
     Ok(Some(CpuSet::new()))
 }
 
-/// The CPUs whose number in this file is below the highest of all; none where not every CPU has the file.
-fn below_the_highest(
-    source: Source<'_>,
+/// Returns the CPUs with a number below the highest in this file; `None` unless every CPU has the file.
+fn cpus_below_highest(
+    source: SysfsRoot<'_>,
     online: &CpuSet,
     file: &str,
     what: &'static str,
@@ -156,7 +159,7 @@ fn below_the_highest(
     Ok(Some(numbers.into_values().fold(CpuSet::new(), |all, cpus| &all | &cpus)))
 }
 
-fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, NumaNode>, ReadError> {
+fn numa_nodes(source: SysfsRoot<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeId, NumaNode>, ReadError> {
     let list = format!("{NODES}/online");
     let ids = source.ids(&list, "the online NUMA nodes")?;
     if ids.is_empty() {
@@ -169,7 +172,7 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
         let dir = format!("{NODES}/node{id}");
         let cpus: CpuSet = source.ids(&format!("{dir}/cpulist"), "the node's CPUs")?;
         let node = NumaNode {
-            // Some architectures list offline CPUs too.
+            // Some architectures also list offline CPUs.
             cpus: &cpus & online_cpus,
             memory: mem_total(source, id)?,
             hugepages: hugepage_pools(source, &format!("{dir}/hugepages"), true)?,
@@ -182,8 +185,8 @@ fn numa_nodes(source: Source<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<NodeI
     Ok(nodes)
 }
 
-/// The only node of a kernel without NUMA.
-fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<NumaNode, ReadError> {
+/// Reads the only node of a kernel without NUMA.
+fn whole_machine(source: SysfsRoot<'_>, online_cpus: &CpuSet) -> Result<NumaNode, ReadError> {
     Ok(NumaNode {
         cpus: online_cpus.clone(),
         memory: mem_total(source, NO_NUMA_NODE)?,
@@ -194,16 +197,17 @@ fn whole_machine(source: Source<'_>, online_cpus: &CpuSet) -> Result<NumaNode, R
     })
 }
 
-/// The memory tier of each node that has one: N of `memory_tierN`, the lower the faster. Kernels before 6.1 report none.
+/// Reads the memory tier of each node that has one: N of `memory_tierN`; lower is faster. Kernels before 6.1 report
+/// none.
 pub fn memory_tiers(root: &Path) -> Result<BTreeMap<NodeId, u32>, ReadError> {
-    let source = Source { root };
+    let source = SysfsRoot { root };
     let mut tiers = BTreeMap::new();
     if !source.exists(MEMORY_TIERS) {
         return Ok(tiers);
     }
     for tier in source.numbered_entries(MEMORY_TIERS, "memory_tier", "", "the memory tiers")? {
         let file = format!("{MEMORY_TIERS}/memory_tier{tier}/nodelist");
-        // A tier goes with its last node.
+        // A tier disappears with its last node.
         let nodes: Option<NodeSet> = present(source.ids(&file, "the nodes of a memory tier"))?;
         let Ok(tier) = u32::try_from(tier) else { continue };
         tiers.extend(nodes.unwrap_or_default().iter().map(|node| (node, tier)));
@@ -211,8 +215,13 @@ pub fn memory_tiers(root: &Path) -> Result<BTreeMap<NodeId, u32>, ReadError> {
     Ok(tiers)
 }
 
-/// One value for each online node, in id order. Where the file is missing or short, the kernel's defaults.
-fn distances(source: Source<'_>, from: NodeId, nodes: &[NodeId]) -> Result<BTreeMap<NodeId, u32>, ReadError> {
+/// Reads the distance to each online node, in id order. If the file is missing or short, the kernel's defaults are
+/// used.
+fn distances(
+    source: SysfsRoot<'_>,
+    from: NodeId,
+    nodes: &[NodeId],
+) -> Result<BTreeMap<NodeId, u32>, ReadError> {
     let file = format!("{NODES}/node{from}/distance");
     let text = present(source.text(&file, "the node's distances"))?.unwrap_or_default();
     let values = text
@@ -228,15 +237,15 @@ fn distances(source: Source<'_>, from: NodeId, nodes: &[NodeId]) -> Result<BTree
     Ok(nodes.iter().copied().zip(values.iter().copied().chain(rest)).collect())
 }
 
-fn hugepage_sizes(source: Source<'_>, dir: &str) -> Result<Vec<HugepageSize>, ReadError> {
+fn hugepage_sizes(source: SysfsRoot<'_>, dir: &str) -> Result<Vec<HugepageSize>, ReadError> {
     let kib = source.numbered_entries(dir, "hugepages-", "kB", "the hugepage pools")?;
     Ok(kib.into_iter().map(|kib| HugepageSize(Bytes::kib(kib))).collect())
 }
 
-/// Reads the hugepage pools. The total of a pool includes its free and surplus pages: those of an empty pool are read only if
-/// `reads_empty_pools`, to see that they can be.
+/// Reads the hugepage pools. The total of a pool includes free and surplus pages, so an empty pool has none of these:
+/// their files are read only with `reads_empty_pools`, to check that they can be read.
 pub(super) fn hugepage_pools(
-    source: Source<'_>,
+    source: SysfsRoot<'_>,
     dir: &str,
     reads_empty_pools: bool,
 ) -> Result<BTreeMap<HugepageSize, HugepagePool>, ReadError> {
@@ -257,8 +266,8 @@ pub(super) fn hugepage_pools(
     Ok(pools)
 }
 
-/// The file holds the size in hexadecimal, without a prefix.
-fn memory_block_size(source: Source<'_>) -> Result<Bytes, ReadError> {
+/// Reads the size of memory blocks. The file contains a hexadecimal number without a prefix.
+fn memory_block_size(source: SysfsRoot<'_>) -> Result<Bytes, ReadError> {
     let file = format!("{MEMORY}/block_size_bytes");
     let Some(text) = present(source.text(&file, "the size of memory blocks"))? else { return Ok(Bytes(0)) };
     u64::from_str_radix(text.trim(), 16)
@@ -272,7 +281,7 @@ fn memory_block_size(source: Source<'_>) -> Result<Bytes, ReadError> {
 }
 
 fn cpus(
-    source: Source<'_>,
+    source: SysfsRoot<'_>,
     online: &CpuSet,
     nodes: &BTreeMap<NodeId, NumaNode>,
 ) -> Result<BTreeMap<CpuId, Cpu>, ReadError> {
@@ -305,9 +314,9 @@ fn cpus(
         .collect()
 }
 
-/// The core is named by its lowest CPU. Without topology files, each CPU is a core.
-fn core(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<CoreId, ReadError> {
-    // The second is the name of kernels before 5.3.
+/// Returns the core, identified by its lowest CPU. Without topology files, each CPU is a core.
+fn core(source: SysfsRoot<'_>, cpu: CpuId, online: &CpuSet) -> Result<CoreId, ReadError> {
+    // Kernels before 5.3 have only the second name.
     for file in ["core_cpus_list", "thread_siblings_list"] {
         if let Some(lowest) = lowest_of_shared(source, &format!("topology/{file}"), cpu, online)? {
             return Ok(CoreId(lowest.0));
@@ -316,7 +325,7 @@ fn core(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<CoreId, ReadE
     Ok(CoreId(cpu.0))
 }
 
-fn socket(source: Source<'_>, cpu: CpuId) -> Result<SocketId, ReadError> {
+fn socket(source: SysfsRoot<'_>, cpu: CpuId) -> Result<SocketId, ReadError> {
     let file = format!("{CPUS}/cpu{cpu}/topology/physical_package_id");
     match present(source.number::<i64>(&file, "the package id"))? {
         None | Some(-1) => Ok(SocketId(0)),
@@ -327,14 +336,18 @@ fn socket(source: Source<'_>, cpu: CpuId) -> Result<SocketId, ReadError> {
     }
 }
 
-fn last_level_cache(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<Option<CacheId>, ReadError> {
+fn last_level_cache(
+    source: SysfsRoot<'_>,
+    cpu: CpuId,
+    online: &CpuSet,
+) -> Result<Option<CacheId>, ReadError> {
     let dir = format!("{CPUS}/cpu{cpu}/cache");
     let mut last = None;
     for index in source.numbered_entries(&dir, "index", "", "the CPU's caches")? {
         let dir = format!("{dir}/index{index}");
         let level = present(source.number::<u32>(&format!("{dir}/level"), "the cache level"))?;
         let kind = present(source.text(&format!("{dir}/type"), "the kind of cache"))?;
-        // Firmware may leave a cache undescribed.
+        // Firmware may describe only some of the caches.
         let (Some(level), Some(kind)) = (level, kind) else { continue };
         match kind.trim() {
             "Unified" => last = last.max(Some((level, index))),
@@ -350,9 +363,9 @@ fn last_level_cache(source: Source<'_>, cpu: CpuId, online: &CpuSet) -> Result<O
     Ok(lowest.map(|lowest| CacheId(lowest.0)))
 }
 
-/// The lowest online CPU of those that share something with `cpu`, where the file is there.
+/// Returns the lowest online CPU in the list of sharing CPUs, if the file exists.
 fn lowest_of_shared(
-    source: Source<'_>,
+    source: SysfsRoot<'_>,
     file: &str,
     cpu: CpuId,
     online: &CpuSet,
@@ -373,7 +386,7 @@ mod tests {
 
     use super::*;
 
-    /// The least that a kernel has: two CPUs, no NUMA, no caches, no topology, no hugepages, no memory blocks.
+    /// The files that every kernel has: two CPUs, no NUMA, no caches, no topology, no hugepages, no memory blocks.
     const BARE: [(&str, &str); 2] = [
         ("sys/devices/system/cpu/online", "0-1\n"),
         ("proc/meminfo", "MemTotal: 1024 kB\nMemFree: 512 kB\n"),
@@ -407,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_cores_are_known_by_counters_or_by_capacity() {
+    fn reads_slower_cores_by_pmu_or_capacity() {
         let slower = |files: &[(&str, &str)]| read_with(files).unwrap().efficiency_cpus.to_string();
         let capacities = |second: &'static str| {
             let (zero, one) =
@@ -417,13 +430,13 @@ mod tests {
         assert_eq!(slower(&[]), "");
         assert_eq!(slower(&capacities("1024\n")), "", "all are alike");
         assert_eq!(slower(&capacities("446\n")), "1");
-        assert_eq!(slower(&[("sys/devices/cpu_atom/cpus", "1-3\n")]), "1", "those that are online");
+        assert_eq!(slower(&[("sys/devices/cpu_atom/cpus", "1-3\n")]), "1", "only online CPUs");
         let wrong = read_with(&capacities("fast\n")).unwrap_err().to_string();
         assert!(wrong.contains("cpu1/cpu_capacity") && wrong.contains("fast"), "{wrong}");
     }
 
     #[test]
-    fn lower_frequencies_are_known_by_the_base_or_by_the_highest() {
+    fn reads_frequency_by_base_or_maximum() {
         let lower = |files: &[(&str, [&'static str; 2])]| {
             let files: Vec<_> = files
                 .iter()
@@ -437,11 +450,11 @@ mod tests {
             read_with(&files).map(|machine| machine.lower_frequency_cpus.unwrap().to_string())
         };
         let (base, highest) = ("base_frequency", "cpuinfo_max_freq");
-        assert_eq!(lower(&[]).unwrap(), "", "the kernel scales nothing");
+        assert_eq!(lower(&[]).unwrap(), "", "no frequency scaling");
         assert_eq!(lower(&[(base, ["2100000\n", "2700000\n"]), (highest, ["5\n", "4\n"])]).unwrap(), "0");
         assert_eq!(lower(&[(base, ["2100000\n", "2100000\n"]), (highest, ["5\n", "4\n"])]).unwrap(), "1");
         assert_eq!(lower(&[(highest, ["3900000\n", "3900000\n"])]).unwrap(), "", "all are alike");
-        assert_eq!(lower(&[(highest, ["3900000\n", ""])]).unwrap(), "", "one is not known");
+        assert_eq!(lower(&[(highest, ["3900000\n", ""])]).unwrap(), "", "one CPU has no such file");
         let wrong = lower(&[(highest, ["fast\n", "1\n"])]).unwrap_err().to_string();
         assert!(wrong.contains("cpu0/cpufreq/cpuinfo_max_freq") && wrong.contains("fast"), "{wrong}");
     }
@@ -473,7 +486,7 @@ mod tests {
         write("online", "0-2\n");
         assert_eq!(lower(read_again(host.path(), &known).unwrap()).unwrap(), "0");
 
-        // What cannot be read is not known, and is tried again.
+        // Frequencies that cannot be read are unknown and read again the next time.
         let busy = host.path().join("sys/devices/system/cpu/cpu2/cpufreq/cpuinfo_max_freq");
         fs::remove_file(&busy).unwrap();
         fs::create_dir(&busy).unwrap();
@@ -490,13 +503,13 @@ mod tests {
             read_with(&[("sys/devices/system/cpu/nohz_full", text)]).map(|machine| machine.nohz_full_cpus)
         };
         assert_eq!(nohz_full("1-3\n").unwrap().to_string(), "1");
-        assert_eq!(nohz_full("  (null)\n").unwrap().to_string(), "", "none was asked for");
+        assert_eq!(nohz_full("  (null)\n").unwrap().to_string(), "", "started without nohz_full=");
         assert_eq!(nohz_full("\n").unwrap().to_string(), "");
         assert!(nohz_full("x\n").is_err());
     }
 
     #[test]
-    fn without_numa_pools_and_blocks_are_the_machines() {
+    fn without_numa_node_0_has_all_memory() {
         let machine = read_with(&[
             ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "5\n"),
             ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "4\n"),
@@ -515,14 +528,14 @@ mod tests {
     }
 
     #[test]
-    fn siblings_have_an_older_name_too() {
+    fn reads_old_name_of_sibling_lists() {
         let machine =
             read_with(&[("sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "0-1\n")]).unwrap();
         assert_eq!(machine.cpus[&CpuId(1)].core, CoreId(0));
     }
 
     #[test]
-    fn a_core_whose_lowest_cpu_is_offline_is_named_by_the_next() {
+    fn offline_cpu_does_not_name_its_core() {
         let machine = read_with(&[
             ("sys/devices/system/cpu/online", "1-2\n"),
             ("sys/devices/system/cpu/cpu1/topology/core_cpus_list", "0-2\n"),
@@ -532,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_online_cpus_there_is_no_machine() {
+    fn refuses_missing_online_cpus() {
         let root = tempfile::tempdir().unwrap();
         let error = read(root.path()).unwrap_err().to_string();
         assert!(error.contains("sys/devices/system/cpu/online: No such file"), "{error}");

@@ -1,11 +1,11 @@
-//! What a node's memory holds now: `meminfo` and hugepage pools.
+//! The reader of a node's current memory use: `meminfo` and hugepage pools.
 
 use std::{collections::BTreeMap, path::Path};
 
 use super::{
     ReadError,
     machine::{HUGEPAGES, NODES, hugepage_pools},
-    source::Source,
+    source::SysfsRoot,
 };
 use crate::{
     machine::HugepagePool,
@@ -13,39 +13,38 @@ use crate::{
     units::{Bytes, HugepageSize},
 };
 
-/// The node that a kernel without NUMA consists of.
+/// The only node of a kernel without NUMA.
 pub(super) const NO_NUMA_NODE: NodeId = NodeId(0);
 
-/// The use of a node's memory at one moment, from its `meminfo` and hugepage pools.
+/// A node's memory use, from its `meminfo` and hugepage pools.
 ///
-/// Names are the kernel's (`proc_meminfo(5)`). What the kernel does not report is zero.
+/// The fields are named like the kernel's (`proc_meminfo(5)`). Values that the kernel does not report are zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeMeminfo {
-    /// `MemTotal`: usable memory, pages in hugepage pools included.
+    /// `MemTotal`: usable memory, including pages in hugepage pools.
     pub total: Bytes,
-    /// `MemFree`: not in use at all. Pages in hugepage pools are in use.
+    /// `MemFree`: unused memory. Pages in hugepage pools count as used.
     pub free: Bytes,
-    /// `Active(file)`: page cache used lately, without tmpfs.
+    /// `Active(file)`: recently used page cache, without tmpfs.
     pub active_file: Bytes,
     /// `Inactive(file)`: page cache that is reclaimed first, without tmpfs.
     pub inactive_file: Bytes,
-    /// `KReclaimable`: kernel memory that is given back under pressure.
+    /// `KReclaimable`: kernel memory that is released under pressure.
     pub kernel_reclaimable: Bytes,
-    /// The node's hugepage pools.
     pub hugepages: BTreeMap<HugepageSize, HugepagePool>,
 }
 
 impl NodeMeminfo {
-    /// What hugepage pools leave of the node.
+    /// Returns the memory outside hugepage pools.
     pub fn base(&self) -> Bytes {
         let pools = self.hugepages.iter().map(|(size, pool)| pool.total.saturating_mul(size.0.0));
         Bytes(pools.fold(self.total.0, u64::saturating_sub))
     }
 }
 
-/// Reads what the memory of `node` holds.
+/// Reads the memory use of `node`.
 pub fn node_memory(root: &Path, node: NodeId) -> Result<NodeMeminfo, ReadError> {
-    let source = Source { root };
+    let source = SysfsRoot { root };
     let meminfo = Meminfo::read(source, node)?;
     let dir = if source.exists(NODES) { format!("{NODES}/node{node}/hugepages") } else { HUGEPAGES.into() };
     let known = |key| meminfo.bytes(key).map(Option::unwrap_or_default);
@@ -55,25 +54,25 @@ pub fn node_memory(root: &Path, node: NodeId) -> Result<NodeMeminfo, ReadError> 
         active_file: known("Active(file)")?,
         inactive_file: known("Inactive(file)")?,
         kernel_reclaimable: known("KReclaimable")?,
-        // It is read every second, and most pools are empty.
+        // This runs every second, and most pools are empty.
         hugepages: hugepage_pools(source, &dir, false)?,
     })
 }
 
-/// `MemTotal` of a node.
-pub(super) fn mem_total(source: Source<'_>, node: NodeId) -> Result<Bytes, ReadError> {
+/// Reads `MemTotal` of a node.
+pub(super) fn mem_total(source: SysfsRoot<'_>, node: NodeId) -> Result<Bytes, ReadError> {
     Meminfo::read(source, node)?.required("MemTotal")
 }
 
 /// The text of a `meminfo` file: lines `[Node N ]KEY: VALUE[ kB]`.
 struct Meminfo<'a> {
-    source: Source<'a>,
+    source: SysfsRoot<'a>,
     file: String,
     text: String,
 }
 
 impl<'a> Meminfo<'a> {
-    fn read(source: Source<'a>, node: NodeId) -> Result<Self, ReadError> {
+    fn read(source: SysfsRoot<'a>, node: NodeId) -> Result<Self, ReadError> {
         let file = if source.exists(NODES) {
             format!("{NODES}/node{node}/meminfo")
         } else if node == NO_NUMA_NODE {
@@ -81,7 +80,7 @@ impl<'a> Meminfo<'a> {
         } else {
             let path = source.path(NODES);
             let problem =
-                format!("is missing, so the machine is node {NO_NUMA_NODE} alone: there is no node {node}");
+                format!("is missing, so node {NO_NUMA_NODE} is the only node: there is no node {node}");
             return Err(ReadError::Inconsistent { path, problem });
         };
         let text = source.text(&file, "the use of memory")?;
@@ -180,7 +179,7 @@ Node 1 HugePages_Surp:      0
     }
 
     #[test]
-    fn pools_leave_the_rest_of_a_node() {
+    fn base_memory_excludes_pools() {
         let size = HugepageSize(Bytes::mib(2));
         let with = |total| NodeMeminfo {
             total: Bytes::mib(100),
@@ -191,7 +190,7 @@ Node 1 HugePages_Surp:      0
     }
 
     #[test]
-    fn without_numa_the_machines_meminfo_serves() {
+    fn without_numa_reads_proc_meminfo() {
         let meminfo = "MemTotal: 100 kB\nMemFree: 40 kB\n";
         let root = tree(&[("proc/meminfo", meminfo)]);
         let memory = node_memory(root.path(), NodeId(0)).unwrap();
@@ -201,7 +200,7 @@ Node 1 HugePages_Surp:      0
     }
 
     #[test]
-    fn what_is_missing_or_corrupt_is_named() {
+    fn error_names_missing_or_corrupt_file() {
         for (meminfo, message) in [
             ("", "is not a meminfo file with `MemTotal:`"),
             ("Node 1 MemTotal: 5 kB\n", "is not a meminfo file with `MemFree:`"),

@@ -1,4 +1,4 @@
-//! Files under a root directory, and what can be wrong with them.
+//! Access to the files under a root directory, and its errors.
 
 use std::{
     fmt::Display,
@@ -9,39 +9,31 @@ use std::{
 
 use crate::set::{Id, IdSet, ListError};
 
-/// The machine cannot be read.
+/// An error while reading the machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// A file or directory that must be there is missing, or one that is there cannot be read.
+    /// A required file or directory is missing, or an existing one cannot be read.
     #[error("cannot read {path}: {source} (it holds {holds})", path = path.display())]
     Unreadable {
-        /// The file or directory.
         path: PathBuf,
-        /// What it holds.
+        /// The expected contents.
         holds: &'static str,
-        /// The system's error.
         source: io::Error,
     },
-    /// A file's content is not what the kernel documents.
+    /// The content of a file is not in the documented format.
     #[error("{path}: {content:?} is not {expected}", path = at(path, *line))]
     Malformed {
-        /// The file.
         path: PathBuf,
-        /// The line, from 1, in files that have several.
+        /// The line, from 1, in files with several lines.
         line: Option<usize>,
         /// The content or line, shortened.
         content: String,
-        /// What was expected, and what is wrong where that is not obvious.
+        /// The expected format, and the problem if it is not obvious.
         expected: String,
     },
-    /// A file contradicts another. The machine may have changed while it was read: read again.
+    /// A file contradicts another one. The machine may have changed meanwhile; the caller may read it again.
     #[error("{path}: {problem} (if CPUs or nodes are being plugged, read again)", path = path.display())]
-    Inconsistent {
-        /// The file.
-        path: PathBuf,
-        /// The contradiction.
-        problem: String,
-    },
+    Inconsistent { path: PathBuf, problem: String },
 }
 
 fn at(path: &Path, line: Option<usize>) -> String {
@@ -53,11 +45,11 @@ fn at(path: &Path, line: Option<usize>) -> String {
 
 /// The trees `sys` and `proc` below a root directory. Paths are relative to it.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
+pub(super) struct SysfsRoot<'a> {
     pub(super) root: &'a Path,
 }
 
-impl Source<'_> {
+impl SysfsRoot<'_> {
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
@@ -66,7 +58,7 @@ impl Source<'_> {
         self.path(path).exists()
     }
 
-    /// A content that is not what was expected. It is shown shortened.
+    /// Returns an error about malformed content, which is shortened.
     pub(super) fn malformed(
         &self,
         path: &str,
@@ -74,15 +66,15 @@ impl Source<'_> {
         content: &str,
         expected: impl Display,
     ) -> ReadError {
-        const SHOWN: usize = 120;
-        let mut shown: String = content.trim().chars().take(SHOWN).collect();
-        if content.trim().chars().nth(SHOWN).is_some() {
+        const MAX_CHARS: usize = 120;
+        let mut shown: String = content.trim().chars().take(MAX_CHARS).collect();
+        if content.trim().chars().nth(MAX_CHARS).is_some() {
             shown.push('…');
         }
         ReadError::Malformed { path: self.path(path), line, content: shown, expected: expected.to_string() }
     }
 
-    /// The text of a file.
+    /// Reads the text of a file.
     pub(super) fn text(&self, path: &str, holds: &'static str) -> Result<String, ReadError> {
         let bytes = fs::read(self.path(path)).map_err(|source| self.unreadable(path, holds, source))?;
         String::from_utf8(bytes).map_err(|error| {
@@ -90,7 +82,7 @@ impl Source<'_> {
         })
     }
 
-    /// A list of ids.
+    /// Reads a list of ids.
     pub(super) fn ids<T: Id>(&self, path: &str, holds: &'static str) -> Result<IdSet<T>, ReadError> {
         let text = self.text(path, holds)?;
         text.parse().map_err(|error: ListError| {
@@ -99,13 +91,14 @@ impl Source<'_> {
         })
     }
 
-    /// A number.
+    /// Reads a number.
     pub(super) fn number<T: FromStr>(&self, path: &str, holds: &'static str) -> Result<T, ReadError> {
         let text = self.text(path, holds)?;
         text.trim().parse().map_err(|_| self.malformed(path, None, &text, format_args!("a number ({holds})")))
     }
 
-    /// The numbers `n` of the entries `PREFIXnSUFFIX` of a directory that may be missing, ascending.
+    /// Returns the numbers `n` of the entries `PREFIXnSUFFIX` of a directory, in ascending order; none if the directory
+    /// is missing.
     pub(super) fn numbered_entries(
         &self,
         path: &str,
@@ -119,7 +112,7 @@ impl Source<'_> {
         let mut numbers = Vec::new();
         for name in names.unwrap_or_default() {
             let digits = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
-            // Others have the same prefix: `memory_side_cache` is beside `memory32`.
+            // Other entries have the same prefix: `memory_side_cache` is next to `memory32`.
             let Some(digits) = digits.filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) else {
                 continue;
             };
@@ -138,7 +131,7 @@ impl Source<'_> {
     }
 }
 
-/// `None` where the file is missing.
+/// Returns `None` if the file is missing.
 pub(super) fn present<T>(result: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
     match result {
         Ok(value) => Ok(Some(value)),

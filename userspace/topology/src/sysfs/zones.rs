@@ -1,26 +1,27 @@
-//! What the kernel keeps free of each node: the watermarks of its zones (`/proc/zoneinfo`).
+//! The reader of the memory that the kernel reserves on each node: the watermarks of its zones (`/proc/zoneinfo`).
 
 use std::{collections::BTreeMap, path::Path};
 
 use super::{
     memory::NodeMeminfo,
-    source::{ReadError, Source},
+    source::{ReadError, SysfsRoot},
 };
 use crate::{set::NodeId, units::Bytes};
 
-/// What the kernel keeps of a node's memory.
+/// The memory that the kernel reserves on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// What is never handed out to programs: the high watermarks of the zones, and what lower zones keep for requests
-    /// that only they can serve.
+    /// Memory that programs never get: the high watermarks of the zones, and the protection of lower zones for requests
+    /// that only these can serve.
     pub reserve: Bytes,
-    /// The low watermarks: below them, the kernel reclaims.
+    /// The sum of the low watermarks. If less memory is free, the kernel reclaims.
     pub low: Bytes,
 }
 
 impl Watermarks {
-    /// Of a node's memory, what programs could still get without swapping: free or reclaimable, as the kernel estimates
-    /// `MemAvailable`. It assumes that half of page cache and slab, or as much as the low watermark, stays.
+    /// Returns the memory that programs could get without swapping: free or reclaimable, as in the kernel's estimate
+    /// `MemAvailable`. The estimate assumes that half of the page cache and the slab cannot be reclaimed, but at most
+    /// as much as the low watermark.
     pub fn obtainable(&self, memory: &NodeMeminfo) -> Bytes {
         let file = memory.active_file.0.saturating_add(memory.inactive_file.0);
         let rest = |bytes: u64| bytes - (bytes / 2).min(self.low.0);
@@ -28,16 +29,16 @@ impl Watermarks {
         Bytes(sum.saturating_sub(self.reserve.0))
     }
 
-    /// Of a node's memory, what programs get at once: nothing has to be reclaimed for it.
+    /// Returns the memory that programs can get without any reclaim.
     pub fn free(&self, memory: &NodeMeminfo) -> Bytes {
         Bytes(memory.free.0.saturating_sub(self.reserve.0))
     }
 }
 
-/// Reads the watermarks of all nodes, with pages of this size. A node that is not in it has none.
+/// Reads the watermarks of all nodes. `page` is the size of a page. Nodes that are not in the file have none.
 pub fn watermarks(root: &Path, page: Bytes) -> Result<BTreeMap<NodeId, Watermarks>, ReadError> {
     const FILE: &str = "proc/zoneinfo";
-    let source = Source { root };
+    let source = SysfsRoot { root };
     let text = source.text(FILE, "the watermarks of the nodes' memory")?;
     let page = page.0;
     let mut nodes: BTreeMap<NodeId, Watermarks> = BTreeMap::new();
@@ -54,7 +55,7 @@ pub fn watermarks(root: &Path, page: Bytes) -> Result<BTreeMap<NodeId, Watermark
         let mut words = line.split_ascii_whitespace();
         let key = words.next().unwrap_or_default();
         match key {
-            // The pages of each CPU below the watermarks have a `high` of their own, with a colon.
+            // The per-CPU lists also have a `high`, but with a colon.
             "low" | "high" | "managed" => {
                 let pages: u64 = words
                     .next()
@@ -76,7 +77,7 @@ pub fn watermarks(root: &Path, page: Bytes) -> Result<BTreeMap<NodeId, Watermark
                     .try_fold(0, |most, of| Some(most.max(of?)));
                 let kept = kept.ok_or_else(|| malformed("`protection: (NUMBER, …)`"))?;
                 let reserve = &mut nodes.entry(node).or_default().reserve.0;
-                // As the kernel's `calculate_totalreserve_pages` has it.
+                // The same rule as in the kernel's `calculate_totalreserve_pages`.
                 let pages = kept.saturating_add(high).min(managed);
                 *reserve = reserve.saturating_add(pages.saturating_mul(page));
             }
@@ -133,7 +134,7 @@ Node 1, zone  Movable
     }
 
     #[test]
-    fn reserves_are_summed_over_the_zones_of_a_node() {
+    fn reserve_is_the_sum_over_zones() {
         let page = 4096;
         let found = read(ZONEINFO).unwrap();
         let expected = Watermarks { reserve: Bytes((302 + 20) * page), low: Bytes(100 * page) };
@@ -157,7 +158,7 @@ Node 1, zone  Movable
     }
 
     #[test]
-    fn what_can_be_had_leaves_out_what_the_kernel_keeps() {
+    fn obtainable_memory_excludes_reserve() {
         let marks = Watermarks { reserve: Bytes(100), low: Bytes(30) };
         let memory = NodeMeminfo {
             free: Bytes(1000),

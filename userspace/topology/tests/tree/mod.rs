@@ -1,4 +1,4 @@
-//! Unpacks the fixtures; their format is in `fixtures/README.md`.
+//! Unpacks the fixtures. `fixtures/README.md` describes their format.
 
 #![expect(clippy::expect_used, clippy::panic, reason = "a fixture that cannot be unpacked fails the test")]
 
@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 use numaward_topology::CpuSet;
 
-/// Unpacks a fixture below a new directory, which is removed when the value is dropped.
+/// Unpacks a fixture into a new directory, which is removed when the value is dropped.
 pub(crate) fn unpack(fixture: &str) -> tempfile::TempDir {
     let root = tempfile::tempdir().expect("a temporary directory");
     let mut lines = fixture.lines().peekable();
@@ -36,7 +36,7 @@ pub(crate) fn unpack(fixture: &str) -> tempfile::TempDir {
     root
 }
 
-/// Writes a file, or makes a directory where there is no content. Nothing may be there yet.
+/// Writes a file, or creates a directory if there is no content. The path must not exist yet.
 fn make(root: &Path, path: &str, content: Option<&str>) {
     let path = root.join(path);
     assert!(!path.exists(), "{} is in the fixture twice", path.display());
