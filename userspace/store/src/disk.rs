@@ -1,4 +1,5 @@
-//! What the store asks of the disk. Tests put one in its place that loses whatever was not made durable.
+//! The operations on the disk that the store needs. Tests replace the disk by a model that loses everything that was
+//! not synced.
 
 use std::{
     fmt,
@@ -10,64 +11,63 @@ use std::{
 
 use super::error::StoreError;
 
-/// What is done to names. A name is durable once its directory was synced.
-pub(super) trait Disk: fmt::Debug + Send {
-    /// Makes a directory that only we can read, unless it is there.
+/// A file system. A name is durable once its directory was synced.
+pub(super) trait FileSystem: fmt::Debug + Send {
+    /// Creates a directory that only its owner can read, unless it exists.
     fn make_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Takes the lock that keeps others from this store, until what is returned is dropped.
+    /// Takes the lock of the store, which prevents other processes from opening it. Dropping the result releases it.
     fn lock(&self, path: &Path) -> Result<Lock, StoreError>;
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
-    /// Makes a file that only we can read. It is an error if there is one.
+    /// Creates a file that only its owner can read. It is an error if the file exists.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Opens a file that is there, to read and write it.
+    /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
     /// Makes the names in a directory durable.
-    fn sync_dir(&self, dir: &Path, why: SyncPoint) -> io::Result<()>;
+    fn sync_dir(&self, dir: &Path, reason: SyncPoint) -> io::Result<()>;
 }
 
-/// An open file. What is written is durable once it was synced.
+/// An open file. Written data is durable once the file was synced.
 pub(super) trait DiskFile {
     fn len(&self) -> io::Result<u64>;
     fn read_at(&self, at: u64, bytes: usize) -> io::Result<Vec<u8>>;
     fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
-    fn sync(&self, why: SyncPoint) -> io::Result<()>;
+    fn sync(&self, reason: SyncPoint) -> io::Result<()>;
 }
 
-/// A lock that is held.
+/// A held lock.
 pub(super) type Lock = Box<dyn fmt::Debug + Send>;
 
-/// What is made durable. Without any one of them a loss of power loses a save.
+/// The reason for a sync. Without any one of them, a loss of power can lose a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum SyncPoint {
-    /// The name of the directory, in the one above it.
+    /// The name of the directory, in its parent.
     Directory,
-    /// What a process that was killed had written.
+    /// Data that a killed process had written.
     Found,
-    /// The names it had given.
+    /// Names that a killed process had created.
     FoundNames,
-    /// A journal, before it has its name.
+    /// A new journal, before it is renamed.
     NewJournal,
-    /// Its name.
+    /// The name of a new journal.
     JournalName,
-    /// A save.
     Save,
-    /// That a save which failed is none.
+    /// The withdrawal of a failed save.
     Withdrawal,
-    /// `ledger.json`, before it has its name.
+    /// `ledger.json`, before it is renamed.
     WrittenOut,
-    /// Its name.
+    /// The name of `ledger.json`.
     WrittenOutName,
-    /// What is kept of something damaged.
+    /// A copy of damaged data.
     SetAside,
-    /// Its name.
+    /// The name of a copy of damaged data.
     SetAsideName,
 }
 
-/// Whether something is missing, which is no error here.
+/// Returns `None` instead of an error if the file is missing.
 pub(super) fn unless_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -76,11 +76,10 @@ pub(super) fn unless_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> 
     }
 }
 
-/// The disk of this host.
 #[derive(Debug)]
-pub(super) struct HostDisk;
+pub(super) struct HostFileSystem;
 
-impl Disk for HostDisk {
+impl FileSystem for HostFileSystem {
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
@@ -142,7 +141,7 @@ impl DiskFile for File {
     }
 
     fn sync(&self, _: SyncPoint) -> io::Result<()> {
-        // Its size too, where that changed: all that it takes to read the data.
+        // `fdatasync` also writes a changed size, which is necessary to read the data.
         self.sync_data()
     }
 }
@@ -156,7 +155,7 @@ fn lock(path: &Path) -> Result<File, StoreError> {
         .mode(0o600)
         .open(path)
         .map_err(StoreError::io(path, "open it"))?;
-    // A child that is between fork and exec holds its parent's lock for a moment longer.
+    // A child between fork and exec holds its parent's lock for a moment longer.
     let mut locked = file.try_lock();
     for _ in 0..20 {
         if !matches!(locked, Err(TryLockError::WouldBlock)) {
@@ -174,7 +173,7 @@ fn lock(path: &Path) -> Result<File, StoreError> {
         }
         Err(TryLockError::Error(error)) => return Err(StoreError::io(path, "lock it")(error)),
     }
-    // Only to name us to others; a full disk must not keep the daemon from starting.
+    // The process id is only for other processes' error messages; a full disk must not prevent the start.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
 }

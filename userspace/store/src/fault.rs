@@ -1,29 +1,29 @@
-//! Points where a test makes the daemon die, as a power failure or `kill -9` would.
+//! Fault points: named places at which a test can make the daemon crash, like a power failure or `kill -9`.
 //!
-//! `NUMAWARD_FAULT=NAME` aborts at the point of that name, `NUMAWARD_FAULT=NAME@3` when it is passed the third
-//! time, `any@3` at the third point of any name. A test of one thread may have a function of its own called instead.
-//! Compiled only for tests and with the feature `fault-points`.
+//! `NUMAWARD_FAULT=NAME` aborts the process at the point with that name, `NUMAWARD_FAULT=NAME@3` when it passes the
+//! point for the third time, `any@3` at the third point of any name. A single-threaded test can register a callback
+//! instead. Compiled only for tests and with the feature `fault-points`.
 
-/// Names a point.
+/// Marks a fault point; does nothing in this build.
 #[cfg(not(any(test, feature = "fault-points")))]
 pub const fn point(_name: &str) {}
 
-/// Called with the name of a point.
+/// A function that is called with the name of each point.
 #[cfg(any(test, feature = "fault-points"))]
 pub type PointCallback = Box<dyn Fn(&'static str)>;
 
 #[cfg(any(test, feature = "fault-points"))]
 thread_local! {
-    static WATCHER: std::cell::RefCell<Option<PointCallback>> = const { std::cell::RefCell::new(None) };
+    static CALLBACK: std::cell::RefCell<Option<PointCallback>> = const { std::cell::RefCell::new(None) };
 }
 
-/// From now on this is called with the name of each point that this thread passes. It may unwind.
+/// Registers a function that is called with the name of each point that this thread passes. It may unwind.
 #[cfg(any(test, feature = "fault-points"))]
-pub fn watch(watcher: Option<PointCallback>) {
-    WATCHER.set(watcher);
+pub fn watch(callback: Option<PointCallback>) {
+    CALLBACK.set(callback);
 }
 
-/// Aborts here if a test wants it.
+/// Marks a fault point. Aborts if `NUMAWARD_FAULT` selects it.
 #[cfg(any(test, feature = "fault-points"))]
 pub fn point(name: &'static str) {
     use std::{
@@ -32,7 +32,7 @@ pub fn point(name: &'static str) {
     };
     static PASSED: Mutex<Option<HashMap<&'static str, u32>>> = Mutex::new(None);
 
-    WATCHER.with_borrow(|watcher| watcher.iter().for_each(|watch| watch(name)));
+    CALLBACK.with_borrow(|callback| callback.iter().for_each(|watch| watch(name)));
     let Ok(wanted) = std::env::var("NUMAWARD_FAULT") else { return };
     let (wanted, count) = wanted.split_once('@').unwrap_or((&wanted, "1"));
     let mut passed = PASSED.lock().unwrap_or_else(PoisonError::into_inner);

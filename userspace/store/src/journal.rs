@@ -1,119 +1,119 @@
-//! The journal: the last two saves, in space that was reserved for them.
+//! The journal: the last two saves, in preallocated space.
 //!
-//! A file of two slots of the same size. In each is a text ([`super::envelope`]) and after it a NUL, which no text
-//! contains. What was reserved is written, with zeros: a file system that only notes space as reserved has to commit
-//! that it is in use at the first write.
+//! It is a file of two slots of the same size. Each contains a text ([`super::envelope`]), followed by a NUL, which no
+//! text contains. The space is preallocated by writing zeros: a file system that only marks space as reserved would
+//! have to commit metadata at the first write.
 
 use std::{io, path::Path};
 
 use serde::de::DeserializeOwned;
 
 use super::{
-    disk::{Disk, DiskFile, SyncPoint, unless_missing},
+    disk::{DiskFile, FileSystem, SyncPoint, unless_missing},
     envelope::{self, Content},
     error::StoreError,
     fault,
 };
 
-/// What is written over the beginning of a text to make it none.
-const NOTHING: [u8; 512] = [0; 512];
+/// Zeros that overwrite the beginning of a text to invalidate it.
+const INVALID_TEXT: [u8; 512] = [0; 512];
 
-/// Bytes of a slot that are read or reserved at a time.
-const PIECE: usize = 64 << 10;
-/// What a slot is reserved with.
-static NO_TEXT: [u8; PIECE] = [0; PIECE];
+/// The number of bytes of a slot that are read or preallocated at a time.
+const CHUNK: usize = 64 << 10;
+static ZEROS: [u8; CHUNK] = [0; CHUNK];
 
-/// A journal, which is opened for each save: one that was removed, or over which something was mounted, would take what
-/// nobody finds again.
+/// A journal. Its file is opened for each save: if it was removed, or if something was mounted over it, a save to the
+/// old file would be lost.
 #[derive(Debug)]
 pub(super) struct Journal {
-    /// How large a slot is, in bytes.
+    /// The size of a slot in bytes.
     slot: usize,
-    /// The slot that is written next: the older one.
+    /// The slot of the next save: the one with the older save.
     next: usize,
-    /// Whether a save that failed may still be found there.
+    /// True if that slot may contain a failed save that is not yet withdrawn.
     is_doubtful: bool,
 }
 
-/// What is found where the journal is.
-pub(super) enum Found<T> {
+/// The content of the journal's path.
+pub(super) enum FoundJournal<T> {
     Missing,
-    /// Why it cannot be one.
+    /// The reason why it is not a usable journal.
     Unusable(String),
     Journal(Journal, [Content<T>; 2]),
 }
 
-/// Reads the journal at this path, whose slots have at least so many bytes.
+/// Reads the journal at this path. Its slots must have at least `min_slot` bytes.
 pub(super) fn read<T: DeserializeOwned>(
-    disk: &dyn Disk,
+    disk: &dyn FileSystem,
     path: &Path,
-    least: usize,
-) -> Result<Found<T>, StoreError> {
+    min_slot: usize,
+) -> Result<FoundJournal<T>, StoreError> {
     let Some(file) = unless_missing(disk.open(path)).map_err(StoreError::io(path, "open it"))? else {
-        return Ok(Found::Missing);
+        return Ok(FoundJournal::Missing);
     };
     let slots = || {
         let all = file.len()?;
         let first = all / 2;
-        Ok((all, [text(&*file, 0, first)?, text(&*file, first, all - first)?]))
+        Ok((all, [slot_text(&*file, 0, first)?, slot_text(&*file, first, all - first)?]))
     };
     let (all, [first, second]) = slots().map_err(StoreError::io(path, "read it"))?;
-    let slots = [slot(first, path)?, slot(second, path)?];
+    let slots = [decode_slot(first, path)?, decode_slot(second, path)?];
     let size = usize::try_from(all / 2).unwrap_or(usize::MAX);
-    if all % 2 != 0 || size < least {
-        return Ok(Found::Unusable(format!("{all} bytes are not two slots")));
+    if all % 2 != 0 || size < min_slot {
+        return Ok(FoundJournal::Unusable(format!("its {all} bytes are not two slots")));
     }
-    // Were something damaged still there after the next save, that save could not be taken for the last one.
+    // The next save must overwrite damaged data: it could not be recognized as the last save as long as the damaged
+    // data remained.
     let next = match &slots {
         [Content::Damaged { reason, .. }, Content::Damaged { .. }] => {
-            return Ok(Found::Unusable(format!("both slots are damaged, the first one: {reason}")));
+            return Ok(FoundJournal::Unusable(format!("both slots are damaged, the first one: {reason}")));
         }
         [Content::Missing, Content::Damaged { .. }] => 1,
         [first, second] => usize::from(first.generation() > second.generation()),
     };
-    Ok(Found::Journal(Journal { slot: size, next, is_doubtful: false }, slots))
+    Ok(FoundJournal::Journal(Journal { slot: size, next, is_doubtful: false }, slots))
 }
 
-/// The text in a slot of so many bytes, without what is left of a longer one. A slot may be much larger than what is in it: no more is
-/// read than the text and the rest of a piece.
-fn text(file: &dyn DiskFile, mut at: u64, mut left: u64) -> io::Result<Vec<u8>> {
+/// Reads the text of a slot, which ends at the first NUL. A slot may be much larger than its text: only the chunks of
+/// the text are read.
+fn slot_text(file: &dyn DiskFile, mut at: u64, mut left: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     while left > 0 {
-        let size = left.min(PIECE as u64);
-        let piece = file.read_at(at, usize::try_from(size).unwrap_or(PIECE))?;
-        if let Some(end) = piece.iter().position(|byte| *byte == 0) {
-            text.extend_from_slice(piece.get(..end).unwrap_or_default());
+        let size = left.min(CHUNK as u64);
+        let chunk = file.read_at(at, usize::try_from(size).unwrap_or(CHUNK))?;
+        if let Some(end) = chunk.iter().position(|byte| *byte == 0) {
+            text.extend_from_slice(chunk.get(..end).unwrap_or_default());
             break;
         }
-        text.extend_from_slice(&piece);
+        text.extend_from_slice(&chunk);
         (at, left) = (at + size, left - size);
     }
     Ok(text)
 }
 
-/// What is in a slot with this text.
-fn slot<T: DeserializeOwned>(text: Vec<u8>, path: &Path) -> Result<Content<T>, StoreError> {
+/// Decodes the text of a slot.
+fn decode_slot<T: DeserializeOwned>(text: Vec<u8>, path: &Path) -> Result<Content<T>, StoreError> {
     if text.is_empty() { Ok(Content::Missing) } else { envelope::open(text, path) }
 }
 
 impl Journal {
-    /// Makes a journal that holds this text, the last one that was saved, and has room for a new one of so many bytes, in
-    /// place of the one that is there. Its name is not durable yet.
+    /// Creates a journal that contains `saved`, the last saved text, and has room for a text of `room` bytes. It
+    /// replaces an existing journal. Its name is not durable yet.
     pub(super) fn create(
-        disk: &dyn Disk,
+        disk: &dyn FileSystem,
         [path, new]: [&Path; 2],
         saved: &[u8],
         room: usize,
-        least: usize,
+        min_slot: usize,
     ) -> Result<Self, StoreError> {
-        let slot = (2 * saved.len().max(room)).next_power_of_two().max(least);
+        let slot = (2 * saved.len().max(room)).next_power_of_two().max(min_slot);
         unless_missing(disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
         let file = disk.create(new).map_err(StoreError::io(new, "create it"))?;
         fault::point("journal.created");
         let reserve = || {
             file.write_at(0, saved)?;
-            for at in (saved.len()..2 * slot).step_by(PIECE) {
-                file.write_at(at as u64, NO_TEXT.get(..2 * slot - at).unwrap_or(&NO_TEXT))?;
+            for at in (saved.len()..2 * slot).step_by(CHUNK) {
+                file.write_at(at as u64, ZEROS.get(..2 * slot - at).unwrap_or(&ZEROS))?;
             }
             file.sync(SyncPoint::NewJournal)
         };
@@ -124,10 +124,10 @@ impl Journal {
         Ok(Self { slot, next: usize::from(!saved.is_empty()), is_doubtful: false })
     }
 
-    /// Opens it, if it is there and has room for this.
+    /// Opens the file if it exists and has room for this text.
     pub(super) fn open(
         &self,
-        disk: &dyn Disk,
+        disk: &dyn FileSystem,
         path: &Path,
         text: &[u8],
     ) -> io::Result<Option<Box<dyn DiskFile>>> {
@@ -136,8 +136,8 @@ impl Journal {
         Ok(has_room.then_some(file))
     }
 
-    /// Puts this text in the place of the older one, which is older than save `last`. When this returns, it is durable; if
-    /// it fails, no start finds it.
+    /// Overwrites the older text, which must be older than save `last`, by this one. On return, the text is durable; on
+    /// an error, it is not found by the next start.
     pub(super) fn write(&mut self, file: &dyn DiskFile, text: &[u8], last: u64) -> io::Result<()> {
         if self.is_doubtful {
             self.withdraw(file)?;
@@ -151,18 +151,18 @@ impl Journal {
         written
     }
 
-    /// Nothing that is newer than what we know is written over: somebody else saves here, or put another journal there.
+    /// Refuses to overwrite a save that is newer than `last`: another process saves here, or the file was replaced.
     fn check_older(&self, file: &dyn DiskFile, last: u64) -> io::Result<()> {
-        let begins = file.read_at(self.offset(0), NOTHING.len().min(self.slot))?;
-        if envelope::claimed(&begins).is_none_or(|claimed| claimed <= last) {
+        let begins = file.read_at(self.offset(0), INVALID_TEXT.len().min(self.slot))?;
+        if envelope::claimed_generation(&begins).is_none_or(|claimed| claimed <= last) {
             return Ok(());
         }
-        match envelope::whole(&text(file, self.offset(0), self.slot as u64)?) {
+        match envelope::intact_generation(&slot_text(file, self.offset(0), self.slot as u64)?) {
             Some(found) if found > last => Err(io::Error::other(format!(
-                "save {found} is there and {last} was the last one here: another process writes to this file, or it was \
+                "it contains save {found}, but this process last saved {last}: another process writes to this file, or it was \
                  replaced; restart the daemon"
             ))),
-            // What a crash cut off.
+            // A crash interrupted this save.
             _ => Ok(()),
         }
     }
@@ -178,7 +178,7 @@ impl Journal {
     }
 
     fn withdraw(&self, file: &dyn DiskFile) -> io::Result<()> {
-        file.write_at(self.offset(0), &NOTHING)?;
+        file.write_at(self.offset(0), &INVALID_TEXT)?;
         file.sync(SyncPoint::Withdrawal)
     }
 
@@ -187,5 +187,5 @@ impl Journal {
     }
 }
 
-/// What cannot be done where the rest of a save that was not finished is in the way.
+/// The failed operation if an unfinished file of an earlier save cannot be removed.
 pub(super) const LEFTOVER: &str = "remove the rest of a save that failed";

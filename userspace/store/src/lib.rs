@@ -1,25 +1,37 @@
-//! The ledger store: the only durable state, safe against a crash at any instant.
+//! The ledger store: the only durable state of the daemon, safe against a crash at any instant.
 //!
-//! Problem: what is promised must survive a crash, a full disk and a damaged file; a promise is stored before any
-//! knob is written for it, so a save has to be durable when it returns, or have changed nothing. And a workload waits
-//! for it: a file that is written anew and renamed costs two commits of the file system's own journal.
+//! # Problem
+//! Guarantees must survive a crash, a full disk and a damaged file. A guarantee is stored before any knob is written
+//! for it, so a save must be durable when it returns, or must have changed nothing. The workload waits for the save:
+//! writing a new file and renaming it would cost two commits of the file system's journal.
 //!
-//! Files, in one directory: `ledger.journal`, the last two saves, each a whole ledger; `ledger.json`, the ledger as it
-//! was when last there was time to write it out; `ledger.json.1`, the one before; `*.new`, being written;
-//! `ledger.json.damaged-N`, set aside; `ledger.lock`, held as long as the store is open.
+//! # Files
+//! All are in one directory:
+//! - `ledger.journal`: the last two saves, each a complete ledger.
+//! - `ledger.json`: a copy of the last save, written when there is time.
+//! - `ledger.json.1`: the previous copy.
+//! - `*.new`: files that are being written.
+//! - `ledger.json.damaged-N`: damaged files and slots, set aside.
+//! - `ledger.lock`: locked as long as the store is open.
 //!
-//! Algorithm. A save overwrites the older of the two in the journal, in space that is the journal's already, and syncs
-//! its data: no commit. A journal that has no room is replaced by one that holds the last save, before anything new goes
-//! into it. To write out: write and sync `ledger.json.new`; make `ledger.json.1` another name of `ledger.json`; rename
-//! `ledger.json.new` to `ledger.json`; sync the directory. Opening takes the ledger with the highest generation that is
-//! whole, and makes durable what it found.
+//! # Algorithm
+//! - Save: overwrite the older of the two saves in the journal, in space that the file already has, and sync the data.
+//!   This needs no commit. If the journal has no room, it is first replaced by a larger one that contains the last
+//!   save.
+//! - Write out: write and sync `ledger.json.new`; hard-link `ledger.json` to `ledger.json.1`; rename `ledger.json.new`
+//!   to `ledger.json`; sync the directory.
+//! - Open: use the intact ledger with the highest generation, and sync everything that was found.
 //!
-//! Invariants: once saved, there is a whole ledger at every instant, the old one or the new. A save that failed is
-//! withdrawn, durably, before the next one. Nothing that cannot be read is deleted, or written over before it is kept
-//! elsewhere, but a save that a crash cut off; nor is a save that is newer than ours. A file of a newer version, or that
-//! is whole and not understood, is not touched. Tests hold this against a disk that loses what was not synced.
+//! # Invariants
+//! - After the first save, an intact ledger exists at every instant: the old one or the new one.
+//! - A failed save is durably withdrawn before the next one.
+//! - Damaged data is never deleted or overwritten before it is set aside, except for a save that a crash interrupted.
+//! - A save with a generation higher than this process's last one is never overwritten.
+//! - A file of a newer version, or an intact file that cannot be decoded, is not changed.
 //!
-//! The store knows nothing of what it holds but how to serialize it.
+//! Tests check these against a model of a disk that loses everything that was not synced.
+//!
+//! The store only knows how to serialize its content.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +45,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-/// What is stored of a ledger with the save of this number.
+/// Returns the stored text of a ledger with this generation.
 #[cfg(feature = "testing")]
 pub fn encode_save(generation: u64, ledger: &serde_json::value::RawValue) -> Result<Vec<u8>, StoreError> {
     envelope::seal(generation, ledger).map_err(StoreError::Serialize)

@@ -1,4 +1,4 @@
-//! The files of a ledger's directory, opened, saved and written out.
+//! Opens, saves and writes out the files of a ledger's directory.
 
 use std::{
     io,
@@ -10,11 +10,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use super::{
-    disk::{Disk, DiskFile, HostDisk, Lock, SyncPoint, unless_missing},
-    envelope::{self, Content, MOST_SAVES, Whole},
+    disk::{DiskFile, FileSystem, HostFileSystem, Lock, SyncPoint, unless_missing},
+    envelope::{self, Content, IntactLedger, MAX_GENERATION},
     error::StoreError,
     fault,
-    journal::{self, Found, Journal, LEFTOVER},
+    journal::{self, FoundJournal, Journal, LEFTOVER},
 };
 
 const CURRENT: &str = "ledger.json";
@@ -24,61 +24,59 @@ const JOURNAL: &str = "ledger.journal";
 const NEW_JOURNAL: &str = "ledger.journal.new";
 const DAMAGED: &str = "ledger.json.damaged-";
 const LOCK: &str = "ledger.lock";
-/// Of a file of the first version, which had no journal.
+/// The generation of files of the first version, which had no journal.
 const FIRST_VERSION: u64 = 0;
 
-/// How large a slot of the journal is at least: enough for more than a thousand workloads.
-const SLOT: usize = 1 << 20;
+/// The minimum size of the journal's slots: enough for more than a thousand workloads.
+const MIN_SLOT: usize = 1 << 20;
 
-/// An open ledger store. No other process can open it meanwhile.
+/// An open ledger store. Other processes cannot open it meanwhile.
 #[derive(Debug)]
 pub struct Store<T> {
-    disk: Box<dyn Disk>,
+    disk: Box<dyn FileSystem>,
     dir: PathBuf,
-    /// How large a slot of the journal is at least.
-    least_slot: usize,
-    /// Absent until the first save.
+    /// The minimum size of the journal's slots.
+    min_slot: usize,
+    /// `None` until the first save.
     journal: Option<Journal>,
-    /// Of the last save.
+    /// The generation of the last save.
     generation: u64,
-    /// The last save. Empty if there was none.
+    /// The text of the last save; empty if there was none.
     last: Vec<u8>,
-    /// Whether `ledger.json` is behind it.
+    /// True if `ledger.json` is older than the last save.
     is_behind: bool,
-    /// The kernel unlocks it however the process ends.
+    /// The kernel releases it when the process ends.
     _lock: Lock,
     holds: PhantomData<fn(&T)>,
 }
 
-/// What a store held when it was opened.
+/// The result of opening a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadedLedger<T> {
-    /// Nothing: it is new.
+    /// The store is new.
     Fresh,
-    /// The last ledger that was saved.
+    /// The last saved ledger.
     Current {
-        /// The ledger.
         ledger: T,
-        /// What was set aside, without which nothing is missing.
+        /// Damaged files that were set aside. They contain nothing newer than the ledger.
         set_aside: Vec<SetAsideFile>,
     },
-    /// One before the last, as the last is damaged or missing. What was promised since is to be learnt from live
-    /// cgroups.
+    /// A ledger that may be older than the last one, which is damaged or missing. Newer guarantees have to be recovered
+    /// from live cgroups.
     Previous {
-        /// The ledger.
         ledger: T,
-        /// What was set aside.
+        /// Damaged files that were set aside.
         set_aside: Vec<SetAsideFile>,
     },
-    /// Nothing that can be read. All that is promised is to be learnt from live cgroups.
+    /// There is no readable ledger. All guarantees have to be recovered from live cgroups.
     Rebuild {
-        /// What was set aside, now or earlier.
+        /// Damaged files that were set aside now or earlier.
         set_aside: Vec<SetAsideFile>,
     },
 }
 
 impl<T> LoadedLedger<T> {
-    /// The ledger, if there is one that can be read.
+    /// Returns the ledger, if there is a readable one.
     pub fn ledger(self) -> Option<T> {
         match self {
             Self::Current { ledger, .. } | Self::Previous { ledger, .. } => Some(ledger),
@@ -87,48 +85,48 @@ impl<T> LoadedLedger<T> {
     }
 }
 
-/// A damaged file that was kept.
+/// A damaged file that was set aside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetAsideFile {
-    /// Where it is now.
+    /// The new path.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The kind of damage.
     pub reason: String,
 }
 
-/// What the journal holds.
-struct Saved<T> {
-    /// The last save that is whole.
-    last: Option<Whole<T>>,
-    /// Whether none can have been saved since, here or in `ledger.json`.
+/// The saves found in the journal.
+struct JournalSaves<T> {
+    /// The last intact save.
+    last: Option<IntactLedger<T>>,
+    /// True if there cannot have been a later save, here or in `ledger.json`.
     is_certain: bool,
 }
 
 impl<T: Serialize + DeserializeOwned> Store<T> {
-    /// Opens the store in this directory, which is made if it is not there, and reads what it holds. Damaged
-    /// files are set aside.
+    /// Opens the store in this directory, which is created if it is missing, and reads the ledger. Damaged files are
+    /// set aside.
     pub fn open(dir: &Path) -> Result<(Self, LoadedLedger<T>), StoreError> {
-        Self::open_on(Box::new(HostDisk), dir, SLOT)
+        Self::open_on(Box::new(HostFileSystem), dir, MIN_SLOT)
     }
 
-    /// The same, with a journal so small that a test can fill it.
+    /// Opens the store with a journal so small that a test can fill it.
     #[cfg(feature = "testing")]
     pub fn open_small(dir: &Path) -> Result<(Self, LoadedLedger<T>), StoreError> {
-        Self::open_on(Box::new(HostDisk), dir, 1 << 10)
+        Self::open_on(Box::new(HostFileSystem), dir, 1 << 10)
     }
 
-    /// The same on this disk, with a journal whose slots have at least so many bytes.
+    /// Opens the store on this file system, with a journal that has slots of at least `min_slot` bytes.
     pub(super) fn open_on(
-        disk: Box<dyn Disk>,
+        disk: Box<dyn FileSystem>,
         dir: &Path,
-        least_slot: usize,
+        min_slot: usize,
     ) -> Result<(Self, LoadedLedger<T>), StoreError> {
         make_dirs(&*disk, dir)?;
         let lock = disk.lock(&dir.join(LOCK))?;
         let mut store = Self {
             disk,
             dir: dir.to_owned(),
-            least_slot,
+            min_slot,
             journal: None,
             generation: 0,
             last: Vec::new(),
@@ -137,29 +135,31 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             holds: PhantomData,
         };
         let disk = &*store.disk;
-        // All are looked at before anything is touched: one may be of a newer version.
+        // Everything is read before anything is changed, because one of the files may be of a newer version.
         let current = envelope::read(disk, &dir.join(CURRENT))?;
         let previous = envelope::read(disk, &dir.join(PREVIOUS))?;
-        let journal = journal::read(disk, &dir.join(JOURNAL), least_slot)?;
+        let journal = journal::read(disk, &dir.join(JOURNAL), min_slot)?;
 
         for unfinished in [NEW, NEW_JOURNAL] {
-            // What is still there is in the way of the next one, which says so.
+            // If this fails, the next write fails with an error about the file.
             let _ = disk.remove(&dir.join(unfinished));
         }
         store.sync_found(&journal)?;
         let mut set_aside = Vec::new();
-        let current = store.whole(CURRENT, current, &mut set_aside)?;
-        let previous = store.whole(PREVIOUS, previous, &mut set_aside)?;
+        let current = store.load_file(CURRENT, current, &mut set_aside)?;
+        let previous = store.load_file(PREVIOUS, previous, &mut set_aside)?;
         let written_out = current.as_ref().map(|current| current.generation);
-        let Saved { last, is_certain } = match journal {
-            Found::Missing => Saved { last: None, is_certain: written_out == Some(FIRST_VERSION) },
-            Found::Unusable(reason) => {
-                set_aside.push(store.set_aside(JOURNAL, &reason)?);
-                Saved { last: None, is_certain: false }
+        let JournalSaves { last, is_certain } = match journal {
+            FoundJournal::Missing => {
+                JournalSaves { last: None, is_certain: written_out == Some(FIRST_VERSION) }
             }
-            Found::Journal(journal, slots) => {
+            FoundJournal::Unusable(reason) => {
+                set_aside.push(store.set_aside(JOURNAL, &reason)?);
+                JournalSaves { last: None, is_certain: false }
+            }
+            FoundJournal::Journal(journal, slots) => {
                 store.journal = Some(journal);
-                store.saved(slots, written_out, &mut set_aside)?
+                store.last_save(slots, written_out, &mut set_aside)?
             }
         };
         let (last, is_certain) = match last {
@@ -172,7 +172,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
                 None => (previous, false),
             },
         };
-        let last = last.map(|Whole { generation, ledger, text }| {
+        let last = last.map(|IntactLedger { generation, ledger, text }| {
             (store.generation, store.last) = (generation, text);
             ledger
         });
@@ -180,7 +180,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             Some(ledger) if is_certain => LoadedLedger::Current { ledger, set_aside },
             Some(ledger) => LoadedLedger::Previous { ledger, set_aside },
             None => {
-                // Of an earlier start that ended before the first save.
+                // An earlier start set files aside and ended before its first save.
                 set_aside.extend(store.set_aside_earlier(&set_aside)?);
                 if set_aside.is_empty() { LoadedLedger::Fresh } else { LoadedLedger::Rebuild { set_aside } }
             }
@@ -188,42 +188,44 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         Ok((store, loaded))
     }
 
-    /// What an earlier process left, and may not have made durable before it was killed, is built upon from now on.
-    fn sync_found(&self, journal: &Found<T>) -> Result<(), StoreError> {
-        if matches!(journal, Found::Missing) {
-            // Nor may the directory be.
+    /// Syncs the files that an earlier process has left: it may have been killed before its own sync.
+    fn sync_found(&self, journal: &FoundJournal<T>) -> Result<(), StoreError> {
+        if matches!(journal, FoundJournal::Missing) {
+            // The directory's name may not be durable either.
             return self.dir.ancestors().skip(1).try_for_each(|above| sync_above(&*self.disk, above));
         }
         let path = self.dir.join(JOURNAL);
         let synced = self.disk.open(&path).and_then(|file| file.sync(SyncPoint::Found));
-        synced.map_err(StoreError::io(&path, "make durable what was found in it"))?;
+        synced.map_err(StoreError::io(&path, "sync it"))?;
         self.sync_dir(SyncPoint::FoundNames)
     }
 
-    /// The last save that is in the journal. What is damaged there is kept elsewhere, as it will be written over.
-    fn saved(
+    /// Returns the last save in the journal. Copies damaged slots to new files, because the next saves overwrite them.
+    fn last_save(
         &self,
         slots: [Content<T>; 2],
         written_out: Option<u64>,
         set_aside: &mut Vec<SetAsideFile>,
-    ) -> Result<Saved<T>, StoreError> {
+    ) -> Result<JournalSaves<T>, StoreError> {
         let newest = slots.iter().map(Content::generation).max().flatten();
         let known = newest.max(written_out);
-        let mut saved = Saved { last: None, is_certain: newest.is_some() };
+        let mut saves = JournalSaves { last: None, is_certain: newest.is_some() };
         for content in slots {
             let (text, reason) = match content {
-                Content::Whole(whole) => {
-                    if Some(whole.generation) == newest {
-                        saved.last = Some(whole);
+                Content::Intact(intact) => {
+                    if Some(intact.generation) == newest {
+                        saves.last = Some(intact);
                     }
                     continue;
                 }
                 Content::Missing => continue,
                 Content::Damaged { text, reason } => (text, reason),
             };
-            let claimed = envelope::claimed(&text);
+            let claimed = envelope::claimed_generation(&text);
             if claimed == Some(known.unwrap_or(0) + 1) {
-                tracing::info!("a save was cut off by a crash: nothing had been done for it");
+                tracing::info!(
+                    "a crash interrupted the last save: it is ignored, as nothing was changed because of it"
+                );
                 continue;
             }
             let path = self.free_name()?;
@@ -231,29 +233,29 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
                 file.write_at(0, &text)?;
                 file.sync(SyncPoint::SetAside)
             });
-            kept.map_err(StoreError::io(&path, "keep there what is damaged"))?;
+            kept.map_err(StoreError::io(&path, "copy the damaged data to it"))?;
             self.sync_dir(SyncPoint::SetAsideName)?;
             set_aside.push(SetAsideFile { path, reason });
-            // Unless it says that it is an older one, it may have been the last.
-            saved.is_certain &= claimed.is_some_and(|claimed| Some(claimed) <= known);
+            // Unless the beginning of the damaged text shows an older generation, it may have been the last save.
+            saves.is_certain &= claimed.is_some_and(|claimed| Some(claimed) <= known);
         }
-        Ok(saved)
+        Ok(saves)
     }
 
-    /// Saves a ledger. When this returns, it is durable; if it fails, the one before still is.
+    /// Saves a ledger. On return, it is durable; on an error, the previous one still is.
     pub fn save(&mut self, ledger: &T) -> Result<(), StoreError> {
         self.save_text(&serde_json::value::to_raw_value(ledger).map_err(StoreError::Serialize)?)
     }
 
-    /// Saves a ledger that is in words already.
+    /// Saves a ledger that is already serialized.
     pub fn save_text(&mut self, ledger: &RawValue) -> Result<(), StoreError> {
         let path = self.dir.join(JOURNAL);
-        if self.generation >= MOST_SAVES {
+        if self.generation >= MAX_GENERATION {
             return Err(StoreError::GenerationsExhausted { path, last: self.generation });
         }
         let generation = self.generation + 1;
         let text = envelope::seal(generation, ledger).map_err(StoreError::Serialize)?;
-        let (mut journal, file) = self.with_room(&path, &text)?;
+        let (mut journal, file) = self.journal_with_room(&path, &text)?;
         let written = journal.write(&*file, &text, self.generation);
         self.journal = Some(journal);
         written.map_err(StoreError::io(&path, "write it"))?;
@@ -262,8 +264,13 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         Ok(())
     }
 
-    /// The journal, made anew if it has no room for this text. It holds the last save and no other until then.
-    fn with_room(&mut self, path: &Path, text: &[u8]) -> Result<(Journal, Box<dyn DiskFile>), StoreError> {
+    /// Returns the journal and its file; creates a new journal, which contains only the last save, if the text does not
+    /// fit.
+    fn journal_with_room(
+        &mut self,
+        path: &Path,
+        text: &[u8],
+    ) -> Result<(Journal, Box<dyn DiskFile>), StoreError> {
         let disk = &*self.disk;
         if let Some(journal) = &self.journal
             && let Some(file) = journal.open(disk, path, text).map_err(StoreError::io(path, "open it"))?
@@ -272,32 +279,34 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             return Ok((journal, file));
         }
         let new = self.dir.join(NEW_JOURNAL);
-        let made = Journal::create(disk, [path, &new], &self.last, text.len(), self.least_slot);
+        let made = Journal::create(disk, [path, &new], &self.last, text.len(), self.min_slot);
         let made = made.inspect_err(|_| {
-            // It takes space that may be what is missing. If it stays, the next save replaces it.
+            // The unfinished file may take the space that is missing. If it cannot be removed, the next save replaces
+            // it.
             let _ = disk.remove(&new);
         })?;
-        // The old one is no longer there.
+        // The old journal no longer exists.
         self.journal = None;
         self.sync_dir(SyncPoint::JournalName)?;
         let file = disk.open(path).map_err(StoreError::io(path, "open it"))?;
         Ok((made, file))
     }
 
-    /// The number of the last save, if `ledger.json` is not what was saved with it.
+    /// Returns the number of the last save if `ledger.json` is older than that.
     pub fn pending_write_out(&self) -> Option<u64> {
         self.is_behind.then_some(self.generation)
     }
 
-    /// Writes the last save to `ledger.json`, for anybody who reads that, and for a journal that gets damaged. If it
-    /// fails, nothing is lost.
+    /// Writes the last save to `ledger.json`, for readers of that file and as a fallback for a damaged journal. An
+    /// error loses no data.
     pub fn write_out(&mut self) -> Result<(), StoreError> {
         if !self.is_behind {
             return Ok(());
         }
         let new = self.dir.join(NEW);
         self.write_new(&new).and_then(|()| self.put_in_place(&new)).inspect_err(|_| {
-            // Half a file takes space that may be what is missing. If it stays, the next one replaces it.
+            // The unfinished file may take the space that is missing. If it cannot be removed, the next one replaces
+            // it.
             let _ = self.disk.remove(&new);
         })?;
         self.is_behind = false;
@@ -319,27 +328,27 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         unless_missing(self.disk.remove(&previous)).map_err(StoreError::io(&previous, "replace it"))?;
         fault::point("file.older-removed");
         unless_missing(self.disk.link(&current, &previous))
-            .map_err(StoreError::io(&previous, "keep the previous ledger under this name"))?;
+            .map_err(StoreError::io(&previous, "link the previous ledger to it"))?;
         fault::point("file.previous-kept");
         self.disk.rename(new, &current).map_err(StoreError::io(&current, "replace it"))?;
         fault::point("file.renamed");
         self.sync_dir(SyncPoint::WrittenOutName)
     }
 
-    fn sync_dir(&self, why: SyncPoint) -> Result<(), StoreError> {
-        sync_dir(&*self.disk, &self.dir, why)
+    fn sync_dir(&self, reason: SyncPoint) -> Result<(), StoreError> {
+        sync_dir(&*self.disk, &self.dir, reason)
     }
 
-    /// What a file holds, if it is whole. A damaged one is set aside.
-    fn whole(
+    /// Returns the content of an intact file; sets a damaged file aside.
+    fn load_file(
         &self,
         name: &str,
         content: Content<T>,
         set_aside: &mut Vec<SetAsideFile>,
-    ) -> Result<Option<Whole<T>>, StoreError> {
+    ) -> Result<Option<IntactLedger<T>>, StoreError> {
         match content {
             Content::Missing => Ok(None),
-            Content::Whole(whole) => Ok(Some(whole)),
+            Content::Intact(intact) => Ok(Some(intact)),
             Content::Damaged { reason, .. } => {
                 set_aside.push(self.set_aside(name, &reason)?);
                 Ok(None)
@@ -347,7 +356,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         }
     }
 
-    /// Keeps a damaged file under another name.
+    /// Renames a damaged file.
     fn set_aside(&self, name: &str, reason: &str) -> Result<SetAsideFile, StoreError> {
         let (from, path) = (self.dir.join(name), self.free_name()?);
         self.disk.rename(&from, &path).map_err(StoreError::io(&from, "set it aside"))?;
@@ -355,14 +364,14 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
         Ok(SetAsideFile { path, reason: reason.to_owned() })
     }
 
-    /// The first name for what is damaged that is free. The lock keeps others from taking it meanwhile.
+    /// Returns the first unused name for damaged data. The lock prevents another process from taking it.
     fn free_name(&self) -> Result<PathBuf, StoreError> {
         let taken = self.list()?;
         let named = (1..).map(|number: u64| self.dir.join(format!("{DAMAGED}{number}")));
         Ok(named.into_iter().find(|name| !taken.contains(name)).unwrap_or_default())
     }
 
-    /// Files that were set aside before these.
+    /// Returns the files that were set aside before `now`.
     fn set_aside_earlier(&self, now: &[SetAsideFile]) -> Result<Vec<SetAsideFile>, StoreError> {
         let is_damaged =
             |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(DAMAGED));
@@ -378,8 +387,8 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     }
 }
 
-/// Makes a directory and those above it, as far as they are not there.
-fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+/// Creates a directory and its missing ancestors.
+fn make_dirs(disk: &dyn FileSystem, dir: &Path) -> Result<(), StoreError> {
     match (disk.make_dir(dir), dir.parent()) {
         (Ok(()), _) => Ok(()),
         (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
@@ -390,21 +399,21 @@ fn make_dirs(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Makes the names in a directory above durable, unless its file system is read-only or cannot sync directories. If the
-/// store's directory is on such a file system, the sync of the store's own names reports it.
-fn sync_above(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+/// Makes the names in an ancestor directory durable, unless its file system is read-only or cannot sync directories. If
+/// the store's own directory is on such a file system, the sync of the store's names reports it.
+fn sync_above(disk: &dyn FileSystem, dir: &Path) -> Result<(), StoreError> {
     match sync_dir(disk, dir, SyncPoint::Directory) {
-        Err(StoreError::Io { source, .. }) if is_without_sync(&source) => Ok(()),
+        Err(StoreError::Io { source, .. }) if cannot_sync(&source) => Ok(()),
         synced => synced,
     }
 }
 
-fn is_without_sync(error: &io::Error) -> bool {
+fn cannot_sync(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, ReadOnlyFilesystem, Unsupported};
     matches!(error.kind(), InvalidInput | ReadOnlyFilesystem | Unsupported)
 }
 
-fn sync_dir(disk: &dyn Disk, dir: &Path, why: SyncPoint) -> Result<(), StoreError> {
+fn sync_dir(disk: &dyn FileSystem, dir: &Path, reason: SyncPoint) -> Result<(), StoreError> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    disk.sync_dir(dir, why).map_err(StoreError::io(dir, "sync it"))
+    disk.sync_dir(dir, reason).map_err(StoreError::io(dir, "sync it"))
 }

@@ -17,7 +17,7 @@ fn open(dir: &Path) -> LoadedLedger<Ledger> {
     Store::open(dir).unwrap().1
 }
 
-/// A directory in which `[1]` and then `[2]` were saved and written out.
+/// Returns a directory in which `[1]` and then `[2]` were saved and written out.
 fn saved_twice() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
@@ -29,7 +29,7 @@ fn saved_twice() -> tempfile::TempDir {
     dir
 }
 
-/// The same, and the journal is gone.
+/// Returns such a directory without the journal.
 fn without_journal() -> tempfile::TempDir {
     let dir = saved_twice();
     fs::remove_file(dir.path().join("ledger.journal")).unwrap();
@@ -47,14 +47,14 @@ fn files(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Writes over what a slot of the journal begins with.
+/// Overwrites the beginning of a slot of the journal.
 fn damage(dir: &Path, slot: u64, bytes: &[u8]) {
     let journal = OpenOptions::new().write(true).open(dir.join("ledger.journal")).unwrap();
     journal.write_all_at(bytes, slot * journal.metadata().unwrap().len() / 2).unwrap();
 }
 
 #[test]
-fn what_is_saved_is_loaded() {
+fn saved_ledger_is_loaded() {
     let dir = saved_twice();
     assert_eq!(open(dir.path()), current(2));
     assert_eq!(files(dir.path()), ["ledger.journal", "ledger.json", "ledger.json.1", "ledger.lock"]);
@@ -73,7 +73,7 @@ fn what_is_saved_is_loaded() {
 }
 
 #[test]
-fn what_is_saved_needs_no_writing_out() {
+fn journal_alone_is_durable() {
     let dir = saved_twice();
     for ledger in 3..8 {
         let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
@@ -91,7 +91,7 @@ fn what_is_saved_needs_no_writing_out() {
 }
 
 #[test]
-fn a_shorter_ledger_and_one_that_needs_more_room_are_loaded_as_they_are() {
+fn ledger_may_shrink_and_grow() {
     let dir = tempfile::tempdir().unwrap();
     let size = || fs::metadata(dir.path().join("ledger.journal")).unwrap().len();
     let mut sizes = Vec::new();
@@ -107,7 +107,7 @@ fn a_shorter_ledger_and_one_that_needs_more_room_are_loaded_as_they_are() {
 }
 
 #[test]
-fn a_save_that_none_can_follow_is_damaged() {
+fn refuses_impossible_generation() {
     let ledger = serde_json::value::to_raw_value(&vec![3]).unwrap();
     for generation in [u64::MAX, u64::MAX - 1] {
         let dir = saved_twice();
@@ -115,7 +115,7 @@ fn a_save_that_none_can_follow_is_damaged() {
         let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
         let LoadedLedger::Current { ledger, set_aside } = loaded else { panic!("{loaded:?}") };
         assert!(
-            ledger == [2] && set_aside[0].reason.contains("no store has saved so often"),
+            ledger == [2] && set_aside[0].reason.contains("is higher than any store reaches"),
             "{set_aside:?}"
         );
         for ledger in 4..7 {
@@ -127,7 +127,7 @@ fn a_save_that_none_can_follow_is_damaged() {
 }
 
 #[test]
-fn what_would_not_be_found_again_is_not_saved() {
+fn save_fails_at_highest_generation() {
     let ledger = serde_json::value::to_raw_value(&vec![3]).unwrap();
     let dir = saved_twice();
     let last = u64::MAX / 2 - 1;
@@ -142,7 +142,7 @@ fn what_would_not_be_found_again_is_not_saved() {
 }
 
 #[test]
-fn a_ledger_of_the_first_version_is_taken_over() {
+fn reads_first_format_version() {
     let dir = tempfile::tempdir().unwrap();
     let text = "{\"version\":1,\"checksum\":\"crc32:6702617b\",\"ledger\":[2]}\n";
     fs::write(dir.path().join("ledger.json"), text).unwrap();
@@ -155,7 +155,7 @@ fn a_ledger_of_the_first_version_is_taken_over() {
 }
 
 #[test]
-fn what_the_journal_has_no_file_need_have() {
+fn journal_replaces_lost_files() {
     for lost in ["ledger.json", "ledger.json.1"] {
         let dir = saved_twice();
         fs::write(dir.path().join(lost), "x").unwrap();
@@ -172,15 +172,15 @@ fn what_the_journal_has_no_file_need_have() {
 }
 
 #[test]
-fn a_damaged_slot_is_set_aside_and_the_other_one_used() {
-    // The last save is in the second slot. In the file is the one before it, or nothing.
+fn damaged_slot_is_set_aside() {
+    // The last save is in the second slot. The first one contains the save before it, or nothing.
     let cases: [(u64, &[u8], bool, u32); 5] = [
         (1, b"x", false, 1),
-        // Not even its beginning is left: it may have been newer than the one in the other slot.
+        // The generation is unreadable: the save may have been newer than the one in the other slot.
         (0, b"x", false, 2),
-        // It says that it is older.
+        // The generation is older.
         (0, b"{\"version\":2,\"generation\":1,x", true, 2),
-        // A save that never returned.
+        // A save that a crash interrupted.
         (1, b"{\"version\":2,\"generation\":2,x", true, 1),
         (0, b"{\"version\":2,\"generation\":3,x", true, 2),
     ];
@@ -206,7 +206,7 @@ fn a_damaged_slot_is_set_aside_and_the_other_one_used() {
             }
             other => panic!("{other:?}"),
         }
-        // Only what was cut off is nobody's loss.
+        // An interrupted save loses nothing, and is not kept.
         assert_eq!(is_kept, !bytes.ends_with("n\":2,x") && !bytes.ends_with("n\":3,x"), "{bytes}");
         let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
         store.save(&vec![4]).unwrap();
@@ -216,8 +216,8 @@ fn a_damaged_slot_is_set_aside_and_the_other_one_used() {
 }
 
 #[test]
-fn one_save_is_enough_after_damage() {
-    // The slots of the journal: damaged, or without a save.
+fn one_save_repairs_damage() {
+    // The slots of the journal: damaged, or empty.
     for slots in [["x", "y"], ["x", "\0"], ["\0", "x"]] {
         let dir = saved_twice();
         damage(dir.path(), 0, slots[0].as_bytes());
@@ -230,12 +230,12 @@ fn one_save_is_enough_after_damage() {
         store.save(&vec![3]).unwrap();
         drop(store);
         assert_eq!(open(dir.path()), current(3), "{slots:?}");
-        assert!(!dir.path().join("ledger.json.damaged-2").exists(), "{slots:?}: it is kept once");
+        assert!(!dir.path().join("ledger.json.damaged-2").exists(), "{slots:?}: kept once");
     }
 }
 
 #[test]
-fn without_the_journal_the_file_may_not_be_the_last() {
+fn lost_journal_means_previous_ledger() {
     for content in [None, Some(&b"odd"[..]), Some(b""), Some(b"evenly nothing")] {
         let dir = saved_twice();
         let journal = dir.path().join("ledger.journal");
@@ -253,7 +253,7 @@ fn without_the_journal_the_file_may_not_be_the_last() {
 }
 
 #[test]
-fn the_state_directory_is_made() {
+fn creates_state_directory() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("a/b");
     assert_eq!(open(&dir), LoadedLedger::Fresh);
@@ -261,7 +261,7 @@ fn the_state_directory_is_made() {
 }
 
 #[test]
-fn a_damaged_ledger_is_set_aside_and_the_previous_one_used() {
+fn damaged_file_falls_back_to_previous() {
     for (damage, reason) in [
         (&b""[..], "not a ledger: EOF"),
         (b"\xff\xfe", "not a ledger"),
@@ -285,11 +285,11 @@ fn a_damaged_ledger_is_set_aside_and_the_previous_one_used() {
 }
 
 #[test]
-fn what_is_whole_and_no_ledger_of_ours_is_an_error_and_nothing_is_touched() {
+fn foreign_ledger_is_not_changed() {
     for (dir, file) in [(without_journal(), "ledger.json"), (saved_twice(), "ledger.json")] {
         let before = files(dir.path());
         let error = Store::<Vec<String>>::open(dir.path()).unwrap_err().to_string();
-        let words = format!("{file}: whole, but not a ledger of this program: invalid type");
+        let words = format!("{file}: intact, but not a ledger of this program: invalid type");
         assert!(error.contains(&words) && error.contains("run the program that wrote it"), "{error}");
         assert_eq!(files(dir.path()), before);
         assert!(!matches!(open(dir.path()), LoadedLedger::Rebuild { .. }));
@@ -297,15 +297,15 @@ fn what_is_whole_and_no_ledger_of_ours_is_an_error_and_nothing_is_touched() {
 }
 
 #[test]
-fn a_newer_save_of_somebody_else_is_not_written_over() {
+fn newer_save_is_not_overwritten() {
     let dir = saved_twice();
     let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
-    // Where the next save goes.
+    // The slot of the next save.
     let newer = envelope::seal(9, &serde_json::value::to_raw_value(&[9]).unwrap()).unwrap();
     damage(dir.path(), 0, &newer);
     let error = store.save(&vec![3]).unwrap_err().to_string();
-    assert!(error.contains("save 9 is there and 2 was the last one here"), "{error}");
-    // A save that was cut off.
+    assert!(error.contains("it contains save 9, but this process last saved 2"), "{error}");
+    // An interrupted save.
     damage(dir.path(), 0, &[&newer[..newer.len() - 4], &b"\0"[..]].concat());
     store.save(&vec![3]).unwrap();
     drop(store);
@@ -313,7 +313,7 @@ fn a_newer_save_of_somebody_else_is_not_written_over() {
 }
 
 #[test]
-fn with_nothing_to_read_the_ledger_is_to_be_rebuilt_until_the_next_save() {
+fn unreadable_ledger_is_rebuilt() {
     let dir = without_journal();
     fs::write(dir.path().join("ledger.json"), "x").unwrap();
     fs::write(dir.path().join("ledger.json.1"), "y").unwrap();
@@ -331,7 +331,7 @@ fn with_nothing_to_read_the_ledger_is_to_be_rebuilt_until_the_next_save() {
 }
 
 #[test]
-fn a_newer_version_is_an_error_and_nothing_is_touched() {
+fn newer_version_is_not_changed() {
     for newer in ["ledger.json", "ledger.json.1", "ledger.journal"] {
         let dir = saved_twice();
         fs::write(dir.path().join("ledger.json"), "damaged").unwrap();
@@ -351,7 +351,7 @@ fn a_newer_version_is_an_error_and_nothing_is_touched() {
 }
 
 #[test]
-fn two_stores_cannot_share_a_directory() {
+fn refuses_shared_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::<Ledger>::open(dir.path()).unwrap();
     let error = Store::<Ledger>::open(dir.path()).unwrap_err().to_string();
@@ -363,8 +363,8 @@ fn two_stores_cannot_share_a_directory() {
     open(dir.path());
 }
 
-/// Root may write anywhere, so a folder in the way stands for a disk that refuses.
-fn put_in_the_way(dir: &Path, name: &str) -> PathBuf {
+/// Creates a directory at the path of a file. Root may write everywhere, so this simulates a disk that refuses writes.
+fn block_path(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     let _ = fs::remove_file(&path);
     fs::create_dir(&path).unwrap();
@@ -372,16 +372,16 @@ fn put_in_the_way(dir: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_save_that_fails_leaves_the_old_state() {
+fn failed_save_keeps_old_ledger() {
     let dir = saved_twice();
     let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
-    // More than there is room for, so that the journal is made anew.
+    // Larger than a slot, so that a new journal is necessary.
     let large = vec![123_456_789; 200_000];
-    let in_the_way = put_in_the_way(dir.path(), "ledger.journal.new");
+    let in_the_way = block_path(dir.path(), "ledger.journal.new");
     let error = store.save(&large).unwrap_err().to_string();
     assert!(error.contains("ledger.journal.new: cannot remove"), "{error}");
     assert_eq!(store.pending_write_out(), None);
-    // What fits is saved where it was.
+    // A ledger that fits is saved in the old journal.
     store.save(&vec![3]).unwrap();
     fs::remove_dir(in_the_way).unwrap();
     drop(store);
@@ -397,20 +397,20 @@ fn a_save_that_fails_leaves_the_old_state() {
 }
 
 #[test]
-fn a_journal_that_was_removed_is_made_anew() {
+fn removed_journal_is_recreated() {
     let dir = saved_twice();
     let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
     let journal = dir.path().join("ledger.journal");
     fs::remove_file(&journal).unwrap();
     store.save(&vec![3]).unwrap();
-    fs::write(&journal, "somebody else's").unwrap();
+    fs::write(&journal, "another program's").unwrap();
     store.save(&vec![4]).unwrap();
     drop(store);
     assert_eq!(open(dir.path()), current(4));
 }
 
 #[test]
-fn a_file_that_cannot_be_written_out_loses_nothing() {
+fn failed_write_out_loses_nothing() {
     for (name, words) in [
         ("ledger.json.new", "ledger.json.new: cannot remove"),
         ("ledger.json.1", "ledger.json.1: cannot replace it"),
@@ -418,7 +418,7 @@ fn a_file_that_cannot_be_written_out_loses_nothing() {
         let dir = saved_twice();
         let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
         store.save(&vec![3]).unwrap();
-        let in_the_way = put_in_the_way(dir.path(), name);
+        let in_the_way = block_path(dir.path(), name);
         let error = store.write_out().unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert!(!dir.path().join("ledger.json.new").is_file(), "no rest");
@@ -431,11 +431,11 @@ fn a_file_that_cannot_be_written_out_loses_nothing() {
     }
 }
 
-/// The directory in which the process below is to die, and what is saved there first.
+/// Variables for the process that crashes: its directory, and the value that was saved first.
 const DIE_IN: &str = "NUMAWARD_TEST_DIR";
 const DIE_AFTER: &str = "NUMAWARD_TEST_FIRST";
 
-/// Three saves, each of which is written out. The journal has no room for the last.
+/// Saves three ledgers and writes each out. The journal has no room for the last one.
 fn save_three(dir: &Path, first: u32) {
     let (mut store, _) = Store::<Ledger>::open(dir).unwrap();
     for (save, length) in [(1, 1), (2, 1), (3, 600_000)] {
@@ -445,14 +445,14 @@ fn save_three(dir: &Path, first: u32) {
 }
 
 #[test]
-fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
-    // The test starts itself anew as the process that dies.
+fn crash_leaves_old_or_new_ledger() {
+    // The test runs itself as the process that crashes.
     if let Some(dir) = std::env::var_os(DIE_IN) {
         save_three(&PathBuf::from(dir), std::env::var(DIE_AFTER).unwrap().parse().unwrap());
         return;
     }
-    // In which of the three saves they are passed in a store that is new, and in one that is not; and whether the save
-    // is then done: what was written is there, as it is not the machine that goes down.
+    // The name of a point; the saves in which it is passed in a new store, and in a used one; and true if the save is
+    // then complete. Written data survives, because only the process crashes.
     let points: [(&str, &[u32], &[u32], bool); 11] = [
         ("journal.created", &[1, 3], &[3], false),
         ("journal.synced", &[1, 3], &[3], false),
@@ -476,7 +476,7 @@ fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
                 store.save(&vec![first]).unwrap();
                 store.write_out().unwrap();
             }
-            dies_at(&format!("{point}@{}", times + 1), dir.path(), first);
+            crash_at(&format!("{point}@{}", times + 1), dir.path(), first);
 
             let expected = first + save - u32::from(!is_done);
             let at = format!("{point}, save {save} after {first}");
@@ -497,13 +497,9 @@ fn a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole() {
     }
 }
 
-fn dies_at(point: &str, dir: &Path, first: u32) {
+fn crash_at(point: &str, dir: &Path, first: u32) {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "tests::a_crash_at_any_point_leaves_the_old_or_the_new_ledger_whole",
-            "--nocapture",
-        ])
+        .args(["--exact", "tests::crash_leaves_old_or_new_ledger", "--nocapture"])
         .env(DIE_IN, dir)
         .env(DIE_AFTER, first.to_string())
         .env("NUMAWARD_FAULT", point)
@@ -514,10 +510,10 @@ fn dies_at(point: &str, dir: &Path, first: u32) {
     assert!(said.contains(&format!("fault point {name}")), "{point} was not reached: {said}");
 }
 
-/// A ledger that was once large leaves a journal that stays so. A start with the ledger of now has no need of that memory.
+/// A journal that was enlarged for a large ledger must not cost memory at later starts.
 #[test]
-fn slots_are_read_by_the_length_of_what_is_in_them() {
-    const ROOM: u64 = 256 << 20;
+fn unused_part_of_slot_is_not_read() {
+    const SLOT_SIZE: u64 = 256 << 20;
     if !is_alone() {
         return;
     }
@@ -526,13 +522,13 @@ fn slots_are_read_by_the_length_of_what_is_in_them() {
     let small = fs::read(&path).unwrap();
     let journal = OpenOptions::new().write(true).open(&path).unwrap();
     journal.set_len(0).unwrap();
-    journal.set_len(2 * ROOM).unwrap();
+    journal.set_len(2 * SLOT_SIZE).unwrap();
     for (at, slot) in small.chunks(small.len() / 2).enumerate() {
-        journal.write_all_at(slot, at as u64 * ROOM).unwrap();
+        journal.write_all_at(slot, at as u64 * SLOT_SIZE).unwrap();
     }
     reset_peak();
     let start = peak();
     assert_eq!(open(dir.path()), current(2));
     let most = peak();
-    assert!(most < start + ROOM / 4, "{} KiB became {} KiB", start >> 10, most >> 10);
+    assert!(most < start + SLOT_SIZE / 4, "{} KiB became {} KiB", start >> 10, most >> 10);
 }

@@ -1,9 +1,9 @@
-//! The store on a disk that loses what was not made durable.
+//! Tests of the store on a model of a disk that loses everything that was not synced.
 //!
-//! The disk keeps, of each file, what is durable and what was written since. When power is lost, each sector of 512 bytes
-//! gets as many of the writes to it as chance wants, in their order, of which the last may be torn; and of the names, as
-//! many changes as chance wants, also later ones without earlier ones. An error of a sync leaves what was not durable
-//! either durable or lost, and takes it for clean from then on, as Linux does.
+//! The model keeps the durable content of each file and the writes since. When power is lost, a random number of the
+//! pending writes to each sector of 512 bytes is applied, in order; the last one may be torn. Of the pending changes of
+//! names, a random selection is applied, which may include later ones without earlier ones. After a failed sync, the
+//! pending data is durable or lost, and counts as clean from then on, as on Linux.
 
 use std::{
     cell::Cell,
@@ -14,17 +14,17 @@ use std::{
 };
 
 use super::{
-    super::disk::{Disk, DiskFile, Lock, SyncPoint},
+    super::disk::{DiskFile, FileSystem, Lock, SyncPoint},
     Ledger, LoadedLedger, Store, StoreError,
 };
 
 const SECTOR: usize = 512;
 const DIR: &str = "/var/lib/numaward";
 
-/// Numbers that look random. splitmix64 (Steele, Lea and Flood 2014).
-struct Chance(Cell<u64>);
+/// A pseudo-random number generator: splitmix64 (Steele, Lea and Flood 2014).
+struct Random(Cell<u64>);
 
-impl Chance {
+impl Random {
     fn below(&self, end: usize) -> usize {
         self.0.set(self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15));
         let mut z = self.0.get();
@@ -38,18 +38,18 @@ impl Chance {
     }
 }
 
-/// A file, whatever its name.
+/// A file, independent of its names.
 #[derive(Clone, Debug, Default)]
 struct Inode {
     durable: Vec<u8>,
     current: Vec<u8>,
-    /// Written since: where and what.
+    /// Writes since the last sync: offset and data.
     pending: Vec<(usize, Vec<u8>)>,
 }
 
 impl Inode {
-    /// What may be found of it when power is lost now.
-    fn after_loss(&self, chance: &Chance) -> Vec<u8> {
+    /// Returns the content after a loss of power.
+    fn after_loss(&self, chance: &Random) -> Vec<u8> {
         let mut found = self.durable.clone();
         let end = self.pending.iter().map(|(at, bytes)| at + bytes.len()).max().unwrap_or(0);
         for sector in 0..end.div_ceil(SECTOR) {
@@ -70,50 +70,50 @@ impl Inode {
                 }
                 done -= 1;
                 let length = if done == 0 && is_torn { chance.below(bytes.len() + 1) } else { bytes.len() };
-                put(&mut found, at, &bytes[..length]);
+                write_bytes(&mut found, at, &bytes[..length]);
             }
         }
         found
     }
 }
 
-fn put(content: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+fn write_bytes(content: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     content.resize(content.len().max(at + bytes.len()), 0);
     content[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// What a path names.
+/// The target of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Named {
+enum PathTarget {
     Dir,
     File(usize),
 }
 
-/// A change of names in one directory, which is done whole or not at all.
-type Change = Vec<(PathBuf, Option<Named>)>;
+/// A change of names in one directory, applied completely or not at all.
+type NameChange = Vec<(PathBuf, Option<PathTarget>)>;
 
 #[derive(Debug, Default)]
 struct Platter {
     inodes: Vec<Inode>,
-    durable: BTreeMap<PathBuf, Named>,
-    current: BTreeMap<PathBuf, Named>,
-    pending: Vec<Change>,
-    /// What is not done when it is asked for.
+    durable: BTreeMap<PathBuf, PathTarget>,
+    current: BTreeMap<PathBuf, PathTarget>,
+    pending: Vec<NameChange>,
+    /// A sync that is silently skipped.
     ignored: Option<SyncPoint>,
-    /// What a sync of a directory above the store's fails with.
+    /// The error of a sync of an ancestor of the store's directory.
     refused_above: Option<io::ErrorKind>,
-    /// How many more operations are done before the process is killed or power is lost.
+    /// The number of operations until the process is killed or power is lost.
     steps_left: Option<usize>,
-    /// How many more are done before one fails.
+    /// The number of operations until one fails.
     failure: Option<usize>,
-    /// By a sync that failed.
+    /// The seed for the effects of a failed sync.
     seed: u64,
-    /// The syncs that were done.
+    /// The syncs that had an effect.
     done: BTreeSet<SyncPoint>,
 }
 
 impl Platter {
-    /// One more operation: an error if it is not to be.
+    /// Counts an operation. Returns an error if it has to fail.
     fn step(&mut self) -> io::Result<()> {
         if let Some(left) = &mut self.steps_left {
             *left = left.checked_sub(1).ok_or_else(|| io::Error::other("no more"))?;
@@ -125,18 +125,18 @@ impl Platter {
 
     fn file(&self, path: &Path) -> io::Result<usize> {
         match self.current.get(path) {
-            Some(Named::File(inode)) => Ok(*inode),
+            Some(PathTarget::File(inode)) => Ok(*inode),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, change: NameChange) {
         apply(&mut self.current, &change);
         self.pending.push(change);
     }
 
-    /// What is there after power was lost.
-    fn lose_power(&mut self, chance: &Chance) {
+    /// Simulates a loss of power.
+    fn lose_power(&mut self, chance: &Random) {
         let in_order = chance.one_in(2);
         let until = chance.below(self.pending.len() + 1);
         for (number, change) in std::mem::take(&mut self.pending).iter().enumerate() {
@@ -144,7 +144,7 @@ impl Platter {
                 apply(&mut self.durable, change);
             }
         }
-        // What was in a directory is gone with it.
+        // A directory that is lost takes its entries with it.
         let there = self.durable.clone();
         self.durable.retain(|path, _| {
             path.ancestors().skip(1).all(|above| above == Path::new("/") || there.contains_key(above))
@@ -158,7 +158,7 @@ impl Platter {
     }
 }
 
-fn apply(names: &mut BTreeMap<PathBuf, Named>, change: &Change) {
+fn apply(names: &mut BTreeMap<PathBuf, PathTarget>, change: &NameChange) {
     for (path, now) in change {
         match now {
             Some(of) => names.insert(path.clone(), *of),
@@ -168,18 +168,18 @@ fn apply(names: &mut BTreeMap<PathBuf, Named>, change: &Change) {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Model(Arc<Mutex<Platter>>);
+struct DiskModel(Arc<Mutex<Platter>>);
 
-impl Model {
+impl DiskModel {
     fn with<T>(&self, run: impl FnOnce(&mut Platter) -> T) -> T {
         run(&mut self.0.lock().unwrap())
     }
 }
 
 #[derive(Debug)]
-struct ModelFile(Model, usize);
+struct DiskModelFile(DiskModel, usize);
 
-impl Disk for Model {
+impl FileSystem for DiskModel {
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
         self.with(|platter| {
             platter.step()?;
@@ -192,7 +192,7 @@ impl Disk for Model {
             {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            platter.change(vec![(dir.to_owned(), Some(Named::Dir))]);
+            platter.change(vec![(dir.to_owned(), Some(PathTarget::Dir))]);
             Ok(())
         })
     }
@@ -213,21 +213,21 @@ impl Disk for Model {
             }
             let inode = platter.inodes.len();
             platter.inodes.push(Inode::default());
-            platter.change(vec![(path.to_owned(), Some(Named::File(inode)))]);
-            Ok(Box::new(ModelFile(self.clone(), inode)) as Box<dyn DiskFile>)
+            platter.change(vec![(path.to_owned(), Some(PathTarget::File(inode)))]);
+            Ok(Box::new(DiskModelFile(self.clone(), inode)) as Box<dyn DiskFile>)
         })
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let inode = self.with(|platter| platter.file(path))?;
-        Ok(Box::new(ModelFile(self.clone(), inode)))
+        Ok(Box::new(DiskModelFile(self.clone(), inode)))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.with(|platter| {
             platter.step()?;
             let inode = platter.file(from)?;
-            platter.change(vec![(from.to_owned(), None), (to.to_owned(), Some(Named::File(inode)))]);
+            platter.change(vec![(from.to_owned(), None), (to.to_owned(), Some(PathTarget::File(inode)))]);
             Ok(())
         })
     }
@@ -236,7 +236,7 @@ impl Disk for Model {
         self.with(|platter| {
             platter.step()?;
             let inode = platter.file(from)?;
-            platter.change(vec![(to.to_owned(), Some(Named::File(inode)))]);
+            platter.change(vec![(to.to_owned(), Some(PathTarget::File(inode)))]);
             Ok(())
         })
     }
@@ -255,21 +255,21 @@ impl Disk for Model {
         self.with(|platter| Ok(platter.current.keys().filter(is_within).cloned().collect()))
     }
 
-    fn sync_dir(&self, dir: &Path, why: SyncPoint) -> io::Result<()> {
+    fn sync_dir(&self, dir: &Path, reason: SyncPoint) -> io::Result<()> {
         self.with(|platter| {
             platter.step()?;
             if let Some(error) = platter.refused_above.filter(|_| dir != Path::new(DIR)) {
                 return Err(error.into());
             }
-            if platter.ignored == Some(why) {
+            if platter.ignored == Some(reason) {
                 return Ok(());
             }
             let changes = std::mem::take(&mut platter.pending);
             let (now, later) =
-                changes.into_iter().partition(|change: &Change| change[0].0.parent() == Some(dir));
+                changes.into_iter().partition(|change: &NameChange| change[0].0.parent() == Some(dir));
             for change in &now {
                 apply(&mut platter.durable, change);
-                platter.done.insert(why);
+                platter.done.insert(reason);
             }
             platter.pending = later;
             Ok(())
@@ -277,7 +277,7 @@ impl Disk for Model {
     }
 }
 
-impl DiskFile for ModelFile {
+impl DiskFile for DiskModelFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.with(|platter| platter.inodes[self.1].current.len() as u64))
     }
@@ -292,24 +292,24 @@ impl DiskFile for ModelFile {
         self.0.with(|platter| {
             platter.step()?;
             let inode = &mut platter.inodes[self.1];
-            put(&mut inode.current, at, bytes);
+            write_bytes(&mut inode.current, at, bytes);
             inode.pending.push((at, bytes.to_owned()));
             Ok(())
         })
     }
 
-    fn sync(&self, why: SyncPoint) -> io::Result<()> {
+    fn sync(&self, reason: SyncPoint) -> io::Result<()> {
         self.0.with(|platter| {
             let step = platter.step();
-            if platter.ignored == Some(why) {
+            if platter.ignored == Some(reason) {
                 return Ok(());
             }
-            let chance = Chance(Cell::new(platter.seed));
+            let chance = Random(Cell::new(platter.seed));
             let goes_on = platter.steps_left != Some(0);
             let inode = &mut platter.inodes[self.1];
             if step.is_ok() {
                 if !inode.pending.is_empty() {
-                    platter.done.insert(why);
+                    platter.done.insert(reason);
                 }
                 inode.durable = inode.current.clone();
                 inode.pending.clear();
@@ -323,14 +323,14 @@ impl DiskFile for ModelFile {
 }
 
 #[test]
-fn a_directory_above_that_cannot_be_synced_does_not_stop_the_first_start() {
+fn starts_if_parent_cannot_be_synced() {
     for (error, opens) in [
         (io::ErrorKind::ReadOnlyFilesystem, true),
         (io::ErrorKind::InvalidInput, true),
         (io::ErrorKind::Unsupported, true),
         (io::ErrorKind::Other, false),
     ] {
-        let disk = Model::default();
+        let disk = DiskModel::default();
         disk.with(|platter| platter.refused_above = Some(error));
         let opened = Store::<Ledger>::open_on(Box::new(disk), Path::new(DIR), SLOT);
         assert_eq!(opened.is_ok(), opens, "{error}: {opened:?}");
@@ -340,19 +340,19 @@ fn a_directory_above_that_cannot_be_synced_does_not_stop_the_first_start() {
     }
 }
 
-/// What was found wrong, and which syncs were done.
+/// Runs one schedule. Returns the error that it found, and the syncs that had an effect.
 fn run(seed: u64, ignored: Option<SyncPoint>) -> (Result<(), String>, BTreeSet<SyncPoint>) {
-    let disk = Model::default();
+    let disk = DiskModel::default();
     disk.with(|platter| (platter.ignored, platter.seed) = (ignored, seed));
-    let outcome = schedule(&disk, &Chance(Cell::new(seed)));
+    let outcome = schedule(&disk, &Random(Cell::new(seed)));
     (outcome, disk.with(|platter| std::mem::take(&mut platter.done)))
 }
 
-/// Saves, crashes and errors in a random order. What is found afterwards has to be the last save that returned, or the one
-/// that was being done when it crashed.
-fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
+/// Runs saves, crashes and errors in a random order. After each crash, the ledger must be the last one with a save that
+/// returned, or the one that was being saved.
+fn schedule(disk: &DiskModel, chance: &Random) -> Result<(), String> {
     let dir = Path::new(DIR);
-    // What was saved last, and what may have been.
+    // The last saved ledger, and one that may have been saved.
     let (mut last, mut maybe): (Option<Ledger>, Option<Ledger>) = (None, None);
     let (mut value, mut is_removed) = (0, false);
     let mut kept: BTreeSet<(Vec<u8>, PathBuf)> = BTreeSet::new();
@@ -371,7 +371,7 @@ fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
         let (found, set_aside) = match loaded {
             LoadedLedger::Fresh => (None, Vec::new()),
             LoadedLedger::Current { ledger, set_aside } => (Some(ledger), set_aside),
-            // A save was torn where its number is, or the journal was removed.
+            // A save was torn at its generation, or the journal was removed.
             LoadedLedger::Previous { ledger, set_aside } if !set_aside.is_empty() || is_removed => {
                 (Some(ledger), set_aside)
             }
@@ -397,7 +397,7 @@ fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
             let saved = store.save(&ledger);
             match saved {
                 Ok(()) => (last, maybe, is_removed) = (Some(ledger), None, false),
-                // It was cut off; or it failed, and says that it is none.
+                // A crash interrupted the save; any other failed save is withdrawn.
                 Err(_) if disk.with(|platter| platter.steps_left == Some(0)) => {
                     maybe = Some(ledger);
                     break;
@@ -415,7 +415,7 @@ fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
             disk.with(|platter| platter.lose_power(chance));
         }
         disk.with(|platter| (platter.steps_left, platter.failure) = (None, None));
-        // Somebody removes the journal.
+        // Another program removes the journal.
         if behind.is_none() && maybe.is_none() && last.is_some() && chance.one_in(4) {
             is_removed = true;
             let journal = dir.join("ledger.journal");
@@ -435,7 +435,7 @@ fn schedule(disk: &Model, chance: &Chance) -> Result<(), String> {
 const SLOT: usize = 4096;
 
 #[test]
-fn no_save_is_lost_or_invented_when_power_is_lost() {
+fn power_loss_keeps_every_save() {
     for seed in 0..10_000 {
         if let (Err(problem), _) = run(seed, None) {
             panic!("seed {seed}: {problem}");
