@@ -1,8 +1,9 @@
-//! Threads that run on fewer CPUs than their cgroup has.
+//! Detection of threads with a CPU affinity smaller than their cgroup's CPU set.
 //!
-//! A thread that has asked for CPUs (`sched_setaffinity(2)`, or systemd's `CPUAffinity=` before it started) runs on those of them that
-//! its cgroup has. From Linux 6.2 on, the kernel remembers the CPUs of that call. So a thread that reads its affinity while its cgroup is
-//! narrow, and sets it again, stays narrow when the cgroup is wide again.
+//! A thread that has set its affinity (`sched_setaffinity(2)`, or systemd's `CPUAffinity=` before it started) runs on
+//! those of its CPUs that are in its cgroup's set. From Linux 6.2 on, the kernel remembers the affinity that was set.
+//! If a thread reads its affinity while its cgroup is confined and sets the same value again, it keeps the smaller
+//! affinity after the cgroup is no longer confined.
 
 use std::{fs, path::Path};
 
@@ -13,19 +14,19 @@ use crate::{
     read::{ReadError, threads},
 };
 
-/// Threads of a cgroup that run on fewer CPUs than it has.
+/// The threads of a cgroup that may use fewer CPUs than the cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NarrowThreads {
-    /// How many.
+    /// The number of these threads.
     pub threads: usize,
-    /// The CPUs that any of them may use.
+    /// The CPUs that at least one of them may use.
     pub cpus: CpuSet,
-    /// The CPUs that the cgroup has.
+    /// The CPUs of the cgroup.
     pub available: CpuSet,
 }
 
-/// The threads in a cgroup itself that run on fewer CPUs than it has, by `proc`; `None` if there are none. Threads that end meanwhile
-/// do not count.
+/// Returns the threads in a cgroup itself, without those in its descendants, that may use fewer CPUs than the cgroup;
+/// `None` if there are none. `proc` is the mounted procfs. Threads that end meanwhile are ignored.
 pub fn narrow_threads(proc: &Path, dir: &Path) -> Result<Option<NarrowThreads>, ReadError> {
     let threads = threads(dir)?;
     let Some(available) = available_cpus(dir) else { return Ok(None) };
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_with_fewer_cpus_than_their_cgroup_are_counted() {
+    fn counts_threads_with_fewer_cpus() {
         let root = tempfile::tempdir().unwrap();
         let file = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -65,18 +66,18 @@ mod tests {
         let narrow = |dir: &str| {
             let found =
                 narrow_threads(&root.path().join("proc"), &root.path().join("cgroup").join(dir)).unwrap();
-            found.map(|of| (of.threads, of.cpus.to_string(), of.available.to_string()))
+            found.map(|narrow| (narrow.threads, narrow.cpus.to_string(), narrow.available.to_string()))
         };
         file("cgroup/a/cgroup.threads", "7\n8\n9\n10\n");
         for (thread, cpus) in [(7, "6-7"), (8, "0-9"), (9, "9")] {
             file(&format!("proc/{thread}/status"), &format!("Name:\tdb\nCpus_allowed_list:\t{cpus}\n"));
         }
-        assert_eq!(narrow("a"), None, "it is not known what the cgroup has");
+        assert_eq!(narrow("a"), None, "the cgroup's CPUs are unknown");
         file("cgroup/a/cpuset.cpus.effective", "6-9\n");
         assert_eq!(narrow("a"), Some((2, "6-7,9".to_owned(), "6-9".to_owned())));
         file("cgroup/a/below/cgroup.threads", "8\n");
         assert_eq!(narrow("a/below"), None);
         file("cgroup/a/below/cgroup.threads", "9\n");
-        assert_eq!(narrow("a/below"), Some((1, "9".to_owned(), "6-9".to_owned())), "by what is above");
+        assert_eq!(narrow("a/below"), Some((1, "9".to_owned(), "6-9".to_owned())), "by the parent's CPUs");
     }
 }

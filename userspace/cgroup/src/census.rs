@@ -1,80 +1,83 @@
-//! How many cgroups are looked at.
+//! Limits for the number of tracked cgroups.
 //!
-//! Problem: a user with a subtree, such as that of `user@1000.service` or the root of a container with a user namespace,
-//! may make as many cgroups in it as the kernel can hold. Each that is followed costs a watch, memory, and time
-//! at each sweep.
+//! # Problem
+//! A user with a subtree, such as `user@1000.service` or the root of a container with a user namespace, can create as
+//! many cgroups in it as the kernel allows. Each tracked cgroup costs an inotify watch, memory, and time in each sweep.
 //!
-//! Terms: a *delegation* is a cgroup whose directory does not belong to who owns the root's, with all below it (cgroups(7),
-//! "Cgroups delegation").
+//! # Terms
+//! A *delegation* is a subtree with another owner of its top directory than the root cgroup (cgroups(7), "Cgroups
+//! delegation").
 //!
-//! Answer: of each delegation, of all of them and of all cgroups at most so many are looked at. Any other belongs to its
-//! nearest ancestor that is looked at. So nobody can crowd out others' cgroups.
+//! # Algorithm
+//! The number of tracked cgroups is limited for each delegation, for all delegations together, and in total. A cgroup
+//! that is not tracked counts as part of its nearest tracked ancestor. A delegation can therefore not use up the limits
+//! of other cgroups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::CgroupPath;
 
-/// Of one delegation.
-pub(crate) const MOST_OF_ONE: usize = 4_096;
-/// Of all delegations.
-const MOST_DELEGATED: usize = 32_768;
-/// Of all.
-const MOST: usize = 65_536;
+/// The maximum number of tracked cgroups in one delegation.
+pub(crate) const MAX_PER_DELEGATION: usize = 4_096;
+/// The maximum number of tracked cgroups in all delegations.
+const MAX_IN_DELEGATIONS: usize = 32_768;
+/// The maximum number of tracked cgroups.
+const MAX_TRACKED: usize = 65_536;
 
-/// The delegation that a cgroup is in, if it is in any.
+/// The top of the delegation that contains a cgroup, if there is one.
 pub(crate) type Delegation = Option<CgroupPath>;
 
-/// Counts cgroups.
+/// The number of tracked cgroups, in total and by delegation.
 #[derive(Debug, Default)]
-pub(crate) struct Census {
-    /// Who owns the directory of the root, once that is known.
+pub(crate) struct TrackedCounts {
+    /// The owner of the root cgroup's directory, once it is known.
     root_owner: Option<u32>,
     all: usize,
-    /// In all delegations, and in each.
+    /// The number in all delegations together.
     all_delegated: usize,
     delegated: BTreeMap<CgroupPath, usize>,
-    crowded: BTreeSet<Delegation>,
+    exceeded: BTreeSet<Delegation>,
 }
 
-impl Census {
-    /// Of a hierarchy whose root belongs to this user.
+impl TrackedCounts {
+    /// Creates counts for a hierarchy with this owner of the root.
     #[cfg(test)]
     pub(crate) fn owned_by(root_owner: u32) -> Self {
         Self { root_owner: Some(root_owner), ..Self::default() }
     }
 
-    /// Another count of the same hierarchy.
-    pub(crate) fn anew(&self) -> Self {
+    /// Creates empty counts for the same hierarchy.
+    pub(crate) fn new_counts(&self) -> Self {
         Self { root_owner: self.root_owner, ..Self::default() }
     }
 
-    /// The delegation that a cgroup is in whose directory belongs to this user, and whose parent is in that one.
+    /// Returns the delegation of a cgroup, from its directory's owner and its parent's delegation.
     pub(crate) fn delegation(&mut self, path: &CgroupPath, owner: u32, parent: &Delegation) -> Delegation {
         let root_owner = *self.root_owner.get_or_insert(owner);
         let is_delegated = owner != root_owner && !path.is_root();
         parent.clone().or_else(|| is_delegated.then(|| path.clone()))
     }
 
-    /// How many more are looked at in this delegation, or outside of any.
-    pub(crate) fn room(&self, delegation: &Delegation) -> usize {
-        let left = MOST - self.all;
+    /// Returns the number of cgroups that may still be added in this delegation, or outside all delegations.
+    pub(crate) fn remaining(&self, delegation: &Delegation) -> usize {
+        let left = MAX_TRACKED - self.all;
         let Some(delegation) = delegation else { return left };
-        let of_all = MOST_DELEGATED - self.all_delegated;
-        let of_one = MOST_OF_ONE - self.delegated.get(delegation).unwrap_or(&0);
+        let of_all = MAX_IN_DELEGATIONS - self.all_delegated;
+        let of_one = MAX_PER_DELEGATION - self.delegated.get(delegation).unwrap_or(&0);
         left.min(of_all).min(of_one)
     }
 
-    /// Whether there is room for one more.
+    /// Returns true if another cgroup may be added. Otherwise notes that cgroups are missing.
     pub(crate) fn has_room(&mut self, delegation: &Delegation) -> bool {
-        let has_room = self.room(delegation) > 0;
+        let has_room = self.remaining(delegation) > 0;
         if !has_room {
-            self.crowded.insert(delegation.clone());
+            self.exceeded.insert(delegation.clone());
         }
         has_room
     }
 
-    /// Counts one, if there is room for it.
-    pub(crate) fn take(&mut self, delegation: &Delegation) -> bool {
+    /// Adds a cgroup if the limits permit it. Returns true if they do.
+    pub(crate) fn add(&mut self, delegation: &Delegation) -> bool {
         if !self.has_room(delegation) {
             return false;
         }
@@ -86,8 +89,8 @@ impl Census {
         true
     }
 
-    /// One that was counted is gone.
-    pub(crate) fn give_back(&mut self, delegation: &Delegation) {
+    /// Removes a cgroup that is gone.
+    pub(crate) fn remove(&mut self, delegation: &Delegation) {
         self.all -= 1;
         if let Some(delegation) = delegation
             && let Some(count) = self.delegated.get_mut(delegation)
@@ -100,22 +103,22 @@ impl Census {
         }
     }
 
-    /// Cgroups are missing where another count, which was made just now, missed some.
-    pub(crate) fn note_crowded(&mut self, other: Self) {
-        self.crowded = other.crowded;
+    /// Takes over the list of exceeded limits from newer counts.
+    pub(crate) fn note_exceeded(&mut self, other: Self) {
+        self.exceeded = other.exceeded;
     }
 
-    /// Where cgroups are missing, if some are.
-    pub(crate) fn problem(&self) -> Option<String> {
-        let first = self.crowded.first()?;
+    /// Describes the exceeded limits, if there are any.
+    pub(crate) fn limit_problem(&self) -> Option<String> {
+        let first = self.exceeded.first()?;
         let place = first.as_ref().map_or_else(|| "on this host".to_owned(), |path| format!("below {path}"));
-        let more = match self.crowded.len() - 1 {
+        let more = match self.exceeded.len() - 1 {
             0 => String::new(),
             more => format!(" and in {more} more places"),
         };
         Some(format!(
-            "there are too many cgroups {place}{more}: {MOST_OF_ONE} are followed of each delegated subtree, \
-             {MOST_DELEGATED} of all of those, {MOST} in all; the others are counted with the cgroups above them"
+            "there are too many cgroups {place}{more}: {MAX_PER_DELEGATION} are followed of each delegated subtree, \
+             {MAX_IN_DELEGATIONS} of all of these, {MAX_TRACKED} in total; any other cgroup is counted with its nearest followed ancestor"
         ))
     }
 }

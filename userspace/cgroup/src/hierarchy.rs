@@ -1,4 +1,4 @@
-//! A mounted cgroup v2 hierarchy: finding it, walking it, ids and paths.
+//! A mounted cgroup v2 hierarchy: discovery, walks, ids and paths.
 
 use std::{
     fs, io,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     CgroupId, CgroupPath,
-    census::{Census, Delegation},
+    census::{Delegation, TrackedCounts},
     gone::is_gone,
     mounts::{MountsError, mount_points},
     read::processes,
@@ -17,7 +17,7 @@ use crate::{
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.
 const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
 
-/// How to get a cgroup v2 hierarchy, for messages.
+/// The remedy in error messages about a missing hierarchy.
 const REMEDY: &str = "boot with `systemd.unified_cgroup_hierarchy=1` (without systemd: `cgroup_no_v1=all`), \
                     or mount it: `mount -t cgroup2 none /sys/fs/cgroup`";
 
@@ -27,36 +27,29 @@ pub struct Hierarchy {
     root: PathBuf,
 }
 
-/// A cgroup: its id and its path.
+/// A cgroup, identified by its id and its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
-    /// The kernel's id.
     pub id: CgroupId,
     /// The path below the root of the hierarchy.
     pub path: CgroupPath,
 }
 
-/// There is no cgroup v2 hierarchy to work with.
+/// There is no usable cgroup v2 hierarchy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The mounts of this process cannot be read.
     #[error(transparent)]
     Mounts(#[from] MountsError),
-    /// None is mounted.
+    /// No hierarchy is mounted.
     #[error("no cgroup v2 hierarchy is mounted: {REMEDY}")]
     NotMounted,
-    /// The directory given cannot be used.
+    /// The given directory cannot be used.
     #[error("cannot open {path} as a cgroup v2 hierarchy: {source}", path = path.display())]
-    Unreadable {
-        /// The directory.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The directory given is on another file system.
+    Unreadable { path: PathBuf, source: io::Error },
+    /// The given directory is on another file system.
     #[error("{path} is not a cgroup v2 hierarchy (file system type {magic:#x}, expected {CGROUP2_SUPER_MAGIC:#x}): {REMEDY}", path = path.display())]
     NotCgroup2 {
-        /// The directory.
         path: PathBuf,
         /// The magic number of its file system.
         magic: u64,
@@ -67,68 +60,69 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot list the cgroups in {path}: {source}", path = path.display())]
 pub struct WalkError {
-    /// The directory that cannot be read. One that vanished is no error, unless it is the root.
+    /// The directory that cannot be read. A directory that vanished is an error only if it is the root.
     pub path: PathBuf,
-    /// The system's error.
     pub source: io::Error,
 }
 
 impl Hierarchy {
-    /// The cgroup v2 hierarchy of this host, wherever it is mounted: alone or, as `unified`, beside v1.
+    /// Opens the cgroup v2 hierarchy of this host, wherever it is mounted: alone or, as `unified`, next to v1.
     ///
-    /// Where several are mounted, the one that shows the most: in a container, the host's before its own.
+    /// If there are several mounts, the one that shows the largest part of the hierarchy is used: in a container, the
+    /// host's before its own.
     pub fn open() -> Result<Self, OpenError> {
         Self::open_at(mount_points(Path::new("/"))?.first().ok_or(OpenError::NotMounted)?)
     }
 
-    /// The cgroup v2 hierarchy mounted at `root`.
+    /// Opens the cgroup v2 hierarchy that is mounted at `root`.
     pub fn open_at(root: &Path) -> Result<Self, OpenError> {
         let status = rustix::fs::statfs(root)
             .map_err(|errno| OpenError::Unreadable { path: root.into(), source: errno.into() })?;
-        // The type of the field differs by architecture.
+        // The type of the field depends on the architecture.
         match u64::try_from(status.f_type).unwrap_or(0) {
             CGROUP2_SUPER_MAGIC => Ok(Self::at(root)),
             magic => Err(OpenError::NotCgroup2 { path: root.into(), magic }),
         }
     }
 
-    /// The directory `root` taken for a hierarchy, whatever its file system: for tests and recorded trees.
+    /// Uses the directory `root` as a hierarchy without a check of its file system: for tests and recorded trees.
     pub fn at(root: &Path) -> Self {
         Self { root: root.into() }
     }
 
-    /// The directory of the root cgroup.
+    /// Returns the directory of the root cgroup.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The directory of a cgroup.
+    /// Returns the directory of a cgroup.
     pub fn dir(&self, path: &CgroupPath) -> PathBuf {
         path.dir(&self.root)
     }
 
-    /// The cgroup of this process. In a cgroup namespace of its own, `/proc/self/cgroup` does not say where that is: then all are
-    /// searched.
+    /// Returns the cgroup of this process. In a separate cgroup namespace, `/proc/self/cgroup` does not show its place
+    /// in the hierarchy: then all cgroups are searched.
     pub fn own_cgroup(&self) -> Option<CgroupPath> {
         let own = std::process::id();
         let is_in = |path: &CgroupPath| processes(&self.dir(path)).is_ok_and(|there| there.contains(&own));
         let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let said = text.lines().find_map(|line| line.strip_prefix("0::")?.parse::<CgroupPath>().ok());
-        said.filter(is_in).or_else(|| self.walk().ok()?.into_iter().map(|of| of.path).find(is_in))
+        let listed = text.lines().find_map(|line| line.strip_prefix("0::")?.parse::<CgroupPath>().ok());
+        listed.filter(is_in).or_else(|| self.walk().ok()?.into_iter().map(|cgroup| cgroup.path).find(is_in))
     }
 
-    /// Every cgroup, the root first and each one before those below it.
+    /// Returns all cgroups, the root first and each one before its descendants.
     ///
-    /// One that vanishes meanwhile may be in the list or not. One whose name is not UTF-8 is skipped, with
-    /// all below it: it belongs to its parent then, as for the probes. So are those for which there are too many.
+    /// A cgroup that vanishes meanwhile may be missing. A cgroup with a name that is not UTF-8 is skipped with its
+    /// descendants: they count as part of its parent, as in the probes. Cgroups beyond the limits are also skipped.
     pub fn walk(&self) -> Result<Vec<Cgroup>, WalkError> {
-        self.walk_counting(&mut Census::default())
+        self.walk_with_counts(&mut TrackedCounts::default())
     }
 
-    pub(crate) fn walk_counting(&self, census: &mut Census) -> Result<Vec<Cgroup>, WalkError> {
-        let root = Stat::of(&self.root).map_err(|source| WalkError { path: self.root.clone(), source })?;
+    pub(crate) fn walk_with_counts(&self, counts: &mut TrackedCounts) -> Result<Vec<Cgroup>, WalkError> {
+        let root =
+            DirStat::read(&self.root).map_err(|source| WalkError { path: self.root.clone(), source })?;
         let path = CgroupPath::root();
-        let delegation = census.delegation(&path, root.owner, &None);
+        let delegation = counts.delegation(&path, root.owner, &None);
         let mut found: Vec<(Cgroup, bool, Delegation)> =
             vec![(Cgroup { id: root.id, path }, root.is_leaf, delegation)];
         let mut next = 0;
@@ -137,15 +131,15 @@ impl Hierarchy {
             if is_leaf {
                 continue;
             }
-            // One more, to know that there are more.
-            let children = match self.children(&parent, census.room(&delegation) + 1) {
+            // One more than allowed, to detect that the limit is exceeded.
+            let children = match self.children(&parent, counts.remaining(&delegation) + 1) {
                 Ok(children) => children,
                 Err(error) if is_gone(&error) && !parent.is_root() => continue,
                 Err(source) => return Err(WalkError { path: self.dir(&parent), source }),
             };
             for (path, stat) in children {
-                let delegation = census.delegation(&path, stat.owner, &delegation);
-                if census.take(&delegation) {
+                let delegation = counts.delegation(&path, stat.owner, &delegation);
+                if counts.add(&delegation) {
                     found.push((Cgroup { id: stat.id, path }, stat.is_leaf, delegation));
                 }
             }
@@ -153,8 +147,12 @@ impl Hierarchy {
         Ok(found.into_iter().map(|(cgroup, ..)| cgroup).collect())
     }
 
-    /// At most so many of the cgroups directly below one. Those that vanish meanwhile are skipped.
-    pub(crate) fn children(&self, parent: &CgroupPath, most: usize) -> io::Result<Vec<(CgroupPath, Stat)>> {
+    /// Returns at most `most` of the children of a cgroup. Children that vanish meanwhile are skipped.
+    pub(crate) fn children(
+        &self,
+        parent: &CgroupPath,
+        most: usize,
+    ) -> io::Result<Vec<(CgroupPath, DirStat)>> {
         let dir = self.dir(parent);
         let mut children = Vec::new();
         for entry in fs::read_dir(&dir)? {
@@ -168,7 +166,7 @@ impl Hierarchy {
             let Some(path) = entry.file_name().to_str().and_then(|name| parent.child(name).ok()) else {
                 continue;
             };
-            match Stat::of(&entry.path()) {
+            match DirStat::read(&entry.path()) {
                 Ok(stat) => children.push((path, stat)),
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(error),
@@ -177,10 +175,10 @@ impl Hierarchy {
         Ok(children)
     }
 
-    /// The id of a cgroup; `None` where there is none (any more).
+    /// Returns the id of a cgroup; `None` if it does not exist.
     pub fn id_of(&self, path: &CgroupPath) -> Result<Option<CgroupId>, WalkError> {
         let dir = self.dir(path);
-        match Stat::of(&dir) {
+        match DirStat::read(&dir) {
             Ok(stat) => Ok(Some(stat.id)),
             Err(error) if is_gone(&error) => Ok(None),
             Err(source) => Err(WalkError { path: dir, source }),
@@ -188,18 +186,19 @@ impl Hierarchy {
     }
 }
 
-/// What is asked of a directory.
-pub(crate) struct Stat {
+/// Metadata of a cgroup's directory.
+pub(crate) struct DirStat {
     pub(crate) id: CgroupId,
-    /// The id of a user.
+    /// The user id of the owner.
     pub(crate) owner: u32,
-    /// A directory has a link for itself and two names, and one for the parent entry of each directory in it.
-    /// Reading one without any would list some eighty files in vain. (Some file systems say 1 always.)
+    /// True if the directory has no subdirectories. It then has two links; each subdirectory adds one for its parent
+    /// entry. Listing a directory without subdirectories would return only some eighty files. (Some file systems always
+    /// report 1.)
     pub(crate) is_leaf: bool,
 }
 
-impl Stat {
-    pub(crate) fn of(dir: &Path) -> io::Result<Self> {
+impl DirStat {
+    pub(crate) fn read(dir: &Path) -> io::Result<Self> {
         let metadata = fs::symlink_metadata(dir)?;
         if !metadata.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cgroup_of_this_process_is_found() {
+    fn finds_cgroup_of_this_process() {
         let (root, hierarchy) = tree(&["a/b", "c"]);
         fs::write(root.path().join("c/cgroup.procs"), "1\n0\n").unwrap();
         assert_eq!(hierarchy.own_cgroup(), None);
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_hierarchy_is_refused() {
+    fn refuses_other_file_systems() {
         let (root, hierarchy) = tree(&[]);
         let error = Hierarchy::open_at(root.path()).unwrap_err();
         assert!(matches!(error, OpenError::NotCgroup2 { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! What inotify reports (inotify(7)), for those who watch cgroups.
+//! Reading of inotify events (inotify(7)).
 
 use std::{mem::MaybeUninit, os::fd::OwnedFd};
 
@@ -7,21 +7,21 @@ use rustix::{
     io::Errno,
 };
 
-/// What happened to something watched.
-pub(crate) struct Reported {
+/// An event of a watch.
+pub(crate) struct InotifyEvent {
     pub(crate) watch: i32,
     pub(crate) flags: ReadFlags,
-    /// What it happened to in a watched directory. `None` also for a name that is not text.
+    /// The name of the entry in a watched directory; also `None` if the name is not UTF-8.
     pub(crate) name: Option<String>,
 }
 
-/// All that there is to report. What was reported before an error is kept.
-pub(crate) fn drain(fd: &OwnedFd, all: &mut Vec<Reported>) -> Result<(), Errno> {
+/// Reads all pending events. If an error occurs, the events before it are kept.
+pub(crate) fn drain(fd: &OwnedFd, all: &mut Vec<InotifyEvent>) -> Result<(), Errno> {
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     let mut reader = Reader::new(fd, &mut buffer);
     loop {
         match reader.next() {
-            Ok(event) => all.push(Reported {
+            Ok(event) => all.push(InotifyEvent {
                 watch: event.wd(),
                 flags: event.events(),
                 name: event.file_name().and_then(|name| Some(name.to_str().ok()?.to_owned())),
@@ -33,11 +33,11 @@ pub(crate) fn drain(fd: &OwnedFd, all: &mut Vec<Reported>) -> Result<(), Errno> 
     }
 }
 
-/// Why nothing (more) can be watched, and what to do. `watches` are there already.
-pub(crate) fn why_unwatched(error: Errno, watches: usize) -> String {
+/// Returns the reason why no (further) watch can be added, and the remedy. `watches` is the number of existing watches.
+pub(crate) fn watch_problem(error: Errno, watches: usize) -> String {
     match error {
         Errno::NOSPC => format!(
-            "the limit of inotify watches was reached with {watches} of ours: raise fs.inotify.max_user_watches \
+            "the limit of inotify watches is reached, {watches} of them by this process: raise fs.inotify.max_user_watches \
              and restart"
         ),
         Errno::MFILE => "the limit of inotify instances or open files is reached: raise \

@@ -1,4 +1,4 @@
-//! What is used of the kernel's cgroups where it has it, since when that is, and what takes its place.
+//! Kernel features for cgroups that not every supported kernel has.
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst and its history, `fanotify_mark(2)`.
 
@@ -19,15 +19,15 @@ pub const MOVES_PAGES: KernelFeature = KernelFeature {
     is_degraded: false,
 };
 
-/// Where hugepages of a cgroup lie.
+/// The nodes of a cgroup's hugepages can be read.
 pub const HUGETLB_NUMA_STAT: KernelFeature = KernelFeature {
     name: "hugetlb.SIZE.numa_stat",
     since: KernelRelease::new(5, 17),
-    fallback: "a workload counts as using all hugepages that it is promised; where they lie is not shown",
+    fallback: "a workload counts as using all of its guaranteed hugepages; their nodes are not shown",
     is_degraded: true,
 };
 
-/// Dropping page cache of a cgroup.
+/// The page cache of a cgroup can be dropped.
 pub const RECLAIM: KernelFeature = KernelFeature {
     name: "memory.reclaim",
     since: KernelRelease::new(5, 19),
@@ -35,23 +35,23 @@ pub const RECLAIM: KernelFeature = KernelFeature {
     is_degraded: true,
 };
 
-/// Marks of fanotify that do not keep a removed cgroup in memory.
+/// fanotify marks that do not keep a removed cgroup in memory.
 pub const EVICTABLE_MARKS: KernelFeature = KernelFeature {
     name: "evictable marks of fanotify",
     since: KernelRelease::new(5, 19),
-    fallback: "knobs are looked at every second, and who wrote them stays unknown",
+    fallback: "knobs are checked every second, and the process that wrote one stays unknown",
     is_degraded: true,
 };
 
-/// Partitions whose CPUs the scheduler does not balance.
+/// Partitions in which the scheduler does not balance load.
 pub const ISOLATED: KernelFeature = KernelFeature {
     name: "cpuset.cpus.partition: isolated",
     since: KernelRelease::new(6, 1),
-    fallback: "only root: such CPUs are still balanced among each other",
+    fallback: "only root: the scheduler still balances load among such CPUs",
     is_degraded: true,
 };
 
-/// Which memory is faster than which.
+/// The kernel reports the relative speed of memory.
 pub const MEMORY_TIERS: KernelFeature = KernelFeature {
     name: "memory tiers",
     since: KernelRelease::new(6, 1),
@@ -59,20 +59,19 @@ pub const MEMORY_TIERS: KernelFeature = KernelFeature {
     is_degraded: true,
 };
 
-/// Partitions below the first level.
+/// Partitions below the first level of the hierarchy.
 pub const EXCLUSIVE: KernelFeature = KernelFeature {
     name: "cpuset.cpus.exclusive",
     since: KernelRelease::new(6, 7),
-    fallback: "only cgroups at the top become partitions; for others a partition is refused",
+    fallback: "only cgroups at the top become partitions; a partition for any other cgroup is refused",
     is_degraded: true,
 };
 
-/// All of them.
 pub const ALL: [KernelFeature; 7] =
     [MOVES_PAGES, HUGETLB_NUMA_STAT, RECLAIM, EVICTABLE_MARKS, ISOLATED, MEMORY_TIERS, EXCLUSIVE];
 
-/// Each of [`ALL`], and whether the kernel of the host at `root` has it: looked for where it leaves a trace, else by the
-/// kernel's number. `None` where neither says.
+/// Returns each feature of [`ALL`], with true if the kernel of the host at `root` has it. Features that leave a trace
+/// in the file system are detected by it, and the rest by the kernel's release. `None` if neither is conclusive.
 pub fn detect(root: &Path) -> Vec<(KernelFeature, Option<bool>)> {
     let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
     let release = KernelRelease::parse(&release);
@@ -83,22 +82,25 @@ pub fn detect(root: &Path) -> Vec<(KernelFeature, Option<bool>)> {
     vec![
         numbered(MOVES_PAGES),
         (HUGETLB_NUMA_STAT, cgroups.and_then(has_numa_stat)),
-        (RECLAIM, cgroups.and_then(|cgroups| has_beside(cgroups, "memory.current", "memory.reclaim"))),
-        (EVICTABLE_MARKS, cgroups.filter(|_| root == Path::new("/")).and_then(takes_marks)),
+        (RECLAIM, cgroups.and_then(|cgroups| has_file_next_to(cgroups, "memory.current", "memory.reclaim"))),
+        (EVICTABLE_MARKS, cgroups.filter(|_| root == Path::new("/")).and_then(accepts_marks)),
         numbered(ISOLATED),
         (MEMORY_TIERS, Some(root.join("sys/devices/virtual/memory_tiering").exists())),
-        (EXCLUSIVE, cgroups.and_then(|cgroups| has_beside(cgroups, "cpuset.mems", "cpuset.cpus.exclusive"))),
+        (
+            EXCLUSIVE,
+            cgroups.and_then(|cgroups| has_file_next_to(cgroups, "cpuset.mems", "cpuset.cpus.exclusive")),
+        ),
     ]
 }
 
-/// The cgroups just below the root, in no order.
+/// Returns the children of the root cgroup, in no particular order.
 fn top_level(cgroups: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(cgroups).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }
 
-/// Whether a cgroup that has the one file has the other; `None` where no cgroup has the first.
-fn has_beside(cgroups: &Path, known: &str, wanted: &str) -> Option<bool> {
+/// Returns true if the first cgroup with the file `known` also has the file `wanted`; `None` if no cgroup has `known`.
+fn has_file_next_to(cgroups: &Path, known: &str, wanted: &str) -> Option<bool> {
     let cgroup = top_level(cgroups).find(|cgroup| cgroup.join(known).exists())?;
     Some(cgroup.join(wanted).exists())
 }
@@ -113,7 +115,7 @@ fn has_numa_stat(cgroups: &Path) -> Option<bool> {
     })
 }
 
-fn takes_marks(cgroups: &Path) -> Option<bool> {
+fn accepts_marks(cgroups: &Path) -> Option<bool> {
     let watch = KnobWatch::new(cgroups).ok()?;
     match watch.add(&CgroupPath::root(), Knob::CpusetCpusEffective) {
         Ok(true) => Some(true),
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn files_say_what_the_kernel_has_and_its_number_the_rest() {
+    fn detects_by_files_or_by_release() {
         const MOUNT: (&str, &str) =
             ("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         let old = [

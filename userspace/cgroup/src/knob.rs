@@ -1,11 +1,10 @@
-//! Knobs: the files of a cgroup that hold a setting, what they mean, and how they are written.
+//! Knobs: the files of a cgroup that hold its settings.
 //!
-//! A knob is opened without `create` and without `truncate`: a missing one is an error that names the
-//! path and the data, never a new plain file. A value goes out in one write(2), which the kernel takes or
-//! refuses as a whole.
+//! A knob is opened without `create` and `truncate`: if it is missing, the error has the path and the data, and no
+//! plain file is created. A value is written by a single write(2), which the kernel accepts or refuses as a whole.
 //!
-//! What is read back is not always what was written: the kernel sorts and merges lists, rounds limits down
-//! to its granule and prints the highest of them as `max`. [`Knob::holds`] knows this.
+//! The kernel may store a value in another form than the written one: it sorts and merges lists, rounds limits down to
+//! its granule and shows the highest limits as `max`. [`Knob::holds`] takes this into account.
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst.
 
@@ -22,188 +21,177 @@ use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet, serde_as_text};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// A file of a cgroup that holds a setting. Printed as the name of the file.
+/// A file of a cgroup that holds a setting. It is displayed as the name of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum Knob {
-    /// `cpuset.cpus`: the CPUs asked for; empty = those of the parent.
+    /// `cpuset.cpus`: the requested CPUs; empty = those of the parent.
     #[display("cpuset.cpus")]
     CpusetCpus,
-    /// `cpuset.cpus.effective`: the online CPUs that its tasks may really use. Read-only.
+    /// `cpuset.cpus.effective`: the online CPUs that its tasks can use. Read-only.
     #[display("cpuset.cpus.effective")]
     CpusetCpusEffective,
     /// `cpuset.cpus.exclusive`: CPUs that may become a partition here or below (Linux 6.7).
     #[display("cpuset.cpus.exclusive")]
     CpusetCpusExclusive,
-    /// `cpuset.cpus.partition`: whether the CPUs are a scheduling domain of their own.
+    /// `cpuset.cpus.partition`: the partition type, which makes the CPUs a separate scheduling domain.
     #[display("cpuset.cpus.partition")]
     CpusetPartition,
-    /// `cpuset.mems`: the nodes asked for; empty = those of the parent. A write moves pages.
+    /// `cpuset.mems`: the requested nodes; empty = those of the parent. A write moves pages.
     #[display("cpuset.mems")]
     CpusetMems,
-    /// `cpuset.mems.effective`: the online nodes that its tasks may really use. Read-only.
+    /// `cpuset.mems.effective`: the online nodes that its tasks can use. Read-only.
     #[display("cpuset.mems.effective")]
     CpusetMemsEffective,
-    /// `memory.min`: memory that is never reclaimed. Bounded by every ancestor's.
+    /// `memory.min`: memory that is never reclaimed. Limited by the values of all ancestors.
     #[display("memory.min")]
     MemoryMin,
-    /// `memory.low`: memory that is reclaimed last. Bounded by every ancestor's.
+    /// `memory.low`: memory that is reclaimed last. Limited by the values of all ancestors.
     #[display("memory.low")]
     MemoryLow,
-    /// `memory.high`: above it, allocations are throttled and reclaim.
+    /// `memory.high`: the usage above which allocations are throttled and have to reclaim.
     #[display("memory.high")]
     MemoryHigh,
-    /// `memory.max`: above it, the cgroup is out of memory.
+    /// `memory.max`: the usage above which the cgroup is out of memory.
     #[display("memory.max")]
     MemoryMax,
-    /// `hugetlb.<size>.max`: huge pages of one size that may be in use.
+    /// `hugetlb.<size>.max`: the limit for huge pages of one size.
     #[display("hugetlb.{}.max", hugetlb_size(*_0))]
     HugetlbMax(HugepageSize),
-    /// `cpu.max`: the CPU time that may be used in each period.
+    /// `cpu.max`: the CPU time per period.
     #[display("cpu.max")]
     CpuMax,
     /// `cgroup.subtree_control`: the controllers of the children. Written as `+name -name`.
     #[display("cgroup.subtree_control")]
     SubtreeControl,
-    /// `cgroup.procs`: the processes in the cgroup itself. A written one moves here.
+    /// `cgroup.procs`: the processes in the cgroup itself. Writing a process id moves the process here.
     #[display("cgroup.procs")]
     Procs,
 }
 
-/// The value of a knob. Printed as it is written to the knob.
+/// The value of a knob. It is displayed in the form that is written to the knob.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum KnobValue {
-    /// Of `cpuset.cpus` and its kin.
+    /// The value of `cpuset.cpus` and similar knobs.
     Cpus(CpuSet),
-    /// Of `cpuset.mems` and its kin.
+    /// The value of `cpuset.mems` and similar knobs.
     Nodes(NodeSet),
-    /// Of `memory.*` and `hugetlb.*.max`.
+    /// The value of `memory.*` and `hugetlb.*.max`.
     Limit(Limit),
-    /// Of `cpu.max`.
+    /// The value of `cpu.max`.
     Quota(Quota),
-    /// Of `cpuset.cpus.partition`.
+    /// The value of `cpuset.cpus.partition`.
     Partition(PartitionState),
-    /// Of `cgroup.subtree_control`.
+    /// The value of `cgroup.subtree_control`.
     #[display("{}", joined(_0, " "))]
     Controllers(BTreeSet<String>),
-    /// Of `cgroup.procs`: process ids as seen from here; 0 for those of another PID namespace.
+    /// The value of `cgroup.procs`: process ids in this PID namespace; 0 for processes of another one.
     #[display("{}", joined(_0, "\n"))]
     Processes(Vec<u32>),
 }
 
-/// A limit or a protection in bytes. `max` is above every number.
+/// A limit or a protection in bytes. `Max` is greater than every number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum Limit {
-    /// So many bytes.
-    // Not through `Bytes`, which prints units.
+    /// A number of bytes. `Bytes` would display it with a unit.
     #[display("{}", _0.0)]
     Bytes(Bytes),
-    /// No limit; for a protection: all that is in use.
+    /// No limit; for a protection: all memory in use.
     #[display("max")]
     Max,
 }
 
-/// CPU time, in microseconds.
+/// A limit of CPU time, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum Quota {
-    /// No limit. The period stays as it is.
+    /// No limit. The period stays unchanged.
     #[display("max")]
     Max,
-    /// So much of each period.
+    /// A limited time in each period.
     #[display("{quota} {period}")]
-    Limited {
-        /// The time.
-        quota: u64,
-        /// The period.
-        period: u64,
-    },
+    Limited { quota: u64, period: u64 },
 }
 
-/// What `cpuset.cpus.partition` is asked to be.
+/// The requested type of a partition.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, derive_more::Display,
 )]
 #[serde(rename_all = "lowercase")]
 #[display(rename_all = "lowercase")]
 pub enum Partition {
-    /// No partition: the CPUs are shared with the parent's.
+    /// No partition: the CPUs are shared with the parent.
     Member,
-    /// A scheduling domain of its own.
+    /// A separate scheduling domain.
     Root,
-    /// The same, and the scheduler does not balance load among its CPUs.
+    /// A separate scheduling domain in which the scheduler does not balance load.
     Isolated,
 }
 
-/// What `cpuset.cpus.partition` says: a partition that is not possible keeps its name and is invalid.
+/// The state in `cpuset.cpus.partition`: an impossible partition keeps its type and is marked as invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionState {
-    /// What was asked for.
+    /// The requested type.
     pub partition: Partition,
-    /// Why it is not in force. The kernel's words; may be empty.
+    /// The kernel's reason why the partition is not in force; may be empty. `None` if it is in force.
     pub invalid: Option<String>,
 }
 
-/// A knob could not be read or written.
+/// A knob cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobError {
-    /// The cgroup itself is not there (any more).
-    #[error("{path}: the cgroup is gone{}", writing(.data.as_ref()), path = .path.display())]
+    /// The cgroup does not exist (any more).
+    #[error("{path}: the cgroup is gone{}", data_note(.data.as_ref()), path = .path.display())]
     Gone {
-        /// The knob's file.
         path: PathBuf,
-        /// What was to be written; `None` when reading.
+        /// The data to be written; `None` for a read.
         data: Option<String>,
     },
-    /// The cgroup is there, the knob is not.
+    /// The cgroup exists, but the knob does not.
     #[error(
         "{path}: no such knob{}: its controller is not enabled in the parent's cgroup.subtree_control, \
          or this kernel does not have it",
-        writing(.data.as_ref()), path = .path.display()
+        data_note(.data.as_ref()), path = .path.display()
     )]
     Missing {
-        /// The knob's file.
         path: PathBuf,
-        /// What was to be written; `None` when reading.
+        /// The data to be written; `None` for a read.
         data: Option<String>,
     },
-    /// The kernel refused.
-    #[error("{path}: {source}{}{}", writing(.data.as_ref()), explained(.meaning), path = .path.display())]
+    /// The kernel refused the read or write.
+    #[error("{path}: {source}{}{}", data_note(.data.as_ref()), meaning_note(.meaning), path = .path.display())]
     Refused {
-        /// The knob's file.
         path: PathBuf,
-        /// What was to be written; `None` when reading.
+        /// The data to be written; `None` for a read.
         data: Option<String>,
-        /// What the errno means for this knob; may be empty.
+        /// The meaning of the errno for this knob; may be empty.
         meaning: &'static str,
-        /// The errno.
         source: io::Error,
     },
-    /// What was read is no value of this knob.
+    /// The content is not a valid value of this knob.
     #[error("{path}: {text:?} is not {expected}", path = .path.display())]
     Malformed {
-        /// The knob's file.
         path: PathBuf,
-        /// What it holds.
+        /// The content.
         text: String,
-        /// What a value of this knob is.
+        /// A description of valid values.
         expected: &'static str,
     },
 }
 
-fn writing(data: Option<&String>) -> String {
+fn data_note(data: Option<&String>) -> String {
     data.map_or_else(String::new, |data| format!(" (writing {data:?})"))
 }
 
-fn explained(meaning: &str) -> String {
+fn meaning_note(meaning: &str) -> String {
     if meaning.is_empty() { String::new() } else { format!(": {meaning}") }
 }
 
 impl KnobError {
-    /// Whether the cgroup is gone, so that nothing is left to do for it.
+    /// Returns true if the cgroup is gone, so that nothing remains to be done for it.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
     }
 
-    fn of(knob: Knob, dir: &Path, data: Option<&str>, source: io::Error) -> Self {
+    fn from_io(knob: Knob, dir: &Path, data: Option<&str>, source: io::Error) -> Self {
         let path = knob.path(dir);
         let meaning = |errno| meaning(knob, data, errno);
         let data = data.map(str::to_owned);
@@ -215,7 +203,7 @@ impl KnobError {
     }
 }
 
-/// What an errno means when this is written to this knob, where that is known.
+/// Returns the meaning of an errno when `data` is written to this knob, if it is known.
 fn meaning(knob: Knob, data: Option<&str>, errno: Option<Errno>) -> &'static str {
     use Knob::{
         CpuMax, CpusetCpus, CpusetCpusExclusive, CpusetMems, CpusetPartition, HugetlbMax, MemoryHigh,
@@ -242,7 +230,8 @@ fn meaning(knob: Knob, data: Option<&str>, errno: Option<Errno>) -> &'static str
         (Some(Errno::INVAL | Errno::RANGE), CpusetMems) => {
             "a node that this machine does not have or that has no memory"
         }
-        // Every kernel knows that kind. Those from 6.1 on take the write, and say in the file why it is invalid.
+        // Every kernel knows this type. Kernels from 6.1 on accept the write and show in the file why the partition is
+        // invalid.
         (Some(Errno::INVAL), CpusetPartition) if data == Some("root") => {
             "some of its CPUs are not available, or none would remain outside"
         }
@@ -260,7 +249,7 @@ fn meaning(knob: Knob, data: Option<&str>, errno: Option<Errno>) -> &'static str
 }
 
 impl Knob {
-    /// All but those of huge pages, which have a size.
+    /// All knobs except those of huge pages, which have a size.
     pub const PLAIN: [Self; 13] = [
         Self::CpusetCpus,
         Self::CpusetCpusEffective,
@@ -277,12 +266,12 @@ impl Knob {
         Self::Procs,
     ];
 
-    /// The knob's file in a cgroup's directory.
+    /// Returns the knob's path in a cgroup's directory.
     pub fn path(self, dir: &Path) -> PathBuf {
         dir.join(self.to_string())
     }
 
-    /// The controller that provides the knob; `None` for those that every cgroup has.
+    /// Returns the controller of the knob; `None` for knobs that every cgroup has.
     pub fn controller(self) -> Option<&'static str> {
         let name = self.to_string();
         let prefix = name.split('.').next();
@@ -292,13 +281,14 @@ impl Knob {
     /// Reads the knob of the cgroup with this directory.
     pub fn read(self, dir: &Path) -> Result<KnobValue, KnobError> {
         let path = self.path(dir);
-        let text = std::fs::read_to_string(&path).map_err(|error| KnobError::of(self, dir, None, error))?;
+        let text =
+            std::fs::read_to_string(&path).map_err(|error| KnobError::from_io(self, dir, None, error))?;
         self.parse(&text).map_err(|expected| KnobError::Malformed { path, text, expected })
     }
 
-    /// Writes `data` to the knob of the cgroup with this directory, in one write(2).
+    /// Writes `data` to the knob of the cgroup with this directory, with a single write(2).
     pub fn write(self, dir: &Path, data: &str) -> Result<(), KnobError> {
-        let fail = |error| KnobError::of(self, dir, Some(data), error);
+        let fail = |error| KnobError::from_io(self, dir, Some(data), error);
         let mut file = OpenOptions::new().write(true).open(self.path(dir)).map_err(fail)?;
         let line = format!("{data}\n");
         match file.write(line.as_bytes()) {
@@ -308,9 +298,9 @@ impl Knob {
         }
     }
 
-    /// Reads the text of the knob. The error says what was expected.
+    /// Parses the text of the knob. The error is a description of valid values.
     pub fn parse(self, text: &str) -> Result<KnobValue, &'static str> {
-        // One line, but for the processes: the kernel never writes more.
+        // The kernel never writes more than one line, except for processes.
         let line = text.lines().next().unwrap_or_default().trim();
         match self {
             Self::CpusetCpus | Self::CpusetCpusEffective | Self::CpusetCpusExclusive => {
@@ -339,8 +329,8 @@ impl Knob {
         }
     }
 
-    /// Whether a knob that says `found` holds `wanted`: the same set, the same partition in force, the
-    /// same limit as the kernel rounds it.
+    /// Returns true if the read value `found` is equivalent to `wanted`: the same set, the same partition in force, the
+    /// same limit after the kernel's rounding.
     pub fn holds(self, wanted: &KnobValue, found: &KnobValue, page_size: Bytes) -> bool {
         match (wanted, found) {
             (KnobValue::Limit(wanted), KnobValue::Limit(found)) => {
@@ -351,7 +341,7 @@ impl Knob {
         }
     }
 
-    /// What the kernel rounds values of this knob down to.
+    /// Returns the granule to which the kernel rounds values of this knob down.
     fn granule(self, page_size: Bytes) -> Bytes {
         match self {
             Self::HugetlbMax(HugepageSize(size)) => size,
@@ -360,10 +350,10 @@ impl Knob {
     }
 }
 
-/// Enables these controllers for the children of the cgroup with this directory, where they are not yet.
+/// Enables the missing controllers of `wanted` for the children of the cgroup with this directory.
 ///
-/// Refused where the cgroup holds processes: the kernel would refuse `memory`, and for `cpuset` it would
-/// silently turn the cgroup into a threaded domain.
+/// Fails if the cgroup contains processes: the kernel would refuse `memory`, and `cpuset` would silently turn the
+/// cgroup into a threaded domain.
 pub fn enable_controllers(dir: &Path, wanted: &BTreeSet<&str>) -> Result<(), KnobError> {
     let KnobValue::Controllers(enabled) = Knob::SubtreeControl.read(dir)? else { return Ok(()) };
     let missing: Vec<_> =
@@ -372,16 +362,16 @@ pub fn enable_controllers(dir: &Path, wanted: &BTreeSet<&str>) -> Result<(), Kno
         return Ok(());
     }
     let data = missing.join(" ");
-    // The root of the hierarchy has no such rule, and no cgroup.type either.
+    // The root of the hierarchy is exempt from this rule and has no cgroup.type.
     if dir.join("cgroup.type").exists()
         && matches!(Knob::Procs.read(dir)?, KnobValue::Processes(processes) if !processes.is_empty())
     {
-        return Err(KnobError::of(Knob::SubtreeControl, dir, Some(&data), Errno::BUSY.into()));
+        return Err(KnobError::from_io(Knob::SubtreeControl, dir, Some(&data), Errno::BUSY.into()));
     }
     Knob::SubtreeControl.write(dir, &data)
 }
 
-/// A size of huge pages as the kernel spells it in the names of knobs: `2MB`.
+/// Returns a size of huge pages as it appears in the names of knobs: `2MB`.
 fn hugetlb_size(HugepageSize(Bytes(size)): HugepageSize) -> String {
     match size {
         _ if size >> 30 > 0 => format!("{}GB", size >> 30),
@@ -390,7 +380,7 @@ fn hugetlb_size(HugepageSize(Bytes(size)): HugepageSize) -> String {
     }
 }
 
-/// A text names no knob that is known here.
+/// The name of a knob is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a knob (expected a name such as `cpuset.cpus`, `memory.min` or `hugetlb.2MB.max`)")]
 pub struct KnobNameError(pub String);
@@ -410,7 +400,7 @@ impl FromStr for Knob {
             };
             let count: u64 = count.parse().ok().filter(|&count| count > 0)?;
             let knob = Self::HugetlbMax(HugepageSize(Bytes(count.checked_mul(1 << shift)?)));
-            // One name a knob: `1024MB` is not how the kernel spells `1GB`.
+            // Each knob has one name: the kernel uses `1GB`, not `1024MB`.
             (knob.to_string() == name).then_some(knob)
         };
         Self::PLAIN
@@ -428,7 +418,8 @@ fn joined<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> S
 }
 
 impl Limit {
-    /// The limit as the kernel keeps it: rounded down to the granule; what its counters cannot hold is `max`.
+    /// Returns the limit as the kernel stores it: rounded down to the granule, and `max` if it exceeds the kernel's
+    /// counters.
     #[must_use]
     pub fn as_stored(self, granule: Bytes) -> Self {
         // The kernel counts pages in a signed long: `PAGE_COUNTER_MAX`.
@@ -440,7 +431,7 @@ impl Limit {
         }
     }
 
-    /// The sum; `max` absorbs.
+    /// Returns the sum, which is `max` if one of the two is.
     #[must_use]
     pub fn saturating_add(self, other: Self) -> Self {
         match (self, other) {
@@ -452,7 +443,7 @@ impl Limit {
     }
 }
 
-/// A text is no limit.
+/// An error in the text of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number of bytes or `max`")]
 pub struct LimitError;
@@ -471,7 +462,7 @@ impl FromStr for Limit {
     }
 }
 
-/// A text is no quota.
+/// An error in the text of a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number of microseconds or `max`, and a period")]
 pub struct QuotaError;
@@ -480,7 +471,7 @@ impl FromStr for Quota {
     type Err = QuotaError;
 
     fn from_str(text: &str) -> Result<Self, QuotaError> {
-        // A new cgroup has this period.
+        // The period of a new cgroup.
         let (quota, period) = text.split_once(' ').unwrap_or((text, "100000"));
         let number = |text: &str| text.parse().map_err(|_| QuotaError);
         let period = number(period)?;
@@ -504,7 +495,7 @@ impl fmt::Display for PartitionState {
     }
 }
 
-/// A text is no state of a partition.
+/// An error in the text of a partition state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected `member`, `root`, `isolated` or one of them with `invalid`")]
 pub struct PartitionError;
@@ -541,7 +532,7 @@ mod tests {
     const HUGE: Knob = Knob::HugetlbMax(HugepageSize(Bytes::mib(2)));
 
     #[test]
-    fn names_are_those_of_the_files() {
+    fn names_match_files() {
         for name in [
             "cpuset.cpus",
             "cpuset.cpus.effective",
@@ -578,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn values_read_as_the_kernel_writes_them() {
+    fn parses_values_of_the_kernel() {
         for (knob, text, printed) in [
             (Knob::CpusetCpus, "\n", ""),
             (Knob::CpusetCpus, "0-3,8\n", "0-3,8"),
@@ -596,7 +587,7 @@ mod tests {
             ),
             (Knob::SubtreeControl, "memory cpuset\n", "cpuset memory"),
             (Knob::SubtreeControl, "\n", ""),
-            // No kernel has such names. What is read is printed as it is read.
+            // No kernel has such names. The value is displayed as it was read.
             (Knob::SubtreeControl, "memory\u{b}\tcpuset\n", "cpuset memory"),
             (Knob::Procs, "12\n7\n", "12\n7"),
             (Knob::Procs, "", ""),
@@ -606,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_value_is_refused() {
+    fn refuses_malformed_values() {
         for (knob, text) in [
             (Knob::CpusetCpus, "a"),
             (Knob::CpusetMems, "1-0"),
@@ -624,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn a_knob_holds_what_the_kernel_makes_of_it() {
+    fn holds_accepts_kernel_rounding() {
         let limit = |text: &str| KnobValue::Limit(text.parse().unwrap());
         for (knob, wanted, found, holds) in [
             (Knob::MemoryMin, "5000", "4096", true),
@@ -648,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_neither_creates_nor_outlives_the_cgroup() {
+    fn write_never_creates_a_file() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a");
         std::fs::create_dir(&dir).unwrap();
@@ -668,9 +659,9 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_the_errno_means() {
+    fn error_explains_errno() {
         let dir = Path::new("/sys/fs/cgroup/a");
-        let error = |knob, errno: Errno| KnobError::of(knob, dir, Some("7"), errno.into()).to_string();
+        let error = |knob, errno: Errno| KnobError::from_io(knob, dir, Some("7"), errno.into()).to_string();
         assert!(error(Knob::CpusetMems, Errno::NODEV).contains("the cgroup is gone (writing \"7\")"));
         for (knob, errno, words) in [
             (Knob::CpusetCpus, Errno::INVAL, "does not have"),
@@ -689,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_are_enabled_once_and_never_beside_processes() {
+    fn enables_missing_controllers_only() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path();
         let control = || std::fs::read_to_string(dir.join("cgroup.subtree_control")).unwrap();

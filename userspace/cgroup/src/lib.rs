@@ -1,13 +1,14 @@
-//! cgroup v2: find the hierarchy, walk and watch it, distinguish workloads, read and write.
+//! cgroup v2: finds the hierarchy, walks and watches it, assigns cgroups to workloads, reads usage, and reads and
+//! writes settings.
 //!
 //! - [`Hierarchy`] is a mounted tree: [`Hierarchy::open`] finds it, [`Hierarchy::walk`] lists its cgroups, and the
-//!   readers ([`read`]) give what a cgroup uses.
-//! - [`Watcher`] reports which cgroups came and went; [`Notifier`] what changes in chosen ones.
-//! - [`classify`] says to which workload a cgroup belongs.
-//! - [`knob`] reads and writes settings; [`kernel_features`] says which of them older kernels do not have.
+//!   readers in [`read`] return the usage of a cgroup.
+//! - [`Watcher`] reports new and removed cgroups; [`Notifier`] reports changes of selected ones.
+//! - [`classify`] returns the workload of a cgroup.
+//! - [`knob`] reads and writes settings; [`kernel_features`] lists the features that older kernels lack.
 //!
-//! Everything is synchronous. A cgroup may vanish at any moment: that is never a failure of a walk or a
-//! watch, and a variant of its own in the readers' errors ([`ReadError::is_gone`]).
+//! All functions are synchronous. A cgroup may vanish at any moment. This is never an error of a walk or a watch, and a
+//! separate variant in the readers' errors ([`ReadError::is_gone`]).
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst.
 

@@ -1,11 +1,14 @@
-//! [`HierarchyLock`]: the lock that keeps a second daemon from a hierarchy.
+//! [`HierarchyLock`]: the lock that prevents a second daemon on the same hierarchy.
 //!
-//! Problem: two daemons with state directories of their own, such as one of a package and one of a pod, would take over each
-//! other's guarantees, as both read the marks on the cgroups. They may share neither a directory nor a network namespace.
+//! # Problem
+//! Two daemons with separate state directories, such as one from a package and one in a pod, would take over each
+//! other's guarantees, because both read the marks on the cgroups. They may share neither a directory nor a network
+//! namespace, so the lock must be in the hierarchy.
 //!
-//! Algorithm: `flock` on `memory.reclaim` of the root cgroup. The kernel has one inode for it, wherever the hierarchy is
-//! mounted, and unlocks it however the process ends. Only root can open it, so that no other user can take the lock. Before
-//! Linux 5.19 there is no such file, and no lock.
+//! # Algorithm
+//! `flock` on `memory.reclaim` of the root cgroup. The kernel has one inode for this file, wherever the hierarchy is
+//! mounted, and releases the lock when the process ends. Only root can open the file, so no other user can take the
+//! lock. Before Linux 5.19 the file does not exist, and there is no lock.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -20,14 +23,14 @@ use rustix::fs::{major, minor};
 
 use crate::Hierarchy;
 
-/// The file that is locked. Only root may open it.
-const FILE: &str = "memory.reclaim";
-/// How often the lock is tried: a child between fork and exec holds the lock of its parent.
-const TRIES: u32 = 20;
-/// The pause between two tries.
-const PAUSE: Duration = Duration::from_millis(10);
+/// The locked file. Only root can open it.
+const LOCKED_FILE: &str = "memory.reclaim";
+/// The number of attempts: a child between fork and exec holds the lock of its parent for a moment.
+const MAX_ATTEMPTS: u32 = 20;
+/// The time between two attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The lock of a hierarchy, until it is dropped. No other process has it meanwhile.
+/// The lock of a hierarchy, held until it is dropped.
 #[derive(Debug)]
 pub struct HierarchyLock {
     _file: File,
@@ -46,23 +49,18 @@ pub enum LockError {
     Held {
         /// The root of the hierarchy.
         root: PathBuf,
-        /// The id of the process and its name, as far as they can be seen from here.
+        /// The process's id and name, as far as this process can see them.
         holder: Option<String>,
     },
     /// The file cannot be locked.
     #[error("cannot lock {path}: {source}", path = .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 impl Hierarchy {
-    /// Takes the lock of this hierarchy. None where the kernel has no file for it.
+    /// Takes the lock of this hierarchy. `None` if the kernel does not have the file.
     pub fn lock(&self) -> Result<Option<HierarchyLock>, LockError> {
-        let path = self.root().join(FILE);
+        let path = self.root().join(LOCKED_FILE);
         let file = match OpenOptions::new().write(true).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -71,7 +69,7 @@ impl Hierarchy {
         for attempt in 1.. {
             match file.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if attempt < TRIES => thread::sleep(PAUSE),
+                Err(TryLockError::WouldBlock) if attempt < MAX_ATTEMPTS => thread::sleep(RETRY_INTERVAL),
                 Err(TryLockError::WouldBlock) => {
                     return Err(LockError::Held { root: self.root().into(), holder: holder(&file) });
                 }
@@ -82,19 +80,19 @@ impl Hierarchy {
     }
 }
 
-/// The process that has the lock, as `/proc/locks` names it.
+/// Returns the process that has the lock, from `/proc/locks`.
 fn holder(file: &File) -> Option<String> {
     let file = file.metadata().ok()?;
     let locked = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
     let locks = fs::read_to_string("/proc/locks").ok()?;
-    // `1: FLOCK  ADVISORY  WRITE 708 00:1b:13 0 EOF`; a process that waits has `->` after the number.
+    // `1: FLOCK  ADVISORY  WRITE 708 00:1b:13 0 EOF`; a waiting process has `->` after the number.
     let pid = locks.lines().find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
         (fields.next() == Some("FLOCK")).then_some(())?;
         let pid = fields.nth(2)?;
         (fields.next()? == locked).then_some(pid)
     })?;
-    // Of another PID namespace.
+    // The process is in another PID namespace.
     if pid == "0" {
         return None;
     }
@@ -107,11 +105,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_process_at_a_time_has_the_lock() {
+    fn only_one_process_has_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let hierarchy = Hierarchy::at(dir.path());
         assert!(hierarchy.lock().unwrap().is_none());
-        fs::write(dir.path().join(FILE), "").unwrap();
+        fs::write(dir.path().join(LOCKED_FILE), "").unwrap();
         let lock = hierarchy.lock().unwrap().unwrap();
         let refused = hierarchy.lock().unwrap_err().to_string();
         assert!(refused.contains(&std::process::id().to_string()), "{refused}");

@@ -1,4 +1,4 @@
-//! Where cgroups are mounted, from `/proc/self/mountinfo`.
+//! Finds the mounts of cgroup v2 in `/proc/self/mountinfo`.
 //!
 //! Source: `proc_pid_mountinfo(5)`, `cgroup_namespaces(7)`.
 
@@ -17,29 +17,22 @@ use crate::unescape::unescape;
 pub enum MountsError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source} (it lists the mounts; is procfs mounted?)", path = path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A line of the file is not what the kernel documents.
+    Unreadable { path: PathBuf, source: io::Error },
+    /// A line is not in the documented format.
     #[error("{path}:{line}: {content:?} is not a mount (expected the fields of proc_pid_mountinfo(5))", path = path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What it holds.
         content: String,
     },
 }
 
-/// The mount points of cgroup v2 that this process sees: the one that shows the most of the hierarchy first. Its `proc` is
-/// found below `root` (`/` in production).
+/// Returns the mount points of cgroup v2 in this process's namespace; the one that shows the largest part of the
+/// hierarchy is first. procfs is expected at `proc` below `root` (`/` in production).
 pub(crate) fn mount_points(root: &Path) -> Result<Vec<PathBuf>, MountsError> {
     let path = root.join("proc/self/mountinfo");
-    // Mount points are bytes.
+    // Mount points need not be UTF-8.
     let bytes = fs::read(&path).map_err(|source| MountsError::Unreadable { path: path.clone(), source })?;
     parse(&bytes).map_err(|(line, content)| MountsError::Malformed { path, line, content })
 }
@@ -56,23 +49,23 @@ fn parse(text: &[u8]) -> Result<Vec<PathBuf>, (usize, String)> {
             return Err(malformed());
         }
         if fields[dash + 1] == b"cgroup2" {
-            mounts.push((levels_above(fields[3]), mount_point(fields[4])));
+            mounts.push((root_rank(fields[3]), mount_point(fields[4])));
         }
     }
     mounts.sort_by_key(|&(levels, _)| Reverse(levels));
     Ok(mounts.into_iter().map(|(_, path)| path).collect())
 }
 
-/// How far above this process's cgroup namespace the root of a mount is; 0 for one that is not.
+/// Returns a rank for the root of a mount: the higher it is above this process's cgroup namespace, the higher the rank.
 ///
-/// In a container that has the host's hierarchy mounted beside its own, the host's root is `/../../…`.
-fn levels_above(root: &[u8]) -> usize {
+/// In a container that has the host's hierarchy mounted next to its own, the host's root is `/../../…`.
+fn root_rank(root: &[u8]) -> usize {
     let up = root.split(|&byte| byte == b'/').filter(|name| *name == b"..").count();
-    // Between mounts at the same level, one of the root (`/`) beats one of a cgroup below it.
+    // At the same level, the root (`/`) has a higher rank than a cgroup below it.
     2 * up + usize::from(root == b"/")
 }
 
-/// The kernel writes white space and backslashes as `\040`.
+/// Decodes a mount point, in which the kernel writes white space and backslashes as `\040`.
 fn mount_point(field: &[u8]) -> PathBuf {
     OsString::from_vec(unescape(field, br"\", 3, 8)).into()
 }
@@ -87,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_found() {
+    fn finds_mounts() {
         let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         let beside_v1 = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n\
                          32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
@@ -109,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mount_is_named() {
+    fn refuses_malformed_mounts() {
         for text in ["x", "30 23 0:26 / /sys/fs/cgroup rw cgroup2 cgroup2 rw", "1 2 3:4 / /a rw - cgroup2"] {
             let (line, content) = parse(&format!("1 2 3:4 / /a rw - tmpfs tmpfs rw\n{text}\n")).unwrap_err();
             assert_eq!((line, content.as_str()), (2, text));
@@ -120,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mounts_of_this_process_are_read() {
+    fn reads_mounts_of_this_process() {
         mount_points(Path::new("/")).unwrap();
     }
 }

@@ -1,10 +1,12 @@
-//! Reports what changes in chosen cgroups, so that they need not be read again and again.
+//! Notifications about changes in selected cgroups, so that they need not be polled.
 //!
-//! The kernel announces to inotify when it changes `cgroup.events` or `memory.events` ("a file modified event"), and
-//! which cgroups come and go in a directory. A change is announced after it has happened, so who reads then sees it.
+//! The kernel notifies inotify when it changes `cgroup.events` or `memory.events` ("a file modified event"), and when
+//! cgroups are created or removed in a directory. The notification comes after the change, so a reader then sees the
+//! new value.
 //!
-//! An announcement is a hint. A watch ends with its cgroup, and another cgroup at the same path is not watched; who
-//! relies on it looks by himself now and then, and watches again: doing so twice does no harm.
+//! A notification is only a hint. A watch ends with its cgroup, and a new cgroup at the same path is not watched.
+//! Callers that rely on the values therefore also read them periodically and set the watch again each time. Setting a
+//! watch twice does no harm.
 //!
 //! Source: inotify(7), Documentation/admin-guide/cgroup-v2.rst.
 
@@ -22,17 +24,17 @@ use rustix::{
 use crate::{
     CgroupPath, Hierarchy,
     gone::is_gone,
-    inotify::{drain, why_unwatched},
+    inotify::{drain, watch_problem},
 };
 
-/// What of a cgroup is watched.
+/// The watched aspect of a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WatchSubject {
-    /// `cgroup.events`: it, or one below it, got its first process or lost its last.
+    /// `cgroup.events`: the cgroup or its descendants got their first process or lost their last one.
     Processes,
-    /// `memory.events`: it, or one below it, met one of its limits.
+    /// `memory.events`: the cgroup or one of its descendants reached a limit.
     Memory,
-    /// The cgroups directly below it come and go.
+    /// A child of the cgroup was created or removed.
     Children,
 }
 
@@ -47,18 +49,18 @@ impl WatchSubject {
     }
 }
 
-/// What was reported.
+/// A notification.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Notice {
     /// `cgroup.events` or `memory.events` of this cgroup changed.
     Changed(CgroupPath, WatchSubject),
-    /// This cgroup, directly below one whose children are watched, came or went.
+    /// This cgroup was created or removed; the children of its parent are watched.
     ChildChanged(CgroupPath),
-    /// More happened than the kernel keeps: anything may have changed.
+    /// The kernel's queue overflowed: anything may have changed.
     Overflow,
 }
 
-/// Nothing (more) can be watched.
+/// No (further) cgroup can be watched.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct NotifyError {
@@ -69,13 +71,13 @@ pub struct NotifyError {
 
 impl NotifyError {
     fn new(errno: Errno, watches: usize) -> Self {
-        Self { reason: why_unwatched(errno, watches), source: errno.into() }
+        Self { reason: watch_problem(errno, watches), source: errno.into() }
     }
 }
 
 type Key = (CgroupPath, WatchSubject);
 
-/// Watches chosen cgroups.
+/// A set of watches on selected cgroups.
 #[derive(Debug)]
 pub struct Notifier {
     hierarchy: Hierarchy,
@@ -85,14 +87,14 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Watches nothing yet.
+    /// Creates a notifier without watches.
     pub fn new(hierarchy: Hierarchy) -> Result<Self, NotifyError> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
             .map_err(|errno| NotifyError::new(errno, 0))?;
         Ok(Self { hierarchy, inotify, watched: HashMap::new(), watches: BTreeMap::new() })
     }
 
-    /// Watches this of a cgroup, also if it was watched before; `false` if it is not there.
+    /// Watches an aspect of a cgroup, even if it is already watched. Returns `false` if the cgroup does not exist.
     pub fn watch(&mut self, path: &CgroupPath, subject: WatchSubject) -> Result<bool, NotifyError> {
         let dir = self.hierarchy.dir(path);
         let target = match subject {
@@ -110,15 +112,15 @@ impl Notifier {
         };
         let key = (path.clone(), subject);
         if let Some(before) = self.watches.insert(key.clone(), watch).filter(|before| *before != watch) {
-            // That of a cgroup that had the path before.
+            // The old watch belongs to an earlier cgroup at this path.
             self.end(before);
         }
         self.watched.insert(watch, key);
         Ok(true)
     }
 
-    /// Stops watching this of a cgroup. To be done also where it is gone: older kernels keep a removed cgroup, and its
-    /// memory, for as long as it is watched.
+    /// Stops watching an aspect of a cgroup. Also necessary for a removed cgroup: older kernels keep it and its memory
+    /// as long as it is watched.
     pub fn unwatch(&mut self, path: &CgroupPath, subject: WatchSubject) {
         if let Some(watch) = self.watches.remove(&(path.clone(), subject)) {
             self.end(watch);
@@ -127,11 +129,11 @@ impl Notifier {
 
     fn end(&mut self, watch: i32) {
         self.watched.remove(&watch);
-        // The kernel may have ended it already.
+        // The kernel may already have ended it.
         let _ = inotify::remove_watch(&self.inotify, watch);
     }
 
-    /// What happened since the last call; does not wait. What repeats itself is reported once.
+    /// Returns the notifications since the last call, without duplicates. Does not wait.
     pub fn read(&mut self) -> Result<BTreeSet<Notice>, NotifyError> {
         let mut reported = Vec::new();
         let drained = drain(&self.inotify, &mut reported);
@@ -169,7 +171,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Plain files that a process writes are announced as those are that the kernel changes.
+    /// Plain files that a process writes cause the same notifications as files that the kernel changes.
     fn tree(cgroups: &[&str]) -> (tempfile::TempDir, Notifier) {
         let dir = tempfile::tempdir().unwrap();
         for cgroup in cgroups {
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_reported_once_and_of_what_is_watched() {
+    fn reports_each_change_once() {
         let (dir, mut notifier) = tree(&["a", "b"]);
         assert!(notifier.watch(&path("/a"), WatchSubject::Processes).unwrap());
         assert!(notifier.watch(&path("/a"), WatchSubject::Processes).unwrap(), "twice does no harm");
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn children_that_come_and_go_are_reported() {
+    fn reports_new_and_removed_children() {
         let (dir, mut notifier) = tree(&["a", "a/b"]);
         assert!(notifier.watch(&path("/a"), WatchSubject::Children).unwrap());
         fs::remove_file(dir.path().join("a/b/cgroup.events")).unwrap();
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn another_cgroup_at_the_same_path_is_watched_anew() {
+    fn new_cgroup_at_old_path_is_watched() {
         let (dir, mut notifier) = tree(&["a"]);
         assert!(notifier.watch(&path("/a"), WatchSubject::Processes).unwrap());
         fs::remove_dir_all(dir.path().join("a")).unwrap();
@@ -227,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn an_overflow_says_that_anything_may_have_changed() {
+    fn overflow_is_reported() {
         let (dir, mut notifier) = tree(&["a", "b"]);
         for cgroup in ["/a", "/b"] {
             assert!(notifier.watch(&path(cgroup), WatchSubject::Processes).unwrap());
         }
         let limit: usize =
             fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();
-        // In turns: what repeats itself at once is merged.
+        // The files alternate, because the kernel merges consecutive equal events.
         for turn in 0..=limit {
             let cgroup = ["a", "b"][turn % 2];
             fs::write(dir.path().join(cgroup).join("cgroup.events"), "1").unwrap();

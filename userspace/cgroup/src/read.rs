@@ -1,7 +1,7 @@
-//! Readers of what a cgroup uses: memory by node, events, pressure, processes.
+//! Readers of a cgroup's usage: memory by node, events, pressure, processes.
 //!
-//! Each takes the cgroup's directory ([`Hierarchy::dir`](crate::Hierarchy::dir)). Values that a kernel may not
-//! have are optional; a missing file is [`ReadError::Absent`], a vanished cgroup [`ReadError::Gone`].
+//! Each takes the cgroup's directory ([`Hierarchy::dir`](crate::Hierarchy::dir)). Values that a kernel may lack are
+//! optional; a missing file is [`ReadError::Absent`], a vanished cgroup [`ReadError::Gone`].
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst, Documentation/accounting/psi.rst.
 
@@ -20,79 +20,70 @@ use crate::{gone::is_gone, knob::Knob};
 /// A file of a cgroup cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The cgroup has vanished. That is the way of cgroups, and no reason for alarm.
+    /// The cgroup has vanished. This is normal, because cgroups are removed at any time.
     #[error("the cgroup {path} is gone", path = path.display())]
-    Gone {
-        /// The cgroup's directory.
-        path: PathBuf,
-    },
-    /// The cgroup is there, the file is not, or this kernel refuses to fill it.
+    Gone { path: PathBuf },
+    /// The cgroup exists, but the file does not, or this kernel refuses to fill it.
     #[error("{path} is not available: {reason}", path = path.display())]
     Absent {
-        /// The file.
         path: PathBuf,
-        /// Why that may be, and what to do.
+        /// The possible reason and the remedy.
         reason: &'static str,
     },
-    /// The system refuses to read it.
+    /// The system refuses to read the file.
     #[error("cannot read {path}: {source}", path = path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A line is not what the kernel documents.
+    Unreadable { path: PathBuf, source: io::Error },
+    /// A line is not in the documented format.
     #[error("{path}:{line}: {content:?} is not {expected}", path = path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What it holds, shortened.
+        /// The content of the line, shortened.
         content: String,
-        /// What was expected.
+        /// The expected format.
         expected: &'static str,
     },
-    /// A value that the kernel always has is missing.
+    /// A value is missing that the kernel always has.
     #[error("{path} has no `{key}`", path = path.display())]
     Incomplete {
-        /// The file.
         path: PathBuf,
-        /// The missing value's name.
+        /// The name of the value.
         key: &'static str,
     },
 }
 
 impl ReadError {
-    /// Whether the cgroup has vanished.
+    /// Returns true if the cgroup has vanished.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
     }
 
-    /// Whether the cgroup is there but has no such file.
+    /// Returns true if the cgroup exists but lacks the file.
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Absent { .. })
     }
 }
 
 /// The text of a cgroup's file.
-struct Text {
+struct CgroupFile {
     path: PathBuf,
     text: String,
 }
 
-impl Text {
+impl CgroupFile {
     fn read(dir: &Path, file: &str) -> Result<Self, ReadError> {
         let path = dir.join(file);
         match fs::read(&path) {
-            // Every value is ASCII; the reader of a line reports anything else as malformed.
+            // All values are ASCII; the parser of a line reports anything else as malformed.
             Ok(bytes) => Ok(Self { path, text: String::from_utf8_lossy(&bytes).into_owned() }),
             Err(error) if is_gone(&error) => {
                 if error.kind() == io::ErrorKind::NotFound && dir.is_dir() {
                     let reason = match file.split_once('.') {
                         Some(("cgroup", _)) => "this kernel does not have it for this cgroup",
-                        Some((_, "pressure")) => "this kernel has no pressure figures; boot with `psi=1`",
+                        Some((_, "pressure")) => {
+                            "this kernel has no pressure stall information; boot with `psi=1`"
+                        }
                         _ => {
                             "the root cgroup or this kernel does not have it, or its controller is not \
                              enabled in the parent's cgroup.subtree_control"
@@ -105,8 +96,8 @@ impl Text {
             }
             Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => {
                 let reason = match file.split_once('.') {
-                    Some((_, "pressure")) => "pressure figures are switched off; boot with `psi=1`",
-                    _ => "it has none in a threaded cgroup; read those of its domain",
+                    Some((_, "pressure")) => "pressure stall information is disabled; boot with `psi=1`",
+                    _ => "a threaded cgroup does not have it; read the file of its domain cgroup",
                 };
                 Err(ReadError::Absent { path, reason })
             }
@@ -127,7 +118,7 @@ impl Text {
         ReadError::Incomplete { path: self.path.clone(), key }
     }
 
-    /// The values of a file of lines `KEY VALUE`.
+    /// Parses a file with lines `KEY VALUE`.
     fn flat_keyed(&self) -> Result<BTreeMap<&str, u64>, ReadError> {
         self.lines()
             .map(|(line, number)| {
@@ -139,59 +130,59 @@ impl Text {
     }
 }
 
-/// What a cgroup and all below it have in the memory of one node (`memory.numa_stat`).
+/// The memory of a cgroup and its descendants on one node (`memory.numa_stat`).
 ///
-/// Hugepages of pools are not in it. What a kernel does not report is zero.
+/// Hugepages from pools are not included. Values that the kernel does not report are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupNodeMemory {
-    /// Anonymous memory, transparent huge pages included.
+    /// Anonymous memory, including transparent huge pages.
     pub anon: Bytes,
-    /// Page cache, tmpfs and shared memory included.
+    /// Page cache, including tmpfs and shared memory.
     pub file: Bytes,
     /// The part of `file` that is mapped.
     pub file_mapped: Bytes,
     /// The part of `file` that is tmpfs and shared memory: it can be swapped, but not dropped.
     pub shmem: Bytes,
-    /// Memory of the kernel: stacks, page tables and slab. (The kernel has more that it does not report by node.)
+    /// Kernel memory: stacks, page tables and slab. (Other kernel memory is not reported by node.)
     pub kernel: Bytes,
-    /// What of all this the kernel drops when memory is needed: page cache and slab that it can reclaim. It is not locked,
-    /// and neither tmpfs nor shared memory.
+    /// The part of all this that the kernel drops when memory is needed: page cache and reclaimable slab. It includes
+    /// neither locked memory nor tmpfs and shared memory.
     pub droppable: Bytes,
-    /// What was moved between this node and slower memory; absent where the kernel does not report it (before Linux 6.12).
+    /// Migrations between this node and slower memory; `None` if the kernel does not report them (before Linux 6.12).
     pub tiering: Option<TierMigrations>,
 }
 
-/// What the kernel has moved between memory tiers since a cgroup was made, in pages.
+/// The number of pages that the kernel has moved between memory tiers since the cgroup was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierMigrations {
-    /// To slower memory.
+    /// Pages moved to slower memory.
     pub demoted: u64,
-    /// To faster memory.
+    /// Pages moved to faster memory.
     pub promoted: u64,
 }
 
 impl CgroupNodeMemory {
-    /// User memory: anonymous memory and page cache.
+    /// Returns the user memory: anonymous memory and page cache.
     pub fn user(&self) -> Bytes {
         Bytes(self.anon.0.saturating_add(self.file.0))
     }
 
-    /// What of it cannot be dropped.
+    /// Returns the user and kernel memory that cannot be dropped.
     pub fn undroppable(&self) -> Bytes {
         Bytes(self.user().0.saturating_add(self.kernel.0).saturating_sub(self.droppable.0))
     }
 
-    /// Page cache that is neither tmpfs nor shared memory.
+    /// Returns the page cache without tmpfs and shared memory.
     pub fn page_cache(&self) -> Bytes {
         Bytes(self.file.0.saturating_sub(self.shmem.0))
     }
 
-    /// Page cache that nobody maps and that can be dropped, once it is written back.
+    /// Returns the page cache that no process maps and that can be dropped, if necessary after writeback.
     pub fn unmapped_page_cache(&self) -> Bytes {
         Bytes(self.file.0.saturating_sub(self.file_mapped.0.max(self.shmem.0)))
     }
 
-    /// Counts what a line of this kind says, in bytes or in pages as the kernel has it; `false` if no figure has it.
+    /// Adds the number of a line of this kind, in bytes or pages. Returns `false` if the line is not used.
     fn count(&mut self, kind: &str, number: u64) -> bool {
         let fields: &mut [&mut Bytes] = match kind {
             "anon" => &mut [&mut self.anon],
@@ -223,12 +214,12 @@ impl CgroupNodeMemory {
     }
 }
 
-/// Reads `memory.numa_stat`: the memory of a cgroup and all below it, by node.
+/// Reads `memory.numa_stat`: the memory of a cgroup and its descendants, by node.
 ///
-/// Costs the kernel some 50 µs a cgroup: read what is looked at, every few seconds.
+/// This costs the kernel some 50 µs per cgroup: read only the necessary cgroups, every few seconds.
 pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, CgroupNodeMemory>, ReadError> {
     const EXPECTED: &str = "`TYPE N0=BYTES N1=BYTES …`";
-    let text = Text::read(dir, "memory.numa_stat")?;
+    let text = CgroupFile::read(dir, "memory.numa_stat")?;
     let mut nodes: BTreeMap<NodeId, CgroupNodeMemory> = BTreeMap::new();
     let mut anon_seen = false;
     for (line, number) in text.lines() {
@@ -249,27 +240,27 @@ pub fn memory_numa_stat(dir: &Path) -> Result<BTreeMap<NodeId, CgroupNodeMemory>
     Ok(nodes)
 }
 
-/// Reads `N0=BYTES`.
+/// Parses `N0=BYTES`.
 fn bytes_of_node(value: &str) -> Option<(NodeId, Bytes)> {
     let (node, bytes) = value.strip_prefix('N')?.split_once('=')?;
     Some((NodeId(node.parse().ok()?), Bytes(bytes.parse().ok()?)))
 }
 
-/// Reads `hugetlb.<size>.numa_stat` (Linux 5.17): huge pages of a cgroup and all below it, in bytes by node.
+/// Reads `hugetlb.<size>.numa_stat` (Linux 5.17): huge pages of a cgroup and its descendants, in bytes by node.
 pub fn hugetlb_numa_stat(dir: &Path, size: HugepageSize) -> Result<BTreeMap<NodeId, Bytes>, ReadError> {
     const EXPECTED: &str = "`total=BYTES N0=BYTES N1=BYTES …`";
     let limit = Knob::HugetlbMax(size).to_string();
-    let text = Text::read(dir, &format!("{}.numa_stat", limit.trim_end_matches(".max")))?;
+    let text = CgroupFile::read(dir, &format!("{}.numa_stat", limit.trim_end_matches(".max")))?;
     let of_all = text.lines().find(|(line, _)| line.starts_with("total="));
     let Some((line, number)) = of_all else { return Err(text.incomplete("total")) };
     let values = line.split_ascii_whitespace().skip(1);
     values.map(|value| bytes_of_node(value).ok_or_else(|| text.malformed(number, EXPECTED))).collect()
 }
 
-/// How often a cgroup or one below it met its limits (`memory.events`). Counts since it was made.
+/// The number of times that a cgroup and its descendants reached their limits since it was created (`memory.events`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryEvents {
-    /// Throttled because above `memory.high`.
+    /// Throttled allocations above `memory.high`.
     pub high: u64,
     /// Processes killed by any kind of OOM killer.
     pub oom_kill: u64,
@@ -277,33 +268,33 @@ pub struct MemoryEvents {
 
 /// Reads `memory.events`. The root cgroup has none.
 pub fn memory_events(dir: &Path) -> Result<MemoryEvents, ReadError> {
-    let text = Text::read(dir, "memory.events")?;
+    let text = CgroupFile::read(dir, "memory.events")?;
     let values = text.flat_keyed()?;
     let value = |key| values.get(key).copied().ok_or_else(|| text.incomplete(key));
     Ok(MemoryEvents { high: value("high")?, oom_kill: value("oom_kill")? })
 }
 
-/// How many pages of files have been read again soon after they were reclaimed, since the cgroup was made: `memory.stat`,
-/// `workingset_refault_file`.
+/// Reads the number of file pages that were read again soon after they were reclaimed, since the cgroup was created:
+/// `workingset_refault_file` of `memory.stat`.
 pub fn file_refaults(dir: &Path) -> Result<u64, ReadError> {
     const KEY: &str = "workingset_refault_file";
-    let text = Text::read(dir, "memory.stat")?;
+    let text = CgroupFile::read(dir, "memory.stat")?;
     text.flat_keyed()?.get(KEY).copied().ok_or_else(|| text.incomplete(KEY))
 }
 
-/// How long tasks of a cgroup have waited for memory (`memory.pressure`) since it was made.
+/// The time that tasks of a cgroup have waited for memory since it was created (`memory.pressure`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPressure {
-    /// At least one task waited.
+    /// The time in which at least one task waited.
     pub some: Duration,
-    /// All tasks that could have run waited.
+    /// The time in which all non-idle tasks waited.
     pub full: Duration,
 }
 
-/// Reads `memory.pressure`. [`ReadError::Absent`] where the kernel has no PSI or it is switched off.
+/// Reads `memory.pressure`. [`ReadError::Absent`] if the kernel has no PSI or it is disabled.
 pub fn memory_pressure(dir: &Path) -> Result<MemoryPressure, ReadError> {
     const EXPECTED: &str = "`some|full avg10=PERCENT avg60=PERCENT avg300=PERCENT total=MICROSECONDS`";
-    let text = Text::read(dir, "memory.pressure")?;
+    let text = CgroupFile::read(dir, "memory.pressure")?;
     let (mut some, mut full) = (None, None);
     for (line, number) in text.lines() {
         let malformed = || text.malformed(number, EXPECTED);
@@ -322,18 +313,18 @@ pub fn memory_pressure(dir: &Path) -> Result<MemoryPressure, ReadError> {
     })
 }
 
-/// The work of automatic NUMA balancing for a cgroup and all below it (`numa_*` of `memory.stat`), in pages.
+/// The work of automatic NUMA balancing for a cgroup and its descendants (`numa_*` of `memory.stat`), in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NumaBalancing {
-    /// Pages made to fault, to sample who accesses them.
+    /// Pages that were made to fault, to sample accesses.
     pub pte_updates: u64,
-    /// Pages moved to the node that accesses them.
+    /// Pages that were moved to the node of the CPU that accesses them.
     pub pages_migrated: u64,
 }
 
-/// Reads the `numa_*` lines of `memory.stat`; `None` where the kernel has none (before Linux 6.12).
+/// Reads the `numa_*` lines of `memory.stat`; `None` if the kernel has none (before Linux 6.12).
 pub fn numa_balancing(dir: &Path) -> Result<Option<NumaBalancing>, ReadError> {
-    let text = Text::read(dir, "memory.stat")?;
+    let text = CgroupFile::read(dir, "memory.stat")?;
     let values = text.flat_keyed()?;
     if !values.contains_key("anon") {
         return Err(text.incomplete("anon"));
@@ -347,30 +338,31 @@ pub fn numa_balancing(dir: &Path) -> Result<Option<NumaBalancing>, ReadError> {
     Ok(all())
 }
 
-/// Reads `usage_usec` of `cpu.stat`: the CPU time of a cgroup and all that was ever below it. Every cgroup has it; it is
-/// zero where no process has run yet.
+/// Reads `usage_usec` of `cpu.stat`: the CPU time of a cgroup and all its past and present descendants. Every cgroup
+/// has it; it is zero before the first process has run.
 pub fn cpu_time(dir: &Path) -> Result<Duration, ReadError> {
-    let text = Text::read(dir, "cpu.stat")?;
+    let text = CgroupFile::read(dir, "cpu.stat")?;
     let usage = text.lines().find_map(|(line, number)| Some((line.strip_prefix("usage_usec ")?, number)));
     let Some((usage, number)) = usage else { return Err(text.incomplete("usage_usec")) };
     let micros = usage.trim().parse().map_err(|_| text.malformed(number, "a number of microseconds"))?;
     Ok(Duration::from_micros(micros))
 }
 
-/// Reads `populated` of `cgroup.events`: whether the cgroup or one below it has a process.
+/// Reads `populated` of `cgroup.events`: true if the cgroup or a descendant has a process.
 pub fn populated(dir: &Path) -> Result<bool, ReadError> {
-    let text = Text::read(dir, "cgroup.events")?;
+    let text = CgroupFile::read(dir, "cgroup.events")?;
     let values = text.flat_keyed()?;
     values.get("populated").map(|&value| value != 0).ok_or_else(|| text.incomplete("populated"))
 }
 
-/// Reads `cgroup.procs`: the processes in the cgroup itself. 0 is one of another PID namespace.
+/// Reads `cgroup.procs`: the processes in the cgroup itself. 0 stands for a process of another PID namespace.
 pub fn processes(dir: &Path) -> Result<Vec<u32>, ReadError> {
     ids(dir, "cgroup.procs")
 }
 
-/// The processes in a cgroup and those below it, `most` at most. What cannot be read has none: it is gone, or threaded, and
-/// then its processes are those of the domain above. Nor are there those of another PID namespace.
+/// Returns at most `most` processes in a cgroup and its descendants. A cgroup that cannot be read counts as empty: it
+/// is gone, or it is threaded and its processes are listed in the domain above. Processes of another PID namespace are
+/// not returned.
 pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
     let mut found = Vec::new();
     let mut open = vec![dir.to_owned()];
@@ -388,28 +380,28 @@ pub fn processes_below(dir: &Path, most: usize) -> Vec<u32> {
     found
 }
 
-/// Reads `cgroup.threads`: the threads in the cgroup itself. 0 is one of another PID namespace.
+/// Reads `cgroup.threads`: the threads in the cgroup itself. 0 stands for a thread of another PID namespace.
 pub fn threads(dir: &Path) -> Result<Vec<u32>, ReadError> {
     ids(dir, "cgroup.threads")
 }
 
 fn ids(dir: &Path, file: &str) -> Result<Vec<u32>, ReadError> {
-    let text = Text::read(dir, file)?;
+    let text = CgroupFile::read(dir, file)?;
     text.lines()
         .map(|(line, number)| line.parse().map_err(|_| text.malformed(number, "a process id")))
         .collect()
 }
 
-/// Reads `memory.current`: all memory that is charged to a cgroup and all below it. The root cgroup has none.
+/// Reads `memory.current`: all memory that is charged to a cgroup and its descendants. The root cgroup has none.
 pub fn memory_current(dir: &Path) -> Result<Bytes, ReadError> {
     bytes_in(dir, "memory.current")
 }
 
-/// Memory that is charged to a cgroup and all below it, and that the kernel cannot drop at once: all but clean page cache
-/// (`memory.current`, `memory.stat`). Without `memory.stat`, it is all of it.
+/// Reads the memory that is charged to a cgroup and its descendants and that the kernel cannot drop at once: everything
+/// except clean page cache (`memory.current`, `memory.stat`). Without `memory.stat`, it is `memory.current`.
 pub fn memory_in_use(dir: &Path) -> Result<Bytes, ReadError> {
     let current = memory_current(dir)?;
-    let text = match Text::read(dir, "memory.stat") {
+    let text = match CgroupFile::read(dir, "memory.stat") {
         Err(error) if error.is_absent() => return Ok(current),
         text => text?,
     };
@@ -421,14 +413,14 @@ pub fn memory_in_use(dir: &Path) -> Result<Bytes, ReadError> {
     Ok(Bytes(current.0.saturating_sub(clean)))
 }
 
-/// Reads `hugetlb.<size>.current`: huge pages of a cgroup and all below it.
+/// Reads `hugetlb.<size>.current`: huge pages of a cgroup and its descendants.
 pub fn hugetlb_current(dir: &Path, size: HugepageSize) -> Result<Bytes, ReadError> {
     let limit = Knob::HugetlbMax(size).to_string();
     bytes_in(dir, &format!("{}.current", limit.trim_end_matches(".max")))
 }
 
 fn bytes_in(dir: &Path, file: &str) -> Result<Bytes, ReadError> {
-    let text = Text::read(dir, file)?;
+    let text = CgroupFile::read(dir, file)?;
     text.text.trim().parse().map(Bytes).map_err(|_| text.malformed(1, "a number of bytes"))
 }
 
@@ -442,7 +434,7 @@ mod tests {
         dir
     }
 
-    /// Reads good content, a missing file, a missing cgroup, and corrupt contents.
+    /// Checks a reader with valid content, a missing file, a missing cgroup, and corrupt contents.
     fn check<T: PartialEq + std::fmt::Debug>(
         file: &str,
         read: fn(&Path) -> Result<T, ReadError>,
@@ -485,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_told_by_node() {
+    fn reads_hugepages_by_node() {
         let size = HugepageSize(Bytes::mib(2));
         let dir = tempfile::tempdir().unwrap();
         let read = |text: &str| {
@@ -503,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_by_node() {
+    fn reads_memory_by_node() {
         let stat = "anon N0=4096 N2=8192\nfile N0=100 N2=0\nkernel_stack N0=1 N2=0\npagetables N0=2 N2=0\n\
                     sec_pagetables N0=3 N2=0\nshmem N0=50 N2=0\nfile_mapped N0=6 N2=0\nfile_dirty N0=7 N2=0\n\
                     file_writeback N0=8 N2=0\nswapcached N0=99 N2=0\nanon_thp N0=9 N2=0\nfile_thp N0=10 N2=0\n\
@@ -548,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_memory() {
+    fn reads_memory_events() {
         let old = "low 0\nhigh 274\nmax 3\noom 2\noom_kill 1\n";
         let new = format!("{old}oom_group_kill 4\nsock_throttled 0\n");
         let events = MemoryEvents { high: 274, oom_kill: 1 };
@@ -561,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn pressure_of_memory() {
+    fn reads_memory_pressure() {
         let pressure = MemoryPressure { some: Duration::from_millis(7600), full: Duration::from_micros(5) };
         let some = "some avg10=1.50 avg60=0.25 avg300=0.00 total=7600000\n";
         let text = format!("{some}full avg10=0.00 avg60=0.00 avg300=0.00 total=5\n");
@@ -580,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn time_on_cpus() {
+    fn reads_cpu_time() {
         check(
             "cpu.stat",
             cpu_time,
@@ -590,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn numa_balancing_of_new_kernels() {
+    fn reads_numa_balancing() {
         let old = "anon 4096\nfile 0\n";
         let new = format!("{old}numa_pages_migrated 3\nnuma_pte_updates 1\nnuma_hint_faults 2\n");
         check(
@@ -602,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn populated_or_not() {
+    fn reads_populated() {
         check(
             "cgroup.events",
             populated,
@@ -612,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged() {
+    fn reads_charged_memory() {
         let corrupt = [("", "is not a number of bytes"), ("max\n", "current:1: \"max\"")];
         check("memory.current", memory_current, &[("4096\n", Bytes(4096))], &corrupt);
         let huge = |dir: &Path| hugetlb_current(dir, HugepageSize(Bytes::mib(2)));
@@ -620,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_a_cgroup() {
+    fn reads_processes() {
         check(
             "cgroup.procs",
             processes,

@@ -1,19 +1,22 @@
-//! Lines of a file that another program can make as long as it likes.
+//! Lines of files that another program can make arbitrarily long.
 //!
-//! Problem: `/proc/PID/maps` and `numa_maps` have the names of files in them. The program chooses how many and how long they are: a path
-//! of which no part is longer than 255 bytes may have megabytes. Nor has a name to be UTF-8.
+//! # Problem
+//! `/proc/PID/maps` and `numa_maps` contain names of files. The program chooses their number and length: each component
+//! of a path has at most 255 bytes, but a path may have megabytes. A name need not be UTF-8.
 //!
-//! Algorithm: of each word [`MAX_WORD`] bytes are kept, and of each line [`MAX_LINE`]. The rest is read and dropped. So what follows a
-//! long name in its line is read all the same.
+//! # Algorithm
+//! [`MAX_WORD`] bytes of each word and [`MAX_LINE`] bytes of each line are kept. The rest is read and dropped, so the
+//! words after a long name are still available.
 
 use std::io::{self, BufRead};
 
-/// Bytes that are kept of a word.
+/// The number of bytes that are kept of a word.
 const MAX_WORD: usize = 4 << 10;
-/// Bytes that are kept of a line: enough for a name, and for the pages on each of the 1024 nodes that a kernel can have.
+/// The number of bytes that are kept of a line: enough for a name and the pages on each of the kernel's up to 1024
+/// nodes.
 const MAX_LINE: usize = 32 << 10;
 
-/// The lines of a file, one at a time, each cut to a limited length.
+/// The lines of a file, one at a time, each truncated to a limited length.
 #[derive(Debug)]
 pub struct TruncatedLines<R> {
     input: R,
@@ -21,19 +24,18 @@ pub struct TruncatedLines<R> {
 }
 
 impl<R: BufRead> TruncatedLines<R> {
-    /// The lines of this.
     pub fn new(input: R) -> Self {
         Self { input, line: Vec::new() }
     }
 
-    /// The next line, without its end; none after the last one.
+    /// Returns the next line without its line end; `None` after the last one.
     ///
     /// # Errors
     ///
     /// The file cannot be read.
     pub fn next_line(&mut self) -> io::Result<Option<&[u8]>> {
         self.line.clear();
-        // Bytes of the word that goes on, also those that were dropped.
+        // The number of bytes of the current word, including dropped ones.
         let (mut word, mut has_begun) = (0_usize, false);
         loop {
             let chunk = self.input.fill_buf()?;
@@ -76,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn short_lines_are_as_they_were() {
+    fn short_lines_are_unchanged() {
         let text = b"a  b=1 \n\n\xff\xfe c\n last";
         for chunk in [1, 2, 3, 100] {
             assert_eq!(lines(text, chunk), [&b"a  b=1 "[..], b"", b"\xff\xfe c", b" last"], "{chunk}");
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_long_word_is_kept() {
+    fn words_after_a_long_word_are_kept() {
         let text = ["7f00 file=", &"x".repeat(1 << 20), " N0=5\n", "next\n"].concat();
         for chunk in [100, 1 << 16] {
             let [first, next] = &*lines(text.as_bytes(), chunk) else { panic!("two lines") };
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn line_of_many_words_has_an_end() {
+    fn long_line_is_truncated() {
         let text = [&"word ".repeat(1 << 20), "\nnext"].concat();
         let [first, next] = &*lines(text.as_bytes(), 1 << 16) else { panic!("two lines") };
         assert!((MAX_LINE - 5..=MAX_LINE).contains(&first.len()), "{}", first.len());

@@ -1,7 +1,6 @@
-//! Undoes escapes of one form: a prefix, then a byte in digits.
+//! Decodes escape sequences that consist of a prefix and the digits of a byte.
 
-/// What `text` was before each byte that could not stand for itself was written as `prefix` and `digits` digits.
-/// What is no such escape stays as it is.
+/// Decodes each escape sequence of `prefix` and `digits` digits into a byte. Malformed sequences are kept.
 pub fn unescape(text: &[u8], prefix: &[u8], digits: usize, radix: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -22,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_undone_and_the_rest_stays() {
+    fn decodes_escapes_and_keeps_the_rest() {
         for (text, plain) in [
             (r"", ""),
             (r"a\x2db", "a-b"),

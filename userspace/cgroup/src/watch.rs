@@ -1,15 +1,18 @@
-//! Reports which cgroups came and went.
+//! Reports new and removed cgroups.
 //!
-//! Every directory of the hierarchy is watched with inotify, and a sweep (a walk of the whole hierarchy) now and
-//! then finds whatever the watches missed. Where inotify cannot serve (its limits are reached, or it may not
-//! be used), sweeps alone do, each within a second of the last, and [`Watcher::mode`] says why.
+//! # Algorithm
+//! Every directory of the hierarchy is watched with inotify. A periodic sweep (a walk of the whole hierarchy) finds
+//! changes that the watches missed. If inotify is not available (its limits are reached, or it is not permitted), the
+//! watcher polls: it only sweeps, at intervals below a second, and [`Watcher::mode`] returns the reason.
 //!
-//! Invariants: each cgroup is reported as added once before it is reported as removed; a parent is added before and
-//! removed after those below it; a new cgroup at the path of a removed one is another cgroup. A cgroup that
-//! came and went between two looks is not reported.
+//! A directory is first watched and then listed, so each new entry is in the list, reported by the watch, or both. An
+//! inotify event may be outdated: the watcher only uses its name and checks the current state of that path.
 //!
-//! A directory is watched first and listed then, so that whatever is made in it is either listed or reported by
-//! its watch, or both. When an event has a name, only what is found there now counts: events are old.
+//! # Invariants
+//! - Each cgroup is reported as added exactly once before it is reported as removed.
+//! - A parent is added before and removed after its descendants.
+//! - A new cgroup at the path of a removed one is another cgroup.
+//! - A cgroup that was created and removed between two checks is not reported.
 //!
 //! Source: inotify(7).
 
@@ -28,83 +31,83 @@ use rustix::{
 
 use crate::{
     Cgroup, CgroupId, CgroupPath, Hierarchy, WalkError,
-    census::{Census, Delegation},
+    census::{Delegation, TrackedCounts},
     gone::is_gone,
-    hierarchy::Stat,
-    inotify::{Reported, drain, why_unwatched},
+    hierarchy::DirStat,
+    inotify::{InotifyEvent, drain, watch_problem},
 };
 
-/// A cgroup came or went.
+/// A change of the hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CgroupEvent {
-    /// It is new, or was there when the watch began.
+    /// The cgroup is new, or existed when the watch began.
     Added(Cgroup),
-    /// It is gone.
+    /// The cgroup is gone.
     Removed(Cgroup),
 }
 
-/// How new cgroups are noticed.
+/// The method by which new cgroups are detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchMode {
-    /// Each directory is watched; sweeps are only a safety net.
+    /// Each directory is watched by inotify; sweeps are only a safety net.
     Inotify,
-    /// By sweeps alone.
+    /// Sweeps only.
     Polling {
-        /// Why, and what to do.
+        /// The reason why inotify is not used, and the remedy.
         reason: String,
     },
 }
 
-/// How often to sweep.
+/// The intervals between sweeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchOptions {
-    /// Between two sweeps while directories are watched.
+    /// The interval while directories are watched.
     pub sweep_watched: Duration,
-    /// Between two sweeps where they cannot be. Bounds how late a cgroup is noticed then.
+    /// The interval without watches. It limits the delay with which a new cgroup is detected.
     pub sweep_unwatched: Duration,
 }
 
 impl Default for WatchOptions {
-    /// 30 seconds, and 800 milliseconds.
+    /// Returns 30 seconds and 800 milliseconds.
     fn default() -> Self {
         Self { sweep_watched: Duration::from_secs(30), sweep_unwatched: Duration::from_millis(800) }
     }
 }
 
-/// Sweeps take no more than one of so many parts of the time.
-const SWEEP_COST: u32 = 10;
+/// The inverse of the share of time that sweeps may take.
+const SWEEP_INTERVAL_FACTOR: u32 = 10;
 
-/// Follows a hierarchy.
+/// Tracks the cgroups of a hierarchy.
 ///
-/// [`next`](Self::next) blocks for at most the time it is given, so a thread can drive it.
+/// [`next`](Self::next) blocks at most for the given time, so that a thread can call it in a loop.
 #[derive(Debug)]
 pub struct Watcher {
     hierarchy: Hierarchy,
     options: WatchOptions,
     inotify: Option<OwnedFd>,
     mode: WatchMode,
-    known: BTreeMap<CgroupPath, Known>,
+    known: BTreeMap<CgroupPath, TrackedCgroup>,
     watched: HashMap<i32, CgroupPath>,
-    census: Census,
+    counts: TrackedCounts,
     events: Vec<CgroupEvent>,
-    /// No sweep begins before: so that a flood of cgroups or events does not keep us busy.
-    rests_until: Instant,
+    /// The earliest start of the next sweep, so that many cgroups or events cannot keep the watcher busy.
+    no_sweep_before: Instant,
     sweep_due: Instant,
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct TrackedCgroup {
     id: CgroupId,
     watch: Option<i32>,
     delegation: Delegation,
 }
 
 impl Watcher {
-    /// Begins to follow a hierarchy. The first [`next`](Self::next) reports every cgroup that is there.
+    /// Creates a watcher. The first call of [`next`](Self::next) reports all existing cgroups.
     pub fn new(hierarchy: Hierarchy, options: WatchOptions) -> Self {
         let (inotify, mode) = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
             Ok(fd) => (Some(fd), WatchMode::Inotify),
-            Err(error) => (None, WatchMode::Polling { reason: why_unwatched(error, 0) }),
+            Err(error) => (None, WatchMode::Polling { reason: watch_problem(error, 0) }),
         };
         Self {
             hierarchy,
@@ -113,29 +116,31 @@ impl Watcher {
             mode,
             known: BTreeMap::new(),
             watched: HashMap::new(),
-            census: Census::default(),
+            counts: TrackedCounts::default(),
             events: Vec::new(),
-            rests_until: Instant::now(),
+            no_sweep_before: Instant::now(),
             sweep_due: Instant::now(),
         }
     }
 
-    /// What came and went since the last call; waits for something at most `timeout`.
+    /// Returns the changes since the last call. If there are none, waits at most `timeout` for one.
     ///
-    /// An error says that the hierarchy itself cannot be listed. What was found is reported by the next call.
+    /// # Errors
+    ///
+    /// The hierarchy itself cannot be listed. Changes that were found are returned by the next call.
     pub fn next(&mut self, timeout: Duration) -> Result<Vec<CgroupEvent>, WalkError> {
         let start = Instant::now();
         loop {
             self.read_inotify()?;
             let now = Instant::now();
             if now >= self.sweep_due {
-                // Also where it fails, or a broken hierarchy would keep us busy.
+                // Also after an error: a broken hierarchy must not keep the watcher busy.
                 self.sweep_due = now + self.sweep_interval();
                 let swept = self.sweep();
-                self.rests_until = Instant::now() + now.elapsed() * SWEEP_COST;
+                self.no_sweep_before = Instant::now() + now.elapsed() * SWEEP_INTERVAL_FACTOR;
                 swept?;
-                // It may have ended the watching.
-                self.sweep_due = (now + self.sweep_interval()).max(self.rests_until);
+                // The sweep may have switched to polling.
+                self.sweep_due = (now + self.sweep_interval()).max(self.no_sweep_before);
             }
             let left = timeout.saturating_sub(start.elapsed());
             if !self.events.is_empty() || left.is_zero() {
@@ -145,22 +150,22 @@ impl Watcher {
         }
     }
 
-    /// Readable when there is something to report; `None` where nothing is watched.
+    /// Returns a descriptor that becomes readable when there is a change; `None` if nothing is watched.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// How new cgroups are noticed. Falls from watching to sweeping for good.
+    /// Returns the method of detection. It changes at most once, from inotify to polling.
     pub fn mode(&self) -> &WatchMode {
         &self.mode
     }
 
-    /// Where cgroups are not followed as there are too many, if some are not.
+    /// Describes the subtrees in which cgroups are not tracked because there are too many, if there are any.
     pub fn limit_exceeded(&self) -> Option<String> {
-        self.census.problem()
+        self.counts.limit_problem()
     }
 
-    /// The cgroups that are there now, as reported so far and by the next call. Each before those below it.
+    /// Returns the current cgroups, including changes that the next call reports. Each comes before its descendants.
     pub fn cgroups(&self) -> impl Iterator<Item = Cgroup> + '_ {
         self.known.iter().map(|(path, known)| Cgroup { id: known.id, path: path.clone() })
     }
@@ -175,28 +180,28 @@ impl Watcher {
     fn wait(&self, time: Duration) {
         let Some(inotify) = &self.inotify else { return std::thread::sleep(time) };
         let Ok(timeout) = Timespec::try_from(time) else { return std::thread::sleep(time) };
-        // However this ends, the caller looks what there is.
+        // The caller checks for events after any result.
         let _ = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&timeout));
     }
 
     fn read_inotify(&mut self) -> Result<(), WalkError> {
         for reported in self.reported() {
             if reported.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                self.sweep_due = Instant::now().max(self.rests_until);
+                self.sweep_due = Instant::now().max(self.no_sweep_before);
             } else if reported.flags.contains(ReadFlags::IGNORED) {
                 self.watched.remove(&reported.watch);
             } else if let Some(name) = reported.name.filter(|_| reported.flags.contains(ReadFlags::ISDIR))
                 && let Some(parent) = self.watched.get(&reported.watch)
                 && let Ok(path) = parent.child(&name)
             {
-                self.look(path)?;
+                self.update(path)?;
             }
         }
         Ok(())
     }
 
-    /// All that inotify has to report.
-    fn reported(&mut self) -> Vec<Reported> {
+    /// Reads all pending inotify events.
+    fn reported(&mut self) -> Vec<InotifyEvent> {
         let mut all = Vec::new();
         let drained = self.inotify.as_ref().map_or(Ok(()), |fd| drain(fd, &mut all));
         if let Err(error) = drained {
@@ -205,38 +210,38 @@ impl Watcher {
         all
     }
 
-    /// Compares the whole hierarchy with what is known.
+    /// Compares the whole hierarchy with the tracked cgroups.
     fn sweep(&mut self) -> Result<(), WalkError> {
-        let mut census = self.census.anew();
-        let found = self.hierarchy.walk_counting(&mut census)?;
-        self.census.note_crowded(census);
+        let mut counts = self.counts.new_counts();
+        let found = self.hierarchy.walk_with_counts(&mut counts)?;
+        self.counts.note_exceeded(counts);
         let mut gone: BTreeMap<&CgroupPath, CgroupId> =
             self.known.iter().map(|(path, known)| (path, known.id)).collect();
         let new: Vec<&Cgroup> =
             found.iter().filter(|cgroup| gone.remove(&cgroup.path) != Some(cgroup.id)).collect();
         let gone: Vec<CgroupPath> = gone.into_keys().cloned().collect();
         for path in gone {
-            self.look(path)?;
+            self.update(path)?;
         }
         for cgroup in new {
-            self.look(cgroup.path.clone())?;
+            self.update(cgroup.path.clone())?;
         }
         Ok(())
     }
 
-    /// Makes what is known of `path`, and of all below if it is new, what is found there.
-    fn look(&mut self, path: CgroupPath) -> Result<(), WalkError> {
+    /// Updates the state of `path`, and of its descendants if it is new.
+    fn update(&mut self, path: CgroupPath) -> Result<(), WalkError> {
         let mut unseen = vec![path];
         while let Some(path) = unseen.pop() {
-            // What is above it is not followed.
+            // The parent is not tracked.
             let Some(above) = self.delegation_above(&path) else { continue };
             let known = self.known.get(&path).cloned();
-            if known.is_none() && above.is_some() && !self.census.has_room(&above) {
+            if known.is_none() && above.is_some() && !self.counts.has_room(&above) {
                 continue;
             }
             let dir = self.hierarchy.dir(&path);
             let watch = self.watch(&path);
-            let stat = match Stat::of(&dir) {
+            let stat = match DirStat::read(&dir) {
                 Ok(stat) => stat,
                 Err(error) if is_gone(&error) => {
                     self.forget(&path);
@@ -247,15 +252,15 @@ impl Watcher {
             };
             let delegation = match known {
                 Some(known) if known.id == stat.id && known.watch == watch => continue,
-                // The watch was put on a cgroup that had the path before.
+                // The watch belongs to an earlier cgroup at this path.
                 Some(known) if known.id == stat.id => {
                     self.unwatch(known.watch);
                     known.delegation
                 }
                 _ => {
                     self.forget(&path);
-                    let delegation = self.census.delegation(&path, stat.owner, &above);
-                    if !self.census.take(&delegation) {
+                    let delegation = self.counts.delegation(&path, stat.owner, &above);
+                    if !self.counts.add(&delegation) {
                         self.unwatch(watch);
                         continue;
                     }
@@ -263,9 +268,9 @@ impl Watcher {
                     delegation
                 }
             };
-            // One more, to know that there are more.
-            let most = self.census.room(&delegation) + 1;
-            self.known.insert(path.clone(), Known { id: stat.id, watch, delegation });
+            // One more than allowed, to detect that the limit is exceeded.
+            let most = self.counts.remaining(&delegation) + 1;
+            self.known.insert(path.clone(), TrackedCgroup { id: stat.id, watch, delegation });
             if let Some(watch) = watch {
                 self.watched.insert(watch, path.clone());
             }
@@ -281,7 +286,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// The delegation that a cgroup's parent is in, if that is known.
+    /// Returns the delegation of a cgroup's parent, if the parent is tracked.
     fn delegation_above(&self, path: &CgroupPath) -> Option<Delegation> {
         match path.parent() {
             Some(parent) => Some(self.known.get(&parent)?.delegation.clone()),
@@ -289,42 +294,42 @@ impl Watcher {
         }
     }
 
-    /// Forgets the cgroup and all below it.
+    /// Stops tracking a cgroup and its descendants.
     fn forget(&mut self, path: &CgroupPath) {
         let below = self.known.range(path..).take_while(|(other, _)| path.contains(other));
-        let gone: Vec<(CgroupPath, Known)> =
+        let gone: Vec<(CgroupPath, TrackedCgroup)> =
             below.map(|(path, known)| (path.clone(), known.clone())).collect();
         for (path, known) in gone.into_iter().rev() {
             self.known.remove(&path);
             self.unwatch(known.watch);
-            self.census.give_back(&known.delegation);
+            self.counts.remove(&known.delegation);
             self.events.push(CgroupEvent::Removed(Cgroup { id: known.id, path }));
         }
     }
 
-    /// Watches a directory, if there is one. `None` where it is not watched.
+    /// Watches a directory. `None` if it does not exist or cannot be watched.
     fn watch(&mut self, path: &CgroupPath) -> Option<i32> {
         let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR | WatchFlags::DONT_FOLLOW;
         match inotify::add_watch(self.inotify.as_ref()?, self.hierarchy.dir(path), flags) {
             Ok(watch) => Some(watch),
             Err(error) if is_gone(&io::Error::from(error)) => None,
             Err(error) => {
-                self.stop_watching(why_unwatched(error, self.watched.len()));
+                self.stop_watching(watch_problem(error, self.watched.len()));
                 None
             }
         }
     }
 
-    /// Ends a watch. Older kernels keep that of a removed cgroup otherwise, and with it the cgroup's memory.
+    /// Ends a watch. Older kernels otherwise keep the watch of a removed cgroup, and the cgroup's memory with it.
     fn unwatch(&mut self, watch: Option<i32>) {
         if let (Some(watch), Some(inotify)) = (watch, &self.inotify) {
             self.watched.remove(&watch);
-            // Other kernels have ended it already.
+            // Newer kernels have already ended it.
             let _ = inotify::remove_watch(inotify, watch);
         }
     }
 
-    /// Leaves it to sweeps. The watches that there are go, for others to use.
+    /// Switches to polling. All watches are released for other programs.
     fn stop_watching(&mut self, reason: String) {
         self.inotify = None;
         self.watched.clear();
@@ -343,10 +348,10 @@ mod tests {
     use numaward_tests_support::skip_outside_ci;
 
     use super::*;
-    use crate::census::MOST_OF_ONE;
+    use crate::census::MAX_PER_DELEGATION;
 
-    /// Long enough for whatever is already there to be reported.
-    const SOON: Duration = Duration::from_millis(500);
+    /// Long enough for every pending event to be reported.
+    const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
     struct Tree {
         dir: tempfile::TempDir,
@@ -354,9 +359,9 @@ mod tests {
     }
 
     impl Tree {
-        /// A tree with these directories, all reported.
+        /// Creates a tree with these directories, all of them reported.
         fn new(dirs: &[&str], options: WatchOptions) -> Self {
-            // In memory where that is possible: thousands of directories come and go.
+            // In memory if possible, because thousands of directories are created and removed.
             let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
             for path in dirs {
                 fs::create_dir_all(dir.path().join(path)).unwrap();
@@ -367,15 +372,15 @@ mod tests {
             tree
         }
 
-        /// Sweeps only to begin with, so that whatever is reported comes from a watch.
+        /// Creates a tree that sweeps only once, so that all further events come from a watch.
         fn without_sweeps(dirs: &[&str]) -> Self {
             let never = Duration::from_hours(1);
             Self::new(dirs, WatchOptions { sweep_watched: never, sweep_unwatched: never })
         }
 
-        /// As `+PATH` and `-PATH`.
+        /// Returns the events as `+PATH` and `-PATH`.
         fn reported(&mut self) -> Vec<String> {
-            let events = self.watcher.next(SOON).unwrap();
+            let events = self.watcher.next(REPORT_TIMEOUT).unwrap();
             events
                 .iter()
                 .map(|event| match event {
@@ -389,7 +394,7 @@ mod tests {
             self.dir.path().join(path)
         }
 
-        /// Whether what the watcher knows is what is there.
+        /// Asserts that the watcher's state matches the tree.
         fn check(&self) {
             let mut there = self.watcher.hierarchy.walk().unwrap();
             there.sort_by(|a, b| a.path.cmp(&b.path));
@@ -398,12 +403,12 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_there_is_reported_first_and_parents_before_children() {
+    fn reports_parents_before_children() {
         let tree = tempfile::tempdir().unwrap();
         fs::create_dir_all(tree.path().join("a/b/c")).unwrap();
         fs::write(tree.path().join("a/cgroup.procs"), "").unwrap();
         let mut watcher = Watcher::new(Hierarchy::at(tree.path()), WatchOptions::default());
-        let events = watcher.next(SOON).unwrap();
+        let events = watcher.next(REPORT_TIMEOUT).unwrap();
         let paths: Vec<&str> = events
             .iter()
             .map(|event| match event {
@@ -417,15 +422,15 @@ mod tests {
     }
 
     #[test]
-    fn of_a_delegated_subtree_only_so_many_are_followed() {
+    fn limits_cgroups_of_delegated_tree() {
         let options = WatchOptions { sweep_watched: Duration::from_millis(1), ..WatchOptions::default() };
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let watcher = Watcher::new(Hierarchy::at(dir.path()), options);
         let mut tree = Tree { dir, watcher };
-        // The directories here belong to somebody else than the root does.
-        tree.watcher.census = Census::owned_by(u32::MAX);
+        // The directories have another owner than the root.
+        tree.watcher.counts = TrackedCounts::owned_by(u32::MAX);
         fs::create_dir_all(tree.path("user/a/flood")).unwrap();
-        for number in 0..MOST_OF_ONE {
+        for number in 0..MAX_PER_DELEGATION {
             fs::create_dir(tree.path(&format!("user/a/flood/{number}"))).unwrap();
         }
         fs::create_dir_all(tree.path("ours/one")).unwrap();
@@ -433,8 +438,8 @@ mod tests {
             let path: CgroupPath = path.parse().unwrap();
             tree.watcher.cgroups().filter(|cgroup| path.contains(&cgroup.path)).count()
         };
-        tree.watcher.next(SOON).unwrap();
-        assert_eq!((below(&tree, "/user"), below(&tree, "/ours")), (MOST_OF_ONE, 2));
+        tree.watcher.next(REPORT_TIMEOUT).unwrap();
+        assert_eq!((below(&tree, "/user"), below(&tree, "/ours")), (MAX_PER_DELEGATION, 2));
         let problem = tree.watcher.limit_exceeded().unwrap();
         assert!(
             problem.starts_with("there are too many cgroups below /user: 4096 are followed"),
@@ -442,11 +447,11 @@ mod tests {
         );
         assert_eq!(
             tree.watcher.hierarchy.walk().unwrap().len(),
-            MOST_OF_ONE + 6,
-            "its root's owner is its own"
+            MAX_PER_DELEGATION + 6,
+            "a new walk takes the root's owner from its directory"
         );
 
-        // Where some go, others are found, and then none is missing.
+        // After some were removed, further ones are tracked, until none is missing.
         for number in 0..10 {
             fs::remove_dir(tree.path(&format!("user/a/flood/{number}"))).unwrap();
         }
@@ -454,11 +459,11 @@ mod tests {
         while tree.watcher.limit_exceeded().is_some() && Instant::now() < until {
             tree.watcher.next(Duration::from_millis(100)).unwrap();
         }
-        assert_eq!((below(&tree, "/user"), tree.watcher.limit_exceeded()), (MOST_OF_ONE - 7, None));
+        assert_eq!((below(&tree, "/user"), tree.watcher.limit_exceeded()), (MAX_PER_DELEGATION - 7, None));
     }
 
     #[test]
-    fn what_comes_and_goes_is_reported_by_the_watches() {
+    fn watches_report_changes() {
         let mut tree = Tree::without_sweeps(&["a"]);
         fs::create_dir(tree.path("a/b")).unwrap();
         assert_eq!(tree.reported(), ["+/a/b"]);
@@ -473,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_in_a_directory_before_it_is_watched_is_reported() {
+    fn reports_children_of_new_directory() {
         let mut tree = Tree::without_sweeps(&[]);
         fs::create_dir_all(tree.path("a/b/c")).unwrap();
         assert_eq!(tree.reported(), ["+/a", "+/a/b", "+/a/b/c"]);
@@ -483,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_and_went_meanwhile_is_not_reported() {
+    fn skips_short_lived_cgroups() {
         let mut tree = Tree::without_sweeps(&[]);
         fs::create_dir_all(tree.path("a/b")).unwrap();
         fs::remove_dir_all(tree.path("a")).unwrap();
@@ -491,10 +496,10 @@ mod tests {
     }
 
     #[test]
-    fn a_new_cgroup_of_an_old_name_is_another() {
+    fn new_cgroup_at_old_path_is_reported() {
         let mut tree = Tree::without_sweeps(&["a/b"]);
         fs::remove_dir_all(tree.path("a")).unwrap();
-        // Keeps the file system from giving the same inode again, as the kernel never does for cgroups.
+        // Prevents the file system from reusing the inode, which the kernel never does for cgroups.
         fs::create_dir_all(tree.path("other")).unwrap();
         fs::create_dir_all(tree.path("other2")).unwrap();
         fs::create_dir_all(tree.path("a/c")).unwrap();
@@ -507,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn many_that_come_and_go_are_reported_right() {
+    fn reports_many_changes() {
         let mut tree = Tree::without_sweeps(&["a"]);
         let dir = tree.path("a");
         let maker = std::thread::spawn(move || {
@@ -547,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn without_watches_sweeps_serve() {
+    fn sweeps_report_without_watches() {
         let sweep = Duration::from_millis(20);
         let mut tree =
             Tree::new(&["a/b"], WatchOptions { sweep_watched: sweep * 1000, sweep_unwatched: sweep });
@@ -562,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overflow_is_made_up_for() {
+    fn sweeps_after_overflow() {
         let mut tree = Tree::without_sweeps(&["a"]);
         let limit: usize =
             fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();
@@ -576,15 +581,15 @@ mod tests {
     }
 
     #[test]
-    fn a_hierarchy_that_is_not_there_is_an_error() {
+    fn missing_hierarchy_is_an_error() {
         let mut watcher = Watcher::new(Hierarchy::at(Path::new("/no/such/dir")), WatchOptions::default());
         let error = watcher.next(Duration::ZERO).unwrap_err().to_string();
         assert!(error.contains("/no/such/dir") && error.contains("No such file"), "{error}");
     }
 
-    /// The limit is one of the user namespace, so this test runs itself in one with a limit of four.
+    /// The limit is per user namespace: the test runs itself in a namespace with a limit of four.
     #[test]
-    fn at_the_limit_of_watches_sweeps_take_over() {
+    fn polls_at_the_limit_of_watches() {
         const INSIDE: &str = "NUMAWARD_TEST_FOUR_WATCHES";
         if std::env::var_os(INSIDE).is_some() {
             let sweep = Duration::from_millis(20);
@@ -608,7 +613,7 @@ mod tests {
         if !namespace(limit).status().is_ok_and(|status| status.success()) {
             return skip_outside_ci("there are no user namespaces here");
         }
-        let name = "watch::tests::at_the_limit_of_watches_sweeps_take_over";
+        let name = "watch::tests::polls_at_the_limit_of_watches";
         let script = format!("{limit} && exec \"$0\" --exact {name}");
         let status = namespace(&script).arg(std::env::current_exe().unwrap()).status().unwrap();
         assert!(status.success());

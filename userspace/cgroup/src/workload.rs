@@ -1,61 +1,61 @@
-//! Which workload a cgroup belongs to. Pure: it looks at the path alone.
+//! Assigns cgroups to workloads, by their paths alone.
 //!
-//! Each cgroup belongs to exactly one workload, which owns a subtree. The workload of a cgroup is, in this order:
+//! Each cgroup belongs to exactly one workload, which owns a subtree. The first matching rule determines the workload
+//! of a cgroup:
 //!
-//! 1. the deepest cgroup on its path that holds an allocation: what is promised to a subtree is used by all of
-//!    it. Where that cgroup is also one of the following, it keeps that name;
-//! 2. a command started by `numaward exec`: a child of the top-level cgroup [`EXEC_PARENT`];
-//! 3. a container. The outermost of several: what a container starts is its own affair, also where it is a whole
-//!    Kubernetes node, as with kind. It is one of a pod only where the kubelet makes pods: a user, a service or a container
-//!    with a subtree of its own may give cgroups any name. Pod and quality-of-service cgroups are no workloads;
-//! 4. a systemd unit, service or scope, directly in slices. What is inside a unit is its own affair too: units and containers
-//!    in `user@1000.service` fold into it, or a user could make workloads of any name and number. Only the units of container
-//!    runtimes have containers in them;
-//! 5. the top-level cgroup below the root; the root itself for the root.
+//! 1. The deepest cgroup on its path that has a guarantee, because a guarantee covers the whole subtree. If one of the
+//!    following rules also yields that cgroup, the workload keeps the name of that rule.
+//! 2. A command started by `numaward exec`: a child of the top-level cgroup [`EXEC_PARENT`].
+//! 3. The outermost container. The cgroups that a container creates belong to it, even if it is a whole Kubernetes
+//!    node, as with kind. A container belongs to a pod only if its cgroup is where the kubelet creates pods: a user, a
+//!    service or a container with its own subtree can choose any names. Cgroups of pods and quality-of-service classes
+//!    are not workloads.
+//! 4. A systemd unit, service or scope, directly in slices. Units and containers inside a unit belong to it: otherwise a
+//!    user could create workloads of any name and number in `user@1000.service`. Only the units of container runtimes have
+//!    containers in them.
+//! 5. The top-level cgroup below the root, or the root itself.
 //!
-//! Sources: systemd.slice(5), systemd.unit(5) (escaping), Kubernetes' `pkg/kubelet/cm` (cgroup names of both
-//! drivers), and the names that containerd, CRI-O, Docker and Podman give to containers.
+//! Sources: systemd.slice(5), systemd.unit(5) (escaping), Kubernetes' `pkg/kubelet/cm` (cgroup names of both drivers),
+//! and the names that containerd, CRI-O, Docker and Podman give to containers.
 
 use crate::{CgroupPath, unescape::unescape};
 
 /// The top-level cgroup whose children are commands started by `numaward exec`.
 pub const EXEC_PARENT: &str = "numaward";
 
-/// What known container runtimes put before the id, in the names of cgroups.
+/// The prefixes of known container runtimes before the container's id in the names of cgroups.
 pub const RUNTIMES: [&str; 5] = ["cri-containerd", "crio", "docker", "libpod", "nerdctl"];
 
-/// What owns a cgroup subtree.
+/// The workload that owns a cgroup subtree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupWorkload {
-    /// What it is.
     pub kind: WorkloadKind,
-    /// Its name for people: unit, command, cgroup, or the first twelve digits of a container's id.
+    /// The displayed name: unit, command, cgroup, or the first twelve digits of a container's id.
     pub name: String,
-    /// Its cgroup. Those below belong to it, unless they are workloads of their own.
+    /// The root of its subtree. Descendants belong to it, unless they are workloads themselves.
     pub root: CgroupPath,
-    /// Which container it is.
+    /// The container, if the workload is one.
     pub container: Option<ContainerIdentity>,
 }
 
-/// What a workload is.
+/// The kind of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkloadKind {
-    /// The root cgroup: kernel threads and what nobody put elsewhere.
+    /// The root cgroup: kernel threads and all processes that were never moved to another cgroup.
     Root,
-    /// A container.
     Container,
     /// A systemd service or scope.
     Unit,
     /// A command started by `numaward exec`.
     Exec,
-    /// Another cgroup that has an allocation; named by its path.
+    /// Any other cgroup with a guarantee; its name is the path.
     Guarantee,
-    /// A top-level cgroup, for all in it that is none of these.
+    /// A top-level cgroup, for all cgroups in it to which no other rule applies.
     TopLevel,
 }
 
 impl WorkloadKind {
-    /// The word for labels and the API.
+    /// Returns the name for metric labels and the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -68,38 +68,38 @@ impl WorkloadKind {
     }
 }
 
-/// A container, as far as its cgroup's path shows.
+/// A container, as far as its cgroup's path identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerIdentity {
     /// The runtime's id.
     pub id: String,
-    /// The Kubernetes pod it belongs to: `metadata.uid`, or the hash of a static pod's file.
+    /// The Kubernetes pod of the container: `metadata.uid`, or the hash of a static pod's file.
     pub pod_uid: Option<String>,
-    /// The prefix that the runtime gave to the cgroup: `cri-containerd`, `crio`, `docker`, `libpod`.
+    /// The runtime's prefix in the cgroup's name: `cri-containerd`, `crio`, `docker`, `libpod`.
     pub runtime: Option<String>,
 }
 
-/// The workload of the cgroup at `path`. `has_allocation` says whether the ledger has a cgroup
-/// for it.
-pub fn classify(path: &CgroupPath, has_allocation: impl Fn(&CgroupPath) -> bool) -> CgroupWorkload {
-    let natural = by_path(path);
-    match path.ancestors().find(has_allocation) {
+/// Returns the workload of the cgroup at `path`. `has_guarantee` returns true for cgroups that have a guarantee in the
+/// ledger.
+pub fn classify(path: &CgroupPath, has_guarantee: impl Fn(&CgroupPath) -> bool) -> CgroupWorkload {
+    let natural = classify_by_path(path);
+    match path.ancestors().find(has_guarantee) {
         None => natural,
-        Some(promised) => {
-            let natural = by_path(&promised);
-            if natural.root == promised {
+        Some(guaranteed) => {
+            let natural = classify_by_path(&guaranteed);
+            if natural.root == guaranteed {
                 natural
             } else {
-                let name = promised.to_string();
-                CgroupWorkload { kind: WorkloadKind::Guarantee, name, root: promised, container: None }
+                let name = guaranteed.to_string();
+                CgroupWorkload { kind: WorkloadKind::Guarantee, name, root: guaranteed, container: None }
             }
         }
     }
 }
 
-fn by_path(path: &CgroupPath) -> CgroupWorkload {
+fn classify_by_path(path: &CgroupPath) -> CgroupWorkload {
     let names: Vec<&str> = path.components().collect();
-    // The workload is the cgroup of the first `depth` names.
+    // The workload is the cgroup of the first `depth` components.
     let workload = |kind, depth: usize, name: String, container| {
         let below = path.components().count() - depth;
         let root = path.ancestors().nth(below).unwrap_or_else(CgroupPath::root);
@@ -130,7 +130,7 @@ fn by_path(path: &CgroupPath) -> CgroupWorkload {
     workload(WorkloadKind::TopLevel, 1, display_name(top), None)
 }
 
-/// Whether a name ends so and is more than that.
+/// Returns true if a name has this suffix and something before it.
 fn has_suffix(name: &str, suffix: &str) -> bool {
     name.len() > suffix.len() && name.ends_with(suffix)
 }
@@ -139,12 +139,13 @@ fn is_unit(name: &str) -> bool {
     has_suffix(name, ".service") || has_suffix(name, ".scope")
 }
 
-/// The container on this path that is directly in the cgroup of a pod, and its index. Above the pod are slices, which nobody
-/// but the system's manager makes, or what the kubelet makes with the driver cgroupfs.
+/// Returns the container on this path that is directly in the cgroup of a pod, and its index. The pod's ancestors must
+/// be slices, which only the system's service manager can create, or cgroups of the kubelet's driver cgroupfs.
 fn pod_container(names: &[&str]) -> Option<(usize, ContainerIdentity)> {
     let slices = names.iter().take_while(|name| has_suffix(name, ".slice")).count();
     let below = &names[slices..];
-    // runc given systemd's notation without using systemd makes one cgroup of it, in or beside the runtime's own unit.
+    // With systemd's cgroup notation but without systemd, runc joins slice, runtime and id in one cgroup, in or next to
+    // the runtime's unit.
     let joined = usize::from(below.first().is_some_and(|name| is_runtimes_unit(name)));
     if let Some((slice, rest)) = below.get(joined).and_then(|name| name.split_once(':')) {
         let (runtime, id) = rest.split_once(':')?;
@@ -158,7 +159,7 @@ fn pod_container(names: &[&str]) -> Option<(usize, ContainerIdentity)> {
     };
     let name = *names.get(index)?;
     let mut container = plain_container(name).or_else(|| {
-        // An id of any shape, but for the monitors beside the containers and CRI-O's cgroup of the pod itself.
+        // An id of any form, except for the monitors next to the containers and CRI-O's cgroup of the pod itself.
         let other = name.contains("conmon") || is_unit(name) || has_suffix(name, ".slice");
         (!other).then(|| ContainerIdentity { id: name.into(), pod_uid: None, runtime: None })
     })?;
@@ -166,15 +167,15 @@ fn pod_container(names: &[&str]) -> Option<(usize, ContainerIdentity)> {
     Some((index, container))
 }
 
-/// Whether this is the unit of a container runtime, directly in slices.
+/// Returns true for the unit of a container runtime, directly in slices.
 fn is_runtimes_unit(name: &str) -> bool {
     let name = name.strip_suffix(".service").unwrap_or_default();
-    // As microk8s' `snap.microk8s.daemon-containerd`.
+    // For example `snap.microk8s.daemon-containerd`.
     name == "crio" || name.ends_with("containerd") || name.starts_with("k3s") || name.starts_with("rke2")
 }
 
-/// The pod of `kubepods[/QOS]/podUID`, and how many names that is; maybe below `kubelet`, the cgroup root that kind gives the
-/// kubelet.
+/// Returns the pod of `kubepods[/QOS]/podUID`, and the number of components. The path may begin with `kubelet`, the
+/// cgroup root that kind gives to the kubelet.
 fn pod_of_cgroupfs(names: &[&str]) -> Option<(String, usize)> {
     let (above, names) = match names {
         ["kubelet", "kubepods", below @ ..] => (2, below),
@@ -186,16 +187,16 @@ fn pod_of_cgroupfs(names: &[&str]) -> Option<(String, usize)> {
     Some((uid.into(), above + of_class + 1))
 }
 
-/// The pod of `kubepods[-QOS]-podUID.slice`, maybe below another slice (`kubelet-kubepods-…`). The systemd
-/// driver writes the dashes of a uid as underscores.
+/// Returns the pod of `kubepods[-QOS]-podUID.slice`, which may be below another slice (`kubelet-kubepods-…`). The
+/// systemd driver replaces the dashes of a uid by underscores.
 fn pod_of_slice(name: &str) -> Option<String> {
     let (parents, uid) = name.strip_suffix(".slice")?.rsplit_once("-pod")?;
     let of_kubelet = parents.split('-').any(|part| part == "kubepods");
     (of_kubelet && !uid.is_empty()).then(|| uid.replace('_', "-"))
 }
 
-/// The container that a name shows by itself: an id of 64 hexadecimal digits, alone or with its runtime, or a
-/// shorter one with a runtime that is known.
+/// Returns the container that a name identifies by itself: an id of 64 hexadecimal digits, with or without a runtime,
+/// or a shorter id with a known runtime.
 fn plain_container(name: &str) -> Option<ContainerIdentity> {
     let is_hex = |id: &str| id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let is_id = |id: &str| id.len() == 64 && is_hex(id);
@@ -208,9 +209,9 @@ fn plain_container(name: &str) -> Option<ContainerIdentity> {
     is_container.then(|| ContainerIdentity { id: id.into(), pod_uid: None, runtime: Some(runtime.into()) })
 }
 
-/// The name of a unit as people write it: systemd escapes with `\x2d` what would be a separator.
+/// Returns the displayed name of a unit: systemd escapes characters, such as separators, as `\x2d`.
 fn display_name(name: &str) -> String {
-    // An escape may make bytes that are no text: then the name is better as it was.
+    // The escapes may encode bytes that are not UTF-8: the name is then kept.
     String::from_utf8(unescape(name.as_bytes(), br"\x", 2, 16)).unwrap_or_else(|_| name.into())
 }
 
@@ -224,14 +225,14 @@ mod tests {
     const POD: &str = "11111111-2222-3333-4444-555555555555";
     const POD_: &str = "11111111_2222_3333_4444_555555555555";
 
-    fn of(path: &str) -> CgroupWorkload {
+    fn classify_text(path: &str) -> CgroupWorkload {
         let path =
             path.replace("{ID}", ID).replace("{ID2}", ID2).replace("{POD}", POD).replace("{POD_}", POD_);
         classify(&path.parse().unwrap(), |_| false)
     }
 
     fn root(path: &str) -> String {
-        of(path)
+        classify_text(path)
             .root
             .to_string()
             .replace(ID, "{ID}")
@@ -270,11 +271,11 @@ mod tests {
             ("/user.slice/user-1000.slice", TopLevel, "user.slice", "/user.slice"),
             ("/system.slice/dev-hugepages.mount", TopLevel, "system.slice", "/system.slice"),
             ("/system.slice/made-by-hand/a.service", TopLevel, "system.slice", "/system.slice"),
-            // what looks like an escape but is none
+            // Malformed escapes
             (r"/a\x2", TopLevel, r"a\x2", r"/a\x2"),
             (r"/a\xff", TopLevel, r"a\xff", r"/a\xff"),
             ("/.service", TopLevel, ".service", "/.service"),
-            // others
+            // other cgroups
             ("/batch/job1/step2", TopLevel, "batch", "/batch"),
             ("/lxc.payload.web/system.slice/a.service", TopLevel, "lxc.payload.web", "/lxc.payload.web"),
             // numaward exec
@@ -283,7 +284,7 @@ mod tests {
             ("/numaward/bench-1/child", Exec, "bench-1", "/numaward/bench-1"),
             ("/system.slice/numaward.service", Unit, "numaward.service", "/system.slice/numaward.service"),
             ("/batch/numaward/x", TopLevel, "batch", "/batch"),
-            // pods and quality of service are no workloads
+            // cgroups of pods and of quality-of-service classes are not workloads
             ("/kubepods/burstable", TopLevel, "kubepods", "/kubepods"),
             ("/kubepods/burstable/pod{POD}", TopLevel, "kubepods", "/kubepods"),
             (
@@ -299,7 +300,7 @@ mod tests {
                 "/kubepods.slice/kubepods-pod{POD_}.slice/crio-conmon-{ID}.scope",
             ),
         ] {
-            let found = of(path);
+            let found = classify_text(path);
             assert_eq!((found.kind, found.name.as_str()), (kind, name), "{path}");
             assert_eq!(root(path), workload_root, "{path}");
             assert_eq!(found.container, None, "{path}");
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_known_by_the_names_of_their_runtimes() {
+    fn recognizes_containers_of_runtimes() {
         let pod = Some(POD);
         for (path, runtime, pod_uid, workload_root) in [
             // cgroupfs driver
@@ -332,7 +333,7 @@ mod tests {
                 pod,
                 "/system.slice/containerd.service/kubepods-besteffort-pod{POD_}.slice:cri-containerd:{ID}",
             ),
-            // kind, seen from within the container that the whole Kubernetes node is: a kubelet with a cgroup root
+            // kind, seen from inside the container that is the Kubernetes node: a kubelet with a cgroup root
             (
                 "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
                 Some("cri-containerd"),
@@ -345,7 +346,7 @@ mod tests {
                 pod,
                 "/kubelet/kubepods/burstable/pod{POD}/{ID}",
             ),
-            // the same seen from the host: what a container starts is its own affair
+            // the same path, seen from the host: the outermost container owns it
             (
                 "/system.slice/docker-{ID}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{POD_}.slice/cri-containerd-{ID2}.scope",
                 Some("docker"),
@@ -371,7 +372,7 @@ mod tests {
             ),
             ("/libpod_parent/libpod-{ID}", Some("libpod"), None, "/libpod_parent/libpod-{ID}"),
         ] {
-            let found = of(path);
+            let found = classify_text(path);
             assert_eq!((found.kind, found.name.as_str()), (Ctr, "0123456789ab"), "{path}");
             assert_eq!(root(path), workload_root, "{path}");
             let container = found.container.unwrap();
@@ -382,18 +383,18 @@ mod tests {
     }
 
     #[test]
-    fn in_a_pod_an_id_may_have_any_shape() {
-        let workload = of("/kubepods/burstable/podabc/web-1");
+    fn accepts_any_id_in_a_pod() {
+        let workload = classify_text("/kubepods/burstable/podabc/web-1");
         assert_eq!((workload.kind, workload.name.as_str()), (Ctr, "web-1"));
         assert_eq!(workload.container.unwrap().pod_uid.as_deref(), Some("abc"));
-        assert_eq!(of("/batch/podabc/web-1").kind, TopLevel, "only below kubepods");
-        assert_eq!(of("/system.slice/docker-proxy.service").kind, Unit);
-        assert_eq!(of("/machine.slice/libpod-conmon-{ID}.scope").kind, Unit);
+        assert_eq!(classify_text("/batch/podabc/web-1").kind, TopLevel, "only below kubepods");
+        assert_eq!(classify_text("/system.slice/docker-proxy.service").kind, Unit);
+        assert_eq!(classify_text("/machine.slice/libpod-conmon-{ID}.scope").kind, Unit);
     }
 
-    /// One who has a delegated subtree, such as a user or a container that may write cgroups, gives cgroups any name.
+    /// The owner of a delegated subtree, such as a user or a container that can create cgroups, can choose any names.
     #[test]
-    fn a_pods_container_is_only_where_the_kubelet_makes_it() {
+    fn ignores_pods_outside_the_kubelets_tree() {
         const USER: &str = "/user.slice/user-1000.slice/user@1000.service";
         for (above, kind, name) in [
             (USER, Unit, "user@1000.service"),
@@ -401,7 +402,7 @@ mod tests {
             ("/user.slice/user-1000.slice/session-1.scope", Unit, "session-1.scope"),
             ("/batch/job", TopLevel, "batch"),
             ("/kubepods-like", TopLevel, "kubepods-like"),
-            // Where no pod is.
+            // Paths without a pod.
             ("/kubepods/other", TopLevel, "kubepods"),
             ("/kubepods/burstable/other", TopLevel, "kubepods"),
             ("/kubepods.slice/x.service", Unit, "x.service"),
@@ -413,31 +414,34 @@ mod tests {
                 "kubepods-pod{POD_}.slice/web",
                 "kubepods-burstable-pod{POD_}.slice:cri-containerd:{ID}",
             ] {
-                let found = of(&format!("{above}/{pods}"));
+                let found = classify_text(&format!("{above}/{pods}"));
                 assert_eq!((found.kind, found.name.as_str()), (kind, name), "{above}/{pods}");
             }
-            // It looks like a container, but it is none of a pod; in a unit, it is part of the unit.
+            // The name identifies a container, but the container does not belong to a pod; in a unit, it belongs to the unit.
             for pods in [
                 "kubepods/pod{POD}/{ID}",
                 "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice/cri-containerd-{ID}.scope",
                 "user.slice/libpod-{ID}.scope/container",
             ] {
-                let found = of(&format!("{above}/{pods}"));
+                let found = classify_text(&format!("{above}/{pods}"));
                 let expected = (kind != Unit).then(|| (ID.to_owned(), None));
-                assert_eq!(found.container.map(|of| (of.id, of.pod_uid)), expected, "{above}/{pods}");
+                assert_eq!(found.container.map(|container| (container.id, container.pod_uid)), expected, "{above}/{pods}");
                 assert_eq!(found.kind, if kind == Unit { Unit } else { Ctr }, "{above}/{pods}");
                 if kind == Unit {
                     assert_eq!(found.name, name, "{above}/{pods}");
                 }
             }
         }
-        let inner = of("/docker/{ID}/kubepods/pod{POD}/{ID2}");
-        assert_eq!(inner.container.map(|of| (of.id, of.pod_uid)), Some((ID.to_owned(), None)));
+        let inner = classify_text("/docker/{ID}/kubepods/pod{POD}/{ID2}");
+        assert_eq!(
+            inner.container.map(|container| (container.id, container.pod_uid)),
+            Some((ID.to_owned(), None))
+        );
     }
 
     #[test]
-    fn the_deepest_allocation_owns_what_is_below_it() {
-        let promised = |path: &CgroupPath| {
+    fn deepest_guarantee_owns_the_subtree() {
+        let guaranteed = |path: &CgroupPath| {
             ["/batch/job1", "/batch/job1/deep", "/system.slice", "/system.slice/nginx.service"]
                 .contains(&path.as_str())
         };
@@ -451,7 +455,7 @@ mod tests {
             ("/system.slice/redis.service", TopLevel, "system.slice"),
             ("/system.slice/nginx.service/worker", Unit, "nginx.service"),
         ] {
-            let found = classify(&path.parse().unwrap(), promised);
+            let found = classify(&path.parse().unwrap(), guaranteed);
             assert_eq!((found.kind, found.name.as_str()), (kind, name), "{path}");
         }
     }

@@ -1,6 +1,6 @@
-//! On this host's own cgroup v2 hierarchy, with ten thousand cgroups made for the purpose.
+//! Tests on this host's cgroup v2 hierarchy, with ten thousand temporary cgroups.
 //!
-//! Needs root and a hierarchy. Without, it fails in CI, and is skipped elsewhere.
+//! They need root and a mounted hierarchy. Without these, they fail in CI and are skipped elsewhere.
 
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
@@ -19,17 +19,17 @@ use numaward_cgroup::{
 };
 use numaward_tests_support::skip_outside_ci;
 
-/// The parents of these cgroups; each holds [`CHILDREN`].
+/// The number of parents; each has [`CHILDREN`] children.
 const PARENTS: usize = 100;
 const CHILDREN: usize = 99;
 
-/// A cgroup and all below it, removed when the value is dropped.
-struct Made {
+/// A cgroup with its descendants, which are removed when the value is dropped.
+struct TemporaryCgroup {
     dir: PathBuf,
     path: CgroupPath,
 }
 
-impl Made {
+impl TemporaryCgroup {
     fn new(hierarchy: &Hierarchy, purpose: &str) -> Result<Self, io::Error> {
         let name = format!("numaward-test-{purpose}-{}", std::process::id());
         let path = CgroupPath::root().child(&name).unwrap();
@@ -59,17 +59,17 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for TemporaryCgroup {
     fn drop(&mut self) {
         self.remove_below();
         let _ = fs::remove_dir(&self.dir);
     }
 }
 
-/// The hierarchy and a cgroup in it; `None` where this host cannot serve.
-fn host(purpose: &str) -> Option<(Hierarchy, Made)> {
+/// Returns the hierarchy and a new cgroup in it; `None` if the host is not suitable.
+fn host(purpose: &str) -> Option<(Hierarchy, TemporaryCgroup)> {
     let made = Hierarchy::open().map_err(|error| error.to_string()).and_then(|hierarchy| {
-        let made = Made::new(&hierarchy, purpose).map_err(|error| error.to_string())?;
+        let made = TemporaryCgroup::new(&hierarchy, purpose).map_err(|error| error.to_string())?;
         Ok((hierarchy, made))
     });
     match made {
@@ -81,8 +81,8 @@ fn host(purpose: &str) -> Option<(Hierarchy, Made)> {
     }
 }
 
-/// What is reported of the cgroups below `made` until all of them were reported or a second has passed.
-fn reported(watcher: &mut Watcher, made: &Made, count: usize) -> Vec<(bool, Cgroup)> {
+/// Collects events about the descendants of `made` until `count` were reported or a second has passed.
+fn reported(watcher: &mut Watcher, made: &TemporaryCgroup, count: usize) -> Vec<(bool, Cgroup)> {
     let start = Instant::now();
     let mut reported = Vec::new();
     while reported.len() < count && start.elapsed() < Duration::from_secs(1) {
@@ -98,7 +98,7 @@ fn reported(watcher: &mut Watcher, made: &Made, count: usize) -> Vec<(bool, Cgro
     reported
 }
 
-/// How many watches the kernel keeps for the watcher.
+/// Returns the number of inotify watches of the watcher.
 fn kernel_watches(watcher: &Watcher) -> usize {
     let fd = watcher.fd().unwrap().as_raw_fd();
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
@@ -106,7 +106,7 @@ fn kernel_watches(watcher: &Watcher) -> usize {
 }
 
 #[test]
-fn ten_thousand_cgroups_are_walked_and_watched() {
+fn walks_and_watches_10_000_cgroups() {
     let Some((hierarchy, made)) = host("many") else { return };
     let mut watcher = Watcher::new(hierarchy.clone(), WatchOptions::default());
     watcher.next(Duration::ZERO).unwrap();
@@ -143,14 +143,14 @@ fn ten_thousand_cgroups_are_walked_and_watched() {
     let removed = reported(&mut watcher, &made, count);
     assert_eq!(removed.len(), count);
     assert!(removed.iter().all(|(added, cgroup)| !added && ids[&cgroup.path] == cgroup.id));
-    // The test beside this one may have a cgroup of its own.
+    // A test that runs at the same time may have its own cgroup.
     assert!(kernel_watches(&watcher) <= before + 2, "watches are left behind");
     let gone = ids.keys().next().unwrap();
     assert_eq!(hierarchy.id_of(gone).unwrap(), None);
 }
 
 #[test]
-fn a_cgroup_of_the_host_is_read() {
+fn reads_a_cgroup_of_this_host() {
     let Some((hierarchy, made)) = host("read") else { return };
     assert!(!read::populated(&made.dir).unwrap());
     assert_eq!(read::processes(&made.dir).unwrap(), [] as [u32; 0]);
