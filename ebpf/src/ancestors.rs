@@ -1,4 +1,4 @@
-//! From any cgroup to the slot of its workload, by the kernel's structures.
+//! Finds the slot of any cgroup by walking up the kernel's structures.
 
 use numaward_abi::OTHER_SLOT;
 
@@ -8,7 +8,7 @@ use crate::{
     roots::{MAX_LEVELS, slot_of_root},
 };
 
-/// The slot of the deepest registered cgroup at or above this one.
+/// Returns the slot of the deepest registered cgroup among this one and its ancestors.
 #[inline(always)]
 pub(crate) fn slot_of(mut node: CgroupNode) -> u32 {
     for _ in 0..MAX_LEVELS {
@@ -18,7 +18,7 @@ pub(crate) fn slot_of(mut node: CgroupNode) -> u32 {
         if let Some(found) = slot_of_root(node.id()) {
             return found;
         }
-        // SAFETY: not null; else as in `CgroupNode::of_task`.
+        // SAFETY: the address is not null; otherwise as in `CgroupNode::of_task`.
         node.address = unsafe { *node.address.add(KERNFS_PARENT.load() as usize).cast() };
     }
     OTHER_SLOT

@@ -1,25 +1,26 @@
-//! What the caches of cgroups have in common, which each CPU keeps. They are small and direct-mapped.
+//! Common parts of the per-CPU caches of cgroups. They are small and direct-mapped.
 
 use core::arch::asm;
 
 use aya_ebpf::{macros::map, maps::Array};
 use numaward_abi::CgroupId;
 
-/// Raised by userspace after each change of what the caches were filled from. It starts at 1, so that 0 never fits.
+/// The generation of ROOTS and SLOTS. Userspace raises it after each change. It starts at 1, so that a new entry, with
+/// 0, is never valid.
 #[map]
 pub(crate) static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
 
-/// The place of a cgroup in a cache of 2^`bits` entries. Ids are inode numbers and step by the number of files in a
-/// cgroup's directory; multiplying by the golden ratio spreads such steps over the table.
+/// Returns the index of a cgroup in a cache of 2^`bits` entries. Ids are inode numbers and increase by the number of
+/// files in a cgroup's directory; multiplying by the golden ratio spreads such steps over the table.
 #[inline(always)]
-pub(crate) fn place(cgroup: CgroupId, bits: u32) -> u32 {
+pub(crate) fn cache_index(cgroup: CgroupId, bits: u32) -> u32 {
     (cgroup.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as u32
 }
 
-/// Reads a value before what it vouches for.
+/// Loads a word before all later loads of the data that it guards.
 ///
-/// x86-64 keeps loads in order. Elsewhere a plain load is not enough, but a fetching atomic is a full barrier. Kernels
-/// before Linux 5.12 refuse objects with one, whether or not it is reached.
+/// x86-64 keeps loads in order. Other architectures need a full barrier, which an atomic fetch provides. Kernels before
+/// Linux 5.12 refuse objects with such an instruction, even if it is never reached.
 ///
 /// # Safety
 ///

@@ -1,10 +1,10 @@
-//! From any task to its cgroup, by the kernel's structures.
+//! Finds the cgroup of any task through the kernel's structures.
 //!
-//! Loads are typed, not `bpf_probe_read_kernel`, so that the programs load under `lockdown=confidentiality`.
+//! Typed loads replace `bpf_probe_read_kernel`, so that the programs load under `lockdown=confidentiality`.
 
 use numaward_abi::CgroupId;
 
-/// A cgroup's node in kernfs.
+/// The kernfs node of a cgroup.
 #[derive(Clone, Copy)]
 pub(crate) struct CgroupNode {
     pub(crate) address: *const u8,
@@ -13,16 +13,16 @@ pub(crate) struct CgroupNode {
 }
 
 impl CgroupNode {
-    /// That of a task's cgroup.
+    /// Returns the kernfs node of a task's cgroup.
     ///
     /// # Safety
     ///
-    /// `path` is `CGROUP_PATH`, which is known, and `task` is a `struct task_struct` as the verifier knows it.
+    /// `path` is the value of `CGROUP_PATH` and known, and the verifier knows `task` as a `struct task_struct`.
     #[inline(always)]
     pub(crate) unsafe fn of_task(path: [u32; 4], task: *const u8) -> Self {
         let [cgroups, dfl_cgrp, kn, id_offset] = path;
-        // SAFETY: each offset is of a member of the struct that is pointed to. The verifier makes these loads
-        // such that cannot fault, and the program runs under RCU, which keeps the structs alive.
+        // SAFETY: each offset is of a member of the struct that is pointed to. The verifier turns these loads into ones
+        // that cannot fault, and the program runs under RCU, which keeps the structs alive.
         unsafe {
             let css_set = *task.add(cgroups as usize).cast::<*const u8>();
             let cgroup = *css_set.add(dfl_cgrp as usize).cast::<*const u8>();
@@ -30,7 +30,6 @@ impl CgroupNode {
         }
     }
 
-    /// The id of the cgroup.
     #[inline(always)]
     pub(crate) fn id(self) -> CgroupId {
         // SAFETY: as in `of_task`.

@@ -1,23 +1,29 @@
-//! Which code allocates pages on other nodes, and which accesses them: call chains, sampled (`observe.callChains`).
+//! Samples the call chains of remote allocations and remote accesses (`observe.callChains`).
 //!
-//! Not loaded unless it is asked for, so that it costs nothing where it is off.
+//! The programs are loaded only if call chains are enabled.
 //!
-//! **What is seen.** User pages that are allocated on another node than the home node of the CPU, by the tracepoint
-//! `kmem:mm_page_alloc`; and accesses to memory of another node that NUMA balancing sees, by the function `task_numa_fault`.
-//! Only of workloads that hold a slot: what belongs to nobody would fill the maps.
+//! # Events
+//! - User pages that are allocated on another node than the CPU's memory node, by the tracepoint `kmem:mm_page_alloc`.
+//! - Accesses to memory of another node that NUMA balancing samples, by the function `task_numa_fault`.
 //!
-//! **Hook of allocations.** The program of `alloc.rs` knows which pages are remote, and ends with a tail call of
-//! `alloc_chain_tail` for these. Where that program does not do so, `alloc_chain_tp_btf` is attached to the tracepoint beside it.
+//! Only tasks of workloads with a slot are sampled; all other tasks would fill the maps.
 //!
-//! **Sampling.** Each CPU adds up the remote pages it sees. Whenever there are SAMPLE_EVERY, the call chain of that moment
-//! stands for all of them. So the pages of all chains add up to what was seen, and a huge page always counts.
+//! # Hook of allocations
+//! The program of `alloc.rs` knows which pages are remote and ends with a tail call of `alloc_chain_tail` for these. If
+//! it cannot do so, `alloc_chain_tp_btf` is attached to the tracepoint as a second program.
 //!
-//! **Chains.** The kernel follows frame pointers in user space, and its own tables in the kernel. Both parts are kept once
-//! in STACKS, which has a place for each by its hash: another chain with that place finds no room, as does one that is new
-//! when CHAINS is full. Both are counted in LOST.
+//! # Sampling
+//! Each CPU adds up the remote pages. When the sum reaches SAMPLE_EVERY, the current call chain is taken and stands for
+//! all of these pages. The pages of all chains therefore add up to the total, and a huge page is always sampled.
 //!
-//! **Races.** Counters of a chain are shared by all CPUs, with atomic additions. Two CPUs may enter a chain at once: the
-//! second finds it there and adds to it.
+//! # Chains
+//! The kernel follows frame pointers in user space, and its own tables in the kernel. Both parts are stored once in
+//! STACKS, at an index given by their hash. A stack with an index that is taken by another one is lost, and so is a new chain
+//! if CHAINS is full. LOST counts both.
+//!
+//! # Concurrency
+//! All CPUs share the counters of a chain and update them atomically. If two CPUs insert a chain at once, the second
+//! one finds the entry and adds to it.
 
 #![no_std]
 #![no_main]
@@ -53,22 +59,22 @@ use numaward_abi::{
 use crate::{
     counters::add_shared,
     current_cached::cached_current_slot,
-    hint::access,
+    hint::sampled_access,
     lost::count_lost,
-    nodes::{NODE_TABLE, NODES, home},
+    nodes::{NODE_TABLE, NODES, memory_node},
     page_node::node_of,
     slot_cache::{SlotCache, slot_cache},
 };
 
-/// A user page: anonymous memory and page cache. `___GFP_MOVABLE` of `linux/gfp_types.h`.
+/// The GFP flag of user pages (anonymous memory and page cache): `___GFP_MOVABLE` of `linux/gfp_types.h`.
 const GFP_MOVABLE: u32 = 0x08;
-/// What the kernel answers where another stack has the place: `-EEXIST`.
+/// The kernel's error if another stack has the index: `-EEXIST`.
 const EEXIST: i32 = -17;
 
-/// Remote pages for which one chain is taken.
+/// The number of remote pages for which one chain is taken.
 #[unsafe(no_mangle)]
 static SAMPLE_EVERY: Global<u32> = Global::new(1);
-/// Whether there are two nodes, so that what is not here is there.
+/// 1 if the machine has two nodes: memory that is not on the one is on the other.
 #[unsafe(no_mangle)]
 static TWO_NODES: Global<u32> = Global::new(0);
 
@@ -76,7 +82,7 @@ static TWO_NODES: Global<u32> = Global::new(0);
 static STACKS: StackTrace = StackTrace::with_max_entries(1, 0);
 #[map]
 static CHAINS: HashMap<ChainKey, ChainPages> = HashMap::with_max_entries(1, 0);
-/// Remote pages since the last chain, by kind.
+/// Remote pages since the last sample, by kind.
 #[map]
 static SEEN: PerCpuArray<u64> = PerCpuArray::with_max_entries(CHAIN_KINDS, 0);
 #[map]
@@ -91,7 +97,7 @@ fn alloc_chain_tp_btf(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let Some(nodes) = NODE_TABLE.get(0) else { return 0 };
-    allocation(&ctx, |node| node != home(nodes))
+    allocation(&ctx, |node| node != memory_node(nodes))
 }
 
 /// Runs for remote user pages only.
@@ -143,14 +149,14 @@ fn access_chain_kprobe(ctx: ProbeContext) -> u32 {
 fn hint(ctx: &impl StackIdContext, mem_node: i32, pages: i32, flags: i32) {
     let Ok(pages) = u64::try_from(pages) else { return };
     let Some(nodes) = NODE_TABLE.get(0) else { return };
-    let seen = access(nodes, mem_node, flags);
-    if seen.local || seen.home >= NODES.load() {
+    let seen = sampled_access(nodes, mem_node, flags);
+    if seen.is_local || seen.cpu_node >= NODES.load() {
         return;
     }
-    let node = if seen.memory < NODES.load() {
-        seen.memory
+    let node = if seen.page_node < NODES.load() {
+        seen.page_node
     } else if TWO_NODES.load() != 0 {
-        1 - (seen.home & 1)
+        1 - (seen.cpu_node & 1)
     } else {
         NO_NODE
     };
@@ -160,7 +166,7 @@ fn hint(ctx: &impl StackIdContext, mem_node: i32, pages: i32, flags: i32) {
     }
 }
 
-/// For how many pages the chain of this moment stands; `None` where none is to be taken yet.
+/// Returns the number of pages for which the current chain stands; `None` if no sample is due.
 #[inline(always)]
 fn sampled(kind: ChainKind, pages: u64) -> Option<u64> {
     let seen = SEEN.get_ptr_mut(kind as u32)?;
@@ -172,14 +178,14 @@ fn sampled(kind: ChainKind, pages: u64) -> Option<u64> {
     is_due.then_some(sum)
 }
 
-/// Adds pages to the chain of this moment. The key has no stacks yet.
+/// Adds pages to the current chain. `key` has no stacks yet.
 #[inline(always)]
 fn count(ctx: &impl StackIdContext, mut key: ChainKey, pages: u64) {
     if key.slot == OTHER_SLOT {
         return;
     }
-    key.user = id(ctx.get_stackid(&STACKS, u64::from(BPF_F_USER_STACK)));
-    key.kernel = id(ctx.get_stackid(&STACKS, 0));
+    key.user = stack_id(ctx.get_stackid(&STACKS, u64::from(BPF_F_USER_STACK)));
+    key.kernel = stack_id(ctx.get_stackid(&STACKS, 0));
     if key.user == NO_ROOM || key.kernel == NO_ROOM {
         count_lost();
     }
@@ -193,7 +199,7 @@ fn count(ctx: &impl StackIdContext, mut key: ChainKey, pages: u64) {
     }
 }
 
-/// Adds pages to a chain, if it is there.
+/// Adds pages to a chain. Returns `false` if it is not in the map.
 #[inline(always)]
 fn add(key: &ChainKey, pages: u64) -> bool {
     let Some(counted) = CHAINS.get_ptr_mut(key) else { return false };
@@ -203,7 +209,7 @@ fn add(key: &ChainKey, pages: u64) -> bool {
 }
 
 #[inline(always)]
-fn id(found: Result<c_long, i32>) -> i32 {
+fn stack_id(found: Result<c_long, i32>) -> i32 {
     match found {
         Ok(id) => id as i32,
         Err(EEXIST) => NO_ROOM,

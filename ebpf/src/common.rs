@@ -1,6 +1,6 @@
-//! What every object needs.
+//! Parts that every object needs.
 
-/// The kernel lets only GPL-compatible programs use the helpers that tracing needs.
+/// The licence: the kernel lets only GPL-compatible programs use the helpers for tracing.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

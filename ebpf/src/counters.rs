@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use aya_ebpf::maps::Array;
 
-/// Adds to a counter of a map; one that the map does not have is left alone.
+/// Adds to a counter of a map. Does nothing if the map has no such index.
 #[inline(always)]
 pub(crate) fn add_at(map: &Array<u64>, index: u32, value: u64) {
     if let Some(counter) = map.get_ptr_mut(index) {
@@ -13,7 +13,7 @@ pub(crate) fn add_at(map: &Array<u64>, index: u32, value: u64) {
     }
 }
 
-/// Adds to a counter that other CPUs add to as well. The target has no atomic intrinsics.
+/// Adds to a counter that other CPUs also add to, in assembly because the target has no atomic intrinsics.
 ///
 /// # Safety
 ///

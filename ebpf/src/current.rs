@@ -1,8 +1,8 @@
-//! From the current task to the slot of its workload.
+//! Finds the slot of the current task's workload.
 //!
-//! Linux 5.14 and newer have a helper for the ancestors of a cgroup. It needs nothing of the kernel's structures, so that
-//! the programs load without BTF, and under `lockdown=confidentiality`. Older kernels have the helper, but not for these
-//! programs: there the way from the task to its cgroup and upwards is read step by step.
+//! Linux 5.14 and newer let these programs call a helper for the ancestors of a cgroup. It needs no knowledge of the
+//! kernel's structures, so the programs load without BTF and under `lockdown=confidentiality`. Older kernels refuse the
+//! helper to these programs: there, the path from the task to its cgroup and upwards is read step by step.
 
 use core::ffi::c_void;
 
@@ -21,33 +21,34 @@ use crate::{
     roots::{MAX_LEVELS, slot_of_root},
 };
 
-/// Whether there is a helper for the ancestors. The verifier does not look at the way that is not taken.
+/// 1 if the helper for ancestors is available. The verifier does not check the branch that is not taken.
 #[unsafe(no_mangle)]
 pub(crate) static HAS_ANCESTORS: Global<u32> = Global::new(1);
 
-/// Whether programs may read the current task's structures directly.
+/// 1 if programs may read the current task's structures directly.
 #[unsafe(no_mangle)]
 static READS_TASK: Global<u32> = Global::new(0);
 
-/// The id of the current task's cgroup.
+/// Returns the id of the current task's cgroup.
 #[inline(always)]
 pub(crate) fn current_cgroup() -> CgroupId {
     if READS_TASK.load() == 0 {
         // SAFETY: the helper takes nothing and always succeeds.
         return CgroupId(unsafe { bpf_get_current_cgroup_id() });
     }
-    // SAFETY: userspace sets the path where it sets the above, and the current task is one as the verifier knows it.
+    // SAFETY: if userspace sets READS_TASK, it also sets the path; the verifier knows the current task as a `struct
+    // task_struct`.
     unsafe { CgroupNode::of_task(CGROUP_PATH.load(), bpf_get_current_task_btf().cast()) }.id()
 }
 
-/// The slot of the current task.
+/// Returns the slot of the current task.
 #[inline(always)]
 pub(crate) fn current_slot() -> u32 {
-    if HAS_ANCESTORS.load() != 0 { by_helper() } else { by_reading() }
+    if HAS_ANCESTORS.load() != 0 { slot_by_helper() } else { slot_by_reading() }
 }
 
 #[inline(always)]
-fn by_helper() -> u32 {
+fn slot_by_helper() -> u32 {
     let mut slot = OTHER_SLOT;
     for level in 0..MAX_LEVELS {
         // SAFETY: any level is allowed; the helper returns 0 below the current cgroup.
@@ -63,26 +64,26 @@ fn by_helper() -> u32 {
 }
 
 #[inline(always)]
-fn by_reading() -> u32 {
+fn slot_by_reading() -> u32 {
     let [cgroups, dfl_cgrp, kn, id] = CGROUP_PATH.load();
     // SAFETY: the helper takes nothing and always succeeds.
     let task = unsafe { bpf_get_current_task() };
-    let mut node = word(word(word(task, cgroups), dfl_cgrp), kn);
+    let mut node = read_word(read_word(read_word(task, cgroups), dfl_cgrp), kn);
     for _ in 0..MAX_LEVELS {
         if node == 0 {
             break;
         }
-        if let Some(found) = slot_of_root(CgroupId(word(node, id))) {
+        if let Some(found) = slot_of_root(CgroupId(read_word(node, id))) {
             return found;
         }
-        node = word(node, KERNFS_PARENT.load());
+        node = read_word(node, KERNFS_PARENT.load());
     }
     OTHER_SLOT
 }
 
-/// The number at an offset of a structure of the kernel; 0 where it cannot be read.
+/// Returns the 64-bit number at an offset of a kernel structure; 0 if it cannot be read.
 #[inline(always)]
-fn word(structure: u64, offset: u32) -> u64 {
+fn read_word(structure: u64, offset: u32) -> u64 {
     let address = (structure + u64::from(offset)) as *const c_void;
     // SAFETY: the helper takes any address.
     unsafe { bpf_probe_read_kernel(address.cast::<u64>()) }.unwrap_or(0)

@@ -1,17 +1,17 @@
-//! The slot of the current task's workload, where each CPU remembers it.
+//! Finds the slot of the current task's workload, with a cache on each CPU.
 
 use crate::{
     current::{HAS_ANCESTORS, current_cgroup, current_slot},
-    slot_cache::{SlotCache, remembered},
+    slot_cache::{SlotCache, cached_slot},
 };
 
-/// The slot of the current task. The cache is that of the calling program.
+/// Returns the slot of the current task. Each program has its own cache.
 #[inline(always)]
 pub(crate) fn cached_current_slot(cache: &SlotCache) -> u32 {
     if HAS_ANCESTORS.load() == 0 {
         return current_slot();
     }
     let cgroup = current_cgroup();
-    // The task may be moved to another cgroup meanwhile: whose slot it is, is not sure then.
-    remembered(cache, cgroup, || (current_slot(), current_cgroup() == cgroup))
+    // If the task is moved to another cgroup meanwhile, the slot may be wrong and is not cached.
+    cached_slot(cache, cgroup, || (current_slot(), current_cgroup() == cgroup))
 }

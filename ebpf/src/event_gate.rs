@@ -1,10 +1,11 @@
-//! Events of which the first one of a slot is reported, and then none for a while.
+//! Limits events to the first one of each slot until userspace asks for the next.
 //!
-//! Each slot has a *gate*. Userspace opens it, and the first event that passes closes it. So what happens a million times
-//! a second costs a load and a comparison each, and no clock. When to open the gate again is up to userspace.
+//! Each slot has a *gate*. Userspace opens it, and the first event that passes closes it. An event that happens a
+//! million times a second therefore costs a load and a comparison, and no clock. Userspace decides when to open the
+//! gate again.
 //!
-//! The gate is closed by a plain store: kernels before Linux 5.12 know no atomic exchange. So two CPUs may pass in the
-//! same instant. Userspace takes the first of these events, and drops the other.
+//! The gate is closed by a plain store, because kernels before Linux 5.12 have no atomic exchange. Two CPUs may
+//! therefore pass in the same instant. Userspace takes the first of these events and drops the second one.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid},
@@ -15,11 +16,11 @@ use numaward_abi::{CgroupId, EventTask};
 
 use crate::lost::count_lost;
 
-/// By slot: 1 where the gate is open. Its size is set by userspace.
+/// 1 if the gate is open, by slot. Userspace sets the map's size.
 #[map]
 static EVENT_GATE: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Whether an event of this slot is to be reported. The gate is then closed.
+/// Returns true if an event of this slot has to be reported, and closes the gate.
 #[inline(always)]
 pub(crate) fn pass(slot: u32) -> bool {
     let Some(gate) = EVENT_GATE.get_ptr_mut(slot) else { return false };
@@ -32,8 +33,8 @@ pub(crate) fn pass(slot: u32) -> bool {
     true
 }
 
-/// Reports an event of the current task that has passed the gate. Where `ring` has no room, it is lost, and the gate opens
-/// for the next one.
+/// Reports an event of the current task, which has passed the gate. If `ring` is full, the event is lost, and the gate
+/// opens for the next one.
 #[inline(always)]
 pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(EventTask) -> T) {
     let Some(mut entry) = ring.reserve::<T>(0) else {
@@ -50,7 +51,7 @@ pub(crate) fn report<T: 'static>(ring: &RingBuf, slot: u32, event: impl FnOnce(E
     entry.submit(0);
 }
 
-/// The id of the current task's cgroup.
+/// Returns the id of the current task's cgroup.
 #[inline(always)]
 pub(crate) fn current_cgroup_by_helper() -> CgroupId {
     // SAFETY: the helper takes nothing and always succeeds.

@@ -1,18 +1,22 @@
-//! Counts what automatic NUMA balancing sees: sampled accesses from the CPUs of one node to the memory of another,
-//! which mappings it samples at all, and pages that move between nodes.
+//! Counts the work of automatic NUMA balancing: sampled accesses by node of the CPU and of the memory, scanned
+//! mappings, and migrated pages.
 //!
-//! **Accesses.** `task_numa_fault(int last_cpupid, int mem_node, int pages, int flags)` (kernel/sched/fair.c) is
-//! called for each hinting fault: see `hint.rs`. Where a page that was moved at once came from is not known (column
+//! # Accesses
+//! The kernel calls `task_numa_fault(int last_cpupid, int mem_node, int pages, int flags)` (kernel/sched/fair.c) for
+//! each hinting fault: see `count_access.rs`. The original node of a page that was migrated at once is not known (column
 //! "unknown").
 //!
-//! **Which mappings.** `vma_policy_mof(vma)` (mm/mempolicy.c) decides for each mapping whether it may be sampled. A
-//! policy without `MPOL_F_MOF`, such as plain `MPOL_BIND`, excludes it: no fault ever reports its accesses.
+//! # Mappings
+//! `vma_policy_mof(vma)` (mm/mempolicy.c) decides for each mapping if it may be sampled. A policy without `MPOL_F_MOF`,
+//! such as plain `MPOL_BIND`, excludes the mapping: no fault ever reports its accesses.
 //!
-//! **Migrations.** `migrate:mm_migrate_pages`; `succeeded` is its first argument, `reason` its last (their number
-//! grew over time). They are booked to the task that moves the pages: the one that accessed them, for those of
-//! NUMA balancing.
+//! # Migrations
+//! The tracepoint `migrate:mm_migrate_pages`. Its first argument is `succeeded`, its last one is `reason`; the number
+//! of arguments grew over time. Pages are booked to the task that moves them. For NUMA balancing, that is the task that
+//! accessed them.
 //!
-//! All of these are rare compared with page allocations, so counters are shared by all CPUs, with atomic additions.
+//! # Concurrency
+//! These events are rare compared with page allocations. All CPUs share the counters and update them atomically.
 
 #![no_std]
 #![no_main]
@@ -44,19 +48,19 @@ use numaward_abi::{MIGRATE_REASONS, ScanCounters};
 use crate::{
     counters::{add_at, add_shared},
     current_cached::cached_current_slot,
-    hint::{Access, access},
+    hint::{SampledAccess, sampled_access},
     nodes::{NODE_TABLE, NODES},
     slot_cache::{SlotCache, slot_cache},
 };
 
-/// Counters per row: one for each node and one for "unknown"; or 2, for local and remote, where that would be
-/// too many.
+/// Counters per row: one for each node and one for "unknown"; or 2, for local and remote, if the full matrix would be
+/// too large.
 #[unsafe(no_mangle)]
 static COLUMNS: Global<u32> = Global::new(2);
-/// Which argument of `mm_migrate_pages` is the reason.
+/// The index of the argument `reason` of `mm_migrate_pages`.
 #[unsafe(no_mangle)]
 static REASON_ARGUMENT: Global<u32> = Global::new(7);
-/// Where it is in the record of the classic tracepoint.
+/// The offset of `reason` in the record of the classic tracepoint.
 #[unsafe(no_mangle)]
 static REASON_OFFSET: Global<u32> = Global::new(60);
 /// Offsets of `vm_area_struct.vm_start` and `vm_end`.
@@ -66,13 +70,13 @@ static VMA_RANGE: Global<[u32; 2]> = Global::new([0; 2]);
 #[unsafe(no_mangle)]
 static PAGE_SHIFT: Global<u32> = Global::new(12);
 
-/// Pages, by (slot * NODES + the home node of the CPU) * COLUMNS + column.
+/// Pages by (slot * NODES + the CPU's memory node) * COLUMNS + column.
 #[map]
 static ACCESS: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
-/// By slot.
+/// Pages by slot.
 #[map]
 static SCAN: Array<ScanCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
-/// Pages, by slot * MIGRATE_REASONS + reason.
+/// Pages by slot * MIGRATE_REASONS + reason.
 #[map]
 static MIGRATED_PAGES: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 #[map]
@@ -84,37 +88,37 @@ static MIGRATE_CACHE: SlotCache = slot_cache();
 
 #[fentry(function = "task_numa_fault")]
 fn hint_fentry(ctx: FEntryContext) -> i32 {
-    hint(ctx.arg(1), ctx.arg(2), ctx.arg(3));
+    count_access(ctx.arg(1), ctx.arg(2), ctx.arg(3));
     0
 }
 
 #[kprobe(function = "task_numa_fault")]
 fn hint_kprobe(ctx: ProbeContext) -> u32 {
     if let (Some(mem_node), Some(pages), Some(flags)) = (ctx.arg(1), ctx.arg(2), ctx.arg(3)) {
-        hint(mem_node, pages, flags);
+        count_access(mem_node, pages, flags);
     }
     0
 }
 
 #[inline(always)]
-fn hint(mem_node: i32, pages: i32, flags: i32) {
+fn count_access(mem_node: i32, pages: i32, flags: i32) {
     let Ok(pages) = u64::try_from(pages) else { return };
     let Some(nodes) = NODE_TABLE.get(0) else { return };
-    let Access { home, local, memory } = access(nodes, mem_node, flags);
+    let SampledAccess { cpu_node, is_local, page_node } = sampled_access(nodes, mem_node, flags);
     let (count, columns) = (NODES.load(), COLUMNS.load());
-    if home >= count {
+    if cpu_node >= count {
         return;
     }
     let column = if columns == 2 {
-        u32::from(!local)
-    } else if local {
-        home
-    } else if memory >= count {
+        u32::from(!is_local)
+    } else if is_local {
+        cpu_node
+    } else if page_node >= count {
         count
     } else {
-        memory
+        page_node
     };
-    add_at(&ACCESS, (cached_current_slot(&HINT_CACHE) * count + home) * columns + column, pages);
+    add_at(&ACCESS, (cached_current_slot(&HINT_CACHE) * count + cpu_node) * columns + column, pages);
 }
 
 #[fexit(function = "vma_policy_mof")]
@@ -123,7 +127,7 @@ fn scan_fexit(ctx: FExitContext) -> i32 {
     if vma.is_null() {
         return 0;
     }
-    // The function has one argument, which userspace has checked; what it returns comes after.
+    // The function has one argument, which userspace has checked; the return value follows it.
     let returned: u64 = ctx.arg(1);
     let [start, end] = VMA_RANGE.load();
     // SAFETY: `vma` is a `struct vm_area_struct`, not null, and the offsets are of its members.
@@ -132,7 +136,7 @@ fn scan_fexit(ctx: FExitContext) -> i32 {
     let end = unsafe { *vma.add(end as usize).cast::<u64>() };
     let pages = end.wrapping_sub(start) >> PAGE_SHIFT.load();
     if let Some(counters) = SCAN.get_ptr_mut(cached_current_slot(&SCAN_CACHE)) {
-        // A C `bool`: the rest of the register is not defined.
+        // The value is a C `bool`: the upper bits of the register are undefined.
         let sampled = returned & 0xff != 0;
         // SAFETY: the pointer is of the map's value.
         unsafe {
@@ -148,8 +152,8 @@ fn migrate_tp_btf(ctx: BtfTracePointContext) -> i32 {
     let succeeded: u64 = ctx.arg(0);
     let record = ctx.as_ptr();
     let reason: u64;
-    // Written out, because the verifier takes only constant offsets, and the compiler would make a variable of them.
-    // SAFETY: the argument is inside of what the tracepoint has, which the verifier checks.
+    // In assembly, because the verifier accepts only constant offsets and the compiler would use a variable. SAFETY:
+    // the argument is one of the tracepoint's, which the verifier checks.
     unsafe {
         match REASON_ARGUMENT.load() {
             3 => asm!("{0} = *(u64 *)({1} + 24)", out(reg) reason, in(reg) record),
@@ -159,19 +163,19 @@ fn migrate_tp_btf(ctx: BtfTracePointContext) -> i32 {
             _ => return 0,
         }
     }
-    // An `int`: the rest of the register is not defined.
-    migrated(succeeded, reason as u32);
+    // The value is an `int`: the upper half of the register is undefined.
+    count_migrated(succeeded, reason as u32);
     0
 }
 
 #[tracepoint]
 fn migrate_tracepoint(ctx: TracePointContext) -> u32 {
-    // /sys/kernel/tracing/events/migrate/mm_migrate_pages/format; userspace compares it before attaching.
+    // Userspace checks the format before attaching: /sys/kernel/tracing/events/migrate/mm_migrate_pages/format.
     let record = ctx.as_ptr();
     let succeeded: u64;
     let reason: u64;
-    // Written out for the verifier, as above.
-    // SAFETY: the offsets are inside of the record, which the verifier checks.
+    // In assembly for the verifier, as in `migrate_tp_btf`. SAFETY: the offsets are inside the record, which the
+    // verifier checks.
     unsafe {
         asm!("{0} = *(u64 *)({1} + 8)", out(reg) succeeded, in(reg) record);
         match REASON_OFFSET.load() {
@@ -181,12 +185,12 @@ fn migrate_tracepoint(ctx: TracePointContext) -> u32 {
             _ => return 0,
         }
     }
-    migrated(succeeded, reason as u32);
+    count_migrated(succeeded, reason as u32);
     0
 }
 
 #[inline(always)]
-fn migrated(pages: u64, reason: u32) {
+fn count_migrated(pages: u64, reason: u32) {
     let last = MIGRATE_REASONS as u32 - 1;
     let reason = if reason < last { reason } else { last };
     let slot = cached_current_slot(&MIGRATE_CACHE);

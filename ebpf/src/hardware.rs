@@ -1,15 +1,18 @@
-//! Counts accesses to local and remote DRAM by the CPU's own counters, split by workload.
+//! Counts accesses to local and remote DRAM with the processor's counters, by workload.
 //!
-//! **Counters.** Userspace opens two perf events on each CPU (LOCAL, REMOTE); which ones depends on the processor. They
-//! count all that runs there. Opening them for each cgroup would take events times CPUs times cgroups descriptors, and
-//! the few counters of a CPU would be multiplexed.
+//! # Counters
+//! Userspace opens two perf events on each CPU (LOCAL, REMOTE), which count all that runs there. The processor
+//! determines which events. If they were opened for each cgroup instead, events * CPUs * cgroups descriptors would be
+//! needed, and the few counters of a CPU would be multiplexed.
 //!
-//! **Hook.** `sched:sched_switch` as `tp_btf`: what was counted since the last switch on this CPU is booked to the
-//! workload of the task that is switched out. So the counts of a task come in when
-//! it is switched out, be it by a kernel thread for a moment. To read the counters is most of the cost: between
-//! tasks of one workload they are not, for some switches.
+//! # Hook
+//! `sched:sched_switch` as `tp_btf`: the counts since the last switch on this CPU are booked to the workload of the
+//! task that is switched out. The counts of a task are therefore known once it is switched out, even if only for a
+//! moment. Reading the counters is most of the cost, so up to `MAX_SKIPPED` switches between tasks of one workload do
+//! without.
 //!
-//! **No races.** The scheduler switches with interrupts off, so that LAST, per CPU, has one writer.
+//! # Concurrency
+//! The scheduler switches with interrupts off, so LAST, which is per CPU, has one writer.
 
 #![no_std]
 #![no_main]
@@ -44,28 +47,28 @@ use crate::{
     cgroup_path::CGROUP_PATH,
     counters::add_shared,
     lost::count_lost,
-    nodes::{NODE_TABLE, NODES, home},
-    slot_cache::{SlotCache, remembered, slot_cache},
+    nodes::{NODE_TABLE, NODES, memory_node},
+    slot_cache::{SlotCache, cached_slot, slot_cache},
 };
 
-/// So many switches between tasks of one workload go without a reading.
-const MOST_SKIPPED: u32 = 16;
+/// The maximum number of consecutive switches between tasks of one workload without a reading.
+const MAX_SKIPPED: u32 = 16;
 
-/// Whether there is a counter for local memory.
+/// 1 if the processor has an event for local memory.
 #[unsafe(no_mangle)]
 static HAS_LOCAL: Global<u32> = Global::new(1);
 
-/// The events of each CPU that count accesses to local memory.
+/// The events that count accesses to local memory, by CPU.
 #[map]
 static LOCAL: PerfEventArray<u64> = PerfEventArray::new(0);
-/// The same for remote memory.
+/// The events that count accesses to remote memory, by CPU.
 #[map]
 static REMOTE: PerfEventArray<u64> = PerfEventArray::new(0);
 #[map]
 static CACHE: SlotCache = slot_cache();
 #[map]
 static LAST: PerCpuArray<DramReading> = PerCpuArray::with_max_entries(1, 0);
-/// By slot * NODES + the home node of the CPU.
+/// Counters by slot * NODES + the CPU's memory node.
 #[map]
 static DRAM: Array<DramCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
@@ -82,13 +85,13 @@ fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: both are a `struct task_struct`, not null; userspace sets the offsets.
     let [previous, next] = unsafe { [CgroupNode::of_task(path, previous), CgroupNode::of_task(path, next)] };
     let slot = slot_of_cgroup(previous);
-    if last.is_known != 0 && last.skipped < MOST_SKIPPED && slot == slot_of_cgroup(next) {
+    if last.is_known != 0 && last.skipped < MAX_SKIPPED && slot == slot_of_cgroup(next) {
         last.skipped += 1;
         return 0;
     }
     last.skipped = 0;
-    let local = if HAS_LOCAL.load() != 0 { read(&LOCAL) } else { Some(0) };
-    let (Some(local), Some(remote)) = (local, read(&REMOTE)) else {
+    let local = if HAS_LOCAL.load() != 0 { read_event(&LOCAL) } else { Some(0) };
+    let (Some(local), Some(remote)) = (local, read_event(&REMOTE)) else {
         count_lost();
         last.is_known = 0;
         return 0;
@@ -103,11 +106,11 @@ fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let Some(nodes) = NODE_TABLE.get(0) else { return 0 };
-    let (home, count) = (u32::from(home(nodes)), NODES.load());
-    if home >= count {
+    let (memory_node, count) = (u32::from(memory_node(nodes)), NODES.load());
+    if memory_node >= count {
         return 0;
     }
-    if let Some(counters) = DRAM.get_ptr_mut(slot * count + home) {
+    if let Some(counters) = DRAM.get_ptr_mut(slot * count + memory_node) {
         // SAFETY: the pointer is of the map's value.
         unsafe {
             add_shared(&raw mut (*counters).local, counted.local);
@@ -119,15 +122,15 @@ fn hardware_tp_btf(ctx: BtfTracePointContext) -> i32 {
 
 #[inline(always)]
 fn slot_of_cgroup(node: CgroupNode) -> u32 {
-    remembered(&CACHE, node.id(), || (slot_of(node), true))
+    cached_slot(&CACHE, node.id(), || (slot_of(node), true))
 }
 
-/// What this CPU's event has counted; `None` where it has none.
+/// Returns the count of this CPU's event; `None` if there is no event.
 #[inline(always)]
-fn read(events: &'static PerfEventArray<u64>) -> Option<u64> {
+fn read_event(events: &'static PerfEventArray<u64>) -> Option<u64> {
     let map = ptr::from_ref(events).cast_mut().cast();
     // SAFETY: the pointer is to the map, as the helper demands.
     let value = unsafe { bpf_perf_event_read(map, BPF_F_CURRENT_CPU) };
-    // Errors are the last 4095 numbers.
+    // The last 4095 numbers are errors.
     (value < u64::MAX - 4095).then_some(value)
 }

@@ -1,35 +1,35 @@
-//! What a hinting fault of NUMA balancing says: `task_numa_fault(int last_cpupid, int mem_node, int pages, int flags)`.
+//! Decodes a hinting fault of NUMA balancing: `task_numa_fault(int last_cpupid, int mem_node, int pages, int flags)`.
 //!
-//! Whether the page was local is in `flags`, never in `mem_node`: after a migration that succeeded, it is the destination.
+//! `flags` says if the page was local. `mem_node` does not: after a successful migration, it is the destination.
 
 use numaward_abi::{MAX_NODE_IDS, NodeTable, UNKNOWN_NODE};
 
-use crate::nodes::home;
+use crate::nodes::memory_node;
 
 /// `TNF_MIGRATED` and `TNF_FAULT_LOCAL` of linux/sched/numa_balancing.h.
 const MIGRATED: i32 = 0x01;
 const LOCAL: i32 = 0x08;
 
-/// An access that was seen.
-pub(crate) struct Access {
-    /// The index of the home node of the CPU.
-    pub(crate) home: u32,
-    /// Whether the memory was of that node.
-    pub(crate) local: bool,
-    /// The index of the memory's node; none of a node where it is not known, as the page was moved at once.
-    pub(crate) memory: u32,
+/// A sampled access to memory.
+pub(crate) struct SampledAccess {
+    /// The index of the CPU's memory node.
+    pub(crate) cpu_node: u32,
+    /// True if the page was on that node.
+    pub(crate) is_local: bool,
+    /// The index of the page's node; [`UNKNOWN_NODE`] if the page was migrated at once.
+    pub(crate) page_node: u32,
 }
 
 #[inline(always)]
-pub(crate) fn access(nodes: &NodeTable, mem_node: i32, flags: i32) -> Access {
-    let home = u32::from(home(nodes));
-    let memory = match mem_node as usize {
+pub(crate) fn sampled_access(nodes: &NodeTable, mem_node: i32, flags: i32) -> SampledAccess {
+    let cpu_node = u32::from(memory_node(nodes));
+    let page_node = match mem_node as usize {
         id if id < MAX_NODE_IDS => nodes.index[id],
         _ => UNKNOWN_NODE,
     };
-    let memory = u32::from(memory);
+    let page_node = u32::from(page_node);
     let moved = flags & MIGRATED != 0;
-    // CPUs of a node without memory are at home on the nearest with some; the kernel does not know of this.
-    let local = flags & LOCAL != 0 || (!moved && memory == home);
-    Access { home, local, memory: if moved { u32::from(UNKNOWN_NODE) } else { memory } }
+    // The kernel does not count a CPU of a node without memory as local to its memory node.
+    let is_local = flags & LOCAL != 0 || (!moved && page_node == cpu_node);
+    SampledAccess { cpu_node, is_local, page_node: if moved { u32::from(UNKNOWN_NODE) } else { page_node } }
 }

@@ -1,15 +1,15 @@
-//! From a page of the kernel to its node.
+//! Finds the node of a page.
 
 use aya_ebpf::Global;
 use numaward_abi::{MAX_NODE_IDS, UNKNOWN_NODE};
 
 use crate::nodes::NODE_TABLE;
 
-/// Where the node id begins in `page->flags`; 64 on kernels with one node.
+/// The shift of the node id in `page->flags`; 64 on kernels that support one node only.
 #[unsafe(no_mangle)]
 static NODE_SHIFT: Global<u32> = Global::new(64);
 
-/// The index of the node that `page->flags` names.
+/// Returns the index of the node in `page->flags`.
 #[inline(always)]
 pub(crate) fn node_of(flags: u64) -> u16 {
     let id = match NODE_SHIFT.load() {

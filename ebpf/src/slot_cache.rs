@@ -1,17 +1,17 @@
-//! The slots of the cgroups that a CPU saw last, for programs that run often.
+//! A per-CPU cache of the slots of cgroups, for programs that run often.
 //!
-//! An entry has one user at a time: the kernel runs a tracing program at most once at a time on each CPU, and tasks do
-//! not migrate inside (see `alloc.rs`). So each program has a cache of its own. The guard is older than the
-//! helper for ancestors (Linux 5.12 and 5.14): who has the helper may use a cache.
+//! An entry has one user at a time, because the kernel runs a tracing program at most once at a time on each CPU, and
+//! tasks do not migrate inside (see `alloc.rs`). Each program therefore has its own cache. Linux 5.12 has this guard,
+//! Linux 5.14 the helper for ancestors: if the helper is available, a cache is safe.
 
 use aya_ebpf::maps::PerCpuArray;
 use numaward_abi::CgroupId;
 
-use crate::cache::{GENERATION, load_first, place};
+use crate::cache::{GENERATION, cache_index, load_first};
 
 const CACHE_BITS: u32 = 5;
 
-/// What a CPU remembers of a cgroup.
+/// A CPU's cached answer for a cgroup.
 #[repr(C)]
 pub(crate) struct CacheEntry {
     cgroup: CgroupId,
@@ -20,18 +20,18 @@ pub(crate) struct CacheEntry {
     slot: u64,
 }
 
-/// What the CPUs remember for one program.
+/// The caches of all CPUs for one program.
 pub(crate) type SlotCache = PerCpuArray<CacheEntry>;
 
-/// A cache that is empty.
+/// Returns an empty cache.
 pub(crate) const fn slot_cache() -> SlotCache {
     PerCpuArray::with_max_entries(1 << CACHE_BITS, 0)
 }
 
-/// The slot of a cgroup: as it is remembered, or as `search` finds it, which also says whether it is sure.
+/// Returns the slot of a cgroup from the cache, or from `search`, which also returns true if its answer may be cached.
 #[inline(always)]
-pub(crate) fn remembered(cache: &SlotCache, cgroup: CgroupId, search: impl FnOnce() -> (u32, bool)) -> u32 {
-    let entry = cache.get_ptr_mut(place(cgroup, CACHE_BITS));
+pub(crate) fn cached_slot(cache: &SlotCache, cgroup: CgroupId, search: impl FnOnce() -> (u32, bool)) -> u32 {
+    let entry = cache.get_ptr_mut(cache_index(cgroup, CACHE_BITS));
     let (Some(entry), Some(generation)) = (entry, GENERATION.get_ptr_mut(0)) else {
         return search().0;
     };

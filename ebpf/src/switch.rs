@@ -1,17 +1,24 @@
-//! Who runs on CPUs that are exclusive to a workload, and for how long.
+//! Measures how long tasks run on CPUs that are exclusive to a workload.
 //!
-//! **Hook.** `sched:sched_switch(bool preempt, prev, next, …)` as `tp_btf`. It is attached only while a CPU is
-//! exclusive. On CPUs without an owner it ends after one lookup.
+//! # Hook
+//! `sched:sched_switch(bool preempt, prev, next, …)` as `tp_btf`. It is attached only while a CPU is exclusive. On CPUs
+//! without an owner it ends after one lookup.
 //!
-//! **Accounting.** At each switch, the time since the last one is booked to the class of the task that ran, which
-//! was found when that task was switched in. So userspace can add the time of the task that runs now, which may
-//! not be switched out for long. A task of the owner's slot is the owner's own; another is an *intruder*: a kernel
-//! thread, a process of another workload, or of the host (of no registered workload).
+//! # Terms
+//! A task of the owner's slot is the owner's own. Any other task is an *intruder*: a kernel thread, a process of
+//! another workload, or a process of the host (of no registered workload).
 //!
-//! **Without BTF** the classic tracepoint serves. It cannot follow the task that comes, so that a task's time is booked
-//! when it is switched out, by its slot then; kernel threads are taken for processes of the host.
+//! # Algorithm
+//! At each switch, the time since the last one is booked to the class of the task that ran. The class was determined
+//! when that task was switched in, so userspace can add the time of the current task, which may not be switched out for
+//! long.
 //!
-//! **No races.** The scheduler switches with interrupts off, so that TIMES, per CPU, has one writer.
+//! # Without BTF
+//! The fallback is the classic tracepoint. It does not give access to the next task. A task's time is therefore booked
+//! when it is switched out, by its slot at that time, and kernel threads count as processes of the host.
+//!
+//! # Concurrency
+//! The scheduler switches with interrupts off, so TIMES, which is per CPU, has one writer.
 
 #![no_std]
 #![no_main]
@@ -45,10 +52,10 @@ use crate::{
     counters::add_shared,
     current_cached::cached_current_slot,
     lost::count_lost,
-    slot_cache::{SlotCache, remembered, slot_cache},
+    slot_cache::{SlotCache, cached_slot, slot_cache},
 };
 
-/// `PF_KTHREAD` of linux/sched.h.
+/// The flag of kernel threads: `PF_KTHREAD` of linux/sched.h.
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
 /// Offsets of `task_struct.flags` and `task_struct.pid`.
@@ -62,7 +69,8 @@ static OWNER: Array<u32> = Array::with_max_entries(1, 0);
 static CACHE: SlotCache = slot_cache();
 #[map]
 static TIMES: PerCpuArray<CpuTimes> = PerCpuArray::with_max_entries(1, 0);
-/// The intruders by name. Names are as many as somebody wants: where there is no room, those go that ran least recently.
+/// The intruders by name. Programs choose their names freely: if the map is full, the entries that ran least recently
+/// are dropped.
 #[map]
 static INTRUDERS: LruHashMap<IntruderKey, IntruderTime> = LruHashMap::with_max_entries(4096, 0);
 
@@ -89,7 +97,7 @@ fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
     if pid != 0 {
         // SAFETY: as above.
         let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), next) };
-        times.slot = remembered(&CACHE, node.id(), || (slot_of(node), true));
+        times.slot = cached_slot(&CACHE, node.id(), || (slot_of(node), true));
         times.class = class(times.slot, owner, flags & KERNEL_THREAD != 0);
     }
     0
@@ -106,12 +114,12 @@ fn switch_tracepoint(_ctx: TracePointContext) -> u32 {
     }
     times.since = now;
     times.owner = owner;
-    // Who comes is not known: so nobody's time is to be added by userspace.
+    // The next task is unknown, so userspace must not add its time to any class.
     times.class = RunClass::Idle as u32;
     0
 }
 
-/// What is known of this CPU, its owner, and the time; `None` where it has no owner.
+/// Returns this CPU's times, its owner and the current time; `None` if the CPU has no owner.
 #[inline(always)]
 fn begin() -> Option<(&'static mut CpuTimes, u32, u64)> {
     // SAFETY: the helper takes nothing and always succeeds.

@@ -1,14 +1,16 @@
-//! What goes wrong where memory is short: the time tasks lose in reclaim, and processes that the OOM killer takes.
+//! Measures the effects of memory shortage: the time that tasks lose in reclaim, and kills by the OOM killer.
 //!
-//! **Stalls.** A task that finds no free memory reclaims some itself: for the machine (`direct_reclaim`) or
-//! within its cgroup's limit (`memcg_reclaim`). The tracepoints at the start and the end of each bracket the time it
-//! loses; only the current task matters, not their arguments, which changed over time. Being slept off by
-//! `memory.high` is not in it: that is in `memory.pressure`. A stall of [`LONG_STALL`] nanoseconds is also reported as
-//! an event, the first of a slot whose gate is open.
+//! # Stalls
+//! A task that finds no free memory reclaims some itself: for the machine (`direct_reclaim`) or within its cgroup's
+//! limit (`memcg_reclaim`). The tracepoints at the start and the end of each enclose the lost time. Only the current
+//! task matters, not the arguments, which changed over time. Throttling by `memory.high` is not included;
+//! `memory.pressure` shows it. A stall of [`LONG_STALL`] nanoseconds or more is also reported as an event, the first
+//! one of each slot with an open gate.
 //!
-//! **Kills.** `oom_kill_process(struct oom_control *oc, const char *message)` (mm/oom_kill.c) knows the victim and what
-//! constrained the allocation that found nothing: a cpuset, a memory policy, a cgroup's limit, or nothing but the
-//! machine. It runs in the task that allocates; what is booked is the victim's workload.
+//! # Kills
+//! `oom_kill_process(struct oom_control *oc, const char *message)` (mm/oom_kill.c) has the victim and the constraint of
+//! the failed allocation: a cpuset, a memory policy, a cgroup's limit, or none. It runs in the task that allocates; the
+//! kill is booked to the victim's workload.
 
 #![no_std]
 #![no_main]
@@ -49,7 +51,7 @@ use crate::{
     slot_cache::{SlotCache, slot_cache},
 };
 
-/// From how many nanoseconds on a stall is reported. Userspace sets it.
+/// The duration in nanoseconds from which a stall is reported. Userspace sets it.
 #[unsafe(no_mangle)]
 static LONG_STALL: Global<u64> = Global::new(u64::MAX);
 
@@ -57,30 +59,30 @@ static LONG_STALL: Global<u64> = Global::new(u64::MAX);
 #[unsafe(no_mangle)]
 static OOM_LAYOUT: Global<[u32; 4]> = Global::new([0; 4]);
 
-/// Threads that can reclaim at the same time, as a power of two, if their ids follow each other.
+/// The number of threads with consecutive ids that can be measured at the same time, as a power of two.
 const STALLED_BITS: u32 = 14;
-/// The bits of a time in [`STALLED_SINCE`]: 417 days, which no stall takes.
+/// The number of bits of a time in [`STALLED_SINCE`]: 417 days, longer than any stall.
 const TIME_BITS: u32 = 55;
 
-/// Since when a thread reclaims, by the lower bits of its id. Above the time are the other bits of the id, plus
-/// one: ids have 22 bits at most (`PID_MAX_LIMIT`). 0 where nobody reclaims. One word, so that two threads
-/// with the same place never mix.
+/// The start of a thread's reclaim, by the lower bits of its id. The bits above the time hold the upper bits of the id
+/// plus one (ids have at most 22 bits, `PID_MAX_LIMIT`). 0 if no thread reclaims. Both are in one word, so that two
+/// threads with the same index are never mixed up.
 #[map]
 static STALLED_SINCE: Array<u64> = Array::with_max_entries(1 << STALLED_BITS, 0);
 #[map]
 static DIRECT_CACHE: SlotCache = slot_cache();
 #[map]
 static MEMCG_CACHE: SlotCache = slot_cache();
-/// By slot.
+/// Counters by slot.
 #[map]
 static STALLS: Array<StallCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
-/// By slot * OOM_CONSTRAINTS + constraint.
+/// Kills by slot * OOM_CONSTRAINTS + constraint.
 #[map]
 static OOM_KILLS: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
-/// What is reported to userspace at once: values of [`OomKill`].
+/// Events for userspace: values of [`OomKill`].
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
-/// The same of stalls: values of [`LongStall`].
+/// Events for userspace: values of [`LongStall`].
 #[map]
 static LONG_STALLS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
 
@@ -122,9 +124,9 @@ fn stall_tracepoint_end(_ctx: TracePointContext) -> u32 {
 
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
 
-/// The place of the current thread in [`STALLED_SINCE`], and what of its id is above the time there.
+/// Returns the current thread's index in [`STALLED_SINCE`], and the upper bits of its id at their position in the word.
 #[inline(always)]
-fn place() -> (u32, u64) {
+fn stall_index() -> (u32, u64) {
     let thread = bpf_get_current_pid_tgid() as u32;
     let above = u64::from(thread >> STALLED_BITS) + 1;
     (thread & ((1 << STALLED_BITS) - 1), above << TIME_BITS)
@@ -132,13 +134,13 @@ fn place() -> (u32, u64) {
 
 #[inline(always)]
 fn begin() {
-    let (place, owner) = place();
+    let (index, owner) = stall_index();
     // SAFETY: the helper takes nothing and always succeeds.
     let now = unsafe { bpf_ktime_get_ns() } & TIME_MASK;
-    let Some(since) = STALLED_SINCE.get_ptr_mut(place) else { return };
-    // SAFETY: the pointer is of the map's value; other threads may have the same place.
+    let Some(since) = STALLED_SINCE.get_ptr_mut(index) else { return };
+    // SAFETY: the pointer is of the map's value; other threads may have the same index.
     unsafe {
-        // What another one had begun cannot be measured any more.
+        // The stall of another thread with this index can no longer be measured.
         if since.read_volatile() != 0 {
             count_lost();
         }
@@ -148,8 +150,8 @@ fn begin() {
 
 #[inline(always)]
 fn end(cache: &SlotCache) {
-    let (place, owner) = place();
-    let Some(entry) = STALLED_SINCE.get_ptr_mut(place) else { return };
+    let (index, owner) = stall_index();
+    let Some(entry) = STALLED_SINCE.get_ptr_mut(index) else { return };
     // SAFETY: as in `begin`.
     let since = unsafe { entry.read_volatile() };
     if since & !TIME_MASK != owner {
@@ -160,9 +162,9 @@ fn end(cache: &SlotCache) {
     // SAFETY: the helper takes nothing and always succeeds.
     let nanoseconds = unsafe { bpf_ktime_get_ns() }.wrapping_sub(since) & TIME_MASK;
     let mut bucket = u64::from(64 - (nanoseconds / 1000).leading_zeros());
-    // Nothing is added: so that the compiler forgets what it knows of the value and the bound below is to be seen by
-    // the verifier, which does not know it. An instruction has to be there: the kernel takes no two lines for one.
-    // SAFETY: the value stays as it is.
+    // Adds 0, so that the compiler forgets the value's range and keeps the bound below, which the verifier needs. An
+    // instruction is necessary: the kernel refuses two line entries for one instruction. SAFETY: the value stays as it
+    // is.
     unsafe { asm!("{0} += 0", inout(reg) bucket) };
     if bucket >= STALL_BUCKETS as u64 {
         bucket = STALL_BUCKETS as u64 - 1;
@@ -202,8 +204,7 @@ fn oom_fentry(ctx: FEntryContext) -> i32 {
     }
     let mut name = [0; 16];
     for (index, byte) in name.iter_mut().enumerate() {
-        // Byte by byte: the verifier lets no load cross the elements of an array.
-        // SAFETY: `comm` has 16 bytes.
+        // Byte by byte: the verifier refuses loads that cross the elements of an array. SAFETY: `comm` has 16 bytes.
         *byte = unsafe { *victim.add(comm as usize + index) };
     }
     // SAFETY: the offset is of a member of the task.

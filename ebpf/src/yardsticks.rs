@@ -1,4 +1,4 @@
-//! Programs on the hooks of the probes, to compare their cost with: one does nothing, each of the others one thing.
+//! Programs for benchmarks, on the same hooks as the probes. One does nothing; each of the others does one thing.
 
 #![no_std]
 #![no_main]
@@ -19,7 +19,7 @@ use crate::counters::add_at;
 #[map]
 static COUNTER: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Its tracepoint is chosen when it is loaded.
+/// The tracepoint is chosen when the program is loaded.
 #[btf_tracepoint(function = "mm_page_alloc")]
 fn empty_tp_btf(_ctx: BtfTracePointContext) -> i32 {
     0
@@ -37,11 +37,11 @@ fn counter_tp_btf(_ctx: BtfTracePointContext) -> i32 {
 fn clock_tp_btf(_ctx: BtfTracePointContext) -> i32 {
     // SAFETY: the helper takes nothing and always succeeds.
     let now = unsafe { bpf_ktime_get_ns() };
-    // What is returned is ignored. The compiler does not know that, and reads the clock.
+    // The kernel ignores the return value. The compiler does not know that, so it keeps the clock reading.
     (now >> 63) as i32
 }
 
-/// Its function is chosen when it is loaded.
+/// The function is chosen when the program is loaded.
 #[fentry(function = "task_numa_fault")]
 fn empty_fentry(_ctx: FEntryContext) -> i32 {
     0

@@ -1,12 +1,12 @@
-//! Builds the probes' eBPF objects from source, where a toolchain for them is there.
+//! Builds the probes' eBPF objects from source, if the necessary toolchain is installed.
 //!
-//! It takes a Rust toolchain with the sources of `core` (the BPF target is not distributed as a
-//! binary) and bpf-linker. Two Rust toolchains are looked for: a nightly of rustup with the component
-//! `rust-src`, and Debian's `rustc-web` with `rust-web-src`. Both run with `RUSTC_BOOTSTRAP=1`, since
-//! `-Zbuild-std` and inline assembly for BPF are unstable.
+//! It needs bpf-linker and a Rust toolchain with the sources of `core`, because the BPF target is not distributed as a
+//! binary. Two Rust toolchains are supported: a rustup nightly with the component `rust-src`, and Debian's `rustc-web`
+//! with `rust-web-src`. Both run with `RUSTC_BOOTSTRAP=1`, because `-Zbuild-std` and inline assembly for BPF are
+//! unstable.
 //!
-//! Without them the library is built all the same; it then has no probes and says so when asked to load
-//! them. `NUMAWARD_EBPF=require` makes that an error, `NUMAWARD_EBPF=skip` does not even look.
+//! Without a toolchain the library is built without probes, and loading them reports this. `NUMAWARD_EBPF=require`
+//! makes it an error; `NUMAWARD_EBPF=skip` skips the search for a toolchain.
 
 use std::{
     env,
@@ -51,8 +51,9 @@ fn run() -> Result<()> {
         }
         Err(missing) if wish == "require" => return Err(format!("NUMAWARD_EBPF=require, but {missing}")),
         Err(missing) => {
-            // What is missing will be installed into one of these, and the next build is to notice.
-            for path in watched().iter().filter(|path| path.exists()) {
+            // A toolchain would be installed into one of these directories: watch them, so that the next build finds
+            // it.
+            for path in watched_paths().iter().filter(|path| path.exists()) {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
             println!("cargo::warning=no probes are built: {missing}");
@@ -89,16 +90,17 @@ impl Toolchain {
         };
         let arch = variable("CARGO_CFG_TARGET_ARCH")?;
         let out = PathBuf::from(variable("OUT_DIR")?);
-        // One folder for all profiles and targets: the objects are the same for each.
+        // One folder for all profiles and targets, because the objects are the same.
         let caches = out.ancestors().filter(|folder| folder.join("CACHEDIR.TAG").is_file());
         let shared = caches.last().unwrap_or(&out);
         let shared = shared.join("ebpf").join(&arch);
         let mut flags = OsString::from("--cfg=bpf_target_arch=\"");
         flags.push(arch);
-        // The linker writes BTF from debug information.
+        // The linker creates BTF from debug information.
         flags.push("\"\x1f--check-cfg=cfg(bpf_target_arch,values(any()))\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clinker=");
         flags.push(&self.linker);
-        // It also names the sources: by the same paths wherever they are. Of paths that match, the last counts.
+        // BTF contains the paths of the sources. They are remapped, so that they do not depend on the machine. The last
+        // match counts.
         let places = [
             (output(Command::new(&self.rustc).arg("--print=sysroot")).map(PathBuf::from), "/rust"),
             (home("CARGO_HOME", ".cargo"), "/cargo"),
@@ -119,7 +121,7 @@ impl Toolchain {
             .args(["-Zbuild-std=core", "--target", target, "--target-dir"])
             .arg(&shared)
             .stdin(Stdio::null());
-        // The settings of this build are not meant for that one.
+        // The settings of the outer build do not apply to the inner one.
         for (name, _) in env::vars_os().filter(|(name, _)| is_of_this_build(name)) {
             command.env_remove(name);
         }
@@ -131,7 +133,7 @@ impl Toolchain {
             let messages = String::from_utf8_lossy(&output.stderr);
             return Err(format!("building the probes failed ({}): {messages}", output.status));
         }
-        // Another build may come to other objects there while this one is still at work.
+        // Another build may replace the objects in the shared folder while this one is still running.
         let objects = out.join("ebpf");
         copy_objects(&shared.join(target).join("ebpf"), &objects)
             .map_err(|error| format!("cannot copy the probes' objects to {}: {error}", objects.display()))?;
@@ -139,7 +141,7 @@ impl Toolchain {
     }
 }
 
-/// Copies the files of a folder, but for those of its own folders: objects without debug information.
+/// Copies the files of a folder, without its subfolders. Debug information is removed from objects.
 fn copy_objects(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -153,8 +155,9 @@ fn copy_objects(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// An object without debug information, which only the linker needs: nine tenths of it, and all of it would be in the program. The
-/// sections stay, but empty, so that nothing has to be renumbered. `None` for what is no such object.
+/// Returns an object without its debug information, which only the linker needs: it is nine tenths of the object and
+/// would become part of the program. The sections stay as empty ones, so that nothing has to be renumbered. `None` if
+/// the file is not such an object.
 fn without_debug_information(object: &[u8]) -> Option<Vec<u8>> {
     fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<usize> {
         let mut number = [0; 8];
@@ -181,7 +184,7 @@ fn without_debug_information(object: &[u8]) -> Option<Vec<u8>> {
         let mut header = header(index)?.to_vec();
         let name = names.get(number::<4>(&header, 0)?..)?;
         let is_debug = name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
-        // SHT_NULL and SHT_NOBITS have none.
+        // SHT_NULL and SHT_NOBITS have no content.
         let content =
             if is_debug || [0, 8].contains(&number::<4>(&header, 4)?) { &[] } else { content(&header)? };
         stripped.resize(stripped.len().next_multiple_of(number::<8>(&header, 48)?.max(1)), 0);
@@ -199,10 +202,10 @@ fn without_debug_information(object: &[u8]) -> Option<Vec<u8>> {
     Some(stripped)
 }
 
-/// Whether a variable is set by cargo or rustup for this build, or steers it.
+/// Returns true if cargo or rustup set this variable for the outer build, or if it controls that build.
 fn is_of_this_build(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
-    // CARGO_MAKEFLAGS: both share one job server, hence the number of jobs.
+    // With CARGO_MAKEFLAGS, both builds share one job server and so the number of jobs.
     let kept = ["CARGO_HOME", "CARGO_MAKEFLAGS", "RUSTUP_HOME", "RUST_BACKTRACE"].contains(&name)
         || ["CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
             .iter()
@@ -210,18 +213,18 @@ fn is_of_this_build(name: &OsStr) -> bool {
     (name.starts_with("CARGO") || name.starts_with("RUST")) && !kept
 }
 
-/// Cargo and rustc of a rustup toolchain `nightly` with the component `rust-src`.
+/// Returns cargo and rustc of the rustup toolchain `nightly` if it has the component `rust-src`.
 fn rustup_nightly() -> Option<(PathBuf, PathBuf)> {
     let rustc = output(Command::new("rustup").args(["which", "--toolchain=nightly", "rustc"]))?;
     with_sources(Path::new(&rustc).parent()?)
 }
 
-/// Cargo and rustc of Debian's packages cargo-web and rustc-web, with the sources of rust-web-src.
+/// Returns cargo and rustc of Debian's packages cargo-web and rustc-web if the sources of rust-web-src are installed.
 fn debian() -> Option<(PathBuf, PathBuf)> {
     with_sources(Path::new("/usr/bin"))
 }
 
-/// Cargo and rustc of a folder, if core's sources belong to them.
+/// Returns cargo and rustc in a folder if the sources of `core` are installed for them.
 fn with_sources(bin: &Path) -> Option<(PathBuf, PathBuf)> {
     let (cargo, rustc) = (bin.join("cargo"), bin.join("rustc"));
     let sysroot = output(Command::new(&rustc).arg("--print=sysroot"))?;
@@ -235,8 +238,8 @@ fn find_linker() -> Option<PathBuf> {
     folders.map(|folder| folder.join("bpf-linker")).find(|file| file.is_file())
 }
 
-/// Folders and files that change when a toolchain or a linker is installed.
-fn watched() -> Vec<PathBuf> {
+/// Returns folders and files that change when a toolchain or a linker is installed.
+fn watched_paths() -> Vec<PathBuf> {
     let linker = home("CARGO_HOME", ".cargo").map(|home| home.join("bin"));
     let toolchains = home("RUSTUP_HOME", ".rustup").map(|home| home.join("update-hashes"));
     let rustc = output(Command::new("rustup").args(["which", "--toolchain=nightly", "rustc"]));
@@ -249,7 +252,7 @@ fn home(variable: &str, folder: &str) -> Option<PathBuf> {
     env::var_os(variable).map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(folder)))
 }
 
-/// What a command prints, if it runs and succeeds.
+/// Returns the output of a command if it succeeds.
 fn output(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

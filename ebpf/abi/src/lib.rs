@@ -1,25 +1,28 @@
-//! Types and constants shared by the probes and userspace.
+//! Types and constants that the probes and userspace share.
 //!
-//! Everything here lies in eBPF maps, so layouts are fixed (`repr(C)`, padding spelled out) and values
-//! are in the host's byte order. How they come about is
-//! explained in the probes.
+//! These types are stored in eBPF maps. Their layouts are fixed (`repr(C)`, explicit padding), and values are in the
+//! host's byte order. The programs in `ebpf/src` document the meaning of the maps.
 //!
-//! **Node indices.** Maps are indexed by a dense *node index*, not by node id: ids may have gaps (0, 8,
-//! 252), and a row for each unused id would be paid for on every CPU. Userspace numbers the machine's
-//! nodes 0, 1, 2… in the order of their ids, and those that come later after them.
+//! # Terms
+//! - *node index*: maps are indexed by a dense number instead of the node id, because ids may have gaps (0, 8, 252) and
+//!   each unused row would cost memory on every CPU. Userspace numbers the nodes 0, 1, 2… in the order of their ids,
+//!   and nodes that are added later after them.
+//! - *memory node* of a CPU: its own node or, if that has no memory, the nearest node with memory (the kernel's
+//!   `cpu_to_mem`).
+//! - *slot*: the number under which the counters of one registered workload are kept.
 
 #![no_std]
 
-/// How many nodes a machine may have for all of them to be counted.
+/// The maximum number of nodes that are counted.
 pub const MAX_NODES: usize = 256;
 
-/// Node ids that the kernel may use: `MAX_NUMNODES` at its largest, `CONFIG_NODES_SHIFT=10`.
+/// The number of node ids that the kernel supports: the largest `MAX_NUMNODES` (`CONFIG_NODES_SHIFT=10`).
 pub const MAX_NODE_IDS: usize = 1024;
 
-/// The node index of what is on no known node.
+/// The node index of pages that are on no known node.
 pub const UNKNOWN_NODE: u16 = u16::MAX;
 
-/// The slot of all that belongs to no registered workload.
+/// The slot of all tasks that belong to no registered workload.
 pub const OTHER_SLOT: u32 = 0;
 
 /// The kernel's id of a cgroup: the inode number of its directory in the v2 hierarchy.
@@ -27,25 +30,24 @@ pub const OTHER_SLOT: u32 = 0;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CgroupId(pub u64);
 
-/// A task of which an event is reported.
+/// The task that an event is about.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventTask {
-    /// Its cgroup.
     pub cgroup: CgroupId,
-    /// Its workload's slot.
+    /// The slot of its workload.
     pub slot: u32,
-    /// Its process id, in the host's namespace.
+    /// Its process id in the host's PID namespace.
     pub pid: u32,
-    /// Its name, ended by zeros.
+    /// Its name, padded with zeros.
     pub comm: [u8; 16],
 }
 
-/// Pages allocated for one slot on one node, counted on one CPU or by several.
+/// Pages allocated for one slot on one node. One CPU or several write to it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocCounters {
-    /// User pages on the home node of the allocating CPU.
+    /// User pages on the memory node of the allocating CPU.
     pub user_local: u64,
     /// User pages on other nodes.
     pub user_remote: u64,
@@ -55,181 +57,177 @@ pub struct AllocCounters {
     pub kernel: u64,
 }
 
-/// What the allocation probe counts apart from the slots.
+/// Counts of the allocation probe that belong to no slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocTotals {
     /// Pages on no known node.
     pub unknown_node: u64,
-    /// How often the slot of a cgroup had to be searched.
+    /// The number of times that the slot of a cgroup was looked up because it was not cached.
     pub resolved: u64,
-    /// How often, of these, the task could be preempted inside the probe.
+    /// The number of these lookups in which the kernel could preempt the task inside the probe.
     pub preemptible: u64,
 }
 
-/// A workload was given memory outside the nodes promised to it.
+/// An allocation outside the nodes that are guaranteed to the workload.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Miss {
-    /// The one that allocated it.
+    /// The task that allocated the pages.
     pub task: EventTask,
-    /// How many pages, as one allocation.
+    /// Pages of this one allocation.
     pub pages: u64,
-    /// The index of the node on which they are.
+    /// The index of the node of the pages.
     pub node: u32,
     /// Zero.
     pub padding: u32,
 }
 
-/// What the probes know of a slot.
+/// Settings of a slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// The nodes promised to the workload, a bit for each node index. All set where nothing is
-    /// promised, so that nothing is outside.
+    /// The nodes guaranteed to the workload, one bit for each node index. Without a guarantee, all bits are set, so
+    /// that no page is outside.
     pub allowed: [u64; MAX_NODES / 64],
 }
 
-/// What the probes know of the machine's nodes, by node id.
+/// The nodes of the machine, by node id.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeTable {
     /// The node's index; [`UNKNOWN_NODE`] for ids that the machine does not have.
     pub index: [u16; MAX_NODE_IDS],
-    /// The index of the *home node* of the node's CPUs: itself, or the nearest node with memory.
-    /// [`UNKNOWN_NODE`] as above.
-    pub home: [u16; MAX_NODE_IDS],
+    /// The index of the *memory node* of the node's CPUs; [`UNKNOWN_NODE`] for ids that the machine does not have.
+    pub memory_node: [u16; MAX_NODE_IDS],
 }
 
-/// Reasons of `enum migrate_reason` that are distinguished; the last counter is for all others.
+/// The number of counters for `enum migrate_reason`; the last counter is for all further reasons.
 pub const MIGRATE_REASONS: usize = 12;
 
-/// Mappings that NUMA balancing came across, in pages.
+/// Pages of mappings that NUMA balancing scanned.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScanCounters {
-    /// Their memory policy lets them be sampled.
+    /// The memory policy permits sampling.
     pub sampled: u64,
-    /// Their memory policy keeps them from being sampled.
+    /// The memory policy prevents sampling.
     pub excluded: u64,
 }
 
-/// Sizes of pages in pools that are counted: no processor has more.
+/// The number of hugepage sizes that are counted: no processor has more.
 pub const HUGEPAGE_SIZES: usize = 4;
 
-/// Pages of one size that a slot was given from the pool of one node.
+/// Pages of one size that a slot took from the pool of one node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugepageCounters {
-    /// On the home node of the allocating CPU.
+    /// Pages on the memory node of the allocating CPU.
     pub local: u64,
-    /// On other nodes.
+    /// Pages on other nodes.
     pub remote: u64,
-    /// Of both, those on nodes outside [`Slot::allowed`].
+    /// Pages, local or remote, on nodes outside [`Slot::allowed`].
     pub outside: u64,
 }
 
-/// Accesses to DRAM, as the processor's own counters have them.
+/// Accesses to DRAM, counted by the processor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DramCounters {
-    /// To memory of the CPU's own node.
+    /// Accesses to memory of the CPU's own node.
     pub local: u64,
-    /// To memory of other nodes.
+    /// Accesses to memory of other nodes.
     pub remote: u64,
 }
 
-/// What a CPU's counters had when they were read last.
+/// The last reading of a CPU's counters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DramReading {
-    /// Accesses to local memory.
     pub local: u64,
-    /// Accesses to remote memory.
     pub remote: u64,
-    /// 0 where these are not yet known, else 1.
+    /// 1 if `local` and `remote` are valid, else 0.
     pub is_known: u32,
-    /// Switches since then, between tasks of one workload.
+    /// The number of switches since then, between tasks of one workload.
     pub skipped: u32,
 }
 
-/// Buckets of the histogram of stalls.
+/// The number of buckets in the histogram of stalls.
 pub const STALL_BUCKETS: usize = 24;
 
-/// How long tasks were stalled in reclaim.
+/// The time that tasks were stalled in reclaim.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StallCounters {
-    /// How many took less than 2^index microseconds and not less than half of that; the last has all longer ones.
+    /// Stalls by duration: bucket `index` counts those of at least 2^(index-1) and less than 2^index microseconds; the
+    /// last bucket also counts all longer ones.
     pub buckets: [u64; STALL_BUCKETS],
-    /// All of them together.
+    /// The total time.
     pub nanoseconds: u64,
 }
 
-/// A task was stalled in reclaim for long.
+/// A long stall of a task in reclaim.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongStall {
-    /// The one that was stalled.
+    /// The stalled task.
     pub task: EventTask,
-    /// How long.
     pub nanoseconds: u64,
 }
 
-/// Values of `enum oom_constraint`: none, cpuset, memory policy, memory cgroup.
+/// The number of values of `enum oom_constraint`: none, cpuset, memory policy, memory cgroup.
 pub const OOM_CONSTRAINTS: usize = 4;
 
-/// The OOM killer takes a process.
+/// A kill by the OOM killer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OomKill {
     /// The victim.
     pub task: EventTask,
-    /// What constrained the allocation that found nothing: a value of `enum oom_constraint`.
+    /// The constraint of the failed allocation: a value of `enum oom_constraint`.
     pub constraint: u32,
     /// Zero.
     pub padding: u32,
 }
 
-/// What sort of task runs on an exclusive CPU, and the index of its time in [`CpuTimes::nanoseconds`].
+/// The class of a task on an exclusive CPU. Its number is the index in [`CpuTimes::nanoseconds`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunClass {
-    /// One of the CPU's owner.
+    /// A task of the workload that owns the CPU.
     Own = 0,
-    /// A kernel thread.
     KernelThread = 1,
-    /// A process of no registered workload.
+    /// A process that belongs to no registered workload.
     Host = 2,
     /// A process of another workload.
     Workload = 3,
-    /// None: the CPU is idle. Its time is not counted.
+    /// The idle task. Its time is not counted.
     Idle = 4,
 }
 
-/// How long each class of tasks ran on a CPU while that was exclusive.
+/// The time that each class of tasks ran on a CPU while that was exclusive.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
-    /// Since when the task runs that is on the CPU now, in nanoseconds of the monotonic clock; 0 if not known.
+    /// The time at which the current task was switched in, in nanoseconds of the monotonic clock; 0 if unknown.
     pub since: u64,
-    /// The slot to which the CPU was exclusive at that time.
+    /// The slot that owned the CPU at that time.
     pub owner: u32,
-    /// The slot of the task.
+    /// The slot of the current task.
     pub slot: u32,
-    /// A [`RunClass`]: that of the task.
+    /// The [`RunClass`] of the current task.
     pub class: u32,
     /// Zero.
     pub padding: u32,
-    /// By [`RunClass`], without [`RunClass::Idle`]; what was switched out already.
+    /// The time by [`RunClass`], without [`RunClass::Idle`], of tasks that were already switched out.
     pub nanoseconds: [u64; 4],
 }
 
-/// Who ran on CPUs that are exclusive to another.
+/// The key of a group of intruders: tasks of one name on CPUs that are exclusive to another workload.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IntruderKey {
-    /// The slot to which the CPU is exclusive.
+    /// The slot that owns the CPUs.
     pub owner: u32,
     /// The slot of the intruder.
     pub slot: u32,
@@ -237,43 +235,42 @@ pub struct IntruderKey {
     pub class: u32,
     /// Zero.
     pub padding: u32,
-    /// The intruder's name, ended by zeros.
+    /// The intruder's name, padded with zeros.
     pub comm: [u8; 16],
 }
 
-/// For how long, and how often.
+/// The running time of a group of intruders.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IntruderTime {
-    /// How long.
     pub nanoseconds: u64,
-    /// How often it was switched in.
+    /// The number of times that one was switched in.
     pub runs: u64,
 }
 
-/// What a call chain led to: [`ChainKey::kind`].
+/// The event that a call chain led to: [`ChainKey::kind`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainKind {
-    /// User pages were allocated on another node than that of the CPU.
+    /// User pages were allocated on another node than the CPU's memory node.
     Allocations = 0,
-    /// NUMA balancing saw an access to memory of another node.
+    /// NUMA balancing sampled an access to memory of another node.
     Accesses = 1,
 }
 
-/// Kinds of call chains.
+/// The number of kinds of call chains.
 pub const CHAIN_KINDS: u32 = 2;
 
-/// In place of the id of a stack: there is none, as for the user's part in a kernel thread.
+/// A stack id that stands for an empty stack, such as the user part of a kernel thread's chain.
 pub const NO_STACK: i32 = -1;
 
-/// In place of the id of a stack: the map of stacks had no room for it.
+/// A stack id that stands for a stack that did not fit into the map of stacks.
 pub const NO_ROOM: i32 = -2;
 
-/// In place of the index of a node: it is not known.
+/// A node index that stands for an unknown node.
 pub const NO_NODE: u32 = u32::MAX;
 
-/// Which code it was, and what it did.
+/// The key of a call chain.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChainKey {
@@ -283,25 +280,25 @@ pub struct ChainKey {
     pub kind: u32,
     /// The index of the memory's node, or [`NO_NODE`].
     pub node: u32,
-    /// The id of the user's part of the chain, or [`NO_STACK`] or [`NO_ROOM`].
+    /// The stack id of the user part, or [`NO_STACK`] or [`NO_ROOM`].
     pub user: i32,
-    /// The id of the kernel's part, likewise.
+    /// The stack id of the kernel part, or [`NO_STACK`] or [`NO_ROOM`].
     pub kernel: i32,
 }
 
-/// How much it did.
+/// The pages that a call chain stands for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainPages {
-    /// Pages, with those for which this chain stands because they were not looked at.
+    /// Pages: those of the sampled event, and those since the last sample, for which it stands.
     pub pages: u64,
-    /// The process that was seen first, in the host's namespace.
+    /// The process id of the first sample, in the host's PID namespace.
     pub pid: u32,
     /// Zero.
     pub padding: u32,
 }
 
-/// Marks types that may be read from and written to maps.
+/// Implements [`aya::Pod`], so that userspace can read the types from maps and write them.
 #[cfg(feature = "user")]
 macro_rules! pod {
     ($($type:ty),*) => {

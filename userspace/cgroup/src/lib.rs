@@ -5,7 +5,7 @@
 //!   readers in [`read`] return the usage of a cgroup.
 //! - [`Watcher`] reports new and removed cgroups; [`Notifier`] reports changes of selected ones.
 //! - [`classify`] returns the workload of a cgroup.
-//! - [`knob`] reads and writes settings; [`kernel_features`] lists the features that older kernels lack.
+//! - [`knob`] reads and writes settings; [`kernel_features`] lists the features that older kernels do not have.
 //!
 //! All functions are synchronous. A cgroup may vanish at any moment. This is never an error of a walk or a watch, and a
 //! separate variant in the readers' errors ([`ReadError::is_gone`]).

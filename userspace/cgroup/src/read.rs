@@ -1,6 +1,6 @@
 //! Readers of a cgroup's usage: memory by node, events, pressure, processes.
 //!
-//! Each takes the cgroup's directory ([`Hierarchy::dir`](crate::Hierarchy::dir)). Values that a kernel may lack are
+//! Each takes the cgroup's directory ([`Hierarchy::dir`](crate::Hierarchy::dir)). Values that some kernels do not have are
 //! optional; a missing file is [`ReadError::Absent`], a vanished cgroup [`ReadError::Gone`].
 //!
 //! Source: Documentation/admin-guide/cgroup-v2.rst, Documentation/accounting/psi.rst.
@@ -59,7 +59,7 @@ impl ReadError {
         matches!(self, Self::Gone { .. })
     }
 
-    /// Returns true if the cgroup exists but lacks the file.
+    /// Returns true if the cgroup exists without the file.
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Absent { .. })
     }

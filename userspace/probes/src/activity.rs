@@ -1,7 +1,7 @@
-//! What the probes other than that of allocations count for each slot: accesses, migrations, stalls, kills.
+//! The counters of the secondary probes for each slot: accesses, migrations, stalls, kills.
 //!
-//! Each count is a 64-bit number in an array of the kernel, shared by all CPUs. They are never reset: a slot's holder
-//! is given their growth since it took the slot, computed modulo 2^64, so that a counter that wraps does no harm.
+//! Each counter is a 64-bit number in an array of the kernel, shared by all CPUs. Counters are never reset. A slot's
+//! holder gets their growth since it took the slot, computed modulo 2^64, so that a counter may wrap.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -10,53 +10,50 @@ use numaward_topology::{Bytes, HugepageSize, NodeId};
 
 use crate::Pages;
 
-/// What a slot counts apart from allocations.
+/// The counts of a slot, without allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Sampled accesses, by the node of the CPU: every node, or none where nothing is sampled.
+    /// Sampled accesses by node of the CPU: an entry for every node, or none if accesses are not sampled.
     pub accesses: Vec<NodeAccesses>,
-    /// Mappings that NUMA balancing came across. It comes back to the same ones over and over.
+    /// Mappings that NUMA balancing scanned. It scans the same mappings again and again.
     pub scanned: ScannedPages,
-    /// Pages that were moved to another node, by `enum migrate_reason` (see [`MIGRATION_REASONS`]).
+    /// Pages moved to another node, by `enum migrate_reason` (see [`MIGRATION_REASONS`]).
     pub migrated: [Pages; MIGRATE_REASONS],
-    /// Time lost in reclaim.
     pub stalls: Stalls,
-    /// Processes that the OOM killer took, by `enum oom_constraint` (see [`OOM_CONSTRAINT_NAMES`]).
+    /// Processes killed by the OOM killer, by `enum oom_constraint` (see [`OOM_CONSTRAINT_NAMES`]).
     pub oom_kills: [u64; OOM_CONSTRAINTS],
-    /// Hugepages taken from the pools: every size of every node.
+    /// Hugepages taken from the pools, by node and size: an entry for every combination.
     pub hugepages: Vec<NodeHugepages>,
-    /// Accesses to DRAM, by the node of the CPU: every node, or none where the processor does not count them.
+    /// Accesses to DRAM by node of the CPU: an entry for every node, or none if the processor does not count them.
     pub dram: Vec<DramAccesses>,
 }
 
 /// Hugepages of one size that were taken from the pool of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeHugepages {
-    /// The node of the pages.
     pub node: NodeId,
-    /// Their size.
+    /// The size of a page.
     pub size: HugepageSize,
-    /// By CPUs of this node, or by CPUs for which it is the nearest node with memory.
+    /// Pages taken by CPUs with this memory node.
     pub local: Bytes,
-    /// By CPUs of other nodes.
+    /// Pages taken by other CPUs.
     pub remote: Bytes,
-    /// Those of both that are outside the nodes allowed to the workload.
+    /// Pages, local or remote, outside the nodes that are guaranteed to the workload.
     pub outside: Bytes,
 }
 
-/// Accesses to DRAM from the CPUs of one node, as the processor counts them: loads or cache lines, see the table of
-/// events in `pmu.rs`. Those of a task are known once it is switched out.
+/// Accesses to DRAM from the CPUs of one node, counted by the processor: loads or cache lines, see the table of events
+/// in `pmu.rs`. The accesses of a task are known once it is switched out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DramAccesses {
-    /// The node of the CPUs, or the nearest with memory.
+    /// The memory node of the CPUs.
     pub node: NodeId,
-    /// Accesses to memory of the same node; `None` where the processor does not count them.
+    /// Accesses to memory of the same node; `None` if the processor does not count them.
     pub local: Option<u64>,
-    /// Accesses to memory of other nodes.
     pub remote: u64,
 }
 
-/// The names of the reasons for migrations, by their numbers in the kernel (`include/linux/migrate_mode.h`).
+/// The names of the migration reasons, by their numbers in the kernel (`include/linux/migrate_mode.h`).
 pub const MIGRATION_REASONS: [&str; MIGRATE_REASONS] = [
     "compaction",
     "memory_failure",
@@ -72,7 +69,7 @@ pub const MIGRATION_REASONS: [&str; MIGRATE_REASONS] = [
     "other",
 ];
 
-/// The place of the migrations by NUMA balancing in [`Activity::migrated`].
+/// The index of migrations by NUMA balancing in [`Activity::migrated`].
 pub const NUMA_MISPLACED_INDEX: usize = 5;
 
 /// The names of the constraints of OOM kills, by their numbers in the kernel (`include/linux/oom.h`).
@@ -81,44 +78,42 @@ pub const OOM_CONSTRAINT_NAMES: [&str; OOM_CONSTRAINTS] = ["none", "cpuset", "me
 /// Sampled accesses from the CPUs of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAccesses {
-    /// The node of the CPUs, or the nearest with memory.
+    /// The memory node of the CPUs.
     pub node: NodeId,
-    /// Pages on the same node.
     pub local: Pages,
-    /// Pages on other nodes.
     pub remote: Pages,
-    /// Those of `remote` by their node, where there are some; `None` where that is not known, as the page was moved
+    /// The non-zero parts of `remote` by node of the page; `None` if the node is unknown, because the page was migrated
     /// at once.
     pub remote_by_memory: Vec<(Option<NodeId>, Pages)>,
 }
 
-/// Pages of mappings that NUMA balancing came across, by whether their policy lets it sample them.
+/// Pages of mappings that NUMA balancing scanned, by the memory policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScannedPages {
-    /// They are sampled.
+    /// The policy permits sampling.
     pub sampled: Pages,
-    /// They are not, `MPOL_BIND` for one.
+    /// The policy prevents sampling, such as `MPOL_BIND`.
     pub excluded: Pages,
 }
 
-/// How long tasks were stalled in reclaim.
+/// The time that tasks were stalled in reclaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
-    /// How many took less than 2^index microseconds, and not less than half of that; the last has all longer ones.
+    /// Stalls by duration: bucket `index` counts those of at least 2^(index-1) and less than 2^index microseconds; the
+    /// last bucket also counts all longer ones.
     pub buckets: [u64; STALL_BUCKETS],
-    /// All of them together.
     pub total: Duration,
 }
 
 impl Stalls {
-    /// How many there were.
+    /// Returns the number of stalls.
     pub fn count(&self) -> u64 {
         self.buckets.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 }
 
 impl Activity {
-    /// Adds what another slot counted.
+    /// Adds the counts of another slot.
     pub fn add(&mut self, other: &Self) {
         let plus = |a: &mut Pages, b: Pages| a.0 = a.0.saturating_add(b.0);
         for accesses in &other.accesses {
@@ -168,12 +163,13 @@ impl Activity {
     }
 }
 
-/// How a row of the matrix of accesses is laid out.
+/// The number of columns in a row of the matrix of accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Columns(u32);
 
 impl Columns {
-    /// One for each node and one for "unknown", where `slots` of those fit into `limit` bytes; else 2.
+    /// Returns one column for each node and one for "unknown" if a matrix of that size for `slots` slots fits into
+    /// `limit` bytes, else 2.
     pub(crate) fn new(slots: u32, nodes: u32, limit: u64) -> Self {
         let all = nodes.saturating_add(1);
         let bytes = u64::from(slots)
@@ -187,10 +183,10 @@ impl Columns {
         self.0
     }
 
-    /// Reads the growth of a slot's matrix. Empty where nothing was counted.
+    /// Decodes the growth of a slot's matrix. `counts` may be empty.
     pub(crate) fn read(self, nodes: &[NodeId], counts: &[u64]) -> Vec<NodeAccesses> {
         let columns = self.0 as usize;
-        // With two columns they are local and remote, also where one node makes them node 0 and "unknown".
+        // Two columns are local and remote, also on a machine with one node, for which they are node 0 and "unknown".
         let row = |(index, (&node, row)): (usize, (&NodeId, &[u64]))| {
             let mut accesses = NodeAccesses { node, ..NodeAccesses::default() };
             for (column, &pages) in row.iter().enumerate() {
@@ -201,7 +197,7 @@ impl Columns {
                 }
                 accesses.remote.0 = accesses.remote.0.saturating_add(pages);
                 let mut memory = if columns == 2 { None } else { nodes.get(column).copied() };
-                // Of two nodes, what is not here is there.
+                // On a machine with two nodes, memory that is not on the one is on the other.
                 if memory.is_none() && nodes.len() == 2 {
                     memory = nodes.get(1 - index).copied();
                 }
@@ -217,7 +213,7 @@ impl Columns {
     }
 }
 
-/// What a slot's counters grew by. An empty `base` is all zero.
+/// Returns the growth of a slot's counters since `base`. An empty `base` stands for zeros.
 pub(crate) fn growth<'a>(base: &[u64], now: &'a [u64]) -> Cow<'a, [u64]> {
     if base.is_empty() {
         return now.into();
@@ -231,13 +227,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_grow_also_past_the_largest_number() {
+    fn counter_growth_survives_overflow() {
         assert_eq!(*growth(&[], &[3, u64::MAX]), [3, u64::MAX]);
         assert_eq!(*growth(&[1, u64::MAX - 1], &[3, 5]), [2, 7], "the second one wrapped");
     }
 
     #[test]
-    fn sums_stay_at_the_largest_number() {
+    fn sums_saturate() {
         let dram = |local, remote| vec![DramAccesses { node: NodeId(1), local, remote }];
         let most = Activity {
             dram: dram(Some(u64::MAX), 7),
@@ -256,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_is_kept_while_it_fits() {
+    fn matrix_is_used_if_it_fits() {
         assert_eq!(Columns::new(513, 8, 64 << 20), Columns(9));
         assert_eq!(Columns::new(10_001, 8, 64 << 20), Columns(9));
         assert_eq!(Columns::new(10_001, 64, 64 << 20), Columns(2));
@@ -264,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_are_counted_by_both_nodes() {
+    fn decodes_accesses_by_both_nodes() {
         let nodes = [NodeId(0), NodeId(4), NodeId(5)];
         let counts = [1, 2, 0, 3, /**/ 4, 5, 6, 0, /**/ 0, 0, 7, 0];
         let read = Columns(4).read(&nodes, &counts);
@@ -282,10 +278,10 @@ mod tests {
                 accesses(5, 7, 0, &[]),
             ]
         );
-        // What was moved at once came from the other of two nodes.
+        // A page that was migrated at once came from the other one of two nodes.
         let two = Columns(3).read(&nodes[..2], &[1, 2, 3, 0, 4, 5]);
         assert_eq!(two, [accesses(0, 1, 5, &[(Some(4), 5)]), accesses(4, 4, 5, &[(Some(0), 5)])]);
-        // Only local and remote.
+        // Two columns: local and remote.
         let coarse = Columns(2).read(&nodes, &[1, 2, 3, 4, 5, 0]);
         assert_eq!(
             coarse,

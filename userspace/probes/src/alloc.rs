@@ -1,6 +1,6 @@
-//! The allocation probe: loads one of its programs, fills its maps, and checks that it counts right.
+//! The allocation probe: loads one of its programs, fills its maps, and checks its counts.
 //!
-//! See `ebpf/src/alloc.rs` for what the maps mean.
+//! `ebpf/src/alloc.rs` documents the maps.
 
 use std::{path::Path, sync::Arc, time::Instant};
 
@@ -17,16 +17,16 @@ use rustix::param::page_size;
 use crate::{
     CgroupId, DutyCycle, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, RefreshError, SelfCheck,
     counter_maps::AllocMaps,
-    duty::Duty,
-    error::Refusal,
+    duty::DutySchedule,
+    error::ProbeError,
     event,
     event_gate::{self, EventGate},
     family::{Family, Hook},
-    kernel::Kernel,
+    kernel::KernelInfo,
     maps::{access, set},
-    nodes::{Numbering, Sections, count_homes},
+    nodes::{Numbering, Sections, count_memory_nodes},
     objects::ALLOC,
-    rows::{self, Layout, Rows},
+    rows::{self, RowLayout, Rows},
     self_check,
     slots::Slots,
     tracefs,
@@ -34,55 +34,59 @@ use crate::{
 
 const TP_BTF: &str = "alloc_tp_btf";
 
-/// Room for some thousand misses that nobody has read yet.
+/// The size of the ring buffer in bytes: room for more than a thousand unread misses.
 const EVENTS_BYTES: u32 = 1 << 16;
 
-/// The attached probe. Dropping it detaches.
+/// The attached probe. Dropping it detaches the program.
 pub(crate) struct Alloc {
     pub(crate) mode: Mode,
     pub(crate) self_check: SelfCheck,
-    /// Whether tasks are preempted inside the program, and events of other tasks lost meanwhile.
+    /// True if the kernel preempts tasks inside the program, which loses the events of other tasks.
     pub(crate) preemptible: bool,
     pub(crate) family: Family,
     nodes: Numbering,
     counters: AllocMaps,
     maps: Maps,
-    /// The misses of the slots with a promise.
+    /// The misses of slots with a guarantee.
     misses: EventGate,
     pub(crate) logger: Option<EbpfLogger<&'static dyn log::Log>>,
-    /// When it is to be attached, where that is not always.
-    duty: Option<Duty>,
-    /// The program that it runs for remote user pages, and whether it runs one.
+    /// The duty cycle, unless the probe is always attached.
+    duty: Option<DutySchedule>,
+    /// The map for the program that takes call chains of remote user pages, and true if the probe runs that program.
     chain_program: (ProgramArray<MapData>, bool),
 }
 
 /// Maps that the program and userspace share.
 struct Maps {
     slots: Array<MapData, Slot>,
-    /// The map, and its contents.
+    /// The map and a copy of its contents.
     section_node: (Array<MapData, u16>, Sections),
 }
 
-/// What the programs know of the kernel's structures; zero where it is not known. See `ebpf/src/alloc.rs`.
+/// Offsets and settings for the programs; zero if unknown. See `ebpf/src/alloc.rs`.
 #[derive(Clone, Copy)]
 struct KernelLayout {
     node_shift: u32,
-    /// Whether the current task's structures may be read directly.
+    /// 1 if the current task's structures may be read directly.
     reads_task: u32,
     migration_disabled: u32,
-    /// Not of the kernel's structures: whether the program for call chains is run.
+    /// 1 if the program for call chains is run.
     runs_chains: u32,
 }
 
 impl Alloc {
     /// Loads and attaches the probe in one mode.
-    pub(crate) fn load(options: &ProbeOptions<'_>, mode: Mode, kernel: &Kernel) -> Result<Self, Refusal> {
-        let object = ALLOC.map_err(Refusal::NotBuilt)?;
+    pub(crate) fn load(
+        options: &ProbeOptions<'_>,
+        mode: Mode,
+        kernel: &KernelInfo,
+    ) -> Result<Self, ProbeError> {
+        let object = ALLOC.map_err(ProbeError::NotBuilt)?;
         let node_shift = kernel.get(|structures| &structures.node_shift);
         let is_tp_btf = mode == Mode::TpBtf;
-        // The tracepoint works without, only slower.
+        // The tracepoint does not need it: it is only slower without.
         let node_shift = if is_tp_btf { node_shift? } else { node_shift.unwrap_or(64) };
-        // Around programs of classic tracepoints, the kernel disables preemption and migration.
+        // The kernel disables preemption and migration around programs of classic tracepoints.
         let reads_task = kernel.gives_task() && kernel.ancestors().is_ok();
         let migration_disabled =
             kernel.get(|structures| &structures.migration_disabled).ok().filter(|_| is_tp_btf && reads_task);
@@ -90,22 +94,22 @@ impl Alloc {
             node_shift: options.fakes.node_shift.filter(|_| is_tp_btf).unwrap_or(node_shift),
             reads_task: reads_task.into(),
             migration_disabled: migration_disabled.unwrap_or_default(),
-            // On a duty cycle, chains would be missing while it is detached.
+            // With a duty cycle, chains would be missing while the probe is detached.
             runs_chains: (is_tp_btf && options.call_chains.is_some() && options.duty_cycle.is_none()).into(),
         };
         let try_load = |layout| Self::load_with(object, options, mode, kernel, layout);
         let without_chains = KernelLayout { runs_chains: 0, ..layout };
         let mut loaded = try_load(layout);
-        if let Err(Refusal::Kernel(reason)) = &loaded
+        if let Err(ProbeError::Kernel(reason)) = &loaded
             && layout.runs_chains != 0
         {
-            // Perhaps this kernel does not let a program with functions make tail calls.
+            // This kernel may refuse tail calls in programs with functions.
             log::debug!("alloc by {mode} without call chains: {reason}");
             loaded = try_load(without_chains);
         }
         loaded.or_else(|refusal| match &refusal {
-            // Perhaps this kernel's verifier does not let the probe follow the path to the cgroup.
-            Refusal::Kernel(reason) if reads_task => {
+            // This kernel's verifier may refuse the direct path to the cgroup's id.
+            ProbeError::Kernel(reason) if reads_task => {
                 log::debug!("alloc by {mode} without a direct path to the cgroup's id: {reason}");
                 let without = KernelLayout { reads_task: 0, migration_disabled: 0, ..without_chains };
                 try_load(without).map_err(|_| refusal)
@@ -118,9 +122,9 @@ impl Alloc {
         object: &[u8],
         options: &ProbeOptions<'_>,
         mode: Mode,
-        kernel: &Kernel,
+        kernel: &KernelInfo,
         layout: KernelLayout,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, ProbeError> {
         let machine = options.machine;
         let nodes = Numbering::new(machine, options.fakes.cpu_node);
         let node_count = nodes.capacity();
@@ -130,24 +134,24 @@ impl Alloc {
                 let gfp_offset = tracefs::gfp_offset(Path::new("/"))?;
                 (Sections::new(machine, &nodes)?, Hook::Tracepoint("kmem", "mm_page_alloc"), gfp_offset)
             }
-            Mode::Fentry | Mode::Fexit | Mode::Kprobe | Mode::Absent => return Err(Refusal::Unwanted),
+            Mode::Fentry | Mode::Fexit | Mode::Kprobe | Mode::Absent => return Err(ProbeError::Unwanted),
         };
 
-        // Ids may have gaps.
+        // CPU ids may have gaps.
         let highest = machine.possible_cpus.iter().last().map_or(0, |cpu| cpu.0 as usize + 1);
-        let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?.max(highest);
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?.max(highest);
         let slots = options.slots.saturating_add(1);
         let node_table = nodes.table(machine);
         let to_u32 = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let rows = Layout::new(slots, node_count, count_homes(&node_table), to_u32(cpus))
-            .ok_or(Refusal::TooManySlots { slots, nodes: node_count })?;
+        let rows = RowLayout::new(slots, node_count, count_memory_nodes(&node_table), to_u32(cpus))
+            .ok_or(ProbeError::TooManySlots { slots, nodes: node_count })?;
 
         let shards = if rows.per_cpu { 0 } else { rows.shards };
         let log_level = if options.debug_log { Level::Debug as u8 } else { 0 };
         let log_size = if options.debug_log { 1 << 17 } else { to_u32(page_size()) };
-        let to_slot = kernel.to_slot()?.reading_task(layout.reads_task);
+        let slot_path = kernel.slot_path()?.with_direct_reads(layout.reads_task);
         let mut loader = EbpfLoader::new();
-        to_slot.show(&mut loader);
+        slot_path.set_globals(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODE_SHIFT", &layout.node_shift, true)
@@ -166,7 +170,7 @@ impl Alloc {
             .map_max_entries(rows::MAP, rows.entries())
             .map_max_entries("SECTION_NODE", sections.capacity());
         let mut family = Family::load(&mut loader, "alloc", object, options.slots)?;
-        // As the kernel makes it: all unknown.
+        // The kernel initializes the map with zeros, which stand for unknown nodes.
         let unwritten = Sections { shift: sections.shift, nodes: Vec::new() };
         let mut alloc = Self {
             mode,
@@ -191,63 +195,63 @@ impl Alloc {
         };
         if options.debug_log {
             let logger = EbpfLogger::init(&mut alloc.family.ebpf);
-            alloc.logger = Some(logger.map_err(|error| Refusal::kernel(&error))?);
+            alloc.logger = Some(logger.map_err(|error| ProbeError::kernel(&error))?);
         }
 
         alloc.family.set_nodes(&node_table)?;
         alloc.write_sections(&sections).map_err(|error| match error {
-            RefreshError::Map(error) => Refusal::Map(error),
-            // The map was made for these sections.
-            _ => Refusal::Incomplete("SECTION_NODE"),
+            RefreshError::Map(error) => ProbeError::Map(error),
+            // The map was created with the size of these sections.
+            _ => ProbeError::Incomplete("SECTION_NODE"),
         })?;
         alloc.set_allowed(OTHER_SLOT, None)?;
 
         let program = if mode == Mode::TpBtf { TP_BTF } else { "alloc_tracepoint" };
         alloc.family.attach(Probe::Alloc, &[(program, hook)], kernel.btf())?;
-        // Also shows early whether the kernel lets us read.
+        // The first read also shows early if the kernel permits reading.
         let before = alloc.counters.rows.read(OTHER_SLOT, 1)?;
         if options.self_check {
             let touched = self_check::touch(alloc.nodes.ids(), machine);
-            // Each CPU searches its first slot now, the one of this thread at least.
+            // Each CPU that allocates, at least that of this thread, has now looked up its first slot.
             let totals = alloc.counters.totals()?;
             alloc.preemptible = 2 * totals.preemptible > totals.resolved;
             let counted = alloc.counters.since(&before, &alloc.counters.rows.read(OTHER_SLOT, 1)?);
             alloc.self_check = self_check::compare(alloc.nodes.ids(), touched, &counted)?;
         }
-        // To attach a tracepoint anew takes privileges.
+        // Attaching a classic tracepoint again would need privileges.
         let duty = options.duty_cycle.filter(|_| mode == Mode::TpBtf);
-        alloc.duty = duty.map(|cycle| Duty::new(cycle, Instant::now()));
+        alloc.duty = duty.map(|cycle| DutySchedule::new(cycle, Instant::now()));
         alloc.counters.duty_cycle = duty;
         Ok(alloc)
     }
 
-    /// Whether it runs the program for call chains, once it has one.
+    /// Returns true if the probe runs the program for call chains.
     pub(crate) fn runs_chains(&self) -> bool {
         self.chain_program.1
     }
 
-    /// Lets it run this program for remote user pages.
+    /// Sets the program that the probe runs for remote user pages.
     pub(crate) fn set_chain_program(&mut self, program: &ProgramFd) -> Result<(), MapAccessError> {
         self.chain_program.0.set(0, program, 0).map_err(access("CHAIN_PROGRAM", "write"))
     }
 
-    /// Attaches or detaches the program, as its duty cycle demands.
+    /// Attaches or detaches the program according to the duty cycle.
     pub(crate) fn apply_duty_cycle(&mut self, now: Instant) -> Result<(), ProgramError> {
         let Some(duty) = &mut self.duty else { return Ok(()) };
         self.family.set_attached(TP_BTF, duty.is_on(now))
     }
 
-    /// The duty cycle that it keeps to, if it is not always attached.
+    /// Returns the duty cycle; `None` if the probe is always attached.
     pub(crate) fn duty_cycle(&self) -> Option<DutyCycle> {
         self.duty.as_ref().map(|duty| duty.cycle)
     }
 
-    /// The maps that count.
+    /// Returns the maps with counters.
     pub(crate) fn counters(&self) -> &AllocMaps {
         &self.counters
     }
 
-    /// Books what `cgroup` and those below it allocate to `slot`, from now on.
+    /// Books allocations of `cgroup` and its descendants to `slot` from now on.
     pub(crate) fn add_root(
         &mut self,
         cgroup: CgroupId,
@@ -258,7 +262,7 @@ impl Alloc {
         self.family.add_root(cgroup, slot)
     }
 
-    /// Undoes [`Alloc::add_root`].
+    /// Reverts [`Alloc::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         self.family.remove_root(cgroup)?;
         self.misses.forget(slot)
@@ -270,30 +274,30 @@ impl Alloc {
     }
 
     fn write_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
-        let value = Slot { allowed: self.nodes.mask_of(allowed) };
+        let value = Slot { allowed: self.nodes.allowed_mask(allowed) };
         set(&mut self.maps.slots, "SLOTS", slot, &value)?;
         if allowed.is_some() { self.misses.watch(slot) } else { self.misses.forget(slot) }
     }
 
-    /// What the probe reported since the last call: the first miss of each slot, and again after a while.
+    /// Returns the events since the last call: the first miss of each slot, and another one after a pause.
     pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
         self.misses.events(now, |bytes| event::miss(bytes, self.nodes.ids()))
     }
 
-    /// Takes in what has changed of the machine: nodes and memory that came or went. What cannot be taken in
-    /// is reported, and the rest is.
+    /// Adapts the maps to a changed machine: nodes and memory that were added or removed. Reports changes for which
+    /// there is no room, and applies all others.
     pub(crate) fn refresh(&mut self, machine: &Machine, slots: &Slots) -> Result<(), RefreshError> {
         let without_room = self.nodes.extend(machine);
         self.counters.nodes = self.nodes.ids().into();
         let table = self.nodes.table(machine);
-        if self.family.has_other_nodes(&table) {
-            // A promise may have named a node before it came: no page there may be reported as outside.
+        if self.family.differs_from_nodes(&table) {
+            // A guarantee may contain a node that was added later: no page there may count as outside.
             for (slot, holder) in slots.holders().filter(|(_, holder)| holder.allowed.is_some()) {
                 self.write_allowed(slot, holder.allowed.as_ref())?;
             }
             self.family.new_generation()?;
             self.family.set_nodes(&table)?;
-            // CPUs may have another home now.
+            // The memory node of some CPUs may have changed.
             self.family.new_generation()?;
         }
         if self.mode == Mode::Tracepoint {
@@ -306,7 +310,7 @@ impl Alloc {
             match sections {
                 Ok(sections) => self.write_sections(&sections)?,
                 Err(error) => {
-                    // Better unknown than wrong.
+                    // An unknown node is better than a wrong one.
                     self.write_sections(&Sections { shift, nodes: Vec::new() })?;
                     return Err(error);
                 }
@@ -315,7 +319,7 @@ impl Alloc {
         if without_room.is_empty() { Ok(()) } else { Err(RefreshError::Nodes(without_room)) }
     }
 
-    /// Writes what differs from what the map holds.
+    /// Writes the entries that differ from the map's contents.
     fn write_sections(&mut self, sections: &Sections) -> Result<(), RefreshError> {
         let (map, current) = &mut self.maps.section_node;
         let capacity = map.len() as usize;

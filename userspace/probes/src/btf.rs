@@ -1,23 +1,20 @@
-//! What the probes must know of the kernel's structures, from the kernel's BTF.
+//! Reads the offsets and signatures that the probes need from the kernel's BTF.
 //!
-//! **The node of a page** is in the highest bits of `page->flags`, `log2(MAX_NUMNODES)` of them
-//! (`include/linux/page-flags-layout.h`, for 64-bit kernels with a virtual memory map). `MAX_NUMNODES` is a
-//! constant of the build. BTF has no constants, but arrays that were sized with them:
+//! - The node of a page is in the highest `log2(MAX_NUMNODES)` bits of `page->flags`
+//!   (`include/linux/page-flags-layout.h`, for 64-bit kernels with a virtual memory map). `MAX_NUMNODES` is a
+//!   build-time constant. BTF has no constants, but it has arrays of these sizes: `struct zone
+//!   node_zones[MAX_NR_ZONES]` in `struct pglist_data`, and `struct zoneref _zonerefs[MAX_NUMNODES * MAX_NR_ZONES + 1]`
+//!   in `struct zonelist`.
+//! - The cgroup of a task is at `task->cgroups->dfl_cgrp->kn->id`. `task->migration_disabled` shows if it must not
+//!   migrate.
+//! - The other probes need offsets of members, and a check that functions and tracepoints still have the arguments that
+//!   the programs read: see [`Structures`].
 //!
-//! - `struct pglist_data`: `struct zone node_zones[MAX_NR_ZONES]`
-//! - `struct zonelist`: `struct zoneref _zonerefs[MAX_NUMNODES * MAX_NR_ZONES + 1]`
-//!
-//! **The cgroup of a task** is at `task->cgroups->dfl_cgrp->kn->id`. Whether it is kept from migrating is in
-//! `task->migration_disabled`.
-//!
-//! The other probes need offsets of members, and whether functions and tracepoints still have the arguments that
-//! the programs read: see [`Structures`].
-//!
-//! Format: Documentation/bpf/btf.rst. Only what these questions need is read.
+//! Format: Documentation/bpf/btf.rst. Only the necessary parts are parsed.
 
 use std::{collections::HashMap, fs, path::Path};
 
-/// The kernel's BTF does not say what a probe must know.
+/// The kernel's BTF does not provide a needed value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BtfError {
     #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux: {0}); it needs CONFIG_DEBUG_INFO_BTF")]
@@ -39,8 +36,8 @@ pub(crate) enum BtfError {
 }
 
 const MAGIC: u32 = 0xeb9f;
-/// The structs that are looked into.
-const OF_INTEREST: [&[u8]; 12] = [
+/// The names of the structs that are searched for members.
+const STRUCTS: [&[u8]; 12] = [
     b"page",
     b"folio",
     b"pglist_data",
@@ -54,7 +51,7 @@ const OF_INTEREST: [&[u8]; 12] = [
     b"inode",
     b"oom_control",
 ];
-/// The functions, and the types of tracepoints, that are asked for.
+/// The names of the functions and of the types of tracepoints that are checked.
 const HOOKS: [&[u8]; 7] = [
     b"task_numa_fault",
     b"vma_policy_mof",
@@ -71,42 +68,42 @@ const KIND_UNION: u32 = 5;
 const KIND_TYPEDEF: u32 = 8;
 const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
-/// How deep structs without a name are nested in others, at most.
+/// The maximum nesting depth of unnamed structs.
 const MAX_DEPTH: u32 = 4;
 
-/// What the probes must know of the kernel's structures. Each answer stands alone: where one is missing, the others
-/// serve all the same.
+/// Offsets and signatures of the kernel. Each value is independent of the others: a missing one affects only the probes
+/// that need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Structures {
-    /// The number of bits by which to shift `page->flags` right to get the node id; 64 where the kernel supports one
-    /// node only.
+    /// The number of bits by which `page->flags` is shifted right to get the node id; 64 if the kernel supports only
+    /// one node.
     pub(crate) node_shift: Result<u32, BtfError>,
     /// The offsets in bytes of `task_struct.cgroups`, `css_set.dfl_cgrp`, `cgroup.kn`, `kernfs_node.id`.
     pub(crate) cgroup_path: Result<[u32; 4], BtfError>,
-    /// That of the latter's pointer to its parent.
+    /// The offset of the pointer to the parent in `kernfs_node`.
     pub(crate) kernfs_parent: Result<u32, BtfError>,
-    /// That of `task_struct.migration_disabled`.
+    /// The offset of `task_struct.migration_disabled`.
     pub(crate) migration_disabled: Result<u32, BtfError>,
-    /// Those of `vm_area_struct.vm_start` and `vm_end`, where `vma_policy_mof` is as expected.
+    /// The offsets of `vm_area_struct.vm_start` and `vm_end`, if `vma_policy_mof` has the expected arguments.
     pub(crate) scan: Result<[u32; 2], BtfError>,
-    /// Those of `oom_control.constraint` and `chosen`, `task_struct.tgid` and `comm`, where `oom_kill_process` is as
-    /// expected.
+    /// The offsets of `oom_control.constraint` and `chosen`, `task_struct.tgid` and `comm`, if `oom_kill_process` has
+    /// the expected arguments.
     pub(crate) oom: Result<[u32; 4], BtfError>,
-    /// The function that takes a page from a pool of hugepages, and the offsets of `vm_area_struct.vm_file`,
-    /// `file.f_inode` and `inode.i_blkbits`, where it is as expected.
+    /// The function that takes a page from a pool of hugepages, if it has the expected arguments, and the offsets of
+    /// `vm_area_struct.vm_file`, `file.f_inode` and `inode.i_blkbits`.
     pub(crate) hugepages: Result<(&'static str, [u32; 3]), BtfError>,
-    /// Those of `task_struct.flags` and `pid`.
+    /// The offsets of `task_struct.flags` and `pid`.
     pub(crate) task: Result<[u32; 2], BtfError>,
-    /// Whether `task_numa_fault` is as expected.
+    /// An error unless `task_numa_fault` has the expected arguments.
     pub(crate) hint: Result<(), BtfError>,
-    /// Which argument of the tracepoint `mm_migrate_pages` is the reason.
+    /// The index of the argument `reason` of the tracepoint `mm_migrate_pages`.
     pub(crate) migrate_reason: Result<u32, BtfError>,
-    /// Whether NUMA balancing leaves tasks alone whose cpuset has one node (since Linux 6.18 or so).
+    /// True if NUMA balancing skips tasks with a cpuset of one node (since about Linux 6.18).
     pub(crate) skips_single_node_cpusets: bool,
 }
 
 impl Structures {
-    /// `root` is `/` in production.
+    /// Reads the kernel's BTF. `root` is `/` in production.
     pub(crate) fn read(root: &Path) -> Result<Self, BtfError> {
         let data = fs::read(root.join("sys/kernel/btf/vmlinux"));
         Self::from_btf(&data.map_err(|error| BtfError::Unreadable(error.to_string()))?)
@@ -140,7 +137,7 @@ impl Structures {
                 offset("kernfs_node.id")?,
             ])
         };
-        // The name changed when it came under RCU.
+        // The name changed when the pointer was put under RCU.
         let parent = offset("kernfs_node.parent");
         let parent = parent.or_else(|_| Ok(btf.member("kernfs_node.__parent", "kernfs_node.parent")?.1 / 8));
         let scan = || {
@@ -174,7 +171,7 @@ impl Structures {
         let migrate_reason = || {
             let what = "tracepoint mm_migrate_pages";
             let found = arguments("btf_trace_mm_migrate_pages", what, &[5, 8, 9, 10], "4, 7, 8 or 9")?;
-            // The first is not the tracepoint's own, and the reason is the last.
+            // The first argument is not the tracepoint's own, and the reason is the last one.
             Ok(found - 2)
         };
         Ok(Self {
@@ -196,35 +193,35 @@ impl Structures {
 struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where each type begins in `types`, by id; id 0 is void and has no place.
-    places: Vec<usize>,
-    /// The structs with names of interest, by name.
+    /// The offset of each type in `types`, by id; id 0 is void and has none.
+    offsets: Vec<usize>,
+    /// The offsets of the structs in `STRUCTS`, by name.
     structs: HashMap<&'a [u8], usize>,
-    /// The functions and types of tracepoints with names of interest, by name.
+    /// The offsets of the functions and types of tracepoints in `HOOKS`, by name.
     hooks: HashMap<&'a [u8], usize>,
 }
 
 impl<'a> Btf<'a> {
     fn parse(data: &'a [u8]) -> Result<Self, BtfError> {
-        if word(data, 0)? & 0xffff != MAGIC {
+        if read_word(data, 0)? & 0xffff != MAGIC {
             return Err(BtfError::Malformed(0));
         }
-        let header = word(data, 4)? as usize;
+        let header = read_word(data, 4)? as usize;
         let section = |at: usize| -> Result<&'a [u8], BtfError> {
-            let (offset, length) = (word(data, at)? as usize, word(data, at + 4)? as usize);
+            let (offset, length) = (read_word(data, at)? as usize, read_word(data, at + 4)? as usize);
             let rest = data.get(header..).and_then(|rest| rest.get(offset..));
             rest.and_then(|rest| rest.get(..length)).ok_or(BtfError::Malformed(at))
         };
         let mut btf = Self {
             types: section(8)?,
             strings: section(16)?,
-            places: vec![0],
+            offsets: vec![0],
             structs: HashMap::new(),
             hooks: HashMap::new(),
         };
         let mut at = 0;
         while at < btf.types.len() {
-            let info = word(btf.types, at + 4)?;
+            let info = read_word(btf.types, at + 4)?;
             let (kind, members) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
             let more = match kind {
                 1 | 14 | 17 => 4,
@@ -234,14 +231,14 @@ impl<'a> Btf<'a> {
                 2 | 7..=12 | 16 | 18 => 0,
                 _ => return Err(BtfError::UnknownKind(kind)),
             };
-            let name = btf.name(word(btf.types, at)?)?;
-            if kind == KIND_STRUCT && OF_INTEREST.contains(&name) {
+            let name = btf.name(read_word(btf.types, at)?)?;
+            if kind == KIND_STRUCT && STRUCTS.contains(&name) {
                 btf.structs.insert(name, at);
             }
             if matches!(kind, KIND_FUNC | KIND_TYPEDEF) && HOOKS.contains(&name) {
                 btf.hooks.insert(name, at);
             }
-            btf.places.push(at);
+            btf.offsets.push(at);
             at += 12 + more;
         }
         Ok(btf)
@@ -252,7 +249,7 @@ impl<'a> Btf<'a> {
         Ok(rest.split(|&byte| byte == 0).next().unwrap_or_default())
     }
 
-    /// The type id and the offset in bits of a member, `STRUCT.MEMBER`. `what` is missing where there is none.
+    /// Returns the type id and the offset in bits of a member, `STRUCT.MEMBER`. `what` is its description in an error.
     fn member(&self, path: &str, what: &'static str) -> Result<(u32, u32), BtfError> {
         let missing = || BtfError::Missing(what);
         let (of, name) = path.split_once('.').ok_or_else(missing)?;
@@ -260,17 +257,19 @@ impl<'a> Btf<'a> {
         self.member_at(at, name, MAX_DEPTH)?.ok_or_else(missing)
     }
 
-    /// The same, of the struct or union at a place in `types`. Members of those without a name count as its own.
+    /// Returns the type id and the offset in bits of a member of the struct or union at an offset in `types`. Members
+    /// of unnamed structs and unions count as its own.
     fn member_at(&self, at: usize, name: &str, depth: u32) -> Result<Option<(u32, u32)>, BtfError> {
-        let members = (word(self.types, at + 4)? & 0xffff) as usize;
+        let members = (read_word(self.types, at + 4)? & 0xffff) as usize;
         for member in (0..members).map(|index| at + 12 + 12 * index) {
-            let found = self.name(word(self.types, member)?)?;
-            // With bit fields in the struct, the highest byte is a width; it is 0 without.
-            let (id, offset) = (word(self.types, member + 4)?, word(self.types, member + 8)? & 0x00ff_ffff);
+            let found = self.name(read_word(self.types, member)?)?;
+            // If the struct has bit fields, the highest byte is a width, which is 0 for other members.
+            let (id, offset) =
+                (read_word(self.types, member + 4)?, read_word(self.types, member + 8)? & 0x00ff_ffff);
             if found == name.as_bytes() {
                 return Ok(Some((id, offset)));
             }
-            if let Some((at, KIND_STRUCT | KIND_UNION)) = self.place(id)?
+            if let Some((at, KIND_STRUCT | KIND_UNION)) = self.type_at(id)?
                 && found.is_empty()
                 && depth > 0
                 && let Some((id, inner)) = self.member_at(at, name, depth - 1)?
@@ -281,22 +280,22 @@ impl<'a> Btf<'a> {
         Ok(None)
     }
 
-    /// Where a type begins, and its kind; `None` for void and ids that do not exist.
-    fn place(&self, id: u32) -> Result<Option<(usize, u32)>, BtfError> {
-        match self.places.get(id as usize).filter(|_| id != 0) {
-            Some(&at) => Ok(Some((at, word(self.types, at + 4)? >> 24 & 0x1f))),
+    /// Returns the offset and the kind of a type; `None` for void and unknown ids.
+    fn type_at(&self, id: u32) -> Result<Option<(usize, u32)>, BtfError> {
+        match self.offsets.get(id as usize).filter(|_| id != 0) {
+            Some(&at) => Ok(Some((at, read_word(self.types, at + 4)? >> 24 & 0x1f))),
             None => Ok(None),
         }
     }
 
-    /// How many arguments a function has, or a tracepoint's type (one more: what the probe was registered with).
+    /// Returns the number of arguments of a function, or of a tracepoint's type (which has an additional first one).
     fn arguments(&self, of: &str, what: &'static str) -> Result<u32, BtfError> {
         let missing = || BtfError::Missing(what);
         let mut at = *self.hooks.get(of.as_bytes()).ok_or_else(missing)?;
         for _ in 0..MAX_DEPTH {
-            let (next, kind) = self.place(word(self.types, at + 8)?)?.ok_or_else(missing)?;
+            let (next, kind) = self.type_at(read_word(self.types, at + 8)?)?.ok_or_else(missing)?;
             match kind {
-                KIND_FUNC_PROTO => return Ok(word(self.types, next + 4)? & 0xffff),
+                KIND_FUNC_PROTO => return Ok(read_word(self.types, next + 4)? & 0xffff),
                 KIND_PTR | KIND_TYPEDEF => at = next,
                 _ => break,
             }
@@ -304,17 +303,17 @@ impl<'a> Btf<'a> {
         Err(missing())
     }
 
-    /// The number of elements of a member that is an array.
+    /// Returns the number of elements of a member that is an array.
     fn array_len(&self, path: &str, what: &'static str) -> Result<u32, BtfError> {
         let (id, _) = self.member(path, what)?;
-        match self.place(id)? {
-            Some((at, KIND_ARRAY)) => word(self.types, at + 20),
+        match self.type_at(id)? {
+            Some((at, KIND_ARRAY)) => read_word(self.types, at + 20),
             _ => Err(BtfError::Missing(what)),
         }
     }
 }
 
-fn word(data: &[u8], at: usize) -> Result<u32, BtfError> {
+fn read_word(data: &[u8], at: usize) -> Result<u32, BtfError> {
     let bytes = data.get(at..).and_then(|rest| rest.first_chunk());
     bytes.map(|&bytes| u32::from_ne_bytes(bytes)).ok_or(BtfError::Malformed(at))
 }
@@ -323,7 +322,8 @@ fn word(data: &[u8], at: usize) -> Result<u32, BtfError> {
 mod tests {
     use super::*;
 
-    /// BTF of the structures of a kernel, as far as they matter. `cgroup` is the name of that struct.
+    /// Returns BTF with the structs of a kernel that are needed for pages and cgroups. `cgroup` is the name of that
+    /// struct.
     fn btf(zones: u32, zonerefs: u32, flags_offset: u32, zonelist: &str, cgroup: &str) -> Vec<u8> {
         let mut strings = vec![0];
         let mut name = |name: &str| {
@@ -348,14 +348,14 @@ mod tests {
             name(cgroup), one_member, 64, name("kn"), 1, 256 * 8,
             name("kernfs_node"), one_member, 64, name("id"), 1, 96 * 8,
         ];
-        let types: Vec<u8> = types.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
+        let types: Vec<u8> = types.iter().flat_map(|read_word: &u32| read_word.to_ne_bytes()).collect();
         let [types_len, strings_len] = [types.len(), strings.len()].map(|len| u32::try_from(len).unwrap());
         let header = [MAGIC | 1 << 16, 24, 0, types_len, types_len, strings_len];
-        header.iter().flat_map(|word| word.to_ne_bytes()).chain(types).chain(strings).collect()
+        header.iter().flat_map(|read_word| read_word.to_ne_bytes()).chain(types).chain(strings).collect()
     }
 
     #[test]
-    fn the_shift_follows_from_the_number_of_nodes() {
+    fn node_shift_follows_from_max_nodes() {
         for (nodes, node_shift) in [(1, 64), (2, 63), (64, 58), (1024, 54)] {
             let found = Structures::from_btf(&btf(4, nodes * 4 + 1, 0, "zonelist", "cgroup")).unwrap();
             assert_eq!(found.node_shift, Ok(node_shift), "{nodes} nodes");
@@ -365,14 +365,14 @@ mod tests {
     }
 
     #[test]
-    fn the_path_to_the_cgroup_may_be_missing() {
+    fn cgroup_path_may_be_missing() {
         let found = Structures::from_btf(&btf(4, 4097, 0, "zonelist", "other")).unwrap();
         assert_eq!(found.cgroup_path, Err(BtfError::Missing("cgroup.kn")));
         assert_eq!(found.node_shift, Ok(54), "the rest is known all the same");
     }
 
     #[test]
-    fn an_unexpected_layout_is_refused() {
+    fn refuses_unexpected_layout() {
         for (data, error) in [
             (btf(4, 4097, 64, "zonelist", "cgroup"), BtfError::FlagsMoved(64)),
             (btf(4, 4097, 0, "other", "cgroup"), BtfError::Missing("array zonelist._zonerefs")),
@@ -385,7 +385,7 @@ mod tests {
         }
     }
 
-    /// BTF of what the other probes ask for, with one name replaced.
+    /// Returns BTF with the types that the secondary probes need, with one name replaced.
     fn structures(replaced: (&str, &str), hint_arguments: u32) -> Vec<u8> {
         let mut strings = vec![0];
         let mut name = |name: &str| {
@@ -431,14 +431,14 @@ mod tests {
         proto(&mut types, 9);
         types.extend([0, 2 << 24, id + 1]);
         types.extend([name("btf_trace_mm_migrate_pages"), 8 << 24, id + 2]);
-        let types: Vec<u8> = types.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
+        let types: Vec<u8> = types.iter().flat_map(|read_word: &u32| read_word.to_ne_bytes()).collect();
         let [types_len, strings_len] = [types.len(), strings.len()].map(|len| u32::try_from(len).unwrap());
         let header = [MAGIC | 1 << 16, 24, 0, types_len, types_len, strings_len];
-        header.iter().flat_map(|word| word.to_ne_bytes()).chain(types).chain(strings).collect()
+        header.iter().flat_map(|read_word| read_word.to_ne_bytes()).chain(types).chain(strings).collect()
     }
 
     #[test]
-    fn offsets_and_arguments_are_found_each_alone() {
+    fn values_are_independent() {
         let all = Structures::from_btf(&structures(("", ""), 4)).unwrap();
         let expected = Structures {
             node_shift: Err(BtfError::Missing("struct page with flags")),
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn corrupt_structures_are_an_error_and_never_a_panic() {
+    fn corrupt_structures_never_panic() {
         let good = structures(("", ""), 4);
         for at in 0..good.len() {
             for byte in [0, 0x7f, 0xff] {
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn corrupt_data_is_an_error_and_never_a_panic() {
+    fn corrupt_data_never_panics() {
         let good = btf(4, 4097, 0, "zonelist", "cgroup");
         for end in 0..good.len() {
             let cut = Structures::from_btf(&good[..end]);
@@ -505,7 +505,7 @@ mod tests {
             for byte in [0, 0x7f, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = byte;
-                // Many bytes may change without harm; what counts is that none makes the reader panic.
+                // Many changes are harmless. The test only checks that the reader never panics.
                 let _any = Structures::from_btf(&bad);
             }
         }

@@ -1,11 +1,11 @@
-//! The call chains of remote allocations and accesses: see `ebpf/src/chains.rs`.
+//! Reads the call chains of remote allocations and accesses: see `ebpf/src/chains.rs`.
 //!
-//! Nothing is loaded unless [`ProbeOptions::call_chains`](crate::ProbeOptions::call_chains) asks for it, and nothing is read unless
-//! somebody asks.
+//! The programs are loaded only with [`ProbeOptions::call_chains`](crate::ProbeOptions::call_chains), and the maps are
+//! read only on request.
 //!
-//! Chains are kept by slot. Those of a slot that was freed are removed before another workload takes it, those of all such
-//! slots at once; so are the user's parts of stacks that no chain has any more. The kernel's parts stay: they are few, and
-//! workloads have them in common.
+//! Chains are kept by slot. The chains of freed slots are removed, all at once, before one of these slots is taken
+//! again. User stacks that no chain refers to any more are removed as well. Kernel stacks stay: they are few, and
+//! workloads share them.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
@@ -20,64 +20,64 @@ use crate::{
     ChainOptions, MapAccessError, Mode, Pages, Probe, ProbeOptions, ProbeReport,
     alloc::Alloc,
     btf::BtfError,
-    error::Refusal,
-    family::{Family, Hook, attach_by_first, report},
-    kernel::Kernel,
+    error::ProbeError,
+    family::{Family, Hook, attach_by_first_method, report},
+    kernel::KernelInfo,
     maps::access,
     nodes::Numbering,
     objects::CHAINS,
 };
 
-/// Run by the probe of allocations.
-const TAIL: &str = "alloc_chain_tail";
-const MAP: &str = "CHAINS";
-const STACKS: &str = "STACKS";
-/// Slots that were freed, before the maps are gone through for them.
-const MOST_ENDED: usize = 64;
+/// The program that the allocation probe runs.
+const TAIL_PROGRAM: &str = "alloc_chain_tail";
+const CHAINS_MAP: &str = "CHAINS";
+const STACKS_MAP: &str = "STACKS";
+/// The maximum number of freed slots that still have chains in the maps.
+const MAX_ENDED_SLOTS: usize = 64;
 
-/// One way through the code, and what it did.
+/// A call chain and the pages that it led to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallChain {
-    /// What it led to.
+    /// The kind of event.
     pub kind: ChainKind,
-    /// The node of the memory, where that is known.
+    /// The node of the memory, if known.
     pub node: Option<NodeId>,
-    /// Pages, with those for which this chain stands.
+    /// Pages: those of the sampled events, and those for which they stand.
     pub pages: Pages,
-    /// The process that was seen first, in the host's namespace.
+    /// The process id of the first sample, in the host's PID namespace.
     pub pid: u32,
-    /// The user's part.
+    /// The user part.
     pub user: Stack,
-    /// The kernel's part.
+    /// The kernel part.
     pub kernel: Stack,
 }
 
 /// A part of a call chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stack {
-    /// There is none.
+    /// There is no stack.
     Empty,
-    /// It found no room in the map.
+    /// The stack did not fit into the map.
     NoRoom,
-    /// Addresses of code, the innermost first. Those after the first are where a function returns to.
+    /// Code addresses, the innermost one first. The rest are return addresses.
     Addresses(Vec<u64>),
 }
 
-/// The chains' programs and maps.
+/// The programs and maps of call chains.
 pub(crate) struct Chains {
     pub(crate) family: Family,
     counted: HashMap<MapData, ChainKey, ChainPages>,
     stacks: StackTraceMap<MapData>,
-    /// Slots that were freed, and whose chains are still there.
+    /// Freed slots that still have chains in the maps.
     ended: BTreeSet<u32>,
 }
 
 impl Chains {
-    /// Loads and attaches both programs, each on its own.
+    /// Loads and attaches both programs independently.
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         wanted: ChainOptions,
-        kernel: &Kernel,
+        kernel: &KernelInfo,
         numbering: &Numbering,
         alloc: Option<&mut Alloc>,
     ) -> (Option<Self>, Vec<ProbeReport>) {
@@ -97,33 +97,33 @@ impl Chains {
     fn try_load(
         options: &ProbeOptions<'_>,
         wanted: ChainOptions,
-        kernel: &Kernel,
+        kernel: &KernelInfo,
         numbering: &Numbering,
         alloc: Option<&mut Alloc>,
-    ) -> Result<(Self, Vec<ProbeReport>), Refusal> {
-        let object = CHAINS.map_err(Refusal::NotBuilt)?;
+    ) -> Result<(Self, Vec<ProbeReport>), ProbeError> {
+        let object = CHAINS.map_err(ProbeError::NotBuilt)?;
         let node_shift = || kernel.get(|structures| &structures.node_shift);
         let shift = options.fakes.node_shift.or(node_shift().ok()).unwrap_or(64);
         let nodes = numbering.capacity();
         let two_nodes = u32::from(numbering.ids().len() == 2);
-        let to_slot = kernel.to_slot()?;
+        let slot_path = kernel.slot_path()?;
         let mut loader = EbpfLoader::new();
-        to_slot.show(&mut loader);
+        slot_path.set_globals(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODES", &nodes, true)
             .override_global("NODE_SHIFT", &shift, true)
             .override_global("TWO_NODES", &two_nodes, true)
             .override_global("SAMPLE_EVERY", &wanted.sample_every, true)
-            .map_max_entries(MAP, wanted.max_stacks.max(1))
-            .map_max_entries(STACKS, wanted.max_stacks.max(1));
+            .map_max_entries(CHAINS_MAP, wanted.max_stacks.max(1))
+            .map_max_entries(STACKS_MAP, wanted.max_stacks.max(1));
         let mut family = Family::load(&mut loader, "chains", object, options.slots)?;
         family.set_nodes(&numbering.table(options.machine))?;
         let as_expected = || kernel.get(|structures| &structures.hint);
-        // Beside the probe of allocations where that does not run it.
+        // If the allocation probe does not run the program, it is attached to the tracepoint as a second one.
         let alloc = alloc.filter(|alloc| alloc.runs_chains());
         let program = match alloc {
-            Some(_) => (TAIL, Hook::TailCall("mm_page_alloc")),
+            Some(_) => (TAIL_PROGRAM, Hook::TailCall("mm_page_alloc")),
             None => ("alloc_chain_tp_btf", Hook::TpBtf("mm_page_alloc")),
         };
         let allocations = vec![(Mode::TpBtf, node_shift().map(|_| vec![program]))];
@@ -135,37 +135,41 @@ impl Chains {
             (
                 Mode::Kprobe,
                 match as_expected() {
-                    Err(Refusal::Btf(error @ BtfError::Arguments { .. })) => Err(Refusal::Btf(error)),
+                    Err(ProbeError::Btf(error @ BtfError::Arguments { .. })) => Err(ProbeError::Btf(error)),
                     _ => Ok(vec![("access_chain_kprobe", Hook::Kprobe("task_numa_fault"))]),
                 },
             ),
         ];
         let reports = vec![
-            attach_by_first(&mut family, Probe::AllocChains, allocations, kernel.btf()),
-            attach_by_first(&mut family, Probe::AccessChains, accesses, kernel.btf()),
+            attach_by_first_method(&mut family, Probe::AllocChains, allocations, kernel.btf()),
+            attach_by_first_method(&mut family, Probe::AccessChains, accesses, kernel.btf()),
         ];
-        if let (Some(alloc), Some(program)) = (alloc, family.program(TAIL)) {
+        if let (Some(alloc), Some(program)) = (alloc, family.program(TAIL_PROGRAM)) {
             alloc.set_chain_program(program)?;
         }
-        let chains =
-            Self { counted: family.take(MAP)?, stacks: family.take(STACKS)?, ended: BTreeSet::new(), family };
+        let chains = Self {
+            counted: family.take(CHAINS_MAP)?,
+            stacks: family.take(STACKS_MAP)?,
+            ended: BTreeSet::new(),
+            family,
+        };
         Ok((chains, reports))
     }
 
-    /// A slot is to be taken: it has no chains yet.
-    pub(crate) fn begin(&mut self, slot: u32) -> Result<(), MapAccessError> {
-        if self.ended.contains(&slot) || self.ended.len() > MOST_ENDED { self.purge() } else { Ok(()) }
+    /// Prepares a slot for a new holder: it must have no chains.
+    pub(crate) fn begin_slot(&mut self, slot: u32) -> Result<(), MapAccessError> {
+        if self.ended.contains(&slot) || self.ended.len() > MAX_ENDED_SLOTS { self.purge() } else { Ok(()) }
     }
 
-    /// A slot was freed.
-    pub(crate) fn end(&mut self, slot: u32) {
+    /// Notes that a slot was freed.
+    pub(crate) fn end_slot(&mut self, slot: u32) {
         self.ended.insert(slot);
     }
 
-    /// Removes the chains of slots that were freed.
+    /// Removes the chains of freed slots.
     fn purge(&mut self) -> Result<(), MapAccessError> {
         let keys: Result<Vec<ChainKey>, MapError> = self.counted.keys().collect();
-        let keys = keys.map_err(access(MAP, "read"))?;
+        let keys = keys.map_err(access(CHAINS_MAP, "read"))?;
         let (gone, kept): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| self.ended.contains(&key.slot));
         let used: BTreeSet<i32> = kept.iter().map(|key| key.user).collect();
         let unused: BTreeSet<u32> = gone
@@ -174,25 +178,25 @@ impl Chains {
             .filter_map(|key| u32::try_from(key.user).ok())
             .collect();
         for key in gone {
-            self.counted.remove(&key).or_else(absent).map_err(access(MAP, "write"))?;
+            self.counted.remove(&key).or_else(ignore_missing).map_err(access(CHAINS_MAP, "write"))?;
         }
         for id in unused {
-            self.stacks.remove(&id).or_else(absent).map_err(access(STACKS, "write"))?;
+            self.stacks.remove(&id).or_else(ignore_missing).map_err(access(STACKS_MAP, "write"))?;
         }
         self.ended.clear();
         Ok(())
     }
 
-    /// The chains of one slot.
+    /// Returns the chains of one slot.
     pub(crate) fn read(&mut self, slot: u32, nodes: &[NodeId]) -> Result<Vec<CallChain>, MapAccessError> {
         let mut stacks: BTreeMap<i32, Stack> = BTreeMap::new();
         let mut found = Vec::new();
         let keys: Result<Vec<ChainKey>, MapError> = self.counted.keys().collect();
-        for key in keys.map_err(access(MAP, "read"))?.into_iter().filter(|key| key.slot == slot) {
+        for key in keys.map_err(access(CHAINS_MAP, "read"))?.into_iter().filter(|key| key.slot == slot) {
             let counted = match self.counted.get(&key, 0) {
                 Ok(counted) => counted,
                 Err(MapError::KeyNotFound) => continue,
-                Err(error) => return Err(access(MAP, "read")(error)),
+                Err(error) => return Err(access(CHAINS_MAP, "read")(error)),
             };
             for id in [key.user, key.kernel] {
                 if let Entry::Vacant(place) = stacks.entry(id) {
@@ -212,13 +216,13 @@ impl Chains {
         match self.stacks.get(&place, 0) {
             Ok(stack) => Ok(Stack::Addresses(stack.frames().iter().map(|frame| frame.ip).collect())),
             Err(MapError::KeyNotFound) => Ok(Stack::Empty),
-            Err(error) => Err(access(STACKS, "read")(error)),
+            Err(error) => Err(access(STACKS_MAP, "read")(error)),
         }
     }
 }
 
-/// What is not there need not be removed.
-fn absent(error: MapError) -> Result<(), MapError> {
+/// Ignores the error that an entry does not exist.
+fn ignore_missing(error: MapError) -> Result<(), MapError> {
     match error {
         MapError::KeyNotFound => Ok(()),
         MapError::SyscallError(error) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -250,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chain_has_a_kind_and_maybe_a_node() {
+    fn decodes_chains() {
         let nodes = [NodeId(0), NodeId(4)];
         let counted = ChainPages { pages: 64, pid: 7, padding: 0 };
         let key = ChainKey { slot: 3, kind: ChainKind::Accesses as u32, node: 1, user: 12, kernel: NO_STACK };

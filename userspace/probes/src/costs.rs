@@ -1,4 +1,5 @@
-//! The costs of the probes, read without access to [`Probes`](crate::Probes): from `/proc/self/fdinfo` of their programs.
+//! Reads the costs of the probes without access to [`Probes`](crate::Probes), from `/proc/self/fdinfo` of their
+//! programs.
 
 use std::{
     io,
@@ -11,18 +12,19 @@ use aya::maps::{Array, MapData};
 
 use crate::{Probe, ProbeStats, sys};
 
-/// The programs of a family by their probe, and the map that counts what found no room in another.
+/// The programs of a family by probe, and the map that counts lost events.
 pub(crate) struct FamilyCosts {
     pub(crate) programs: Vec<(Probe, OwnedFd)>,
     pub(crate) lost: Option<Arc<Array<MapData, u64>>>,
 }
 
-/// Handles of all programs that were loaded.
+/// Handles of all loaded programs.
 #[derive(Default)]
 pub struct CostReader(pub(crate) Vec<FamilyCosts>);
 
 impl CostReader {
-    /// Returns the cost of each probe so far, attached or not. What found no room in a map is booked to the first probe of its family.
+    /// Returns the cost of each probe so far, attached or not. Lost events are booked to the first probe of their
+    /// family.
     pub fn read(&self) -> io::Result<Vec<ProbeStats>> {
         let stats = self.0.iter().map(FamilyCosts::read).collect::<io::Result<Vec<_>>>()?;
         Ok(stats.concat())

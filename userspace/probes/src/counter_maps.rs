@@ -1,14 +1,14 @@
-//! The maps that count, read without access to [`Probes`](crate::Probes).
+//! Reads the maps with counters without access to [`Probes`](crate::Probes).
 //!
 //! # Problem
-//! To read the counters of thousands of workloads takes milliseconds, and far longer on a thread that waits for a CPU. A workload that
-//! is registered or released must not wait for that.
+//! Reading the counters of thousands of workloads takes milliseconds, and far longer on a thread that waits for a CPU.
+//! Registering or releasing a workload must not wait for that.
 //!
 //! # Algorithm
-//! Counters in the maps only grow, so they can be read at any time. [`CounterMaps`] has handles of the maps and the holders of the slots
-//! at one instant. Counters that were read are decoded with the holders of a later instant: a slot that changed hands meanwhile is
-//! ignored. [`Probes::release`](crate::Probes::release) returned the last counts of its former holder, and its new one has counted next to
-//! nothing.
+//! Counters only grow, so they can be read at any time. [`CounterMaps`] contains handles of the maps and the holders of
+//! the slots at one instant. The counters are decoded with the holders of a later instant: a slot that has another
+//! holder by then is ignored. [`Probes::release`](crate::Probes::release) has returned the last counts of its former
+//! holder, and its new one has hardly counted anything.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,30 +22,31 @@ use crate::{
     maps::access,
     rows::{ROW_WORDS, Rows},
     slots::{Base, SlotHolders},
-    tables::{CounterTable, Layout, Table},
+    tables::{CounterLayout, CounterMap, CounterTable},
 };
 
-/// The maps of the probe of allocations that count, and the meaning of their rows.
+/// The maps of the allocation probe with counters, and the meaning of their rows.
 #[derive(Clone)]
 pub(crate) struct AllocMaps {
     pub(crate) rows: Arc<Rows>,
     pub(crate) totals: Arc<PerCpuArray<MapData, AllocTotals>>,
-    /// By node index.
+    /// Node ids by node index.
     pub(crate) nodes: Arc<[NodeId]>,
     pub(crate) duty_cycle: Option<DutyCycle>,
 }
 
 impl AllocMaps {
-    /// All pages, by those that were counted: on a duty cycle, an estimate.
-    fn all_of(&self, counted: u64) -> Pages {
+    /// Returns the number of all pages: with a duty cycle, an estimate from the counted ones.
+    fn scale_by_duty_cycle(&self, counted: u64) -> Pages {
         Pages(self.duty_cycle.map_or(counted, |cycle| cycle.scale(counted)))
     }
 
-    /// What was counted since `base`, by node. An empty `base` is all zero.
+    /// Returns the growth since `base`, by node. An empty `base` stands for zeros.
     pub(crate) fn since(&self, base: &[u64], now: &[u64]) -> NodeCounters {
         let grown = growth(base, now);
         let counters = grown.as_chunks::<ROW_WORDS>().0.iter().map(|row| {
-            let [user_local, user_remote, user_outside, kernel] = row.map(|counted| self.all_of(counted));
+            let [user_local, user_remote, user_outside, kernel] =
+                row.map(|counted| self.scale_by_duty_cycle(counted));
             Counters { user_local, user_remote, user_outside, kernel }
         });
         self.nodes.iter().copied().zip(counters).collect()
@@ -61,11 +62,12 @@ impl AllocMaps {
     }
 }
 
-/// Handles of the maps that count, and the holders of the slots when [`Probes::counter_maps`](crate::Probes::counter_maps) was called.
+/// Handles of the maps with counters, and the holders of the slots at the time of
+/// [`Probes::counter_maps`](crate::Probes::counter_maps).
 pub struct CounterMaps {
     pub(crate) alloc: Option<AllocMaps>,
-    pub(crate) tables: BTreeMap<CounterTable, Arc<Table>>,
-    pub(crate) layout: Layout,
+    pub(crate) tables: BTreeMap<CounterTable, Arc<CounterMap>>,
+    pub(crate) layout: CounterLayout,
     pub(crate) holders: SlotHolders,
 }
 
@@ -80,17 +82,17 @@ impl CounterMaps {
         self.alloc.as_ref().map(read).transpose()
     }
 
-    /// Reads the counters of all other probes.
+    /// Reads the counters of the secondary probes.
     pub fn activity(&self) -> Result<ActivityCounters, MapAccessError> {
-        let read = |(&of, table): (&CounterTable, &Arc<Table>)| {
-            Ok((of, (table.words, table.read(OTHER_SLOT, self.holders.in_use_up_to())?)))
+        let read = |(&table, map): (&CounterTable, &Arc<CounterMap>)| {
+            Ok((table, (map.words, map.read(OTHER_SLOT, self.holders.in_use_up_to())?)))
         };
         let tables = self.tables.iter().map(read).collect::<Result<_, _>>()?;
         Ok(ActivityCounters { layout: self.layout.clone(), holders: self.holders.clone(), tables })
     }
 }
 
-/// The counters of allocations, as the kernel has them.
+/// The undecoded counters of allocations.
 pub struct AllocationCounters {
     maps: AllocMaps,
     holders: SlotHolders,
@@ -99,43 +101,45 @@ pub struct AllocationCounters {
 }
 
 impl AllocationCounters {
-    /// The pages of each workload that held its slot before they were read and still does, since it was registered, and of all else.
+    /// Returns the pages of each workload that has held its slot since before the counters were read, counted since it
+    /// was registered, and those of all other tasks.
     pub fn decode(&self, now: &SlotHolders) -> AllocationSnapshot {
-        let of = |slot: u32| {
+        let words_of_slot = |slot: u32| {
             let words = self.maps.rows.layout.words_of_slot();
             let start = slot as usize * words;
             self.words.get(start..start + words).unwrap_or_default()
         };
         let held = self.holders.also_in(now);
-        let slots = held.map(|(slot, base)| (slot, self.maps.since(&base.rows, of(slot))));
+        let slots = held.map(|(slot, base)| (slot, self.maps.since(&base.rows, words_of_slot(slot))));
         AllocationSnapshot {
             slots: SlotMap::new(self.holders.in_use_up_to(), slots),
-            other: self.maps.since(&[], of(OTHER_SLOT)),
-            unknown_node: self.maps.all_of(self.unknown_node),
+            other: self.maps.since(&[], words_of_slot(OTHER_SLOT)),
+            unknown_node: self.maps.scale_by_duty_cycle(self.unknown_node),
         }
     }
 }
 
-/// The counters of all probes but that of allocations, as the kernel has them. To decode them takes ten times as long as to read them.
+/// The undecoded counters of the secondary probes. Decoding takes ten times as long as reading.
 #[derive(Debug, Default)]
 pub struct ActivityCounters {
-    layout: Layout,
+    layout: CounterLayout,
     holders: SlotHolders,
-    /// 64-bit numbers of a slot, and the counters of all slots.
+    /// The number of 64-bit words per slot, and the counters of all slots.
     tables: BTreeMap<CounterTable, (usize, Vec<u64>)>,
 }
 
 impl ActivityCounters {
-    /// The activity of each workload that held its slot before they were read and still does, since it was registered, and of all else.
+    /// Returns the activity of each workload that has held its slot since before the counters were read, counted since
+    /// it was registered, and that of all other tasks.
     pub fn decode(&self, now: &SlotHolders) -> (SlotMap<Activity>, Activity) {
-        let of = |slot: u32, base: &Base| {
-            let words = self.tables.iter().filter_map(|(&of, (words, counters))| {
+        let activity = |slot: u32, base: &Base| {
+            let words = self.tables.iter().filter_map(|(&table, (words, counters))| {
                 let start = slot as usize * words;
-                Some((of, counters.get(start..start + words)?))
+                Some((table, counters.get(start..start + words)?))
             });
             base.decode_activity(&self.layout, words)
         };
-        let slots = self.holders.also_in(now).map(|(slot, base)| (slot, of(slot, base)));
-        (SlotMap::new(self.holders.in_use_up_to(), slots), of(OTHER_SLOT, &Base::default()))
+        let slots = self.holders.also_in(now).map(|(slot, base)| (slot, activity(slot, base)));
+        (SlotMap::new(self.holders.in_use_up_to(), slots), activity(OTHER_SLOT, &Base::default()))
     }
 }

@@ -1,4 +1,4 @@
-//! Why probes are not attached, and why their maps cannot be used.
+//! Errors while attaching probes and accessing their maps.
 
 use std::{error::Error, io};
 
@@ -13,16 +13,16 @@ use crate::{
 /// A workload cannot be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The cgroup holds a slot already.
+    /// The cgroup already has a slot.
     #[error("cgroup {0:?} is registered already")]
     AlreadyRegistered(CgroupId),
     /// Every slot is taken, or was freed so recently that late events could be booked to it.
     #[error("all {slots} slots of the probes are taken; raise their number")]
     NoSlot {
-        /// How many there are.
+        /// The number of slots.
         slots: u32,
     },
-    /// A map could not be read or written.
+    /// A map cannot be read or written.
     #[error(transparent)]
     Map(#[from] MapAccessError),
 }
@@ -31,57 +31,55 @@ pub enum RegisterError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} the map {map} of the probes")]
 pub struct MapAccessError {
-    /// The map's name.
     pub map: &'static str,
-    /// What was tried.
+    /// The failed operation.
     pub action: &'static str,
-    /// What the kernel said.
     #[source]
     pub source: io::Error,
 }
 
-/// A slot is not registered.
+/// An operation on a slot failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
     /// No workload holds the slot.
     #[error("no workload holds {0:?}")]
     NotRegistered(SlotId),
-    /// A map could not be read or written.
+    /// A map cannot be read or written.
     #[error(transparent)]
     Map(#[from] MapAccessError),
 }
 
-/// Some pages of a machine that changed cannot be counted for their node: they stay
-/// [`AllocationSnapshot::unknown_node`](crate::AllocationSnapshot::unknown_node). The rest of the change is taken in.
+/// Some pages of a changed machine cannot be counted for their node: they are counted in
+/// [`AllocationSnapshot::unknown_node`](crate::AllocationSnapshot::unknown_node). All other changes are applied.
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
-    /// More nodes came than there is room for.
+    /// There is no room for these new nodes.
     #[error("the probes' maps have no room for the new nodes {0}; restart numaward to have them counted")]
     Nodes(NodeSet),
-    /// Memory came at addresses that the maps do not reach.
+    /// New memory has addresses beyond the maps.
     #[error("the probes' maps do not reach all of the new memory; restart numaward to have it counted")]
     Sections,
     /// The memory blocks are no longer known.
     #[error(transparent)]
     NoSections(#[from] NoSections),
-    /// A map could not be written.
+    /// A map cannot be written.
     #[error(transparent)]
     Map(#[from] MapAccessError),
 }
 
 /// The allocation probe cannot be attached or detached.
 #[derive(Debug, thiserror::Error)]
-#[error("the allocation probe does not keep to its duty cycle: {0}")]
+#[error("cannot apply the duty cycle of the allocation probe: {0}")]
 pub struct DutyError(pub(crate) String);
 
-/// The kernel's BPF statistics cannot be switched on.
+/// The kernel's BPF statistics cannot be enabled.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot switch on the kernel's BPF statistics: {0}")]
+#[error("cannot enable the kernel's BPF statistics: {0}")]
 pub struct StatsError(pub(crate) String);
 
-/// Why a probe does not run, or not in one mode.
+/// The reason why a probe does not run, or not in one mode.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum ProbeError {
     #[error("this binary has no probes: {0}")]
     NotBuilt(&'static str),
     #[error(transparent)]
@@ -94,14 +92,14 @@ pub(crate) enum Refusal {
     Pmu(#[from] PmuError),
     #[error("no map holds {slots} slots for {nodes} nodes; fewer slots need less")]
     TooManySlots { slots: u32, nodes: u32 },
-    #[error("cannot find out the number of CPUs: {0}")]
+    #[error("cannot determine the number of CPUs: {0}")]
     Cpus(io::Error),
     #[error("the object has no {0}; rebuild it")]
     Incomplete(&'static str),
     #[error("the kernel has no BTF")]
     NoBtf,
     #[error(
-        "of which workload a task is cannot be read: {0} (Linux 5.14 and newer have a helper that needs neither)"
+        "cannot determine the workload of a task: {0} (Linux 5.14 and newer have a helper that does not need it)"
     )]
     NoAncestors(String),
     #[error("{0}")]
@@ -116,7 +114,7 @@ pub(crate) enum Refusal {
     Unwanted,
 }
 
-impl Refusal {
+impl ProbeError {
     pub(crate) fn kernel(error: &(dyn Error + 'static)) -> Self {
         match explain(error) {
             (Obstacle::Permission, text) => Self::Permission(text),
@@ -124,7 +122,7 @@ impl Refusal {
         }
     }
 
-    /// Itself in a word.
+    /// Returns the kind of obstacle for the metric label.
     pub(crate) const fn obstacle(&self) -> Obstacle {
         match self {
             Self::NotBuilt(_) => Obstacle::NotBuilt,

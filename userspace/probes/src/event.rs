@@ -1,4 +1,4 @@
-//! What the probes report at once, as they put it into their ring buffers.
+//! Events that the probes write into their ring buffers.
 
 use std::time::Duration;
 
@@ -7,38 +7,37 @@ use numaward_topology::NodeId;
 
 use crate::{CgroupId, OOM_CONSTRAINT_NAMES, Pages, SlotId, sys};
 
-/// What the probes report at once.
+/// An event about a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeEvent {
-    /// The slot of the task's workload; `None` where it is of none that is registered.
+    /// The slot of the task's workload; `None` if the workload is not registered.
     pub slot: Option<SlotId>,
-    /// The cgroup of the task.
     pub cgroup: CgroupId,
-    /// The process id of the task, in the namespace of the host.
+    /// The process id of the task, in the host's PID namespace.
     pub pid: u32,
     /// The name of the task, at most 15 bytes.
     pub command: String,
-    /// What happened to it.
     pub incident: Incident,
 }
 
-/// What happened to a task.
+/// The kind of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incident {
-    /// The OOM killer takes it.
+    /// The OOM killer kills the task.
     OomKill {
-        /// What constrained the allocation: a name of [`OOM_CONSTRAINT_NAMES`], or its number.
+        /// The constraint of the allocation: a name of [`OOM_CONSTRAINT_NAMES`], or its number.
         constraint: String,
     },
-    /// It was given memory outside the nodes promised to its workload: the first time, or again after a minute.
+    /// The task got memory outside the nodes that are guaranteed to its workload. Reported at most once per minute and
+    /// workload.
     Miss {
-        /// The node on which it is; `None` where that went meanwhile.
+        /// The node of the memory; `None` if the node was removed meanwhile.
         node: Option<NodeId>,
-        /// How much it is: one allocation, after which there may have been more.
+        /// The pages of the first such allocation; there may have been more.
         pages: Pages,
     },
-    /// It was stalled in reclaim for so long, [`ProbeOptions::long_stall`](crate::ProbeOptions::long_stall) or longer: the first
-    /// of its workload, or again after a minute.
+    /// The task was stalled in reclaim for this time, at least
+    /// [`ProbeOptions::long_stall`](crate::ProbeOptions::long_stall). Reported at most once per minute and workload.
     LongStall(Duration),
 }
 
@@ -52,7 +51,7 @@ fn event(task: &EventTask, incident: Incident) -> ProbeEvent {
     }
 }
 
-/// Reads an [`OomKill`]; `None` where it is not of that size, as with the others below.
+/// Decodes an [`OomKill`]; `None` if the record has another size.
 pub(crate) fn oom_kill(bytes: &[u8]) -> Option<ProbeEvent> {
     let OomKill { task, constraint, .. } = sys::read_value(bytes)?;
     let name = OOM_CONSTRAINT_NAMES.get(constraint as usize);
@@ -60,20 +59,20 @@ pub(crate) fn oom_kill(bytes: &[u8]) -> Option<ProbeEvent> {
     Some(event(&task, Incident::OomKill { constraint }))
 }
 
-/// Reads a [`Miss`]; `nodes` are the ids of the node indices.
+/// Decodes a [`Miss`]; `None` if the record has another size. `nodes` are the ids of the node indices.
 pub(crate) fn miss(bytes: &[u8], nodes: &[NodeId]) -> Option<ProbeEvent> {
     let Miss { task, pages, node, .. } = sys::read_value(bytes)?;
     let node = nodes.get(node as usize).copied();
     Some(event(&task, Incident::Miss { node, pages: Pages(pages) }))
 }
 
-/// Reads a [`LongStall`].
+/// Decodes a [`LongStall`]; `None` if the record has another size.
 pub(crate) fn long_stall(bytes: &[u8]) -> Option<ProbeEvent> {
     let LongStall { task, nanoseconds } = sys::read_value(bytes)?;
     Some(event(&task, Incident::LongStall(Duration::from_nanos(nanoseconds))))
 }
 
-/// A task's name as the kernel keeps it: up to a zero; what is no UTF-8 is replaced.
+/// Decodes a task's name, which ends at the first zero. Bytes that are not UTF-8 are replaced.
 pub(crate) fn command_name(comm: &[u8]) -> String {
     let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
     String::from_utf8_lossy(&comm[..end]).into_owned()
@@ -85,7 +84,7 @@ mod tests {
 
     const NAME: &[u8; 16] = b"h\xffg\0rest\0\0\0\0\0\0\0\0";
 
-    /// A task of cgroup 77 with process id 4711, and what follows it.
+    /// Encodes a task of cgroup 77 with process id 4711, followed by these numbers.
     fn bytes(slot: u32, long: &[u64], short: &[u32]) -> Vec<u8> {
         let ids = [slot, 4711].map(u32::to_ne_bytes);
         let task = 77_u64.to_ne_bytes().into_iter().chain(ids.into_iter().flatten()).chain(*NAME);
@@ -93,26 +92,26 @@ mod tests {
         task.chain(long).chain(short.iter().flat_map(|word| word.to_ne_bytes())).collect()
     }
 
-    /// An event of that task, in slot 3.
+    /// Returns an event of that task, in slot 3.
     fn expected(incident: Incident) -> ProbeEvent {
         let (slot, command) = (Some(SlotId(3)), "h\u{fffd}g".to_owned());
         ProbeEvent { slot, cgroup: CgroupId(77), pid: 4711, command, incident }
     }
 
     #[test]
-    fn a_kill_is_read_or_left_alone() {
+    fn decodes_oom_kills() {
         let event = bytes(3, &[], &[1, 0]);
         let constraint = "cpuset".to_owned();
         assert_eq!(oom_kill(&event), Some(expected(Incident::OomKill { constraint })));
         assert_eq!(oom_kill(&event[1..]), None);
         let unknown = oom_kill(&bytes(0, &[], &[9, 0])).unwrap();
         assert_eq!(unknown.slot, None);
-        // A constraint that a later kernel may have.
+        // A constraint of a later kernel.
         assert_eq!(unknown.incident, Incident::OomKill { constraint: "9".to_owned() });
     }
 
     #[test]
-    fn a_miss_and_a_stall_are_read_or_left_alone() {
+    fn decodes_misses_and_stalls() {
         let nodes = [NodeId(0), NodeId(4)];
         let event = bytes(3, &[512], &[1, 0]);
         let of = |node| Some(expected(Incident::Miss { node, pages: Pages(512) }));

@@ -1,6 +1,6 @@
-//! Events of which the first one of each slot is reported, and then none for a while: see `ebpf/src/event_gate.rs`.
+//! Limits the events of each slot to one per [`REOPEN_INTERVAL`]: see `ebpf/src/event_gate.rs`.
 //!
-//! A slot's gate is opened when the slot begins to be of interest, closed by the event itself, and opened again [`PAUSE`]
+//! A slot's gate is opened when the slot is first watched, closed by an event, and opened again [`REOPEN_INTERVAL`]
 //! after that event was read.
 
 use std::{
@@ -10,16 +10,16 @@ use std::{
 
 use aya::maps::{Array, MapData, RingBuf};
 
-use crate::{MapAccessError, ProbeEvent, error::Refusal, family::Family, maps::set};
+use crate::{MapAccessError, ProbeEvent, error::ProbeError, family::Family, maps::set};
 
-/// Time from one event of a slot to the next: a minute, and some more, so that a reader that allows one a minute takes
-/// it.
-const PAUSE: Duration = Duration::from_secs(61);
+/// The minimum time between two events of a slot: a little more than a minute, so that a reader that accepts one event
+/// per minute accepts each.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(61);
 
-/// The gates' map, in each object that has one.
+/// The name of the gates' map, in each object that has one.
 pub(crate) const MAP: &str = "EVENT_GATE";
 
-/// Which slots are of interest, and since when the gate of one is closed.
+/// The gates of the watched slots, and the ring buffer of their events.
 pub(crate) struct EventGate {
     map: Array<MapData, u64>,
     events: RingBuf<MapData>,
@@ -27,22 +27,22 @@ pub(crate) struct EventGate {
 }
 
 impl EventGate {
-    /// No slot is of interest yet. `events` is the name of the ring buffer.
-    pub(crate) fn new(family: &mut Family, events: &'static str) -> Result<Self, Refusal> {
+    /// Creates gates without watched slots. `events` is the name of the ring buffer.
+    pub(crate) fn new(family: &mut Family, events: &'static str) -> Result<Self, ProbeError> {
         Ok(Self { map: family.take(MAP)?, events: family.take(events)?, schedule: Schedule::default() })
     }
 
-    /// The first event of this slot is to be reported, from now on. One that is of interest already stays as it is.
+    /// Watches a slot: its next event is reported. No change if it is already watched.
     pub(crate) fn watch(&mut self, slot: u32) -> Result<(), MapAccessError> {
         if self.schedule.watch(slot) { set(&mut self.map, MAP, slot, &1) } else { Ok(()) }
     }
 
-    /// No event of this slot is to be reported.
+    /// Stops watching a slot.
     pub(crate) fn forget(&mut self, slot: u32) -> Result<(), MapAccessError> {
         if self.schedule.forget(slot) { set(&mut self.map, MAP, slot, &0) } else { Ok(()) }
     }
 
-    /// What was reported since the last call. Opens the gates that were closed for long enough.
+    /// Returns the events since the last call, and opens the gates that were closed long enough.
     pub(crate) fn events(
         &mut self,
         now: Instant,
@@ -62,31 +62,32 @@ impl EventGate {
     }
 }
 
-/// By slot of interest: when its last event was read; `None` while its gate is open.
+/// The watched slots, with the time at which the last event was read; `None` while the gate is open.
 #[derive(Debug, Default)]
 struct Schedule(BTreeMap<u32, Option<Instant>>);
 
 impl Schedule {
-    /// `true` if the slot was of no interest before.
+    /// Returns `true` if the slot was not watched before.
     fn watch(&mut self, slot: u32) -> bool {
         let known = self.0.contains_key(&slot);
         self.0.entry(slot).or_default();
         !known
     }
 
-    /// `true` if the slot was of interest.
+    /// Returns `true` if the slot was watched.
     fn forget(&mut self, slot: u32) -> bool {
         self.0.remove(&slot).is_some()
     }
 
-    /// An event of this slot was read, and its gate is closed; `false` if it is of no interest any more, or another CPU
-    /// passed the gate in the same instant.
+    /// Notes that an event of this slot was read and its gate is closed. Returns `false` if the slot is no longer
+    /// watched, or if another CPU passed the gate in the same instant.
     fn passed(&mut self, slot: u32, now: Instant) -> bool {
         self.0.get_mut(&slot).is_some_and(|closed| closed.replace(now).is_none())
     }
 
     fn due(&self, now: Instant) -> Vec<u32> {
-        let is_due = |closed: &Option<Instant>| closed.is_some_and(|at| now.duration_since(at) >= PAUSE);
+        let is_due =
+            |closed: &Option<Instant>| closed.is_some_and(|at| now.duration_since(at) >= REOPEN_INTERVAL);
         self.0.iter().filter(|(_, closed)| is_due(closed)).map(|(&slot, _)| slot).collect()
     }
 
@@ -102,22 +103,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_opens_again_after_a_pause() {
+    fn gate_reopens_after_interval() {
         let start = Instant::now();
         let mut schedule = Schedule::default();
         assert!(schedule.watch(3));
         assert!(!schedule.watch(3), "its gate is open already");
-        assert_eq!(schedule.due(start + 10 * PAUSE), [0_u32; 0], "nothing happened yet");
+        assert_eq!(schedule.due(start + 10 * REOPEN_INTERVAL), [0_u32; 0], "nothing happened yet");
         assert!(schedule.passed(3, start));
         assert!(!schedule.passed(3, start), "two CPUs in the same instant are one event");
-        assert!(!schedule.watch(3), "a new promise does not open the gate");
-        assert_eq!(schedule.due(start + PAUSE.saturating_sub(Duration::from_nanos(1))), [0_u32; 0]);
-        assert_eq!(schedule.due(start + PAUSE), [3]);
+        assert!(!schedule.watch(3), "a new guarantee does not open the gate");
+        assert_eq!(schedule.due(start + REOPEN_INTERVAL.saturating_sub(Duration::from_nanos(1))), [0_u32; 0]);
+        assert_eq!(schedule.due(start + REOPEN_INTERVAL), [3]);
         schedule.opened(3);
-        assert_eq!(schedule.due(start + 2 * PAUSE), [0_u32; 0]);
+        assert_eq!(schedule.due(start + 2 * REOPEN_INTERVAL), [0_u32; 0]);
         assert!(schedule.forget(3));
         assert!(!schedule.forget(3));
         assert!(!schedule.passed(3, start), "an event that was under way");
-        assert_eq!(schedule.due(start + PAUSE), [0_u32; 0]);
+        assert_eq!(schedule.due(start + REOPEN_INTERVAL), [0_u32; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Says in one line why the kernel refused a probe, and what would fix it.
+//! Describes in one line why the kernel refused a probe, and the remedy.
 
 use std::{error::Error, io};
 
@@ -6,7 +6,7 @@ use aya::{maps::MapError, programs::ProgramError, sys::SyscallError};
 
 use crate::report::Obstacle;
 
-/// The reason behind an error of aya or of the system.
+/// Returns the reason for an error of aya or of the system.
 pub(crate) fn explain(error: &(dyn Error + 'static)) -> (Obstacle, String) {
     let chain = std::iter::successors(Some(error), |&error| error.source());
     chain
@@ -15,17 +15,17 @@ pub(crate) fn explain(error: &(dyn Error + 'static)) -> (Obstacle, String) {
         .unwrap_or_else(|| (Obstacle::Kernel, one_line(&error.to_string())))
 }
 
-/// Says what one error of the chain means, if it is one that carries the kernel's answer.
+/// Describes one error of the chain, if it contains the kernel's answer.
 fn explain_one(error: &(dyn Error + 'static)) -> Option<(Obstacle, String)> {
-    // aya's wrappers are transparent: the source of a wrapped error is the source of what it wraps.
+    // aya's wrappers are transparent: the source of a wrapper is the source of the wrapped error.
     if let Some(error) = error.downcast_ref::<ProgramError>() {
         return match error {
-            // The only refusal that comes before the verifier.
+            // The only refusal before the verifier.
             ProgramError::LoadError { io_error, .. } if io_error.raw_os_error() == Some(libc::EPERM) => {
                 Some(explain_io("BPF_PROG_LOAD", io_error))
             }
             ProgramError::LoadError { io_error, verifier_log } => {
-                let (number, words) = (number(io_error), last_words(&verifier_log.to_string()));
+                let (number, words) = (number(io_error), verifier_complaint(&verifier_log.to_string()));
                 let text = format!("{number}: the kernel's verifier refused the program: {words}");
                 Some((Obstacle::Kernel, text))
             }
@@ -87,8 +87,8 @@ fn number(error: &io::Error) -> String {
     name.to_owned()
 }
 
-/// What the verifier complained of: the line before its statistics.
-fn last_words(log: &str) -> String {
+/// Returns the verifier's complaint: the line before its statistics.
+fn verifier_complaint(log: &str) -> String {
     let words = log.lines().rev().map(str::trim).find(|line| {
         let statistics = ["processed ", "verification time ", "stack depth "];
         !line.is_empty() && !statistics.iter().any(|prefix| line.starts_with(prefix))
@@ -96,7 +96,7 @@ fn last_words(log: &str) -> String {
     one_line(words.unwrap_or("it gave no reason"))
 }
 
-/// At most 200 characters, none of them a line break.
+/// Joins a text into one line of at most 200 characters.
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(200).collect()
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_names_what_is_missing() {
+    fn explains_missing_privileges() {
         let call = |call, number| SyscallError { call, io_error: io::Error::from_raw_os_error(number) };
         let create = |number| MapError::CreateError {
             name: "CTR".to_owned(),
@@ -137,10 +137,10 @@ mod tests {
     }
 
     #[test]
-    fn the_verifiers_last_words_are_found() {
+    fn finds_verifier_complaint() {
         let log =
             "0: (79) r2 = *(u64 *)(r1 +0)\nunknown func bpf_foo#999\nprocessed 12 insns (limit 1000000)\n\n";
-        assert_eq!(last_words(log), "unknown func bpf_foo#999");
-        assert_eq!(last_words(""), "it gave no reason");
+        assert_eq!(verifier_complaint(log), "unknown func bpf_foo#999");
+        assert_eq!(verifier_complaint(""), "it gave no reason");
     }
 }

@@ -1,4 +1,4 @@
-//! One object with the programs of a family, loaded and attached each on its own.
+//! An object with the programs of a family of probes, each of which is loaded and attached independently.
 
 use std::{collections::BTreeMap, io, os::fd::AsFd as _, sync::Arc};
 
@@ -12,7 +12,7 @@ use numaward_abi::{MAX_NODE_IDS, NodeTable};
 use crate::{
     CgroupId, MapAccessError, Mode, Obstacle, Probe, ProbeReport,
     costs::FamilyCosts,
-    error::Refusal,
+    error::ProbeError,
     maps::{access, set},
     sys,
 };
@@ -20,7 +20,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hook {
     TpBtf(&'static str),
-    /// Of a BTF tracepoint, but only run by a tail call of another program there.
+    /// A BTF tracepoint at which another program runs this one by a tail call.
     TailCall(&'static str),
     Fentry(&'static str),
     Fexit(&'static str),
@@ -34,40 +34,40 @@ impl Hook {
     }
 }
 
-/// The programs of a family and what they share.
+/// The programs of a family and their common maps.
 pub(crate) struct Family {
     pub(crate) name: &'static str,
     pub(crate) ebpf: Ebpf,
     roots: HashMap<MapData, CgroupId, u32>,
-    /// In objects that remember slots: what makes them search anew.
+    /// The generation that invalidates the caches of slots, in objects with such caches.
     generation: Option<(Array<MapData, u64>, u64)>,
-    /// In objects that know of nodes: the map, and what it holds.
+    /// The node table and a copy of its contents, in objects that need nodes.
     node_table: Option<(Array<MapData, NodeTable>, NodeTable)>,
     lost: Option<Arc<Array<MapData, u64>>>,
-    /// Which programs serve a probe.
+    /// The attached programs of each probe.
     programs: Vec<(Probe, &'static str)>,
-    /// The attachments of programs on BTF tracepoints.
+    /// The links of programs that are attached to BTF tracepoints.
     links: BTreeMap<&'static str, BtfTracePointLinkId>,
-    /// Bytes that the maps take of the kernel's memory.
+    /// The kernel memory of the maps, in bytes.
     pub(crate) map_bytes: u64,
 }
 
 impl Family {
-    /// Creates the maps of the object; no program is loaded yet.
+    /// Creates the maps of the object. Programs are loaded later.
     pub(crate) fn load(
         loader: &mut EbpfLoader<'_>,
         name: &'static str,
         object: &[u8],
         slots: u32,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, ProbeError> {
         loader.map_max_entries("ROOTS", slots.max(1));
-        let mut ebpf = loader.load(object).map_err(|error| Refusal::kernel(&error))?;
-        // As the kernel makes it.
-        let unwritten = NodeTable { index: [0; MAX_NODE_IDS], home: [0; MAX_NODE_IDS] };
+        let mut ebpf = loader.load(object).map_err(|error| ProbeError::kernel(&error))?;
+        // The kernel initializes the map with zeros.
+        let unwritten = NodeTable { index: [0; MAX_NODE_IDS], memory_node: [0; MAX_NODE_IDS] };
         let mut family = Self {
             name,
             map_bytes: map_bytes(&ebpf),
-            roots: take(&mut ebpf, "ROOTS")?.ok_or(Refusal::Incomplete("ROOTS"))?,
+            roots: take(&mut ebpf, "ROOTS")?.ok_or(ProbeError::Incomplete("ROOTS"))?,
             generation: take(&mut ebpf, "GENERATION")?.map(|map| (map, 0)),
             node_table: take(&mut ebpf, "NODE_TABLE")?.map(|map| (map, unwritten)),
             lost: take(&mut ebpf, "LOST")?.map(Arc::new),
@@ -82,15 +82,15 @@ impl Family {
     pub(crate) fn take<T: TryFrom<Map, Error = MapError>>(
         &mut self,
         name: &'static str,
-    ) -> Result<T, Refusal> {
-        take(&mut self.ebpf, name)?.ok_or(Refusal::Incomplete(name))
+    ) -> Result<T, ProbeError> {
+        take(&mut self.ebpf, name)?.ok_or(ProbeError::Incomplete(name))
     }
 
-    /// A map without a type: for [`sys::add_array`], or for descriptors.
-    pub(crate) fn take_data(&mut self, name: &'static str) -> Result<MapData, Refusal> {
+    /// Takes an untyped map out of the object: for [`sys::add_array`], or for its descriptor.
+    pub(crate) fn take_data(&mut self, name: &'static str) -> Result<MapData, ProbeError> {
         match self.ebpf.take_map(name) {
             Some(Map::Array(map) | Map::PerfEventArray(map)) => Ok(map),
-            _ => Err(Refusal::Incomplete(name)),
+            _ => Err(ProbeError::Incomplete(name)),
         }
     }
 
@@ -100,16 +100,16 @@ impl Family {
         probe: Probe,
         programs: &[(&'static str, Hook)],
         btf: Option<&Btf>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ProbeError> {
         for &(name, hook) in programs {
             if btf.is_none() && hook.needs_btf() {
-                return Err(Refusal::NoBtf);
+                return Err(ProbeError::NoBtf);
             }
             if let Err(error) = self.attach_one(name, hook, btf) {
                 for (name, _) in programs {
                     self.unload(name);
                 }
-                return Err(Refusal::kernel(&error));
+                return Err(ProbeError::kernel(&error));
             }
         }
         for &(name, _) in programs {
@@ -122,7 +122,7 @@ impl Family {
 
     fn attach_one(&mut self, name: &'static str, hook: Hook, btf: Option<&Btf>) -> Result<(), ProgramError> {
         let program = self.ebpf.program_mut(name).ok_or(ProgramError::UnexpectedProgramType)?;
-        // A tracepoint's program may be attached to several.
+        // A tracepoint's program may be attached to several tracepoints.
         let loaded = program.fd().is_ok();
         match (program, hook, btf) {
             (Program::BtfTracePoint(program), Hook::TpBtf(event), Some(btf)) => {
@@ -155,7 +155,7 @@ impl Family {
         Ok(())
     }
 
-    /// The loaded program of this name, if it is loaded.
+    /// Returns a program if it is loaded.
     pub(crate) fn program(&self, name: &str) -> Option<&ProgramFd> {
         self.ebpf.program(name)?.fd().ok()
     }
@@ -169,7 +169,7 @@ impl Family {
             Some(Program::TracePoint(program)) => program.unload(),
             _ => Ok(()),
         };
-        // What was not loaded cannot be unloaded.
+        // Programs that were not loaded cannot be unloaded.
         if let Err(error) = unloaded
             && !matches!(error, ProgramError::NotLoaded)
         {
@@ -179,8 +179,8 @@ impl Family {
         self.links.remove(name);
     }
 
-    /// Attaches or detaches a program that is loaded, which takes no privileges. Only for one of a BTF tracepoint: any
-    /// other stays as it is.
+    /// Attaches or detaches a loaded program of a BTF tracepoint, which needs no privileges. Ignores programs of any
+    /// other type.
     pub(crate) fn set_attached(&mut self, name: &'static str, is_wanted: bool) -> Result<(), ProgramError> {
         let Some(Program::BtfTracePoint(program)) = self.ebpf.program_mut(name) else { return Ok(()) };
         if !is_wanted {
@@ -192,37 +192,37 @@ impl Family {
         Ok(())
     }
 
-    /// Whether a program is attached to a BTF tracepoint now.
+    /// Returns true if a program is attached to a BTF tracepoint.
     pub(crate) fn is_attached(&self, name: &str) -> bool {
         self.links.contains_key(name)
     }
 
-    /// Whether the maps can be read now.
+    /// Returns true if the maps can be read.
     pub(crate) fn is_readable(&self) -> bool {
         matches!(self.roots.get(&CgroupId(0), 0), Ok(_) | Err(MapError::KeyNotFound))
     }
 
-    /// Books `cgroup` and those below it to `slot`.
+    /// Books events of `cgroup` and its descendants to `slot`.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         self.roots.insert(cgroup, slot, 0).map_err(access("ROOTS", "write"))?;
         self.new_generation().inspect_err(|_| {
-            // Else some CPUs would count the cgroup and others not.
+            // Otherwise only some of the CPUs would count the cgroup.
             let _best_effort = self.roots.remove(&cgroup);
         })
     }
 
-    /// Undoes [`Family::add_root`].
+    /// Reverts [`Family::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId) -> Result<(), MapAccessError> {
         self.roots.remove(&cgroup).map_err(access("ROOTS", "write"))?;
         self.new_generation()
     }
 
-    /// Whether the programs are to learn of these nodes.
-    pub(crate) fn has_other_nodes(&self, nodes: &NodeTable) -> bool {
+    /// Returns true if the node table differs from this one.
+    pub(crate) fn differs_from_nodes(&self, nodes: &NodeTable) -> bool {
         self.node_table.as_ref().is_some_and(|(_, held)| held != nodes)
     }
 
-    /// Lets the programs learn of the nodes, where that is news.
+    /// Writes the node table if it has changed.
     pub(crate) fn set_nodes(&mut self, nodes: &NodeTable) -> Result<(), MapAccessError> {
         if let Some((map, held)) = &mut self.node_table
             && held != nodes
@@ -233,19 +233,19 @@ impl Family {
         Ok(())
     }
 
-    /// Makes every CPU search slots anew, where the programs remember them.
+    /// Invalidates the caches of slots on all CPUs.
     pub(crate) fn new_generation(&mut self) -> Result<(), MapAccessError> {
         let Some((map, generation)) = &mut self.generation else { return Ok(()) };
         *generation += 1;
         set(map, "GENERATION", 0, generation)
     }
 
-    /// What found no room in a map.
+    /// Returns the number of events that did not fit into a map.
     pub(crate) fn lost(&self) -> Result<u64, MapAccessError> {
         self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(access("LOST", "read")))
     }
 
-    /// The family's programs, and the map that counts what found no room in another.
+    /// Returns handles of the family's programs, and of the map that counts lost events.
     pub(crate) fn costs(&self) -> io::Result<FamilyCosts> {
         let program = |&(probe, name): &(Probe, &'static str)| {
             let fd = self.ebpf.program(name)?.fd().ok()?;
@@ -259,11 +259,11 @@ impl Family {
 fn take<T: TryFrom<Map, Error = MapError>>(
     ebpf: &mut Ebpf,
     name: &'static str,
-) -> Result<Option<T>, Refusal> {
-    ebpf.take_map(name).map(T::try_from).transpose().map_err(|_| Refusal::Incomplete(name))
+) -> Result<Option<T>, ProbeError> {
+    ebpf.take_map(name).map(T::try_from).transpose().map_err(|_| ProbeError::Incomplete(name))
 }
 
-/// Bytes that the maps of an object take of the kernel's memory; 0 for those of which the kernel reports none.
+/// Returns the kernel memory of the maps in bytes, without maps for which the kernel does not report it.
 fn map_bytes(ebpf: &Ebpf) -> u64 {
     let of = |map: &Map| match map {
         Map::Array(map)
@@ -277,18 +277,18 @@ fn map_bytes(ebpf: &Ebpf) -> u64 {
     ebpf.maps().filter_map(|(_, map)| of(map)).fold(0, u64::saturating_add)
 }
 
-/// A probe's way to be attached: its programs, or why it cannot be tried.
-pub(crate) type Way = (Mode, Result<Vec<(&'static str, Hook)>, Refusal>);
+/// A method to attach a probe: its mode and its programs, or the reason why it cannot be tried.
+pub(crate) type AttachMethod = (Mode, Result<Vec<(&'static str, Hook)>, ProbeError>);
 
-/// How the programs of a probe are attached, best first: by the first way that the kernel takes.
-pub(crate) fn attach_by_first(
+/// Attaches a probe by the first method that the kernel accepts.
+pub(crate) fn attach_by_first_method(
     family: &mut Family,
     probe: Probe,
-    ways: Vec<Way>,
+    methods: Vec<AttachMethod>,
     btf: Option<&Btf>,
 ) -> ProbeReport {
     let mut reasons = Vec::new();
-    for (mode, programs) in ways {
+    for (mode, programs) in methods {
         match programs.and_then(|programs| family.attach(probe, &programs, btf)) {
             Ok(()) => return report(probe, mode, &reasons),
             Err(refusal) => reasons.push((refusal.obstacle(), format!("{mode}: {refusal}"))),
@@ -297,7 +297,7 @@ pub(crate) fn attach_by_first(
     report(probe, Mode::Absent, &reasons)
 }
 
-/// The report of a probe; what was tried before, and why it failed, is the reason.
+/// Creates the report of a probe. The errors of the methods that were tried before are the reason.
 pub(crate) fn report(probe: Probe, mode: Mode, reasons: &[(Obstacle, String)]) -> ProbeReport {
     let texts: Vec<&str> = reasons.iter().map(|(_, text)| text.as_str()).collect();
     let reason = (!texts.is_empty()).then(|| texts.join("; "));

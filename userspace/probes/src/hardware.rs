@@ -1,7 +1,7 @@
-//! Accesses to local and remote DRAM, as the processor counts them: see `ebpf/src/hardware.rs` and `pmu.rs`.
+//! Counts accesses to local and remote DRAM by the processor's counters: see `ebpf/src/hardware.rs` and `pmu.rs`.
 //!
-//! The counters are opened at the start, for the CPUs that are online then, and held. What a CPU that comes later does
-//! is not counted; how often that was so is reported as lost events.
+//! The counters are opened at the start, for the CPUs that are online then, and held. Accesses of a CPU that comes
+//! online later are not counted. They are reported as lost events.
 
 use std::{os::fd::AsFd as _, path::Path};
 
@@ -12,37 +12,37 @@ use perf_event::Counter;
 
 use crate::{
     DramAccesses, Mode, Probe, ProbeOptions, ProbeReport,
-    error::Refusal,
-    family::{Family, Hook, attach_by_first},
-    kernel::Kernel,
+    error::ProbeError,
+    family::{Family, Hook, attach_by_first_method},
+    kernel::KernelInfo,
     nodes::Numbering,
     objects::HARDWARE,
-    pmu::{self, Opened},
+    pmu::{self, OpenCounters},
     sys,
 };
 
-/// Number of 64-bit words of a slot's counters on one node.
+/// The number of 64-bit words of a slot's counters on one node.
 pub(crate) const WORDS: usize = size_of::<DramCounters>() / size_of::<u64>();
 
-/// What is held while the probe counts.
+/// The loaded program and its counters.
 pub(crate) struct Hardware {
     pub(crate) family: Family,
     has_local: bool,
-    /// When a map's descriptor is closed, the kernel forgets the events put in by it.
-    _held: ([MapData; 2], (Opened<Counter>, Opened<Counter>)),
+    /// When a map's descriptor is closed, the kernel removes the events that were added through it.
+    _held: ([MapData; 2], (OpenCounters<Counter>, OpenCounters<Counter>)),
 }
 
 impl Hardware {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
-        kernel: &Kernel,
+        kernel: &KernelInfo,
         numbering: &Numbering,
-    ) -> Result<(Self, ProbeReport), Refusal> {
-        let object = HARDWARE.map_err(Refusal::NotBuilt)?;
+    ) -> Result<(Self, ProbeReport), ProbeError> {
+        let object = HARDWARE.map_err(ProbeError::NotBuilt)?;
         let (path, parent) = kernel.ancestors()?;
         let nodes = numbering.capacity();
         let slots = options.slots.saturating_add(1);
-        let entries = slots.checked_mul(nodes).ok_or(Refusal::TooManySlots { slots, nodes })?;
+        let entries = slots.checked_mul(nodes).ok_or(ProbeError::TooManySlots { slots, nodes })?;
         let events = match options.fakes.dram_events {
             Some(events) => events,
             None => pmu::events(Path::new("/"))?,
@@ -64,11 +64,12 @@ impl Hardware {
         for (map, counters) in maps.iter().zip([&opened.0, &opened.1]) {
             for (cpu, counter) in counters {
                 sys::set_descriptor(map.fd().as_fd(), cpu.0, counter)
-                    .map_err(|error| Refusal::kernel(&error))?;
+                    .map_err(|error| ProbeError::kernel(&error))?;
             }
         }
         let hook = Ok(vec![("hardware_tp_btf", Hook::TpBtf("sched_switch"))]);
-        let report = attach_by_first(&mut family, Probe::Hardware, vec![(Mode::TpBtf, hook)], kernel.btf());
+        let report =
+            attach_by_first_method(&mut family, Probe::Hardware, vec![(Mode::TpBtf, hook)], kernel.btf());
         Ok((Self { has_local, _held: (maps, opened), family }, report))
     }
 
@@ -78,12 +79,12 @@ impl Hardware {
     }
 }
 
-/// The counters of a slot, by node.
+/// Decodes the counters of a slot, by node.
 pub(crate) fn counters(nodes: &[NodeId], has_local: bool, words: &[u64]) -> Vec<DramAccesses> {
-    let of = |(&node, &[local, remote]): (&NodeId, &[u64; WORDS])| DramAccesses {
+    let decode = |(&node, &[local, remote]): (&NodeId, &[u64; WORDS])| DramAccesses {
         node,
         local: has_local.then_some(local),
         remote,
     };
-    nodes.iter().zip(words.as_chunks::<WORDS>().0).map(of).collect()
+    nodes.iter().zip(words.as_chunks::<WORDS>().0).map(decode).collect()
 }

@@ -1,4 +1,4 @@
-//! Hugepages that are taken from the pools: see `ebpf/src/hugepages.rs`.
+//! Counts hugepages that are taken from the pools: see `ebpf/src/hugepages.rs`.
 
 use std::collections::BTreeSet;
 
@@ -11,34 +11,34 @@ use numaward_topology::{Bytes, HugepageSize, Machine, NodeId, NodeSet};
 
 use crate::{
     MapAccessError, Mode, NodeHugepages, Probe, ProbeOptions, ProbeReport,
-    error::Refusal,
-    family::{Family, Hook, attach_by_first},
-    kernel::Kernel,
+    error::ProbeError,
+    family::{Family, Hook, attach_by_first_method},
+    kernel::KernelInfo,
     maps::set,
     nodes::Numbering,
     objects::HUGEPAGES,
 };
 
-/// The map of the counters.
+/// The name of the counters' map.
 pub(crate) const MAP: &str = "HUGEPAGES";
 
-/// Number of 64-bit words of the counters of one size on one node.
+/// The number of 64-bit words of the counters of one size on one node.
 const WORDS: usize = size_of::<HugepageCounters>() / size_of::<u64>();
 
-/// What is held while the probe counts.
-pub(crate) struct Hugepages {
+/// The loaded program and its maps.
+pub(crate) struct HugepageProbe {
     pub(crate) family: Family,
     slots: Array<MapData, Slot>,
     sizes: Vec<HugepageSize>,
 }
 
-impl Hugepages {
+impl HugepageProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
-        kernel: &Kernel,
+        kernel: &KernelInfo,
         numbering: &Numbering,
-    ) -> Result<(Self, ProbeReport), Refusal> {
-        let object = HUGEPAGES.map_err(Refusal::NotBuilt)?;
+    ) -> Result<(Self, ProbeReport), ProbeError> {
+        let object = HUGEPAGES.map_err(ProbeError::NotBuilt)?;
         let (function, path) = kernel.get(|structures| &structures.hugepages)?;
         let node_shift = kernel.get(|structures| &structures.node_shift)?;
         let node_shift = options.fakes.node_shift.unwrap_or(node_shift);
@@ -47,10 +47,10 @@ impl Hugepages {
         let slots = options.slots.saturating_add(1);
         let size_count = u32::try_from(sizes.len()).unwrap_or(u32::MAX);
         let entries = nodes.checked_mul(size_count).and_then(|per_slot| slots.checked_mul(per_slot));
-        let entries = entries.ok_or(Refusal::TooManySlots { slots, nodes })?;
-        let to_slot = kernel.to_slot()?;
+        let entries = entries.ok_or(ProbeError::TooManySlots { slots, nodes })?;
+        let slot_path = kernel.slot_path()?;
         let mut loader = EbpfLoader::new();
-        to_slot.show(&mut loader);
+        slot_path.set_globals(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODES", &nodes, true)
@@ -65,33 +65,33 @@ impl Hugepages {
         family.set_nodes(&numbering.table(options.machine))?;
         let mut hugepages = Self { slots: family.take("SLOTS")?, sizes, family };
         hugepages.set_allowed(OTHER_SLOT, None, numbering)?;
-        let ways = vec![(Mode::Fexit, Ok(vec![("hugepages_fexit", Hook::Fexit(function))]))];
-        let report = attach_by_first(&mut hugepages.family, Probe::Hugepages, ways, kernel.btf());
+        let methods = vec![(Mode::Fexit, Ok(vec![("hugepages_fexit", Hook::Fexit(function))]))];
+        let report = attach_by_first_method(&mut hugepages.family, Probe::Hugepages, methods, kernel.btf());
         Ok((hugepages, report))
     }
 
-    /// 64-bit numbers of a slot.
+    /// Returns the number of 64-bit words of a slot.
     pub(crate) fn words_of_slot(&self, numbering: &Numbering) -> usize {
         numbering.capacity() as usize * self.sizes.len() * WORDS
     }
 
-    /// Sets which nodes are promised to the holder of a slot.
+    /// Sets the nodes that are guaranteed to the holder of a slot.
     pub(crate) fn set_allowed(
         &mut self,
         slot: u32,
         allowed: Option<&NodeSet>,
         numbering: &Numbering,
     ) -> Result<(), MapAccessError> {
-        set(&mut self.slots, "SLOTS", slot, &Slot { allowed: numbering.mask_of(allowed) })
+        set(&mut self.slots, "SLOTS", slot, &Slot { allowed: numbering.allowed_mask(allowed) })
     }
 
-    /// The sizes of pages that are counted.
+    /// Returns the counted page sizes.
     pub(crate) fn sizes(&self) -> &[HugepageSize] {
         &self.sizes
     }
 }
 
-/// The sizes of pages that the machine has pools for, and how many bits each is.
+/// Returns the page sizes of the machine's pools, and their binary logarithms.
 fn sizes(machine: &Machine) -> (Vec<HugepageSize>, [u32; HUGEPAGE_SIZES]) {
     let all: BTreeSet<HugepageSize> =
         machine.nodes.values().flat_map(|node| node.hugepages.keys().copied()).collect();
@@ -104,7 +104,7 @@ fn sizes(machine: &Machine) -> (Vec<HugepageSize>, [u32; HUGEPAGE_SIZES]) {
     (sizes, bits)
 }
 
-/// The counters of a slot, by node and size.
+/// Decodes the counters of a slot, by node and size.
 pub(crate) fn counters(nodes: &[NodeId], sizes: &[HugepageSize], words: &[u64]) -> Vec<NodeHugepages> {
     let places = nodes.iter().flat_map(|&node| sizes.iter().map(move |&size| (node, size)));
     let of = |((node, size), &[local, remote, outside]): ((NodeId, HugepageSize), &[u64; WORDS])| {
@@ -122,14 +122,14 @@ mod tests {
     const GIB: HugepageSize = HugepageSize(Bytes::gib(1));
 
     #[test]
-    fn sizes_are_those_of_the_machines_pools_also_where_empty() {
+    fn counts_sizes_of_all_pools() {
         let builder = Machine::builder().nodes(2).cores_per_node(1).memory(Bytes::gib(2));
         let machine = builder.hugepages(TWO_MIB, 3).hugepages(GIB, 0).build().unwrap();
         assert_eq!(sizes(&machine), (vec![TWO_MIB, GIB], [21, 30, 0, 0]));
     }
 
     #[test]
-    fn counts_are_of_nodes_and_sizes() {
+    fn decodes_counts_by_node_and_size() {
         let grown: Vec<u64> = (1..=12).collect();
         let found = counters(&[NodeId(0), NodeId(4)], &[TWO_MIB, GIB], &grown);
         let of = |node, size: HugepageSize, [local, remote, outside]: [u64; 3]| {

@@ -1,8 +1,8 @@
-//! Who runs on exclusive CPUs: see `ebpf/src/switch.rs`.
+//! Measures the tasks that run on exclusive CPUs: see `ebpf/src/switch.rs`.
 //!
-//! The program is loaded at the start, while the daemon has the privileges for that, and attached only while a CPU is
-//! exclusive: attaching a loaded program takes none. Where only the classic tracepoint is available, which takes
-//! privileges to attach, it stays attached.
+//! The program is loaded at the start, when the daemon has the necessary privileges, and attached only while a CPU is
+//! exclusive: attaching a loaded program needs no privileges. Attaching the classic tracepoint does, so as a fallback
+//! it stays attached.
 
 use std::{
     array,
@@ -20,56 +20,54 @@ use numaward_topology::CpuId;
 
 use crate::{
     MapAccessError, Mode, Probe, ProbeOptions, ProbeReport, SlotId,
-    error::Refusal,
+    error::ProbeError,
     event::command_name,
-    family::{Family, Hook, attach_by_first},
-    kernel::Kernel,
+    family::{Family, Hook, attach_by_first_method},
+    kernel::KernelInfo,
     maps::{access, set},
     objects::SWITCH,
     sys,
 };
 
 const PROGRAM: &str = "switch_tp_btf";
-const FALLBACK: &str = "switch_tracepoint";
+const FALLBACK_PROGRAM: &str = "switch_tracepoint";
 
-/// What sort of task runs on a CPU that is exclusive to another workload.
+/// The class of a task on a CPU that is exclusive to another workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum IntruderClass {
-    /// A kernel thread.
     KernelThread = RunClass::KernelThread as isize,
-    /// A process of no registered workload.
+    /// A process that belongs to no registered workload.
     Host = RunClass::Host as isize,
     /// A process of another workload.
     Workload = RunClass::Workload as isize,
 }
 
 impl IntruderClass {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::KernelThread, Self::Host, Self::Workload];
 
-    /// The metric label `class`.
+    /// Returns the value of the metric label `class`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// Who used a CPU while it was exclusive, since the daemon started.
+/// The running time on a CPU while it was exclusive, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuUsage {
-    /// The workload that it is exclusive to.
+    /// Time of the workload that owns the CPU.
     pub own: Duration,
-    /// Intruders, by [`IntruderClass`].
+    /// Time of intruders, by [`IntruderClass`].
     pub intruders: [Duration; IntruderClass::ALL.len()],
 }
 
 impl CpuUsage {
-    /// The time of a class of intruders.
+    /// Returns the time of a class of intruders.
     pub const fn time_of(&self, class: IntruderClass) -> Duration {
         self.intruders[class as usize - 1]
     }
 
-    /// No less than before in any part: a reading may catch the kernel between two writes.
+    /// Returns the maximum of each part: a reading may fall between two writes of the kernel.
     fn at_least(self, before: Self) -> Self {
         Self {
             own: self.own.max(before.own),
@@ -81,55 +79,57 @@ impl CpuUsage {
 /// Tasks of one name that ran on CPUs exclusive to another workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intruder {
-    /// The workload that the CPUs are exclusive to.
+    /// The workload that owns the CPUs.
     pub owner: SlotId,
-    /// What sort of task it is.
     pub class: IntruderClass,
-    /// Its workload, if it is of one that is registered.
+    /// The intruder's workload, if it is registered.
     pub workload: Option<SlotId>,
-    /// Its name, at most 15 bytes.
+    /// The task's name, at most 15 bytes.
     pub command: String,
-    /// How long it ran there, since the CPUs are exclusive.
+    /// The running time since the CPUs became exclusive.
     pub time: Duration,
-    /// How often it was switched in.
+    /// The number of times that a task was switched in.
     pub runs: u64,
 }
 
-/// The scheduler's probe. Loaded, and attached while a CPU is exclusive.
+/// The scheduler's probe: loaded, and attached while a CPU is exclusive.
 pub(crate) struct Switch {
     pub(crate) family: Family,
     owner: Array<MapData, u32>,
     times: PerCpuArray<MapData, CpuTimes>,
     intruders: HashMap<MapData, IntruderKey, IntruderTime>,
-    /// Which of the programs serves.
+    /// The program in use.
     program: &'static str,
     exclusive: BTreeMap<CpuId, SlotId>,
-    /// CPUs that are or were exclusive, and what was read of them last.
+    /// CPUs that are or were exclusive, with their last reading.
     read: BTreeMap<CpuId, CpuUsage>,
 }
 
 impl Switch {
-    pub(crate) fn load(options: &ProbeOptions<'_>, kernel: &Kernel) -> Result<(Self, ProbeReport), Refusal> {
-        let object = SWITCH.map_err(Refusal::NotBuilt)?;
+    pub(crate) fn load(
+        options: &ProbeOptions<'_>,
+        kernel: &KernelInfo,
+    ) -> Result<(Self, ProbeReport), ProbeError> {
+        let object = SWITCH.map_err(ProbeError::NotBuilt)?;
         let layout = || {
             kernel.ancestors()?;
             kernel.get(|structures| &structures.task)
         };
         let task = layout().unwrap_or_default();
-        let cpus = aya::util::nr_cpus().map_err(|(_, error)| Refusal::Cpus(error))?;
-        let to_slot = kernel.to_slot()?;
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| ProbeError::Cpus(error))?;
+        let slot_path = kernel.slot_path()?;
         let mut loader = EbpfLoader::new();
-        to_slot.show(&mut loader);
+        slot_path.set_globals(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("TASK", &task, true)
             .map_max_entries("OWNER", u32::try_from(cpus).unwrap_or(u32::MAX));
         let mut family = Family::load(&mut loader, "switch", object, options.slots)?;
-        let ways = vec![
+        let methods = vec![
             (Mode::TpBtf, layout().map(|_| vec![(PROGRAM, Hook::TpBtf("sched_switch"))])),
-            (Mode::Tracepoint, Ok(vec![(FALLBACK, Hook::Tracepoint("sched", "sched_switch"))])),
+            (Mode::Tracepoint, Ok(vec![(FALLBACK_PROGRAM, Hook::Tracepoint("sched", "sched_switch"))])),
         ];
-        let mut report = attach_by_first(&mut family, Probe::Switch, ways, kernel.btf());
+        let mut report = attach_by_first_method(&mut family, Probe::Switch, methods, kernel.btf());
         if report.mode == Mode::Tracepoint
             && let Some(reason) = &mut report.reason
         {
@@ -137,23 +137,23 @@ impl Switch {
                 "; tracepoint: kernel threads are taken for processes of the host; it is attached all the time",
             );
         }
-        // That it can be attached is known now.
-        family.set_attached(PROGRAM, false).map_err(|error| Refusal::kernel(&error))?;
+        // Attaching has succeeded once, so it will succeed again.
+        family.set_attached(PROGRAM, false).map_err(|error| ProbeError::kernel(&error))?;
         let switch = Self {
             owner: family.take("OWNER")?,
             times: family.take("TIMES")?,
             intruders: family.take("INTRUDERS")?,
             exclusive: BTreeMap::new(),
             read: BTreeMap::new(),
-            program: if report.mode == Mode::Tracepoint { FALLBACK } else { PROGRAM },
+            program: if report.mode == Mode::Tracepoint { FALLBACK_PROGRAM } else { PROGRAM },
             family,
         };
         Ok((switch, report))
     }
 
-    /// Forgets the intruders of a slot, and upon it: it will be another's.
+    /// Removes the intruders on and of a slot, which is about to get another holder.
     pub(crate) fn forget(&mut self, slot: u32) -> Result<(), MapAccessError> {
-        // Nobody ever intruded while nothing was exclusive.
+        // There are no intruders as long as no CPU was exclusive.
         if self.read.is_empty() {
             return Ok(());
         }
@@ -165,16 +165,17 @@ impl Switch {
         Ok(())
     }
 
-    /// Whether it measures now.
+    /// Returns true if the probe measures now.
     pub(crate) fn is_attached(&self) -> bool {
-        self.family.is_attached(self.program) || self.program == FALLBACK && !self.exclusive.is_empty()
+        self.family.is_attached(self.program)
+            || self.program == FALLBACK_PROGRAM && !self.exclusive.is_empty()
     }
 
-    /// Sets which CPUs are exclusive to whom; attaches or detaches as that demands.
+    /// Sets the owners of exclusive CPUs, and attaches or detaches the program accordingly.
     pub(crate) fn set_exclusive(&mut self, now: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
         let ended: Vec<CpuId> = self.exclusive.keys().filter(|cpu| !now.contains_key(cpu)).copied().collect();
         if !ended.is_empty() {
-            // What runs there now counts up to now.
+            // The time of the current tasks counts up to now.
             self.read_cpus()?;
         }
         for cpu in ended {
@@ -195,7 +196,7 @@ impl Switch {
         })
     }
 
-    /// Who used the CPUs that are exclusive or were, while they were.
+    /// Returns the running times on CPUs that are or were exclusive.
     pub(crate) fn read_cpus(&mut self) -> Result<BTreeMap<CpuId, CpuUsage>, MapAccessError> {
         if self.read.is_empty() {
             return Ok(BTreeMap::new());
@@ -205,7 +206,7 @@ impl Switch {
         for (cpu, read) in &mut self.read {
             let Some(times) = times.get(cpu.0 as usize) else { continue };
             let owner = self.exclusive.get(cpu).map(|slot| slot.0);
-            *read = use_of(times, owner, now).at_least(*read);
+            *read = usage_from_times(times, owner, now).at_least(*read);
         }
         Ok(self.read.clone())
     }
@@ -223,8 +224,8 @@ impl Switch {
     }
 }
 
-/// The time of each class, with that of the task that runs now.
-fn use_of(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUsage {
+/// Returns the time of each class, including that of the current task.
+fn usage_from_times(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUsage {
     let mut nanoseconds = times.nanoseconds;
     if times.since != 0
         && owner == Some(times.owner)
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_runs_now_is_counted_up_to_now() {
+    fn current_task_counts_up_to_now() {
         let times = CpuTimes {
             since: 100,
             owner: 7,
@@ -261,21 +262,22 @@ mod tests {
             padding: 0,
             nanoseconds: [1, 2, 3, 4],
         };
-        let host =
-            |times: &CpuTimes, owner, now| use_of(times, owner, now).time_of(IntruderClass::Host).as_nanos();
+        let host = |times: &CpuTimes, owner, now| {
+            usage_from_times(times, owner, now).time_of(IntruderClass::Host).as_nanos()
+        };
         assert_eq!(host(&times, Some(7), 150), 53);
         assert_eq!(host(&times, Some(7), 50), 3, "clocks of CPUs may differ a little");
         assert_eq!(host(&times, Some(8), 150), 3, "it was switched in under another owner");
         assert_eq!(host(&times, None, 150), 3);
         assert_eq!(host(&CpuTimes { since: 0, ..times }, Some(7), 150), 3);
         let idle = CpuTimes { class: RunClass::Idle as u32, ..times };
-        assert_eq!(use_of(&idle, Some(7), 150).intruders, [2, 3, 4].map(Duration::from_nanos));
+        assert_eq!(usage_from_times(&idle, Some(7), 150).intruders, [2, 3, 4].map(Duration::from_nanos));
         let full = CpuTimes { nanoseconds: [u64::MAX; 4], ..times };
         assert_eq!(host(&full, Some(7), u64::MAX), u128::from(u64::MAX));
     }
 
     #[test]
-    fn intruders_have_a_class_or_are_none() {
+    fn decodes_intruders() {
         let key =
             |class, slot| IntruderKey { owner: 1, slot, class, padding: 0, comm: *b"kworker/0:1\0\0\0\0\0" };
         let time = IntruderTime { nanoseconds: 5, runs: 2 };

@@ -1,16 +1,19 @@
-//! Loads the eBPF probes, attaches them, and reads what they count.
+//! Loads the eBPF probes, attaches them, and reads their counters.
 //!
-//! **Slots.** Counters are kept per *slot*: a number that a workload holds from [`Probes::register`] to
-//! [`Probes::release`]. A page is booked to the deepest registered cgroup at or above the cgroup of the
-//! task that allocated it; what no registered cgroup owns is booked to [`AllocationSnapshot::other`].
+//! # Slots
+//! Counters are kept per *slot*: a number that a workload holds from [`Probes::register`] to [`Probes::release`]. A
+//! page is booked to the deepest registered cgroup among the allocating task's cgroup and its ancestors, or to
+//! [`AllocationSnapshot::other`] if none of them is registered.
 //!
-//! **Nothing here is fatal.** A probe that cannot be attached is reported as [`Mode::Absent`] with its
-//! reason, and the calls that need it do nothing: registering still works, counters are empty.
+//! # Errors
+//! No error is fatal. A probe that cannot be attached is reported as [`Mode::Absent`] with its reason, and calls that
+//! need it do nothing: registering still works, and counters are empty.
 //!
-//! **Privileges.** [`Probes::load`] needs `CAP_BPF` and `CAP_PERFMON` (for the classic tracepoint
-//! `CAP_SYS_ADMIN`, where `kernel.perf_event_paranoid` is above 2). All file descriptors are held from
-//! then on, and everything but [`stats_window`] works after these privileges are gone; on older kernels `CAP_BPF` has to
-//! stay, see [`Probes::needs_cap_bpf`].
+//! # Privileges
+//! [`Probes::load`] needs `CAP_BPF` and `CAP_PERFMON` (for the classic tracepoint `CAP_SYS_ADMIN`, if
+//! `kernel.perf_event_paranoid` is above 2). It opens all file descriptors that are needed later, so everything except
+//! [`stats_window`] works after the privileges are dropped. On older kernels `CAP_BPF` has to stay, see
+//! [`Probes::needs_cap_bpf`].
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The probes' maps, with errors that name them.
+//! Access to the probes' maps, with errors that contain their names.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The objects of the programs, where the build had a toolchain for them.
+//! The objects of the eBPF programs, if the build had a toolchain for them.
 
 macro_rules! object {
     ($name:ident, $file:literal) => {
@@ -22,7 +22,7 @@ object!(HUGEPAGES, "/hugepages");
 mod tests {
     use super::*;
 
-    /// With it, the smallest has 116 KiB, and the largest without has 44.
+    /// With debug information, the smallest object has 116 KiB. Without it, the largest one has 44 KiB.
     #[test]
     fn objects_have_no_debug_information() {
         for object in [ALLOC, CHAINS, FAULTS, TROUBLE, SWITCH, HARDWARE, HUGEPAGES] {

@@ -1,4 +1,4 @@
-//! What the probes are loaded with.
+//! Options for loading the probes.
 
 use std::time::Duration;
 
@@ -10,70 +10,69 @@ use crate::{
     report::{Mode, Probe},
 };
 
-/// Slots where [`ProbeOptions::slots`] is not set otherwise.
+/// The default of [`ProbeOptions::slots`].
 pub const DEFAULT_SLOTS: u32 = 512;
 
-/// The default of [`ProbeOptions::long_stall`]: users of a service notice it.
+/// The default of [`ProbeOptions::long_stall`]: a delay that users of a service notice.
 const DEFAULT_LONG_STALL: Duration = Duration::from_millis(100);
 
-/// What [`Probes::load`](crate::Probes::load) needs to know.
+/// The parameters of [`Probes::load`](crate::Probes::load).
 #[derive(Clone, Debug)]
 pub struct ProbeOptions<'a> {
-    /// The machine that the probes run on.
     pub machine: &'a Machine,
-    /// Workloads that can be registered at the same time.
+    /// The maximum number of registered workloads.
     pub slots: u32,
-    /// The ways to attach the allocation probe, best first. One in which this kernel loses events (see
-    /// [`ProbeStats::events_lost`](crate::ProbeStats::events_lost)) is taken only where no later one is available.
+    /// The modes in which the allocation probe may be attached, best first. A mode in which this kernel loses events
+    /// (see [`ProbeStats::events_lost`](crate::ProbeStats::events_lost)) is used only if no later one is available.
     pub alloc_modes: &'a [Mode],
-    /// For which part of the time the allocation probe is attached; `None` for all of it. What it counts is then an
-    /// estimate: see [`Probes::apply_duty_cycle`](crate::Probes::apply_duty_cycle). It holds for [`Mode::TpBtf`] only.
+    /// The part of the time for which the allocation probe is attached; `None` for all of it. Its counts are then
+    /// estimates: see [`Probes::apply_duty_cycle`](crate::Probes::apply_duty_cycle). Only [`Mode::TpBtf`] supports it.
     pub duty_cycle: Option<DutyCycle>,
-    /// The probes other than that of allocations which are to be attached.
+    /// The secondary probes that are attached.
     pub secondary: Vec<Probe>,
-    /// How call chains are taken; `None` where they are not.
+    /// The options for call chains; `None` if they are not taken.
     pub call_chains: Option<ChainOptions>,
-    /// From when on a stall is reported as [`ProbeEvent::LongStall`](crate::ProbeEvent::LongStall).
+    /// The duration from which a stall is reported as [`Incident::LongStall`](crate::Incident::LongStall).
     pub long_stall: Duration,
-    /// Whether to compare the counts with known allocations at the start.
+    /// Compares the counts with known allocations at the start.
     pub self_check: bool,
-    /// Whether the probes write debug messages; they are read by [`Probes::flush_log`](crate::Probes::flush_log).
+    /// Makes the probes write debug messages, which [`Probes::flush_log`](crate::Probes::flush_log) reads.
     pub debug_log: bool,
-    /// For tests.
+    /// Overrides for tests.
     pub fakes: TestOverrides,
 }
 
-/// How call chains of remote allocations and accesses are taken.
+/// Options for call chains of remote allocations and accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainOptions {
-    /// For how many remote pages one chain is taken.
+    /// The number of remote pages for which one chain is taken.
     pub sample_every: u32,
-    /// How many chains there may be.
+    /// The maximum number of chains.
     pub max_stacks: u32,
 }
 
-/// Untruths for tests on hosts with one node.
+/// Overrides for tests on hosts with one node.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TestOverrides {
-    /// Every CPU is taken to be of this node.
+    /// The memory node of every CPU.
     pub cpu_node: Option<NodeId>,
-    /// Where the node id is taken to begin in `page->flags`.
+    /// The shift of the node id in `page->flags`.
     pub node_shift: Option<u32>,
-    /// What is counted for accesses to DRAM.
+    /// The events that replace accesses to DRAM.
     pub dram_events: Option<pmu::DramEvents>,
-    /// Bytes of the ring buffer of misses, so that it overflows soon.
+    /// The size of the ring buffer of misses in bytes, so that a test can fill it.
     pub ring_bytes: Option<u32>,
 }
 
 impl<'a> ProbeOptions<'a> {
-    /// The options of a daemon on `machine`.
+    /// Returns the options of a daemon on `machine`.
     pub fn new(machine: &'a Machine) -> Self {
         Self {
             machine,
             slots: DEFAULT_SLOTS,
             alloc_modes: &[Mode::TpBtf, Mode::Tracepoint],
             duty_cycle: None,
-            // The processor's counters are few, and others may want them.
+            // The processor has few counters, which other programs may need.
             secondary: Probe::SECONDARY.into_iter().filter(|probe| *probe != Probe::Hardware).collect(),
             call_chains: None,
             long_stall: DEFAULT_LONG_STALL,

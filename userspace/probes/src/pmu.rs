@@ -1,11 +1,11 @@
-//! Which of a processor's counters distinguish local from remote memory, and how they are opened.
+//! The processor's events that distinguish local from remote memory, and their counters.
 //!
-//! The events are those of the kernel's own tables, tools/perf/pmu-events, in the encoding of `PERF_TYPE_RAW` (umask
-//! in bits 8 to 15 on x86). They are opened once on each CPU, pinned: they count always or not at all.
+//! The events are from the kernel's tables, tools/perf/pmu-events, in the encoding of `PERF_TYPE_RAW` (umask in bits 8
+//! to 15 on x86). They are opened once on each CPU and pinned: they count always or not at all.
 //!
-//! On Arm the event is an architectural one, the same on all processors that have it. The kernel lists it in sysfs where the
-//! processor says that it counts it, and a hypervisor may hide it. Asked for it nevertheless, the kernel would count nothing
-//! and report no error.
+//! On Arm the event is architectural: it is the same on all processors that have it. The kernel lists it in sysfs if
+//! the processor reports it; a hypervisor may hide it. If it were opened although it is not listed, it would count
+//! nothing, without an error.
 
 use std::{
     fmt, fs, io,
@@ -18,9 +18,7 @@ use perf_event::{Builder, Counter, ReadFormat, events::Raw};
 /// A perf event: `type` and `config` of `struct perf_event_attr` (`linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerfEvent {
-    /// Its type.
     pub kind: u32,
-    /// Which one of the type.
     pub config: u64,
 }
 
@@ -30,39 +28,40 @@ const fn raw(config: u64) -> PerfEvent {
     PerfEvent { kind: PERF_TYPE_RAW, config }
 }
 
-/// The two events that are counted.
+/// The events for accesses to DRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DramEvents {
-    /// Accesses to memory of the CPU's own node; `None` where the processor does not count them by themselves.
+    /// Accesses to memory of the CPU's own node; `None` if the processor does not count them separately.
     pub local: Option<PerfEvent>,
-    /// Accesses to memory of other nodes.
     pub remote: PerfEvent,
 }
 
-/// Processors and their events.
-struct Known {
+/// The events of a group of processors.
+struct ProcessorEvents {
     /// `vendor_id` in /proc/cpuinfo.
     vendor: &'static str,
-    /// `cpu family`.
+    /// `cpu family` in /proc/cpuinfo.
     families: &'static [u32],
-    /// `model`, from and to.
+    /// Inclusive ranges of `model` in /proc/cpuinfo.
     models: &'static [(u32, u32)],
     events: DramEvents,
 }
 
+/// The events by processor.
+///
 /// Intel: `MEM_LOAD_L3_MISS_RETIRED.LOCAL_DRAM` and `.REMOTE_DRAM`, retired loads. (With sub-NUMA clusters, another
 /// cluster of the same socket counts as local.) AMD: `ls_dmnd_fills_from_sys.dram_io_near` and `.dram_io_far`, cache
 /// lines filled on demand.
-const KNOWN: &[Known] = &[
+const PROCESSOR_EVENTS: &[ProcessorEvents] = &[
     // skylakex and cascadelakex, icelakex, sapphirerapids, emeraldrapids, graniterapids.
-    Known {
+    ProcessorEvents {
         vendor: "GenuineIntel",
         families: &[6],
         models: &[(0x55, 0x55), (0x6a, 0x6a), (0x6c, 0x6c), (0x8f, 0x8f), (0xcf, 0xcf), (0xad, 0xae)],
         events: DramEvents { local: Some(raw(0x01d3)), remote: raw(0x02d3) },
     },
     // amdzen3 and amdzen4, amdzen5.
-    Known {
+    ProcessorEvents {
         vendor: "AuthenticAMD",
         families: &[0x19, 0x1a],
         models: &[(0x00, 0xff)],
@@ -70,15 +69,15 @@ const KNOWN: &[Known] = &[
     },
 ];
 
-/// Arm's `REMOTE_ACCESS`, accesses that another chip answered, as the kernel lists it for each PMU that counts it. Neoverse N1,
-/// V1, N2 and V2 have it.
+/// The directory with the kernel's PMUs. On Arm, each PMU that counts `REMOTE_ACCESS` (accesses that another chip
+/// answered) lists it there. Neoverse N1, V1, N2 and V2 have it.
 const ARM_PMUS: &str = "sys/bus/event_source/devices";
 const ARM_EVENT: &str = "events/remote_access";
 
-/// What Arm's PMUs count; none where they do not list the event.
-fn of_arm(root: &Path) -> Option<DramEvents> {
+/// Returns the events of Arm's PMUs; `None` if none lists the event.
+fn arm_events(root: &Path) -> Option<DramEvents> {
     let pmus = fs::read_dir(root.join(ARM_PMUS)).ok()?;
-    // `event=0x031`
+    // The file contains, for example, `event=0x031`.
     let event = |pmu: PathBuf| {
         let text = fs::read_to_string(pmu.join(ARM_EVENT)).ok()?;
         u64::from_str_radix(text.trim().strip_prefix("event=0x")?, 16).ok()
@@ -87,7 +86,7 @@ fn of_arm(root: &Path) -> Option<DramEvents> {
     Some(DramEvents { local: None, remote: raw(remote) })
 }
 
-/// A processor, as /proc/cpuinfo names it.
+/// A processor, as identified by /proc/cpuinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Processor {
     vendor: String,
@@ -105,7 +104,7 @@ impl fmt::Display for Processor {
 }
 
 impl Processor {
-    /// The first one that is listed.
+    /// Parses the first listed processor.
     fn parse(cpuinfo: &str) -> Option<Self> {
         let field = |name: &str| {
             let line =
@@ -129,18 +128,18 @@ impl Processor {
         })
     }
 
-    /// Of x86, by its table.
+    /// Returns the events of an x86 processor from the table.
     fn events(&self) -> Option<DramEvents> {
-        let fits = |known: &&Known| {
+        let fits = |known: &&ProcessorEvents| {
             known.vendor == self.vendor
                 && self.family.is_some_and(|family| known.families.contains(&family))
                 && known.models.iter().any(|&(from, to)| (from..=to).contains(&self.model))
         };
-        KNOWN.iter().find(fits).map(|known| known.events)
+        PROCESSOR_EVENTS.iter().find(fits).map(|known| known.events)
     }
 }
 
-/// Accesses to DRAM cannot be counted by the processor.
+/// The processor cannot count accesses to DRAM.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PmuError {
     #[error("cannot read {}: {source}", path.display())]
@@ -165,13 +164,13 @@ pub(crate) enum PmuError {
         "fd limit: {needed} descriptors are needed, and CPU {cpu} got none ({source}); raise LimitNOFILE"
     )]
     FdLimit { cpu: u32, needed: usize, source: io::Error },
-    #[error("busy: others hold the counters of CPU {0} (the NMI watchdog, perf); stop them")]
+    #[error("busy: other programs use the counters of CPU {0} (the NMI watchdog, perf); stop them")]
     Busy(u32),
     #[error("perf_event_open failed on CPU {cpu}: {source}")]
     Other { cpu: u32, source: io::Error },
 }
 
-/// The events of this host's processor. `root` is `/` in production.
+/// Returns the events of this host's processor. `root` is `/` in production.
 pub(crate) fn events(root: &Path) -> Result<DramEvents, PmuError> {
     let path = root.join("proc/cpuinfo");
     let text = match fs::read_to_string(&path) {
@@ -182,13 +181,13 @@ pub(crate) fn events(root: &Path) -> Result<DramEvents, PmuError> {
     if processor.family.is_none() {
         let missing =
             || PmuError::NoRemoteAccess { processor: processor.to_string(), pmus: root.join(ARM_PMUS) };
-        return of_arm(root).ok_or_else(missing);
+        return arm_events(root).ok_or_else(missing);
     }
     processor.events().ok_or_else(|| PmuError::UnknownProcessor(processor.to_string()))
 }
 
-/// Counts an event on a CPU, of all that runs there, user and kernel alike. It is pinned: nothing can be read of it,
-/// which is [`io::ErrorKind::UnexpectedEof`], where it found no counter.
+/// Counts an event of all tasks on a CPU, in user and kernel mode. The event is pinned: without a free counter, reading
+/// it fails with [`io::ErrorKind::UnexpectedEof`].
 pub(crate) fn count(event: PerfEvent, cpu: CpuId) -> io::Result<Counter> {
     let mut builder = Builder::new(Raw::new(event.config));
     builder.attrs_mut().type_ = event.kind;
@@ -198,28 +197,28 @@ pub(crate) fn count(event: PerfEvent, cpu: CpuId) -> io::Result<Counter> {
     Ok(counter)
 }
 
-/// The opened counters of one event.
-pub(crate) type Opened<C> = Vec<(CpuId, C)>;
+/// The open counters of one event.
+pub(crate) type OpenCounters<C> = Vec<(CpuId, C)>;
 
-/// Opens the events on all of `cpus`, or none, each by `count`: local and remote ones.
+/// Opens the local and remote events on all of `cpus` or on none, each by `count`.
 pub(crate) fn open<C>(
     events: DramEvents,
     cpus: &CpuSet,
     mut count: impl FnMut(PerfEvent, CpuId) -> io::Result<C>,
-) -> Result<(Opened<C>, Opened<C>), PmuError> {
+) -> Result<(OpenCounters<C>, OpenCounters<C>), PmuError> {
     let needed = cpus.len() * (1 + usize::from(events.local.is_some()));
     let mut open = |event: PerfEvent, cpu: CpuId| match count(event, cpu) {
         Ok(counter) => Ok((cpu, counter)),
-        Err(source) => Err(refusal(cpu, needed, source)),
+        Err(source) => Err(open_error(cpu, needed, source)),
     };
     let mut all = |event: Option<PerfEvent>| {
         let Some(event) = event else { return Ok(Vec::new()) };
-        cpus.iter().map(|cpu| open(event, cpu)).collect::<Result<Opened<C>, _>>()
+        cpus.iter().map(|cpu| open(event, cpu)).collect::<Result<OpenCounters<C>, _>>()
     };
     Ok((all(events.local)?, all(Some(events.remote))?))
 }
 
-fn refusal(cpu: CpuId, needed: usize, source: io::Error) -> PmuError {
+fn open_error(cpu: CpuId, needed: usize, source: io::Error) -> PmuError {
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS) => {
             PmuError::Absent(source)
@@ -245,7 +244,7 @@ mod tests {
         host_with(cpuinfo, &[])
     }
 
-    /// A host whose kernel has these PMUs, with what each says about `remote_access`.
+    /// Creates a host with these PMUs and the contents of their files `remote_access`.
     fn host_with(cpuinfo: Option<&str>, pmus: &[(&str, Option<&str>)]) -> Result<DramEvents, String> {
         let root = tempfile::tempdir().unwrap();
         for (pmu, event) in pmus {
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_processor_has_its_events() {
+    fn finds_events_of_processors() {
         let amd = |family, model| {
             let text = INTEL.replace("GenuineIntel", "AuthenticAMD");
             text.replace(": 6\n", &format!(": {family}\n")).replace("143", &format!("{model}"))
@@ -274,11 +273,11 @@ mod tests {
         assert_eq!(host(Some(&INTEL.replace("143", "85"))), both(0x01d3, 0x02d3), "Skylake");
         assert_eq!(host(Some(&amd(25, 17))), both(0x0843, 0x4043), "Zen 4");
         assert_eq!(host(Some(&amd(26, 2))), both(0x0843, 0x4043), "Zen 5");
-        let of_arm = Ok(DramEvents { local: None, remote: raw(0x31) });
-        // By ACPI, and by a device tree.
+        let arm_events = Ok(DramEvents { local: None, remote: raw(0x31) });
+        // The PMU's names with ACPI and with a device tree.
         for name in ["armv8_pmuv3_0", "armv8_neoverse_n1"] {
             let pmus = [("arm_cmn_0", None), (name, Some("event=0x031\n")), ("software", None)];
-            assert_eq!(host_with(Some(ARM), &pmus), of_arm, "{name}");
+            assert_eq!(host_with(Some(ARM), &pmus), arm_events, "{name}");
         }
         for pmus in [&[][..], &[("armv8_pmuv3_0", None)], &[("armv8_pmuv3_0", Some("event=many"))]] {
             let found = host_with(Some(ARM), pmus).unwrap_err();
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_opened_on_every_cpu_or_the_reason_is_reported() {
+    fn opens_all_events_or_none() {
         let cpus: CpuSet = "0-1,5".parse().unwrap();
         let events = DramEvents { local: Some(raw(1)), remote: raw(2) };
         let (local, remote) = open(events, &cpus, |event, _| Ok(event)).unwrap();
@@ -318,12 +317,12 @@ mod tests {
             (libc::EPERM, "denied: "),
             (libc::EMFILE, "fd limit: 6 descriptors are needed, and CPU 5 got none"),
             (libc::ENFILE, "fd limit: "),
-            (libc::EBUSY, "busy: others hold the counters of CPU 5"),
+            (libc::EBUSY, "busy: other programs use the counters of CPU 5"),
             (libc::EIO, "perf_event_open failed on CPU 5: "),
         ]
         .map(|(number, reason)| (io::Error::from_raw_os_error(number), reason))
         .into_iter()
-        .chain([(io::ErrorKind::UnexpectedEof.into(), "busy: others hold the counters of CPU 5")])
+        .chain([(io::ErrorKind::UnexpectedEof.into(), "busy: other programs use the counters of CPU 5")])
         {
             let (mut error, mut tried) = (Some(error), 0);
             let refused = open(events, &cpus, |_, cpu| {

@@ -1,4 +1,4 @@
-//! All probes of a host, and the slots that they count by.
+//! All probes of a host, and their slots.
 
 use std::{collections::BTreeMap, io, os::fd::OwnedFd, sync::Arc, time::Instant};
 
@@ -18,7 +18,7 @@ use crate::{
     explain::explain,
     family::{Family, report},
     intruders::{CpuUsage, Intruder, Switch},
-    kernel::Kernel,
+    kernel::KernelInfo,
     kernel_features,
     options::ProbeOptions,
     report::{MapUsage, Mode, Obstacle, Probe, ProbeReport},
@@ -29,19 +29,18 @@ use crate::{
     types::{NodeCounters, SlotId},
 };
 
-/// Lets the kernel count runs and time of BPF programs until the window, which is returned, is dropped.
+/// Enables the kernel's statistics for runs and time of BPF programs until the returned window is dropped.
 ///
-/// This is a switch of the whole host; it costs every BPF program some 30–40 ns a run, so keep the window short. The
-/// kernel counts its users: closing the window disturbs nobody else's. Needs `CAP_SYS_ADMIN` to be opened, and nothing
-/// to be held.
+/// The statistics are global: they cost every BPF program some 30–40 ns per run, so windows should be short. The kernel
+/// counts the open windows, so closing this one does not affect other programs. Opening needs `CAP_SYS_ADMIN`, holding
+/// needs no privileges.
 pub fn stats_window() -> Result<OwnedFd, StatsError> {
     aya::sys::enable_stats(aya::sys::Stats::RunTime).map_err(|error| StatsError(explain(&error).1))
 }
 
-/// The probes of this host.
 pub struct Probes {
     alloc: Option<Alloc>,
-    others: SecondaryProbes,
+    secondary: SecondaryProbes,
     slots: Slots,
     reports: Vec<ProbeReport>,
     costs: Arc<CostReader>,
@@ -49,9 +48,9 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Loads and attaches every probe, each on its own.
+    /// Loads and attaches the probes independently of each other.
     pub fn load(options: &ProbeOptions<'_>) -> Self {
-        let kernel = Kernel::new();
+        let kernel = KernelInfo::new();
         let mut reasons = Vec::new();
         let mut preemptible = None;
         let mut exact = None;
@@ -59,7 +58,7 @@ impl Probes {
             match Alloc::load(options, mode, &kernel) {
                 Ok(alloc) if alloc.preemptible => {
                     let text = format!(
-                        "{mode}: this kernel preempts tasks inside such programs, and loses events of others meanwhile"
+                        "{mode}: this kernel preempts tasks inside such programs, which loses events of other tasks"
                     );
                     reasons.push((Obstacle::Preemption, text));
                     preemptible.get_or_insert(alloc);
@@ -71,14 +70,14 @@ impl Probes {
                 Err(refusal) => reasons.push((refusal.obstacle(), format!("{mode}: {refusal}"))),
             }
         }
-        // Better some events lost than all.
+        // Losing some events is better than losing all of them.
         let mut alloc = exact.or(preemptible);
         if let Some(alloc) = &alloc
             && options.duty_cycle.is_some()
             && alloc.duty_cycle().is_none()
         {
             let text = format!(
-                "{}: attached all the time, as attaching it anew would take privileges: no duty cycle",
+                "{}: attached all the time instead of in a duty cycle, because attaching it again would need privileges",
                 alloc.mode
             );
             reasons.push((Obstacle::DutyCycle, text));
@@ -86,16 +85,16 @@ impl Probes {
         let mode = alloc.as_ref().map_or(Mode::Absent, |alloc| alloc.mode);
         let self_check = alloc.as_ref().map(|alloc| alloc.self_check.clone());
         let mut reports = vec![ProbeReport { self_check, ..report(Probe::Alloc, mode, &reasons) }];
-        let mut others = SecondaryProbes::load(options, &kernel, alloc.as_mut());
-        reports.append(&mut others.reports);
-        // Nobody asks where accesses are not counted.
+        let mut secondary = SecondaryProbes::load(options, &kernel, alloc.as_mut());
+        reports.append(&mut secondary.reports);
+        // Not needed if accesses are not counted.
         let skips = || kernel.structures.as_ref().ok().map(|structures| structures.skips_single_node_cpusets);
         let skips_single_node_cpusets = (!options.secondary.is_empty()).then(skips).flatten();
         drop(kernel);
         sys::trim_heap();
         let mut probes = Self {
             alloc,
-            others,
+            secondary,
             slots: Slots::new(options.slots),
             reports,
             costs: Arc::default(),
@@ -108,8 +107,8 @@ impl Probes {
         probes
     }
 
-    /// Whether this process must keep `CAP_BPF` for the calls that come: before Linux 5.19, `bpf(2)` serves nobody without
-    /// it where `kernel.unprivileged_bpf_disabled` is set. It is tried, on this thread.
+    /// Returns true if this process must keep `CAP_BPF` for later calls: before Linux 5.19, `bpf(2)` needs it if
+    /// `kernel.unprivileged_bpf_disabled` is set. This is tested on the calling thread.
     pub fn needs_cap_bpf(&self) -> io::Result<bool> {
         let Some(family) = self.families().next() else { return Ok(false) };
         let held = capabilities(None)?;
@@ -119,31 +118,31 @@ impl Probes {
         Ok(!is_readable)
     }
 
-    /// What the probes use of the running kernel where it has it, and whether it does.
+    /// Returns the kernel features for probes, with true if the running kernel has them.
     pub fn kernel_features(&self) -> Vec<(KernelFeature, Option<bool>)> {
-        // Without a map, or without CAP_BPF, there is no answer.
+        // Without a map or without CAP_BPF, this is unknown.
         let open = self.families().next().and_then(|_| self.needs_cap_bpf().ok()).map(|kept| !kept);
-        let mut needs = kernel_features::of_helpers().to_vec();
-        needs.push((kernel_features::OPEN_MAPS, open));
+        let mut needs = kernel_features::detect_by_helpers().to_vec();
+        needs.push((kernel_features::UNPRIVILEGED_MAP_READS, open));
         needs
     }
 
-    /// The state of every probe.
+    /// Returns the state of every probe.
     pub fn reports(&self) -> &[ProbeReport] {
         &self.reports
     }
 
-    /// Gives a workload a slot: from now on, pages allocated in `cgroup` and below are counted for it.
+    /// Assigns a slot to a workload: pages that `cgroup` and its descendants allocate from now on are counted for it.
     ///
-    /// `allowed` are the nodes promised to it; `None` where nothing is promised. Deeper registered
-    /// cgroups keep their own slots.
+    /// `allowed` are the guaranteed nodes; `None` without a guarantee. Descendants that are registered keep their own
+    /// slots.
     pub fn register(&mut self, cgroup: CgroupId, allowed: Option<&NodeSet>) -> Result<SlotId, RegisterError> {
         if self.slots.is_registered(cgroup) {
             return Err(RegisterError::AlreadyRegistered(cgroup));
         }
         let slot = self.slots.next(Instant::now());
         let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
-        let mut base = Base { tables: self.others.add_root(cgroup, slot, allowed)?, ..Base::default() };
+        let mut base = Base { tables: self.secondary.add_root(cgroup, slot, allowed)?, ..Base::default() };
         if let Some(alloc) = &mut self.alloc {
             let added = alloc.counters().rows.read(slot, 1).and_then(|read| {
                 if read.iter().any(|&word| word > 0) {
@@ -152,33 +151,33 @@ impl Probes {
                 alloc.add_root(cgroup, slot, allowed)
             });
             added.inspect_err(|_| {
-                let _best_effort = self.others.remove_root(cgroup, slot);
+                let _best_effort = self.secondary.remove_root(cgroup, slot);
             })?;
         }
         self.slots.take(slot, Holder { cgroup, base: Arc::new(base), allowed: allowed.cloned() });
         Ok(SlotId(slot))
     }
 
-    /// Changes the nodes promised to a registered workload.
+    /// Changes the guaranteed nodes of a registered workload.
     pub fn set_allowed(&mut self, slot: SlotId, allowed: Option<&NodeSet>) -> Result<(), SlotError> {
         self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
         if let Some(alloc) = &mut self.alloc {
             alloc.set_allowed(slot.0, allowed)?;
         }
-        self.others.set_allowed(slot.0, allowed)?;
+        self.secondary.set_allowed(slot.0, allowed)?;
         self.slots.set_allowed(slot.0, allowed);
         Ok(())
     }
 
-    /// Takes in what has changed of the machine since [`Probes::load`]: nodes and memory that came or went. To
-    /// be called also where nothing is known to have changed: it writes only what differs.
+    /// Adapts the probes to nodes and memory that were added or removed since [`Probes::load`]. It writes only
+    /// differences, so callers can call it periodically.
     pub fn refresh(&mut self, machine: &Machine) -> Result<(), RefreshError> {
-        self.others.refresh(machine, &self.slots)?;
+        self.secondary.refresh(machine, &self.slots)?;
         self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.refresh(machine, &self.slots))
     }
 
-    /// Takes a workload's slot back and returns its last counts. Afterwards its cgroups, if they
-    /// still exist, are counted for the next registered cgroup above, or as [`AllocationSnapshot::other`].
+    /// Releases a workload's slot and returns its last counts. Its cgroups, if they still exist, are then counted for
+    /// the next registered ancestor, or in [`AllocationSnapshot::other`].
     ///
     /// On an error the workload keeps its slot.
     pub fn release(&mut self, slot: SlotId) -> Result<NodeCounters, SlotError> {
@@ -189,131 +188,131 @@ impl Probes {
             let counters = alloc.counters();
             last = counters.since(&holder.base.rows, &counters.rows.read(slot.0, 1)?);
         }
-        self.others.remove_root(holder.cgroup, slot.0)?;
+        self.secondary.remove_root(holder.cgroup, slot.0)?;
         self.slots.free(slot.0, Instant::now());
         Ok(last)
     }
 
-    /// Slots that were released, but not yet long enough ago to be given to another workload.
+    /// Returns the number of released slots that cannot be assigned to another workload yet.
     pub fn cooling_slots(&self) -> usize {
         self.slots.cooling(Instant::now())
     }
 
-    /// The maps that count, to be read without access to the probes.
+    /// Returns the maps with counters, which can be read without access to the probes.
     pub fn counter_maps(&self) -> CounterMaps {
         CounterMaps {
             alloc: self.alloc.as_ref().map(Alloc::counters).cloned(),
-            tables: self.others.tables().clone(),
-            layout: self.others.layout(),
+            tables: self.secondary.tables().clone(),
+            layout: self.secondary.layout(),
             holders: self.holders(),
         }
     }
 
-    /// The workloads that hold slots now.
+    /// Returns the workloads that hold slots.
     pub fn holders(&self) -> SlotHolders {
         self.slots.held().clone()
     }
 
-    /// Attaches or detaches the allocation probe as its duty cycle demands ([`ProbeOptions::duty_cycle`]); to be called
-    /// several times in each part of the cycle. Needs no privileges.
+    /// Attaches or detaches the allocation probe according to its duty cycle ([`ProbeOptions::duty_cycle`]). It has to
+    /// be called several times in each phase of the cycle. Needs no privileges.
     ///
-    /// All counts of that probe are scaled up for the time not attached, so they are estimates: right on average,
-    /// wrong where something happens only now and then.
+    /// All counts of that probe are scaled up for the detached time. They are estimates: correct on average, but
+    /// inaccurate for rare events.
     pub fn apply_duty_cycle(&mut self, now: Instant) -> Result<(), DutyError> {
         let kept = self.alloc.as_mut().map_or(Ok(()), |alloc| alloc.apply_duty_cycle(now));
         kept.map_err(|error| DutyError(explain(&error).1))
     }
 
-    /// The duty cycle of the allocation probe; `None` where it is attached all the time, or not at all.
+    /// Returns the duty cycle of the allocation probe; `None` if it is always attached, or not at all.
     pub fn duty_cycle(&self) -> Option<DutyCycle> {
         self.alloc.as_ref().and_then(Alloc::duty_cycle)
     }
 
-    /// What all probes but that of allocations count for a workload. [`Probes::release`] does not return it: ask before.
+    /// Returns the counts of a workload by the secondary probes. [`Probes::release`] does not return them: call this
+    /// before.
     pub fn activity_of(&self, slot: SlotId) -> Result<Activity, SlotError> {
         let holder = self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
-        Ok(self.others.read_one(slot.0, &holder.base)?)
+        Ok(self.secondary.read_one(slot.0, &holder.base)?)
     }
 
-    /// What the probes reported since the last call. They keep some hundred events; what finds no room is counted in
-    /// [`ProbeStats::events_lost`]. To be called now and then: workloads of which something was reported are watched
-    /// again from a later call on.
+    /// Returns the events since the last call. The probes keep some hundred events; further ones are lost and counted
+    /// in [`ProbeStats::events_lost`]. It has to be called periodically: after an event of a workload, the next one is
+    /// only reported if a later call opens its gate again.
     pub fn events(&mut self) -> Result<Vec<ProbeEvent>, MapAccessError> {
         let now = Instant::now();
-        let mut events = self.others.events(now)?;
+        let mut events = self.secondary.events(now)?;
         if let Some(alloc) = &mut self.alloc {
             events.extend(alloc.events(now)?);
         }
         Ok(events)
     }
 
-    /// Whether the kernel's NUMA balancing leaves alone who may use one node only; `None` where that is not known.
+    /// Returns true if the kernel's NUMA balancing skips tasks that may use only one node; `None` if that is unknown.
     pub fn skips_single_node_cpusets(&self) -> Option<bool> {
         self.skips_single_node_cpusets
     }
 
-    /// Sets which CPUs are exclusive to which registered workloads. The scheduler's probe is attached while there
-    /// are some; this needs no privileges.
+    /// Sets the registered workloads that own exclusive CPUs. The scheduler's probe is attached while there are
+    /// exclusive CPUs. Needs no privileges.
     pub fn set_exclusive(&mut self, cpus: &BTreeMap<CpuId, SlotId>) -> Result<(), MapAccessError> {
-        self.others.switch.as_mut().map_or(Ok(()), |switch| switch.set_exclusive(cpus))
+        self.secondary.switch.as_mut().map_or(Ok(()), |switch| switch.set_exclusive(cpus))
     }
 
-    /// Whether the scheduler's probe is attached now.
+    /// Returns true if the scheduler's probe is attached.
     pub fn is_watching_cpus(&self) -> bool {
-        self.others.switch.as_ref().is_some_and(Switch::is_attached)
+        self.secondary.switch.as_ref().is_some_and(Switch::is_attached)
     }
 
-    /// Who used the CPUs that are exclusive, or were since the daemon started, while they were. Never goes down.
+    /// Returns the running times on CPUs that are exclusive, or were since the daemon started. They never decrease.
     pub fn cpu_usage(&mut self) -> Result<BTreeMap<CpuId, CpuUsage>, MapAccessError> {
-        self.others.switch.as_mut().map_or_else(|| Ok(BTreeMap::new()), Switch::read_cpus)
+        self.secondary.switch.as_mut().map_or_else(|| Ok(BTreeMap::new()), Switch::read_cpus)
     }
 
-    /// Who ran on CPUs that are exclusive to others.
+    /// Returns the tasks that ran on CPUs exclusive to another workload.
     pub fn intruders(&self) -> Result<Vec<Intruder>, MapAccessError> {
-        self.others.switch.as_ref().map_or_else(|| Ok(Vec::new()), Switch::intruders)
+        self.secondary.switch.as_ref().map_or_else(|| Ok(Vec::new()), Switch::intruders)
     }
 
-    /// The call chains of a workload's remote allocations and accesses since it was registered, in no order. This reads
-    /// the maps entry by entry, which takes some microseconds each.
+    /// Returns the call chains of a workload's remote allocations and accesses since it was registered, in no
+    /// particular order. This reads the maps entry by entry, which takes some microseconds each.
     pub fn call_chains(&mut self, slot: SlotId) -> Result<Vec<CallChain>, SlotError> {
         self.slots.holder(slot.0).ok_or(SlotError::NotRegistered(slot))?;
-        Ok(self.others.call_chains(slot.0)?)
+        Ok(self.secondary.call_chains(slot.0)?)
     }
 
-    /// How often a call chain of any workload found no room in the maps.
+    /// Returns the number of call chains of all workloads that did not fit into the maps.
     pub fn lost_chains(&self) -> Result<u64, MapAccessError> {
-        self.others.chains.as_ref().map_or(Ok(0), |chains| chains.family.lost())
+        self.secondary.chains.as_ref().map_or(Ok(0), |chains| chains.family.lost())
     }
 
-    /// How full the maps are.
+    /// Returns the usage of the maps.
     pub fn map_usage(&self) -> Vec<MapUsage> {
         let Some(alloc) = &self.alloc else { return Vec::new() };
         let (held, slots) = (self.slots.count_held() as u64, u64::from(self.slots.capacity()));
         let per_slot = alloc.counters().rows.layout.entries_of_slot();
         vec![
             MapUsage { map: "ROOTS", entries: held, capacity: slots },
-            // One slot more, for all that is not registered.
+            // One additional slot is for all tasks that belong to no registered workload.
             MapUsage { map: rows::MAP, entries: (held + 1) * per_slot, capacity: (slots + 1) * per_slot },
         ]
     }
 
     fn families(&self) -> impl Iterator<Item = &Family> {
-        self.alloc.iter().map(|alloc| &alloc.family).chain(self.others.families())
+        self.alloc.iter().map(|alloc| &alloc.family).chain(self.secondary.families())
     }
 
-    /// Bytes of the kernel's memory that the maps of each family take, as the kernel reckons (`memlock` in fdinfo), by
-    /// the name of its object: the metric label `family`. All of it is taken when they are loaded.
+    /// Returns the kernel memory of each family's maps in bytes, as the kernel reports it (`memlock` in fdinfo), by the
+    /// name of the object: the metric label `family`. It does not change after loading.
     pub fn map_memory(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.families().map(|family| (family.name, family.map_bytes))
     }
 
-    /// Handles of the programs, to read what the probes cost.
+    /// Returns handles of the programs, from which their costs can be read.
     pub fn costs(&self) -> Arc<CostReader> {
         self.costs.clone()
     }
 
-    /// Passes the probes' debug messages on to the `log` crate. Nothing to do unless
-    /// [`ProbeOptions::debug_log`] is set.
+    /// Passes the probes' debug messages on to the `log` crate, if [`ProbeOptions::debug_log`] is set.
     pub fn flush_log(&mut self) {
         if let Some(logger) = self.alloc.as_mut().and_then(|alloc| alloc.logger.as_mut()) {
             logger.flush();

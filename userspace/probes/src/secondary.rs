@@ -1,8 +1,8 @@
-//! The probes other than that of allocations: sampled accesses, migrations, stalls, kills, intruders, accesses to DRAM,
-//! hugepages taken from the pools, call chains.
+//! The secondary probes, which are all probes except that of allocations: sampled accesses, migrations, stalls, kills,
+//! intruders, accesses to DRAM, hugepages taken from the pools, call chains.
 //!
-//! Each family is an object of its own, with its own table of registered cgroups; what is missing for one on this
-//! kernel keeps no other from working. All of it is read by slots, like the counters of allocations.
+//! Each family is an object with its own table of registered cgroups, so a feature that this kernel does not have affects only
+//! the families that need it. Counters are kept by slot, like those of allocations.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Instant};
 
@@ -20,23 +20,24 @@ use crate::{
     alloc::Alloc,
     btf::BtfError,
     chains::Chains,
-    error::Refusal,
+    error::ProbeError,
     event,
     event_gate::{self, EventGate},
-    family::{Family, Hook, Way, attach_by_first, report},
+    family::{AttachMethod, Family, Hook, attach_by_first_method, report},
     hardware::{self, Hardware},
-    hugepages::{self, Hugepages},
+    hugepages::{self, HugepageProbe},
     intruders::Switch,
-    kernel::Kernel,
+    kernel::KernelInfo,
     nodes::Numbering,
     objects::{FAULTS, TROUBLE},
     slots::{Base, Slots},
-    tables::{CounterTable, Layout, Table},
+    tables::{CounterLayout, CounterMap, CounterTable},
     tracefs,
 };
 
-/// Memory that the matrix of accesses may take before only local and remote are distinguished.
-const ACCESS_LIMIT: u64 = 64 << 20;
+/// The maximum size of the full matrix of accesses in bytes. Above it, only local and remote accesses are
+/// distinguished.
+const MAX_ACCESS_BYTES: u64 = 64 << 20;
 
 /// The attached families.
 #[derive(Default)]
@@ -44,73 +45,74 @@ pub(crate) struct SecondaryProbes {
     nodes: Numbering,
     columns: Columns,
     families: Vec<Family>,
-    tables: BTreeMap<CounterTable, Arc<Table>>,
-    /// The kills.
+    tables: BTreeMap<CounterTable, Arc<CounterMap>>,
+    /// The ring buffer of kills.
     events: Option<RingBuf<MapData>>,
     long_stalls: Option<EventGate>,
     pub(crate) switch: Option<Switch>,
     hardware: Option<Hardware>,
-    hugepages: Option<Hugepages>,
+    hugepages: Option<HugepageProbe>,
     pub(crate) chains: Option<Chains>,
     pub(crate) reports: Vec<ProbeReport>,
 }
 
 impl SecondaryProbes {
-    /// Loads and attaches those of [`ProbeOptions::secondary`]; call chains of allocations with the probe of these.
-    pub(crate) fn load(options: &ProbeOptions<'_>, kernel: &Kernel, alloc: Option<&mut Alloc>) -> Self {
-        let mut others = Self::default();
+    /// Loads and attaches the probes in [`ProbeOptions::secondary`], and call chains together with the allocation
+    /// probe.
+    pub(crate) fn load(options: &ProbeOptions<'_>, kernel: &KernelInfo, alloc: Option<&mut Alloc>) -> Self {
+        let mut secondary = Self::default();
         if options.secondary.is_empty() && options.call_chains.is_none() {
-            return others;
+            return secondary;
         }
-        others.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
-        others.load_family(options, &[Probe::Hugepages], |others| {
-            let (mut hugepages, report) = Hugepages::load(options, kernel, &others.nodes)?;
-            let words = hugepages.words_of_slot(&others.nodes);
-            let table = Table::new(&mut hugepages.family, hugepages::MAP, words)?;
+        secondary.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
+        secondary.load_family(options, &[Probe::Hugepages], |secondary| {
+            let (mut hugepages, report) = HugepageProbe::load(options, kernel, &secondary.nodes)?;
+            let words = hugepages.words_of_slot(&secondary.nodes);
+            let table = CounterMap::new(&mut hugepages.family, hugepages::MAP, words)?;
             if report.mode != Mode::Absent {
-                others.tables.insert(CounterTable::Hugepages, Arc::new(table));
-                others.hugepages = Some(hugepages);
+                secondary.tables.insert(CounterTable::Hugepages, Arc::new(table));
+                secondary.hugepages = Some(hugepages);
             }
-            others.reports.push(report);
+            secondary.reports.push(report);
             Ok(())
         });
-        others.load_family(options, &[Probe::Hint, Probe::Scan, Probe::Migrate], |others| {
-            others.load_faults(options, kernel)
+        secondary.load_family(options, &[Probe::Hint, Probe::Scan, Probe::Migrate], |secondary| {
+            secondary.load_faults(options, kernel)
         });
-        others.load_family(options, &[Probe::Stall, Probe::OomKill], |others| {
-            others.load_trouble(options, kernel)
+        secondary.load_family(options, &[Probe::Stall, Probe::OomKill], |secondary| {
+            secondary.load_trouble(options, kernel)
         });
-        others.load_family(options, &[Probe::Switch], |others| {
+        secondary.load_family(options, &[Probe::Switch], |secondary| {
             let (switch, report) = Switch::load(options, kernel)?;
-            others.switch = (report.mode != Mode::Absent).then_some(switch);
-            others.reports.push(report);
+            secondary.switch = (report.mode != Mode::Absent).then_some(switch);
+            secondary.reports.push(report);
             Ok(())
         });
-        others.load_family(options, &[Probe::Hardware], |others| {
-            let (mut hardware, report) = Hardware::load(options, kernel, &others.nodes)?;
-            let words = others.nodes.capacity() as usize * hardware::WORDS;
-            let dram = Table::new(&mut hardware.family, "DRAM", words)?;
+        secondary.load_family(options, &[Probe::Hardware], |secondary| {
+            let (mut hardware, report) = Hardware::load(options, kernel, &secondary.nodes)?;
+            let words = secondary.nodes.capacity() as usize * hardware::WORDS;
+            let dram = CounterMap::new(&mut hardware.family, "DRAM", words)?;
             if report.mode != Mode::Absent {
-                others.tables.insert(CounterTable::Dram, Arc::new(dram));
-                others.hardware = Some(hardware);
+                secondary.tables.insert(CounterTable::Dram, Arc::new(dram));
+                secondary.hardware = Some(hardware);
             }
-            others.reports.push(report);
+            secondary.reports.push(report);
             Ok(())
         });
         if let Some(wanted) = options.call_chains {
-            let (chains, mut reports) = Chains::load(options, wanted, kernel, &others.nodes, alloc);
-            others.chains = chains;
-            others.reports.append(&mut reports);
+            let (chains, mut reports) = Chains::load(options, wanted, kernel, &secondary.nodes, alloc);
+            secondary.chains = chains;
+            secondary.reports.append(&mut reports);
         }
-        others
+        secondary
     }
 
-    /// Loads a family of which a probe is wanted; each of its probes has a report afterwards, if it is wanted.
+    /// Loads a family if one of its probes is enabled. Each enabled probe gets a report.
     fn load_family(
         &mut self,
         options: &ProbeOptions<'_>,
         probes: &[Probe],
-        load: impl FnOnce(&mut Self) -> Result<(), Refusal>,
+        load: impl FnOnce(&mut Self) -> Result<(), ProbeError>,
     ) {
         let wanted = |probe: &&Probe| options.secondary.contains(probe);
         if !probes.iter().any(|probe| wanted(&probe)) {
@@ -124,33 +126,33 @@ impl SecondaryProbes {
         }
     }
 
-    /// Attaches a probe if it is wanted, and keeps its counters if that succeeds.
+    /// Attaches a probe if it is enabled, and keeps its counters on success.
     fn attach(
         &mut self,
         options: &ProbeOptions<'_>,
-        kernel: &Kernel,
+        kernel: &KernelInfo,
         family: &mut Family,
         probe: Probe,
-        ways: Vec<Way>,
+        methods: Vec<AttachMethod>,
         (of, name, words): (CounterTable, &'static str, usize),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ProbeError> {
         if options.secondary.contains(&probe) {
-            let report = attach_by_first(family, probe, ways, kernel.btf());
+            let report = attach_by_first_method(family, probe, methods, kernel.btf());
             if report.mode != Mode::Absent {
-                self.tables.insert(of, Arc::new(Table::new(family, name, words)?));
+                self.tables.insert(of, Arc::new(CounterMap::new(family, name, words)?));
             }
             self.reports.push(report);
         }
         Ok(())
     }
 
-    fn load_faults(&mut self, options: &ProbeOptions<'_>, kernel: &Kernel) -> Result<(), Refusal> {
-        let object = FAULTS.map_err(Refusal::NotBuilt)?;
+    fn load_faults(&mut self, options: &ProbeOptions<'_>, kernel: &KernelInfo) -> Result<(), ProbeError> {
+        let object = FAULTS.map_err(ProbeError::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
         let nodes = self.nodes.capacity();
-        self.columns = Columns::new(slots, nodes, ACCESS_LIMIT);
+        self.columns = Columns::new(slots, nodes, MAX_ACCESS_BYTES);
         let columns = self.columns.count();
-        let too_many = || Refusal::TooManySlots { slots, nodes };
+        let too_many = || ProbeError::TooManySlots { slots, nodes };
         let entries = |per_slot: u32| slots.checked_mul(per_slot).ok_or_else(too_many);
         let per_slot = nodes.checked_mul(columns).ok_or_else(too_many)?;
         let scan = || kernel.get(|structures| &structures.scan);
@@ -159,9 +161,9 @@ impl SecondaryProbes {
         let reason_offset = tracefs::migrate_reason_offset(Path::new("/"));
         let page_shift = page_size().ilog2();
         let reasons = u32::try_from(MIGRATE_REASONS).unwrap_or(u32::MAX);
-        let to_slot = kernel.to_slot()?;
+        let slot_path = kernel.slot_path()?;
         let mut loader = EbpfLoader::new();
-        to_slot.show(&mut loader);
+        slot_path.set_globals(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("NODES", &nodes, true)
@@ -177,35 +179,37 @@ impl SecondaryProbes {
         family.set_nodes(&self.nodes.table(options.machine))?;
 
         let as_expected = || kernel.get(|structures| &structures.hint);
-        let ways = vec![
+        let methods = vec![
             (Mode::Fentry, as_expected().map(|()| vec![("hint_fentry", Hook::Fentry("task_numa_fault"))])),
-            // Without BTF the kernel's function cannot be looked at; where there is some, it is as expected.
+            // Without BTF, the kernel's function cannot be checked. If it is checked, it must have the expected
+            // arguments.
             (
                 Mode::Kprobe,
                 match as_expected() {
-                    Err(Refusal::Btf(error @ BtfError::Arguments { .. })) => Err(Refusal::Btf(error)),
+                    Err(ProbeError::Btf(error @ BtfError::Arguments { .. })) => Err(ProbeError::Btf(error)),
                     _ => Ok(vec![("hint_kprobe", Hook::Kprobe("task_numa_fault"))]),
                 },
             ),
         ];
         let table = (CounterTable::Access, "ACCESS", per_slot as usize);
-        self.attach(options, kernel, &mut family, Probe::Hint, ways, table)?;
-        let ways = vec![(Mode::Fexit, scan().map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]))];
+        self.attach(options, kernel, &mut family, Probe::Hint, methods, table)?;
+        let methods =
+            vec![(Mode::Fexit, scan().map(|_| vec![("scan_fexit", Hook::Fexit("vma_policy_mof"))]))];
         let table = (CounterTable::Scan, "SCAN", size_of::<ScanCounters>() / size_of::<u64>());
-        self.attach(options, kernel, &mut family, Probe::Scan, ways, table)?;
+        self.attach(options, kernel, &mut family, Probe::Scan, methods, table)?;
         let by_tracepoint = vec![("migrate_tracepoint", Hook::Tracepoint("migrate", "mm_migrate_pages"))];
-        let ways = vec![
+        let methods = vec![
             (Mode::TpBtf, reason().map(|_| vec![("migrate_tp_btf", Hook::TpBtf("mm_migrate_pages"))])),
-            (Mode::Tracepoint, reason_offset.map(|_| by_tracepoint).map_err(Refusal::from)),
+            (Mode::Tracepoint, reason_offset.map(|_| by_tracepoint).map_err(ProbeError::from)),
         ];
         let table = (CounterTable::Migrated, "MIGRATED_PAGES", MIGRATE_REASONS);
-        self.attach(options, kernel, &mut family, Probe::Migrate, ways, table)?;
+        self.attach(options, kernel, &mut family, Probe::Migrate, methods, table)?;
         self.families.push(family);
         Ok(())
     }
 
-    fn load_trouble(&mut self, options: &ProbeOptions<'_>, kernel: &Kernel) -> Result<(), Refusal> {
-        let object = TROUBLE.map_err(Refusal::NotBuilt)?;
+    fn load_trouble(&mut self, options: &ProbeOptions<'_>, kernel: &KernelInfo) -> Result<(), ProbeError> {
+        let object = TROUBLE.map_err(ProbeError::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
         let oom = || {
             kernel.ancestors()?;
@@ -214,9 +218,9 @@ impl SecondaryProbes {
         let layout = oom().unwrap_or_default();
         let constraints = u32::try_from(OOM_CONSTRAINTS).unwrap_or(u32::MAX);
         let long_stall = u64::try_from(options.long_stall.as_nanos()).unwrap_or(u64::MAX);
-        let to_slot = kernel.to_slot()?;
+        let slot_path = kernel.slot_path()?;
         let mut loader = EbpfLoader::new();
-        to_slot.show(&mut loader);
+        slot_path.set_globals(&mut loader);
         loader
             .btf(kernel.btf())
             .override_global("OOM_LAYOUT", &layout, true)
@@ -227,7 +231,7 @@ impl SecondaryProbes {
         let mut family = Family::load(&mut loader, "trouble", object, options.slots)?;
         self.events = Some(family.take("EVENTS")?);
         self.long_stalls = Some(EventGate::new(&mut family, "LONG_STALLS")?);
-        let ways = vec![
+        let methods = vec![
             (
                 Mode::TpBtf,
                 Ok(vec![
@@ -248,17 +252,17 @@ impl SecondaryProbes {
             ),
         ];
         let table = (CounterTable::Stalls, "STALLS", size_of::<StallCounters>() / size_of::<u64>());
-        self.attach(options, kernel, &mut family, Probe::Stall, ways, table)?;
-        let ways =
+        self.attach(options, kernel, &mut family, Probe::Stall, methods, table)?;
+        let methods =
             vec![(Mode::Fentry, oom().map(|_| vec![("oom_fentry", Hook::Fentry("oom_kill_process"))]))];
         let table = (CounterTable::OomKills, "OOM_KILLS", OOM_CONSTRAINTS);
-        self.attach(options, kernel, &mut family, Probe::OomKill, ways, table)?;
+        self.attach(options, kernel, &mut family, Probe::OomKill, methods, table)?;
         self.families.push(family);
         Ok(())
     }
 
-    /// Books what `cgroup` and those below it do to `slot`, from now on. `allowed` are the nodes promised to it. Returns what the slot
-    /// has counted before, by table; without those that are all zero.
+    /// Books events of `cgroup` and its descendants to `slot` from now on. `allowed` are the guaranteed nodes. Returns
+    /// the previous counts of the slot by table, without tables that are all zero.
     pub(crate) fn add_root(
         &mut self,
         cgroup: CgroupId,
@@ -266,11 +270,11 @@ impl SecondaryProbes {
         allowed: Option<&NodeSet>,
     ) -> Result<BTreeMap<CounterTable, Vec<u64>>, MapAccessError> {
         let mut base = self.read_tables(slot, 1)?;
-        // A slot that nobody had before has counted nothing, and there may be thousands.
+        // A slot without a previous holder has no counts, and there may be thousands.
         base.retain(|_, words| words.iter().any(|&word| word > 0));
         self.set_allowed(slot, allowed)?;
         if let Some(chains) = &mut self.chains {
-            chains.begin(slot)?;
+            chains.begin_slot(slot)?;
         }
         let mut added = self.families_mut().try_for_each(|family| family.add_root(cgroup, slot));
         if let Some(gate) = &mut self.long_stalls {
@@ -278,14 +282,14 @@ impl SecondaryProbes {
         }
         if added.is_err() {
             self.families_mut().for_each(|family| {
-                // Those that come after the one that failed never had it.
+                // The families after the failed one do not have the cgroup.
                 let _best_effort = family.remove_root(cgroup);
             });
         }
         added.map(|()| base)
     }
 
-    /// Sets which nodes are promised to the holder of a slot.
+    /// Sets the nodes that are guaranteed to the holder of a slot.
     pub(crate) fn set_allowed(&mut self, slot: u32, allowed: Option<&NodeSet>) -> Result<(), MapAccessError> {
         let hugepages = self.hugepages.as_mut();
         hugepages.map_or(Ok(()), |hugepages| hugepages.set_allowed(slot, allowed, &self.nodes))
@@ -307,7 +311,7 @@ impl SecondaryProbes {
         self.families.iter_mut().chain(switch).chain(hardware).chain(hugepages).chain(chains)
     }
 
-    /// All counters of `count` slots from `first` on.
+    /// Reads all counters of `count` slots from `first` on.
     fn read_tables(
         &self,
         first: u32,
@@ -316,7 +320,7 @@ impl SecondaryProbes {
         self.tables.iter().map(|(&of, table)| Ok((of, table.read(first, count)?))).collect()
     }
 
-    /// Undoes [`SecondaryProbes::add_root`]. Goes on where one family fails.
+    /// Reverts [`SecondaryProbes::add_root`]. Continues after a failure of one family.
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         let mut result = Ok(());
         for family in self.families_mut() {
@@ -329,17 +333,17 @@ impl SecondaryProbes {
             result = gate.forget(slot).and(result);
         }
         if let Some(chains) = &mut self.chains {
-            chains.end(slot);
+            chains.end_slot(slot);
         }
         result
     }
 
-    /// Takes in nodes that came. For those that find no room, see [`crate::Probes::refresh`].
+    /// Adds new nodes. For those without room, see [`crate::Probes::refresh`].
     pub(crate) fn refresh(&mut self, machine: &Machine, slots: &Slots) -> Result<(), MapAccessError> {
         self.nodes.extend(machine);
         let table = self.nodes.table(machine);
-        if self.hugepages.as_ref().is_some_and(|hugepages| hugepages.family.has_other_nodes(&table)) {
-            // A promise may have named a node before it came: no page there may be reported as outside.
+        if self.hugepages.as_ref().is_some_and(|hugepages| hugepages.family.differs_from_nodes(&table)) {
+            // A guarantee may contain a node that was added later: no page there may count as outside.
             for (slot, holder) in slots.holders().filter(|(_, holder)| holder.allowed.is_some()) {
                 self.set_allowed(slot, holder.allowed.as_ref())?;
             }
@@ -347,19 +351,19 @@ impl SecondaryProbes {
         self.families_mut().try_for_each(|family| family.set_nodes(&table))
     }
 
-    /// The activity of one slot since it was taken.
+    /// Returns the activity of one slot since its holder took it.
     pub(crate) fn read_one(&self, slot: u32, base: &Base) -> Result<Activity, MapAccessError> {
         let now = self.read_tables(slot, 1)?;
         Ok(base.decode_activity(&self.layout(), now.iter().map(|(of, words)| (*of, words.as_slice()))))
     }
 
-    /// The tables that count.
-    pub(crate) fn tables(&self) -> &BTreeMap<CounterTable, Arc<Table>> {
+    /// Returns the maps with counters.
+    pub(crate) fn tables(&self) -> &BTreeMap<CounterTable, Arc<CounterMap>> {
         &self.tables
     }
 
-    pub(crate) fn layout(&self) -> Layout {
-        Layout {
+    pub(crate) fn layout(&self) -> CounterLayout {
+        CounterLayout {
             nodes: self.nodes.ids().to_owned(),
             columns: self.columns,
             has_local_dram: self.hardware.as_ref().map(Hardware::has_local),
@@ -367,13 +371,13 @@ impl SecondaryProbes {
         }
     }
 
-    /// The call chains of one slot.
+    /// Returns the call chains of one slot.
     pub(crate) fn call_chains(&mut self, slot: u32) -> Result<Vec<CallChain>, MapAccessError> {
         let nodes = self.nodes.ids();
         self.chains.as_mut().map_or_else(|| Ok(Vec::new()), |chains| chains.read(slot, nodes))
     }
 
-    /// What the probes reported since the last call.
+    /// Returns the events since the last call.
     pub(crate) fn events(&mut self, now: Instant) -> Result<Vec<ProbeEvent>, MapAccessError> {
         let mut events = Vec::new();
         if let Some(gate) = &mut self.long_stalls {

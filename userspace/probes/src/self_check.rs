@@ -1,10 +1,11 @@
-//! Compares the probe's counts with pages whose node is known.
+//! Compares the probe's counts with pages on known nodes.
 //!
-//! A wrong idea of the kernel's data would book pages to wrong nodes without any error. So after attaching,
-//! some pages are allocated on each node and the kernel is asked where they are (`/proc/self/numa_maps`). Each
-//! node's counter must have grown by at least as much; others may allocate meanwhile, so it may have grown by
-//! more. Nodes are preferred, not bound: a node without free memory is skipped, and nobody is killed for it.
-//! Where `mbind(2)` is not allowed, as by the seccomp profile of containers, pages are touched on the node's CPUs.
+//! If the probe misinterpreted the kernel's data, it would book pages to wrong nodes without any error. After
+//! attaching, some pages are therefore allocated on each node, and the kernel reports their nodes
+//! (`/proc/self/numa_maps`). Each node's counter must have grown by at least this number; it may have grown by more,
+//! because other processes allocate meanwhile. Nodes are preferred, not bound: a node without free memory is skipped,
+//! and no process is killed. If `mbind(2)` is not permitted, as in the seccomp profile of containers, the pages are
+//! touched on the node's CPUs.
 
 use std::fs;
 
@@ -13,12 +14,12 @@ use numaward_topology::{
     affinity::{affinity, set_affinity},
 };
 
-use crate::{NodeCounters, SelfCheck, sys::Mapping};
+use crate::{NodeCounters, SelfCheck, sys::AnonymousMapping};
 
-/// Pages touched for each node.
-const PAGES: usize = 64;
+/// The number of pages that are touched on each node.
+const TOUCHED_PAGES: usize = 64;
 
-/// The probe counts wrongly.
+/// A count that is too low.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("self-check: {touched} pages were allocated on node {node}, but {counted} were counted there")]
 pub(crate) struct Mismatch {
@@ -27,11 +28,11 @@ pub(crate) struct Mismatch {
     counted: u64,
 }
 
-/// This thread runs on the CPUs of a node as long as this lives.
-struct OnNode(CpuSet);
+/// Restricts this thread to the CPUs of a node until it is dropped.
+struct NodeAffinity(CpuSet);
 
-impl OnNode {
-    /// None if it cannot run there.
+impl NodeAffinity {
+    /// Returns `None` if the thread cannot run there.
     fn new(machine: &Machine, node: NodeId) -> Option<Self> {
         let before = affinity(None).ok()?;
         set_affinity(None, &machine.nodes.get(&node)?.cpus).ok()?;
@@ -39,27 +40,29 @@ impl OnNode {
     }
 }
 
-impl Drop for OnNode {
+impl Drop for NodeAffinity {
     fn drop(&mut self) {
         if let Err(error) = set_affinity(None, &self.0) {
-            log::warn!("a thread stays on the CPUs of one node: {error}");
+            log::warn!(
+                "cannot restore the affinity of a thread, which stays on the CPUs of one node: {error}"
+            );
         }
     }
 }
 
-/// Allocates pages on each node. Returns how many it got, in the order of `nodes`, or why it could not.
+/// Allocates pages on each node. Returns their number in the order of `nodes`, or the reason why that is impossible.
 pub(crate) fn touch(nodes: &[NodeId], machine: &Machine) -> Result<Vec<u64>, String> {
     let mut touched = vec![0; nodes.len()];
     for &node in nodes {
-        let mut mapping = Mapping::new(PAGES).map_err(|error| format!("mmap: {error}"))?;
+        let mut mapping = AnonymousMapping::new(TOUCHED_PAGES).map_err(|error| format!("mmap: {error}"))?;
         let _on_node = match mapping.prefer_node(node.0) {
             Ok(()) => None,
             Err(error) => match error.raw_os_error() {
-                // The node has no memory, or not for us (cpuset.mems).
+                // The node has no memory, or not for this process (cpuset.mems).
                 Some(libc::EINVAL) => continue,
-                // Without NUMA in the kernel, all pages are on the one node.
+                // Without NUMA in the kernel, all pages are on the only node.
                 Some(libc::ENOSYS) if nodes.len() == 1 => None,
-                Some(libc::EPERM) => match OnNode::new(machine, node) {
+                Some(libc::EPERM) => match NodeAffinity::new(machine, node) {
                     Some(on_node) => Some(on_node),
                     None => continue,
                 },
@@ -69,7 +72,7 @@ pub(crate) fn touch(nodes: &[NodeId], machine: &Machine) -> Result<Vec<u64>, Str
         mapping.touch();
         let places = match fs::read_to_string("/proc/self/numa_maps") {
             Ok(maps) => pages_by_node(&maps, mapping.start()),
-            Err(_) if nodes.len() == 1 => vec![(node, PAGES as u64)],
+            Err(_) if nodes.len() == 1 => vec![(node, TOUCHED_PAGES as u64)],
             Err(error) => return Err(format!("/proc/self/numa_maps: {error}")),
         };
         for (place, pages) in places {
@@ -82,7 +85,7 @@ pub(crate) fn touch(nodes: &[NodeId], machine: &Machine) -> Result<Vec<u64>, Str
     Ok(touched)
 }
 
-/// Where the pages of the mapping are that begins at this address (`numa(7)`).
+/// Returns the pages by node of the mapping that begins at this address (`numa(7)`).
 fn pages_by_node(maps: &str, start: usize) -> Vec<(NodeId, u64)> {
     let mapping = maps.lines().find_map(|line| {
         let (address, about) = line.split_once(' ')?;
@@ -95,7 +98,7 @@ fn pages_by_node(maps: &str, start: usize) -> Vec<(NodeId, u64)> {
     mapping.into_iter().flat_map(|about| about.split(' ')).filter_map(pages).collect()
 }
 
-/// Compares what [`touch`] got with what was counted meanwhile.
+/// Compares the result of [`touch`] with the counts of the same time.
 pub(crate) fn compare(
     nodes: &[NodeId],
     touched: Result<Vec<u64>, String>,
@@ -116,7 +119,7 @@ pub(crate) fn compare(
         }
     }
     if passed.is_empty() {
-        return Ok(SelfCheck::Unchecked("no node gave memory to this process".to_owned()));
+        return Ok(SelfCheck::Unchecked("this process got no memory on any node".to_owned()));
     }
     Ok(SelfCheck::Passed(passed))
 }
@@ -127,7 +130,7 @@ mod tests {
     use crate::{Counters, Pages};
 
     #[test]
-    fn the_kernel_tells_where_pages_are() {
+    fn parses_pages_by_node() {
         let maps = "7f0000000000 default file=/N9=9/libc.so.6 mapped=9 N0=9 kernelpagesize_kB=4\n\
             7f1200a00000 prefer:2 anon=64 dirty=64 N0=4 N2=60 kernelpagesize_kB=4\n\
             7f1300000000 default\n";
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_compared_node_by_node() {
+    fn compares_counts_by_node() {
         let nodes = [NodeId(0), NodeId(2), NodeId(5)];
         let counters = |pages: u64| {
             let (user_local, user_remote) = (Pages(pages / 2), Pages(pages - pages / 2));
@@ -151,12 +154,12 @@ mod tests {
         assert_eq!(
             check(Ok([128, 64, 0]), [4000, 64, 0]),
             Ok(SelfCheck::Passed("0,2".parse().unwrap())),
-            "others allocate as well; node 5 has no memory"
+            "other processes allocate too; node 5 has no memory"
         );
         assert_eq!(
             check(Ok([64, 64, 64]), [128, 0, 64]),
             Err(Mismatch { node: NodeId(2), touched: 64, counted: 0 }),
-            "what is on node 2 was booked to node 0"
+            "pages of node 2 were booked to node 0"
         );
         assert!(matches!(check(Ok([0, 0, 0]), [0, 0, 0]), Ok(SelfCheck::Unchecked(_))));
         assert_eq!(

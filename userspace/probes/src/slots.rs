@@ -1,11 +1,11 @@
-//! Who holds which slot.
+//! The assignment of slots to workloads.
 //!
-//! A slot is free, held by a workload, or *cooling*: freed less than [`COOLING`] ago. An event that
-//! was under way on another CPU while the slot was freed may still be booked to it. Such an event is
-//! over in well under a microsecond unless the hypervisor stops that CPU, so a second is ample.
+//! A slot is free, held by a workload, or *cooling*: freed less than [`COOLING_TIME`] ago. An event that was being
+//! processed on another CPU while the slot was freed may still be booked to it. This takes far less than a microsecond
+//! unless the hypervisor stops that CPU, so a second is ample.
 //!
-//! Counters in the maps are never reset. A slot's holder is given their growth since it took the slot
-//! (`base`), so no count is ever taken down, and reading them needs no lock against the probes.
+//! Counters in the maps are never reset. A slot's holder gets their growth since it took the slot (`base`), so no
+//! counter ever decreases, and reading needs no lock against the probes.
 
 use std::{
     collections::BTreeMap,
@@ -19,26 +19,26 @@ use numaward_topology::NodeSet;
 use crate::{
     Activity, CgroupId,
     activity::growth,
-    tables::{CounterTable, Layout},
+    tables::{CounterLayout, CounterTable},
 };
 
-/// How long a freed slot is not given to another workload.
-pub(crate) const COOLING: Duration = Duration::from_secs(1);
+/// The time for which a freed slot is not assigned again.
+pub(crate) const COOLING_TIME: Duration = Duration::from_secs(1);
 
-/// The counters of a slot when its holder took it. Empty ones are all zero.
+/// The counters of a slot when its holder took it. Empty ones stand for zeros.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
-    /// Those of allocations: the slot's row for each node index.
+    /// Counters of allocations: the slot's row for each node index.
     pub(crate) rows: Vec<u64>,
-    /// Those of all other probes.
+    /// Counters of the secondary probes.
     pub(crate) tables: BTreeMap<CounterTable, Vec<u64>>,
 }
 
 impl Base {
-    /// The activity since then, by the counters of now.
+    /// Returns the activity since then. `now` are the current counters.
     pub(crate) fn decode_activity<'a>(
         &self,
-        layout: &Layout,
+        layout: &CounterLayout,
         now: impl Iterator<Item = (CounterTable, &'a [u64])>,
     ) -> Activity {
         layout.decode(now.map(|(of, now)| (of, growth(self.tables.get(&of).map_or(&[], Vec::as_slice), now))))
@@ -50,17 +50,17 @@ impl Base {
 pub(crate) struct Holder {
     /// The root of its cgroups.
     pub(crate) cgroup: CgroupId,
-    /// Shared with nothing but copies of this holder, so that its address identifies the holder.
+    /// Shared only by copies of this holder, so that its address identifies the holder.
     pub(crate) base: Arc<Base>,
     pub(crate) allowed: Option<NodeSet>,
 }
 
-/// The workloads that hold slots, at one instant. To clone it copies nothing.
+/// The workloads that hold slots, at one instant. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct SlotHolders(Arc<BTreeMap<u32, Holder>>);
 
 impl SlotHolders {
-    /// The slots that have the same holder in `other`, and their counters when it took them.
+    /// Returns the slots with the same holder in `other`, and their counters when it took them.
     pub(crate) fn also_in(&self, other: &Self) -> impl Iterator<Item = (u32, &Base)> {
         self.0.iter().filter_map(|(&slot, holder)| {
             let was = other.0.get(&slot)?;
@@ -68,7 +68,7 @@ impl SlotHolders {
         })
     }
 
-    /// Number of slots, [`OTHER_SLOT`] included, that may hold counts.
+    /// Returns the number of slots, including [`OTHER_SLOT`], that may have counts.
     pub(crate) fn in_use_up_to(&self) -> u32 {
         self.0.keys().next_back().map_or(1, |&last| last + 1)
     }
@@ -76,16 +76,16 @@ impl SlotHolders {
 
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// All slots, [`OTHER_SLOT`] included.
+    /// The number of slots, including [`OTHER_SLOT`].
     capacity: u32,
     held: SlotHolders,
     cooling: BTreeMap<u32, Instant>,
-    /// No slot from here on was ever held.
+    /// The lowest slot that was never held.
     fresh: u32,
 }
 
 impl Slots {
-    /// `slots` for workloads, and one for all else.
+    /// Creates `slots` slots for workloads, and one for all other tasks.
     pub(crate) fn new(slots: u32) -> Self {
         Self {
             capacity: slots.saturating_add(1),
@@ -95,13 +95,14 @@ impl Slots {
         }
     }
 
-    /// The lowest slot that may be taken now: low ones keep the part of the maps that is read short.
+    /// Returns the lowest available slot: low slots keep the part of the maps short that has to be read.
     pub(crate) fn next(&self, now: Instant) -> Option<u32> {
-        let cooled = self.cooling.iter().find(|&(_, &freed)| now.saturating_duration_since(freed) >= COOLING);
+        let cooled =
+            self.cooling.iter().find(|&(_, &freed)| now.saturating_duration_since(freed) >= COOLING_TIME);
         cooled.map(|(&slot, _)| slot).or((self.fresh < self.capacity).then_some(self.fresh))
     }
 
-    /// Gives `slot`, of [`Slots::next`], to a holder.
+    /// Assigns `slot`, a result of [`Slots::next`], to a holder.
     pub(crate) fn take(&mut self, slot: u32, holder: Holder) {
         self.cooling.remove(&slot);
         self.fresh = self.fresh.max(slot + 1);
@@ -128,7 +129,7 @@ impl Slots {
         self.held.0.iter().map(|(&slot, holder)| (slot, holder))
     }
 
-    /// The holders as they are now.
+    /// Returns the current holders.
     pub(crate) fn held(&self) -> &SlotHolders {
         &self.held
     }
@@ -145,9 +146,9 @@ impl Slots {
         self.capacity - 1
     }
 
-    /// Slots that nobody may take yet.
+    /// Returns the number of slots that are cooling.
     pub(crate) fn cooling(&self, now: Instant) -> usize {
-        self.cooling.values().filter(|&&freed| now.saturating_duration_since(freed) < COOLING).count()
+        self.cooling.values().filter(|&&freed| now.saturating_duration_since(freed) < COOLING_TIME).count()
     }
 
     pub(crate) fn count_held(&self) -> usize {
@@ -164,9 +165,9 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_slot_cools_before_it_is_taken_again() {
+    fn freed_slot_cools() {
         let start = Instant::now();
-        let later = start + COOLING;
+        let later = start + COOLING_TIME;
         let mut slots = Slots::new(2);
         for cgroup in [10, 11] {
             let slot = slots.next(start).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_of_all_else_is_never_given_away() {
+    fn other_slot_is_never_assigned() {
         let now = Instant::now();
         assert_eq!(Slots::new(0).next(now), None);
         assert_eq!(Slots::new(1).next(now), Some(1));
@@ -202,11 +203,11 @@ mod tests {
         }
         slots.free(2, start);
         assert_eq!(slots.next(start), Some(4), "2 is cooling");
-        assert_eq!(slots.next(start + COOLING), Some(2));
+        assert_eq!(slots.next(start + COOLING_TIME), Some(2));
     }
 
     #[test]
-    fn counters_of_a_slot_that_changed_hands_belong_to_no_holder() {
+    fn reassigned_slot_has_no_old_counters() {
         let start = Instant::now();
         let mut slots = Slots::new(4);
         for (slot, cgroup) in [(1, 10), (2, 11), (3, 12)] {
@@ -215,7 +216,7 @@ mod tests {
         let before = slots.held().clone();
         slots.free(1, start);
         slots.free(2, start);
-        // The same cgroup again: what it had counted was returned when it gave up its slot.
+        // The same cgroup again: its earlier counts were returned when it released its slot.
         slots.take(2, holder(11));
         slots.set_allowed(3, Some(&"0".parse().unwrap()));
         slots.take(4, holder(13));

@@ -1,4 +1,4 @@
-//! The system calls that no crate here offers, each behind a safe function.
+//! Safe wrappers of system calls that no used crate provides.
 
 #![expect(unsafe_code, reason = "raw system calls")]
 
@@ -17,8 +17,8 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Adds, modulo 2^64, the 64-bit numbers of an array that was made with `BPF_F_MMAPABLE`, the first one from place
-/// `first`. A hundred thousand take two system calls, and no copy of each by the kernel.
+/// Adds the 64-bit numbers of an array map with `BPF_F_MMAPABLE`, from index `first` on, to `values`, modulo 2^64. A
+/// hundred thousand numbers take two system calls, and the kernel does not copy them one by one.
 pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -> io::Result<()> {
     if values.is_empty() {
         return Ok(());
@@ -27,12 +27,12 @@ pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -
     let before = start % page_size();
     let length = before + size_of_val(values);
     let offset = (start - before) as u64;
-    // SAFETY: a mapping at an address that the kernel chooses touches no memory of ours.
+    // SAFETY: a mapping at an address that the kernel chooses does not affect existing memory.
     let address = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, map, offset)? };
     // SAFETY: `before` is within the mapping.
     let numbers = unsafe { address.byte_add(before) }.cast::<AtomicU64>();
-    // SAFETY: the mapping has as many numbers, and `before` is a multiple of 8. The probes write to them meanwhile, which
-    // atomic loads allow.
+    // SAFETY: the mapping has `values.len()` numbers from there on, and `before` is a multiple of 8. The probes write
+    // to them meanwhile, which atomic loads permit.
     let numbers = unsafe { std::slice::from_raw_parts(numbers, values.len()) };
     for (value, number) in values.iter_mut().zip(numbers) {
         *value = value.wrapping_add(number.load(Ordering::Relaxed));
@@ -41,15 +41,15 @@ pub(crate) fn add_array(map: BorrowedFd<'_>, first: usize, values: &mut [u64]) -
     unsafe { munmap(address, length) }.map_err(io::Error::from)
 }
 
-/// A value that a probe put into a ring buffer; `None` where there are not as many bytes as a `T` has.
+/// Decodes a value from a ring buffer; `None` if its size is not that of `T`.
 pub(crate) fn read_value<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
-    // SAFETY: there are as many bytes, and any bytes are a `T`.
+    // SAFETY: the size is checked, and any bytes are a valid `T`.
     (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// `BPF_MAP_UPDATE_ELEM` with a descriptor for a value.
+/// Calls `BPF_MAP_UPDATE_ELEM` with a descriptor as value.
 pub(crate) fn set_descriptor(map: BorrowedFd<'_>, index: u32, value: &impl AsRawFd) -> io::Result<()> {
-    /// The member for elements of `union bpf_attr`, linux/bpf.h.
+    /// The member of `union bpf_attr` for elements (linux/bpf.h).
     #[repr(C)]
     struct Element {
         map_fd: u32,
@@ -74,8 +74,8 @@ pub(crate) fn set_descriptor(map: BorrowedFd<'_>, index: u32, value: &impl AsRaw
     })
 }
 
-/// What the kernel reports of a map or program, by the name of the line in `fdinfo`. Kernels that do not count something
-/// do not write its line.
+/// Reads the kernel's figures for a map or program, by the name of the line in `fdinfo`. The kernel omits lines that it
+/// does not support.
 pub(crate) fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<impl Fn(&str) -> Option<u64>> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     Ok(move |name: &str| {
@@ -85,31 +85,31 @@ pub(crate) fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<impl Fn(&str) -> Option<u
 }
 
 /// Private anonymous memory, without huge pages.
-pub(crate) struct Mapping {
+pub(crate) struct AnonymousMapping {
     start: *mut c_void,
     page_size: usize,
     pages: usize,
 }
 
-impl Mapping {
+impl AnonymousMapping {
     pub(crate) fn new(pages: usize) -> io::Result<Self> {
         let page_size = page_size();
         let length = pages * page_size;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice touches no memory of ours.
+        // SAFETY: a mapping at an address that the kernel chooses does not affect existing memory.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), length, access, MapFlags::PRIVATE)? };
         // SAFETY: the range is the mapping's.
         let _refused_where_there_are_none = unsafe { madvise(start, length, Advice::LinuxNoHugepage) };
         Ok(Self { start, page_size, pages })
     }
 
-    /// `mbind(2)` with `MPOL_PREFERRED`: the node is used while it has free memory.
+    /// Calls `mbind(2)` with `MPOL_PREFERRED`: the node is used while it has free memory.
     pub(crate) fn prefer_node(&self, node: u32) -> io::Result<()> {
         const MPOL_PREFERRED: c_int = 1;
         let bits = c_ulong::BITS;
         let mut mask: Vec<c_ulong> = vec![0; (node / bits) as usize + 1];
         mask[(node / bits) as usize] = 1 << (node % bits);
-        // The kernel takes one bit less than it is given.
+        // The kernel uses one bit less than this number.
         let max_node = mask.len() * bits as usize + 1;
         let length = self.pages * self.page_size;
         // SAFETY: the range is the mapping's, and `mask` has `max_node - 1` bits.
@@ -134,21 +134,21 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for AnonymousMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nothing borrows from it any more.
         let _unmapped = unsafe { munmap(self.start, self.pages * self.page_size) };
     }
 }
 
-/// The monotonic clock, as `bpf_ktime_get_ns` reads it.
+/// Reads the monotonic clock, like `bpf_ktime_get_ns`.
 pub(crate) fn monotonic_nanoseconds() -> u64 {
     let since = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Gives freed memory back to the kernel, which glibc would keep. To be called after work that is done once and takes far more
-/// memory than all that follows, such as reading the kernel's types (35 MB).
+/// Returns freed memory, which glibc would keep, to the kernel. Useful after a one-time task that needs far more memory
+/// than all later ones, such as reading the kernel's types (35 MB).
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it has no preconditions.

@@ -1,4 +1,4 @@
-//! The tables of the probes other than that of allocations, and the meaning of their words.
+//! The maps with counters of the secondary probes, and the meaning of their words.
 
 use std::{borrow::Cow, os::fd::AsFd as _, time::Duration};
 
@@ -6,24 +6,24 @@ use aya::maps::MapData;
 use numaward_topology::{HugepageSize, NodeId};
 
 use crate::{
-    Activity, MapAccessError, Pages, ScannedPages, Stalls, activity::Columns, error::Refusal, family::Family,
-    hardware, hugepages, sys,
+    Activity, MapAccessError, Pages, ScannedPages, Stalls, activity::Columns, error::ProbeError,
+    family::Family, hardware, hugepages, sys,
 };
 
-/// The counters of a probe.
-pub(crate) struct Table {
+/// A map with the counters of a probe.
+pub(crate) struct CounterMap {
     name: &'static str,
     map: MapData,
-    /// 64-bit numbers of a slot.
+    /// The number of 64-bit words per slot.
     pub(crate) words: usize,
 }
 
-impl Table {
-    pub(crate) fn new(family: &mut Family, name: &'static str, words: usize) -> Result<Self, Refusal> {
+impl CounterMap {
+    pub(crate) fn new(family: &mut Family, name: &'static str, words: usize) -> Result<Self, ProbeError> {
         Ok(Self { name, map: family.take_data(name)?, words })
     }
 
-    /// The counters of `count` slots from `first` on.
+    /// Reads the counters of `count` slots from `first` on.
     pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
         let mut values = vec![0; count as usize * self.words];
         sys::add_array(self.map.fd().as_fd(), first as usize * self.words, &mut values)
@@ -32,7 +32,7 @@ impl Table {
     }
 }
 
-/// The tables, in this order; absent where their probe is.
+/// The maps with counters. A map is absent if its probe is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CounterTable {
     Access,
@@ -44,26 +44,26 @@ pub(crate) enum CounterTable {
     Hugepages,
 }
 
-/// The meaning of the words in the tables.
+/// The meaning of the words in the maps.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct CounterLayout {
     pub(crate) nodes: Vec<NodeId>,
     pub(crate) columns: Columns,
-    /// `None` without counters of accesses to DRAM.
+    /// True if accesses to local DRAM are counted; `None` without that probe.
     pub(crate) has_local_dram: Option<bool>,
-    /// `None` without the probe of hugepages.
+    /// The counted page sizes; `None` without the probe of hugepages.
     pub(crate) hugepage_sizes: Option<Vec<HugepageSize>>,
 }
 
-impl Layout {
+impl CounterLayout {
     pub(crate) fn decode<'a>(
         &self,
         counters: impl Iterator<Item = (CounterTable, Cow<'a, [u64]>)>,
     ) -> Activity {
         let mut activity = Activity::default();
-        for (of, words) in counters {
+        for (table, words) in counters {
             let words = &*words;
-            match of {
+            match table {
                 CounterTable::Access => activity.accesses = self.columns.read(&self.nodes, words),
                 CounterTable::Scan => {
                     if let &[sampled, excluded] = words {

@@ -1,4 +1,4 @@
-//! The layout of a classic tracepoint's record, from `events/CATEGORY/NAME/format` in tracefs.
+//! The format of a classic tracepoint's record, from `events/CATEGORY/NAME/format` in tracefs.
 //!
 //! Each field has a line such as `field:unsigned long pfn; offset:8; size:8; signed:0;`.
 
@@ -7,11 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The record is not as the probe reads it.
+/// The record does not have the format that the probe reads.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FormatError {
     #[error(
-        "tracefs is not to be seen at /sys/kernel/tracing; mount it (mount -t tracefs tracefs \
+        "tracefs is not visible at /sys/kernel/tracing; mount it (mount -t tracefs tracefs \
          /sys/kernel/tracing), unless lockdown closes it"
     )]
     NoTracefs,
@@ -26,21 +26,23 @@ pub(crate) enum FormatError {
     UnknownPlace { path: PathBuf, field: &'static str, known: &'static str, found: Option<(u32, u32)> },
 }
 
-/// The fields of `kmem:mm_page_alloc` that have always been at one place, with offset and size.
+/// The fields of `kmem:mm_page_alloc` with a constant place, with offset and size.
 const MM_PAGE_ALLOC: [(&str, (u32, u32)); 2] = [("pfn", (8, 8)), ("order", (16, 4))];
 
-/// Where the flags are in these records: at first, since Linux 6.0.
+/// The known places of the flags in these records: the original one, and that since Linux 6.0.
 const GFP_PLACES: [(u32, u32); 2] = [(20, 4), (24, 8)];
 
-/// The field of `migrate:mm_migrate_pages` that has always been at one place.
+/// The field of `migrate:mm_migrate_pages` with a constant place.
 const MM_MIGRATE_PAGES: [(&str, (u32, u32)); 1] = [("succeeded", (8, 8))];
 
-/// Where the reason is in the records of `migrate:mm_migrate_pages`: at first, since Linux 5.9, since 5.19 or so.
+/// The known offsets of the reason in the records of `migrate:mm_migrate_pages`: the original one, since Linux 5.9, and
+/// since about 5.19.
 const REASON_OFFSETS: [u32; 3] = [28, 52, 60];
 
-/// The offset of the flags in the record of `kmem:mm_page_alloc`, if the rest is as expected. `root` is `/` in production.
+/// Returns the offset of the flags in the record of `kmem:mm_page_alloc`, after checking the format. `root` is `/` in
+/// production.
 pub(crate) fn gfp_offset(root: &Path) -> Result<u32, FormatError> {
-    let format = Format::read(root, "kmem/mm_page_alloc")?;
+    let format = RecordFormat::read(root, "kmem/mm_page_alloc")?;
     format.check(&MM_PAGE_ALLOC)?;
     match format.place_of("gfp_flags") {
         Some(place) if GFP_PLACES.contains(&place) => Ok(place.0),
@@ -51,9 +53,9 @@ pub(crate) fn gfp_offset(root: &Path) -> Result<u32, FormatError> {
     }
 }
 
-/// The offset of the reason in the record of `migrate:mm_migrate_pages`, if the rest is as expected.
+/// Returns the offset of the reason in the record of `migrate:mm_migrate_pages`, after checking the format.
 pub(crate) fn migrate_reason_offset(root: &Path) -> Result<u32, FormatError> {
-    let format = Format::read(root, "migrate/mm_migrate_pages")?;
+    let format = RecordFormat::read(root, "migrate/mm_migrate_pages")?;
     format.check(&MM_MIGRATE_PAGES)?;
     match format.place_of("reason") {
         Some((offset, 4)) if REASON_OFFSETS.contains(&offset) => Ok(offset),
@@ -64,12 +66,12 @@ pub(crate) fn migrate_reason_offset(root: &Path) -> Result<u32, FormatError> {
     }
 }
 
-struct Format {
+struct RecordFormat {
     path: PathBuf,
     text: String,
 }
 
-impl Format {
+impl RecordFormat {
     fn read(root: &Path, event: &str) -> Result<Self, FormatError> {
         let events = ["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"];
         let mut events = events.map(|path| root.join(path)).into_iter();
@@ -96,7 +98,7 @@ impl Format {
     }
 }
 
-/// Offset and size, if the line describes this field.
+/// Returns offset and size if the line describes this field.
 fn place_of(line: &str, field: &str) -> Option<(u32, u32)> {
     let mut parts = line.trim().split(';').map(str::trim);
     let name = parts.next()?.strip_prefix("field:")?.rsplit(' ').next()?;
@@ -127,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn good_missing_and_corrupt_formats_are_distinguished() {
+    fn checks_formats() {
         assert_eq!(offset(Some(GOOD)), Ok(24));
         let before_6_0 = GOOD.replace("unsigned long gfp_flags", "gfp_t gfp_flags");
         let before_6_0 = before_6_0.replace("offset:24;\tsize:8", "offset:20;\tsize:4");
         assert_eq!(offset(Some(&before_6_0)), Ok(20));
         for (format, error) in [
-            (None, "tracefs is not to be seen"),
+            (None, "tracefs is not visible"),
             (Some(String::new()), "the field pfn is missing"),
             (
                 Some(GOOD.replace("offset:24;\tsize:8", "offset:28;\tsize:4")),
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_of_migrations_may_be_at_several_places() {
+    fn accepts_known_reason_offsets() {
         let format = |reason: &str, mode: u32| {
             format!(
                 "\tfield:unsigned long succeeded;\toffset:8;\tsize:8;\tsigned:0;\n\
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_format_names_its_path() {
+    fn error_names_unreadable_format() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("sys/kernel/tracing/events")).unwrap();
         let error = gfp_offset(root.path()).unwrap_err().to_string();

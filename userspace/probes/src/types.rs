@@ -1,8 +1,9 @@
-//! Slots, pages, and what is counted of them.
+//! Slots, pages, and their counters.
 
 use numaward_topology::NodeId;
 
-/// The place of a registered workload in the probes' maps. Reused after [`Probes::release`](crate::Probes::release).
+/// The index of a registered workload in the probes' maps. It is reused after
+/// [`Probes::release`](crate::Probes::release).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub(crate) u32);
 
@@ -13,15 +14,14 @@ pub struct Pages(pub u64);
 /// Pages allocated on one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// User pages (anonymous memory and page cache: movable ones) allocated by CPUs of this node, or
-    /// by CPUs for which it is the nearest node with memory.
+    /// User pages (anonymous memory and page cache: movable ones) allocated by CPUs with this memory node.
     pub user_local: Pages,
-    /// User pages allocated by CPUs of other nodes.
+    /// User pages allocated by other CPUs.
     pub user_remote: Pages,
-    /// Those of `user_local` and `user_remote` that are outside the nodes allowed to the workload.
+    /// The part of `user_local` and `user_remote` outside the guaranteed nodes of the workload.
     pub user_outside: Pages,
-    /// Pages for the kernel's own use (page tables, slab, buffers): a lower bound, since the kernel's
-    /// bulk allocations pass the tracepoint only from some kernels on.
+    /// Pages for the kernel's own use (page tables, slab, buffers). This is a lower bound, because the kernel's bulk
+    /// allocations pass the tracepoint only on some kernels.
     pub kernel: Pages,
 }
 
@@ -37,38 +37,37 @@ impl Counters {
     }
 }
 
-/// [`Counters`] by the node on which the pages are, in the order of nodes. There are few nodes and thousands of these:
-/// they lie side by side.
+/// [`Counters`] by the node of the pages, in the order of nodes. They are stored contiguously, because there are few
+/// nodes and thousands of these values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounters(Vec<(NodeId, Counters)>);
 
 impl NodeCounters {
-    /// Of no node.
+    /// Creates empty counters.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// Whether there are those of no node.
+    /// Returns true if there is no node.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Those of one node.
+    /// Returns the counters of one node.
     pub fn get(&self, node: NodeId) -> Option<&Counters> {
         self.0.iter().find(|(of, _)| *of == node).map(|(_, counters)| counters)
     }
 
-    /// Those of each node.
+    /// Returns the counters of each node.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Counters)> {
         self.0.iter().map(|(node, counters)| (*node, counters))
     }
 
-    /// All counters.
     pub fn values(&self) -> impl Iterator<Item = &Counters> {
         self.0.iter().map(|(_, counters)| counters)
     }
 
-    /// Adds others. What exceeds 64 bits stays at the largest number.
+    /// Adds other counters. Sums saturate at the highest 64-bit number.
     pub fn add(&mut self, more: &Self) {
         for &(node, more) in &more.0 {
             match self.0.binary_search_by_key(&node, |(of, _)| *of) {
@@ -87,22 +86,22 @@ impl FromIterator<(NodeId, Counters)> for NodeCounters {
     }
 }
 
-/// A value of each registered workload. Slot numbers are small and dense: a value is stored at the index of its slot.
+/// A value for each registered workload, stored at the index of its slot, because slot numbers are small and dense.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotMap<T>(Vec<Option<T>>);
 
 impl<T> SlotMap<T> {
-    /// That of one slot.
+    /// Returns the value of one slot.
     pub fn get(&self, slot: SlotId) -> Option<&T> {
         self.0.get(slot.0 as usize)?.as_ref()
     }
 
-    /// All of them, in the order of slots.
+    /// Returns all values in the order of slots.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.0.iter().flatten()
     }
 
-    /// Of slots below `end`, in their order.
+    /// Creates a map from values of slots below `end`, in ascending order.
     pub(crate) fn new(end: u32, values: impl Iterator<Item = (u32, T)>) -> Self {
         let mut all = Vec::with_capacity(end as usize);
         for (slot, value) in values {
@@ -119,14 +118,15 @@ impl<T> Default for SlotMap<T> {
     }
 }
 
-/// All counters at (nearly) one time. None of them ever goes down while its slot stays registered.
+/// All counters at (nearly) one instant. No counter decreases while its slot is registered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocationSnapshot {
     /// Pages allocated by each registered workload since it was registered.
     pub slots: SlotMap<NodeCounters>,
-    /// Pages allocated by everything else since the probe was attached.
+    /// Pages allocated by all other tasks since the probe was attached.
     pub other: NodeCounters,
-    /// Pages whose node is not known, of any owner: on a node or in a memory block that was added
-    /// after [`Probes::load`](crate::Probes::load), until [`Probes::refresh`](crate::Probes::refresh). Not part of the other counters.
+    /// Pages on unknown nodes, of all tasks: on a node or in a memory block that was added after
+    /// [`Probes::load`](crate::Probes::load), until [`Probes::refresh`](crate::Probes::refresh). The other counters do
+    /// not include them.
     pub unknown_node: Pages,
 }

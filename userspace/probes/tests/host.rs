@@ -1,10 +1,10 @@
-//! The probes on this host's own kernel. Needs root, BPF, and a cgroup v2 hierarchy.
+//! Tests of the probes on this host's kernel. They need root, BPF, and a cgroup v2 hierarchy.
 //!
-//! What is counted is compared with processes that touch a known number of pages in cgroups of their
-//! own. One node is enough: nodes that the host does not have are made up where they are needed.
+//! The counts are compared with child processes that touch a known number of pages in their own cgroups. A host with
+//! one node is sufficient: further nodes are simulated.
 //!
-//! Not a libtest harness, because this program is also the process that touches pages, `host touch`, and the
-//! one that loads probes on a crippled system, `host report`.
+//! The file has its own `main` instead of libtest, because the program also has other roles: `host touch` touches
+//! pages, `host spin` uses a CPU, and `host report` loads probes on a system with missing parts.
 
 #![expect(clippy::unwrap_used, reason = "a test without libtest, which clippy does not take for one")]
 
@@ -39,17 +39,17 @@ use rustix::thread::{
 
 use self::expected::Features;
 
-/// Pages that a process touches: 32 MiB where they are of 4 KiB.
+/// The number of pages that a process touches: 32 MiB with pages of 4 KiB.
 const PAGES: u64 = 8192;
 
-/// Pages that one page table maps, and that a huge page has.
-fn of_table() -> u64 {
+/// Returns the number of pages that one page table maps, which is that of a huge page.
+fn pages_per_table() -> u64 {
     page_size() as u64 / 8
 }
 
 type Test = fn(&Host);
 
-const INTRUDERS: &str = "who_runs_on_an_exclusive_cpu_is_reported";
+const INTRUDERS: &str = "tasks_on_exclusive_cpus_are_reported";
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 const TESTS: &[(&str, Test)] = &[
@@ -57,32 +57,32 @@ const TESTS: &[(&str, Test)] = &[
     ("pages_are_counted_by_the_tracepoint", |host| {
         pages_are_counted(host, Mode::Tracepoint, 512, Shards::OfCpus);
     }),
-    ("pages_are_counted_in_shared_counters", shared),
-    ("pages_outside_the_allowed_nodes_are_reported", outside),
-    ("misses_that_find_no_place_are_counted_and_reported_later", overrun),
-    ("pages_of_another_node_are_remote", remote),
+    ("pages_are_counted_in_shared_counters", shared_counters),
+    ("pages_outside_the_allowed_nodes_are_reported", outside_nodes),
+    ("lost_misses_are_counted_and_reported_later", ring_buffer_overflow),
+    ("pages_of_another_node_are_remote", remote_pages),
     ("a_wrong_node_shift_falls_back_to_the_tracepoint", wrong_shift),
-    ("a_slot_is_reused_without_going_back", slot_reuse),
-    ("nodes_that_come_later_are_counted", new_node),
-    ("memory_that_comes_later_is_counted", new_memory),
-    ("a_nested_cgroup_is_booked_to_its_workload", nested),
+    ("reused_slot_starts_at_zero", slot_reuse),
+    ("added_nodes_are_counted", new_node),
+    ("added_memory_is_counted", new_memory),
+    ("a_nested_cgroup_is_booked_to_its_workload", nested_cgroups),
     ("without_a_slot_pages_are_booked_to_the_rest", no_slot),
-    ("runs_and_their_time_are_read", stats),
+    ("runs_and_their_time_are_read", run_statistics),
     ("debug_messages_arrive", debug_log),
     ("after_loading_no_privilege_is_needed", without_privileges_after_loading),
     ("tp_btf_needs_no_cap_sys_admin", without_sys_admin),
     ("without_privileges_the_reason_is_reported", without_privileges),
-    ("without_btf_tracepoints_serve", |_| without_btf()),
+    ("tracepoints_replace_missing_btf", |_| without_btf()),
     ("without_btf_intruders_are_reported_as_well", |_| intruders_without_btf()),
-    ("structures_and_fields_that_moved_are_reported", |_| moved()),
+    ("changed_structures_are_reported", |_| changed_kernel()),
     ("too_many_slots_are_refused", too_many_slots),
     (INTRUDERS, intruders),
-    ("counters_of_cpus_are_split_by_workload", hardware),
-    ("counters_that_are_not_there_are_reported", no_hardware),
-    ("on_a_duty_cycle_counts_are_estimates", duty_cycle),
+    ("counters_of_cpus_are_split_by_workload", hardware_counters),
+    ("missing_counters_are_reported", no_hardware_counters),
+    ("duty_cycle_counts_are_estimates", duty_cycle),
     ("the_memory_of_maps_is_bounded", map_memory),
-    ("only_a_feature_that_the_kernel_lacks_excuses_a_probe", |_| expected::only_missing_features_excuse()),
-    ("every_probe_is_attached_for_which_the_kernel_has_the_feature", others),
+    ("only_missing_features_excuse_a_probe", |_| expected::only_missing_features_excuse()),
+    ("supported_probes_are_attached", secondary_probes),
 ];
 
 fn main() -> ExitCode {
@@ -116,7 +116,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed))
 }
 
-/// The process that touches pages: as many as each line of its input says, with a line in reply.
+/// The role `touch`: touches the number of pages that each line of the input contains, and replies with a line.
 fn touch() -> ExitCode {
     let mut held = Vec::new();
     for line in io::stdin().lock().lines() {
@@ -131,38 +131,37 @@ fn touch() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The CPU on which [`spin`] runs: the last that this process may use.
+/// Returns the CPU on which [`spin`] runs: the last one that this process may use.
 fn last_cpu() -> usize {
     let allowed = sched_getaffinity(None).unwrap();
     (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).unwrap()
 }
 
-/// The calling thread runs there only.
+/// Restricts the calling thread to one CPU.
 fn run_on(cpu: usize) {
     let mut one = CpuSet::new();
     one.set(cpu);
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// More than the probe has room for.
+/// A number of names for which the probe has no room.
 const NAMES: u32 = 6_000;
 
-/// How often the calling thread was switched out because it waited (proc(5)).
+/// Returns the number of voluntary context switches of the calling thread (proc(5)).
 fn sleeps() -> u64 {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
     sleeps.trim().parse().unwrap()
 }
 
-/// The process that uses a CPU from its first line of input on.
+/// The role `spin`: uses a CPU from the first line of input on.
 fn spin() -> ExitCode {
     run_on(last_cpu());
     println!("ready");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
-    // It may have been moved to its cgroup while it ran. Whose a task is, is found when it is switched in, and on a CPU that
-    // nobody else wants that may be never. A sleep alone is not enough: one that is over before the task is off the CPU
-    // switches nothing.
+    // The process may have been moved to its cgroup while it was running. A task's workload is determined when it is
+    // switched in, which may never happen on an idle CPU. One sleep may be too short to switch the task out.
     let before = sleeps();
     while sleeps() == before {
         thread::sleep(Duration::from_millis(1));
@@ -172,7 +171,7 @@ fn spin() -> ExitCode {
     }
 }
 
-/// A process that runs [`spin`] in a cgroup until that has used so much of the CPU. Returns what it used.
+/// Runs [`spin`] in a cgroup until it has used this much CPU time. Returns the used time.
 fn spin_in(cgroup: &Path, time: Duration) -> Duration {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let mut child = command.arg("spin").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -195,7 +194,7 @@ fn spin_in(cgroup: &Path, time: Duration) -> Duration {
     used()
 }
 
-/// What the hypervisor has taken of a CPU so far, in ticks of a hundredth of a second (proc(5)).
+/// Returns the time that the hypervisor has taken from a CPU, in ticks of a hundredth of a second (proc(5)).
 fn stolen(cpu: CpuId) -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap();
     let line = stat.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} "))).unwrap();
@@ -219,8 +218,8 @@ fn intruders(host: &Host) {
     let owner_slot = probes.register(owner.id(), None).unwrap();
     let neighbour_slot = probes.register(neighbour.id(), None).unwrap();
     let cpu = CpuId(u32::try_from(last_cpu()).unwrap());
-    // Attaching takes no privileges once the program is loaded.
-    with_capabilities(least(&probes), || {
+    // Attaching a loaded program needs no privileges.
+    with_capabilities(required_capabilities(&probes), || {
         assert!(!probes.is_watching_cpus());
         probes.set_exclusive(&BTreeMap::from([(cpu, owner_slot)])).unwrap();
         assert!(probes.is_watching_cpus());
@@ -229,7 +228,7 @@ fn intruders(host: &Host) {
     let stolen_before = stolen(cpu);
     let [own, workload, foreign] = [&owner, &neighbour, &stranger].map(|cgroup| spin_in(&cgroup.0, time));
     let reported = probes.cpu_usage().unwrap()[&cpu];
-    // The kernel's account excludes what a hypervisor takes meanwhile; the probe cannot see that.
+    // The kernel's account excludes the time that a hypervisor takes; the probe cannot detect it.
     let stolen = stolen(cpu).saturating_sub(stolen_before);
     let near = |what: &str, found: Duration, expected: Duration| {
         assert!(
@@ -240,7 +239,7 @@ fn intruders(host: &Host) {
     };
     near("own", reported.own, own);
     near("of a workload", reported.time_of(IntruderClass::Workload), workload);
-    // Others of this host run there as well.
+    // Further processes of this host run there, too.
     assert!(reported.time_of(IntruderClass::Host) * 20 >= foreign * 19, "{reported:?}, expected {foreign:?}");
 
     let intruders = probes.intruders().unwrap();
@@ -251,15 +250,18 @@ fn intruders(host: &Host) {
     let host_too = |intruder: &&numaward_probes::Intruder| {
         intruder.class == IntruderClass::Host && intruder.command == found.command
     };
-    // This test itself has the same name, and may run there.
+    // This test has the same name and may run there.
     let stranger_by_name = intruders.iter().find(host_too).unwrap().time;
     assert!(stranger_by_name * 20 >= foreign * 19, "{stranger_by_name:?}, expected {foreign:?}");
 
     probes.release(neighbour_slot).unwrap();
     let left = probes.intruders().unwrap();
-    assert!(left.iter().all(|intruder| intruder.workload != Some(neighbour_slot)), "its slot is another's");
+    assert!(
+        left.iter().all(|intruder| intruder.workload != Some(neighbour_slot)),
+        "its slot may be assigned again"
+    );
 
-    // However many names there were, the last one is known.
+    // The last name is known, even if there were too many.
     let of_many_names = thread::spawn(move || {
         run_on(last_cpu());
         for number in 0..NAMES {
@@ -278,7 +280,7 @@ fn intruders(host: &Host) {
     assert_eq!(probes.cpu_usage().unwrap()[&cpu], after, "nothing is exclusive any more");
 }
 
-fn others(host: &Host) {
+fn secondary_probes(host: &Host) {
     let probes = Probes::load(&ProbeOptions { secondary: Probe::SECONDARY.to_vec(), ..host.options() });
     let reports = probes.reports();
     assert_eq!(
@@ -301,7 +303,7 @@ fn others(host: &Host) {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// The process that says how the probes are attached.
+/// The role `report`: prints the state of the probes.
 fn report() -> ExitCode {
     let machine = sysfs::read(Path::new("/")).unwrap();
     let probes = Probes::load(&ProbeOptions::new(&machine));
@@ -311,7 +313,7 @@ fn report() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// This program with an argument, where these folders are empty.
+/// Runs this program with an argument, with these folders replaced by empty ones.
 fn without(folders: &[&str], argument: &str) -> std::process::Output {
     let hide: Vec<String> =
         folders.iter().map(|folder| format!("mount -t tmpfs none {folder} && ")).collect();
@@ -324,12 +326,12 @@ fn without(folders: &[&str], argument: &str) -> std::process::Output {
     output
 }
 
-/// What `host report` says where these folders are empty.
+/// Returns the output of `host report` with these folders replaced by empty ones.
 fn report_without(folders: &[&str]) -> String {
     String::from_utf8(without(folders, "report").stdout).unwrap()
 }
 
-/// A process in a cgroup.
+/// A child process in a cgroup that touches pages.
 struct Toucher {
     child: Child,
     replies: BufReader<std::process::ChildStdout>,
@@ -346,7 +348,7 @@ impl Toucher {
         fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).unwrap();
         let replies = BufReader::new(child.stdout.take().unwrap());
         let mut toucher = Self { child, replies };
-        // Whatever the process needs to start is allocated now.
+        // The memory that the process needs to start is allocated before this returns.
         toucher.touch(1);
         toucher
     }
@@ -383,7 +385,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A process that was just killed may linger for a moment.
+        // A killed process may remain for a moment.
         for _ in 0..100 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -396,7 +398,7 @@ impl Drop for Cgroup {
 
 struct Host {
     machine: Machine,
-    /// Where the cgroup v2 hierarchy is mounted.
+    /// The mount point of the cgroup v2 hierarchy.
     cgroups: PathBuf,
     node: NodeId,
 }
@@ -410,13 +412,13 @@ impl Host {
         let cgroups =
             cgroups.and_then(|line| line.split(' ').nth(4)).ok_or("no cgroup v2 hierarchy is mounted")?;
         if fs::read_dir("/sys/kernel/tracing").is_ok_and(|mut entries| entries.next().is_none()) {
-            // Where systemd is, it is mounted already. If this fails, the tests of the tracepoint say so.
+            // On hosts with systemd it is already mounted. If this fails, the tests of the tracepoint report it.
             let _result =
                 Command::new("mount").args(["-t", "tracefs", "tracefs", "/sys/kernel/tracing"]).status();
         }
         let probes = Probes::load(&ProbeOptions::new(&machine));
         let reason = probes.reports()[0].reason.clone().unwrap_or_default();
-        // Any other reason is a fault of the probes.
+        // Any other reason is a defect of the probes.
         if ["tp_btf: EPERM", "tp_btf: this binary has no probes"]
             .iter()
             .any(|start| reason.starts_with(start))
@@ -460,38 +462,38 @@ fn counted(probes: &Probes, slot: SlotId) -> Counters {
     sum(counters(probes).slots.get(slot).unwrap())
 }
 
-trait User {
+trait UserPages {
     fn user(&self) -> u64;
 }
 
-impl User for Counters {
-    /// User pages on whatever node.
+impl UserPages for Counters {
+    /// Returns the user pages on all nodes.
     fn user(&self) -> u64 {
         self.user_local.0 + self.user_remote.0
     }
 }
 
-/// What was counted is what was touched, and at most 1 % more: the process also needs memory for itself.
+/// Asserts that the counted pages are the touched ones, and at most 1 % more for the process's own memory.
 #[track_caller]
 fn assert_pages(counted: u64, touched: u64) {
     assert_pages_but(0, counted, touched);
 }
 
-/// As above, but `lost` pages may be missing.
+/// Like `assert_pages`, but up to `lost` pages may be missing.
 #[track_caller]
 fn assert_pages_but(lost: u64, counted: u64, touched: u64) {
     let expected = touched.saturating_sub(lost)..=touched + touched / 100;
     assert!(expected.contains(&counted), "{counted} counted, {touched} touched, {lost} lost");
 }
 
-fn shared(host: &Host) {
-    // Just more than 64 MiB of counters, of 32 bytes, when each CPU has its own.
+fn shared_counters(host: &Host) {
+    // Just more than 64 MiB of counters, of 32 bytes each, with a shard for each CPU.
     let counters_per_slot = host.machine.possible_cpus.len() * host.machine.nodes.len();
     let slots = (64 << 20) / 32 / counters_per_slot + 1;
     pages_are_counted(host, Mode::TpBtf, u32::try_from(slots).unwrap(), Shards::OfNodes);
 }
 
-/// Who has counters of its own.
+/// The owners of the counters' shards.
 #[derive(Clone, Copy)]
 enum Shards {
     OfCpus,
@@ -503,7 +505,7 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     let mut probes = Probes::load(&ProbeOptions { alloc_modes: &modes, slots, ..host.options() });
     let report = &probes.reports()[0];
     assert_eq!(report.mode, mode);
-    // tp_btf works on such kernels, but others are better there.
+    // tp_btf works on such kernels, but other modes are better.
     let lossy = report.reason.as_deref().is_some_and(|reason| reason.contains("preempts tasks"));
     assert!(report.reason.is_none() || lossy && mode == Mode::TpBtf, "{report:?}");
     assert!(
@@ -517,15 +519,15 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     assert!(matches!(probes.register(cgroup.id(), None), Err(RegisterError::AlreadyRegistered(_))));
     process.touch(PAGES);
     let now = counted(&probes, slot);
-    // With several nodes, the process's own may be full.
+    // On a host with several nodes, the process's own node may be full.
     let lost = |probes: &Probes| if lossy { probes.costs().read().unwrap()[0].events_lost } else { 0 };
     assert_pages_but(lost(&probes), now.user(), PAGES);
     assert_eq!(now.user_outside.0, 0);
     if host.machine.nodes.len() == 1 {
         assert_eq!(now.user_remote.0, 0);
     }
-    // Page tables.
-    assert!(now.kernel.0 >= PAGES / of_table() && now.kernel.0 < PAGES / 64, "{now:?}");
+    // Pages for page tables.
+    assert!(now.kernel.0 >= PAGES / pages_per_table() && now.kernel.0 < PAGES / 64, "{now:?}");
     process.touch(PAGES);
     assert_pages_but(lost(&probes), counted(&probes, slot).user(), 2 * PAGES);
     assert_eq!(counters(&probes).unknown_node.0, 0);
@@ -544,9 +546,9 @@ fn pages_are_counted(host: &Host, mode: Mode, slots: u32, shards: Shards) {
     assert!(matches!(probes.release(slot), Err(SlotError::NotRegistered(_))));
 }
 
-fn outside(host: &Host) {
+fn outside_nodes(host: &Host) {
     let mut probes = host.probes();
-    let cgroup = host.cgroup("outside");
+    let cgroup = host.cgroup("outside_nodes");
     let mut process = Toucher::new(&cgroup.0);
     let nowhere = NodeSet::single(NodeId(77));
     let slot = probes.register(cgroup.id(), Some(&nowhere)).unwrap();
@@ -565,7 +567,7 @@ fn outside(host: &Host) {
     };
     assert!(is_reported(&events[0]), "{events:?}");
 
-    // From the next event on, the new nodes are what counts, on every CPU.
+    // The new nodes apply from the next event on, on every CPU.
     probes.set_allowed(slot, Some(&host.machine.node_ids())).unwrap();
     process.touch(PAGES);
     let then = counted(&probes, slot);
@@ -575,7 +577,7 @@ fn outside(host: &Host) {
     process.touch(PAGES);
     assert_pages(counted(&probes, slot).user_outside.0 - then.user_outside.0, PAGES);
     assert_eq!(probes.events().unwrap(), [], "that was reported less than a minute ago");
-    // Another workload is reported at once, also in the same slot.
+    // Another workload is reported immediately, also in the same slot.
     probes.release(slot).unwrap();
     thread::sleep(Duration::from_millis(1100));
     let again = probes.register(cgroup.id(), Some(&nowhere)).unwrap();
@@ -587,9 +589,9 @@ fn outside(host: &Host) {
     ));
 }
 
-/// More workloads miss at once than the ring buffer has room for.
-fn overrun(host: &Host) {
-    // A page; an event takes 56 bytes of it.
+/// Causes misses of more workloads than fit into the ring buffer.
+fn ring_buffer_overflow(host: &Host) {
+    // The ring buffer has one page; an event takes 56 bytes of it.
     let room = page_size() / 56;
     let workloads = room + 9;
     let bytes = u32::try_from(page_size()).unwrap();
@@ -597,7 +599,8 @@ fn overrun(host: &Host) {
     let mut probes = Probes::load(&ProbeOptions { fakes, ..host.options() });
     assert_ne!(probes.reports()[0].mode, Mode::Absent, "{:?}", probes.reports());
     let nowhere = NodeSet::single(NodeId(77));
-    let cgroups: Vec<_> = (0..workloads).map(|number| host.cgroup(&format!("overrun-{number}"))).collect();
+    let cgroups: Vec<_> =
+        (0..workloads).map(|number| host.cgroup(&format!("ring_buffer_overflow-{number}"))).collect();
     let mut process = Toucher::new(&cgroups[0].0);
     let mut slots = Vec::new();
     let mut miss = |probes: &Probes, cgroup: &Cgroup| {
@@ -619,29 +622,30 @@ fn overrun(host: &Host) {
         probes.events().unwrap().into_iter().filter_map(slot).collect()
     };
     let first = reported(&mut probes);
-    // The first ones, in their order; the others were counted. Each of their pages tried anew.
+    // The first events are reported in order; the rest was lost and counted. Each further page of these workloads tries
+    // to report again.
     assert!((1..=room).contains(&first.len()), "{}", first.len());
     assert_eq!(first, slots[..first.len()]);
     let unlucky = workloads - first.len();
     assert!(lost - before >= unlucky as u64, "{lost} lost, {before} before, {unlucky} not reported");
-    // Every one of them is counted as ever, reported or not.
+    // All misses are counted, even if they are not reported.
     let counted = counters(&probes);
     assert!(
         slots.iter().all(|slot| sum(counted.slots.get(*slot).unwrap()).user_outside.0 >= 8),
         "{counted:?}"
     );
-    // Those not reported are reported with the next miss, now that there is room; the others are silent for a minute.
+    // The lost workloads are reported with their next miss, because there is room now; the rest is silent for a minute.
     for cgroup in &cgroups {
         miss(&probes, cgroup);
     }
     assert_eq!(reported(&mut probes), slots[first.len()..]);
 }
 
-fn remote(host: &Host) {
+fn remote_pages(host: &Host) {
     for node in [NodeId(77), host.node] {
         let fakes = TestOverrides { cpu_node: Some(node), ..TestOverrides::default() };
         let mut probes = Probes::load(&ProbeOptions { fakes, ..host.options() });
-        let cgroup = host.cgroup("remote");
+        let cgroup = host.cgroup("remote_pages");
         let mut process = Toucher::new(&cgroup.0);
         let slot = probes.register(cgroup.id(), None).unwrap();
         process.touch(PAGES);
@@ -678,7 +682,7 @@ fn slot_reuse(host: &Host) {
     let last = sum(&probes.release(slot).unwrap());
     assert!(last.user() >= before.user() && last.kernel >= before.kernel, "{before:?} {last:?}");
 
-    // The first workload goes on for a while: nobody is charged for it but the rest of the host.
+    // The first workload continues for a while: its pages are booked to the rest of the host.
     process.touch(PAGES);
     assert!(
         matches!(probes.register(second.id(), None), Err(RegisterError::NoSlot { slots: 1 })),
@@ -700,7 +704,7 @@ fn unknown(probes: &Probes) -> Pages {
     counters(probes).unknown_node
 }
 
-/// What a process touches before and after the probes, which know a machine without this host's node, learn of it.
+/// Starts the probes with a machine without this host's node, and adds the node later.
 fn new_node(host: &Host) {
     let mut before = host.machine.clone();
     before.nodes.clear();
@@ -710,7 +714,7 @@ fn new_node(host: &Host) {
         let mut probes = Probes::load(&options);
         let cgroup = host.cgroup("new-node");
         let mut process = Toucher::new(&cgroup.0);
-        // Promised before it is there.
+        // The guarantee contains the node before the node exists.
         let slot = probes.register(cgroup.id(), Some(&host.machine.node_ids())).unwrap();
         process.touch(PAGES);
         assert_eq!(counted(&probes, slot), Counters::default());
@@ -726,7 +730,7 @@ fn new_node(host: &Host) {
     }
 }
 
-/// The same where the node is there, but not all its memory.
+/// Starts the probes with a machine without most of the node's memory, and adds the memory later.
 fn new_memory(host: &Host) {
     let mut before = host.machine.clone();
     for node in before.nodes.values_mut() {
@@ -743,7 +747,7 @@ fn new_memory(host: &Host) {
     let mut process = Toucher::new(&cgroup.0);
     let slot = probes.register(cgroup.id(), None).unwrap();
     process.touch(PAGES);
-    // The first block, 128 MiB or more, may have some free pages.
+    // The first block, of 128 MiB or more, may have some free pages.
     let early = counted(&probes, slot).user();
     assert!(unknown(&probes).0 + early >= PAGES);
 
@@ -752,19 +756,19 @@ fn new_memory(host: &Host) {
     process.touch(PAGES);
     assert_pages(counted(&probes, slot).user() - early, PAGES);
     assert_eq!(unknown(&probes), known);
-    // And memory that went is unknown again.
+    // The node of removed memory is unknown again.
     probes.refresh(&before).unwrap();
     process.touch(PAGES);
     assert!(unknown(&probes) > known);
 }
 
-fn nested(host: &Host) {
+fn nested_cgroups(host: &Host) {
     let mut probes = host.probes();
     let workload = host.cgroup("workload");
     let middle = Cgroup::new(&workload.0, "middle");
     let inner = Cgroup::new(&middle.0, "inner");
     let mut process = Toucher::new(&inner.0);
-    // The cgroup allocated before it was registered, so every CPU has an answer for it.
+    // The cgroup allocates before it is registered, so that every CPU has cached an answer for it.
     process.touch(PAGES);
     let slot = probes.register(workload.id(), None).unwrap();
     process.touch(PAGES);
@@ -777,7 +781,7 @@ fn nested(host: &Host) {
     assert_pages(counted(&probes, inner_slot).user(), PAGES);
     assert_eq!(counted(&probes, slot).user(), outer);
 
-    // And when it is given up, the next one above.
+    // After its release, the next registered ancestor owns them.
     probes.release(inner_slot).unwrap();
     process.touch(PAGES);
     assert_pages(counted(&probes, slot).user(), outer + PAGES);
@@ -794,9 +798,9 @@ fn no_slot(host: &Host) {
     assert!(other(&probes) >= before + PAGES);
 }
 
-fn stats(host: &Host) {
+fn run_statistics(host: &Host) {
     let probes = host.probes();
-    let cgroup = host.cgroup("stats");
+    let cgroup = host.cgroup("run_statistics");
     let mut process = Toucher::new(&cgroup.0);
     let before = probes.costs().read().unwrap()[0];
     let window = stats_window().unwrap();
@@ -805,8 +809,8 @@ fn stats(host: &Host) {
     let after = probes.costs().read().unwrap()[0];
     let runs = after.run_count - before.run_count;
     let time = after.run_time.saturating_sub(before.run_time);
-    // With huge pages, one event is as many pages as they have.
-    assert!(runs >= PAGES / of_table(), "{runs}");
+    // With huge pages, one event stands for all pages of a huge page.
+    assert!(runs >= PAGES / pages_per_table(), "{runs}");
     assert!(
         time > Duration::ZERO && time / u32::try_from(runs).unwrap() < Duration::from_micros(50),
         "{time:?}"
@@ -843,7 +847,7 @@ fn debug_log(host: &Host) {
     );
 }
 
-/// Runs `f` on a thread that has no other capabilities than these.
+/// Runs `f` on a thread with only these capabilities.
 fn with_capabilities<T: Send>(kept: CapabilitySet, f: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -856,16 +860,16 @@ fn with_capabilities<T: Send>(kept: CapabilitySet, f: impl FnOnce() -> T + Send)
     })
 }
 
-/// What has to be kept after loading, which depends on the kernel.
-fn least(probes: &Probes) -> CapabilitySet {
+/// Returns the capabilities that have to be kept after loading, which depend on the kernel.
+fn required_capabilities(probes: &Probes) -> CapabilitySet {
     let needs_bpf = probes.needs_cap_bpf().unwrap();
-    // The kernel's number, and what the host's administrator has set.
+    // The expected value follows from the kernel's release and the administrator's setting.
     let disabled = fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled").unwrap();
     assert_eq!(needs_bpf, is_before(5, 19) && disabled.trim() != "0", "{disabled}");
     if needs_bpf { CapabilitySet::BPF } else { CapabilitySet::empty() }
 }
 
-/// Whether this host's kernel is older than that.
+/// Returns true if this host's kernel is older than this release.
 fn is_before(major: u32, minor: u32) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map(str::parse::<u32>);
@@ -876,7 +880,7 @@ fn without_privileges_after_loading(host: &Host) {
     let mut probes = host.probes();
     let cgroup = host.cgroup("unprivileged");
     let mut process = Toucher::new(&cgroup.0);
-    with_capabilities(least(&probes), || {
+    with_capabilities(required_capabilities(&probes), || {
         let slot = probes.register(cgroup.id(), None).unwrap();
         process.touch(PAGES);
         assert_pages(counted(&probes, slot).user(), PAGES);
@@ -917,7 +921,7 @@ fn without_btf() {
     const TP_BTF: &str = "tp_btf: the kernel has no BTF (/sys/kernel/btf/vmlinux: ";
     let report = report_without(&["/sys/kernel/btf"]);
     if is_before(5, 14) {
-        // Without BTF such a kernel does not say to which workload a task belongs.
+        // Without BTF, such a kernel does not provide the workload of a task.
         for line in report.lines() {
             assert!(line.contains(" absent: ") && line.contains("the kernel has no BTF"), "{line}");
         }
@@ -933,12 +937,12 @@ fn without_btf() {
     let report = report_without(&["/sys/kernel/btf", "/sys/kernel/tracing", "/sys/kernel/debug"]);
     for probe in ["alloc", "migrate"] {
         let absent = report.lines().find(|line| line.starts_with(&format!("{probe} absent: {TP_BTF}")));
-        assert!(absent.unwrap().contains("; tracepoint: tracefs is not to be seen"), "{report}");
+        assert!(absent.unwrap().contains("; tracepoint: tracefs is not visible"), "{report}");
     }
     assert!(report.contains("switch absent: tp_btf: ") && report.contains("stall absent: "), "{report}");
 }
 
-/// What `host report` says where a folder is empty and files are others.
+/// Returns the output of `host report` with one folder replaced by an empty one, and with these files replaced.
 fn report_with(hidden: Option<&str>, files: &[(&str, &[u8])]) -> String {
     let mut script: Vec<_> =
         hidden.iter().map(|folder| format!("mount -t tmpfs none {folder} && ")).collect();
@@ -958,9 +962,9 @@ fn report_with(hidden: Option<&str>, files: &[(&str, &[u8])]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A kernel whose structures have other names, whose BTF is cut off, or whose tracepoints have other fields: what needs
-/// them says so, and nothing else changes.
-fn moved() {
+/// Simulates a kernel with renamed structures, truncated BTF, or other tracepoint formats: only the probes that need
+/// these report a problem.
+fn changed_kernel() {
     let lines = |report: &str| -> BTreeMap<String, String> {
         let lines = report.lines().map(|line| line.split_once(' ').unwrap());
         lines.map(|(probe, rest)| (probe.to_owned(), rest.to_owned())).collect()
@@ -974,7 +978,7 @@ fn moved() {
         renamed[at + 1] = b'X';
         lines(&report_with(None, &[(BTF, &renamed)]))
     };
-    // Before Linux 5.14, all probes find the workload that way.
+    // Before Linux 5.14, all probes need this path to find the workload.
     let of_cgroups = if is_before(5, 14) {
         &["alloc", "hint", "hugepages", "migrate", "oom_kill", "scan", "stall", "switch"][..]
     } else {
@@ -1019,7 +1023,7 @@ fn moved() {
         (path, format.replace(from, to))
     });
     let files = [0, 1].map(|index: usize| (files[index].0.as_str(), files[index].1.as_bytes()));
-    // Tracepoints are only looked at where there is nothing better.
+    // Tracepoints are checked only if there is no better mode.
     let reported = lines(&report_with(Some("/sys/kernel/btf"), &files));
     for (probe, reason) in [
         (
@@ -1028,7 +1032,7 @@ fn moved() {
         ),
         ("migrate", "format: the field reason is missing; the probe knows it at the offsets 28, 52 and 60"),
     ] {
-        // Others of its family need BTF there, and it has their reason.
+        // On such kernels the other probes of the family need BTF, and the report contains that reason.
         if probe == "migrate" && is_before(5, 14) {
             continue;
         }
@@ -1048,11 +1052,12 @@ fn intruders_without_btf() {
     assert_eq!(reported.lines().last(), Some(&*format!("host: {INTRUDERS}: ok")), "{reported}");
 }
 
-/// The software events `PERF_COUNT_SW_PAGE_FAULTS_MIN` and `PERF_COUNT_SW_PAGE_FAULTS`, in place of those of hardware.
+/// The software events `PERF_COUNT_SW_PAGE_FAULTS_MIN` and `PERF_COUNT_SW_PAGE_FAULTS`, which replace the processor's
+/// events.
 const FAULTS: DramEvents =
     DramEvents { local: Some(PerfEvent { kind: 1, config: 5 }), remote: PerfEvent { kind: 1, config: 2 } };
 
-fn hardware(host: &Host) {
+fn hardware_counters(host: &Host) {
     for (events, has_local) in [(FAULTS, true), (DramEvents { local: None, ..FAULTS }, false)] {
         let fakes = TestOverrides { dram_events: Some(events), ..TestOverrides::default() };
         let secondary = vec![Probe::Hardware];
@@ -1063,7 +1068,7 @@ fn hardware(host: &Host) {
         let mut processes = [0, 1].map(|index: usize| Toucher::new(&cgroups[index].0));
         let slots = [0, 1].map(|index: usize| probes.register(cgroups[index].id(), None).unwrap());
         processes[0].touch(PAGES);
-        // It waits for its next line, so it has been switched out.
+        // The process waits for its next line, so it has been switched out.
         processes[1].touch(1);
         let of = |slot: usize| {
             let dram = probes.activity_of(slots[slot]).unwrap().dram;
@@ -1071,19 +1076,19 @@ fn hardware(host: &Host) {
             dram.iter().fold((0, 0), |sum, node| (sum.0 + node.local.unwrap_or(0), sum.1 + node.remote))
         };
         let deadline = Instant::now() + Duration::from_mins(1);
-        // A process that has written its answer is not yet asleep.
-        while of(0).1 < PAGES / of_table() && Instant::now() < deadline {
+        // A process that has written its reply may still be running.
+        while of(0).1 < PAGES / pages_per_table() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
         let (busy, idle) = (of(0), of(1));
-        // With huge pages a fault is as many pages as they have, without them it is one.
-        assert!(busy.1 >= PAGES / of_table() && busy.1 < 2 * PAGES, "{busy:?}");
+        // With huge pages, one fault stands for all pages of a huge page.
+        assert!(busy.1 >= PAGES / pages_per_table() && busy.1 < 2 * PAGES, "{busy:?}");
         assert!(idle.1 < busy.1 / 2, "{busy:?} {idle:?}");
         assert_eq!(busy.0, if has_local { busy.1 } else { 0 }, "they are the same faults");
         let lost = probes.costs().read().unwrap().last().unwrap().events_lost;
         assert_eq!(lost, 0, "every CPU has its counters");
 
-        // The slot's next holder begins at nothing.
+        // The next holder of the slot starts at zero.
         let heir = host.cgroup("heir");
         probes.release(slots[0]).unwrap();
         thread::sleep(Duration::from_millis(1100));
@@ -1094,7 +1099,7 @@ fn hardware(host: &Host) {
     }
 }
 
-fn no_hardware(host: &Host) {
+fn no_hardware_counters(host: &Host) {
     let nothing = DramEvents { local: None, remote: PerfEvent { kind: 1, config: 4711 } };
     let report = |fakes: TestOverrides| {
         let probes =
@@ -1104,7 +1109,7 @@ fn no_hardware(host: &Host) {
     let absent = report(TestOverrides { dram_events: Some(nothing), ..TestOverrides::default() });
     assert_eq!(absent.mode, Mode::Absent);
     assert!(absent.reason.as_deref().unwrap().starts_with("absent: the processor's counters"), "{absent:?}");
-    // Whatever this host has, the report says it one way or the other.
+    // The result depends on the host, but an absent probe must have a reason.
     let real = report(TestOverrides::default());
     println!("host:   {}: {}", real.mode, real.reason.as_deref().unwrap_or_default());
     assert!(real.mode != Mode::Absent || real.reason.is_some(), "{real:?}");
@@ -1121,15 +1126,15 @@ fn duty_cycle(host: &Host) {
     process.touch(PAGES);
     let attached = counted(&probes, slot).user();
     assert_pages(attached, 5 * PAGES);
-    // To attach and detach takes no privileges.
-    with_capabilities(least(&probes), || {
+    // Attaching and detaching needs no privileges.
+    with_capabilities(required_capabilities(&probes), || {
         probes.apply_duty_cycle(start + Duration::from_mins(1)).unwrap();
         process.touch(PAGES);
         assert_eq!(counted(&probes, slot).user(), attached, "it is detached");
         probes.apply_duty_cycle(start + Duration::from_hours(1)).unwrap();
         process.touch(PAGES);
         assert_pages(counted(&probes, slot).user(), 10 * PAGES);
-        // Nothing changes in the middle of it.
+        // A call in the middle of a phase changes nothing.
         probes.apply_duty_cycle(start + Duration::from_hours(1)).unwrap();
     });
     assert_pages(sum(&probes.release(slot).unwrap()).user(), 10 * PAGES);
@@ -1153,7 +1158,7 @@ fn map_memory(host: &Host) {
         });
         let memory: Vec<_> = probes.map_memory().collect();
         println!("host:   {slots} slots: {memory:?}");
-        // Some hosts do not take the one hook of hugepages.
+        // Some hosts do not support the only hook for hugepages.
         let families = memory.iter().map(|(family, _)| *family).filter(|family| *family != "hugepages");
         assert_eq!(families.collect::<Vec<_>>(), ["alloc", "faults", "trouble", "switch", "hardware"]);
         assert!(memory.iter().all(|(_, bytes)| *bytes > 0), "{memory:?}");

@@ -1,12 +1,11 @@
-//! What the allocation probe costs, next to a program that does nothing on the same hook, and what call chains of remote
-//! allocations cost beyond it.
+//! Measures the cost of the allocation probe, compared with an empty program on the same hook, and the additional cost
+//! of call chains.
 //!
-//! Two loads on one CPU: a pipe that is written and read in 64 KiB steps (next to nothing but page
-//! allocations), and first touches of anonymous memory (page faults). Each round measures every variant
-//! between two runs without any program, in CPU time, in an order that differs from round to round; the medians of the
-//! differences are printed, with the interval that holds the true median in 95 of 100 cases. `run_time` is
-//! the time in the program itself as the kernel's BPF statistics have it, at its least; at least 30 ns
-//! of it are the statistics' own clock.
+//! There are two loads on one CPU: a pipe that is written and read in steps of 64 KiB (almost only page allocations),
+//! and first accesses to anonymous memory (page faults). Each round measures every variant in CPU time, between two
+//! runs without any program, in an order that differs from round to round. The output contains the medians of the
+//! differences, with their 95 % confidence intervals. `run_time` is the minimum of the time in the program itself
+//! according to the kernel's BPF statistics; at least 30 ns of it are spent on reading the clock.
 
 use std::{
     fmt,
@@ -28,13 +27,14 @@ use crate::{Result, YARDSTICKS, count, median, nanoseconds};
 
 const ROUNDS: usize = 40;
 const PIPE_STEPS: u32 = 1500;
-/// Larger than what the C library may keep after it is freed, so that it is mapped anew each time.
+/// The size of the touched memory: more than the C library keeps after it is freed, so that it is mapped again each
+/// time.
 const TOUCHED: usize = 48 << 20;
 const PAGE: usize = 4096;
-/// DESIGN.md: ours takes at most this much more than an empty program.
+/// The maximum cost of the probe in multiples of an empty program (DESIGN.md).
 const BUDGET: f64 = 2.0;
 
-/// The same with call chains against the probe of allocations alone, where no page is remote.
+/// The maximum cost with call chains in multiples of the allocation probe alone, if no page is remote.
 const CHAINS_BUDGET: f64 = 1.25;
 
 /// The default of `observe.callChains`.
@@ -43,33 +43,33 @@ const CHAINS: ChainOptions = ChainOptions { sample_every: 64, max_stacks: 4096 }
 #[derive(Clone, Copy)]
 enum Variant {
     Empty(Mode),
-    /// Two programs that do nothing: what a second one on the tracepoint costs at least.
+    /// Two empty programs: the minimum cost of a second program on the tracepoint.
     EmptyTwice,
     Ours(Mode),
-    /// Ours and the program that takes chains. Where there is a number N, each page is remote, and one chain is taken of
-    /// every N.
+    /// The allocation probe with the program for call chains. With a number N, each page is remote, and one chain is
+    /// taken for every N pages.
     Chains(Option<u32>),
 }
 
 const VARIANTS: [(&str, Variant); 8] = [
     ("empty, tp_btf", Variant::Empty(Mode::TpBtf)),
     ("empty twice, tp_btf", Variant::EmptyTwice),
-    ("ours, tp_btf", Variant::Ours(Mode::TpBtf)),
+    ("probe, tp_btf", Variant::Ours(Mode::TpBtf)),
     ("call chains, all local", Variant::Chains(None)),
     ("all remote, 1 of 64", Variant::Chains(Some(CHAINS.sample_every))),
     ("all remote, each", Variant::Chains(Some(1))),
     ("empty, tracepoint", Variant::Empty(Mode::Tracepoint)),
-    ("ours, tracepoint", Variant::Ours(Mode::Tracepoint)),
+    ("probe, tracepoint", Variant::Ours(Mode::Tracepoint)),
 ];
 
-/// An attached program.
-enum Attached {
+/// An attached variant.
+enum AttachedVariant {
     Empty(Ebpf, &'static str),
     EmptyTwice(Box<[Self; 2]>),
     Ours(Box<Probes>),
 }
 
-impl Attached {
+impl AttachedVariant {
     fn new(variant: Variant, machine: &Machine) -> Result<Self> {
         match variant {
             Variant::Empty(mode) => {
@@ -116,16 +116,17 @@ impl Attached {
             ..ProbeOptions::new(machine)
         };
         let mut probes = Probes::load(&options);
-        let is_in = |probe, mode| probes.reports().iter().any(|of| of.probe == probe && of.mode == mode);
+        let is_in =
+            |probe, mode| probes.reports().iter().any(|report| report.probe == probe && report.mode == mode);
         if !is_in(Probe::Alloc, mode) || chains.is_some() && !is_in(Probe::AllocChains, Mode::TpBtf) {
             return Err(format!("a probe is not attached: {:?}", probes.reports()).into());
         }
-        // The root of all cgroups: chains are taken of workloads only.
+        // The root of all cgroups: chains are taken only of registered workloads.
         probes.register(CgroupId(1), None)?;
         Ok(Self::Ours(Box::new(probes)))
     }
 
-    /// Time in the programs, and runs of the first, so far.
+    /// Returns the total time in the programs, and the number of runs of the first one.
     fn stats(&self) -> Result<(Duration, u64)> {
         match self {
             Self::Empty(ebpf, name) => {
@@ -147,20 +148,20 @@ impl Attached {
     }
 }
 
-/// What is measured.
-struct Load {
+/// The measured load.
+struct AllocLoad {
     reader: io::PipeReader,
     writer: io::PipeWriter,
     buffer: Vec<u8>,
 }
 
-impl Load {
+impl AllocLoad {
     fn new() -> Result<Self> {
         let (reader, writer) = io::pipe()?;
         Ok(Self { reader, writer, buffer: vec![1; 1 << 16] })
     }
 
-    /// Writes 64 KiB to a pipe and reads them, [`PIPE_STEPS`] times.
+    /// Writes 64 KiB to a pipe and reads them, [`PIPE_STEPS`] times. Returns the CPU time.
     fn pipe(&mut self) -> Result<Duration> {
         let start = cpu_time();
         for _ in 0..PIPE_STEPS {
@@ -170,7 +171,8 @@ impl Load {
         Ok(cpu_time().saturating_sub(start))
     }
 
-    /// Nanoseconds per allocation, of `events` in the pipe, and per page fault; each warmed up.
+    /// Returns the nanoseconds per allocation in the pipe, which makes `events` of them, and per page fault. Each load
+    /// is warmed up.
     fn measure(&mut self, events: f64) -> Result<(f64, f64)> {
         self.pipe()?;
         let event = nanoseconds(self.pipe()?) / events;
@@ -179,7 +181,7 @@ impl Load {
     }
 }
 
-/// Touches fresh memory page by page.
+/// Writes to fresh memory page by page. Returns the CPU time.
 fn touch() -> Duration {
     let mut memory = vec![0u8; TOUCHED];
     let start = cpu_time();
@@ -190,29 +192,29 @@ fn touch() -> Duration {
     cpu_time().saturating_sub(start)
 }
 
-/// CPU time of this thread: that of others on the same CPU does not count.
+/// Returns the CPU time of this thread, which excludes other threads on the same CPU.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// What was seen of a variant in all rounds.
+/// The measurements of a variant in all rounds.
 #[derive(Default)]
-struct Seen {
-    /// Nanoseconds per allocation, beyond those without a program.
+struct Samples {
+    /// Nanoseconds per allocation, minus those without a program.
     event: Vec<f64>,
-    /// What a page fault takes more than without a program, in percent of that.
+    /// The additional time of a page fault in percent of the time without a program.
     fault: Vec<f64>,
     /// Nanoseconds in the program per run.
     run_time: Vec<f64>,
 }
 
-/// Measures; returns whether the budget is kept.
+/// Runs the measurement. Returns true if all budgets are kept.
 pub(crate) fn run(machine: &Machine) -> Result<bool> {
     no_huge_pages()?;
-    let mut load = Load::new()?;
+    let mut load = AllocLoad::new()?;
 
     let events = count(events(&mut load, machine)?);
-    let mut seen: [Seen; VARIANTS.len()] = std::array::from_fn(|_| Seen::default());
+    let mut seen: [Samples; VARIANTS.len()] = std::array::from_fn(|_| Samples::default());
     let (mut base_event, mut base_fault) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         eprint!("\rround {} of {ROUNDS}", round + 1);
@@ -222,7 +224,7 @@ pub(crate) fn run(machine: &Machine) -> Result<bool> {
             let (Some((_, variant)), Some(seen)) = (VARIANTS.get(chosen), seen.get_mut(chosen)) else {
                 continue;
             };
-            let attached = Attached::new(*variant, machine)?;
+            let attached = AttachedVariant::new(*variant, machine)?;
             let with = load.measure(events)?;
 
             let window = enable_stats(Stats::RunTime)?;
@@ -246,9 +248,10 @@ pub(crate) fn run(machine: &Machine) -> Result<bool> {
     Ok(report(&mut seen, median(&mut base_event), median(&mut base_fault)))
 }
 
-/// How many allocations the pipe makes. The kernel counts those of the whole host, so the least is right.
-fn events(load: &mut Load, machine: &Machine) -> Result<u64> {
-    let attached = Attached::new(Variant::Empty(Mode::TpBtf), machine)?;
+/// Returns the number of allocations of the pipe load. The kernel counts those of the whole host, so the minimum is
+/// used.
+fn events(load: &mut AllocLoad, machine: &Machine) -> Result<u64> {
+    let attached = AttachedVariant::new(Variant::Empty(Mode::TpBtf), machine)?;
     let _window = enable_stats(Stats::RunTime)?;
     let mut least = u64::MAX;
     for _ in 0..ROUNDS {
@@ -259,7 +262,7 @@ fn events(load: &mut Load, machine: &Machine) -> Result<u64> {
     Ok(least)
 }
 
-/// A median, and the interval that holds the true one in 95 of 100 cases, whatever the distribution.
+/// A median and its distribution-free 95 % confidence interval.
 struct Median {
     value: f64,
     low: f64,
@@ -267,9 +270,9 @@ struct Median {
 }
 
 impl Median {
-    fn of(values: &mut [f64]) -> Self {
+    fn from_values(values: &mut [f64]) -> Self {
         let value = median(values);
-        // By the binomial distribution of how many of them are below the median: 0.98 times the root, rounded up.
+        // From the binomial distribution of the number of values below the median: 0.98 times the root, rounded up.
         let half_width = values.len().isqrt() + 1;
         let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
         let middle = values.len() / 2;
@@ -283,8 +286,8 @@ impl fmt::Display for Median {
     }
 }
 
-/// Prints the table; returns whether the budget is kept.
-fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -> bool {
+/// Prints the table. Returns true if all budgets are kept.
+fn report(seen: &mut [Samples; VARIANTS.len()], base_event: f64, base_fault: f64) -> bool {
     println!(
         "without a program: {base_event:.0} ns per allocation (pipe), {base_fault:.0} ns per page fault"
     );
@@ -304,7 +307,7 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
         if matches!(variant, Variant::Ours(Mode::TpBtf)) {
             alone.clone_from(&seen.event);
         }
-        // Round by round: other things that run on the host change in the meantime.
+        // The ratio is computed per round, because the load of the host changes over time.
         let by_round = |base: &[f64]| seen.event.iter().zip(base).map(|(ours, base)| ours / base).collect();
         let mut ratios: Vec<f64> = by_round(&empty.0);
         match variant {
@@ -316,9 +319,12 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
             }
             _ => {}
         }
-        let (event, ratio, fault) =
-            (Median::of(&mut seen.event), Median::of(&mut ratios), Median::of(&mut seen.fault));
-        // An empty program takes time; where it seems not to, nothing was measured.
+        let (event, ratio, fault) = (
+            Median::from_values(&mut seen.event),
+            Median::from_values(&mut ratios),
+            Median::from_values(&mut seen.fault),
+        );
+        // An empty program takes time. If it seems not to, the measurement failed.
         kept &= median(&mut empty.0.clone()) > 1.0;
         println!(
             "{name:<22} {:>+15.1} {ratio:>22} {run_time:>12.1} {:>6.2} {fault:>24}",
@@ -326,7 +332,7 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
             run_time / empty.1,
         );
     }
-    // As `cargo xtask bench budgets` reads it.
+    // `cargo xtask bench budgets` parses these lines.
     for (name, figure, limit) in checked {
         println!("budget: {name} {figure:.4} times {limit}");
         kept &= figure <= limit;
@@ -335,7 +341,7 @@ fn report(seen: &mut [Seen; VARIANTS.len()], base_event: f64, base_fault: f64) -
     kept
 }
 
-/// Else a fault would bring 512 pages.
+/// Disables huge pages: otherwise a page fault would allocate 512 pages.
 fn no_huge_pages() -> Result<()> {
     let (yes, unused) = (1, 0);
     // SAFETY: no pointers are involved.

@@ -1,12 +1,12 @@
-//! What the probes other than that of allocations cost.
+//! Measures the cost of the secondary probes.
 //!
-//! Each is attached together with a program that does nothing on the same hook, and a load makes that event happen. The
-//! kernel's BPF statistics measure both; of several rounds, the medians of the time per run are printed. Some 30 ns
-//! of each are the statistics' own clock, so a ratio is a little less than that of the programs themselves. Two other
-//! programs are there for comparison: one adds to a counter, one reads the clock.
+//! Each probe is attached together with an empty program on the same hook, while a load triggers the event. The
+//! kernel's BPF statistics measure both. The output contains the medians, over several rounds, of the time per run.
+//! Some 30 ns of each are spent on reading the clock, so the ratio is a little less than that of the programs
+//! themselves. Two further programs are measured for comparison: one adds to a counter, one reads the clock.
 //!
-//! Sampled accesses need a machine with several nodes, and a kernel with `fentry`, as OOM kills do: elsewhere it is
-//! printed why they are not measured. `cargo xtask bench probes --vm` has such a machine.
+//! Sampled accesses need a machine with several nodes; they and OOM kills need a kernel with `fentry`. If these are
+//! missing, the reason is printed. `cargo xtask bench probes --vm` provides such a machine.
 
 use std::{
     collections::BTreeMap,
@@ -33,44 +33,44 @@ use numaward_topology::{CpuId, Machine, NodeId};
 use crate::{Result, YARDSTICKS, count, median, nanoseconds};
 
 const ROUNDS: usize = 15;
-/// For loads that take seconds.
-const FEW_ROUNDS: usize = 3;
-/// What makes this program a process that has to reclaim memory, one that has too much of it, or one whose memory is on
+/// The number of rounds for loads that take seconds.
+const SLOW_LOAD_ROUNDS: usize = 3;
+/// Roles of this program as a child process: it has to reclaim memory, exceeds its memory limit, or has its memory on
 /// another node.
 pub(crate) const RECLAIM: &str = "reclaim";
 pub(crate) const GROW: &str = "grow";
 pub(crate) const REACH: &str = "reach";
-/// Larger than what its cgroup may have.
+/// The size of files and memory in bytes: more than the limit of the cgroup.
 const FILE_SIZE: usize = 64 << 20;
-const LIMIT: u64 = 16 << 20;
+const CGROUP_LIMIT: u64 = 16 << 20;
 
-/// For how long memory is accessed: NUMA balancing begins a second after the start of a process.
-const REACHED: Duration = Duration::from_secs(5);
+/// The time for which memory is accessed: NUMA balancing begins one second after the start of a process.
+const ACCESS_TIME: Duration = Duration::from_secs(5);
 const SWITCH_OF_BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 
-/// Makes an event happen.
+/// A function that triggers an event.
 type MakeEvents = fn(&Machine, u32) -> Result<()>;
 
-/// A probe, its hook, what makes that event happen, and how often it does.
+/// Each probe with its hook, the function that triggers the event, and the number of rounds.
 const FAMILIES: [(Probe, &str, MakeEvents, usize); 7] = [
     (Probe::Switch, "sched_switch", switch_tasks, ROUNDS),
     (Probe::Hardware, "sched_switch", switch_tasks, ROUNDS),
     (Probe::Migrate, "mm_migrate_pages", compact, ROUNDS),
     (Probe::Stall, "mm_vmscan_memcg_reclaim_begin", reclaim_in_cgroup, ROUNDS),
     (Probe::OomKill, "oom_kill_process", kill_in_cgroup, ROUNDS),
-    (Probe::Hint, "task_numa_fault", reach_another_node, FEW_ROUNDS),
-    (Probe::Scan, "vma_policy_mof", reach_another_node, FEW_ROUNDS),
+    (Probe::Hint, "task_numa_fault", reach_another_node, SLOW_LOAD_ROUNDS),
+    (Probe::Scan, "vma_policy_mof", reach_another_node, SLOW_LOAD_ROUNDS),
 ];
 
-/// Programs that do one thing, on the hooks that take them.
-const OTHERS: [&str; 2] = ["counter_tp_btf", "clock_tp_btf"];
+/// Programs that do one thing, for hooks that support them.
+const COMPARISONS: [&str; 2] = ["counter_tp_btf", "clock_tp_btf"];
 
-/// Measures and prints.
+/// Runs the measurements and prints the results.
 pub(crate) fn run(machine: &Machine, cpu: u32) {
     println!("nanoseconds per run; in brackets: times an empty program on the same hook in the same run");
     println!("{:<10} {:<30} {:>16} {:>16} {:>16}", "probe", "hook", "ours", "a counter", "the clock");
     for (probe, hook, make_events, rounds) in FAMILIES {
-        match (Load { machine, cpu, hook, make_events, rounds }).all(probe) {
+        match (FamilyLoad { machine, cpu, hook, make_events, rounds }).all(probe) {
             Ok(measured) => {
                 print!("{probe:<10} {hook:<30}");
                 for (time, empty) in measured {
@@ -83,8 +83,8 @@ pub(crate) fn run(machine: &Machine, cpu: u32) {
     }
 }
 
-/// A hook, and what makes that event happen.
-struct Load<'m> {
+/// A hook and the function that triggers its event.
+struct FamilyLoad<'m> {
     machine: &'m Machine,
     cpu: u32,
     hook: &'static str,
@@ -92,15 +92,15 @@ struct Load<'m> {
     rounds: usize,
 }
 
-impl Load<'_> {
-    /// Nanoseconds per run of the probe, and of the other programs that its hook takes; each with those of an empty program.
-    /// They are measured one after the other: the first program on a hook finds the processor's caches as the kernel left
-    /// them, and those after it find more.
+impl FamilyLoad<'_> {
+    /// Returns the nanoseconds per run of the probe and of the programs for comparison, each with those of an empty
+    /// program. They are measured one after the other, because the first program on a hook runs with colder processor
+    /// caches than the following ones.
     fn all(&self, probe: Probe) -> Result<Vec<(f64, f64)>> {
         let (ours, by_btf) = self.ours(probe)?;
         let mut all = vec![ours];
         if by_btf {
-            for yardstick in OTHERS {
+            for yardstick in COMPARISONS {
                 let ebpf = self.attached(yardstick, true)?;
                 all.push(self.beside_empty(true, || stats_of(&ebpf, yardstick))?);
             }
@@ -108,9 +108,9 @@ impl Load<'_> {
         Ok(all)
     }
 
-    /// The probe; and whether its hook is a tracepoint.
+    /// Measures the probe. The second value is true if its hook is a tracepoint.
     fn ours(&self, probe: Probe) -> Result<((f64, f64), bool)> {
-        // Software events: what they count does not matter, reading them does.
+        // Software events: only the cost of reading them matters.
         let dram_events = Some(DramEvents {
             local: Some(PerfEvent { kind: 1, config: 5 }),
             remote: PerfEvent { kind: 1, config: 2 },
@@ -128,7 +128,7 @@ impl Load<'_> {
             return Err(format!("{}: {}", report.mode, report.reason.as_deref().unwrap_or_default()).into());
         }
         let by_btf = report.mode == Mode::TpBtf;
-        // Nobody is in this cgroup: every task is an intruder, which is the longest way.
+        // No process is in this cgroup: every task is an intruder, which is the longest path.
         let owner = probes.register(CgroupId(u64::MAX), None)?;
         probes.set_exclusive(&BTreeMap::from([(CpuId(self.cpu), owner)]))?;
         let measured = self.beside_empty(by_btf, || {
@@ -139,7 +139,7 @@ impl Load<'_> {
         Ok((measured, by_btf))
     }
 
-    /// A program of the object with the yardsticks, on the hook.
+    /// Attaches a program of the yardsticks object to the hook.
     fn attached(&self, name: &str, by_btf: bool) -> Result<Ebpf> {
         let (mut ebpf, btf) = (Ebpf::load(YARDSTICKS)?, Btf::from_sys_fs()?);
         let program = ebpf.program_mut(name).ok_or("the object has no such program")?;
@@ -148,7 +148,7 @@ impl Load<'_> {
             program.load(self.hook, &btf)?;
             program.attach()?;
         } else {
-            // At the function's entry also where ours is at its exit: a program that does nothing costs the same.
+            // Also for probes at a function's exit: an empty program costs the same at the entry.
             let program: &mut FEntry = program.try_into()?;
             program.load(self.hook, &btf)?;
             program.attach()?;
@@ -156,7 +156,7 @@ impl Load<'_> {
         Ok(ebpf)
     }
 
-    /// Nanoseconds per run of what is attached already, and of an empty program.
+    /// Returns the nanoseconds per run of the attached program, and of an empty one.
     fn beside_empty(&self, by_btf: bool, stats: impl Fn() -> Result<(f64, u64)>) -> Result<(f64, f64)> {
         let name = if by_btf { "empty_tp_btf" } else { "empty_fentry" };
         let empty = self.attached(name, by_btf)?;
@@ -183,13 +183,13 @@ impl Load<'_> {
     }
 }
 
-/// The nanoseconds and runs of a program.
+/// Returns the nanoseconds and the number of runs of a program.
 fn stats_of(ebpf: &Ebpf, program: &str) -> Result<(f64, u64)> {
     let info = ebpf.program(program).ok_or("the object has no such program")?.info()?;
     Ok((nanoseconds(info.run_time()), info.run_count()))
 }
 
-/// Two threads on one CPU, each of which waits for the other.
+/// Switches between two threads on one CPU that wait for each other.
 fn switch_tasks(_: &Machine, _: u32) -> Result<()> {
     const SWITCHES: usize = 5_000;
     let (mut there, mut send) = io::pipe()?;
@@ -208,9 +208,9 @@ fn switch_tasks(_: &Machine, _: u32) -> Result<()> {
     Ok(())
 }
 
-/// Moves pages, if any are in the way of large free areas.
+/// Triggers compaction, which moves pages to create large free areas.
 fn compact(_: &Machine, _: u32) -> Result<()> {
-    // Every second page is given back: what is left lies scattered.
+    // Every second page is freed, so that the free memory is fragmented.
     let mut pages: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 8192]).collect();
     let mut keep = false;
     pages.retain(|_| {
@@ -221,22 +221,22 @@ fn compact(_: &Machine, _: u32) -> Result<()> {
     Ok(())
 }
 
-/// A process reads more than its cgroup may have.
+/// Runs a process that reads more than the limit of its cgroup.
 fn reclaim_in_cgroup(_: &Machine, _: u32) -> Result<()> {
-    let cgroup = Limited::new()?;
+    let cgroup = LimitedCgroup::new()?;
     let file = tempfile::NamedTempFile::new()?;
     let status = this_as([RECLAIM.as_ref(), cgroup.0.as_os_str(), file.path().as_os_str()])?;
     if status.success() { Ok(()) } else { Err(format!("reclaiming failed: {status}").into()) }
 }
 
-/// A process takes more than its cgroup may have, and is killed.
+/// Runs a process that exceeds the limit of its cgroup and is killed.
 fn kill_in_cgroup(_: &Machine, _: u32) -> Result<()> {
-    let cgroup = Limited::new()?;
+    let cgroup = LimitedCgroup::new()?;
     let status = this_as([GROW.as_ref(), cgroup.0.as_os_str(), "".as_ref()])?;
     if status.code().is_none() { Ok(()) } else { Err(format!("it was not killed: {status}").into()) }
 }
 
-/// A process accesses memory of another node, which balancing samples.
+/// Runs a process that accesses memory of another node, which NUMA balancing samples.
 fn reach_another_node(machine: &Machine, cpu: u32) -> Result<()> {
     let mut nodes = machine.nodes.iter();
     let other = nodes.find(|(_, node)| node.memory.0 > 0 && !node.cpus.contains(CpuId(cpu)));
@@ -249,18 +249,18 @@ fn reach_another_node(machine: &Machine, cpu: u32) -> Result<()> {
     if status.success() { Ok(()) } else { Err(format!("reaching failed: {status}").into()) }
 }
 
-/// This program, as another process.
+/// Runs this program as another process.
 fn this_as(arguments: [&OsStr; 3]) -> Result<ExitStatus> {
     Ok(Command::new(std::env::current_exe()?).args(arguments).status()?)
 }
 
-/// A cgroup with a limit; removed when dropped.
-struct Limited(PathBuf);
+/// A cgroup with a memory limit; removed when dropped.
+struct LimitedCgroup(PathBuf);
 
-impl Limited {
+impl LimitedCgroup {
     fn new() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts")?;
-        // Of version 2, or the memory controller of version 1.
+        // cgroup v2, or the memory controller of v1.
         let place = mounts.lines().find_map(|line| {
             let mut fields = line.split(' ').skip(1);
             let (path, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
@@ -275,18 +275,18 @@ impl Limited {
         let (path, knob) = place.ok_or("no hierarchy of cgroups has the memory controller")?;
         let cgroup = Self(Path::new(&path).join(format!("numaward-bench-{}", std::process::id())));
         fs::create_dir(&cgroup.0)?;
-        fs::write(cgroup.0.join(knob), LIMIT.to_string())?;
+        fs::write(cgroup.0.join(knob), CGROUP_LIMIT.to_string())?;
         Ok(cgroup)
     }
 }
 
-impl Drop for Limited {
+impl Drop for LimitedCgroup {
     fn drop(&mut self) {
         let _best_effort = fs::remove_dir(&self.0);
     }
 }
 
-/// The process itself.
+/// The process that reclaims.
 pub(crate) fn reclaim(cgroup: &Path, path: &Path) -> Result<()> {
     fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())?;
     let mut file = File::options().read(true).write(true).open(path)?;
@@ -309,27 +309,27 @@ pub(crate) fn grow(cgroup: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The process whose memory is on another node.
+/// The process with its memory on another node.
 pub(crate) fn reach(node: NodeId) -> Result<()> {
     let mask = 1_u64.checked_shl(node.0).ok_or("the node's id is 64 or above")?;
     set_policy(libc::MPOL_BIND, Some(mask))?;
     let mut memory = vec![1_u8; FILE_SIZE];
-    // What is bound is not sampled.
+    // Bound memory is not sampled.
     set_policy(libc::MPOL_DEFAULT, None)?;
     let start = Instant::now();
-    while start.elapsed() < REACHED {
+    while start.elapsed() < ACCESS_TIME {
         memory.iter_mut().step_by(4096).for_each(|byte| *byte = byte.wrapping_add(1));
         std::hint::black_box(&mut memory);
     }
     Ok(())
 }
 
-/// `set_mempolicy(2)` of this thread, for the nodes 0 to 63.
+/// Calls `set_mempolicy(2)` for this thread and the nodes 0 to 63.
 fn set_policy(mode: i32, mask: Option<u64>) -> io::Result<()> {
     let nodes = mask.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // The kernel reads one bit less than the number says.
+    // The kernel uses one bit less than this number.
     let bits = u64::BITS + 1;
-    // SAFETY: `nodes` is null or has the bits that the kernel reads; it keeps no pointer to it.
+    // SAFETY: `nodes` is null or points to the bits that the kernel reads; the kernel keeps no pointer to it.
     match unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,6 +1,6 @@
-//! What the probes cost, next to programs that do nothing on the same hooks, in one run.
+//! Measures the cost of the probes, compared with empty programs on the same hooks.
 //!
-//! Needs root and an otherwise quiet host. `cargo xtask bench probes`
+//! Run it as root on an otherwise idle host: `cargo xtask bench probes`
 
 #![cfg_attr(not(numaward_ebpf), expect(unused, reason = "without probes there is nothing to measure"))]
 
@@ -19,7 +19,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Programs that do nothing.
+/// The object with empty programs.
 #[cfg(numaward_ebpf)]
 static YARDSTICKS: &[u8] = aya::include_bytes_aligned!(concat!(env!("NUMAWARD_EBPF_DIR"), "/yardsticks"));
 #[cfg(not(numaward_ebpf))]
@@ -79,7 +79,7 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Returns the CPU.
+/// Restricts this process to one CPU. Returns the CPU.
 fn stay_on_one_cpu() -> Result<u32> {
     let allowed = sched_getaffinity(None)?;
     let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).ok_or("no CPU to run on")?;

@@ -1,6 +1,7 @@
-//! The features of the running kernel, and the state that each probe must have because of them.
+//! The features of the running kernel, and the expected state of each probe because of them.
 //!
-//! The features are read from procfs, sysfs and tracefs, not by the crate under test: a fault there must not excuse itself.
+//! The features are read from procfs, sysfs and tracefs, not by the crate under test, whose defects must not hide
+//! themselves.
 
 use std::{
     collections::BTreeSet,
@@ -12,43 +13,43 @@ use std::{
 
 use numaward_probes::{Mode, Obstacle, Probe, ProbeReport};
 
-/// Functions of the kernel that are traced, some under another name in other releases.
+/// Traced functions of the kernel, some of which have other names in other releases.
 const TRACED: [&str; 5] =
     ["alloc_hugetlb_folio", "alloc_huge_page", "task_numa_fault", "vma_policy_mof", "oom_kill_process"];
-/// The first release in which programs can be attached to functions on 64-bit Arm. On x86-64 it is older than all that are
-/// supported.
+/// The first release in which programs can be attached to functions on 64-bit Arm. On x86-64, all supported releases
+/// can do so.
 const TRAMPOLINES_ON_ARM: (u32, u32) = (6, 4);
 
-/// What a kernel may be without.
+/// A feature that a kernel may not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Feature {
     Btf,
     /// Programs can be attached to functions.
     Trampolines,
     Kprobes,
-    /// The processor has counters that the kernel knows.
+    /// The processor has counters that the kernel supports.
     Counters,
-    /// The kernel shows which memory is of which node.
+    /// The kernel shows the nodes of memory blocks.
     MemoryBlocks,
 }
 
 const ALL: [Feature; 5] =
     [Feature::Btf, Feature::Trampolines, Feature::Kprobes, Feature::Counters, Feature::MemoryBlocks];
 
-/// What a kernel has.
+/// The features of a kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Features {
     there: BTreeSet<Feature>,
-    /// Those of [`TRACED`] that can be traced; `None` if the kernel does not show its list, as a security module or a lockdown
-    /// refuses it.
+    /// The functions of [`TRACED`] that can be traced; `None` if a security module or lockdown prevents reading the
+    /// kernel's list.
     traceable: Option<BTreeSet<String>>,
 }
 
-/// The states that a probe may have.
+/// The expected states of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Expected {
+struct ExpectedState {
     modes: Vec<Mode>,
-    /// Reasons for which it may be absent.
+    /// The permitted reasons for its absence.
     obstacles: Vec<Obstacle>,
 }
 
@@ -75,15 +76,17 @@ impl Features {
         self.there.contains(&feature)
     }
 
-    fn expected(&self, probe: Probe) -> Expected {
+    fn expected(&self, probe: Probe) -> ExpectedState {
         match probe {
-            // On kernels that preempt tasks inside the probe, the tracepoint is the better one.
-            Probe::Alloc if self.has(Feature::Btf) => Expected::attached(&[Mode::TpBtf, Mode::Tracepoint]),
+            // On kernels that preempt tasks inside the probe, the tracepoint is better.
+            Probe::Alloc if self.has(Feature::Btf) => {
+                ExpectedState::attached(&[Mode::TpBtf, Mode::Tracepoint])
+            }
             Probe::Migrate | Probe::Stall | Probe::Switch if self.has(Feature::Btf) => {
-                Expected::attached(&[Mode::TpBtf])
+                ExpectedState::attached(&[Mode::TpBtf])
             }
             Probe::Alloc | Probe::Migrate | Probe::Stall | Probe::Switch => {
-                Expected::attached(&[Mode::Tracepoint])
+                ExpectedState::attached(&[Mode::Tracepoint])
             }
             Probe::Hugepages => {
                 let mut expected = self.at_function(&["alloc_hugetlb_folio", "alloc_huge_page"], Mode::Fexit);
@@ -97,35 +100,35 @@ impl Features {
             Probe::Hint => {
                 let mut expected = self.at_function(&["task_numa_fault"], Mode::Fentry);
                 if self.has(Feature::Kprobes) && !expected.modes.contains(&Mode::Fentry) {
-                    expected = Expected::attached(&[Mode::Kprobe]);
+                    expected = ExpectedState::attached(&[Mode::Kprobe]);
                 } else if self.has(Feature::Kprobes) && self.traceable.is_none() {
                     expected.modes.push(Mode::Kprobe);
                 }
                 expected
             }
-            // Not each processor has events for accesses to DRAM.
+            // Some processors have no events for accesses to DRAM.
             Probe::Hardware if self.has(Feature::Counters) => {
-                Expected { modes: vec![Mode::TpBtf], obstacles: vec![Obstacle::HardwareCounters] }
+                ExpectedState { modes: vec![Mode::TpBtf], obstacles: vec![Obstacle::HardwareCounters] }
             }
-            Probe::Hardware => Expected::absent(&[Obstacle::HardwareCounters]),
-            Probe::AllocChains | Probe::AccessChains => Expected::default(),
+            Probe::Hardware => ExpectedState::absent(&[Obstacle::HardwareCounters]),
+            Probe::AllocChains | Probe::AccessChains => ExpectedState::default(),
         }
     }
 
-    /// For a probe at the entry or the exit of one of these functions.
-    fn at_function(&self, functions: &[&str], mode: Mode) -> Expected {
+    /// Returns the expected states of a probe at the entry or the exit of one of these functions.
+    fn at_function(&self, functions: &[&str], mode: Mode) -> ExpectedState {
         match &self.traceable {
-            _ if !self.has(Feature::Btf) => Expected::absent(&[Obstacle::Btf]),
-            _ if !self.has(Feature::Trampolines) => Expected::absent(&[Obstacle::Kernel]),
-            None => Expected { modes: vec![mode], obstacles: vec![Obstacle::Permission] },
+            _ if !self.has(Feature::Btf) => ExpectedState::absent(&[Obstacle::Btf]),
+            _ if !self.has(Feature::Trampolines) => ExpectedState::absent(&[Obstacle::Kernel]),
+            None => ExpectedState { modes: vec![mode], obstacles: vec![Obstacle::Permission] },
             Some(traceable) if functions.iter().any(|function| traceable.contains(*function)) => {
-                Expected::attached(&[mode])
+                ExpectedState::attached(&[mode])
             }
-            Some(_) => Expected::absent(&[Obstacle::Btf, Obstacle::Kernel]),
+            Some(_) => ExpectedState::absent(&[Obstacle::Btf, Obstacle::Kernel]),
         }
     }
 
-    /// One line for each probe that has another state than it must have.
+    /// Returns one line for each probe in an unexpected state.
     pub(crate) fn problems(&self, reports: &[ProbeReport]) -> Vec<String> {
         let is_wrong = |report: &&ProbeReport| {
             let expected = self.expected(report.probe);
@@ -141,7 +144,7 @@ impl Features {
     }
 }
 
-impl Expected {
+impl ExpectedState {
     fn attached(modes: &[Mode]) -> Self {
         Self { modes: modes.to_vec(), ..Self::default() }
     }
@@ -151,28 +154,28 @@ impl Expected {
     }
 }
 
-/// Those of [`TRACED`] in the kernel's list.
+/// Returns the functions of [`TRACED`] in the kernel's list.
 fn traceable(list: &Path) -> Option<BTreeSet<String>> {
     let file = match fs::File::open(list) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None,
-        // Without tracefs, it is not there.
+        // Without tracefs, the list does not exist.
         file => file.unwrap(),
     };
-    // Functions of modules have the name of theirs behind them.
+    // Functions of modules are followed by the module's name.
     let names = BufReader::new(file)
         .lines()
         .map(|line| line.unwrap().split(' ').next().unwrap_or_default().to_owned());
     Some(names.filter(|name| TRACED.contains(&name.as_str())).collect())
 }
 
-/// The major and minor number of the running kernel.
+/// Returns the major and minor number of the running kernel's release.
 fn release() -> (u32, u32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// An absent probe is a problem unless the kernel has no such feature, and then only for that reason.
+/// An absent probe is a problem unless the kernel does not have its feature, and only with the reason for that.
 pub(crate) fn only_missing_features_excuse() {
     let report = |probe, mode, obstacle: Option<Obstacle>| ProbeReport {
         probe,
