@@ -238,7 +238,7 @@ fn count(ctx: &impl EbpfContext, node: u16, order: u32, gfp: u32) -> bool {
         add(counter, pages);
         if user && outside {
             add(&raw mut (*counters).user_outside, pages);
-            if event_gate::pass(entry.slot) {
+            if event_gate::passes(entry.slot) {
                 report_miss(entry.slot, node, pages);
             }
         }
@@ -255,7 +255,7 @@ fn report_miss(slot: u32, node: u32, pages: u64) {
 /// Returns true if the kernel may preempt the task inside the program. The kernel then disables migration, which it
 /// need not do while preemption is disabled.
 #[inline(always)]
-fn preemptible() -> bool {
+fn is_preemptible() -> bool {
     let offset = MIGRATION_DISABLED.load() as usize;
     // SAFETY: the offset is of a member of the task; see `CgroupNode::of_task`.
     offset != 0 && unsafe { *bpf_get_current_task_btf().cast::<u8>().add(offset).cast::<u16>() } != 0
@@ -287,7 +287,7 @@ fn resolve(entry: &mut CacheEntry, generation: *mut u64) -> bool {
         // SAFETY: as in `count`.
         let totals = unsafe { &mut *totals };
         totals.resolved += 1;
-        totals.preemptible += u64::from(preemptible());
+        totals.preemptible += u64::from(is_preemptible());
     }
     true
 }

@@ -97,17 +97,17 @@ fn alloc_chain_tp_btf(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let Some(nodes) = NODE_TABLE.get(0) else { return 0 };
-    allocation(&ctx, |node| node != memory_node(nodes))
+    sample_allocation(&ctx, |node| node != memory_node(nodes))
 }
 
 /// Runs for remote user pages only.
 #[btf_tracepoint(function = "mm_page_alloc")]
 fn alloc_chain_tail(ctx: BtfTracePointContext) -> i32 {
-    allocation(&ctx, |_| true)
+    sample_allocation(&ctx, |_| true)
 }
 
 #[inline(always)]
-fn allocation(ctx: &BtfTracePointContext, is_remote: impl FnOnce(u16) -> bool) -> i32 {
+fn sample_allocation(ctx: &BtfTracePointContext, is_remote: impl FnOnce(u16) -> bool) -> i32 {
     // TP_PROTO(struct page *page, unsigned int order, gfp_t gfp_flags, int migratetype)
     let page: *const u64 = ctx.arg(0);
     let order: u32 = ctx.arg(1);
@@ -120,7 +120,7 @@ fn allocation(ctx: &BtfTracePointContext, is_remote: impl FnOnce(u16) -> bool) -
     if node == UNKNOWN_NODE || !is_remote(node) {
         return 0;
     }
-    if let Some(pages) = sampled(ChainKind::Allocations, 1 << (order & 63)) {
+    if let Some(pages) = sample(ChainKind::Allocations, 1 << (order & 63)) {
         let slot = cached_current_slot(&ALLOC_CACHE);
         count(
             ctx,
@@ -133,20 +133,20 @@ fn allocation(ctx: &BtfTracePointContext, is_remote: impl FnOnce(u16) -> bool) -
 
 #[fentry(function = "task_numa_fault")]
 fn access_chain_fentry(ctx: FEntryContext) -> i32 {
-    hint(&ctx, ctx.arg(1), ctx.arg(2), ctx.arg(3));
+    sample_access(&ctx, ctx.arg(1), ctx.arg(2), ctx.arg(3));
     0
 }
 
 #[kprobe(function = "task_numa_fault")]
 fn access_chain_kprobe(ctx: ProbeContext) -> u32 {
     if let (Some(mem_node), Some(pages), Some(flags)) = (ctx.arg(1), ctx.arg(2), ctx.arg(3)) {
-        hint(&ctx, mem_node, pages, flags);
+        sample_access(&ctx, mem_node, pages, flags);
     }
     0
 }
 
 #[inline(always)]
-fn hint(ctx: &impl StackIdContext, mem_node: i32, pages: i32, flags: i32) {
+fn sample_access(ctx: &impl StackIdContext, mem_node: i32, pages: i32, flags: i32) {
     let Ok(pages) = u64::try_from(pages) else { return };
     let Some(nodes) = NODE_TABLE.get(0) else { return };
     let seen = sampled_access(nodes, mem_node, flags);
@@ -160,7 +160,7 @@ fn hint(ctx: &impl StackIdContext, mem_node: i32, pages: i32, flags: i32) {
     } else {
         NO_NODE
     };
-    if let Some(pages) = sampled(ChainKind::Accesses, pages) {
+    if let Some(pages) = sample(ChainKind::Accesses, pages) {
         let slot = cached_current_slot(&HINT_CACHE);
         count(ctx, ChainKey { slot, kind: ChainKind::Accesses as u32, node, user: 0, kernel: 0 }, pages);
     }
@@ -168,7 +168,7 @@ fn hint(ctx: &impl StackIdContext, mem_node: i32, pages: i32, flags: i32) {
 
 /// Returns the number of pages for which the current chain stands; `None` if no sample is due.
 #[inline(always)]
-fn sampled(kind: ChainKind, pages: u64) -> Option<u64> {
+fn sample(kind: ChainKind, pages: u64) -> Option<u64> {
     let seen = SEEN.get_ptr_mut(kind as u32)?;
     // SAFETY: this CPU is the only writer, and the program does not interrupt itself.
     let sum = unsafe { *seen } + pages;

@@ -22,7 +22,7 @@ static EVENT_GATE: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Returns true if an event of this slot has to be reported, and closes the gate.
 #[inline(always)]
-pub(crate) fn pass(slot: u32) -> bool {
+pub(crate) fn passes(slot: u32) -> bool {
     let Some(gate) = EVENT_GATE.get_ptr_mut(slot) else { return false };
     // SAFETY: the pointer is of the map's value.
     if unsafe { gate.read_volatile() } == 0 {

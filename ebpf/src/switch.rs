@@ -98,7 +98,7 @@ fn switch_tp_btf(ctx: BtfTracePointContext) -> i32 {
         // SAFETY: as above.
         let node = unsafe { CgroupNode::of_task(CGROUP_PATH.load(), next) };
         times.slot = cached_slot(&CACHE, node.id(), || (slot_of(node), true));
-        times.class = class(times.slot, owner, flags & KERNEL_THREAD != 0);
+        times.class = run_class(times.slot, owner, flags & KERNEL_THREAD != 0);
     }
     0
 }
@@ -109,7 +109,7 @@ fn switch_tracepoint(_ctx: TracePointContext) -> u32 {
     // The task that is switched out is still the current one; 0 is the idle task.
     if times.since != 0 && times.owner == owner && bpf_get_current_pid_tgid() as u32 != 0 {
         times.slot = cached_current_slot(&CACHE);
-        times.class = class(times.slot, owner, false);
+        times.class = run_class(times.slot, owner, false);
         charge(times, now.saturating_sub(times.since));
     }
     times.since = now;
@@ -136,7 +136,7 @@ fn begin() -> Option<(&'static mut CpuTimes, u32, u64)> {
 }
 
 #[inline(always)]
-fn class(slot: u32, owner: u32, is_kernel_thread: bool) -> u32 {
+fn run_class(slot: u32, owner: u32, is_kernel_thread: bool) -> u32 {
     let class = if slot == owner {
         RunClass::Own
     } else if is_kernel_thread {

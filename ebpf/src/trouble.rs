@@ -88,37 +88,37 @@ static LONG_STALLS: RingBuf = RingBuf::with_byte_size(1 << 16, 0);
 
 #[btf_tracepoint(function = "mm_vmscan_direct_reclaim_begin")]
 fn stall_direct_begin(_ctx: BtfTracePointContext) -> i32 {
-    begin();
+    begin_stall();
     0
 }
 
 #[btf_tracepoint(function = "mm_vmscan_direct_reclaim_end")]
 fn stall_direct_end(_ctx: BtfTracePointContext) -> i32 {
-    end(&DIRECT_CACHE);
+    end_stall(&DIRECT_CACHE);
     0
 }
 
 #[btf_tracepoint(function = "mm_vmscan_memcg_reclaim_begin")]
 fn stall_memcg_begin(_ctx: BtfTracePointContext) -> i32 {
-    begin();
+    begin_stall();
     0
 }
 
 #[btf_tracepoint(function = "mm_vmscan_memcg_reclaim_end")]
 fn stall_memcg_end(_ctx: BtfTracePointContext) -> i32 {
-    end(&MEMCG_CACHE);
+    end_stall(&MEMCG_CACHE);
     0
 }
 
 #[tracepoint]
 fn stall_tracepoint_begin(_ctx: TracePointContext) -> u32 {
-    begin();
+    begin_stall();
     0
 }
 
 #[tracepoint]
 fn stall_tracepoint_end(_ctx: TracePointContext) -> u32 {
-    end(&DIRECT_CACHE);
+    end_stall(&DIRECT_CACHE);
     0
 }
 
@@ -133,7 +133,7 @@ fn stall_index() -> (u32, u64) {
 }
 
 #[inline(always)]
-fn begin() {
+fn begin_stall() {
     let (index, owner) = stall_index();
     // SAFETY: the helper takes nothing and always succeeds.
     let now = unsafe { bpf_ktime_get_ns() } & TIME_MASK;
@@ -149,7 +149,7 @@ fn begin() {
 }
 
 #[inline(always)]
-fn end(cache: &SlotCache) {
+fn end_stall(cache: &SlotCache) {
     let (index, owner) = stall_index();
     let Some(entry) = STALLED_SINCE.get_ptr_mut(index) else { return };
     // SAFETY: as in `begin`.
@@ -177,7 +177,7 @@ fn end(cache: &SlotCache) {
             add_shared(&raw mut (*counters).nanoseconds, nanoseconds);
         }
     }
-    if nanoseconds >= LONG_STALL.load() && event_gate::pass(slot) {
+    if nanoseconds >= LONG_STALL.load() && event_gate::passes(slot) {
         event_gate::report(&LONG_STALLS, slot, |task| LongStall { task, nanoseconds });
     }
 }

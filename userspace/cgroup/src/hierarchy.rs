@@ -8,10 +8,10 @@ use std::{
 
 use crate::{
     CgroupId, CgroupPath,
-    census::{Delegation, TrackedCounts},
     gone::is_gone,
     mounts::{MountsError, mount_points},
     read::processes,
+    tracking_limits::{Delegation, TrackedCounts},
 };
 
 /// `CGROUP2_SUPER_MAGIC` of linux/magic.h.

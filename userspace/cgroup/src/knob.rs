@@ -82,10 +82,10 @@ pub enum KnobValue {
     /// The value of `cpuset.cpus.partition`.
     Partition(PartitionState),
     /// The value of `cgroup.subtree_control`.
-    #[display("{}", joined(_0, " "))]
+    #[display("{}", join_items(_0, " "))]
     Controllers(BTreeSet<String>),
     /// The value of `cgroup.procs`: process ids in this PID namespace; 0 for processes of another one.
-    #[display("{}", joined(_0, "\n"))]
+    #[display("{}", join_items(_0, "\n"))]
     Processes(Vec<u32>),
 }
 
@@ -413,7 +413,7 @@ impl FromStr for Knob {
 
 serde_as_text!(Knob);
 
-fn joined<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> String {
+fn join_items<T: ToString>(items: impl IntoIterator<Item = T>, separator: &str) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(separator)
 }
 

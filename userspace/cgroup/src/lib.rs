@@ -15,7 +15,6 @@
 #![forbid(unsafe_code)]
 
 pub mod affinity;
-mod census;
 mod gone;
 mod hierarchy;
 mod inotify;
@@ -27,6 +26,7 @@ mod mounts;
 mod notify;
 mod path;
 pub mod read;
+mod tracking_limits;
 mod truncated_lines;
 mod unescape;
 mod watch;

@@ -113,7 +113,7 @@ impl Notifier {
         let key = (path.clone(), subject);
         if let Some(before) = self.watches.insert(key.clone(), watch).filter(|before| *before != watch) {
             // The old watch belongs to an earlier cgroup at this path.
-            self.end(before);
+            self.end_watch(before);
         }
         self.watched.insert(watch, key);
         Ok(true)
@@ -123,11 +123,11 @@ impl Notifier {
     /// as long as it is watched.
     pub fn unwatch(&mut self, path: &CgroupPath, subject: WatchSubject) {
         if let Some(watch) = self.watches.remove(&(path.clone(), subject)) {
-            self.end(watch);
+            self.end_watch(watch);
         }
     }
 
-    fn end(&mut self, watch: i32) {
+    fn end_watch(&mut self, watch: i32) {
         self.watched.remove(&watch);
         // The kernel may already have ended it.
         let _ = inotify::remove_watch(&self.inotify, watch);

@@ -31,10 +31,10 @@ use rustix::{
 
 use crate::{
     Cgroup, CgroupId, CgroupPath, Hierarchy, WalkError,
-    census::{Delegation, TrackedCounts},
     gone::is_gone,
     hierarchy::DirStat,
     inotify::{InotifyEvent, drain, watch_problem},
+    tracking_limits::{Delegation, TrackedCounts},
 };
 
 /// A change of the hierarchy.
@@ -185,13 +185,13 @@ impl Watcher {
     }
 
     fn read_inotify(&mut self) -> Result<(), WalkError> {
-        for reported in self.reported() {
-            if reported.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+        for event in self.read_events() {
+            if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 self.sweep_due = Instant::now().max(self.no_sweep_before);
-            } else if reported.flags.contains(ReadFlags::IGNORED) {
-                self.watched.remove(&reported.watch);
-            } else if let Some(name) = reported.name.filter(|_| reported.flags.contains(ReadFlags::ISDIR))
-                && let Some(parent) = self.watched.get(&reported.watch)
+            } else if event.flags.contains(ReadFlags::IGNORED) {
+                self.watched.remove(&event.watch);
+            } else if let Some(name) = event.name.filter(|_| event.flags.contains(ReadFlags::ISDIR))
+                && let Some(parent) = self.watched.get(&event.watch)
                 && let Ok(path) = parent.child(&name)
             {
                 self.update(path)?;
@@ -201,7 +201,7 @@ impl Watcher {
     }
 
     /// Reads all pending inotify events.
-    fn reported(&mut self) -> Vec<InotifyEvent> {
+    fn read_events(&mut self) -> Vec<InotifyEvent> {
         let mut all = Vec::new();
         let drained = self.inotify.as_ref().map_or(Ok(()), |fd| drain(fd, &mut all));
         if let Err(error) = drained {
@@ -348,7 +348,7 @@ mod tests {
     use numaward_tests_support::skip_outside_ci;
 
     use super::*;
-    use crate::census::MAX_PER_DELEGATION;
+    use crate::tracking_limits::MAX_PER_DELEGATION;
 
     /// Long enough for every pending event to be reported.
     const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -368,7 +368,7 @@ mod tests {
             }
             let watcher = Watcher::new(Hierarchy::at(dir.path()), options);
             let mut tree = Self { dir, watcher };
-            assert_eq!(tree.reported().len(), tree.watcher.cgroups().count());
+            assert_eq!(tree.read_events().len(), tree.watcher.cgroups().count());
             tree
         }
 
@@ -379,7 +379,7 @@ mod tests {
         }
 
         /// Returns the events as `+PATH` and `-PATH`.
-        fn reported(&mut self) -> Vec<String> {
+        fn read_events(&mut self) -> Vec<String> {
             let events = self.watcher.next(REPORT_TIMEOUT).unwrap();
             events
                 .iter()
@@ -466,14 +466,14 @@ mod tests {
     fn watches_report_changes() {
         let mut tree = Tree::without_sweeps(&["a"]);
         fs::create_dir(tree.path("a/b")).unwrap();
-        assert_eq!(tree.reported(), ["+/a/b"]);
+        assert_eq!(tree.read_events(), ["+/a/b"]);
         fs::create_dir(tree.path("a/b/c")).unwrap();
-        assert_eq!(tree.reported(), ["+/a/b/c"], "a new directory is watched too");
+        assert_eq!(tree.read_events(), ["+/a/b/c"], "a new directory is watched too");
         fs::remove_dir(tree.path("a/b/c")).unwrap();
         fs::remove_dir(tree.path("a/b")).unwrap();
-        assert_eq!(tree.reported(), ["-/a/b/c", "-/a/b"]);
+        assert_eq!(tree.read_events(), ["-/a/b/c", "-/a/b"]);
         fs::write(tree.path("a/file"), "").unwrap();
-        assert!(tree.reported().is_empty());
+        assert!(tree.read_events().is_empty());
         tree.check();
     }
 
@@ -481,9 +481,9 @@ mod tests {
     fn reports_children_of_new_directory() {
         let mut tree = Tree::without_sweeps(&[]);
         fs::create_dir_all(tree.path("a/b/c")).unwrap();
-        assert_eq!(tree.reported(), ["+/a", "+/a/b", "+/a/b/c"]);
+        assert_eq!(tree.read_events(), ["+/a", "+/a/b", "+/a/b/c"]);
         fs::create_dir(tree.path("a/b/c/d")).unwrap();
-        assert_eq!(tree.reported(), ["+/a/b/c/d"]);
+        assert_eq!(tree.read_events(), ["+/a/b/c/d"]);
         tree.check();
     }
 
@@ -492,7 +492,7 @@ mod tests {
         let mut tree = Tree::without_sweeps(&[]);
         fs::create_dir_all(tree.path("a/b")).unwrap();
         fs::remove_dir_all(tree.path("a")).unwrap();
-        assert!(tree.reported().is_empty());
+        assert!(tree.read_events().is_empty());
     }
 
     #[test]
@@ -503,11 +503,11 @@ mod tests {
         fs::create_dir_all(tree.path("other")).unwrap();
         fs::create_dir_all(tree.path("other2")).unwrap();
         fs::create_dir_all(tree.path("a/c")).unwrap();
-        let mut reported = tree.reported();
+        let mut reported = tree.read_events();
         reported.sort();
         assert_eq!(reported, ["+/a", "+/a/c", "+/other", "+/other2", "-/a", "-/a/b"]);
         fs::create_dir(tree.path("a/c/d")).unwrap();
-        assert_eq!(tree.reported(), ["+/a/c/d"]);
+        assert_eq!(tree.read_events(), ["+/a/c/d"]);
         tree.check();
     }
 
@@ -560,9 +560,9 @@ mod tests {
         assert_eq!(tree.watcher.mode(), &WatchMode::Polling { reason: "asked to".into() });
         assert!(tree.watcher.fd().is_none());
         fs::create_dir_all(tree.path("c/d")).unwrap();
-        assert_eq!(tree.reported(), ["+/c", "+/c/d"]);
+        assert_eq!(tree.read_events(), ["+/c", "+/c/d"]);
         fs::remove_dir_all(tree.path("a")).unwrap();
-        assert_eq!(tree.reported(), ["-/a/b", "-/a"]);
+        assert_eq!(tree.read_events(), ["-/a/b", "-/a"]);
         tree.check();
     }
 
@@ -576,7 +576,7 @@ mod tests {
             fs::remove_dir(tree.path("a/again")).unwrap();
         }
         fs::create_dir(tree.path("late")).unwrap();
-        assert_eq!(tree.reported(), ["+/late"]);
+        assert_eq!(tree.read_events(), ["+/late"]);
         assert_eq!(tree.watcher.mode(), &WatchMode::Inotify);
     }
 
@@ -597,11 +597,11 @@ mod tests {
             let mut tree = Tree::new(&["a", "b"], options);
             assert_eq!(tree.watcher.mode(), &WatchMode::Inotify);
             fs::create_dir_all(tree.path("c/d/e")).unwrap();
-            assert_eq!(tree.reported(), ["+/c", "+/c/d", "+/c/d/e"]);
+            assert_eq!(tree.read_events(), ["+/c", "+/c/d", "+/c/d/e"]);
             let WatchMode::Polling { reason } = tree.watcher.mode() else { panic!("more than four watches") };
             assert!(reason.contains("fs.inotify.max_user_watches"), "{reason}");
             fs::create_dir_all(tree.path("c/d/f")).unwrap();
-            assert_eq!(tree.reported(), ["+/c/d/f"]);
+            assert_eq!(tree.read_events(), ["+/c/d/f"]);
             return;
         }
         let namespace = |script: &str| {

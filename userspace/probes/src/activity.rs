@@ -165,9 +165,9 @@ impl Activity {
 
 /// The number of columns in a row of the matrix of accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Columns(u32);
+pub(crate) struct MatrixColumns(u32);
 
-impl Columns {
+impl MatrixColumns {
     /// Returns one column for each node and one for "unknown" if a matrix of that size for `slots` slots fits into
     /// `limit` bytes, else 2.
     pub(crate) fn new(slots: u32, nodes: u32, limit: u64) -> Self {
@@ -253,17 +253,17 @@ mod tests {
 
     #[test]
     fn matrix_is_used_if_it_fits() {
-        assert_eq!(Columns::new(513, 8, 64 << 20), Columns(9));
-        assert_eq!(Columns::new(10_001, 8, 64 << 20), Columns(9));
-        assert_eq!(Columns::new(10_001, 64, 64 << 20), Columns(2));
-        assert_eq!(Columns::new(u32::MAX, u32::MAX, 64 << 20), Columns(2));
+        assert_eq!(MatrixColumns::new(513, 8, 64 << 20), MatrixColumns(9));
+        assert_eq!(MatrixColumns::new(10_001, 8, 64 << 20), MatrixColumns(9));
+        assert_eq!(MatrixColumns::new(10_001, 64, 64 << 20), MatrixColumns(2));
+        assert_eq!(MatrixColumns::new(u32::MAX, u32::MAX, 64 << 20), MatrixColumns(2));
     }
 
     #[test]
     fn decodes_accesses_by_both_nodes() {
         let nodes = [NodeId(0), NodeId(4), NodeId(5)];
         let counts = [1, 2, 0, 3, /**/ 4, 5, 6, 0, /**/ 0, 0, 7, 0];
-        let read = Columns(4).read(&nodes, &counts);
+        let read = MatrixColumns(4).read(&nodes, &counts);
         let accesses = |node, local, remote, by: &[(Option<u32>, u64)]| NodeAccesses {
             node: NodeId(node),
             local: Pages(local),
@@ -279,10 +279,10 @@ mod tests {
             ]
         );
         // A page that was migrated at once came from the other one of two nodes.
-        let two = Columns(3).read(&nodes[..2], &[1, 2, 3, 0, 4, 5]);
+        let two = MatrixColumns(3).read(&nodes[..2], &[1, 2, 3, 0, 4, 5]);
         assert_eq!(two, [accesses(0, 1, 5, &[(Some(4), 5)]), accesses(4, 4, 5, &[(Some(0), 5)])]);
         // Two columns: local and remote.
-        let coarse = Columns(2).read(&nodes, &[1, 2, 3, 4, 5, 0]);
+        let coarse = MatrixColumns(2).read(&nodes, &[1, 2, 3, 4, 5, 0]);
         assert_eq!(
             coarse,
             [accesses(0, 1, 2, &[(None, 2)]), accesses(4, 3, 4, &[(None, 4)]), accesses(5, 5, 0, &[])]

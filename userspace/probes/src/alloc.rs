@@ -23,10 +23,10 @@ use crate::{
     event_gate::{self, EventGate},
     family::{Family, Hook},
     kernel::KernelInfo,
-    maps::{access, set},
-    nodes::{Numbering, Sections, count_memory_nodes},
+    maps::{access_error, set},
+    nodes::{NodeNumbering, Sections, count_memory_nodes},
     objects::ALLOC,
-    rows::{self, RowLayout, Rows},
+    rows::{self, CounterRows, RowLayout},
     self_check,
     slots::Slots,
     tracefs,
@@ -38,15 +38,15 @@ const TP_BTF: &str = "alloc_tp_btf";
 const EVENTS_BYTES: u32 = 1 << 16;
 
 /// The attached probe. Dropping it detaches the program.
-pub(crate) struct Alloc {
+pub(crate) struct AllocProbe {
     pub(crate) mode: Mode,
     pub(crate) self_check: SelfCheck,
     /// True if the kernel preempts tasks inside the program, which loses the events of other tasks.
     pub(crate) preemptible: bool,
     pub(crate) family: Family,
-    nodes: Numbering,
+    nodes: NodeNumbering,
     counters: AllocMaps,
-    maps: Maps,
+    maps: SharedMaps,
     /// The misses of slots with a guarantee.
     misses: EventGate,
     pub(crate) logger: Option<EbpfLogger<&'static dyn log::Log>>,
@@ -57,7 +57,7 @@ pub(crate) struct Alloc {
 }
 
 /// Maps that the program and userspace share.
-struct Maps {
+struct SharedMaps {
     slots: Array<MapData, Slot>,
     /// The map and a copy of its contents.
     section_node: (Array<MapData, u16>, Sections),
@@ -74,7 +74,7 @@ struct KernelLayout {
     runs_chains: u32,
 }
 
-impl Alloc {
+impl AllocProbe {
     /// Loads and attaches the probe in one mode.
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
@@ -87,7 +87,7 @@ impl Alloc {
         // The tracepoint does not need it: it is only slower without.
         let node_shift = if is_tp_btf { node_shift? } else { node_shift.unwrap_or(64) };
         // The kernel disables preemption and migration around programs of classic tracepoints.
-        let reads_task = kernel.gives_task() && kernel.ancestors().is_ok();
+        let reads_task = kernel.has_task_helper() && kernel.ancestors().is_ok();
         let migration_disabled =
             kernel.get(|structures| &structures.migration_disabled).ok().filter(|_| is_tp_btf && reads_task);
         let layout = KernelLayout {
@@ -126,10 +126,10 @@ impl Alloc {
         layout: KernelLayout,
     ) -> Result<Self, ProbeError> {
         let machine = options.machine;
-        let nodes = Numbering::new(machine, options.fakes.cpu_node);
+        let nodes = NodeNumbering::new(machine, options.fakes.cpu_node);
         let node_count = nodes.capacity();
         let (sections, hook, gfp_offset) = match mode {
-            Mode::TpBtf => (Sections::none(), Hook::TpBtf("mm_page_alloc"), 0),
+            Mode::TpBtf => (Sections::unused(), Hook::TpBtf("mm_page_alloc"), 0),
             Mode::Tracepoint => {
                 let gfp_offset = tracefs::gfp_offset(Path::new("/"))?;
                 (Sections::new(machine, &nodes)?, Hook::Tracepoint("kmem", "mm_page_alloc"), gfp_offset)
@@ -177,12 +177,12 @@ impl Alloc {
             self_check: SelfCheck::Unchecked("not asked for".to_owned()),
             preemptible: false,
             counters: AllocMaps {
-                rows: Arc::new(Rows { layout: rows, map: family.take_data(rows::MAP)? }),
+                rows: Arc::new(CounterRows { layout: rows, map: family.take_data(rows::MAP)? }),
                 totals: Arc::new(family.take("TOTALS")?),
                 nodes: nodes.ids().into(),
                 duty_cycle: None,
             },
-            maps: Maps {
+            maps: SharedMaps {
                 slots: family.take("SLOTS")?,
                 section_node: (family.take("SECTION_NODE")?, unwritten),
             },
@@ -215,7 +215,7 @@ impl Alloc {
             // Each CPU that allocates, at least that of this thread, has now looked up its first slot.
             let totals = alloc.counters.totals()?;
             alloc.preemptible = 2 * totals.preemptible > totals.resolved;
-            let counted = alloc.counters.since(&before, &alloc.counters.rows.read(OTHER_SLOT, 1)?);
+            let counted = alloc.counters.growth_since(&before, &alloc.counters.rows.read(OTHER_SLOT, 1)?);
             alloc.self_check = self_check::compare(alloc.nodes.ids(), touched, &counted)?;
         }
         // Attaching a classic tracepoint again would need privileges.
@@ -232,7 +232,7 @@ impl Alloc {
 
     /// Sets the program that the probe runs for remote user pages.
     pub(crate) fn set_chain_program(&mut self, program: &ProgramFd) -> Result<(), MapAccessError> {
-        self.chain_program.0.set(0, program, 0).map_err(access("CHAIN_PROGRAM", "write"))
+        self.chain_program.0.set(0, program, 0).map_err(access_error("CHAIN_PROGRAM", "write"))
     }
 
     /// Attaches or detaches the program according to the duty cycle.
@@ -262,7 +262,7 @@ impl Alloc {
         self.family.add_root(cgroup, slot)
     }
 
-    /// Reverts [`Alloc::add_root`].
+    /// Reverts [`AllocProbe::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
         self.family.remove_root(cgroup)?;
         self.misses.forget(slot)

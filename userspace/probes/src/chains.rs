@@ -18,13 +18,13 @@ use numaward_topology::NodeId;
 
 use crate::{
     ChainOptions, MapAccessError, Mode, Pages, Probe, ProbeOptions, ProbeReport,
-    alloc::Alloc,
+    alloc::AllocProbe,
     btf::BtfError,
     error::ProbeError,
     family::{Family, Hook, attach_by_first_method, report},
     kernel::KernelInfo,
-    maps::access,
-    nodes::Numbering,
+    maps::access_error,
+    nodes::NodeNumbering,
     objects::CHAINS,
 };
 
@@ -64,7 +64,7 @@ pub enum Stack {
 }
 
 /// The programs and maps of call chains.
-pub(crate) struct Chains {
+pub(crate) struct ChainProbes {
     pub(crate) family: Family,
     counted: HashMap<MapData, ChainKey, ChainPages>,
     stacks: StackTraceMap<MapData>,
@@ -72,14 +72,14 @@ pub(crate) struct Chains {
     ended: BTreeSet<u32>,
 }
 
-impl Chains {
+impl ChainProbes {
     /// Loads and attaches both programs independently.
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         wanted: ChainOptions,
         kernel: &KernelInfo,
-        numbering: &Numbering,
-        alloc: Option<&mut Alloc>,
+        numbering: &NodeNumbering,
+        alloc: Option<&mut AllocProbe>,
     ) -> (Option<Self>, Vec<ProbeReport>) {
         match Self::try_load(options, wanted, kernel, numbering, alloc) {
             Ok((chains, reports)) => {
@@ -98,8 +98,8 @@ impl Chains {
         options: &ProbeOptions<'_>,
         wanted: ChainOptions,
         kernel: &KernelInfo,
-        numbering: &Numbering,
-        alloc: Option<&mut Alloc>,
+        numbering: &NodeNumbering,
+        alloc: Option<&mut AllocProbe>,
     ) -> Result<(Self, Vec<ProbeReport>), ProbeError> {
         let object = CHAINS.map_err(ProbeError::NotBuilt)?;
         let node_shift = || kernel.get(|structures| &structures.node_shift);
@@ -169,7 +169,7 @@ impl Chains {
     /// Removes the chains of freed slots.
     fn purge(&mut self) -> Result<(), MapAccessError> {
         let keys: Result<Vec<ChainKey>, MapError> = self.counted.keys().collect();
-        let keys = keys.map_err(access(CHAINS_MAP, "read"))?;
+        let keys = keys.map_err(access_error(CHAINS_MAP, "read"))?;
         let (gone, kept): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| self.ended.contains(&key.slot));
         let used: BTreeSet<i32> = kept.iter().map(|key| key.user).collect();
         let unused: BTreeSet<u32> = gone
@@ -178,10 +178,10 @@ impl Chains {
             .filter_map(|key| u32::try_from(key.user).ok())
             .collect();
         for key in gone {
-            self.counted.remove(&key).or_else(ignore_missing).map_err(access(CHAINS_MAP, "write"))?;
+            self.counted.remove(&key).or_else(ignore_missing).map_err(access_error(CHAINS_MAP, "write"))?;
         }
         for id in unused {
-            self.stacks.remove(&id).or_else(ignore_missing).map_err(access(STACKS_MAP, "write"))?;
+            self.stacks.remove(&id).or_else(ignore_missing).map_err(access_error(STACKS_MAP, "write"))?;
         }
         self.ended.clear();
         Ok(())
@@ -192,19 +192,20 @@ impl Chains {
         let mut stacks: BTreeMap<i32, Stack> = BTreeMap::new();
         let mut found = Vec::new();
         let keys: Result<Vec<ChainKey>, MapError> = self.counted.keys().collect();
-        for key in keys.map_err(access(CHAINS_MAP, "read"))?.into_iter().filter(|key| key.slot == slot) {
+        for key in keys.map_err(access_error(CHAINS_MAP, "read"))?.into_iter().filter(|key| key.slot == slot)
+        {
             let counted = match self.counted.get(&key, 0) {
                 Ok(counted) => counted,
                 Err(MapError::KeyNotFound) => continue,
-                Err(error) => return Err(access(CHAINS_MAP, "read")(error)),
+                Err(error) => return Err(access_error(CHAINS_MAP, "read")(error)),
             };
             for id in [key.user, key.kernel] {
                 if let Entry::Vacant(place) = stacks.entry(id) {
                     place.insert(self.stack(id)?);
                 }
             }
-            let of = |id| stacks.get(&id).cloned().unwrap_or(Stack::Empty);
-            found.extend(chain(&key, counted, nodes, of));
+            let stack_of = |id| stacks.get(&id).cloned().unwrap_or(Stack::Empty);
+            found.extend(decode_chain(&key, counted, nodes, stack_of));
         }
         Ok(found)
     }
@@ -216,7 +217,7 @@ impl Chains {
         match self.stacks.get(&place, 0) {
             Ok(stack) => Ok(Stack::Addresses(stack.frames().iter().map(|frame| frame.ip).collect())),
             Err(MapError::KeyNotFound) => Ok(Stack::Empty),
-            Err(error) => Err(access(STACKS_MAP, "read")(error)),
+            Err(error) => Err(access_error(STACKS_MAP, "read")(error)),
         }
     }
 }
@@ -230,7 +231,7 @@ fn ignore_missing(error: MapError) -> Result<(), MapError> {
     }
 }
 
-fn chain(
+fn decode_chain(
     key: &ChainKey,
     counted: ChainPages,
     nodes: &[NodeId],
@@ -259,11 +260,11 @@ mod tests {
         let counted = ChainPages { pages: 64, pid: 7, padding: 0 };
         let key = ChainKey { slot: 3, kind: ChainKind::Accesses as u32, node: 1, user: 12, kernel: NO_STACK };
         let stack = |id| if id == 12 { Stack::Addresses(vec![0x1000]) } else { Stack::Empty };
-        let found = chain(&key, counted, &nodes, stack).unwrap();
+        let found = decode_chain(&key, counted, &nodes, stack).unwrap();
         assert_eq!((found.kind, found.node, found.pages), (ChainKind::Accesses, Some(NodeId(4)), Pages(64)));
         assert_eq!((found.user, found.kernel), (Stack::Addresses(vec![0x1000]), Stack::Empty));
         let nowhere = ChainKey { node: NO_NODE, ..key };
-        assert_eq!(chain(&nowhere, counted, &nodes, stack).unwrap().node, None);
-        assert_eq!(chain(&ChainKey { kind: 9, ..key }, counted, &nodes, stack), None);
+        assert_eq!(decode_chain(&nowhere, counted, &nodes, stack).unwrap().node, None);
+        assert_eq!(decode_chain(&ChainKey { kind: 9, ..key }, counted, &nodes, stack), None);
     }
 }

@@ -19,16 +19,16 @@ use numaward_topology::NodeId;
 use crate::{
     Activity, AllocationSnapshot, Counters, DutyCycle, MapAccessError, NodeCounters, Pages, SlotMap,
     activity::growth,
-    maps::access,
-    rows::{ROW_WORDS, Rows},
-    slots::{Base, SlotHolders},
+    maps::access_error,
+    rows::{CounterRows, ROW_WORDS},
+    slots::{BaseCounters, SlotHolders},
     tables::{CounterLayout, CounterMap, CounterTable},
 };
 
 /// The maps of the allocation probe with counters, and the meaning of their rows.
 #[derive(Clone)]
 pub(crate) struct AllocMaps {
-    pub(crate) rows: Arc<Rows>,
+    pub(crate) rows: Arc<CounterRows>,
     pub(crate) totals: Arc<PerCpuArray<MapData, AllocTotals>>,
     /// Node ids by node index.
     pub(crate) nodes: Arc<[NodeId]>,
@@ -42,7 +42,7 @@ impl AllocMaps {
     }
 
     /// Returns the growth since `base`, by node. An empty `base` stands for zeros.
-    pub(crate) fn since(&self, base: &[u64], now: &[u64]) -> NodeCounters {
+    pub(crate) fn growth_since(&self, base: &[u64], now: &[u64]) -> NodeCounters {
         let grown = growth(base, now);
         let counters = grown.as_chunks::<ROW_WORDS>().0.iter().map(|row| {
             let [user_local, user_remote, user_outside, kernel] =
@@ -53,7 +53,7 @@ impl AllocMaps {
     }
 
     pub(crate) fn totals(&self) -> Result<AllocTotals, MapAccessError> {
-        let per_cpu = self.totals.get(&0, 0).map_err(access("TOTALS", "read"))?;
+        let per_cpu = self.totals.get(&0, 0).map_err(access_error("TOTALS", "read"))?;
         Ok(per_cpu.iter().fold(AllocTotals::default(), |sum, cpu| AllocTotals {
             unknown_node: sum.unknown_node.wrapping_add(cpu.unknown_node),
             resolved: sum.resolved.wrapping_add(cpu.resolved),
@@ -75,7 +75,7 @@ impl CounterMaps {
     /// Reads the counters of allocations; `None` without that probe.
     pub fn allocations(&self) -> Result<Option<AllocationCounters>, MapAccessError> {
         let read = |maps: &AllocMaps| {
-            let words = maps.rows.read(OTHER_SLOT, self.holders.in_use_up_to())?;
+            let words = maps.rows.read(OTHER_SLOT, self.holders.used_slots())?;
             let unknown_node = maps.totals()?.unknown_node;
             Ok(AllocationCounters { maps: maps.clone(), holders: self.holders.clone(), words, unknown_node })
         };
@@ -85,7 +85,7 @@ impl CounterMaps {
     /// Reads the counters of the secondary probes.
     pub fn activity(&self) -> Result<ActivityCounters, MapAccessError> {
         let read = |(&table, map): (&CounterTable, &Arc<CounterMap>)| {
-            Ok((table, (map.words, map.read(OTHER_SLOT, self.holders.in_use_up_to())?)))
+            Ok((table, (map.words, map.read(OTHER_SLOT, self.holders.used_slots())?)))
         };
         let tables = self.tables.iter().map(read).collect::<Result<_, _>>()?;
         Ok(ActivityCounters { layout: self.layout.clone(), holders: self.holders.clone(), tables })
@@ -109,11 +109,11 @@ impl AllocationCounters {
             let start = slot as usize * words;
             self.words.get(start..start + words).unwrap_or_default()
         };
-        let held = self.holders.also_in(now);
-        let slots = held.map(|(slot, base)| (slot, self.maps.since(&base.rows, words_of_slot(slot))));
+        let held = self.holders.unchanged_in(now);
+        let slots = held.map(|(slot, base)| (slot, self.maps.growth_since(&base.rows, words_of_slot(slot))));
         AllocationSnapshot {
-            slots: SlotMap::new(self.holders.in_use_up_to(), slots),
-            other: self.maps.since(&[], words_of_slot(OTHER_SLOT)),
+            slots: SlotMap::new(self.holders.used_slots(), slots),
+            other: self.maps.growth_since(&[], words_of_slot(OTHER_SLOT)),
             unknown_node: self.maps.scale_by_duty_cycle(self.unknown_node),
         }
     }
@@ -132,14 +132,14 @@ impl ActivityCounters {
     /// Returns the activity of each workload that has held its slot since before the counters were read, counted since
     /// it was registered, and that of all other tasks.
     pub fn decode(&self, now: &SlotHolders) -> (SlotMap<Activity>, Activity) {
-        let activity = |slot: u32, base: &Base| {
+        let activity = |slot: u32, base: &BaseCounters| {
             let words = self.tables.iter().filter_map(|(&table, (words, counters))| {
                 let start = slot as usize * words;
                 Some((table, counters.get(start..start + words)?))
             });
             base.decode_activity(&self.layout, words)
         };
-        let slots = self.holders.also_in(now).map(|(slot, base)| (slot, activity(slot, base)));
-        (SlotMap::new(self.holders.in_use_up_to(), slots), activity(OTHER_SLOT, &Base::default()))
+        let slots = self.holders.unchanged_in(now).map(|(slot, base)| (slot, activity(slot, base)));
+        (SlotMap::new(self.holders.used_slots(), slots), activity(OTHER_SLOT, &BaseCounters::default()))
     }
 }

@@ -41,7 +41,7 @@ pub enum Incident {
     LongStall(Duration),
 }
 
-fn event(task: &EventTask, incident: Incident) -> ProbeEvent {
+fn new_event(task: &EventTask, incident: Incident) -> ProbeEvent {
     ProbeEvent {
         slot: (task.slot != OTHER_SLOT).then_some(SlotId(task.slot)),
         cgroup: task.cgroup,
@@ -56,20 +56,20 @@ pub(crate) fn oom_kill(bytes: &[u8]) -> Option<ProbeEvent> {
     let OomKill { task, constraint, .. } = sys::read_value(bytes)?;
     let name = OOM_CONSTRAINT_NAMES.get(constraint as usize);
     let constraint = name.map_or_else(|| constraint.to_string(), |name| (*name).to_owned());
-    Some(event(&task, Incident::OomKill { constraint }))
+    Some(new_event(&task, Incident::OomKill { constraint }))
 }
 
 /// Decodes a [`Miss`]; `None` if the record has another size. `nodes` are the ids of the node indices.
 pub(crate) fn miss(bytes: &[u8], nodes: &[NodeId]) -> Option<ProbeEvent> {
     let Miss { task, pages, node, .. } = sys::read_value(bytes)?;
     let node = nodes.get(node as usize).copied();
-    Some(event(&task, Incident::Miss { node, pages: Pages(pages) }))
+    Some(new_event(&task, Incident::Miss { node, pages: Pages(pages) }))
 }
 
 /// Decodes a [`LongStall`]; `None` if the record has another size.
 pub(crate) fn long_stall(bytes: &[u8]) -> Option<ProbeEvent> {
     let LongStall { task, nanoseconds } = sys::read_value(bytes)?;
-    Some(event(&task, Incident::LongStall(Duration::from_nanos(nanoseconds))))
+    Some(new_event(&task, Incident::LongStall(Duration::from_nanos(nanoseconds))))
 }
 
 /// Decodes a task's name, which ends at the first zero. Bytes that are not UTF-8 are replaced.

@@ -55,7 +55,7 @@ impl EventGate {
         let mut events = Vec::new();
         while let Some(item) = self.events.next() {
             let passed =
-                |event: &ProbeEvent| event.slot.is_some_and(|slot| self.schedule.passed(slot.0, now));
+                |event: &ProbeEvent| event.slot.is_some_and(|slot| self.schedule.note_event(slot.0, now));
             events.extend(read(&item).filter(passed));
         }
         Ok(events)
@@ -81,7 +81,7 @@ impl Schedule {
 
     /// Notes that an event of this slot was read and its gate is closed. Returns `false` if the slot is no longer
     /// watched, or if another CPU passed the gate in the same instant.
-    fn passed(&mut self, slot: u32, now: Instant) -> bool {
+    fn note_event(&mut self, slot: u32, now: Instant) -> bool {
         self.0.get_mut(&slot).is_some_and(|closed| closed.replace(now).is_none())
     }
 
@@ -109,8 +109,8 @@ mod tests {
         assert!(schedule.watch(3));
         assert!(!schedule.watch(3), "its gate is open already");
         assert_eq!(schedule.due(start + 10 * REOPEN_INTERVAL), [0_u32; 0], "nothing happened yet");
-        assert!(schedule.passed(3, start));
-        assert!(!schedule.passed(3, start), "two CPUs in the same instant are one event");
+        assert!(schedule.note_event(3, start));
+        assert!(!schedule.note_event(3, start), "two CPUs in the same instant are one event");
         assert!(!schedule.watch(3), "a new guarantee does not open the gate");
         assert_eq!(schedule.due(start + REOPEN_INTERVAL.saturating_sub(Duration::from_nanos(1))), [0_u32; 0]);
         assert_eq!(schedule.due(start + REOPEN_INTERVAL), [3]);
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(schedule.due(start + 2 * REOPEN_INTERVAL), [0_u32; 0]);
         assert!(schedule.forget(3));
         assert!(!schedule.forget(3));
-        assert!(!schedule.passed(3, start), "an event that was under way");
+        assert!(!schedule.note_event(3, start), "an event that was under way");
         assert_eq!(schedule.due(start + REOPEN_INTERVAL), [0_u32; 0]);
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     CgroupId, MapAccessError, Mode, Obstacle, Probe, ProbeReport,
     costs::FamilyCosts,
     error::ProbeError,
-    maps::{access, set},
+    maps::{access_error, set},
     sys,
 };
 
@@ -204,7 +204,7 @@ impl Family {
 
     /// Books events of `cgroup` and its descendants to `slot`.
     pub(crate) fn add_root(&mut self, cgroup: CgroupId, slot: u32) -> Result<(), MapAccessError> {
-        self.roots.insert(cgroup, slot, 0).map_err(access("ROOTS", "write"))?;
+        self.roots.insert(cgroup, slot, 0).map_err(access_error("ROOTS", "write"))?;
         self.new_generation().inspect_err(|_| {
             // Otherwise only some of the CPUs would count the cgroup.
             let _best_effort = self.roots.remove(&cgroup);
@@ -213,7 +213,7 @@ impl Family {
 
     /// Reverts [`Family::add_root`].
     pub(crate) fn remove_root(&mut self, cgroup: CgroupId) -> Result<(), MapAccessError> {
-        self.roots.remove(&cgroup).map_err(access("ROOTS", "write"))?;
+        self.roots.remove(&cgroup).map_err(access_error("ROOTS", "write"))?;
         self.new_generation()
     }
 
@@ -242,7 +242,7 @@ impl Family {
 
     /// Returns the number of events that did not fit into a map.
     pub(crate) fn lost(&self) -> Result<u64, MapAccessError> {
-        self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(access("LOST", "read")))
+        self.lost.as_ref().map_or(Ok(0), |lost| lost.get(&0, 0).map_err(access_error("LOST", "read")))
     }
 
     /// Returns handles of the family's programs, and of the map that counts lost events.
@@ -265,7 +265,7 @@ fn take<T: TryFrom<Map, Error = MapError>>(
 
 /// Returns the kernel memory of the maps in bytes, without maps for which the kernel does not report it.
 fn map_bytes(ebpf: &Ebpf) -> u64 {
-    let of = |map: &Map| match map {
+    let bytes_of = |map: &Map| match map {
         Map::Array(map)
         | Map::PerCpuArray(map)
         | Map::HashMap(map)
@@ -274,7 +274,7 @@ fn map_bytes(ebpf: &Ebpf) -> u64 {
         | Map::RingBuf(map) => sys::fdinfo(map.fd().as_fd()).ok()?("memlock"),
         _ => None,
     };
-    ebpf.maps().filter_map(|(_, map)| of(map)).fold(0, u64::saturating_add)
+    ebpf.maps().filter_map(|(_, map)| bytes_of(map)).fold(0, u64::saturating_add)
 }
 
 /// A method to attach a probe: its mode and its programs, or the reason why it cannot be tried.

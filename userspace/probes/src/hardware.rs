@@ -15,7 +15,7 @@ use crate::{
     error::ProbeError,
     family::{Family, Hook, attach_by_first_method},
     kernel::KernelInfo,
-    nodes::Numbering,
+    nodes::NodeNumbering,
     objects::HARDWARE,
     pmu::{self, OpenCounters},
     sys,
@@ -25,18 +25,18 @@ use crate::{
 pub(crate) const WORDS: usize = size_of::<DramCounters>() / size_of::<u64>();
 
 /// The loaded program and its counters.
-pub(crate) struct Hardware {
+pub(crate) struct HardwareProbe {
     pub(crate) family: Family,
     has_local: bool,
     /// When a map's descriptor is closed, the kernel removes the events that were added through it.
     _held: ([MapData; 2], (OpenCounters<Counter>, OpenCounters<Counter>)),
 }
 
-impl Hardware {
+impl HardwareProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         kernel: &KernelInfo,
-        numbering: &Numbering,
+        numbering: &NodeNumbering,
     ) -> Result<(Self, ProbeReport), ProbeError> {
         let object = HARDWARE.map_err(ProbeError::NotBuilt)?;
         let (path, parent) = kernel.ancestors()?;

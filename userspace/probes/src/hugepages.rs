@@ -15,7 +15,7 @@ use crate::{
     family::{Family, Hook, attach_by_first_method},
     kernel::KernelInfo,
     maps::set,
-    nodes::Numbering,
+    nodes::NodeNumbering,
     objects::HUGEPAGES,
 };
 
@@ -36,7 +36,7 @@ impl HugepageProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         kernel: &KernelInfo,
-        numbering: &Numbering,
+        numbering: &NodeNumbering,
     ) -> Result<(Self, ProbeReport), ProbeError> {
         let object = HUGEPAGES.map_err(ProbeError::NotBuilt)?;
         let (function, path) = kernel.get(|structures| &structures.hugepages)?;
@@ -71,7 +71,7 @@ impl HugepageProbe {
     }
 
     /// Returns the number of 64-bit words of a slot.
-    pub(crate) fn words_of_slot(&self, numbering: &Numbering) -> usize {
+    pub(crate) fn words_of_slot(&self, numbering: &NodeNumbering) -> usize {
         numbering.capacity() as usize * self.sizes.len() * WORDS
     }
 
@@ -80,7 +80,7 @@ impl HugepageProbe {
         &mut self,
         slot: u32,
         allowed: Option<&NodeSet>,
-        numbering: &Numbering,
+        numbering: &NodeNumbering,
     ) -> Result<(), MapAccessError> {
         set(&mut self.slots, "SLOTS", slot, &Slot { allowed: numbering.allowed_mask(allowed) })
     }
@@ -107,11 +107,11 @@ fn sizes(machine: &Machine) -> (Vec<HugepageSize>, [u32; HUGEPAGE_SIZES]) {
 /// Decodes the counters of a slot, by node and size.
 pub(crate) fn counters(nodes: &[NodeId], sizes: &[HugepageSize], words: &[u64]) -> Vec<NodeHugepages> {
     let places = nodes.iter().flat_map(|&node| sizes.iter().map(move |&size| (node, size)));
-    let of = |((node, size), &[local, remote, outside]): ((NodeId, HugepageSize), &[u64; WORDS])| {
+    let decode = |((node, size), &[local, remote, outside]): ((NodeId, HugepageSize), &[u64; WORDS])| {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(size.0.0));
         NodeHugepages { node, size, local: bytes(local), remote: bytes(remote), outside: bytes(outside) }
     };
-    places.zip(words.as_chunks::<WORDS>().0).map(of).collect()
+    places.zip(words.as_chunks::<WORDS>().0).map(decode).collect()
 }
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
     fn decodes_counts_by_node_and_size() {
         let grown: Vec<u64> = (1..=12).collect();
         let found = counters(&[NodeId(0), NodeId(4)], &[TWO_MIB, GIB], &grown);
-        let of = |node, size: HugepageSize, [local, remote, outside]: [u64; 3]| {
+        let expected = |node, size: HugepageSize, [local, remote, outside]: [u64; 3]| {
             let bytes = |pages: u64| Bytes(pages * size.0.0);
             NodeHugepages {
                 node: NodeId(node),
@@ -145,10 +145,10 @@ mod tests {
         assert_eq!(
             found,
             [
-                of(0, TWO_MIB, [1, 2, 3]),
-                of(0, GIB, [4, 5, 6]),
-                of(4, TWO_MIB, [7, 8, 9]),
-                of(4, GIB, [10, 11, 12]),
+                expected(0, TWO_MIB, [1, 2, 3]),
+                expected(0, GIB, [4, 5, 6]),
+                expected(4, TWO_MIB, [7, 8, 9]),
+                expected(4, GIB, [10, 11, 12]),
             ]
         );
         assert_eq!(counters(&[NodeId(0)], &[TWO_MIB], &[u64::MAX, 0, 0])[0].local, Bytes(u64::MAX));

@@ -24,7 +24,7 @@ use crate::{
     event::command_name,
     family::{Family, Hook, attach_by_first_method},
     kernel::KernelInfo,
-    maps::{access, set},
+    maps::{access_error, set},
     objects::SWITCH,
     sys,
 };
@@ -93,7 +93,7 @@ pub struct Intruder {
 }
 
 /// The scheduler's probe: loaded, and attached while a CPU is exclusive.
-pub(crate) struct Switch {
+pub(crate) struct SwitchProbe {
     pub(crate) family: Family,
     owner: Array<MapData, u32>,
     times: PerCpuArray<MapData, CpuTimes>,
@@ -105,7 +105,7 @@ pub(crate) struct Switch {
     read: BTreeMap<CpuId, CpuUsage>,
 }
 
-impl Switch {
+impl SwitchProbe {
     pub(crate) fn load(
         options: &ProbeOptions<'_>,
         kernel: &KernelInfo,
@@ -158,9 +158,9 @@ impl Switch {
             return Ok(());
         }
         let keys: Result<BTreeSet<IntruderKey>, _> = self.intruders.keys().collect();
-        let keys = keys.map_err(access("INTRUDERS", "read"))?;
+        let keys = keys.map_err(access_error("INTRUDERS", "read"))?;
         for key in keys.into_iter().filter(|key| key.owner == slot || key.slot == slot) {
-            self.intruders.remove(&key).map_err(access("INTRUDERS", "write"))?;
+            self.intruders.remove(&key).map_err(access_error("INTRUDERS", "write"))?;
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Switch {
         if self.read.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let times = self.times.get(&0, 0).map_err(access("TIMES", "read"))?;
+        let times = self.times.get(&0, 0).map_err(access_error("TIMES", "read"))?;
         let now = sys::monotonic_nanoseconds();
         for (cpu, read) in &mut self.read {
             let Some(times) = times.get(cpu.0 as usize) else { continue };
@@ -217,8 +217,8 @@ impl Switch {
         }
         let mut intruders = Vec::new();
         for entry in &self.intruders {
-            let (key, time) = entry.map_err(access("INTRUDERS", "read"))?;
-            intruders.extend(intruder(&key, &time));
+            let (key, time) = entry.map_err(access_error("INTRUDERS", "read"))?;
+            intruders.extend(decode_intruder(&key, &time));
         }
         Ok(intruders)
     }
@@ -237,7 +237,7 @@ fn usage_from_times(times: &CpuTimes, owner: Option<u32>, now: u64) -> CpuUsage 
     CpuUsage { own, intruders }
 }
 
-fn intruder(key: &IntruderKey, time: &IntruderTime) -> Option<Intruder> {
+fn decode_intruder(key: &IntruderKey, time: &IntruderTime) -> Option<Intruder> {
     Some(Intruder {
         owner: SlotId(key.owner),
         class: IntruderClass::ALL.into_iter().find(|class| *class as u32 == key.class)?,
@@ -281,12 +281,12 @@ mod tests {
         let key =
             |class, slot| IntruderKey { owner: 1, slot, class, padding: 0, comm: *b"kworker/0:1\0\0\0\0\0" };
         let time = IntruderTime { nanoseconds: 5, runs: 2 };
-        let found = intruder(&key(RunClass::KernelThread as u32, 0), &time).unwrap();
+        let found = decode_intruder(&key(RunClass::KernelThread as u32, 0), &time).unwrap();
         assert_eq!((found.class, found.workload), (IntruderClass::KernelThread, None));
         assert_eq!((found.command.as_str(), found.runs), ("kworker/0:1", 2));
-        let found = intruder(&key(RunClass::Workload as u32, 3), &time).unwrap();
+        let found = decode_intruder(&key(RunClass::Workload as u32, 3), &time).unwrap();
         assert_eq!((found.class, found.workload), (IntruderClass::Workload, Some(SlotId(3))));
-        assert_eq!(intruder(&key(RunClass::Own as u32, 3), &time), None);
-        assert_eq!(intruder(&key(99, 3), &time), None);
+        assert_eq!(decode_intruder(&key(RunClass::Own as u32, 3), &time), None);
+        assert_eq!(decode_intruder(&key(99, 3), &time), None);
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct KernelInfo {
     pub(crate) structures: LazyCell<Result<Structures, BtfError>>,
     btf: LazyCell<Option<Btf>>,
     has_ancestors: LazyCell<bool>,
-    gives_task: LazyCell<bool>,
+    has_task_helper: LazyCell<bool>,
 }
 
 /// The parameters of the path from the current task to the slot of its workload: see `ebpf/src/current.rs`.
@@ -49,7 +49,7 @@ impl KernelInfo {
             structures: LazyCell::new(|| Structures::read(Path::new("/"))),
             btf: LazyCell::new(|| Btf::from_sys_fs().ok()),
             has_ancestors: LazyCell::new(|| has(BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id)),
-            gives_task: LazyCell::new(|| has(BpfHelper::BPF_FUNC_get_current_task_btf)),
+            has_task_helper: LazyCell::new(|| has(BpfHelper::BPF_FUNC_get_current_task_btf)),
         }
     }
 
@@ -77,14 +77,14 @@ impl KernelInfo {
     }
 
     /// Returns true if programs can get the current task as a structure (Linux 5.11).
-    pub(crate) fn gives_task(&self) -> bool {
-        *self.gives_task
+    pub(crate) fn has_task_helper(&self) -> bool {
+        *self.has_task_helper
     }
 
     /// Returns the path from the current task to its slot: by a helper (Linux 5.14), else by the kernel's structures.
     pub(crate) fn slot_path(&self) -> Result<SlotPath, ProbeError> {
         if *self.has_ancestors {
-            let reads_task = u32::from(self.gives_task() && self.ancestors().is_ok());
+            let reads_task = u32::from(self.has_task_helper() && self.ancestors().is_ok());
             let (path, parent) = self.ancestors().unwrap_or_default();
             return Ok(SlotPath { has_ancestors: 1, path, parent, reads_task });
         }

@@ -15,10 +15,10 @@ pub(crate) fn set<V: Pod>(
     index: u32,
     value: &V,
 ) -> Result<(), MapAccessError> {
-    map.set(index, value, 0).map_err(access(name, "write"))
+    map.set(index, value, 0).map_err(access_error(name, "write"))
 }
 
-pub(crate) fn access(map: &'static str, action: &'static str) -> impl Fn(MapError) -> MapAccessError {
+pub(crate) fn access_error(map: &'static str, action: &'static str) -> impl Fn(MapError) -> MapAccessError {
     move |error| MapAccessError {
         map,
         action,

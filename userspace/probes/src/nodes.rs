@@ -27,7 +27,7 @@ const ONE_SECTION: u32 = 63;
 
 /// The assigned node indices.
 #[derive(Debug, Default)]
-pub(crate) struct Numbering {
+pub(crate) struct NodeNumbering {
     /// Node ids by node index.
     ids: Vec<NodeId>,
     /// The maximum number of node indices.
@@ -36,7 +36,7 @@ pub(crate) struct Numbering {
     fake_memory_node: Option<NodeId>,
 }
 
-impl Numbering {
+impl NodeNumbering {
     /// Numbers the machine's nodes in the order of their ids.
     pub(crate) fn new(machine: &Machine, fake_memory_node: Option<NodeId>) -> Self {
         let online = machine.nodes.len();
@@ -141,11 +141,11 @@ pub(crate) struct Sections {
 
 impl Sections {
     /// Returns the sections for a probe that does not use them.
-    pub(crate) fn none() -> Self {
+    pub(crate) fn unused() -> Self {
         Self { shift: ONE_SECTION, nodes: Vec::new() }
     }
 
-    pub(crate) fn new(machine: &Machine, nodes: &Numbering) -> Result<Self, NoSections> {
+    pub(crate) fn new(machine: &Machine, nodes: &NodeNumbering) -> Result<Self, NoSections> {
         let index_of = nodes.indices();
         let mut by_section = Vec::new();
         for (section, node) in machine.memory_sections() {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn memory_nodes(machine: &Machine, fake: Option<NodeId>) -> Vec<u16> {
-        let table = Numbering::new(machine, fake).table(machine);
+        let table = NodeNumbering::new(machine, fake).table(machine);
         machine.nodes.keys().map(|id| table.memory_node[id.0 as usize]).collect()
     }
 
@@ -219,7 +219,7 @@ mod tests {
             [2, 1, 2, 3],
             "node 4, index 2, is as near to node 0 as node 7"
         );
-        assert_eq!(count_memory_nodes(&Numbering::new(&machine, None).table(&machine)), 3);
+        assert_eq!(count_memory_nodes(&NodeNumbering::new(&machine, None).table(&machine)), 3);
         assert_eq!(memory_nodes(&machine, Some(NodeId(7))), [3; 4]);
         assert!(
             memory_nodes(&machine, Some(NodeId(9)))
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn node_ids_get_dense_indices() {
         let machine = machine(&[(0, 1, &[], &[]), (8, 1, &[], &[]), (252, 1, &[], &[])]);
-        let nodes = Numbering::new(&machine, None);
+        let nodes = NodeNumbering::new(&machine, None);
         let table = nodes.table(&machine);
         assert_eq!([table.index[0], table.index[8], table.index[252]], [0, 1, 2]);
         assert_eq!((table.index[1], table.memory_node[1]), (UNKNOWN_NODE, UNKNOWN_NODE));
@@ -244,7 +244,7 @@ mod tests {
     fn added_nodes_get_next_indices() {
         let mut before = machine(&[(1, 1, &[], &[]), (3, 0, &[], &[]), (4, 1, &[], &[])]);
         before.possible_nodes = "0-4".parse().unwrap();
-        let mut nodes = Numbering::new(&before, None);
+        let mut nodes = NodeNumbering::new(&before, None);
         assert_eq!((nodes.ids().len(), nodes.capacity()), (3, 5));
         let nothing: NodeSet = NodeSet::new();
 
@@ -268,7 +268,7 @@ mod tests {
             let nodes: Vec<_> = online.iter().map(|&id| (id, 1, &[][..], &[][..])).collect();
             let mut machine = machine(&nodes);
             machine.possible_nodes = possible.parse().unwrap();
-            Numbering::new(&machine, None).capacity()
+            NodeNumbering::new(&machine, None).capacity()
         };
         assert_eq!(capacity(&[0, 1], "0-1"), 2);
         assert_eq!(capacity(&[0, 1], "0-255"), 10);
@@ -279,22 +279,23 @@ mod tests {
     #[test]
     fn sections_without_node_are_unknown() {
         let two_nodes = machine(&[(0, 1, &[0, 1], &[]), (3, 1, &[3], &[])]);
-        let sections = Sections::new(&two_nodes, &Numbering::new(&two_nodes, None)).unwrap();
+        let sections = Sections::new(&two_nodes, &NodeNumbering::new(&two_nodes, None)).unwrap();
         assert_eq!(sections.nodes, [1, 1, 0, 2]);
         assert_eq!(1u64 << sections.shift, SECTION_SIZE.0 / page_size() as u64);
         assert_eq!(sections.capacity(), 1 << 16);
 
         let one_node = machine(&[(0, 1, &[], &[])]);
-        let all = Sections::new(&one_node, &Numbering::new(&one_node, None)).unwrap();
+        let all = Sections::new(&one_node, &NodeNumbering::new(&one_node, None)).unwrap();
         assert_eq!((all.capacity(), all), (1, Sections { shift: ONE_SECTION, nodes: vec![1] }));
         let blind = machine(&[(0, 1, &[], &[]), (1, 1, &[], &[])]);
-        assert_eq!(Sections::new(&blind, &Numbering::new(&blind, None)), Err(NoSections));
+        assert_eq!(Sections::new(&blind, &NodeNumbering::new(&blind, None)), Err(NoSections));
 
-        let unread = Sections::new(&Machine::default(), &Numbering::new(&Machine::default(), None)).unwrap();
+        let unread =
+            Sections::new(&Machine::default(), &NodeNumbering::new(&Machine::default(), None)).unwrap();
         assert_eq!((unread.nodes.len(), unread.shift, unread.capacity()), (0, sections.shift, 1 << 16));
 
         let large = machine(&[(0, 1, &[100_000, 1 << 40], &[])]);
-        let sections = Sections::new(&large, &Numbering::new(&large, None)).unwrap();
+        let sections = Sections::new(&large, &NodeNumbering::new(&large, None)).unwrap();
         assert_eq!((sections.nodes.len(), sections.capacity()), (100_001, 200_002), "room for as much again");
     }
 }

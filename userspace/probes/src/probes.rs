@@ -8,7 +8,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 
 use crate::{
     activity::Activity,
-    alloc::Alloc,
+    alloc::AllocProbe,
     chains::CallChain,
     costs::CostReader,
     counter_maps::CounterMaps,
@@ -17,14 +17,14 @@ use crate::{
     event::ProbeEvent,
     explain::explain,
     family::{Family, report},
-    intruders::{CpuUsage, Intruder, Switch},
+    intruders::{CpuUsage, Intruder, SwitchProbe},
     kernel::KernelInfo,
     kernel_features,
     options::ProbeOptions,
     report::{MapUsage, Mode, Obstacle, Probe, ProbeReport},
     rows,
     secondary::SecondaryProbes,
-    slots::{Base, Holder, SlotHolders, Slots},
+    slots::{BaseCounters, Holder, SlotHolders, Slots},
     sys,
     types::{NodeCounters, SlotId},
 };
@@ -39,7 +39,7 @@ pub fn stats_window() -> Result<OwnedFd, StatsError> {
 }
 
 pub struct Probes {
-    alloc: Option<Alloc>,
+    alloc: Option<AllocProbe>,
     secondary: SecondaryProbes,
     slots: Slots,
     reports: Vec<ProbeReport>,
@@ -55,7 +55,7 @@ impl Probes {
         let mut preemptible = None;
         let mut exact = None;
         for &mode in options.alloc_modes {
-            match Alloc::load(options, mode, &kernel) {
+            match AllocProbe::load(options, mode, &kernel) {
                 Ok(alloc) if alloc.preemptible => {
                     let text = format!(
                         "{mode}: this kernel preempts tasks inside such programs, which loses events of other tasks"
@@ -142,7 +142,10 @@ impl Probes {
         }
         let slot = self.slots.next(Instant::now());
         let slot = slot.ok_or(RegisterError::NoSlot { slots: self.slots.capacity() })?;
-        let mut base = Base { tables: self.secondary.add_root(cgroup, slot, allowed)?, ..Base::default() };
+        let mut base = BaseCounters {
+            tables: self.secondary.add_root(cgroup, slot, allowed)?,
+            ..BaseCounters::default()
+        };
         if let Some(alloc) = &mut self.alloc {
             let added = alloc.counters().rows.read(slot, 1).and_then(|read| {
                 if read.iter().any(|&word| word > 0) {
@@ -186,7 +189,7 @@ impl Probes {
         if let Some(alloc) = &mut self.alloc {
             alloc.remove_root(holder.cgroup, slot.0)?;
             let counters = alloc.counters();
-            last = counters.since(&holder.base.rows, &counters.rows.read(slot.0, 1)?);
+            last = counters.growth_since(&holder.base.rows, &counters.rows.read(slot.0, 1)?);
         }
         self.secondary.remove_root(holder.cgroup, slot.0)?;
         self.slots.free(slot.0, Instant::now());
@@ -195,13 +198,13 @@ impl Probes {
 
     /// Returns the number of released slots that cannot be assigned to another workload yet.
     pub fn cooling_slots(&self) -> usize {
-        self.slots.cooling(Instant::now())
+        self.slots.count_cooling(Instant::now())
     }
 
     /// Returns the maps with counters, which can be read without access to the probes.
     pub fn counter_maps(&self) -> CounterMaps {
         CounterMaps {
-            alloc: self.alloc.as_ref().map(Alloc::counters).cloned(),
+            alloc: self.alloc.as_ref().map(AllocProbe::counters).cloned(),
             tables: self.secondary.tables().clone(),
             layout: self.secondary.layout(),
             holders: self.holders(),
@@ -225,7 +228,7 @@ impl Probes {
 
     /// Returns the duty cycle of the allocation probe; `None` if it is always attached, or not at all.
     pub fn duty_cycle(&self) -> Option<DutyCycle> {
-        self.alloc.as_ref().and_then(Alloc::duty_cycle)
+        self.alloc.as_ref().and_then(AllocProbe::duty_cycle)
     }
 
     /// Returns the counts of a workload by the secondary probes. [`Probes::release`] does not return them: call this
@@ -260,17 +263,17 @@ impl Probes {
 
     /// Returns true if the scheduler's probe is attached.
     pub fn is_watching_cpus(&self) -> bool {
-        self.secondary.switch.as_ref().is_some_and(Switch::is_attached)
+        self.secondary.switch.as_ref().is_some_and(SwitchProbe::is_attached)
     }
 
     /// Returns the running times on CPUs that are exclusive, or were since the daemon started. They never decrease.
     pub fn cpu_usage(&mut self) -> Result<BTreeMap<CpuId, CpuUsage>, MapAccessError> {
-        self.secondary.switch.as_mut().map_or_else(|| Ok(BTreeMap::new()), Switch::read_cpus)
+        self.secondary.switch.as_mut().map_or_else(|| Ok(BTreeMap::new()), SwitchProbe::read_cpus)
     }
 
     /// Returns the tasks that ran on CPUs exclusive to another workload.
     pub fn intruders(&self) -> Result<Vec<Intruder>, MapAccessError> {
-        self.secondary.switch.as_ref().map_or_else(|| Ok(Vec::new()), Switch::intruders)
+        self.secondary.switch.as_ref().map_or_else(|| Ok(Vec::new()), SwitchProbe::intruders)
     }
 
     /// Returns the call chains of a workload's remote allocations and accesses since it was registered, in no

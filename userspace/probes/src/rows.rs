@@ -52,7 +52,7 @@ impl RowLayout {
         self.rows * self.shards
     }
 
-    /// Returns the number of 64-bit words of a slot in the result of [`Rows::read`].
+    /// Returns the number of 64-bit words of a slot in the result of [`CounterRows::read`].
     pub(crate) fn words_of_slot(&self) -> usize {
         self.nodes as usize * ROW_WORDS
     }
@@ -64,12 +64,12 @@ impl RowLayout {
 }
 
 /// The counters' map, open for reading.
-pub(crate) struct Rows {
+pub(crate) struct CounterRows {
     pub(crate) layout: RowLayout,
     pub(crate) map: MapData,
 }
 
-impl Rows {
+impl CounterRows {
     /// Reads the rows of `count` slots from `first` on, as [`AllocCounters`] by node index.
     pub(crate) fn read(&self, first: u32, count: u32) -> Result<Vec<u64>, MapAccessError> {
         let RowLayout { nodes, rows, shards, .. } = self.layout;

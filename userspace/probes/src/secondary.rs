@@ -16,21 +16,21 @@ use rustix::param::page_size;
 
 use crate::{
     Activity, CallChain, CgroupId, MapAccessError, Mode, Probe, ProbeEvent, ProbeOptions, ProbeReport,
-    activity::Columns,
-    alloc::Alloc,
+    activity::MatrixColumns,
+    alloc::AllocProbe,
     btf::BtfError,
-    chains::Chains,
+    chains::ChainProbes,
     error::ProbeError,
     event,
     event_gate::{self, EventGate},
     family::{AttachMethod, Family, Hook, attach_by_first_method, report},
-    hardware::{self, Hardware},
+    hardware::{self, HardwareProbe},
     hugepages::{self, HugepageProbe},
-    intruders::Switch,
+    intruders::SwitchProbe,
     kernel::KernelInfo,
-    nodes::Numbering,
+    nodes::NodeNumbering,
     objects::{FAULTS, TROUBLE},
-    slots::{Base, Slots},
+    slots::{BaseCounters, Slots},
     tables::{CounterLayout, CounterMap, CounterTable},
     tracefs,
 };
@@ -42,29 +42,33 @@ const MAX_ACCESS_BYTES: u64 = 64 << 20;
 /// The attached families.
 #[derive(Default)]
 pub(crate) struct SecondaryProbes {
-    nodes: Numbering,
-    columns: Columns,
+    nodes: NodeNumbering,
+    columns: MatrixColumns,
     families: Vec<Family>,
     tables: BTreeMap<CounterTable, Arc<CounterMap>>,
     /// The ring buffer of kills.
     events: Option<RingBuf<MapData>>,
     long_stalls: Option<EventGate>,
-    pub(crate) switch: Option<Switch>,
-    hardware: Option<Hardware>,
+    pub(crate) switch: Option<SwitchProbe>,
+    hardware: Option<HardwareProbe>,
     hugepages: Option<HugepageProbe>,
-    pub(crate) chains: Option<Chains>,
+    pub(crate) chains: Option<ChainProbes>,
     pub(crate) reports: Vec<ProbeReport>,
 }
 
 impl SecondaryProbes {
     /// Loads and attaches the probes in [`ProbeOptions::secondary`], and call chains together with the allocation
     /// probe.
-    pub(crate) fn load(options: &ProbeOptions<'_>, kernel: &KernelInfo, alloc: Option<&mut Alloc>) -> Self {
+    pub(crate) fn load(
+        options: &ProbeOptions<'_>,
+        kernel: &KernelInfo,
+        alloc: Option<&mut AllocProbe>,
+    ) -> Self {
         let mut secondary = Self::default();
         if options.secondary.is_empty() && options.call_chains.is_none() {
             return secondary;
         }
-        secondary.nodes = Numbering::new(options.machine, options.fakes.cpu_node);
+        secondary.nodes = NodeNumbering::new(options.machine, options.fakes.cpu_node);
         secondary.load_family(options, &[Probe::Hugepages], |secondary| {
             let (mut hugepages, report) = HugepageProbe::load(options, kernel, &secondary.nodes)?;
             let words = hugepages.words_of_slot(&secondary.nodes);
@@ -83,13 +87,13 @@ impl SecondaryProbes {
             secondary.load_trouble(options, kernel)
         });
         secondary.load_family(options, &[Probe::Switch], |secondary| {
-            let (switch, report) = Switch::load(options, kernel)?;
+            let (switch, report) = SwitchProbe::load(options, kernel)?;
             secondary.switch = (report.mode != Mode::Absent).then_some(switch);
             secondary.reports.push(report);
             Ok(())
         });
         secondary.load_family(options, &[Probe::Hardware], |secondary| {
-            let (mut hardware, report) = Hardware::load(options, kernel, &secondary.nodes)?;
+            let (mut hardware, report) = HardwareProbe::load(options, kernel, &secondary.nodes)?;
             let words = secondary.nodes.capacity() as usize * hardware::WORDS;
             let dram = CounterMap::new(&mut hardware.family, "DRAM", words)?;
             if report.mode != Mode::Absent {
@@ -100,7 +104,7 @@ impl SecondaryProbes {
             Ok(())
         });
         if let Some(wanted) = options.call_chains {
-            let (chains, mut reports) = Chains::load(options, wanted, kernel, &secondary.nodes, alloc);
+            let (chains, mut reports) = ChainProbes::load(options, wanted, kernel, &secondary.nodes, alloc);
             secondary.chains = chains;
             secondary.reports.append(&mut reports);
         }
@@ -150,7 +154,7 @@ impl SecondaryProbes {
         let object = FAULTS.map_err(ProbeError::NotBuilt)?;
         let slots = options.slots.saturating_add(1);
         let nodes = self.nodes.capacity();
-        self.columns = Columns::new(slots, nodes, MAX_ACCESS_BYTES);
+        self.columns = MatrixColumns::new(slots, nodes, MAX_ACCESS_BYTES);
         let columns = self.columns.count();
         let too_many = || ProbeError::TooManySlots { slots, nodes };
         let entries = |per_slot: u32| slots.checked_mul(per_slot).ok_or_else(too_many);
@@ -352,7 +356,7 @@ impl SecondaryProbes {
     }
 
     /// Returns the activity of one slot since its holder took it.
-    pub(crate) fn read_one(&self, slot: u32, base: &Base) -> Result<Activity, MapAccessError> {
+    pub(crate) fn read_one(&self, slot: u32, base: &BaseCounters) -> Result<Activity, MapAccessError> {
         let now = self.read_tables(slot, 1)?;
         Ok(base.decode_activity(&self.layout(), now.iter().map(|(of, words)| (*of, words.as_slice()))))
     }
@@ -366,7 +370,7 @@ impl SecondaryProbes {
         CounterLayout {
             nodes: self.nodes.ids().to_owned(),
             columns: self.columns,
-            has_local_dram: self.hardware.as_ref().map(Hardware::has_local),
+            has_local_dram: self.hardware.as_ref().map(HardwareProbe::has_local),
             hugepage_sizes: self.hugepages.as_ref().map(|hugepages| hugepages.sizes().to_owned()),
         }
     }

@@ -27,14 +27,14 @@ pub(crate) const COOLING_TIME: Duration = Duration::from_secs(1);
 
 /// The counters of a slot when its holder took it. Empty ones stand for zeros.
 #[derive(Debug, Default)]
-pub(crate) struct Base {
+pub(crate) struct BaseCounters {
     /// Counters of allocations: the slot's row for each node index.
     pub(crate) rows: Vec<u64>,
     /// Counters of the secondary probes.
     pub(crate) tables: BTreeMap<CounterTable, Vec<u64>>,
 }
 
-impl Base {
+impl BaseCounters {
     /// Returns the activity since then. `now` are the current counters.
     pub(crate) fn decode_activity<'a>(
         &self,
@@ -51,7 +51,7 @@ pub(crate) struct Holder {
     /// The root of its cgroups.
     pub(crate) cgroup: CgroupId,
     /// Shared only by copies of this holder, so that its address identifies the holder.
-    pub(crate) base: Arc<Base>,
+    pub(crate) base: Arc<BaseCounters>,
     pub(crate) allowed: Option<NodeSet>,
 }
 
@@ -61,7 +61,7 @@ pub struct SlotHolders(Arc<BTreeMap<u32, Holder>>);
 
 impl SlotHolders {
     /// Returns the slots with the same holder in `other`, and their counters when it took them.
-    pub(crate) fn also_in(&self, other: &Self) -> impl Iterator<Item = (u32, &Base)> {
+    pub(crate) fn unchanged_in(&self, other: &Self) -> impl Iterator<Item = (u32, &BaseCounters)> {
         self.0.iter().filter_map(|(&slot, holder)| {
             let was = other.0.get(&slot)?;
             Arc::ptr_eq(&was.base, &holder.base).then_some((slot, &*holder.base))
@@ -69,7 +69,7 @@ impl SlotHolders {
     }
 
     /// Returns the number of slots, including [`OTHER_SLOT`], that may have counts.
-    pub(crate) fn in_use_up_to(&self) -> u32 {
+    pub(crate) fn used_slots(&self) -> u32 {
         self.0.keys().next_back().map_or(1, |&last| last + 1)
     }
 }
@@ -147,7 +147,7 @@ impl Slots {
     }
 
     /// Returns the number of slots that are cooling.
-    pub(crate) fn cooling(&self, now: Instant) -> usize {
+    pub(crate) fn count_cooling(&self, now: Instant) -> usize {
         self.cooling.values().filter(|&&freed| now.saturating_duration_since(freed) < COOLING_TIME).count()
     }
 
@@ -173,7 +173,7 @@ mod tests {
             let slot = slots.next(start).unwrap();
             slots.take(slot, holder(cgroup));
         }
-        assert_eq!((slots.count_held(), slots.capacity(), slots.held().in_use_up_to()), (2, 2, 3));
+        assert_eq!((slots.count_held(), slots.capacity(), slots.held().used_slots()), (2, 2, 3));
         assert_eq!(slots.next(later), None, "all are held");
         assert!(slots.is_registered(CgroupId(10)));
 
@@ -181,9 +181,9 @@ mod tests {
         assert!(!slots.is_registered(CgroupId(10)));
         assert!(slots.free(1, start).is_none(), "freed already");
         assert_eq!(slots.next(later.checked_sub(Duration::from_nanos(1)).unwrap()), None);
-        assert_eq!((slots.cooling(start), slots.cooling(later)), (1, 0));
+        assert_eq!((slots.count_cooling(start), slots.count_cooling(later)), (1, 0));
         assert_eq!(slots.next(later), Some(1));
-        assert_eq!(slots.held().in_use_up_to(), 3, "slot 2 is still held");
+        assert_eq!(slots.held().used_slots(), 3, "slot 2 is still held");
     }
 
     #[test]
@@ -220,8 +220,8 @@ mod tests {
         slots.take(2, holder(11));
         slots.set_allowed(3, Some(&"0".parse().unwrap()));
         slots.take(4, holder(13));
-        let same: Vec<u32> = slots.held().also_in(&before).map(|(slot, _)| slot).collect();
+        let same: Vec<u32> = slots.held().unchanged_in(&before).map(|(slot, _)| slot).collect();
         assert_eq!(same, [3]);
-        assert_eq!(before.also_in(&before).count(), 3);
+        assert_eq!(before.unchanged_in(&before).count(), 3);
     }
 }

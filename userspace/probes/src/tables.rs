@@ -6,7 +6,7 @@ use aya::maps::MapData;
 use numaward_topology::{HugepageSize, NodeId};
 
 use crate::{
-    Activity, MapAccessError, Pages, ScannedPages, Stalls, activity::Columns, error::ProbeError,
+    Activity, MapAccessError, Pages, ScannedPages, Stalls, activity::MatrixColumns, error::ProbeError,
     family::Family, hardware, hugepages, sys,
 };
 
@@ -48,7 +48,7 @@ pub(crate) enum CounterTable {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CounterLayout {
     pub(crate) nodes: Vec<NodeId>,
-    pub(crate) columns: Columns,
+    pub(crate) columns: MatrixColumns,
     /// True if accesses to local DRAM are counted; `None` without that probe.
     pub(crate) has_local_dram: Option<bool>,
     /// The counted page sizes; `None` without the probe of hugepages.

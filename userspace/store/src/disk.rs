@@ -68,7 +68,7 @@ pub(super) enum SyncPoint {
 }
 
 /// Returns `None` instead of an error if the file is missing.
-pub(super) fn unless_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+pub(super) fn missing_as_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

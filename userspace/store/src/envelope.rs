@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use super::{
-    disk::{FileSystem, unless_missing},
+    disk::{FileSystem, missing_as_none},
     error::{StoreError, VERSION},
 };
 
@@ -56,7 +56,7 @@ impl<T> Content<T> {
 }
 
 /// Returns the stored text of a ledger, in one line.
-pub(super) fn seal(generation: u64, ledger: &RawValue) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn encode(generation: u64, ledger: &RawValue) -> Result<Vec<u8>, serde_json::Error> {
     let checksum = checksum(VERSION, generation, ledger.get());
     let mut text = serde_json::to_vec(&Envelope { version: VERSION, generation, checksum, ledger })?;
     text.push(b'\n');
@@ -68,15 +68,15 @@ pub(super) fn read<T: DeserializeOwned>(
     disk: &dyn FileSystem,
     path: &Path,
 ) -> Result<Content<T>, StoreError> {
-    match unless_missing(disk.read(path)).map_err(StoreError::io(path, "read it"))? {
-        Some(text) => open(text, path),
+    match missing_as_none(disk.read(path)).map_err(StoreError::io(path, "read it"))? {
+        Some(text) => decode(text, path),
         None => Ok(Content::Missing),
     }
 }
 
 /// Decodes an envelope. `path` is used in errors.
-pub(super) fn open<T: DeserializeOwned>(text: Vec<u8>, path: &Path) -> Result<Content<T>, StoreError> {
-    let Envelope { generation, ledger, .. } = match unseal(&text) {
+pub(super) fn decode<T: DeserializeOwned>(text: Vec<u8>, path: &Path) -> Result<Content<T>, StoreError> {
+    let Envelope { generation, ledger, .. } = match decode_envelope(&text) {
         Ok(envelope) => envelope,
         Err(EnvelopeError::Newer(found)) => return Err(StoreError::Newer { path: path.to_owned(), found }),
         Err(EnvelopeError::Damaged(reason)) => return Ok(Content::Damaged { text, reason }),
@@ -93,7 +93,7 @@ enum EnvelopeError {
 }
 
 /// Decodes the envelope and checks its checksum.
-fn unseal(text: &[u8]) -> Result<Envelope<&RawValue>, EnvelopeError> {
+fn decode_envelope(text: &[u8]) -> Result<Envelope<&RawValue>, EnvelopeError> {
     let no_ledger = |error| EnvelopeError::Damaged(format!("not a ledger: {error}"));
     let FormatVersion { version } = serde_json::from_slice(text).map_err(no_ledger)?;
     if version > VERSION {
@@ -117,7 +117,7 @@ fn unseal(text: &[u8]) -> Result<Envelope<&RawValue>, EnvelopeError> {
 
 /// Returns the generation of a text if it is intact.
 pub(super) fn intact_generation(text: &[u8]) -> Option<u64> {
-    unseal(text).ok().map(|envelope| envelope.generation)
+    decode_envelope(text).ok().map(|envelope| envelope.generation)
 }
 
 /// Returns the generation in the beginning of a text, which need not be intact.

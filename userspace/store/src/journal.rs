@@ -9,7 +9,7 @@ use std::{io, path::Path};
 use serde::de::DeserializeOwned;
 
 use super::{
-    disk::{DiskFile, FileSystem, SyncPoint, unless_missing},
+    disk::{DiskFile, FileSystem, SyncPoint, missing_as_none},
     envelope::{self, Content},
     error::StoreError,
     fault,
@@ -48,7 +48,7 @@ pub(super) fn read<T: DeserializeOwned>(
     path: &Path,
     min_slot: usize,
 ) -> Result<FoundJournal<T>, StoreError> {
-    let Some(file) = unless_missing(disk.open(path)).map_err(StoreError::io(path, "open it"))? else {
+    let Some(file) = missing_as_none(disk.open(path)).map_err(StoreError::io(path, "open it"))? else {
         return Ok(FoundJournal::Missing);
     };
     let slots = || {
@@ -93,7 +93,7 @@ fn slot_text(file: &dyn DiskFile, mut at: u64, mut left: u64) -> io::Result<Vec<
 
 /// Decodes the text of a slot.
 fn decode_slot<T: DeserializeOwned>(text: Vec<u8>, path: &Path) -> Result<Content<T>, StoreError> {
-    if text.is_empty() { Ok(Content::Missing) } else { envelope::open(text, path) }
+    if text.is_empty() { Ok(Content::Missing) } else { envelope::decode(text, path) }
 }
 
 impl Journal {
@@ -107,7 +107,7 @@ impl Journal {
         min_slot: usize,
     ) -> Result<Self, StoreError> {
         let slot = (2 * saved.len().max(room)).next_power_of_two().max(min_slot);
-        unless_missing(disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
+        missing_as_none(disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
         let file = disk.create(new).map_err(StoreError::io(new, "create it"))?;
         fault::point("journal.created");
         let reserve = || {
@@ -131,7 +131,7 @@ impl Journal {
         path: &Path,
         text: &[u8],
     ) -> io::Result<Option<Box<dyn DiskFile>>> {
-        let Some(file) = unless_missing(disk.open(path))? else { return Ok(None) };
+        let Some(file) = missing_as_none(disk.open(path))? else { return Ok(None) };
         let has_room = text.len() < self.slot && file.len()? == 2 * self.slot as u64;
         Ok(has_room.then_some(file))
     }

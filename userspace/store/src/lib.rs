@@ -48,7 +48,7 @@ mod tests;
 /// Returns the stored text of a ledger with this generation.
 #[cfg(feature = "testing")]
 pub fn encode_save(generation: u64, ledger: &serde_json::value::RawValue) -> Result<Vec<u8>, StoreError> {
-    envelope::seal(generation, ledger).map_err(StoreError::Serialize)
+    envelope::encode(generation, ledger).map_err(StoreError::Serialize)
 }
 
 pub use self::{

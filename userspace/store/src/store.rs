@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use super::{
-    disk::{DiskFile, FileSystem, HostFileSystem, Lock, SyncPoint, unless_missing},
+    disk::{DiskFile, FileSystem, HostFileSystem, Lock, SyncPoint, missing_as_none},
     envelope::{self, Content, IntactLedger, MAX_GENERATION},
     error::StoreError,
     fault,
@@ -254,7 +254,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
             return Err(StoreError::GenerationsExhausted { path, last: self.generation });
         }
         let generation = self.generation + 1;
-        let text = envelope::seal(generation, ledger).map_err(StoreError::Serialize)?;
+        let text = envelope::encode(generation, ledger).map_err(StoreError::Serialize)?;
         let (mut journal, file) = self.journal_with_room(&path, &text)?;
         let written = journal.write(&*file, &text, self.generation);
         self.journal = Some(journal);
@@ -314,7 +314,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     }
 
     fn write_new(&self, new: &Path) -> Result<(), StoreError> {
-        unless_missing(self.disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
+        missing_as_none(self.disk.remove(new)).map_err(StoreError::io(new, LEFTOVER))?;
         let file = self.disk.create(new).map_err(StoreError::io(new, "create it"))?;
         fault::point("file.created");
         file.write_at(0, &self.last).map_err(StoreError::io(new, "write it"))?;
@@ -325,9 +325,9 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
 
     fn put_in_place(&self, new: &Path) -> Result<(), StoreError> {
         let (current, previous) = (self.dir.join(CURRENT), self.dir.join(PREVIOUS));
-        unless_missing(self.disk.remove(&previous)).map_err(StoreError::io(&previous, "replace it"))?;
+        missing_as_none(self.disk.remove(&previous)).map_err(StoreError::io(&previous, "replace it"))?;
         fault::point("file.older-removed");
-        unless_missing(self.disk.link(&current, &previous))
+        missing_as_none(self.disk.link(&current, &previous))
             .map_err(StoreError::io(&previous, "link the previous ledger to it"))?;
         fault::point("file.previous-kept");
         self.disk.rename(new, &current).map_err(StoreError::io(&current, "replace it"))?;

@@ -292,7 +292,7 @@ impl MachineBuilder {
             let memory = own.and_then(|node| node.memory).unwrap_or(self.common.memory);
             let caches = self.caches_per_node;
             if caches > 0 && !cores.is_multiple_of(caches) {
-                return Err(uneven(id, cores, caches, "last-level caches"));
+                return Err(uneven_error(id, cores, caches, "last-level caches"));
             }
             let hugepages: BTreeMap<HugepageSize, u64> = sizes
                 .iter()
@@ -343,7 +343,7 @@ impl MachineBuilder {
         let mut first_core = 0;
         for ((node, spec), rank) in with_cpus.into_iter().zip(0u32..) {
             if !spec.cores.is_multiple_of(sockets_per_node) {
-                return Err(uneven(node, spec.cores, sockets_per_node, "sockets"));
+                return Err(uneven_error(node, spec.cores, sockets_per_node, "sockets"));
             }
             let cores_per_socket = spec.cores / sockets_per_node;
             for index in 0..spec.cores {
@@ -410,7 +410,7 @@ impl MachineBuilder {
     }
 }
 
-fn uneven(node: NodeId, cores: u32, parts: u32, what: &str) -> BuildError {
+fn uneven_error(node: NodeId, cores: u32, parts: u32, what: &str) -> BuildError {
     BuildError(format!("{cores} cores of node {node} cannot be split evenly into {parts} {what}"))
 }
 

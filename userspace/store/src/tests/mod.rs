@@ -111,7 +111,7 @@ fn refuses_impossible_generation() {
     let ledger = serde_json::value::to_raw_value(&vec![3]).unwrap();
     for generation in [u64::MAX, u64::MAX - 1] {
         let dir = saved_twice();
-        fs::write(dir.path().join("ledger.json"), envelope::seal(generation, &ledger).unwrap()).unwrap();
+        fs::write(dir.path().join("ledger.json"), envelope::encode(generation, &ledger).unwrap()).unwrap();
         let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
         let LoadedLedger::Current { ledger, set_aside } = loaded else { panic!("{loaded:?}") };
         assert!(
@@ -131,7 +131,7 @@ fn save_fails_at_highest_generation() {
     let ledger = serde_json::value::to_raw_value(&vec![3]).unwrap();
     let dir = saved_twice();
     let last = u64::MAX / 2 - 1;
-    fs::write(dir.path().join("ledger.json"), envelope::seal(last, &ledger).unwrap()).unwrap();
+    fs::write(dir.path().join("ledger.json"), envelope::encode(last, &ledger).unwrap()).unwrap();
     let (mut store, loaded) = Store::<Ledger>::open(dir.path()).unwrap();
     assert_eq!(loaded, current(3));
     store.save(&vec![4]).unwrap();
@@ -301,7 +301,7 @@ fn newer_save_is_not_overwritten() {
     let dir = saved_twice();
     let (mut store, _) = Store::<Ledger>::open(dir.path()).unwrap();
     // The slot of the next save.
-    let newer = envelope::seal(9, &serde_json::value::to_raw_value(&[9]).unwrap()).unwrap();
+    let newer = envelope::encode(9, &serde_json::value::to_raw_value(&[9]).unwrap()).unwrap();
     damage(dir.path(), 0, &newer);
     let error = store.save(&vec![3]).unwrap_err().to_string();
     assert!(error.contains("it contains save 9, but this process last saved 2"), "{error}");

@@ -8,7 +8,7 @@ use std::{
 use super::{
     ReadError,
     memory::{NO_NUMA_NODE, mem_total},
-    source::{SysfsRoot, present},
+    source::{SysfsRoot, if_present},
 };
 use crate::{
     machine::{
@@ -32,7 +32,7 @@ const LARGEST_MEMORY_BLOCK: u64 = 1 << 40;
 /// Returns the CPUs that are present and offline; empty if the kernel does not list the present ones.
 pub fn offline_cpus(root: &Path) -> Result<CpuSet, ReadError> {
     let source = SysfsRoot { root };
-    let there: Option<CpuSet> = present(source.ids(&format!("{CPUS}/present"), "the present CPUs"))?;
+    let there: Option<CpuSet> = if_present(source.ids(&format!("{CPUS}/present"), "the present CPUs"))?;
     let online: CpuSet = source.ids(&format!("{CPUS}/online"), "the online CPUs; is sysfs mounted?")?;
     Ok(&there.unwrap_or_default() - &online)
 }
@@ -58,16 +58,16 @@ fn read_with_known(root: &Path, known: Option<&Machine>) -> Result<Machine, Read
     if online.is_empty() {
         return Err(source.malformed(&list, None, "", "a CPU list with at least one CPU"));
     }
-    let possible: Option<CpuSet> = present(source.ids(&format!("{CPUS}/possible"), "the possible CPUs"))?;
-    let isolated: Option<CpuSet> = present(source.ids(&format!("{CPUS}/isolated"), "the isolated CPUs"))?;
+    let possible: Option<CpuSet> = if_present(source.ids(&format!("{CPUS}/possible"), "the possible CPUs"))?;
+    let isolated: Option<CpuSet> = if_present(source.ids(&format!("{CPUS}/isolated"), "the isolated CPUs"))?;
 
     let mut nodes = if source.exists(NODES) {
         numa_nodes(source, &online)?
     } else {
-        BTreeMap::from([(NO_NUMA_NODE, whole_machine(source, &online)?)])
+        BTreeMap::from([(NO_NUMA_NODE, single_node(source, &online)?)])
     };
     let possible_nodes: Option<NodeSet> =
-        present(source.ids(&format!("{NODES}/possible"), "the possible NUMA nodes"))?;
+        if_present(source.ids(&format!("{NODES}/possible"), "the possible NUMA nodes"))?;
     let sizes: BTreeSet<HugepageSize> = hugepage_sizes(source, HUGEPAGES)?
         .into_iter()
         .chain(nodes.values().flat_map(|node| node.hugepages.keys().copied()))
@@ -102,7 +102,7 @@ fn read_with_known(root: &Path, known: Option<&Machine>) -> Result<Machine, Read
 /// `nohz_full=`.
 fn nohz_full(source: SysfsRoot<'_>) -> Result<CpuSet, ReadError> {
     let file = format!("{CPUS}/nohz_full");
-    match present(source.text(&file, "the CPUs whose tick stops"))? {
+    match if_present(source.text(&file, "the CPUs whose tick stops"))? {
         Some(text) if text.trim() != "(null)" => source.ids(&file, "the CPUs whose tick stops"),
         _ => Ok(CpuSet::new()),
     }
@@ -113,7 +113,7 @@ fn nohz_full(source: SysfsRoot<'_>) -> Result<CpuSet, ReadError> {
 ///
 /// Source: `cpu_capacity` in Documentation/ABI/testing/sysfs-devices-system-cpu.
 fn efficiency_cpus(source: SysfsRoot<'_>, online: &CpuSet) -> Result<CpuSet, ReadError> {
-    if let Some(cpus) = present(source.ids(ATOM_CPUS, "the CPUs of efficiency cores"))? {
+    if let Some(cpus) = if_present(source.ids(ATOM_CPUS, "the CPUs of efficiency cores"))? {
         return Ok(cpus);
     }
     Ok(cpus_below_highest(source, online, "cpu_capacity", "the CPU's capacity")?.unwrap_or_default())
@@ -152,7 +152,7 @@ fn cpus_below_highest(
     let mut numbers: BTreeMap<u64, CpuSet> = BTreeMap::new();
     for cpu in online.iter() {
         let file = format!("{CPUS}/cpu{cpu}/{file}");
-        let Some(number) = present(source.number(&file, what))? else { return Ok(None) };
+        let Some(number) = if_present(source.number(&file, what))? else { return Ok(None) };
         numbers.entry(number).or_default().insert(cpu);
     }
     numbers.pop_last();
@@ -186,7 +186,7 @@ fn numa_nodes(source: SysfsRoot<'_>, online_cpus: &CpuSet) -> Result<BTreeMap<No
 }
 
 /// Reads the only node of a kernel without NUMA.
-fn whole_machine(source: SysfsRoot<'_>, online_cpus: &CpuSet) -> Result<NumaNode, ReadError> {
+fn single_node(source: SysfsRoot<'_>, online_cpus: &CpuSet) -> Result<NumaNode, ReadError> {
     Ok(NumaNode {
         cpus: online_cpus.clone(),
         memory: mem_total(source, NO_NUMA_NODE)?,
@@ -208,7 +208,7 @@ pub fn memory_tiers(root: &Path) -> Result<BTreeMap<NodeId, u32>, ReadError> {
     for tier in source.numbered_entries(MEMORY_TIERS, "memory_tier", "", "the memory tiers")? {
         let file = format!("{MEMORY_TIERS}/memory_tier{tier}/nodelist");
         // A tier disappears with its last node.
-        let nodes: Option<NodeSet> = present(source.ids(&file, "the nodes of a memory tier"))?;
+        let nodes: Option<NodeSet> = if_present(source.ids(&file, "the nodes of a memory tier"))?;
         let Ok(tier) = u32::try_from(tier) else { continue };
         tiers.extend(nodes.unwrap_or_default().iter().map(|node| (node, tier)));
     }
@@ -223,7 +223,7 @@ fn distances(
     nodes: &[NodeId],
 ) -> Result<BTreeMap<NodeId, u32>, ReadError> {
     let file = format!("{NODES}/node{from}/distance");
-    let text = present(source.text(&file, "the node's distances"))?.unwrap_or_default();
+    let text = if_present(source.text(&file, "the node's distances"))?.unwrap_or_default();
     let values = text
         .split_whitespace()
         .map(|value| value.parse().ok().filter(|&distance: &u32| distance > 0))
@@ -269,7 +269,9 @@ pub(super) fn hugepage_pools(
 /// Reads the size of memory blocks. The file contains a hexadecimal number without a prefix.
 fn memory_block_size(source: SysfsRoot<'_>) -> Result<Bytes, ReadError> {
     let file = format!("{MEMORY}/block_size_bytes");
-    let Some(text) = present(source.text(&file, "the size of memory blocks"))? else { return Ok(Bytes(0)) };
+    let Some(text) = if_present(source.text(&file, "the size of memory blocks"))? else {
+        return Ok(Bytes(0));
+    };
     u64::from_str_radix(text.trim(), 16)
         .ok()
         .filter(|size| size.is_power_of_two() && *size <= LARGEST_MEMORY_BLOCK)
@@ -327,7 +329,7 @@ fn core(source: SysfsRoot<'_>, cpu: CpuId, online: &CpuSet) -> Result<CoreId, Re
 
 fn socket(source: SysfsRoot<'_>, cpu: CpuId) -> Result<SocketId, ReadError> {
     let file = format!("{CPUS}/cpu{cpu}/topology/physical_package_id");
-    match present(source.number::<i64>(&file, "the package id"))? {
+    match if_present(source.number::<i64>(&file, "the package id"))? {
         None | Some(-1) => Ok(SocketId(0)),
         Some(id) => u32::try_from(id).map(SocketId).map_err(|_| {
             let expected = "a package id (-1 where it is unknown)";
@@ -345,8 +347,8 @@ fn last_level_cache(
     let mut last = None;
     for index in source.numbered_entries(&dir, "index", "", "the CPU's caches")? {
         let dir = format!("{dir}/index{index}");
-        let level = present(source.number::<u32>(&format!("{dir}/level"), "the cache level"))?;
-        let kind = present(source.text(&format!("{dir}/type"), "the kind of cache"))?;
+        let level = if_present(source.number::<u32>(&format!("{dir}/level"), "the cache level"))?;
+        let kind = if_present(source.text(&format!("{dir}/type"), "the kind of cache"))?;
         // Firmware may describe only some of the caches.
         let (Some(level), Some(kind)) = (level, kind) else { continue };
         match kind.trim() {
@@ -371,7 +373,7 @@ fn lowest_of_shared(
     online: &CpuSet,
 ) -> Result<Option<CpuId>, ReadError> {
     let file = format!("{CPUS}/cpu{cpu}/{file}");
-    let shared: Option<CpuSet> = present(source.ids(&file, "the CPUs that share it"))?;
+    let shared: Option<CpuSet> = if_present(source.ids(&file, "the CPUs that share it"))?;
     let Some(shared) = shared else { return Ok(None) };
     if !shared.contains(cpu) {
         let problem = format!("{:?} does not list CPU {cpu} itself", shared.to_string());

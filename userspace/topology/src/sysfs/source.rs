@@ -108,7 +108,7 @@ impl SysfsRoot<'_> {
     ) -> Result<Vec<u64>, ReadError> {
         let names = fs::read_dir(self.path(path))
             .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>());
-        let names = present(names.map_err(|source| self.unreadable(path, holds, source)))?;
+        let names = if_present(names.map_err(|source| self.unreadable(path, holds, source)))?;
         let mut numbers = Vec::new();
         for name in names.unwrap_or_default() {
             let digits = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
@@ -132,7 +132,7 @@ impl SysfsRoot<'_> {
 }
 
 /// Returns `None` if the file is missing.
-pub(super) fn present<T>(result: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
+pub(super) fn if_present<T>(result: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(ReadError::Unreadable { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
