@@ -1,4 +1,4 @@
-//! What workloads do beside allocating: accesses, migrations, stalls, kills.
+//! Activity of workloads other than allocations: accesses, migrations, stalls and OOM kills.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,25 @@ use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
-/// What a workload did beside allocating since it was seen first. A part whose probe is not attached is absent.
+/// Activity of a workload since it was first seen, other than allocations. A part is absent if its probe is not
+/// attached.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Activity {
-    /// Whether the kernel samples its accesses: only with `on` do few remote ones mean that there are few.
+    /// The state of access sampling by the kernel. Few remote accesses are meaningful only with `on`.
     #[schema(examples("on", "off", "mode2", "skipped_cpuset", "bound", "unknown"))]
     pub sampling: Option<String>,
-    /// An estimate, not a measurement (`observe.remoteEstimate`): the share of its accesses to memory of other nodes, by where
-    /// its threads ran and where its memory lies. Absent where accesses are sampled.
+    /// The estimated percentage of accesses to memory of other nodes, from the placement of threads and memory
+    /// (`observe.remoteEstimate`). Absent if accesses are sampled.
     pub estimated_remote_percent: Option<u32>,
-    /// Sampled accesses, by the node of the CPUs.
+    /// Sampled accesses, by the node of the CPU.
     pub accesses: Option<Vec<NodeAccesses>>,
-    /// Memory moved to another node by its tasks, by reason.
+    /// Memory that tasks of the workload moved to another node, by reason.
     pub migrated_bytes: Option<BTreeMap<String, u64>>,
-    /// How often its tasks had to reclaim memory.
+    /// Times in which tasks had to reclaim memory.
     pub stalls: Option<Stalls>,
-    /// Processes that the OOM killer took, by what constrained the allocation.
+    /// Processes that the OOM killer killed, by the constraint of the allocation.
     pub oom_kills: Option<BTreeMap<String, u64>>,
 }
 
@@ -31,13 +32,13 @@ pub struct Activity {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAccesses {
-    /// The node of the CPUs; the nearest with memory where that has none.
+    /// The node of the CPUs; the nearest node with memory if theirs has none.
     pub node: u32,
-    /// To memory of this node.
+    /// Accesses to memory of this node.
     pub local_pages: u64,
-    /// To memory of other nodes.
+    /// Accesses to memory of other nodes.
     pub remote_pages: u64,
-    /// The remote ones by the node of the memory, where there are some.
+    /// The remote accesses by the node of the memory, if there are any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remote: Vec<RemoteAccesses>,
 }
@@ -46,19 +47,19 @@ pub struct NodeAccesses {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteAccesses {
-    /// The node of the memory; absent where that is not known, as the page was moved at once.
+    /// The node of the memory; absent if unknown because the page was moved at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_node: Option<u32>,
-    /// So many pages.
+    /// The number of pages.
     pub pages: u64,
 }
 
-/// Time lost in reclaim. Being throttled by `memory.high` is not in it: see `pressure`.
+/// Time spent in direct reclaim. Throttling by `memory.high` is not included: see `pressure`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Stalls {
-    /// How often.
+    /// The number of stalls.
     pub count: u64,
-    /// All of them together, in microseconds.
+    /// The total time of all stalls, in microseconds.
     pub micros: u64,
 }

@@ -1,4 +1,6 @@
-//! Allocations: what is asked for, what is held, and why something is refused.
+//! Allocations: requests, guarantees that are held, and reasons for a refusal.
+//!
+//! The API calls the guarantee that a workload holds its *allocation*.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -25,39 +27,41 @@ pub struct AllocationRequest {
     /// The name of the workload; must not be in use.
     #[schema(examples("redis"))]
     pub name: String,
-    /// What the allocation is for.
+    /// The workload that gets the guarantee.
     pub target: Target,
-    /// CPUs, above 0: whole ones are exclusive, a part of a CPU (`500m`, `1.5`) stays shared. Absent: shared.
+    /// CPUs, above 0. Whole CPUs are exclusive, a fraction (`500m`, `1.5`) uses the shared pool. Absent: the shared
+    /// pool.
     pub cpus: Option<Cpus>,
-    /// Memory, as Kubernetes writes quantities; promised on the nodes of the allocation. Absent: none is promised, and
-    /// none is bound to nodes; whole CPUs are to be asked for then. A command may ask for neither: it is a workload with
-    /// this name, and nothing is promised.
+    /// Memory to guarantee on the nodes of the allocation, as a Kubernetes quantity. Absent: no memory is guaranteed or
+    /// bound to nodes; then `cpus` must be whole CPUs. A command may request neither: it is then a named workload
+    /// without a guarantee.
     #[schema(examples("8Gi"))]
     pub memory: Option<String>,
-    /// The most memory that the workload may use; absent: `memory`. What is promised is protected for good
-    /// (`memory.min`) if both are equal, else as far as possible (`memory.low`).
+    /// The maximum memory of the workload; absent: `memory`. If both are equal, the guaranteed memory is protected
+    /// strictly (`memory.min`), otherwise by best effort (`memory.low`).
     #[schema(examples("12Gi"))]
     pub memory_limit: Option<String>,
-    /// Huge pages, in bytes by page size.
+    /// Hugepages in bytes, by page size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(examples(json!({"2Mi": "64Mi"})))]
     pub hugepages: BTreeMap<String, String>,
-    /// How the nodes of CPUs and memory have to agree; absent: as the configuration has it.
+    /// The topology policy: how CPUs and memory must be aligned to nodes; absent: the configured policy.
     pub policy: Option<TopologyManagerPolicy>,
-    /// Whether its CPUs are a scheduling domain of their own; absent: `member`, no.
+    /// The partition type of the CPUs, which can make them a separate scheduling domain; absent: `member`, no
+    /// partition.
     pub partition: Option<PartitionKind>,
-    /// How it wants to be placed besides.
+    /// Further conditions for the placement.
     #[serde(default, skip_serializing_if = "Placement::is_default")]
     pub placement: Placement,
 }
 
 impl AllocationRequest {
-    /// A request for nothing but so much memory.
+    /// Creates a request for memory only.
     pub fn new(name: impl Into<String>, target: Target, memory: impl Into<String>) -> Self {
         Self { memory: Some(memory.into()), ..Self::unpromised(name, target) }
     }
 
-    /// A request for a cgroup with a name, and nothing else.
+    /// Creates a request for a named cgroup without a guarantee.
     pub fn unpromised(name: impl Into<String>, target: Target) -> Self {
         Self {
             name: name.into(),
@@ -73,33 +77,33 @@ impl AllocationRequest {
     }
 }
 
-/// A kind of `cpuset.cpus.partition`.
+/// The partition type (`cpuset.cpus.partition`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartitionKind {
-    /// None: the scheduler balances its CPUs with all others.
+    /// No partition: the scheduler balances the CPUs together with all others.
     Member,
-    /// A scheduling domain of its own.
+    /// A separate scheduling domain.
     Root,
-    /// The same, and the scheduler does not balance load among its CPUs.
+    /// A separate scheduling domain, in which the scheduler does not balance load among the CPUs.
     Isolated,
 }
 
-/// What an allocation is for.
+/// The workload that gets a guarantee.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Target {
-    /// A cgroup that is made for the allocation and removed with it. The allocation ends when the cgroup
-    /// is empty again, or when nothing entered it for a minute.
+    /// A cgroup that is created for the allocation and removed with it. The allocation ends when the cgroup is empty
+    /// again, or when no process entered it for a minute.
     #[default]
     Exec,
-    /// A cgroup that exists: its path below the cgroup mount.
+    /// An existing cgroup, as a path below the cgroup mount.
     #[schema(examples("/batch/render"))]
     Cgroup(String),
-    /// A unit of systemd that runs.
+    /// A running systemd unit.
     #[schema(examples("postgresql@17-main.service"))]
     Unit(String),
-    /// A container of a pod. Only reported: containers are placed when the runtime creates them.
+    /// A container of a pod. Only in answers: containers are placed when the runtime creates them.
     Container(PodContainer),
 }
 
@@ -107,15 +111,15 @@ pub enum Target {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodContainer {
-    /// The pod's namespace.
+    /// The namespace of the pod.
     pub namespace: String,
-    /// The pod.
+    /// The name of the pod.
     pub pod: String,
-    /// The container's name within the pod.
+    /// The name of the container within the pod.
     pub container: String,
-    /// The pod's UID, as the container runtime knows it.
+    /// The UID of the pod, as the container runtime reports it.
     pub pod_uid: String,
-    /// Whether what it holds is the pod's as a whole, and shared with other containers of it.
+    /// True if the container uses a guarantee of the pod, which it shares with other containers of the pod.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares_pod: bool,
 }
@@ -127,18 +131,18 @@ pub struct Allocations {
     /// The allocations, by name.
     #[schema(value_type = Vec<Allocation>)]
     pub allocations: Vec<Arc<Allocation>>,
-    /// CPUs that are exclusive to nobody, as a list.
+    /// The CPUs of the shared pool, as a list.
     #[schema(examples("0-1"))]
     pub shared_cpus: String,
-    /// What each node can still promise.
+    /// The capacity of each node for further guarantees.
     pub nodes: Vec<NodeCapacity>,
-    /// How much of all this is written to the kernel.
+    /// The state of enforcement: how much of this is written to the kernel.
     pub enforcement: Enforcement,
-    /// Cgroups for which a guarantee is declared that they do not hold.
+    /// Cgroups that do not hold the guarantee that is declared for them.
     pub waiting: Vec<PendingGuarantee>,
 }
 
-/// A cgroup for which a guarantee is declared that it does not hold. It is tried again when something is freed.
+/// A cgroup that does not hold the guarantee that is declared for it. The daemon tries again when capacity is released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Waiting)]
@@ -146,17 +150,17 @@ pub struct PendingGuarantee {
     /// The path of the cgroup.
     #[schema(examples("/batch/render"))]
     pub cgroup: String,
-    /// The pattern of the guarantee in the configuration.
+    /// The pattern of the declared guarantee in the configuration.
     #[schema(examples("/batch/*"))]
     pub declared: String,
-    /// Why it is not held.
+    /// The reason why the guarantee is not held.
     pub reason: String,
-    /// The engine's decision, if it was that.
+    /// The decision of the engine, if the engine refused the guarantee.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejection: Option<Rejection>,
 }
 
-/// What is promised on a node, and what can still be.
+/// The capacity of a node: guaranteed and free.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = NodePromises)]
@@ -165,93 +169,95 @@ pub struct NodeCapacity {
     pub node: u32,
     /// CPUs that can still become exclusive, as a list.
     pub free_cpus: String,
-    /// By kind of memory.
+    /// The capacity by kind of memory.
     pub memory: Vec<KindCapacity>,
 }
 
-/// What is promised of one kind of memory on one node. `allocatable = promised + free`, unless the node lost memory that
-/// is promised, or memory promised on several nodes was returned to other nodes of the set than it was taken from (as the
-/// kubelet does).
+/// The capacity of one kind of memory on one node. `allocatable = promised + free`, except if the node lost guaranteed
+/// memory, or if memory guaranteed on several nodes was released to other nodes of the set than it was taken from (as
+/// the kubelet does).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = KindPromises)]
 pub struct KindCapacity {
-    /// The kind.
+    /// The kind of memory.
     #[schema(examples("memory", "hugepages-2Mi"))]
     pub kind: String,
-    /// All of it.
+    /// The total memory of this kind.
     pub total_bytes: u64,
-    /// Kept for the system.
+    /// Memory reserved for the system.
     pub reserved_bytes: u64,
-    /// What can be promised at all.
+    /// Memory that can be guaranteed in total.
     pub allocatable_bytes: u64,
-    /// What is promised.
+    /// Memory that is guaranteed.
     pub promised_bytes: u64,
-    /// What can still be promised.
+    /// Memory that can still be guaranteed.
     pub free_bytes: u64,
-    /// Part of `freeBytes` that is not offered for now: others than those with an allocation use it, beyond what is
-    /// reserved. Only with the strategy `native`.
+    /// The part of `freeBytes` that is not offered now, because workloads without an allocation use it beyond the
+    /// reservation. Only with the strategy `native`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub withheld_bytes: u64,
 }
 
-/// What a workload holds.
+/// The guarantee that a workload holds.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[expect(clippy::struct_excessive_bools, reason = "each may be so beside the others")]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
 pub struct Allocation {
     /// The name of the workload.
     pub name: String,
-    /// What the allocation is for.
+    /// The workload that holds the guarantee.
     pub target: Target,
-    /// The path of its cgroup below the cgroup mount.
+    /// The cgroup of the workload, as a path below the cgroup mount.
     #[schema(examples("/numaward/redis"))]
     pub cgroup: String,
-    /// The directory of its cgroup on the host.
+    /// The directory of the cgroup on the host.
     #[schema(examples("/sys/fs/cgroup/numaward/redis"))]
     pub directory: String,
-    /// Its exclusive CPUs, as a list; empty where it shares those that are exclusive to nobody.
+    /// The exclusive CPUs, as a list; empty if the workload uses the shared pool.
     #[schema(examples("2-3"))]
     pub cpus: String,
-    /// The other threads of their cores, as a list, where nobody may use them (`hideSiblings`).
+    /// The SMT siblings of these CPUs that no workload may use (`hideSiblings`), as a list.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schema(examples("10-11"))]
     pub hidden_cpus: String,
-    /// The nodes on which memory is promised to it, as a list.
+    /// The nodes of the guaranteed memory, as a list.
     #[schema(examples("1"))]
     pub nodes: String,
-    /// Memory promised to it.
+    /// The guaranteed memory.
     pub memory: Vec<MemoryBlock>,
-    /// Whether it is written to the kernel; not in a dry run by `enforcement.mode`.
+    /// True if the guarantee is written to the kernel; false in a dry run (`enforcement.mode`).
     pub enforced: bool,
-    /// The pattern of the guarantee in the configuration, if it was declared there.
+    /// The pattern of the guarantee in the configuration, if it is declared there.
     pub declared: Option<String>,
-    /// Its own topology policy, if it has one.
+    /// The topology policy of this allocation, if it differs from the configured one.
     pub policy: Option<TopologyManagerPolicy>,
-    /// How it wanted to be placed besides.
+    /// The further conditions of the request.
     #[serde(default, skip_serializing_if = "Placement::is_default")]
     pub placement: Placement,
-    /// What its cgroup is to hold: values by knob.
+    /// The values that numaward writes to the cgroup, by knob.
     #[schema(examples(json!({"cpuset.cpus": "2-3", "cpuset.mems": "1"})))]
     pub settings: BTreeMap<String, String>,
-    /// Knobs of its cgroup and the ancestors that did not hold what was written, since the daemon started.
+    /// Knobs of the cgroup and its ancestors that were found with another value than the written one since the daemon
+    /// started.
     pub drift: Vec<Drift>,
-    /// Whether it is slowed down at `memory.high` and makes no progress.
+    /// True if the workload is throttled at `memory.high` and makes no progress.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalled: bool,
-    /// True while its unit does not run. The guarantee is kept for a day.
+    /// True if the unit does not run. The guarantee is kept for a day.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
-    /// Whether its release was begun and not everything could be given back yet: that is tried again, and until then
-    /// nothing of it is promised to others.
+    /// True if the release has started but not all old values could be restored. The daemon tries again; until then,
+    /// nothing of the guarantee is given to other workloads.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub releasing: bool,
-    /// Pages that were moved because other nodes were promised to it, since the daemon started; absent if none were.
+    /// Pages that were moved since the daemon started because the guarantee changed to other nodes; absent if none were
+    /// moved.
     pub moved: Option<MovedPages>,
-    /// What is promised to it and not there (any more); absent if all is there.
+    /// The guaranteed capacity that the machine does not have (any more); absent if the machine has all of it.
     pub missing: Option<MissingCapacity>,
-    /// Why it was placed there; absent for an allocation that was only decided about.
+    /// The explanation of the placement; absent for an allocation that exists only as a decision.
     pub explanation: Option<Explanation>,
 }
 
@@ -260,49 +266,49 @@ pub struct Allocation {
 #[serde(rename_all = "camelCase")]
 #[schema(as = Moved)]
 pub struct MovedPages {
-    /// Whether pages are still being moved.
+    /// True if pages are still being moved.
     pub running: bool,
-    /// User memory that was elsewhere and is no longer.
+    /// User memory that was moved to the nodes.
     pub moved_bytes: u64,
-    /// User memory that stayed elsewhere the last time: the kernel could not move it.
+    /// User memory that the kernel could not move the last time.
     pub left_bytes: u64,
 }
 
-/// What is promised to a workload and not there (any more): the machine changed.
+/// Guaranteed capacity that is missing because the machine changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MissingCapacity {
-    /// Its CPUs that are offline, as a list.
+    /// Exclusive CPUs that are offline, as a list.
     pub cpus: String,
-    /// Its CPUs that are not of a kind that it asked for, by kind: the kernel was started in another way.
+    /// Exclusive CPUs that are not of a requested kind, by kind, because the kernel was booted with other parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<MissingKind>,
-    /// Memory that its nodes do not have.
+    /// Guaranteed memory that the nodes do not have.
     pub memory: Vec<MemoryBlock>,
 }
 
-/// CPUs that are not of a kind.
+/// CPUs that are not of a requested kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MissingKind {
-    /// The kind.
+    /// The requested kind.
     #[schema(value_type = CpuKind)]
     pub kind: CpuKind,
     /// The CPUs, as a list.
     pub cpus: String,
 }
 
-/// Memory of one kind promised on a set of nodes.
+/// Guaranteed memory of one kind on a set of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Block)]
 pub struct MemoryBlock {
-    /// The kind.
+    /// The kind of memory.
     #[schema(examples("memory", "hugepages-2Mi"))]
     pub kind: String,
     /// The nodes, as a list.
     pub nodes: String,
-    /// How much, over all these nodes.
+    /// The bytes on all these nodes together.
     pub bytes: u64,
 }
 
@@ -326,58 +332,58 @@ impl From<&numaward_engine::MemoryBlock> for MemoryBlock {
     }
 }
 
-/// What would happen now.
+/// The result of a dry run.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DryRun {
-    /// Whether the request would be admitted.
+    /// True if the request would be admitted.
     pub admitted: bool,
-    /// What it would hold; absent if it would be refused.
+    /// The allocation that would be held; absent if the request would be refused.
     pub allocation: Option<Allocation>,
-    /// Why it would be refused.
+    /// The reason for the refusal; absent if the request would be admitted.
     pub rejection: Option<Rejection>,
-    /// How the decision comes about.
+    /// The explanation of the decision.
     pub explanation: Explanation,
 }
 
 impl DryRun {
-    /// The request would be admitted.
+    /// Creates the result for a request that would be admitted.
     pub fn admitted(allocation: Allocation, explanation: Explanation) -> Self {
         Self { admitted: true, allocation: Some(allocation), rejection: None, explanation }
     }
 
-    /// The request would be refused.
+    /// Creates the result for a request that would be refused.
     pub fn refused(rejection: Rejection, explanation: Explanation) -> Self {
         Self { admitted: false, allocation: None, rejection: Some(rejection), explanation }
     }
 }
 
-/// What became of a change: what is held now or, of a dry run, what would happen.
+/// The result of a change of a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = Resized)]
 pub enum ResizeOutcome {
-    /// What is held now.
+    /// The change is applied: the allocation that is held now.
     Applied(Box<Allocation>),
-    /// What would happen.
+    /// The result of a dry run.
     DryRun(Box<DryRun>),
 }
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Rejection {
-    /// In a word.
+    /// The reason, as one word.
     #[schema(examples("TopologyAffinityError"))]
     pub reason: String,
-    /// In a sentence.
+    /// The reason, as a sentence.
     pub message: String,
-    /// What was requested and what was free, by node and resource.
+    /// The requested amount and the free capacity, by node and resource.
     pub shortfalls: Vec<Shortfall>,
 }
 
-/// What a node has for a request.
+/// The free capacity of a node, compared with a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Shortfall {
@@ -386,59 +392,58 @@ pub struct Shortfall {
     /// The resource.
     #[schema(examples("cpu", "memory", "hugepages-2Mi"))]
     pub resource: String,
-    /// What was requested in all: CPUs, or bytes.
+    /// The requested amount in total: CPUs or bytes.
     pub requested: u64,
-    /// What this node has free: CPUs, or bytes.
+    /// The free capacity of the node: CPUs or bytes.
     pub free: u64,
-    /// What it would have free besides, if others did not use it beyond what is reserved: bytes. Only with the strategy
-    /// `native`.
+    /// Further bytes that would be free if workloads without an allocation did not use them beyond the reservation.
+    /// Only with the strategy `native`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub withheld: u64,
 }
 
-/// How a decision came about.
+/// The explanation of a decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// The merges of hints, in order. Without a topology policy there are none.
-    // They can be many, and are cloned with what they explain.
+    /// The merges of topology hints, in order; none without a topology policy.
+    // The list can be long and is cloned with the decision that it explains.
     #[schema(value_type = Vec<Merge>)]
     pub merges: Arc<[Merge]>,
-    /// Other things that matter for the decision, such as what was not known.
+    /// Further facts that influenced the decision, such as missing information.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// One merge of hints.
+/// A merge of topology hints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Merge {
-    /// What each resource could be served on.
+    /// The hints of each resource.
     pub hints: Vec<ResourceHints>,
-    /// The sets of nodes that could be the result, best first; at most 256.
+    /// The candidate sets of nodes, best first; at most 256.
     pub candidates: Vec<MergeCandidate>,
-    /// How many more there are.
+    /// The number of candidates that are not listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub candidates_omitted: u64,
-    /// The result, as a list; absent if every node is as good, empty if none will do.
+    /// The resulting nodes, as a list; absent if all nodes are equally good, empty if no set of nodes is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<String>,
-    /// Whether the topology policy takes the result.
+    /// True if the topology policy accepts the result.
     pub accepted: bool,
 }
 
-/// On which sets of nodes a resource could be served.
+/// The hints of a resource: the sets of nodes on which it could be provided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceHints {
-    /// The resource, or the part of the engine that has nothing to say.
+    /// The resource, or the part of the engine that has no preference.
     #[schema(examples("cpu", "memory"))]
     pub resource: String,
-    /// The sets, small ones first; at most 256. None: it cannot be served at all.
-    /// Absent: it has no preference.
+    /// The sets, smallest first; at most 256. Empty: the resource cannot be provided. Absent: no preference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sets: Option<Vec<Hint>>,
-    /// How many more there are.
+    /// The number of sets that are not listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub omitted: u64,
 }
@@ -448,49 +453,49 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// A set of nodes on which a resource could be served.
+/// A set of nodes on which a resource could be provided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Hint {
     /// The nodes, as a list.
     pub nodes: String,
-    /// Whether no smaller set could do.
+    /// True if no smaller set is sufficient.
     pub preferred: bool,
 }
 
-/// A set of nodes that could be the result of a merge.
+/// A candidate set of nodes in a merge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Candidate)]
 pub struct MergeCandidate {
     /// The nodes, as a list.
     pub nodes: String,
-    /// Whether every resource prefers just these.
+    /// True if every resource prefers exactly these nodes.
     pub preferred: bool,
-    /// What became of it.
+    /// The result for this candidate.
     pub verdict: String,
 }
 
-/// Why an allocation is not given, changed or released (RFC 9457). The type is always `about:blank`.
+/// The reason why an allocation is not created, changed or released (RFC 9457). The type is always `about:blank`.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Refusal)]
 pub struct GuaranteeRefusal {
-    /// The status as words.
+    /// The HTTP status as text.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What was wrong, and what to do.
+    /// The problem, and what to do.
     pub detail: String,
-    /// The path that was asked for.
+    /// The path of the request.
     pub instance: String,
-    /// The field of the request that is wrong.
+    /// The invalid field of the request.
     pub field: Option<String>,
-    /// What is allowed there.
+    /// The allowed values of the field.
     pub allowed: Option<String>,
-    /// The engine's decision.
+    /// The decision of the engine.
     pub rejection: Option<Rejection>,
-    /// How it came about.
+    /// The explanation of the decision.
     pub explanation: Option<Explanation>,
 }

@@ -1,29 +1,29 @@
-//! What `numaward doctor` finds on a host.
+//! Output of `numaward doctor`.
 
 use serde::{Deserialize, Serialize};
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckResult {
-    /// As it should be.
+    /// The host is set up as it should be.
     Ok,
-    /// numaward works, less well than it could.
+    /// numaward works with limitations.
     Warn,
-    /// numaward cannot do its work.
+    /// numaward cannot work.
     Fail,
 }
 
-/// One check and its outcome.
+/// A check of the host and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostCheck {
-    /// What was looked at.
+    /// The subject of the check.
     pub check: String,
-    /// How it came out.
+    /// The result.
     pub verdict: CheckResult,
-    /// What was found, and what it means unless all is well.
+    /// The finding, and its consequence unless the result is `ok`.
     pub finding: String,
-    /// What to do about it.
+    /// The way to fix the problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }

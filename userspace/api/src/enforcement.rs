@@ -1,4 +1,4 @@
-//! How far settings are written, who is herded, and which knobs drifted.
+//! The state of enforcement: modes, CPU isolation, automatic placement, and knobs that drifted.
 
 use std::{borrow::Cow, fmt};
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
-/// How much of what is decided is written to the kernel.
+/// The extent to which decisions are written to the kernel.
 ///
-/// Tools that follow YAML 1.1 turn `on` and `off` into booleans, so these are understood as well.
+/// Tools that follow YAML 1.1 turn `on` and `off` into booleans, so booleans are accepted as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schema(as = Mode)]
 pub enum EnforcementMode {
-    /// Nothing is promised or written; what an earlier run wrote is given back.
+    /// No guarantees are given and nothing is written; values from an earlier run are restored.
     Off,
-    /// All is decided, and what would be written is reported; nothing is written.
+    /// Decisions are made and reported, but not written.
     DryRun,
-    /// What is decided is written.
+    /// Decisions are written.
     #[default]
     On,
 }
@@ -59,28 +59,29 @@ impl JsonSchema for EnforcementMode {
     }
 }
 
-/// How much of what is decided is written to the kernel.
+/// The state of enforcement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Enforcement {
-    /// Whether guarantees are enforced (`enforcement.mode` of the configuration).
+    /// The mode of enforcement (`enforcement.mode` in the configuration).
     pub mode: EnforcementMode,
-    /// Who is kept off exclusive CPUs.
+    /// The state of CPU isolation.
     pub herding: CpuIsolation,
-    /// Workloads without a guarantee that have a home (`home` of the configuration).
+    /// Workloads without a guarantee that automatic placement has placed on a preferred node (`home` in the
+    /// configuration).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub homes: Vec<AutoPlacedWorkload>,
-    /// Knobs whose old value could not be given back yet. That is tried again.
+    /// Knobs with an old value that could not be restored yet. The daemon tries again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pending_restores: Vec<PendingRestore>,
 }
 
-/// A knob whose old value could not be given back yet, although no guarantee asks for the value that was written.
+/// A knob with an old value that could not be restored yet, although no guarantee needs the written value any more.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingRestore {
-    /// The path of its cgroup.
+    /// The path of the cgroup.
     #[schema(examples("/system.slice/postgresql.service"))]
     pub cgroup: String,
     /// The knob.
@@ -88,13 +89,14 @@ pub struct PendingRestore {
     pub knob: String,
     /// The value that numaward wrote.
     pub written: String,
-    /// The value before, which is to be given back.
+    /// The value before, which is to be restored.
     pub found: String,
-    /// Why the last try failed. Absent before the first one, and where partitions of other cgroups have the CPUs.
+    /// The reason why the last try failed. Absent before the first try, and if partitions of other cgroups own the
+    /// CPUs.
     pub reason: Option<String>,
 }
 
-/// A workload without a guarantee that is held to CPUs of one node, as most of its accesses were remote.
+/// A workload without a guarantee that runs on the CPUs of one node, because most of its accesses were remote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = AtHome)]
@@ -102,28 +104,28 @@ pub struct AutoPlacedWorkload {
     /// The path of its cgroup.
     #[schema(examples("/system.slice/backup.service"))]
     pub cgroup: String,
-    /// The node.
+    /// The preferred node.
     pub node: u32,
-    /// Its CPUs there, as a list.
+    /// The CPUs of the workload on that node, as a list.
     pub cpus: String,
-    /// Whether its remote accesses have fallen since; until that is known it is on trial.
+    /// True if its remote accesses have fallen since; false while the placement is on trial.
     pub kept: bool,
-    /// How many of its accesses were remote before, in percent.
+    /// The percentage of remote accesses before the placement.
     pub remote_percent_before: u32,
 }
 
-/// Who is kept off exclusive CPUs.
+/// The state of CPU isolation, which keeps other workloads off exclusive CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Herding)]
 pub struct CpuIsolation {
-    /// Whether others are herded: the lesser of `enforcement.mode` and `enforcement.herding.mode`; on while a workload
-    /// asks for it (`isolate`).
+    /// The mode of CPU isolation: the lesser of `enforcement.mode` and `enforcement.herding.mode`; `on` while a
+    /// workload requests it (`isolate`).
     pub mode: EnforcementMode,
-    /// The cgroups that are, or cannot be. None while no CPU is exclusive.
+    /// Confined cgroups, and those that cannot be confined. Empty while no CPU is exclusive.
     pub cgroups: Vec<ConfinedCgroup>,
-    /// Processes in the root cgroup, kernel threads not counted: they cannot be herded. Absent while no CPU is
-    /// exclusive.
+    /// The number of processes in the root cgroup, without kernel threads; they cannot be confined. Absent while no CPU
+    /// is exclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes_in_root: Option<u64>,
 }
@@ -136,34 +138,34 @@ pub struct ConfinedCgroup {
     /// The path of the cgroup.
     #[schema(examples("/system.slice"))]
     pub cgroup: String,
-    /// What of the shared pool it is to have, as a list: all of it, or what of it was its own before. Empty if
-    /// it cannot be herded.
+    /// The CPUs of the shared pool that the cgroup gets, as a list: all, or those that it had before. Empty if it
+    /// cannot be confined.
     pub cpus: String,
-    /// What became of it.
+    /// The state of the cgroup.
     pub state: ConfinementState,
-    /// Why it cannot be herded.
+    /// The reason why the cgroup cannot be confined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Knobs that did not hold what was written, as last seen.
+    /// Knobs that no longer have the written value, at the last check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<Drift>,
 }
 
-/// What became of a cgroup without exclusive CPUs.
+/// The state of a cgroup without exclusive CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schema(as = HerdState)]
 pub enum ConfinementState {
-    /// It is on the shared pool.
+    /// The cgroup is confined to the shared pool.
     #[serde(rename = "herded")]
     Confined,
-    /// It would be, if this were no dry run.
+    /// The cgroup would be confined if this were not a dry run.
     DryRun,
-    /// It cannot be herded, and is left as it is.
+    /// The cgroup cannot be confined and is unchanged.
     Refused,
 }
 
-/// A knob that did not hold what was written.
+/// A knob that was found with another value than the written one.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -173,42 +175,43 @@ pub struct Drift {
     /// The knob.
     #[schema(examples("cpuset.cpus"))]
     pub knob: String,
-    /// What it is to hold.
+    /// The value that numaward wrote.
     pub wanted: String,
-    /// What it was last found to hold; absent if it was not there.
+    /// The value at the last check; absent if the knob did not exist.
     pub found: Option<String>,
-    /// How it is now.
+    /// The current state.
     pub state: DriftState,
-    /// How often it was found so.
+    /// The number of times that another value was found.
     pub count: u64,
-    /// How it was noticed the last time.
+    /// The way in which the last change was noticed.
     pub noticed: DriftDetection,
-    /// Who wrote it the last time; absent if that is not known.
+    /// The process that made the last change; absent if unknown.
     pub writer: Option<KnobWriter>,
 }
 
-/// How a knob is that drifted.
+/// The state of a knob that drifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum DriftState {
-    /// It holds again what it should.
+    /// The knob has the right value again.
     Repaired,
-    /// It will be written again: somebody else keeps writing it, or the kernel refused.
+    /// The knob will be written again: another program keeps writing it, or the kernel refused the write.
     Waiting,
-    /// It is left as it is, as somebody else keeps writing it.
+    /// The knob is no longer written, because another program keeps writing it.
     Left,
-    /// It holds what it should, and the kernel gives less: a CPU or node is offline, or an ancestor has it no longer.
+    /// The knob has the right value, but the kernel grants less: a CPU or node is offline, or an ancestor does not have
+    /// it any more.
     Ineffective,
 }
 
-/// How it was noticed that a knob drifted.
+/// The way in which a drift was noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Noticed)]
 pub enum DriftDetection {
     /// The kernel reported the write.
     Write,
-    /// It was looked at.
+    /// A periodic check found the difference.
     #[serde(rename = "look")]
     Check,
 }
@@ -219,10 +222,10 @@ pub enum DriftDetection {
 #[serde(rename_all = "camelCase")]
 #[schema(as = Writer)]
 pub struct KnobWriter {
-    /// Its id.
+    /// The process id.
     pub pid: u32,
-    /// Its name; absent if it had ended before it could be asked.
+    /// The name of the process; absent if the process ended before it could be read.
     pub command: Option<String>,
-    /// The path of its cgroup; absent likewise.
+    /// The path of its cgroup; absent for the same reason.
     pub cgroup: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Events as they are served.
+//! Events of the API.
 
 use std::collections::BTreeMap;
 
@@ -6,86 +6,88 @@ use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
-/// Something that happened on this host.
+/// An event on this host.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
-    /// Its id. Ids only grow, also over restarts of the daemon.
+    /// The id of the event. Ids always grow, even across restarts of the daemon.
     pub id: u64,
-    /// When it was noticed, in RFC 3339.
+    /// The time at which the event was noticed, in RFC 3339.
     #[schema(examples("2026-11-21T07:00:00.000Z"))]
     pub time: String,
-    /// What sort of event it is.
+    /// The kind of event.
     pub kind: EventKind,
-    /// How bad it is.
+    /// The severity of the event.
     pub severity: Severity,
-    /// The workload that it is about, by the label of its metrics; absent where it is about the host.
+    /// The workload concerned, by the label of its metrics; absent if the event concerns the host.
     pub workload: Option<String>,
-    /// The node that it is about.
+    /// The node concerned.
     pub node: Option<u32>,
-    /// What happened, for people.
+    /// A description of the event for people.
     pub message: String,
-    /// What is known of it, for programs.
+    /// Details of the event for programs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<String, String>,
-    /// How many of this kind and workload came since the last one, and were not reported.
+    /// The number of events of this kind and workload that were suppressed since the last reported one.
     pub suppressed: u64,
 }
 
-/// What sort of event it is.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[derive(strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case", parse_err_ty = String, parse_err_fn = unknown_kind)]
 pub enum EventKind {
-    /// A workload got memory outside the nodes promised to it.
+    /// A workload was given memory outside the nodes of its guarantee.
     Miss,
-    /// The OOM killer took a process.
+    /// The OOM killer killed a process.
     OomKill,
-    /// A knob no longer held what was written.
+    /// A knob no longer has the value that numaward wrote.
     Drift,
-    /// A container started without the settings promised to it.
+    /// A container started without the settings of its guarantee.
     UnpinnedStart,
     /// A workload waited long for memory.
     Stall,
-    /// Nodes, CPUs or memory came or went.
+    /// Nodes, CPUs or memory were added or removed.
     MachineChange,
     /// A task ran on CPUs that are exclusive to another workload.
     Intruder,
-    /// A guarantee that is declared in the configuration cannot be given.
+    /// A guarantee that is declared in the configuration was refused.
     GuaranteeRefused,
-    /// A cgroup cannot be kept off exclusive CPUs.
+    /// A cgroup could not be confined to the shared pool.
     NotHerded,
-    /// What is promised to a Burstable workload followed it to another node.
+    /// The guarantee of a Burstable workload followed its memory to another node.
     HomeMoved,
-    /// Workloads are moved to make room for a request: planned, started, moved, done, cancelled or failed, as the detail
-    /// `step` says.
+    /// Workloads are moved to make room for a request. The detail `step` is planned, started, moved, done, cancelled or
+    /// failed.
     Rebalance,
     /// A workload has more memory on a node than its share there, or no longer has.
     BudgetExceeded,
-    /// A node may soon not have what is promised on it, or has it again.
+    /// A node may soon not have the memory that is guaranteed on it, or has it again.
     HeadroomLow,
-    /// The guard keeps a workload off a node, no longer does, or cannot; or pods may be evicted, as nobody else can be kept off.
+    /// The guard started or stopped keeping a workload off a node, or failed to; or it found no workload to keep off,
+    /// so that pods may be evicted.
     Steered,
-    /// Page cache of workloads without a guarantee is dropped on a node, so that what is promised there is free; or it is no
-    /// longer, or nobody has any.
+    /// The guard started or stopped dropping page cache of workloads without a guarantee to keep guaranteed memory
+    /// free, or found no page cache to drop.
     Reclaimed,
-    /// A workload without a guarantee was given a home, or would be; it keeps it, was put back, or cannot have one: as the
-    /// detail `step` says.
+    /// Automatic placement of a workload without a guarantee: placed on a preferred node, or would be; kept there,
+    /// reverted, or not possible. See the detail `step`.
     Home,
-    /// Interrupts, or other work that the kernel does by itself, were moved off exclusive CPUs or back, or cannot be.
+    /// Interrupts or other kernel work were moved off exclusive CPUs or back, or could not be moved.
     InterruptsMoved,
-    /// Power settings of exclusive CPUs were made or given back, are somebody else's now, or cannot be made.
+    /// Power settings of exclusive CPUs were written or restored, were overwritten by another program, or could not be
+    /// written.
     CpuPower,
-    /// Weights of nodes for the memory policy weighted-interleave were set or given back, are somebody else's now, or cannot be
-    /// set.
+    /// Node weights of the memory policy weighted-interleave were written or restored, were overwritten by another
+    /// program, or could not be written.
     InterleaveWeights,
-    /// Classes of L3 caches and memory bandwidth were made for workloads or removed, or cannot be held.
+    /// Classes of L3 caches and memory bandwidth were created or removed, or could not be kept.
     Resctrl,
     /// A unit with a guarantee was stopped, runs again, or was stopped for so long that its guarantee ends.
     UnitStopped,
-    /// In a dry run: where a container would have been placed, or that it would have been refused.
+    /// In a dry run: the placement that a container would have got, or that it would have been refused.
     Decided,
 }
 
@@ -93,12 +95,12 @@ impl EventKind {
     /// All kinds.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
-    /// The name: in JSON and as the label `kind`.
+    /// Returns the name in JSON and in the label `kind`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// How bad such events are, unless one is known to be otherwise.
+    /// Returns the default severity of this kind.
     pub const fn severity(self) -> Severity {
         match self {
             Self::MachineChange
@@ -116,11 +118,11 @@ impl EventKind {
         }
     }
 
-    /// How many events of one workload are reported in a minute.
+    /// Returns the maximum number of events of one workload that are reported in a minute.
     pub const fn per_minute(self) -> u32 {
         match self {
             Self::Miss | Self::Intruder => 1,
-            // A long reclaim must not hide that the workload stands still.
+            // A long reclaim must not hide that the workload makes no progress.
             Self::Stall
             | Self::OomKill
             | Self::UnpinnedStart
@@ -136,7 +138,7 @@ impl EventKind {
             | Self::Resctrl
             | Self::UnitStopped
             | Self::Decided => 10,
-            // A conflict over a knob has ten repairs, and its end has to be reported.
+            // A conflict over a knob has ten repairs, and its end must be reported as well.
             Self::Drift | Self::HeadroomLow => 20,
             Self::MachineChange | Self::Rebalance | Self::Steered => 60,
         }
@@ -145,50 +147,50 @@ impl EventKind {
 
 fn unknown_kind(text: &str) -> String {
     let known: Vec<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
-    format!("{text:?} is no kind of event; there are {}", known.join(", "))
+    format!("{text:?} is not a kind of event; known kinds are {}", known.join(", "))
 }
 
-/// How bad an event is.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Good to know.
+    /// For information.
     Info,
-    /// Something does not hold as promised.
+    /// A guarantee does not hold.
     Warning,
-    /// A promise did harm, or will soon.
+    /// A guarantee did harm, or will soon.
     Critical,
 }
 
-/// Events, and how far back the history reaches.
+/// A page of events, and the range of ids that the daemon keeps.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EventPage {
     /// The events, oldest first.
     pub events: Vec<Event>,
-    /// The id of the oldest event that is kept; absent where none is. A client that asks for events
-    /// since an id further back has missed some.
+    /// The id of the oldest kept event; absent if none is kept. A client that asks for events since an older id has
+    /// missed some.
     pub oldest: Option<u64>,
-    /// The id of the latest event; absent where none is kept.
+    /// The id of the latest event; absent if none is kept.
     pub latest: Option<u64>,
 }
 
-/// Which events are asked for.
+/// A filter for events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventFilter {
-    /// Only those with a greater id.
+    /// The id after which events match.
     pub since: Option<u64>,
-    /// Only those of this kind.
+    /// The kind that matches; `None`: all kinds.
     pub kind: Option<EventKind>,
-    /// Only those about this workload.
+    /// The workload that matches; `None`: all workloads.
     pub workload: Option<String>,
-    /// At most so many.
+    /// The maximum number of events.
     pub limit: usize,
 }
 
 impl EventFilter {
-    /// Whether it asks for this event.
+    /// Returns true if the event matches, regardless of the limit.
     pub fn matches(&self, event: &Event) -> bool {
         self.since.is_none_or(|since| event.id > since)
             && self.kind.is_none_or(|kind| event.kind == kind)

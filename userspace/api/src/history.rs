@@ -1,20 +1,20 @@
-//! The last hour, as the daemon remembers it.
+//! The history of the last hour that the daemon keeps.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Workloads whose past is kept, at most.
+/// The maximum number of workloads with a history.
 pub const MAX_HISTORIES: usize = 1000;
 
-/// The last hour of the host. Each list of figures has one entry a step, the latest last; it is shorter than the time it
-/// covers if the daemon, or the node, has been there for less. `null` is a step of which nothing is known.
+/// The last hour of the host. Each list has one value per step, the latest last. A list is shorter than its period if
+/// the daemon or the node has been present for less time. `null`: unknown in that step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct History {
-    /// Workloads whose past is kept.
+    /// The number of workloads with a history.
     pub kept: u64,
-    /// Workloads whose past is not kept, because there are more than 1,000: those without a guarantee that have been idle
-    /// the longest.
+    /// The number of workloads without a history because there are more than 1,000: those without a guarantee that have
+    /// been idle longest.
     pub dropped: u64,
     /// The last ten minutes.
     pub recent: HostSeries,
@@ -22,35 +22,35 @@ pub struct History {
     pub hour: HostSeries,
 }
 
-/// Figures of the host, step by step.
+/// Time series of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostSeries {
-    /// How long a step is.
+    /// The length of a step.
     pub step_seconds: u32,
-    /// When the last step ended, in milliseconds since the daemon started, as in the samples of the stream.
+    /// The end of the last step, in milliseconds since the daemon started, as in the samples of the stream.
     pub end_millis: u64,
     /// The nodes, by id.
     pub nodes: Vec<NodeSeries>,
-    /// What all workloads with a guarantee allocated outside the nodes promised to them, per second.
+    /// Memory that all workloads with a guarantee allocated outside their guaranteed nodes, per second.
     pub missed_bytes_per_second: Vec<Option<u64>>,
 }
 
-/// Figures of a node, step by step.
+/// Time series of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSeries {
     /// The node.
     pub node: u32,
-    /// User memory allocated on it by its own CPUs, per second on average.
+    /// User memory that CPUs of the node allocated on it, average per second.
     pub local_bytes_per_second: Vec<Option<u64>>,
-    /// User memory allocated on it by CPUs of other nodes, per second on average.
+    /// User memory that CPUs of other nodes allocated on it, average per second.
     pub remote_bytes_per_second: Vec<Option<u64>>,
-    /// What was not in use at the end of the step, hugepages apart.
+    /// Memory that was not in use at the end of the step, without hugepages.
     pub free_bytes: Vec<Option<u64>>,
 }
 
-/// The last hour of a workload. Its lists are as those of [`History`].
+/// The last hour of a workload. The lists have the same form as those of [`History`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadHistory {
@@ -60,45 +60,46 @@ pub struct WorkloadHistory {
     pub hour: WorkloadSeries,
 }
 
-/// Figures of a workload, step by step.
+/// Time series of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadSeries {
-    /// How long a step is.
+    /// The length of a step.
     pub step_seconds: u32,
-    /// When the last step ended, in milliseconds since the daemon started, as in the samples of the stream.
+    /// The end of the last step, in milliseconds since the daemon started, as in the samples of the stream.
     pub end_millis: u64,
-    /// User memory and hugepages that it allocated on the node of the CPU that asked, per second on average.
+    /// User memory and hugepages that the workload allocated on the node of the allocating CPU, average per second.
     pub local_bytes_per_second: Vec<Option<u64>>,
-    /// The same, on other nodes.
+    /// User memory and hugepages that the workload allocated on other nodes, average per second.
     pub remote_bytes_per_second: Vec<Option<u64>>,
-    /// What it allocated outside the nodes promised to it, per second on average; 0 where nothing is promised to it.
+    /// Memory that the workload allocated outside its guaranteed nodes, average per second; 0 without a memory
+    /// guarantee.
     pub missed_bytes_per_second: Vec<Option<u64>>,
-    /// Its memory, hugepages included, at the end of the step. Known only while somebody scrapes or watches: the daemon
-    /// reads where memory lies for those who ask, not for the history.
+    /// The memory of the workload at the end of the step, hugepages included. Known only while a client scrapes or
+    /// streams: the daemon reads this for clients, not for the history.
     pub resident_bytes: Vec<Option<u64>>,
 }
 
-/// The last ten minutes of all workloads, in few points.
+/// The last ten minutes of all workloads, at low resolution.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Trends {
-    /// How long a step is.
+    /// The length of a step.
     pub step_seconds: u32,
-    /// When the last step ended, in milliseconds since the daemon started, as in the samples of the stream.
+    /// The end of the last step, in milliseconds since the daemon started, as in the samples of the stream.
     pub end_millis: u64,
     /// The workloads, by key.
     pub workloads: Vec<Trend>,
 }
 
-/// The last ten minutes of a workload. Lists are empty if it allocated nothing.
+/// The last ten minutes of a workload. The lists are empty if it allocated nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Trend {
-    /// What distinguishes it: its cgroup, or its name where there is none.
+    /// The key of the workload: its cgroup, or its name if it has none.
     pub key: String,
-    /// As in [`WorkloadSeries`].
+    /// See [`WorkloadSeries`].
     pub local_bytes_per_second: Vec<Option<u64>>,
-    /// As in [`WorkloadSeries`].
+    /// See [`WorkloadSeries`].
     pub remote_bytes_per_second: Vec<Option<u64>>,
 }

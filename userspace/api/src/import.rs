@@ -1,16 +1,16 @@
-//! What `numaward import-kubelet-state` took over.
+//! Output of `numaward import-kubelet-state`.
 
 use serde::Serialize;
 
 use super::MemoryBlock;
 
-/// What was taken over.
+/// The guarantees that were imported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImportReport {
-    /// What each container holds.
+    /// The guarantee of each container.
     pub containers: Vec<Container>,
-    /// CPUs that are exclusive to nobody, as a list.
+    /// The CPUs of the shared pool, as a list.
     pub shared_cpus: String,
     /// Resources of pods as a whole, which their containers share or divide.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -20,17 +20,17 @@ pub struct ImportReport {
     pub warnings: Vec<String>,
 }
 
-/// What a container holds.
+/// The imported guarantee of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Container {
-    /// The UID of its pod.
+    /// The UID of the pod.
     pub pod_uid: String,
-    /// Its name.
+    /// The name of the container.
     pub container: String,
-    /// Its exclusive CPUs, as a list; empty if it has none.
+    /// The exclusive CPUs, as a list; empty if there are none.
     pub cpus: String,
-    /// Memory promised to it.
+    /// The guaranteed memory.
     pub memory: Vec<MemoryBlock>,
 }
 

@@ -1,9 +1,9 @@
-//! What is promised, as the kubelet writes it.
+//! Guarantees in the format of the kubelet's state files.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What is promised, as the kubelet's state files.
+/// All guarantees in the format of the kubelet's state files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeletState {
@@ -11,8 +11,9 @@ pub struct KubeletState {
     pub cpu_manager_state: String,
     /// The content of `memory_manager_state`.
     pub memory_manager_state: String,
-    /// What is in them and is no container of a pod, by name. Where a pod has its UID, a workload has its name.
+    /// Entries that are not containers of pods, by name. Such an entry has the name of the workload in the place of the
+    /// pod's UID.
     pub others: Vec<String>,
-    /// What a kubelet with the same policies would not take over as it is, and why.
+    /// Entries that a kubelet with the same policies would not accept unchanged, with the reason.
     pub problems: Vec<String>,
 }

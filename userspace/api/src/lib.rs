@@ -1,5 +1,8 @@
-//! What the API serves and `-o json` prints. Names are camelCase, sizes are in bytes, sets are lists in
-//! the kernel's format (`0-3,8`), nodes are numbers.
+//! Types of the HTTP API and of `-o json`.
+//!
+//! Names are camelCase and sizes are in bytes. Sets of CPUs and nodes are lists in the kernel's format (`0-3,8`); a
+//! single node
+//! is a number.
 
 #![forbid(unsafe_code)]
 
@@ -56,10 +59,10 @@ pub use self::{
     stacks::{CallStack, MAX_STACKS, StackKind, Stacks},
 };
 
-/// This version of numaward.
+/// The version of numaward.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The machine: nodes, distances, sockets, caches.
+/// The machine: nodes, distances, sockets and caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Topology {
@@ -79,71 +82,72 @@ pub struct Topology {
     pub possible_cpus: String,
     /// CPUs kept from the scheduler's load balancing (`isolcpus=`), as a list.
     pub isolated_cpus: String,
-    /// CPUs whose tick stops while one task runs (`nohz_full=`), as a list.
+    /// CPUs that stop their tick while one task runs (`nohz_full=`), as a list.
     #[serde(default)]
     pub nohz_full_cpus: String,
-    /// CPUs of cores that are slower than the fastest of the machine, as a list.
+    /// CPUs of cores that are slower than the fastest core of the machine, as a list.
     #[serde(default)]
     pub efficiency_cpus: String,
-    /// CPUs that do not reach the frequency of the fastest of the machine, as a list. Empty as well while that is not known.
+    /// CPUs with a maximum frequency below that of the fastest CPU of the machine, as a list. Also empty if the
+    /// frequencies are unknown.
     #[serde(default)]
     pub lower_frequency_cpus: String,
-    /// Size of a memory block (the unit of memory hotplug); 0 where there are none.
+    /// Size of a memory block, the unit of memory hotplug; 0 if the machine has no memory blocks.
     pub memory_block_size_bytes: u64,
 }
 
-/// A NUMA node as part of the machine.
+/// A NUMA node of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TopologyNode {
-    /// Its id.
+    /// The id of the node.
     pub node: u32,
-    /// Its CPUs, as a list; empty for a memory-only node.
+    /// The CPUs of the node, as a list; empty for a memory-only node.
     pub cpus: String,
-    /// Its usable memory, hugepage pools included.
+    /// The usable memory of the node, hugepage pools included.
     pub memory_bytes: u64,
-    /// Its hugepage pools, by page size.
+    /// The hugepage pools of the node, by page size.
     pub hugepages: Vec<HugepagePool>,
-    /// Relative distance to each node by id; 10 is the node itself.
-    // Keys of JSON are text.
+    /// Relative distances to all nodes, by id; the distance to the node itself is 10.
+    // JSON objects have text keys.
     #[schema(value_type = BTreeMap<String, u32>)]
     pub distances: BTreeMap<u32, u32>,
-    /// Whether it has memory but no CPUs.
+    /// True if the node has memory but no CPUs.
     pub memory_only: bool,
-    /// What sort of memory it has, by the kernel's memory tiers; absent where that is not known.
+    /// The type of memory of the node, from the kernel's memory tiers; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_tier: Option<MemoryTier>,
 }
 
-/// Huge pages of one size on one node.
+/// A pool of hugepages of one size on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Hugepages)]
 pub struct HugepagePool {
-    /// The page size, as Kubernetes writes it.
+    /// The page size in Kubernetes' notation.
     #[schema(examples("2Mi", "1Gi"))]
     pub size: String,
-    /// The page size.
+    /// The page size in bytes.
     pub size_bytes: u64,
-    /// Pages in the pool.
+    /// The number of pages in the pool.
     pub total_pages: u64,
-    /// Pages not in use.
+    /// The number of free pages.
     pub free_pages: u64,
-    /// Pages above the configured number.
+    /// The number of surplus pages, which exceed the configured size of the pool.
     pub surplus_pages: u64,
 }
 
-/// A socket.
+/// A socket (physical package).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Socket {
-    /// Its id (`physical_package_id`).
+    /// The id of the socket (`physical_package_id`).
     pub socket: u32,
-    /// Its online CPUs, as a list.
+    /// The online CPUs of the socket, as a list.
     pub cpus: String,
-    /// The nodes of its CPUs, as a list.
+    /// The NUMA nodes of these CPUs, as a list.
     pub nodes: String,
-    /// Number of physical cores that are online.
+    /// The number of physical cores with an online CPU.
     pub cores: u32,
 }
 
@@ -151,7 +155,7 @@ pub struct Socket {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Cache {
-    /// The CPUs that share it, as a list.
+    /// The CPUs that share the cache, as a list.
     pub cpus: String,
 }
 
@@ -159,7 +163,7 @@ pub struct Cache {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Core {
-    /// Its online CPUs, as a list: SMT siblings.
+    /// The online CPUs of the core (SMT siblings), as a list.
     #[schema(examples("2,34"))]
     pub cpus: String,
 }
@@ -225,28 +229,28 @@ impl From<&Machine> for Topology {
     }
 }
 
-/// The nodes and what happens on them.
+/// The nodes and their usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Nodes {
     /// The online nodes, by id.
     pub nodes: Vec<Node>,
-    /// Sampled accesses of all workloads, by the node of the CPUs; absent where no probe samples.
+    /// Sampled accesses of all workloads, by the node of the CPU; absent if no probe samples accesses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accesses: Option<Vec<NodeAccesses>>,
 }
 
-/// A node and what happens on it.
+/// A node and its usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
-    /// Its id.
+    /// The id of the node.
     pub node: u32,
-    /// Its CPUs, as a list; empty for a memory-only node.
+    /// The CPUs of the node, as a list; empty for a memory-only node.
     pub cpus: String,
-    /// Its memory by kind.
+    /// The memory of the node, by kind.
     pub memory: Vec<NodeMemory>,
-    /// What all workloads allocated on it; absent where no probe counts.
+    /// Memory that all workloads allocated on the node; absent if no probe counts allocations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<AllocatedBytes>,
 }
@@ -255,24 +259,24 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMemory {
-    /// The kind.
+    /// The kind of memory.
     #[schema(examples("memory", "hugepages-2Mi"))]
     pub kind: String,
-    /// All of it.
+    /// The total memory of this kind.
     pub total_bytes: u64,
-    /// What is not in use; absent where that is not known.
+    /// The memory of this kind that is not in use; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
 }
 
-/// Bytes allocated on a node since numaward saw the workload first.
+/// Bytes allocated on a node since numaward first saw the workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Allocated)]
 pub struct AllocatedBytes {
-    /// User memory, allocated by a CPU of this node.
+    /// User memory that CPUs of this node allocated.
     pub local_bytes: u64,
-    /// User memory, allocated by a CPU of another node.
+    /// User memory that CPUs of other nodes allocated.
     pub remote_bytes: u64,
     /// Kernel memory; a lower bound.
     pub kernel_bytes: u64,
@@ -286,73 +290,74 @@ pub struct Workloads {
     pub workloads: Vec<Workload>,
 }
 
-/// A workload and its memory, since its cgroup was seen first.
+/// A workload and its memory since its cgroup was first seen.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
-    /// The label `workload` of its metrics. Workloads without a name of their own, such as containers, share
-    /// one; their metrics are sums.
+    /// The label `workload` of its metrics. Workloads without a name of their own, such as containers, share one label;
+    /// their metrics are sums.
     #[schema(examples("postgresql@17-main.service", "docker"))]
     pub workload: String,
-    /// What it is.
+    /// The kind of workload.
     #[schema(examples("unit", "container", "exec", "cgroup", "other"))]
     pub kind: String,
-    /// Its cgroup below the cgroup mount; deeper ones fold into it. Absent for `other`, and for a workload that
-    /// was removed.
+    /// The cgroup of the workload, as a path below the cgroup mount; deeper cgroups are counted with it. Absent for
+    /// `other` and for a removed workload.
     pub cgroup: Option<String>,
-    /// Which container it is; absent where it is none.
+    /// The container; absent if the workload is not a container.
     pub container: Option<Container>,
-    /// Where its allocations are counted.
+    /// The counters in which its allocations are counted.
     pub counters: Counters,
-    /// Its memory by node.
+    /// The memory of the workload, by node.
     pub nodes: Vec<WorkloadNode>,
-    /// Time its tasks lost waiting for memory; absent where it cannot be read, or where other workloads are
-    /// below this one.
+    /// The time that its tasks waited for memory; absent if it cannot be read, or if other workloads are below this
+    /// one.
     pub pressure: Option<Pressure>,
-    /// Processes that the OOM killer took; absent like `pressure`.
+    /// The number of processes that the OOM killer killed; absent like `pressure`.
     pub oom_kills: Option<u64>,
-    /// What the kernel moved between memory tiers; absent like `pressure`, before Linux 6.12, and on a machine with one tier.
+    /// Memory that the kernel moved between memory tiers; absent like `pressure`, before Linux 6.12, and on a machine
+    /// with one tier.
     pub tiering: Option<Tiering>,
-    /// What it did beside allocating; absent where it is not counted by itself.
+    /// The workload's activity other than allocations; absent if it is not counted separately.
     pub activity: Option<Activity>,
 }
 
-/// Memory that the kernel moved between memory tiers since the cgroup was made.
+/// Memory that the kernel moved between memory tiers since the cgroup was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tiering {
-    /// To slower memory.
+    /// Memory moved to a slower tier.
     pub demoted_bytes: u64,
-    /// To faster memory.
+    /// Memory moved to a faster tier.
     pub promoted_bytes: u64,
 }
 
-/// A container, as far as its cgroup shows.
+/// A container, as identified by its cgroup.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Container {
-    /// The runtime's id.
+    /// The container id of the runtime.
     pub id: String,
-    /// The UID of its pod; absent outside Kubernetes.
+    /// The UID of the pod; absent outside Kubernetes.
     pub pod_uid: Option<String>,
-    /// The runtime, as it calls itself in cgroups; absent where it does not.
+    /// The container runtime, by its name in cgroup paths; absent if the path does not contain one.
     #[schema(examples("cri-containerd", "docker"))]
     pub runtime: Option<String>,
 }
 
-/// Where a workload's allocations are counted.
+/// The counters in which a workload's allocations are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Counters {
-    /// In counters of its own.
+    /// The workload has its own counters.
     Own,
-    /// Together with others, because no slot is free.
+    /// The workload is counted together with other workloads, because no slot is free.
     Other,
-    /// Nowhere: no probe counts.
+    /// The workload is not counted, because no probe counts allocations.
     None,
-    /// In counters of its own until its cgroup was removed; these are its last values.
+    /// The workload had its own counters until its cgroup was removed; these are the last values.
     Removed,
 }
 
@@ -363,14 +368,14 @@ pub enum Counters {
 pub struct WorkloadNode {
     /// The node.
     pub node: u32,
-    /// What it allocated there; absent where it is not counted by itself.
+    /// Memory that the workload allocated on the node; absent if it is not counted separately.
     pub allocated: Option<AllocatedBytes>,
-    /// What it allocated there although the node is not promised to it; absent where nothing is promised to
-    /// it, or where it is not counted by itself.
+    /// Memory that the workload allocated on the node outside its guarantee; absent if it has no memory guarantee, or
+    /// if it is not counted separately.
     pub missed_bytes: Option<u64>,
-    /// What lies there now, hugepages apart; absent where it cannot be read.
+    /// The memory of the workload that is on the node now, without hugepages; absent if it cannot be read.
     pub resident: Option<Resident>,
-    /// Its hugepages there, by size: of sizes that the host has pools of.
+    /// The hugepages of the workload on the node, for each size of which the host has a pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hugepages: Vec<WorkloadHugepages>,
 }
@@ -380,29 +385,29 @@ pub struct WorkloadNode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadHugepages {
-    /// The size of a page.
+    /// The page size.
     #[schema(examples("2Mi", "1Gi"))]
     pub size: String,
-    /// What lies there now (`hugetlb.*.numa_stat`); absent where it cannot be read.
+    /// The hugepages that are on the node now (`hugetlb.*.numa_stat`); absent if they cannot be read.
     pub resident_bytes: Option<u64>,
-    /// What it took from the node's pool; absent where it is not counted by itself.
+    /// Hugepages that the workload took from the node's pool; absent if it is not counted separately.
     pub allocated: Option<AllocatedHugepages>,
-    /// What it took there although the node is not promised to it; absent where nothing is promised to it, or where it
-    /// is not counted by itself.
+    /// Hugepages that the workload took from the node's pool outside its guarantee; absent if it has no memory
+    /// guarantee, or if it is not counted separately.
     pub missed_bytes: Option<u64>,
 }
 
-/// Bytes of hugepages taken from a node's pool since the daemon saw the workload first.
+/// Bytes of hugepages taken from a node's pool since the daemon first saw the workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedHugepages {
-    /// By a CPU of this node.
+    /// Hugepages taken by CPUs of this node.
     pub local_bytes: u64,
-    /// By a CPU of another node.
+    /// Hugepages taken by CPUs of other nodes.
     pub remote_bytes: u64,
 }
 
-/// Bytes that lie on a node (`memory.numa_stat`).
+/// Bytes of memory that are on a node (`memory.numa_stat`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Resident {
@@ -414,195 +419,196 @@ pub struct Resident {
     pub kernel_bytes: u64,
 }
 
-/// Time lost waiting for memory (`memory.pressure`), in microseconds.
+/// Time in which tasks waited for memory (`memory.pressure`), in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Pressure {
-    /// At least one task waited.
+    /// Time in which at least one task waited.
     pub waiting_micros: u64,
-    /// All tasks that had work waited.
+    /// Time in which all runnable tasks waited.
     pub stalled_micros: u64,
 }
 
-/// How numaward itself is doing.
+/// The state of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The name of the host: that of the Kubernetes node where it is configured.
+    /// The name of the host; the name of the Kubernetes node, if it is configured.
     #[serde(default)]
     pub host: String,
-    /// Its version.
+    /// The version of the daemon.
     pub version: String,
-    /// Seconds since it started.
+    /// Seconds since the daemon started.
     pub uptime_seconds: u64,
     /// The probes.
     pub probes: Vec<Probe>,
-    /// The maps of the probes.
+    /// The BPF maps of the probes.
     pub maps: Vec<Map>,
-    /// Bytes of kernel memory that the maps of each family of probes take.
+    /// Kernel memory of the BPF maps in bytes, by family of probes.
     #[serde(default)]
     pub map_memory: BTreeMap<String, u64>,
-    /// How many workloads there are.
+    /// The number of workloads.
     pub workloads: WorkloadCount,
-    /// The exclusive CPUs, and how clean each is.
+    /// The exclusive CPUs and the time that other tasks used them.
     #[serde(default)]
     pub exclusive_cpus: Vec<ExclusiveCpu>,
-    /// The nodes on which memory is promised, as the guard saw them last; none where it does not look.
+    /// The nodes with memory guarantees, at the last check of the guard; empty if the guard is off.
     #[serde(default)]
     pub headroom: Vec<NodeHeadroom>,
-    /// What does not work, why, and what to do.
+    /// The degraded parts, with the reason and what to do.
     pub degraded: Vec<DegradedPart>,
 }
 
-/// How a node is doing against what is promised on it and not used yet.
+/// The memory headroom of a node, compared with its guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeHeadroom {
     /// The node.
     pub node: u32,
-    /// Memory that is still available: free or reclaimable, and not held by a promise.
+    /// The available memory of the node: free or reclaimable, without memory that is protected by a guarantee.
     pub obtainable_bytes: u64,
-    /// What is promised there and not used yet.
+    /// The guaranteed memory that is not used yet.
     pub unused_bytes: u64,
-    /// How much more than that is to be there.
+    /// The margin that should be available in addition.
     pub margin_bytes: u64,
-    /// Whether the node is low: there was less, and there has not been enough for a while since.
+    /// True if the headroom is low: less was available, and enough has not been available for long enough since.
     pub low: bool,
 }
 
-/// A probe.
+/// A BPF probe.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Probe {
-    /// Its name.
+    /// The name of the probe.
     pub probe: String,
-    /// How it is attached.
+    /// The method by which the probe is attached.
     #[schema(examples("tp_btf", "tracepoint", "absent"))]
     pub mode: String,
-    /// Why not better; absent for the best way.
+    /// The reason why the probe is not attached by the best method; absent for the best method.
     pub reason: Option<String>,
-    /// Its counts against known allocations at the start.
+    /// The result of the check at startup, which compares the probe's counts with known allocations.
     pub self_check: Option<String>,
-    /// Nanoseconds of a run on average; absent unless the kernel measured some.
+    /// The average time of one run in nanoseconds; absent if the kernel has measured none.
     pub nanoseconds_per_event: Option<u64>,
-    /// Runs that the kernel measured: for some seconds after the start, and while it is asked to. Absent where the
-    /// probe is not attached.
+    /// The number of runs that the kernel measured: for some seconds after the start, and while measuring is requested.
+    /// Absent if the probe is not attached.
     pub measured_runs: Option<u64>,
-    /// The time of all these runs, in nanoseconds.
+    /// The total time of the measured runs, in nanoseconds.
     pub measured_nanoseconds: Option<u64>,
-    /// Events that the kernel did not hand to it, or for which its maps had no room; absent where it is not attached.
+    /// Events that the kernel dropped before they reached the probe, or that did not fit into its maps; absent if the
+    /// probe is not attached.
     pub events_lost: Option<u64>,
-    /// For which part of the time it is attached: what it counts is then multiplied accordingly, and so is an estimate.
-    /// Absent where that is all the time.
+    /// The part of the time in which the probe is attached. Its counts are scaled accordingly and are estimates. Absent
+    /// if the probe is always attached.
     #[schema(examples("5s/1m"))]
     pub duty_cycle: Option<String>,
 }
 
-/// A CPU that is exclusive to a workload, and who used it since it first was.
+/// An exclusive CPU, and the tasks that used it since it became exclusive.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExclusiveCpu {
     /// The CPU.
     pub cpu: u32,
-    /// The workload.
+    /// The workload with exclusive use of the CPU.
     pub workload: String,
-    /// Time of the workload's own tasks, in microseconds like the others.
+    /// Time of the workload's own tasks, in microseconds, like all times here.
     pub own_micros: u64,
     /// Time of kernel threads.
     pub kernel_thread_micros: u64,
-    /// Time of processes of no workload.
+    /// Time of processes that belong to no workload.
     pub host_micros: u64,
     /// Time of processes of other workloads.
     pub workload_micros: u64,
-    /// Interrupts of devices, timers and other CPUs; absent where they cannot be read.
+    /// Interrupts of devices, timers and other CPUs; absent if they cannot be read.
     pub hard_interrupts: Option<u64>,
-    /// Softirqs; absent where they cannot be read.
+    /// Softirqs; absent if they cannot be read.
     pub soft_interrupts: Option<u64>,
 }
 
-/// Intruders that are listed, at most.
+/// The maximum number of intruders in a list.
 pub const MAX_INTRUDERS: usize = 50;
 
-/// Who ran on the exclusive CPUs of a workload.
+/// Tasks of other workloads that ran on the exclusive CPUs of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Intruders {
-    /// Whether this is measured now: a CPU is exclusive, and the probe is attached.
+    /// True if intruders are measured now: a CPU is exclusive, and the probe is attached.
     pub watching: bool,
-    /// Its CPUs.
+    /// The exclusive CPUs of the workload.
     pub cpus: Vec<ExclusiveCpu>,
-    /// Who ran there, by name, the longest first; 50 at most.
+    /// The intruders by name, longest time first; at most 50.
     pub intruders: Vec<Intruder>,
 }
 
-/// Tasks of one name that ran on exclusive CPUs of a workload that they are not of.
+/// Tasks with the same name that ran on exclusive CPUs of another workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Intruder {
-    /// What they are.
+    /// The class of the tasks.
     #[schema(examples("kernel_thread", "host", "workload"))]
     pub class: String,
-    /// The workload they are of; absent where they are of none.
+    /// The workload of the tasks; absent if they belong to none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workload: Option<String>,
-    /// Their name, at most 15 bytes.
+    /// The name of the tasks, at most 15 bytes.
     pub command: String,
-    /// How long they ran, in microseconds.
+    /// The time that the tasks ran, in microseconds.
     pub micros: u64,
-    /// How often they were switched in.
+    /// The number of times that a task was switched in.
     pub runs: u64,
 }
 
-/// A map of the probes.
+/// A BPF map of the probes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Map {
-    /// Its name.
+    /// The name of the map.
     pub map: String,
     /// Entries in use.
     pub entries: u64,
-    /// Entries it has room for.
+    /// The maximum number of entries.
     pub capacity: u64,
 }
 
-/// How many workloads there are.
+/// The number of workloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadCount {
-    /// With counters of their own.
+    /// Workloads with their own counters.
     pub own: u64,
-    /// Counted together as `other`.
+    /// Workloads that are counted together as `other`.
     pub other: u64,
 }
 
-/// Something that does not work.
+/// A part of the daemon that does not work as it should.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Degraded)]
 pub struct DegradedPart {
-    /// The part.
+    /// The name of the part.
     #[schema(examples("cgroups", "topology"))]
     pub part: String,
-    /// Why, and what to do.
+    /// The reason, and what to do.
     pub reason: String,
 }
 
-/// The version that runs.
+/// The version of the daemon and its environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Version {
-    /// numaward's version.
+    /// The version of numaward.
     pub version: String,
-    /// The kernel's release.
+    /// The release of the kernel.
     pub kernel: String,
-    /// The architecture it was built for.
+    /// The architecture for which numaward was built.
     pub architecture: String,
 }
 
 impl Version {
-    /// This version, on this release of the kernel.
+    /// Returns this version of numaward on the given kernel release.
     pub fn on(kernel: impl Into<String>) -> Self {
         Self {
             version: VERSION.to_owned(),

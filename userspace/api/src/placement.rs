@@ -1,4 +1,4 @@
-//! How a workload wants to be placed, amounts of CPUs, and what a guarantee is changed to.
+//! Placement conditions of a workload, amounts of CPUs, and changes of a guarantee.
 
 use std::{
     borrow::Cow,
@@ -24,78 +24,74 @@ use utoipa::{
     },
 };
 
-/// Wishes and conditions of a workload beside its amounts and its policy. Only the strategy `native` knows all but
-/// `preferredNodes`, `isolate`, `memoryPolicy` and `resctrlClass`.
+/// Placement conditions of a workload, in addition to its amounts and its policy. Most need the strategy `native`;
+/// `preferredNodes`, `isolate`, `memoryPolicy` and `resctrlClass` work with both strategies.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "conditions of which each holds or not, whatever the others are"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
 pub struct Placement {
-    /// Nodes on which it should be if it can, as a list.
+    /// Nodes that are preferred for the workload, as a list.
     #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
     #[schema(value_type = Option<String>, examples("0-1"))]
     pub preferred_nodes: Option<NodeSet>,
-    /// The only nodes on which it may be, as a list; absent: any. The request is refused if it does not fit there.
+    /// The only allowed nodes, as a list; absent: all nodes. The request is refused if it does not fit on them.
     #[schemars(with = "Option<String>", extend("examples" = ["0-1"]))]
     #[schema(value_type = Option<String>, examples("0-1"))]
     pub nodes: Option<NodeSet>,
-    /// How memory-only nodes count; absent: as the configuration has it.
+    /// The use of memory-only nodes; absent: the configured one.
     pub tiers: Option<Tiers>,
-    /// The only sorts of memory that it takes; none: any.
+    /// The only allowed types of memory; empty: all types.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<MemoryTier>)]
     pub memory_tiers: BTreeSet<MemoryTier>,
-    /// The kinds that each of its exclusive CPUs must be of; none: any CPU will do.
+    /// The kinds that each exclusive CPU must have; empty: any CPU.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<CpuKind>)]
     pub cpu_kinds: BTreeSet<CpuKind>,
-    /// Each of its exclusive CPUs is of a different core, and nobody may use the other threads of these cores.
+    /// Places each exclusive CPU on a different core; no workload may use the other threads of these cores.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hide_siblings: bool,
-    /// What others can name it by, besides its own name.
+    /// Labels by which other workloads can refer to this one, in addition to its name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Workloads on whose nodes it would like to be: by name (of a pod: `namespace/name`), or by a label as
-    /// `key=value`.
+    /// Workloads to be near: their nodes are preferred. By name (of a pod: `namespace/name`), or by a label as `key=value`.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub with: BTreeSet<String>,
-    /// Workloads on whose nodes it would like not to be, named likewise.
+    /// Workloads to be apart from: their nodes are avoided. Same notation.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub apart: BTreeSet<String>,
-    /// Its CPUs are to share a last-level cache where possible.
+    /// Prefers CPUs that share a last-level cache.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub same_cache: bool,
-    /// Others are kept off its exclusive CPUs, also where `enforcement.herding.mode` is not `on`.
+    /// Keeps other workloads off the exclusive CPUs, even if `enforcement.herding.mode` is not `on`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub isolate: bool,
-    /// How the kernel chooses among its nodes for each new page; absent: as for any process. Of a command, or
-    /// of a container by annotation; refused for what runs already.
+    /// The memory policy: how the kernel chooses among the nodes for each new page; absent: the default policy. Only
+    /// for a command, or for a container by annotation; refused for a running workload.
     pub memory_policy: Option<MemoryPolicy>,
-    /// Its class of L3 caches and memory bandwidth, of `resctrl.classes` in the configuration; absent: none.
+    /// The class of L3 caches and memory bandwidth (`resctrl.classes` in the configuration); absent: none.
     #[schemars(extend("examples" = ["batch"]))]
     #[schema(examples("batch"))]
     pub resctrl_class: Option<String>,
-    /// It must stay where it is placed first.
+    /// Forbids moving the workload after its first placement.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub immovable: bool,
-    /// Its memory is promised on a home node, which follows it, and is not bound to it: it may use more than is
-    /// promised, up to its limit, on any node. Its CPUs are shared.
+    /// Guarantees the memory on a preferred node, which follows the workload, without binding it there: the workload
+    /// may use more memory, up to its limit, on any node. Its CPUs are shared.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub burstable: bool,
 }
 
 impl Placement {
-    /// Whether nothing is said.
+    /// Returns true if no condition is set.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Shows the terms on which something was admitted, with these preferred nodes.
+    /// Converts the terms of an admitted request, with the given preferred nodes.
     pub fn from_terms(terms: &Terms, preferred_nodes: Option<NodeSet>) -> Self {
         Self {
             preferred_nodes,
@@ -117,12 +113,12 @@ impl Placement {
     }
 }
 
-/// An amount of CPUs: a number, or a quantity as Kubernetes writes it (`500m`).
+/// An amount of CPUs: a number, or a Kubernetes quantity (`500m`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct Cpus(pub Quantity);
 
 impl Cpus {
-    /// So many whole CPUs.
+    /// Returns an amount of whole CPUs.
     pub const fn whole(cpus: u32) -> Self {
         Self(Quantity::whole(cpus as u64))
     }
@@ -137,10 +133,10 @@ impl FromStr for Cpus {
 }
 
 impl Serialize for Cpus {
-    /// Whole CPUs as a number.
+    /// Writes whole CPUs as a number.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0.whole_cpus() {
-            // What is whole only when it is rounded stays as it is.
+            // An amount that is whole only after rounding is written unchanged.
             Some(whole) if self.0 == Quantity::whole(whole) => serializer.serialize_u64(whole),
             _ => serializer.collect_str(self),
         }
@@ -162,7 +158,7 @@ impl<'de> Deserialize<'de> for Cpus {
                 Ok(Cpus(Quantity::whole(cpus)))
             }
             fn visit_f64<E: de::Error>(self, cpus: f64) -> Result<Cpus, E> {
-                // Printed, a floating-point number has the shortest digits that mean it: those that were written.
+                // `to_string` prints the shortest digits that give the same number, which are the written ones.
                 self.visit_str(&cpus.to_string())
             }
         }
@@ -198,20 +194,20 @@ impl PartialSchema for Cpus {
 
 impl ToSchema for Cpus {}
 
-/// What a guarantee is to be changed to. What is absent stays.
+/// The new amounts of a guarantee. Absent amounts stay unchanged.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Resize {
-    /// CPUs: a whole number for a workload with exclusive ones, a part of a CPU for one that shares them.
+    /// CPUs: a whole number for a workload with exclusive CPUs, a fraction for a workload on the shared pool.
     pub cpus: Option<Cpus>,
-    /// Memory, as Kubernetes writes quantities.
+    /// Memory, as a Kubernetes quantity.
     #[schema(examples("8Gi"))]
     pub memory: Option<String>,
-    /// The most memory that the workload may use; absent: `memory`, where both were equal, else as it was.
+    /// The maximum memory of the workload; absent: `memory` if both were equal, otherwise unchanged.
     #[schema(examples("12Gi"))]
     pub memory_limit: Option<String>,
-    /// Huge pages, in bytes by page size: of sizes that it holds.
+    /// Hugepages in bytes, by page size; only sizes that the guarantee contains.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(examples(json!({"2Mi": "64Mi"})))]
     pub hugepages: BTreeMap<String, String>,
@@ -240,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_not_written() {
+    fn default_fields_are_omitted() {
         assert_eq!(serde_json::to_string(&Placement::default()).unwrap(), "{}");
         let text = r#"{"preferredNodes":"0-1","nodes":"0-2","tiers":"strict","memoryTiers":["cxl"],"cpuKinds":["performance","nohz-full"],"hideSiblings":true,"labels":{"app":"db"},"with":["web"],"apart":["app=batch"],"sameCache":true,"isolate":true,"memoryPolicy":"interleave","resctrlClass":"batch","immovable":true,"burstable":true}"#;
         let placement: Placement = serde_json::from_str(text).unwrap();

@@ -6,15 +6,15 @@ use utoipa::ToSchema;
 /// The media type of problem details.
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
-/// What went wrong with a request (RFC 9457). The type is always `about:blank`: the status says it all.
+/// The problem of a request (RFC 9457). The type is always `about:blank`, because the status is sufficient.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// The status as words.
+    /// The HTTP status as text.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What was wrong with this request, and what to do.
+    /// The problem of this request, and what to do.
     pub detail: String,
-    /// The path that was asked for.
+    /// The path of the request.
     pub instance: String,
 }

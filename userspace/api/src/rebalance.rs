@@ -1,4 +1,4 @@
-//! Moves of workloads that run, which make room for a request.
+//! Rebalancing: moves of running workloads that make room for a request.
 
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
@@ -11,172 +11,173 @@ use super::allocation::{Allocation, AllocationRequest};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PlanRequest {
-    /// What room is to be made for.
+    /// The request for which room is needed.
     pub request: AllocationRequest,
-    /// The most workloads that may move; absent: 3. The containers of a pod that is placed as a whole count as one.
+    /// The maximum number of workloads that may move; absent: 3. The containers of a pod that is placed as a whole
+    /// count as one.
     #[schema(minimum = 1, maximum = 16)]
     pub max_moves: Option<u32>,
-    /// The most memory that may move, as Kubernetes writes quantities; absent: any amount.
+    /// The maximum memory that may move, as a Kubernetes quantity; absent: no limit.
     #[schema(examples("16Gi"))]
     pub max_bytes: Option<String>,
 }
 
-/// A request to carry a plan out.
+/// A request to execute a plan.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RebalanceRequest {
-    /// What room is to be made for.
+    /// The request for which room is needed.
     pub request: AllocationRequest,
-    /// The most workloads that may move; absent: 3.
+    /// The maximum number of workloads that may move; absent: 3.
     #[schema(minimum = 1, maximum = 16)]
     pub max_moves: Option<u32>,
-    /// The most memory that may move, as Kubernetes writes quantities; absent: any amount.
+    /// The maximum memory that may move, as a Kubernetes quantity; absent: no limit.
     #[schema(examples("16Gi"))]
     pub max_bytes: Option<String>,
-    /// The id of the plan that is to be carried out: it is refused if something else would be done by now. Absent: whatever
-    /// is planned now.
+    /// The id of the plan to execute. Refused if the current plan differs. Absent: the current plan.
     pub plan: Option<String>,
-    /// Whether the request is admitted in the end. Otherwise only room is made, which the next request may take.
+    /// True to admit the request afterwards. Otherwise only room is made, which the next request can use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub admit: bool,
 }
 
-/// Moves that make a request fit.
+/// A plan of moves that make a request fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MovePlan {
-    /// Made of the moves and the place of the request: the same as long as the same would be done.
+    /// The id of the plan, computed from the moves and the placement of the request: equal plans have equal ids.
     #[schema(examples("8d2f6c01a3e45b79"))]
     pub id: String,
-    /// The moves, in their order; none where the request fits as it is.
+    /// The moves, in order; empty if the request fits already.
     pub moves: Vec<Move>,
-    /// Memory that has to go to another node, in all.
+    /// The total memory that must move to another node.
     pub bytes: u64,
-    /// How long the workloads may be held up, in all: `bytes` at the `rate`.
+    /// The total time for which the workloads may be paused: `bytes` at the `rate`.
     pub pause_milliseconds: u64,
-    /// How fast pages are expected to move.
+    /// The expected rate at which pages move.
     pub rate: MigrationRate,
-    /// What the request would hold after all moves.
+    /// The allocation of the request after all moves.
     pub allocation: Allocation,
 }
 
-/// A workload that goes to other CPUs or nodes.
+/// A move of a workload to other CPUs or nodes.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Move {
-    /// The workload. Of a pod that is placed as a whole: one of its containers.
+    /// The workload; for a pod that is placed as a whole, one of its containers.
     pub workload: String,
-    /// The nodes on which memory is promised to it before, as a list.
+    /// The nodes of its guaranteed memory before the move, as a list.
     pub from_nodes: String,
-    /// Those on which it is promised afterwards.
+    /// The nodes of its guaranteed memory after the move, as a list.
     pub to_nodes: String,
-    /// Its exclusive CPUs before, as a list.
+    /// The exclusive CPUs before the move, as a list.
     pub from_cpus: String,
-    /// Those afterwards.
+    /// The exclusive CPUs after the move, as a list.
     pub to_cpus: String,
-    /// Memory that has to go to another node.
+    /// The memory that must move to another node.
     pub bytes: u64,
-    /// Where `bytes` comes from.
+    /// The source of `bytes`.
     pub bytes_source: BytesSource,
-    /// How long the workload may be held up at most, as estimated: `bytes` at the plan's `rate`.
+    /// The estimated maximum time for which the workload may be paused: `bytes` at the `rate` of the plan.
     pub pause_milliseconds: u64,
-    /// How far it is; absent in a plan.
+    /// The state of the move; absent in a plan.
     pub state: Option<MoveState>,
-    /// User memory that has left the nodes so far; absent in a plan, and where it is not known.
+    /// User memory that has left the old nodes so far; absent in a plan, and if unknown.
     pub moved_bytes: Option<u64>,
 }
 
-/// How much has to move, by whom.
+/// The source of the amount of memory that must move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BytesSource {
-    /// What lies on other nodes than those it goes to (`memory.numa_stat`, and of hugepages `hugetlb.*.numa_stat`).
+    /// The memory that the workload has outside the new nodes (`memory.numa_stat`; for hugepages
+    /// `hugetlb.*.numa_stat`).
     Resident,
-    /// What is promised to it on other nodes: what it has is not known.
+    /// The guaranteed memory outside the new nodes, because the actual memory is unknown.
     Promised,
 }
 
-/// How fast pages move.
+/// The rate at which pages move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationRate {
-    /// Bytes in a second.
+    /// Bytes per second.
     pub bytes_per_second: u64,
-    /// Where that comes from.
+    /// The source of the rate.
     pub source: RateSource,
 }
 
-/// Where a rate comes from.
+/// The source of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RateSource {
-    /// What this daemon has moved so far on this host, by the time that it took.
+    /// Measured on the pages that this daemon has moved so far.
     Measured,
-    /// An assumption: this daemon has not moved enough yet to know.
+    /// Assumed, because this daemon has not moved enough pages yet.
     Assumed,
 }
 
-/// How far a move is.
+/// The state of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MoveState {
-    /// It is to be made.
+    /// The move has not started.
     Planned,
-    /// Its pages are being moved.
+    /// The pages are being moved.
     Moving,
-    /// It is made.
+    /// The move is complete.
     Moved,
-    /// Its pages are being moved back.
+    /// The pages are being moved back.
     MovingBack,
-    /// It was taken back.
+    /// The move was reverted.
     TakenBack,
-    /// It was to be taken back, and could not be: the workload keeps its new place.
+    /// The move could not be reverted: the workload keeps its new place.
     Stays,
-    /// The workload ended meanwhile.
+    /// The workload has ended.
     Gone,
 }
 
-/// A rebalance: a plan that is carried out, or was.
+/// A rebalance: a plan that is or was executed.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Rebalance {
     /// The id of the plan.
     pub id: String,
-    /// The name of the request for which room is made; absent where an earlier run of the daemon began it.
+    /// The name of the request for which room is made; absent if an earlier run of the daemon started the rebalance.
     pub request: Option<String>,
-    /// Whether nobody asked for it: `rebalance.mode` is `auto`.
+    /// True if the rebalance started automatically (`rebalance.mode: auto`).
     pub automatic: bool,
-    /// How far it is.
+    /// The state of the rebalance.
     pub state: RebalanceState,
-    /// The moves, in their order.
+    /// The moves, in order.
     pub moves: Vec<Move>,
-    /// Why it failed or was cancelled.
+    /// The reason for which it failed or was cancelled.
     pub reason: Option<String>,
-    /// What the request holds now, if it was to be admitted.
+    /// The allocation of the request, if it was to be admitted.
     pub allocation: Option<Allocation>,
 }
 
-/// How far a rebalance is.
+/// The state of a rebalance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RebalanceState {
-    /// The moves are being made.
+    /// The moves are in progress.
     Running,
-    /// They are being taken back.
+    /// The moves are being reverted.
     RollingBack,
-    /// All are made, and the request fits.
+    /// All moves are complete, and the request fits.
     Done,
-    /// It failed, and what was done was taken back.
+    /// The rebalance failed, and its moves were reverted.
     Failed,
-    /// It was cancelled, and what was done was taken back.
+    /// The rebalance was cancelled, and its moves were reverted.
     Cancelled,
 }
 
 impl RebalanceState {
-    /// Whether it is over.
+    /// Returns true if the rebalance has ended.
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Failed | Self::Cancelled)
     }

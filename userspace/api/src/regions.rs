@@ -1,57 +1,58 @@
-//! Where which part of a workload's memory lies.
+//! Memory regions of a workload and the nodes of their pages.
 
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 use utoipa::ToSchema;
 
-/// Regions that are listed, at most.
+/// The maximum number of regions in a list.
 pub const MAX_REGIONS: usize = 200;
 
-/// Where the memory of a workload lies, by what it is for.
+/// The memory of a workload, by region.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Regions {
-    /// How many processes were looked at, as a whole.
+    /// The number of processes that were read completely.
     pub processes: u32,
-    /// What is missing, and why.
+    /// Missing parts, with the reason.
     pub notes: Vec<String>,
-    /// The nodes promised to it, as a list; absent where no memory is promised.
+    /// The nodes of its guaranteed memory, as a list; absent without a memory guarantee.
     #[schema(examples("0-1"))]
     pub promised: Option<String>,
-    /// Where it has a home, if nothing is promised to it, as a list; absent where it has none.
+    /// The preferred node of a workload without a memory guarantee, as a list; absent if it has none.
     #[schema(examples("1"))]
     pub home: Option<String>,
-    /// The regions, those with the most bytes first; 200 at most. The last one then stands for all others.
+    /// The regions, largest first; at most 200. In a longer list, the last entry stands for all further regions.
     pub regions: Vec<Region>,
 }
 
-/// A part of the memory that processes of a workload have mapped.
+/// A region of the memory that processes of a workload have mapped.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Region {
-    /// What it is: `[heap]`, `[stack]`, `[anonymous]`, or a file. Memory that processes share is counted in each of them.
+    /// The name of the region: `[heap]`, `[stack]`, `[anonymous]`, or a file. Shared memory is counted in each process
+    /// that maps it.
     #[schema(examples("[heap]", "/usr/lib/libc.so.6"))]
     pub name: String,
-    /// Its bytes, by node; nodes with none are not listed.
+    /// The bytes of the region, by node; nodes without any are not listed.
     pub nodes: Vec<RegionNode>,
-    /// Its bytes on nodes that are neither promised nor a home; absent where there are no such nodes.
+    /// The bytes on nodes other than the guaranteed or preferred ones; absent if the workload has neither.
     pub off_bytes: Option<u64>,
 }
 
-/// What a region has on one node.
+/// The bytes of a region on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RegionNode {
     /// The node.
     pub node: u32,
-    /// Its bytes there.
+    /// The bytes on this node.
     pub bytes: u64,
 }
 
 impl Region {
-    /// Its bytes on all nodes.
+    /// Returns the bytes on all nodes.
     pub fn bytes(&self) -> u64 {
         self.nodes.iter().fold(0, |sum, node| sum.saturating_add(node.bytes))
     }

@@ -1,37 +1,37 @@
-//! What `numaward uninstall --restore` gave back.
+//! Output of `numaward uninstall --restore`.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// What was given back.
+/// The values that were restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoreReport {
-    /// Cgroups that got back what they had, in the order of their paths.
+    /// Cgroups with restored values, in the order of their paths.
     pub cgroups: Vec<RestoredCgroup>,
-    /// What did not.
+    /// Items that were not restored.
     pub left: Vec<UnrestoredItem>,
 }
 
-/// Something that did not get back what it had.
+/// An item that still has a value of numaward.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnrestoredItem {
-    /// A cgroup that is still there, an interrupt or the like.
+    /// The name: an existing cgroup, an interrupt or a similar item.
     pub name: String,
-    /// Why; without it, the log says so.
+    /// The reason; if absent, the log has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// A cgroup that got back what it had.
+/// A cgroup with restored values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RestoredCgroup {
-    /// Its path below the root of the hierarchy.
+    /// The path of the cgroup below the root of the hierarchy.
     pub cgroup: String,
-    /// What it had before numaward wrote there, by the knob: a file such as `cpuset.cpus`. For `cgroup.subtree_control`, what
-    /// it has now: others enable controllers there too.
+    /// The values from before numaward wrote to the cgroup, by knob (a file such as `cpuset.cpus`). For
+    /// `cgroup.subtree_control`, the current value: other programs enable controllers there too.
     pub knobs: BTreeMap<String, String>,
 }

@@ -1,37 +1,37 @@
-//! Samples: what is seen now, for those who watch.
+//! Samples: the current state of nodes and workloads, for clients that follow it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{ExclusiveCpu, Node, NodeAccesses, Workload};
 
-/// The nodes and workloads at one moment. The first of a stream is complete; later ones hold the workloads
-/// that changed since the one before.
+/// The nodes and workloads at one time. The first sample of a stream is complete; later ones contain only the workloads
+/// that changed since the previous one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Sample {
-    /// When it was taken, in milliseconds since the daemon started.
+    /// The time of the sample, in milliseconds since the daemon started.
     pub at_millis: u64,
-    /// Whether it is complete.
+    /// True if the sample is complete.
     pub full: bool,
-    /// Grows with each change of what is promised: time to ask for `/api/v1/allocations` again.
+    /// A number that grows with each change of a guarantee: the client should then request `/api/v1/allocations` again.
     pub promises: u64,
-    /// The nodes, all of them.
+    /// All nodes.
     pub nodes: Vec<Node>,
-    /// Sampled accesses of all workloads, by the node of the CPUs; absent where no probe samples.
+    /// Sampled accesses of all workloads, by the node of the CPU; absent if no probe samples accesses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accesses: Option<Vec<NodeAccesses>>,
-    /// The exclusive CPUs, and who used each.
+    /// The exclusive CPUs, with the time that tasks used them.
     #[serde(default)]
     pub exclusive_cpus: Vec<ExclusiveCpu>,
-    /// The workloads: all, or those that changed.
+    /// All workloads, or those that changed.
     pub workloads: Vec<Workload>,
-    /// Workloads that are gone, by [`Workload::key`].
+    /// Removed workloads, by [`Workload::key`].
     pub removed: Vec<String>,
 }
 
 impl Workload {
-    /// What distinguishes workloads: the cgroup, or the name where there is none.
+    /// Returns the key of the workload: its cgroup, or its name if it has none.
     pub fn key(&self) -> &str {
         self.cgroup.as_deref().unwrap_or(&self.workload)
     }

@@ -1,184 +1,184 @@
-//! What `numaward simulate` prints.
+//! Output of `numaward simulate`.
 
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-/// What strategies would have done with traces of pods.
+/// The results of all strategies for traces of pods.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Simulation {
-    /// The machine, if it is not that of each trace.
+    /// The machine of the simulation; absent if each trace has its own.
     pub machine: Option<String>,
-    /// What was asked for in all traces that were replayed.
+    /// The demand of all replayed traces.
     pub offered: PodTotals,
-    /// Sums over all traces, by strategy.
+    /// The results over all traces, by strategy.
     pub strategies: Vec<StrategyOutcome>,
-    /// Each trace, in the order of files.
+    /// The results for each trace, in the order of the files.
     pub traces: Vec<TraceOutcome>,
 }
 
-/// A trace and what became of it.
+/// The results for a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceOutcome {
-    /// Its name.
+    /// The name of the trace.
     pub name: String,
     /// The topology policy.
     pub policy: String,
-    /// What was asked for.
+    /// The demand of the trace.
     pub offered: PodTotals,
-    /// What each strategy did.
+    /// The result of each strategy.
     pub strategies: Vec<StrategyOutcome>,
 }
 
-/// What Guaranteed pods asked for. Time is in the trace's ticks.
+/// Totals over Guaranteed pods. Time is in ticks of the trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodTotals {
-    /// Pods.
+    /// The number of pods.
     pub pods: u64,
-    /// Thousandths of CPUs times ticks.
+    /// CPU time in thousandths of CPUs times ticks.
     pub cpu_milli_ticks: u64,
-    /// MiB times ticks.
+    /// Memory time in MiB times ticks.
     pub memory_mib_ticks: u64,
 }
 
-/// What a strategy did.
+/// The result of a strategy.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StrategyOutcome {
     /// The strategy: `kubelet` or `native`.
     pub strategy: String,
-    /// How memory-only nodes count, with `native`.
+    /// The use of memory-only nodes, with `native`.
     pub tiers: Option<String>,
-    /// Containers that may be moved for a request, with `native`.
+    /// The number of containers that may be moved for a request, with `native`.
     pub moves: Option<usize>,
-    /// Traces on whose machine the strategy does not start; nothing of these is admitted.
+    /// The number of traces on whose machine the strategy does not start; none of their pods is admitted.
     pub not_started: u64,
-    /// Why, for the first of them.
+    /// The reason for the first of these traces.
     pub reason: Option<String>,
-    /// Pods that were admitted, and what they held.
+    /// The totals of the admitted pods.
     pub admitted: PodTotals,
-    /// Pods that were placed on several nodes.
+    /// The number of pods that were placed on several nodes.
     pub on_several_nodes: u64,
-    /// The mean distance from exclusive CPUs to memory in hundredths (1000 is all local), by bytes and time. Absent if
-    /// nobody had both.
+    /// The mean distance from exclusive CPUs to memory in hundredths (1000 is all local), weighted by bytes and time.
+    /// Absent if no pod had both.
     pub distance_in_hundredths: Option<u64>,
     /// The share of free CPUs on nodes on which the average pod does not fit, in tenths of a percent.
     pub unusable_cpus_per_mille: Option<u64>,
     /// The share of free memory on nodes on which the average pod does not fit, in tenths of a percent.
     pub unusable_memory_per_mille: Option<u64>,
-    /// Requests that were admitted after others were moved.
+    /// The number of requests that were admitted after containers were moved.
     pub admitted_after_moves: u64,
-    /// Containers that were moved.
+    /// The number of containers that were moved.
     pub moved: u64,
-    /// Memory that was moved.
+    /// The bytes of memory that were moved.
     pub moved_bytes: u64,
 }
 
-/// What a fleet would have done with the pods of traces.
+/// The results of a simulated fleet of hosts for traces of pods.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SimulatedFleet {
-    /// The machine, if it is not that of each trace.
+    /// The machine of the simulation; absent if each trace has its own.
     pub machine: Option<String>,
-    /// The hosts.
+    /// The number of hosts.
     pub hosts: u64,
-    /// What the random numbers began with.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// What was asked for.
+    /// The demand of all traces.
     pub offered: PodTotals,
-    /// Sums over all groups, by who decides.
+    /// The results over all groups, by strategy and scheduler.
     pub outcomes: Vec<FleetOutcome>,
-    /// Hosts alike, in the order of files.
+    /// The groups of identical hosts, in the order of the files.
     pub groups: Vec<FleetGroup>,
 }
 
-/// Hosts with the same machine and the same configuration, and a scheduler of their own.
+/// Hosts with the same machine and configuration, and with their own scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FleetGroup {
-    /// The nodes of a host.
+    /// The number of nodes of a host.
     pub nodes: u64,
-    /// Its CPUs.
+    /// The number of CPUs of a host.
     pub cpus: u64,
-    /// Its memory.
+    /// The memory of a host.
     pub memory_bytes: u64,
     /// The topology policy.
     pub policy: String,
-    /// Its scope.
+    /// The scope of the topology policy.
     pub scope: String,
-    /// The traces whose pods arrive.
+    /// The names of the traces with the pods that arrive.
     pub traces: Vec<String>,
-    /// The hosts.
+    /// The number of hosts.
     pub hosts: u64,
-    /// The ticks in which pods arrive.
+    /// The number of ticks in which pods arrive.
     pub window_ticks: u64,
-    /// What was asked for.
+    /// The demand of the traces.
     pub offered: PodTotals,
-    /// What became of it, by who decides.
+    /// The results, by strategy and scheduler.
     pub outcomes: Vec<FleetOutcome>,
 }
 
-/// What became of the pods of a fleet.
+/// The result of a strategy and a scheduler for the pods of a fleet.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FleetOutcome {
-    /// The strategy on the hosts: `kubelet` or `native`; `none` if each host counts as one node.
+    /// The strategy on the hosts: `kubelet`, `native`, or `none` if each host counts as one node.
     pub strategy: String,
-    /// How memory-only nodes count, with `native`.
+    /// The use of memory-only nodes, with `native`.
     pub tiers: Option<String>,
-    /// Containers that may be moved for a request, with `native`.
+    /// The number of containers that may be moved for a request, with `native`.
     pub moves: Option<usize>,
-    /// What the scheduler goes by: `NodeResourcesFit`, or also `NodeResourceTopologyMatch`.
+    /// The plugins of the scheduler: `NodeResourcesFit`, or also `NodeResourceTopologyMatch`.
     pub scheduler: String,
-    /// Hosts on which the strategy does not start; nothing is admitted there.
+    /// The number of hosts on which the strategy does not start; no pod is admitted there.
     pub not_started_hosts: u64,
-    /// Why, for the first of them.
+    /// The reason for the first of these hosts.
     pub reason: Option<String>,
-    /// Pods that were admitted, and what they held.
+    /// The totals of the admitted pods.
     pub admitted: PodTotals,
-    /// By how much less memory time that is than with the strategy `none`; negative if it is more.
+    /// The memory time that is lost compared with the strategy `none`; negative if it is gained.
     pub lost_to_numa_mib_ticks: i64,
-    /// How often a host refused a pod.
+    /// The number of times that a host refused a pod.
     pub refusals: u64,
-    /// How often a controller made a new pod for one that was refused.
+    /// The number of times that a controller created a new pod for a refused one.
     pub retries: u64,
-    /// Pods that were never placed.
+    /// The number of pods that were never placed.
     pub never_placed: u64,
-    /// Requests that were admitted after others were moved.
+    /// The number of requests that were admitted after containers were moved.
     pub admitted_after_moves: u64,
-    /// Containers that were moved.
+    /// The number of containers that were moved.
     pub moved: u64,
-    /// Memory that was moved.
+    /// The bytes of memory that were moved.
     pub moved_bytes: u64,
 }
 
-/// Memory to reserve on each node, from what was seen in use.
+/// The suggested reservation of memory for the system, from the observed use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SuggestedReservation {
-    /// For how long the host was watched.
+    /// The time for which the host was observed.
     pub observed_seconds: u64,
     /// The nodes with memory.
     pub nodes: Vec<SuggestedNode>,
-    /// The sum: what kubeReserved, systemReserved and evictionHard have to add up to.
+    /// The sum over all nodes, which kubeReserved, systemReserved and evictionHard must add up to.
     pub total_bytes: u64,
 }
 
-/// Memory to reserve on a node.
+/// The suggested reservation on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SuggestedNode {
     /// The node.
     pub node: u32,
-    /// The most that was in use at a time and cannot be reclaimed, without the anonymous memory of containers and of commands
-    /// of `numaward exec`.
+    /// The maximum memory in use that could not be reclaimed, without the anonymous memory of containers and of
+    /// commands of `numaward exec`.
     pub used_bytes: u64,
-    /// What to reserve: a quarter more.
+    /// The suggested reservation: a quarter more than that.
     pub reserved_bytes: u64,
 }

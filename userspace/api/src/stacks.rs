@@ -1,4 +1,4 @@
-//! Which code of a workload allocates and accesses memory of other nodes.
+//! Call chains: the code of a workload that allocates or accesses memory of other nodes.
 
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
@@ -6,51 +6,53 @@ use utoipa::ToSchema;
 
 use crate::safe_text::is_unsafe;
 
-/// Call chains that are listed, at most.
+/// The maximum number of call chains in a list.
 pub const MAX_STACKS: usize = 2000;
 
-/// The call chains of a workload's remote allocations and accesses since it was seen first.
+/// The call chains of the remote allocations and accesses of a workload since it was first seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Stacks {
-    /// For how many remote pages one chain was taken (`observe.callChains.sampleEvery`).
+    /// The number of remote pages for which one chain is recorded (`observe.callChains.sampleEvery`).
     pub sample_every: u32,
-    /// How often a chain of any workload found no room (`observe.callChains.maxStacks`).
+    /// The number of chains, of all workloads, that were lost because the map was full
+    /// (`observe.callChains.maxStacks`).
     pub lost: u64,
-    /// Why some functions have no name.
+    /// The reasons for which some functions have no name.
     pub notes: Vec<String>,
-    /// The chains, the 2,000 with the most bytes first. All others are added up by kind and node.
+    /// The chains, largest first; at most 2,000. Further chains are added up by kind and node.
     pub stacks: Vec<CallStack>,
 }
 
-/// What one way through the code did.
+/// A call chain and its bytes.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CallStack {
-    /// What it led to.
+    /// The operation at the end of the chain.
     pub kind: StackKind,
-    /// The node of the memory; absent where that is not known.
+    /// The node of the memory; absent if unknown.
     pub node: Option<u32>,
-    /// Bytes that were allocated or, as the kernel samples them, accessed, with those for which this chain stands.
+    /// Allocated bytes, or accessed bytes as sampled by the kernel, including the pages for which no chain was
+    /// recorded.
     pub bytes: u64,
-    /// The name of the process, then its functions, the outermost first. Those of the kernel end in `_[k]`.
+    /// The name of the process, then its functions, outermost first. Names of kernel functions end in `_[k]`.
     #[schema(examples(json!(["server", "main", "fill", "asm_exc_page_fault_[k]"])))]
     pub frames: Vec<String>,
 }
 
-/// What a call chain led to.
+/// The operation at the end of a call chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum StackKind {
-    /// Memory was allocated on another node than that of the CPU.
+    /// An allocation on another node than that of the CPU.
     Allocations,
-    /// Memory of another node was accessed.
+    /// An access to memory of another node.
     Accesses,
 }
 
 impl Stacks {
-    /// The chains of a kind as folded stacks, which `flamegraph.pl` takes: frames and bytes, a line for each.
+    /// Returns the chains of a kind as folded stacks for `flamegraph.pl`: one line per chain with its frames and bytes.
     pub fn folded(&self, kind: StackKind, node: Option<u32>) -> String {
         let wanted = |stack: &&CallStack| stack.kind == kind && (node.is_none() || stack.node == node);
         let mut lines: Vec<String> = self.stacks.iter().filter(wanted).map(CallStack::folded).collect();
@@ -61,7 +63,7 @@ impl Stacks {
 
 impl CallStack {
     fn folded(&self) -> String {
-        // Names are of outside origin; a semicolon ends a frame, a line break a line.
+        // Function names are chosen by other programs; these characters would end a frame or a line.
         let safe = |frame: &String| frame.replace(';', ":").replace(is_unsafe, "?");
         let frames: Vec<String> = self.frames.iter().map(safe).collect();
         format!("{} {}\n", frames.join(";"), self.bytes)

@@ -369,7 +369,7 @@ mod tests {
             ("since", "since=\"\" is not a number"),
             ("limit=0", "limit=0 is not from 1 to 1024"),
             ("limit=1025", "limit=1025 is not from 1 to 1024"),
-            ("kind=oops", "\"oops\" is no kind of event; there are miss, oom_kill"),
+            ("kind=oops", "\"oops\" is not a kind of event; known kinds are miss, oom_kill"),
             ("workload=%ff", "is not percent-encoded UTF-8"),
             ("workload=%f", "is not percent-encoded UTF-8"),
         ] {
