@@ -1,39 +1,38 @@
-//! Accesses of workloads to memory, as far as a probe counts them.
+//! Memory accesses of workloads, as counted by a probe.
 
 use std::collections::BTreeMap;
 
 use numaward_cgroup::{CgroupId, CgroupPath};
 use numaward_topology::NodeId;
 
-/// How accesses are counted.
+/// The method by which accesses are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountingMethod {
-    /// The processor counts them.
+    /// The processor's counters.
     Hardware,
-    /// NUMA balancing samples them, in pages.
+    /// Samples of NUMA balancing, in pages.
     Sampling,
 }
 
-/// Accesses of one workload since its counters began: only the difference of two readings means something.
+/// Accesses of one workload since its counters began. Only the difference of two readings is meaningful.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accesses {
-    /// How they are counted. Numbers that were counted otherwise cannot be compared.
+    /// The method. Numbers of different methods cannot be compared.
     pub by: CountingMethod,
-    /// To memory of the CPU's node.
+    /// Accesses to memory of the CPU's node.
     pub local: u64,
-    /// To memory of other nodes.
+    /// Accesses to memory of other nodes.
     pub remote: u64,
-    /// By the node of the memory, as far as that is known.
+    /// Accesses by the node of the memory, if known.
     pub memory: BTreeMap<NodeId, u64>,
 }
 
-/// A workload that has no other below it.
+/// Accesses of a workload with no other workload below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadAccesses {
-    /// Its cgroup.
     pub cgroup: CgroupPath,
-    /// Which cgroup of that path.
+    /// The id of the cgroup, which distinguishes it from earlier cgroups at the path.
     pub id: CgroupId,
-    /// Its accesses; absent where nothing counts them.
+    /// The accesses; `None` if no probe counts them.
     pub accesses: Option<Accesses>,
 }

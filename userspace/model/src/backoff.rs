@@ -1,17 +1,18 @@
-//! When what failed is tried again.
+//! Exponential backoff for retries.
 
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 
-/// How long to wait before each further try: twice as long each time, up to the longest, and not all hosts at once.
+/// Returns the waiting times between retries: doubled each time up to `longest`, with jitter so that hosts do not retry
+/// at once.
 pub fn backoff(first: Duration, longest: Duration) -> ExponentialBuilder {
-    // Jitter makes each up to twice as long.
+    // Jitter adds up to the same time again.
     let backoff = ExponentialBuilder::new().with_min_delay(first / 2).with_max_delay(longest / 2);
     backoff.with_jitter().without_max_times()
 }
 
-/// Something that failed and is tried again, without end.
+/// The schedule of an operation that is retried without limit.
 #[derive(Debug)]
 pub struct Retry {
     due: Instant,
@@ -19,17 +20,16 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// It is due at once.
+    /// Creates a schedule with the first try due at once.
     pub fn new(now: Instant, first: Duration, longest: Duration) -> Self {
         Self { due: now, waits: backoff(first, longest).build() }
     }
 
-    /// Whether it is time to try again.
     pub fn is_due(&self, now: Instant) -> bool {
         now >= self.due
     }
 
-    /// It is tried, or looked at: the next time comes later.
+    /// Schedules the next try after a longer wait.
     pub fn postpone(&mut self, now: Instant) {
         self.due = now + self.waits.next().unwrap_or_default();
     }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_up_to_the_longest() {
+    fn waits_grow_up_to_longest() {
         let longest = [1, 2, 4, 8, 16, 32, 60, 60];
         let waits = backoff(Duration::from_secs(1), Duration::from_mins(1)).build();
         let waits: Vec<_> = waits.take(longest.len()).collect();
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_again_is_due_at_once_and_then_later() {
+    fn first_try_is_due_at_once() {
         let now = Instant::now();
         let mut retry = Retry::new(now, Duration::from_secs(2), Duration::from_mins(1));
         assert!(retry.is_due(now));

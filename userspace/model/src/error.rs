@@ -2,7 +2,7 @@
 
 use std::{error::Error, iter::successors};
 
-/// An error with its causes, on one line. A cause that is in the text already is not repeated.
+/// Returns an error and its causes on one line. A cause that the text already contains is not repeated.
 pub fn error_chain(error: &dyn Error) -> String {
     let causes = successors(error.source(), |&cause| cause.source()).map(ToString::to_string);
     causes.fold(

@@ -1,10 +1,11 @@
-//! Whether a file is the one that was read.
+//! Detection of a changed file.
 
 use std::{fs::Metadata, os::unix::fs::MetadataExt as _};
 
-/// What distinguishes one version of a file from another: where it is, how long, and when it was changed last.
+/// Identity, size and change time of one version of a file.
 ///
-/// The kernel's time of change goes on with each write and rename, at a resolution of some milliseconds. Nobody can set it.
+/// The kernel updates the change time with each write and rename, at a resolution of some milliseconds. No program can
+/// set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     device: u64,
@@ -16,7 +17,7 @@ pub struct FileStamp {
 }
 
 impl FileStamp {
-    /// Of a file that was looked at.
+    /// Takes the stamp from the metadata of a file.
     pub fn new(file: &Metadata) -> Self {
         let changed = (file.ctime(), file.ctime_nsec());
         Self { device: file.dev(), inode: file.ino(), size: file.size(), changed }
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_replaced_or_grows_has_another_stamp() {
+    fn changed_file_has_another_stamp() {
         let dir = tempfile::tempdir().unwrap();
         let (file, other) = (dir.path().join("a"), dir.path().join("b"));
         let stamp = || FileStamp::new(&fs::metadata(&file).unwrap());

@@ -1,8 +1,11 @@
-//! Is the daemon ready, and is it alive?
+//! Readiness and liveness of the daemon.
 //!
-//! *Ready* once every part has released its latch: it has done what it could, degraded or not.
-//! *Alive* while each core thread beats: at least once within the limit that it was started with, unless it *rests*, as it
-//! has nothing to do. A core thread that ends unasked ends the daemon, which is then started again.
+//! The daemon is *ready* once each part has released its latch. A part releases its latch when it has started, even if
+//! it is degraded.
+//!
+//! The daemon is *alive* while each core thread sends a heartbeat within its limit. A thread that *rests* has nothing
+//! to do and needs no
+//! heartbeat. A core thread that ends unexpectedly stops the daemon, which is then restarted.
 
 use std::{
     cell::RefCell,
@@ -19,83 +22,82 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
-/// The parts that the daemon waits for before it is ready.
+/// The latches of the parts that must start before the daemon is ready.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     latches: Vec<(&'static str, Arc<AtomicBool>)>,
 }
 
 impl Readiness {
-    /// A latch for one more part. All are made before the listener binds.
+    /// Adds a latch for a part. All latches are created before the listener binds.
     pub fn latch(&mut self, part: &'static str) -> Latch {
         let released = Arc::new(AtomicBool::new(false));
         self.latches.push((part, released.clone()));
         Latch(released)
     }
 
-    /// Whether every latch is released.
     pub fn is_ready(&self) -> bool {
         self.parts().all(|(_, released)| released)
     }
 
-    /// Each part and whether its latch is released.
+    /// Returns each part, with true if its latch is released.
     pub fn parts(&self) -> impl Iterator<Item = (&'static str, bool)> {
         self.latches.iter().map(|(part, released)| (*part, released.load(Ordering::Acquire)))
     }
 }
 
-/// Held by a part until it is ready. Dropping it does not release it: a part that failed is not ready.
+/// A latch that a part holds until it is ready. Dropping it does not release it, so a part that fails stays not ready.
 #[derive(Debug)]
 #[must_use = "the daemon is not ready until the latch is released"]
 pub struct Latch(Arc<AtomicBool>);
 
 impl Latch {
-    /// The part is ready.
+    /// Marks the part as ready.
     pub fn release(self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// The core threads: whether each of them beats, and whether one has ended. Clones are of the same ones.
+/// Heartbeats of all core threads, and the first unexpected end of one. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Heartbeats(Arc<Threads>);
 
 #[derive(Debug)]
 struct Threads {
     start: Instant,
-    hearts: Mutex<BTreeMap<&'static str, Heartbeat>>,
+    heartbeats: Mutex<BTreeMap<&'static str, Heartbeat>>,
     ended: OnceLock<EndedThread>,
 }
 
-/// The pulse of a thread.
+/// The heartbeat of a thread.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
     start: Instant,
     limit: Duration,
-    /// The last beat, or [`RESTING`].
+    /// Milliseconds from `start` to the last beat, or [`RESTING`].
     last_millis: Arc<AtomicU64>,
 }
 
-/// Stands for a beat that never gets old.
+/// The value of a resting thread, which is never late.
 const RESTING: u64 = u64::MAX;
 
 thread_local! {
-    /// Of the thread itself, if it is a core thread.
-    static HEART: RefCell<Option<Heartbeat>> = const { RefCell::new(None) };
+    /// The heartbeat of the current thread, if it is a core thread.
+    static CURRENT_HEARTBEAT: RefCell<Option<Heartbeat>> = const { RefCell::new(None) };
 }
 
-/// The thread that calls this gets on with its work.
+/// Records a heartbeat of the current thread.
 pub fn beat() {
-    HEART.with_borrow(|heart| heart.iter().for_each(Heartbeat::beat));
+    CURRENT_HEARTBEAT.with_borrow(|heart| heart.iter().for_each(Heartbeat::beat));
 }
 
-/// The thread that calls this has nothing to do until it beats again.
+/// Marks the current thread as resting until its next heartbeat.
 pub fn rest() {
-    HEART.with_borrow(|heart| heart.iter().for_each(Heartbeat::rest));
+    CURRENT_HEARTBEAT.with_borrow(|heart| heart.iter().for_each(Heartbeat::rest));
 }
 
 impl Heartbeat {
-    /// The thread gets on with its work.
+    /// Records a heartbeat.
     pub fn beat(&self) {
         let millis = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(RESTING);
         self.last_millis.store(millis, Ordering::Release);
@@ -105,14 +107,14 @@ impl Heartbeat {
         self.last_millis.store(RESTING, Ordering::Release);
     }
 
-    /// Time since the last beat; none while it rests.
+    /// Returns the time since the last heartbeat; `None` while the thread rests.
     fn silent(&self) -> Option<Duration> {
         let last = Some(self.last_millis.load(Ordering::Acquire)).filter(|last| *last != RESTING)?;
         Some(self.start.elapsed().saturating_sub(Duration::from_millis(last)))
     }
 }
 
-/// A thread that has not beaten for too long.
+/// A thread with a late heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 #[display(
     "the thread {thread} has not responded for {} s; {} s is its limit",
@@ -125,9 +127,9 @@ pub struct LateThread {
     limit: Duration,
 }
 
-/// A core thread that ended unasked.
+/// A core thread that ended unexpectedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the thread {thread} {}", if *.panicked { "panicked" } else { "ended, and nothing had asked it to" })]
+#[error("the thread {thread} {}", if *.panicked { "panicked" } else { "ended unexpectedly" })]
 pub struct EndedThread {
     thread: &'static str,
     panicked: bool,
@@ -135,25 +137,29 @@ pub struct EndedThread {
 
 impl Default for Heartbeats {
     fn default() -> Self {
-        Self(Arc::new(Threads { start: Instant::now(), hearts: Mutex::default(), ended: OnceLock::new() }))
+        Self(Arc::new(Threads {
+            start: Instant::now(),
+            heartbeats: Mutex::default(),
+            ended: OnceLock::new(),
+        }))
     }
 }
 
 impl Heartbeats {
-    fn hearts(&self) -> MutexGuard<'_, BTreeMap<&'static str, Heartbeat>> {
-        self.0.hearts.lock()
+    fn heartbeats(&self) -> MutexGuard<'_, BTreeMap<&'static str, Heartbeat>> {
+        self.0.heartbeats.lock()
     }
 
-    /// A heart that beats now for the first time, and has to beat again within `limit`.
+    /// Registers a thread with a first heartbeat; the next ones are due within `limit`.
     pub fn register(&self, name: &'static str, limit: Duration) -> Heartbeat {
         let heart = Heartbeat { start: self.0.start, limit, last_millis: Arc::default() };
         heart.beat();
-        self.hearts().insert(name, heart.clone());
+        self.heartbeats().insert(name, heart.clone());
         heart
     }
 
-    /// Starts a core thread, which calls [`beat`] within each `limit`, or [`rest`]. It may end once `stop` is cancelled,
-    /// or while it rests; if it does otherwise, `stop` is cancelled.
+    /// Starts a core thread, which must call [`beat`] within each `limit`, or [`rest`]. The thread may end after `stop`
+    /// is cancelled, or while it rests. Otherwise its end cancels `stop`.
     pub fn spawn(
         &self,
         name: &'static str,
@@ -166,12 +172,12 @@ impl Heartbeats {
         let guard = EndGuard { heartbeats, name, heart: Some(heart.clone()), stop: stop.clone() };
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _guard = guard;
-            HEART.set(Some(heart));
+            CURRENT_HEARTBEAT.set(Some(heart));
             run();
         })
     }
 
-    /// A task that ends the daemon if it ends before `stop` is cancelled. How long it waits is its own affair.
+    /// Wraps a task so that its end cancels `stop`, unless `stop` was cancelled before. The task needs no heartbeat.
     pub fn watch<F: Future<Output = ()>>(
         &self,
         name: &'static str,
@@ -185,21 +191,21 @@ impl Heartbeats {
         }
     }
 
-    /// The first thread, in the order of their names, that has not beaten for too long.
+    /// Returns the first thread, by name, with a late heartbeat.
     pub fn late_thread(&self) -> Option<LateThread> {
-        self.hearts().iter().find_map(|(&thread, heart)| {
+        self.heartbeats().iter().find_map(|(&thread, heart)| {
             let (silent, limit) = (heart.silent()?, heart.limit);
             (silent >= limit).then_some(LateThread { thread, silent, limit })
         })
     }
 
-    /// The first thread that ended unasked.
+    /// Returns the first thread that ended unexpectedly.
     pub fn ended_thread(&self) -> Option<EndedThread> {
         self.0.ended.get().copied()
     }
 }
 
-/// Goes with a thread or a task, and sees how it ends.
+/// A guard that records the end of a thread or a task when it is dropped.
 struct EndGuard {
     heartbeats: Heartbeats,
     name: &'static str,
@@ -210,11 +216,11 @@ struct EndGuard {
 impl Drop for EndGuard {
     fn drop(&mut self) {
         let panicked = thread::panicking();
-        let is_asked =
+        let is_expected =
             self.stop.is_cancelled() || self.heart.as_ref().is_some_and(|heart| heart.silent().is_none());
         self.heart.iter().for_each(Heartbeat::rest);
-        if panicked || !is_asked {
-            // Only the first one is the cause.
+        if panicked || !is_expected {
+            // The first end is the cause; later ones are consequences.
             let _ = self.heartbeats.0.ended.set(EndedThread { thread: self.name, panicked });
             self.stop.cancel();
         }
@@ -228,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_is_when_all_latches_are_released() {
+    fn ready_after_all_latches() {
         let mut readiness = Readiness::default();
         assert!(readiness.is_ready());
         let (topology, probes) = (readiness.latch("topology"), readiness.latch("probes"));
@@ -240,20 +246,20 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_latch_is_not_released() {
+    fn dropped_latch_is_not_released() {
         let mut readiness = Readiness::default();
         drop(readiness.latch("topology"));
         assert!(!readiness.is_ready());
     }
 
-    /// Of a thread that is always late, and of one that never is.
-    const NEVER: Duration = Duration::ZERO;
-    const ALWAYS: Duration = Duration::MAX;
+    /// Limits of a thread that is always late, and of one that never is.
+    const ALWAYS_LATE: Duration = Duration::ZERO;
+    const NEVER_LATE: Duration = Duration::MAX;
 
     #[test]
-    fn a_thread_that_does_not_beat_is_late_unless_it_rests() {
+    fn silent_thread_is_late_unless_resting() {
         let (heartbeats, stop) = (Heartbeats::default(), CancellationToken::new());
-        heartbeats.register("beats", ALWAYS);
+        heartbeats.register("beats", NEVER_LATE);
         let (go, wait) = mpsc::channel::<fn()>();
         let (done, is_done) = mpsc::channel();
         let hangs = move || {
@@ -262,7 +268,7 @@ mod tests {
                 done.send(()).unwrap();
             }
         };
-        let thread = heartbeats.spawn("hangs", NEVER, &stop, hangs).unwrap();
+        let thread = heartbeats.spawn("hangs", ALWAYS_LATE, &stop, hangs).unwrap();
         let late_after = |step| {
             go.send(step).unwrap();
             is_done.recv().unwrap();
@@ -279,24 +285,24 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_ends_unasked_ends_the_daemon() {
+    fn unexpected_end_stops_daemon() {
         for (panics, expected) in
-            [(false, "the thread it ended, and nothing had asked it to"), (true, "the thread it panicked")]
+            [(false, "the thread it ended unexpectedly"), (true, "the thread it panicked")]
         {
             let (heartbeats, stop) = (Heartbeats::default(), CancellationToken::new());
-            let run = move || assert!(!panics, "as the test wants");
-            let _ = heartbeats.spawn("it", NEVER, &stop, run).unwrap().join();
+            let run = move || assert!(!panics, "panics as the test requires");
+            let _ = heartbeats.spawn("it", ALWAYS_LATE, &stop, run).unwrap().join();
             assert!(stop.is_cancelled());
             assert_eq!(heartbeats.ended_thread().unwrap().to_string(), expected);
-            assert_eq!(heartbeats.late_thread(), None, "what has ended is not late as well");
+            assert_eq!(heartbeats.late_thread(), None, "an ended thread is not late");
         }
     }
 
     #[test]
-    fn a_thread_that_was_asked_to_end_may() {
+    fn thread_may_end_after_stop() {
         let (heartbeats, stop) = (Heartbeats::default(), CancellationToken::new());
         stop.cancel();
-        heartbeats.spawn("it", NEVER, &stop, || {}).unwrap().join().unwrap();
+        heartbeats.spawn("it", ALWAYS_LATE, &stop, || {}).unwrap().join().unwrap();
         assert_eq!(heartbeats.ended_thread(), None);
     }
 }

@@ -1,15 +1,13 @@
-//! The daemon's words: what its parts say to each other, as plain types.
+//! Shared types of the daemon's parts. No module here does input or output.
 //!
-//! - [`Guarantees`] are what is promised to whom; [`Settings`] what a cgroup is to hold for it.
-//! - [`pod`] names pods and containers.
-//! - [`EventReport`] is an event on its way to those who read it.
-//! - [`snapshot`] is what a scrape serves; [`headroom`] what the guard saw last.
-//! - [`accesses`] says which node's memory workloads use.
-//! - [`backoff`] and [`Retry`] say when what failed is tried again.
-//! - [`error_chain`] is an error with its causes; [`FileStamp`] one version of a file.
-//! - [`port`] has the traits by which parts reach each other; [`health`] says who is ready and alive.
-//!
-//! Nothing here does input or output.
+//! - [`Guarantees`]: the guarantees of all workloads; [`Settings`]: the values that numaward writes to a cgroup.
+//! - [`pod`]: names of pods and containers.
+//! - [`EventReport`]: an event before it gets an id.
+//! - [`snapshot`]: the figures of one scrape; [`headroom`]: the result of the guard's last check.
+//! - [`accesses`]: memory accesses of workloads.
+//! - [`backoff`] and [`Retry`]: waiting times between retries.
+//! - [`error_chain`]: an error with its causes as text; [`FileStamp`]: detection of a changed file.
+//! - [`port`]: traits by which the parts call each other; [`health`]: readiness and liveness.
 
 #![forbid(unsafe_code)]
 
@@ -17,12 +15,12 @@ pub mod accesses;
 mod backoff;
 mod error;
 mod file_stamp;
+mod guarantees;
 pub mod hash;
 pub mod headroom;
 pub mod health;
 pub mod pod;
 pub mod port;
-mod promise;
 mod report;
 pub mod settings;
 mod shared;
@@ -30,14 +28,14 @@ pub mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-/// The target of spans for traces; logs leave them out.
+/// The target of spans for traces. Logs do not contain spans with this target.
 pub const SPAN_TARGET: &str = "numaward_trace";
 
 pub use self::{
     backoff::{Retry, backoff},
     error::error_chain,
     file_stamp::FileStamp,
-    promise::{Guarantees, WorkloadGuarantee, placed},
+    guarantees::{Guarantees, WorkloadGuarantee, placed},
     report::EventReport,
     settings::{Settings, SettingsError, ValueError, Values},
     shared::SharedMap,

@@ -1,66 +1,64 @@
-//! Pods and their containers, by their names.
+//! Names of pods and containers.
 
 use numaward_api as api;
 use numaward_engine::ContainerName;
 use serde::{Deserialize, Serialize};
 
-/// Which pod.
+/// The names of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID, as the runtime knows it.
+    /// The UID of the pod, as the runtime reports it.
     pub uid: String,
 }
 
-/// The name, in a pod's request, of what its containers share that have nothing of their own: no container's.
+/// The name in the ledger for the share of a pod that its containers without their own resources use. No container has
+/// this name.
 pub const POD_SHARE: &str = "(pod)";
 
-/// Out of what a container is served.
+/// The part of its owner's guarantee that a container uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum GuaranteeSource {
-    /// Its own.
+    /// The container's own guarantee.
     #[default]
     Own,
-    /// What the pod holds as a whole, beside other containers ([`POD_SHARE`]).
+    /// The share of the pod that several containers use ([`POD_SHARE`]).
     Pod,
-    /// The same, before those that run together.
+    /// The share of the pod, used by an init container before the main containers start.
     #[serde(rename = "podAtFirst")]
     PodInit,
-    /// A part of what the pod holds as a whole, by its own name, which others have a part of as well.
+    /// A part of the pod's guarantee under the container's own name; other containers have parts of it as well.
     Part,
 }
 
-/// Which container of which pod.
+/// The names of a container of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodContainer {
-    /// The pod.
     pub pod: PodName,
-    /// Its name within the pod.
+    /// The name of the container within the pod.
     pub container: String,
-    /// The runtime's id.
+    /// The container id of the runtime.
     pub id: String,
-    /// The sandbox of its pod.
+    /// The sandbox of the pod.
     pub sandbox: String,
-    /// Who holds its allocation in the ledger.
+    /// The owner of the guarantee in the ledger.
     pub owner: String,
-    /// Which of the owner's allocations it is.
+    /// The part of the owner's guarantee.
     #[serde(default)]
     pub slice: GuaranteeSource,
 }
 
 impl PodContainer {
-    /// `NAMESPACE/POD/CONTAINER`: what is served as the label `workload`, and the name of its guarantee.
+    /// Returns `NAMESPACE/POD/CONTAINER`, the name of the guarantee and the value of the label `workload`.
     pub fn full_name(&self) -> String {
         container_name(&self.pod.namespace, &self.pod.name, &self.container)
     }
 
-    /// The name of its allocation in its owner's account.
+    /// Returns the name of the container's guarantee in the ledger entry of its owner.
     pub fn ledger_name(&self) -> ContainerName {
         match self.slice {
             GuaranteeSource::Own | GuaranteeSource::Part => self.container.as_str().into(),
@@ -68,7 +66,7 @@ impl PodContainer {
         }
     }
 
-    /// Whether it shares what its pod holds as a whole.
+    /// Returns true if the container uses a guarantee of its pod.
     pub fn shares_pod(&self) -> bool {
         self.slice != GuaranteeSource::Own
     }
@@ -87,7 +85,7 @@ impl From<&PodContainer> for api::PodContainer {
     }
 }
 
-/// The name of a container: what is served as the label `workload`.
+/// Returns `NAMESPACE/POD/CONTAINER`, the value of the label `workload`.
 pub fn container_name(namespace: &str, pod: &str, container: &str) -> String {
     format!("{namespace}/{pod}/{container}")
 }

@@ -1,4 +1,4 @@
-//! What one part of the daemon asks of another, without knowing which.
+//! Traits by which the parts of the daemon call each other without a dependency on the implementation.
 
 use std::sync::Arc;
 
@@ -7,51 +7,51 @@ use numaward_topology::Machine;
 
 use crate::{EventReport, Guarantees, accesses::WorkloadAccesses, headroom::Headroom};
 
-/// The machine as it is now.
+/// A source of the machine's current state.
 pub trait MachineSource: Send + Sync {
-    /// The machine. As long as it is the same one, it did not change.
+    /// Returns the machine. The same `Arc` means an unchanged machine.
     fn machine(&self) -> Arc<Machine>;
 }
 
-/// Learns what is assigned. It is called before a request is answered; where a container runtime waits for the answer, it
-/// may be called after it.
+/// A receiver of guarantees. It is called before a request is answered; if a container runtime waits for the answer, it
+/// may be called afterwards.
 pub trait AssignmentSink: Send + Sync {
-    /// This is assigned now.
-    fn publish_guarantees(&self, promises: Guarantees);
+    /// Replaces the known guarantees.
+    fn publish_guarantees(&self, guarantees: Guarantees);
 }
 
-/// Takes events.
+/// A receiver of events.
 pub trait EventSink: Send + Sync {
-    /// Reports an event; `cgroup` is that of the workload it concerns, if there is one.
+    /// Reports an event; `cgroup` is the cgroup of the workload concerned, if there is one.
     fn report(&self, cgroup: Option<&CgroupPath>, report: EventReport);
 }
 
-/// Knows whether the nodes can keep what is promised on them.
+/// A source of the memory headroom of nodes.
 pub trait HeadroomSource: Send + Sync {
-    /// What was seen last. Waits for nothing.
+    /// Returns the result of the last check without blocking.
     fn headroom(&self) -> Arc<Headroom>;
 }
 
-/// Knows which memory workloads use.
+/// A source of memory accesses.
 pub trait AccessSource: Send + Sync {
-    /// What was counted up to now of each workload that has no other below it. Reads maps of probes: not for threads that
-    /// others wait for.
+    /// Returns the accesses so far of each workload that has no workload below it. Reads maps of probes, so it must not
+    /// run on a thread that other threads wait for.
     fn accesses(&self) -> Vec<WorkloadAccesses>;
 }
 
-/// Takes news of cgroups; `false`: no more.
+/// A listener for changes of cgroups; it returns `false` to unsubscribe.
 pub type CgroupListener = Box<dyn Fn(&[CgroupEvent]) -> bool + Send + Sync>;
 
-/// Knows which cgroups come and go.
+/// A source of created and removed cgroups.
 pub trait CgroupEvents: Send + Sync {
-    /// This listener is called from now on, until it answers `false`.
+    /// Adds a listener, which is called until it returns `false`.
     fn subscribe(&self, listener: CgroupListener);
 }
 
-/// Takes the names of containers of pods.
+/// A receiver of the names of containers.
 pub trait ContainerNames: Send + Sync {
-    /// The names, `NAMESPACE/POD/CONTAINER`, by the runtime's ids; where they are `all` there are, others are forgotten.
+    /// Sets names (`NAMESPACE/POD/CONTAINER`) by container id. With `all`, containers that are not in the list are
+    /// removed.
     fn update_containers(&self, named: Vec<(String, String)>, all: bool);
-    /// A container is gone.
     fn remove_container(&self, id: &str);
 }

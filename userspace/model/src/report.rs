@@ -1,28 +1,26 @@
-//! An event, as who sees it reports it.
+//! An event as a part of the daemon reports it, before it gets an id and a time.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use numaward_api::{EventKind, Severity};
 
-/// An event as it is reported.
+/// An event to report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventReport {
-    /// What sort of event it is.
     pub kind: EventKind,
-    /// How bad it is.
     pub severity: Severity,
-    /// The workload that it is about, by the label of its metrics.
+    /// The workload concerned, by the label of its metrics.
     pub workload: Option<Arc<str>>,
-    /// The node that it is about.
+    /// The node concerned.
     pub node: Option<u32>,
-    /// A sentence that stands by itself.
+    /// A complete sentence for people.
     pub message: String,
-    /// What is known of it, for programs to read.
+    /// Details for programs, with keys in camelCase.
     pub details: BTreeMap<String, String>,
 }
 
 impl EventReport {
-    /// An event of a kind, as a sentence that stands by itself.
+    /// Creates an event with the default severity of its kind; `message` is a complete sentence.
     pub fn new(kind: EventKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -34,21 +32,21 @@ impl EventReport {
         }
     }
 
-    /// The workload that it is about, by the label of its metrics.
+    /// Sets the workload concerned, by the label of its metrics.
     #[must_use]
     pub fn workload(mut self, name: impl Into<Arc<str>>) -> Self {
         self.workload = Some(name.into());
         self
     }
 
-    /// The node that it is about.
+    /// Sets the node concerned.
     #[must_use]
     pub fn node(mut self, node: numaward_topology::NodeId) -> Self {
         self.node = Some(node.0);
         self
     }
 
-    /// Something that is known of it, for programs to read. Keys are camelCase.
+    /// Adds a detail for programs. Keys are camelCase.
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and texts of their own")]
     pub fn detail(mut self, key: &str, value: impl ToString) -> Self {
@@ -56,7 +54,7 @@ impl EventReport {
         self
     }
 
-    /// How bad it is, where that is not what [`EventKind::severity`] says.
+    /// Sets a severity other than [`EventKind::severity`].
     #[must_use]
     pub fn severity(mut self, severity: Severity) -> Self {
         self.severity = severity;

@@ -1,4 +1,4 @@
-//! What a cgroup is to hold, as a value.
+//! The settings of a cgroup, as a value.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,13 @@ use numaward_cgroup::knob::{Knob, KnobValue, Limit, Partition, Quota};
 use numaward_topology::{Bytes, CpuSet, HugepageSize, NodeSet};
 use serde::{Deserialize, Serialize};
 
-/// What one cgroup is to hold. `None` is not managed: it stays as it is, or goes back to what was found.
+/// The values that numaward writes to a cgroup. `None`: the knob is not managed; it stays unchanged, or the original
+/// value is restored.
 ///
-/// Serialized as a map from the knob's name to what is written to it, with `beside` and `lifts_parent`.
+/// Serialized as a map from the name of the knob to the written value, with the further keys `beside` and
+/// `lifts_parent`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Stored", into = "Stored")]
+#[serde(try_from = "SerializedSettings", into = "SerializedSettings")]
 pub struct Settings {
     /// `cpuset.cpus`. Never empty: the empty set would mean all CPUs of the parent.
     pub cpus: Option<CpuSet>,
@@ -22,23 +24,20 @@ pub struct Settings {
     pub memory_min: Option<Limit>,
     /// `memory.low`; every ancestor's is raised to match.
     pub memory_low: Option<Limit>,
-    /// `memory.high`.
     pub memory_high: Option<Limit>,
-    /// `memory.max`.
     pub memory_max: Option<Limit>,
-    /// `cpu.max`.
     pub cpu_max: Option<Quota>,
-    /// Whether the parent's `cpu.max` holds it no more than its own: where that is lifted, the parent's is, too.
+    /// True if the parent's `cpu.max` restricts only this cgroup: if this quota is removed, the parent's is as well.
     pub lifts_parent: bool,
-    /// `hugetlb.<size>.max` by page size.
+    /// `hugetlb.<size>.max`, by page size.
     pub hugetlb: BTreeMap<HugepageSize, Limit>,
-    /// What the parent claims besides, by each knob of protection that is claimed here, for what runs beside it: the
-    /// overhead of a pod. It counts once, however many children say so.
+    /// Memory that the parent claims in addition, for each knob of protection that is set here: the overhead of a pod.
+    /// It counts once, regardless of the number of children that set it.
     pub beside: Option<Bytes>,
 }
 
 impl Settings {
-    /// The knobs that are managed, and what each is to hold.
+    /// Returns the managed knobs and their values.
     pub fn values(&self) -> Values {
         let limits = [
             (Knob::MemoryMin, self.memory_min),
@@ -62,12 +61,12 @@ impl Settings {
         Values(values)
     }
 
-    /// Whether nothing is managed.
+    /// Returns true if no knob is managed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What is claimed by this knob of protection.
+    /// Returns the value of a knob of memory protection.
     pub fn protection(&self, knob: Knob) -> Option<Limit> {
         match knob {
             Knob::MemoryMin => self.memory_min,
@@ -76,23 +75,23 @@ impl Settings {
         }
     }
 
-    /// What the parent claims besides by this knob of protection.
+    /// Returns the memory that the parent claims in addition for a knob of memory protection.
     pub fn sibling_claim(&self, knob: Knob) -> Option<Limit> {
         let claims = self.protection(knob).is_some_and(|claim| claim > Limit::Bytes(Bytes(0)));
         self.beside.filter(|_| claims).map(Limit::Bytes)
     }
 
-    /// Whether the parent's `cpu.max` is lifted.
+    /// Returns true if the parent's `cpu.max` must be removed.
     pub fn lifts_parent_quota(&self) -> bool {
         self.lifts_parent && self.cpu_max == Some(Quota::Max)
     }
 
-    /// Whether the CPUs are to be a scheduling domain of their own.
+    /// Returns true if the CPUs form a separate scheduling domain.
     pub fn has_partition(&self) -> bool {
         self.partition.is_some_and(|partition| partition != Partition::Member)
     }
 
-    /// Refuses settings that cannot mean what they say.
+    /// Returns an error for settings that the kernel would interpret differently.
     pub fn check(&self) -> Result<(), SettingsError> {
         if self.cpus.as_ref().is_some_and(CpuSet::is_empty) {
             return Err(SettingsError::EmptySet { knob: Knob::CpusetCpus });
@@ -107,21 +106,21 @@ impl Settings {
     }
 }
 
-/// Settings cannot mean what they say.
+/// Settings that the kernel would interpret differently.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// An empty set would mean every CPU or node of the parent.
+    /// An empty set, which the kernel interprets as all CPUs or nodes of the parent.
     #[error("{knob}: the set is empty, which would mean all that the parent has; name at least one")]
     EmptySet {
-        /// `cpuset.cpus` or `cpuset.mems`.
+        /// The knob: `cpuset.cpus` or `cpuset.mems`.
         knob: Knob,
     },
-    /// A partition is made of CPUs.
+    /// A partition without CPUs.
     #[error("a partition needs cpus")]
     PartitionWithoutCpus,
 }
 
-/// Values of knobs.
+/// Values by knob.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<Knob, String>", into = "BTreeMap<Knob, String>")]
 pub struct Values(pub BTreeMap<Knob, KnobValue>);
@@ -147,7 +146,7 @@ impl TryFrom<BTreeMap<Knob, String>> for Values {
     }
 }
 
-/// A text is no value of its knob.
+/// A text that is not a value of its knob.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{knob}: {text:?} is not {expected}")]
 pub struct ValueError {
@@ -156,9 +155,9 @@ pub struct ValueError {
     expected: &'static str,
 }
 
-/// Settings as they are serialized.
+/// The serialized form of [`Settings`].
 #[derive(Serialize, Deserialize)]
-struct Stored {
+struct SerializedSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     beside: Option<Bytes>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -167,16 +166,18 @@ struct Stored {
     values: Values,
 }
 
-impl From<Settings> for Stored {
+impl From<Settings> for SerializedSettings {
     fn from(settings: Settings) -> Self {
         Self { beside: settings.beside, lifts_parent: settings.lifts_parent, values: settings.values() }
     }
 }
 
-impl TryFrom<Stored> for Settings {
+impl TryFrom<SerializedSettings> for Settings {
     type Error = ValueError;
 
-    fn try_from(Stored { beside, lifts_parent, values }: Stored) -> Result<Self, ValueError> {
+    fn try_from(
+        SerializedSettings { beside, lifts_parent, values }: SerializedSettings,
+    ) -> Result<Self, ValueError> {
         let mut settings = Self { lifts_parent, beside, ..Self::default() };
         for (knob, value) in values.0 {
             match (knob, value) {
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_written_as_the_knobs_they_set() {
+    fn settings_serialize_as_knobs() {
         let settings = Settings {
             cpus: Some("2-3".parse().unwrap()),
             mems: Some("1".parse().unwrap()),
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_setting_is_refused() {
+    fn refuses_unknown_settings() {
         for (text, words) in [
             (r#"{"cpuset.cpus":"x"}"#, "cpuset.cpus: \"x\" is not a CPU list"),
             (r#"{"cpuset.cpu":"1"}"#, "\"cpuset.cpu\" is not a knob"),
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_that_would_mean_everything_are_refused() {
+    fn refuses_empty_sets() {
         let empty = Settings { cpus: Some(CpuSet::new()), ..Settings::default() };
         assert!(matches!(empty.check(), Err(SettingsError::EmptySet { knob: Knob::CpusetCpus })));
         let empty = Settings { mems: Some(NodeSet::new()), ..Settings::default() };

@@ -1,10 +1,14 @@
-//! A map whose copies share what they hold.
+//! A map with copies that share their unchanged entries.
 //!
-//! Problem: the state of a thousand workloads is copied before each change, so that it can come back, and those
-//! who follow it want to know what changed. To copy and to compare each workload costs more than the change itself.
+//! # Problem
+//! The state of a thousand workloads is copied before each change, so that the change can be reverted. Readers compare
+//! two states to find
+//! what changed. A deep copy and a deep comparison cost more than the change itself.
 //!
-//! Answer: a copy is a pointer until either changes; then the pointers to the values are copied, and the values that
-//! did not change stay the same ones. Two maps are compared by where their values are.
+//! # Algorithm
+//! A copy shares one pointer until either copy changes. Then the map of pointers is copied, but unchanged values stay
+//! shared. Two maps are
+//! compared by the addresses of their values.
 
 use std::{
     borrow::Borrow,
@@ -16,7 +20,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// A map that is cheap to copy. Read it as the map that it holds.
+/// A map that is cheap to copy. It dereferences to the map that it contains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent, bound(deserialize = "K: Deserialize<'de> + Ord, V: Deserialize<'de>"))]
 pub struct SharedMap<K: Ord, V>(Arc<BTreeMap<K, Arc<V>>>);
@@ -45,12 +49,11 @@ impl<'a, K: Ord, V> IntoIterator for &'a SharedMap<K, V> {
 }
 
 impl<K: Ord + Clone, V> SharedMap<K, V> {
-    /// Enters a value.
+    /// Inserts or replaces a value.
     pub fn insert(&mut self, key: K, value: impl Into<Arc<V>>) {
         Arc::make_mut(&mut self.0).insert(key, value.into());
     }
 
-    /// Takes a value out.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q)
     where
         K: Borrow<Q>,
@@ -60,7 +63,7 @@ impl<K: Ord + Clone, V> SharedMap<K, V> {
         }
     }
 
-    /// The keys that came, went, or have another value than before, in their order.
+    /// Returns the keys that were added, removed or replaced since `before`, in order.
     pub fn changed_since(&self, before: &Self) -> Vec<K> {
         if Arc::ptr_eq(&self.0, &before.0) {
             return Vec::new();
@@ -85,7 +88,7 @@ impl<K: Ord + Clone, V> SharedMap<K, V> {
         }
     }
 
-    /// Applies the difference between two others to this one, which may differ elsewhere.
+    /// Applies the difference between two maps to this one, which may differ from both elsewhere.
     pub fn patch(&mut self, from: &Self, to: &Self) {
         for key in to.changed_since(from) {
             match to.get(&key) {
@@ -97,7 +100,7 @@ impl<K: Ord + Clone, V> SharedMap<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
-    /// A value that is to be changed.
+    /// Returns a mutable value, which is copied if it is shared.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -108,7 +111,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         Arc::make_mut(&mut self.0).get_mut(key).map(Arc::make_mut)
     }
 
-    /// All values, to be changed.
+    /// Returns all values as mutable, copied if they are shared.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         Arc::make_mut(&mut self.0).values_mut().map(Arc::make_mut)
     }
@@ -131,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_keeps_what_it_was_and_shares_what_did_not_change() {
+    fn copy_shares_unchanged_values() {
         let before = map(&[(1, "a"), (2, "b"), (3, "c")]);
         let mut now = before.clone();
         assert!(now.changed_since(&before).is_empty());
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_differs_from_what_is_still_the_same() {
+    fn finds_changed_keys() {
         let before = map(&[(1, "a"), (3, "c"), (5, "e")]);
         let change = |change: Change<'_>| {
             let mut now = before.clone();

@@ -1,4 +1,4 @@
-//! What one scrape serves: plain numbers, taken at one time. Tests and benchmarks make their own.
+//! The figures of one scrape: plain numbers, all taken at the same time. Tests and benchmarks construct their own.
 
 use std::{
     collections::BTreeMap,
@@ -9,184 +9,180 @@ use std::{
 
 use numaward_topology::{Bytes, CpuId, HugepageSize, NodeId, ZoneKind};
 
-/// Gives the current figures. Called once for each scrape, on a thread that may block.
+/// A source of snapshots.
 pub trait SnapshotSource: fmt::Debug + Send + Sync + 'static {
-    /// Takes them.
+    /// Takes a snapshot. Called once per scrape, on a thread that may block.
     fn snapshot(&self) -> Snapshot;
 }
 
-/// Everything that is known of this host at one time.
+/// All figures of this host at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// The online nodes.
     pub nodes: Vec<NodeMemoryFigures>,
-    /// The workloads, the collective `other` among them.
+    /// The workloads, including the collective `other`.
     pub workloads: Vec<WorkloadFigures>,
-    /// The size of a page.
     pub page_size: Bytes,
-    /// Sampled accesses of all workloads together, in pages, if a probe samples: from the CPUs of a node to the memory
-    /// of a node, `None` where that is not known.
+    /// Sampled accesses of all workloads in pages, if a probe samples: the node of the CPU, the node of the memory
+    /// (`None` if unknown), and the number.
     pub accesses: Option<Vec<(NodeId, Option<NodeId>, u64)>>,
-    /// Who used CPUs that are exclusive, or were: by CPU.
+    /// The current and former exclusive CPUs.
     pub exclusive_cpus: Vec<(CpuId, CpuFigures)>,
-    /// Allocations on a node that the probe could not determine, if it runs.
+    /// Bytes on a node that the probe could not determine, if it runs.
     pub unknown_node: Option<Bytes>,
-    /// The probes.
     pub probes: Vec<ProbeFigures>,
-    /// The maps of the probes.
+    /// The BPF maps of the probes.
     pub maps: Vec<MapFigures>,
-    /// Bytes that the maps of each family of probes take.
+    /// Bytes of the BPF maps, by family of probes.
     pub map_memory: Vec<(&'static str, u64)>,
-    /// Workloads with counters of their own.
+    /// The number of workloads with their own counters.
     pub workloads_with_slot: u64,
-    /// Workloads that are counted as `other` because no slot is free.
+    /// The number of workloads that are counted as `other` because no slot is free.
     pub workloads_without_slot: u64,
-    /// The parts of the daemon, and whether they work less well than they should.
+    /// The parts of the daemon, with true if degraded.
     pub degraded: Vec<(&'static str, bool)>,
-    /// What is promised, by the same reading of the counters.
+    /// The guarantees, from the same reading of the counters.
     pub promises: GuaranteeFigures,
-    /// What the daemon's own process takes, if that can be read.
+    /// The resources of the daemon's own process, if they can be read.
     pub process: Option<ProcessFigures>,
 }
 
-/// What the daemon's own process takes.
+/// The resources of the daemon's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessFigures {
-    /// CPU time, in user mode and in the kernel.
+    /// CPU time in user mode and in the kernel.
     pub cpu: Duration,
-    /// Address space.
+    /// The size of the address space.
     pub virtual_memory: Bytes,
-    /// Memory in use.
+    /// The memory in use.
     pub resident_memory: Bytes,
-    /// When it was started.
+    /// The start time of the process.
     pub start: Option<SystemTime>,
-    /// Open file descriptors.
+    /// The number of open file descriptors.
     pub open_fds: Option<u64>,
-    /// How many there may be at most.
+    /// The maximum number of open file descriptors.
     pub max_fds: Option<u64>,
 }
 
-/// A node's memory by kind.
+/// The memory of a node, by kind.
 #[derive(Clone, Debug)]
 pub struct NodeMemoryFigures {
-    /// The node.
     pub node: NodeId,
-    /// Kind, all of it, and what is free where that is known.
+    /// The kind, the total, and the free memory, if known.
     pub kinds: Vec<(ZoneKind, Bytes, Option<Bytes>)>,
 }
 
-/// A workload's figures. A part that cannot be read is absent, never zero.
+/// The figures of a workload. A figure that cannot be read is `None`, never zero.
 #[derive(Clone, Debug)]
 pub struct WorkloadFigures {
     /// The value of the label `workload`.
     pub name: Arc<str>,
-    /// By node, in the order of [`Snapshot::nodes`]: what was allocated since the daemon saw it first.
+    /// Bytes allocated since the daemon first saw the workload, by node in the order of [`Snapshot::nodes`].
     pub allocated: Option<Vec<AllocatedFigures>>,
-    /// By node, in the order of [`Snapshot::nodes`]: where its memory lies.
+    /// The current memory, by node in the order of [`Snapshot::nodes`].
     pub resident: Option<Arc<[ResidentFigures]>>,
-    /// Its hugepages, which are not part of `resident`: of sizes that the host has pools of and that could be read.
+    /// Hugepages, which are not part of `resident`: the sizes for which the host has pools, and that could be read.
     pub hugepages: Arc<ResidentHugepages>,
-    /// From `memory.pressure`.
+    /// The figures of `memory.pressure`.
     pub pressure: Option<PressureFigures>,
-    /// Processes that the OOM killer took (`oom_kill` of `memory.events`).
+    /// The number of processes that the OOM killer killed (`oom_kill` of `memory.events`).
     pub oom_kills: Option<u64>,
-    /// What the kernel moved between memory tiers; absent on machines with one tier.
+    /// Memory that the kernel moved between memory tiers; `None` on machines with one tier.
     pub tiering: Option<TieringFigures>,
-    /// What the probes other than that of allocations counted.
+    /// The figures of all probes other than the allocation probe.
     pub activity: Option<WorkloadActivity>,
 }
 
-/// Hugepages that lie on nodes (`hugetlb.*.numa_stat`), in bytes: by size, then by node in the order of
-/// [`Snapshot::nodes`].
+/// Bytes of hugepages (`hugetlb.*.numa_stat`), by size, then by node in the order of [`Snapshot::nodes`].
 pub type ResidentHugepages = BTreeMap<HugepageSize, Vec<Bytes>>;
 
-/// What the probes other than that of allocations counted; a part whose probe is not attached is absent.
+/// The figures of all probes other than the allocation probe. A figure is `None` if its probe is not attached.
 #[derive(Clone, Debug, Default)]
 pub struct WorkloadActivity {
-    /// Sampled accesses to memory of other nodes, in pages, by the node of the CPU in the order of
-    /// [`Snapshot::nodes`].
+    /// Sampled accesses to memory of other nodes in pages, by the node of the CPU in the order of [`Snapshot::nodes`].
     pub remote: Option<Vec<u64>>,
-    /// Where no probe samples: pages that were moved because another node accessed them (`memory.stat`).
+    /// Pages that were moved because another node accessed them (`memory.stat`); only if no probe samples.
     pub moved: Option<u64>,
-    /// Whether accesses are sampled: the states of the workloads of this name.
+    /// The states of access sampling of the workloads with this name.
     pub sampling: Vec<&'static str>,
-    /// Where that is asked for and accesses are not sampled: the share of remote ones as estimated, in thousandths.
+    /// The estimated share of remote accesses in thousandths; only if requested and accesses are not sampled.
     pub estimated_remote_permille: Option<u32>,
     /// Pages moved to other nodes, by reason.
     pub migrated: Option<Vec<(&'static str, u64)>>,
-    /// Time lost in reclaim.
+    /// Time spent in direct reclaim.
     pub stalls: Option<StallFigures>,
-    /// Kills by constraint.
+    /// The number of OOM kills, by constraint of the allocation.
     pub oom_kills: Option<[(&'static str, u64); 4]>,
-    /// Hugepages that were taken from the pools, of sizes that the host has pools of: by size, then by node in the order
-    /// of [`Snapshot::nodes`].
+    /// Hugepages taken from the pools for which the host has pools, by size, then by node in the order of
+    /// [`Snapshot::nodes`].
     pub hugepages: Option<BTreeMap<HugepageSize, Vec<AllocatedHugepages>>>,
-    /// Accesses to DRAM from the CPUs of each node, in the order of [`Snapshot::nodes`]: local (where the processor counts
+    /// Accesses to DRAM by the node of the CPU in the order of [`Snapshot::nodes`]: local (if the processor counts
     /// them) and remote.
     pub dram: Option<Vec<(Option<u64>, u64)>>,
 }
 
-/// Hugepages of one size that were taken from the pool of one node.
+/// Hugepages of one size taken from the pool of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocatedHugepages {
-    /// By a CPU of this node, or for which it is the nearest node with memory.
+    /// Hugepages taken by CPUs for which this is the nearest node with memory.
     pub local: Bytes,
-    /// By a CPU of another node.
+    /// Hugepages taken by other CPUs.
     pub remote: Bytes,
 }
 
-/// Buckets of [`StallFigures`].
+/// The number of buckets of [`StallFigures`].
 pub const STALL_BUCKETS: usize = 24;
 
-/// How long tasks had to reclaim memory.
+/// Times in which tasks had to reclaim memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StallFigures {
-    /// How many took less than 2^index microseconds, and not less than half of that; the last has all longer ones.
+    /// The number of stalls by length: bucket `i` has those from 2^(i-1) to below 2^i microseconds, the last bucket all
+    /// longer ones.
     pub buckets: [u64; STALL_BUCKETS],
-    /// All of them together.
+    /// The total time of all stalls.
     pub total: Duration,
 }
 
-/// Who used a CPU while it was exclusive.
+/// The use of a CPU while it was exclusive.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuFigures {
-    /// The time of others, by what they are.
+    /// The time of tasks of other workloads, by class.
     pub intruders: [(&'static str, Duration); 3],
-    /// Interrupts, hard and soft, while it was exclusive; absent where they cannot be read.
+    /// Interrupts while the CPU was exclusive; `None` if they cannot be read.
     pub interrupts: Option<InterruptFigures>,
 }
 
-/// Interrupts on one CPU.
+/// Interrupts on a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InterruptFigures {
-    /// Of devices, timers and other CPUs (`/proc/interrupts`).
+    /// Interrupts of devices, timers and other CPUs (`/proc/interrupts`).
     pub hard: u64,
-    /// What they left for later (`/proc/softirqs`).
+    /// Deferred work of interrupts (`/proc/softirqs`).
     pub soft: u64,
 }
 
-/// Bytes allocated on one node.
+/// Bytes allocated on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocatedFigures {
-    /// User memory, by a CPU of this node.
+    /// User memory that CPUs of this node allocated.
     pub local: Bytes,
-    /// User memory, by a CPU of another node.
+    /// User memory that CPUs of other nodes allocated.
     pub remote: Bytes,
     /// Kernel memory; a lower bound.
     pub kernel: Bytes,
 }
 
-/// What the kernel moved between memory tiers (`pgdemote_*` and `pgpromote_success` of `memory.numa_stat`).
+/// Memory that the kernel moved between memory tiers (`pgdemote_*` and `pgpromote_success` of `memory.numa_stat`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TieringFigures {
-    /// To slower memory.
+    /// Memory moved to a slower tier.
     pub demoted: Bytes,
-    /// To faster memory.
+    /// Memory moved to a faster tier.
     pub promoted: Bytes,
 }
 
 impl TieringFigures {
-    /// With that of another workload.
+    /// Returns the sum of two workloads.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let plus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_add(b.0));
@@ -194,10 +190,9 @@ impl TieringFigures {
     }
 }
 
-/// Bytes that lie on one node (`memory.numa_stat`).
+/// Bytes of memory that are on a node (`memory.numa_stat`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidentFigures {
-    /// Anonymous memory.
     pub anon: Bytes,
     /// Page cache, tmpfs and shared memory.
     pub file: Bytes,
@@ -205,22 +200,22 @@ pub struct ResidentFigures {
     pub kernel: Bytes,
     /// The part of `file` that tasks have mapped.
     pub mapped: Bytes,
-    /// The part of all that the kernel drops when memory is needed.
+    /// The part of the total that the kernel drops when memory is needed.
     pub droppable: Bytes,
 }
 
 impl ResidentFigures {
-    /// User memory: anonymous memory and page cache.
+    /// Returns the user memory: anonymous memory and page cache.
     pub fn user(&self) -> Bytes {
         Bytes(self.anon.0.saturating_add(self.file.0))
     }
 
-    /// All of it.
+    /// Returns the user and kernel memory.
     pub fn sum(&self) -> Bytes {
         Bytes(self.user().0.saturating_add(self.kernel.0))
     }
 
-    /// With that of another workload.
+    /// Returns the sum of two workloads.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let plus = |a: Bytes, b: Bytes| Bytes(a.0.saturating_add(b.0));
@@ -234,108 +229,102 @@ impl ResidentFigures {
     }
 }
 
-/// Time lost waiting for memory (`memory.pressure`).
+/// Time in which tasks waited for memory (`memory.pressure`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PressureFigures {
-    /// At least one task waited.
+    /// Time in which at least one task waited.
     pub waiting: Duration,
-    /// All tasks that had work waited.
+    /// Time in which all runnable tasks waited.
     pub stalled: Duration,
 }
 
-/// A probe and how it runs.
+/// A probe and its state.
 #[derive(Clone, Debug)]
 pub struct ProbeFigures {
-    /// Its name.
     pub probe: String,
-    /// How it is attached, or `absent`.
+    /// The method by which the probe is attached, or `absent`.
     pub mode: String,
-    /// Why not better, in a word; empty where nothing is wanting.
+    /// The reason, in one word, why no better method is used; empty for the best method.
     pub reason: &'static str,
-    /// Time spent in it while the kernel measures that (`kernel.bpf_stats_enabled`).
+    /// The run time of the probe while the kernel measured it (`kernel.bpf_stats_enabled`).
     pub runtime: Option<Duration>,
-    /// Runs while the kernel measures that.
+    /// The number of runs while the kernel measured them.
     pub runs: Option<u64>,
-    /// Which part of the time it watches; `None` where it is not attached.
+    /// The part of the time in which the probe is attached, from 0 to 1; `None` if it is not attached.
     pub sampled_ratio: Option<f64>,
-    /// Events that the kernel did not hand to it, or for which its maps had no room.
+    /// Events that the kernel dropped before they reached the probe, or that did not fit into its maps.
     pub events_lost: Option<u64>,
 }
 
-/// How full a map is.
+/// The fill level of a BPF map.
 #[derive(Clone, Debug)]
 pub struct MapFigures {
-    /// Its name.
     pub map: &'static str,
-    /// Entries in use.
     pub entries: u64,
-    /// Entries it has room for.
+    /// The maximum number of entries.
     pub capacity: u64,
 }
 
-/// What is promised on this host, and what came of it. Empty where nothing can be promised.
+/// The guarantees on this host and their fulfilment. Empty if guarantees are not possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuaranteeFigures {
-    /// Of each workload with an allocation.
+    /// Memory that each workload with a guarantee allocated outside its guaranteed nodes.
     pub missed: Vec<MissFigures>,
-    /// The same of hugepages, where a probe counts them.
+    /// Hugepages that each workload allocated outside its guaranteed nodes, if a probe counts them.
     pub missed_hugepages: Vec<HugepagesOutside>,
-    /// Of each workload with an allocation, hugepages that lie outside the nodes promised to it now.
+    /// Hugepages of each workload with a guarantee that are outside its guaranteed nodes now.
     pub misplaced_hugepages: Vec<HugepagesOutside>,
-    /// Memory, by node and kind.
+    /// The capacity, by node and kind of memory.
     pub kinds: Vec<KindFigures>,
-    /// By node.
+    /// The number of exclusive CPUs, by node.
     pub exclusive_cpus: Vec<(NodeId, u64)>,
-    /// Of each workload with an allocation, what of it is not there.
+    /// The guaranteed capacity of each workload that is missing.
     pub missing: Vec<MissingCapacityFigures>,
-    /// Of each workload with an allocation of memory, by kind: what is promised, and where what it has lies now.
+    /// The guaranteed memory of each workload, and the nodes of its current memory, by kind.
     pub residency: Vec<GuaranteeResidency>,
-    /// Memory that is still available, less what is promised and not yet used: by node and kind, in bytes. Below zero
-    /// where more is promised than is available now.
+    /// Available memory without the unused guarantees, by node and kind, in bytes; negative if more is guaranteed than
+    /// available.
     pub headroom: Vec<(NodeId, ZoneKind, i64)>,
-    /// Whether a node on which memory is promised may soon not have it; empty where nobody looks.
+    /// The nodes with guarantees, with true if their headroom is low; empty if the guard is off.
     pub low: Vec<(NodeId, bool)>,
-    /// Of each workload with memory on several nodes that is held to its share: what it has above that, by node.
+    /// Memory above the share on a node, for each workload with memory on several nodes and a budget.
     pub over_budget: Vec<BudgetExcess>,
-    /// CPUs that are exclusive to nobody; absent where nothing can be promised.
+    /// The number of CPUs in the shared pool; `None` if guarantees are not possible.
     pub shared_pool_cpus: Option<u64>,
-    /// CPUs that can still become exclusive: those without the reserved ones.
+    /// The number of CPUs that can still become exclusive, without the reserved ones.
     pub free_cpus: u64,
 }
 
-/// User memory that a workload allocated outside the nodes promised to it.
+/// User memory that a workload allocated outside its guaranteed nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissFigures {
-    /// The workload.
     pub workload: Arc<str>,
-    /// By the node of the page.
+    /// Bytes by the node of the page.
     pub bytes: Vec<(NodeId, Bytes)>,
 }
 
-/// What is promised to a workload of one kind of memory, and where what it has of that lies.
+/// Guaranteed memory of one kind of a workload, and the nodes of its current memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuaranteeResidency {
-    /// The workload.
     pub workload: Arc<str>,
-    /// The kind.
     pub kind: ZoneKind,
-    /// By the nodes that are charged, in their order.
+    /// Guaranteed bytes, by charged node, in order.
     pub promised: Vec<(NodeId, Bytes)>,
-    /// User memory on the nodes promised to it, and on others; absent where it is not known.
+    /// Current user memory on the guaranteed nodes and on other nodes; `None` if unknown.
     pub resident: Option<ResidencySplit>,
 }
 
-/// Memory on promised nodes, and off them.
+/// Memory on the guaranteed nodes and on other nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencySplit {
-    /// On nodes that are promised.
+    /// Bytes on guaranteed nodes.
     pub on: Bytes,
-    /// On others.
+    /// Bytes on other nodes.
     pub off: Bytes,
 }
 
 impl GuaranteeResidency {
-    /// This much more is promised on a node.
+    /// Adds guaranteed bytes on a node.
     pub fn promise(&mut self, node: NodeId, bytes: Bytes) {
         match self.promised.binary_search_by_key(&node, |(node, _)| *node) {
             Ok(at) => self.promised[at].1.0 = self.promised[at].1.0.saturating_add(bytes.0),
@@ -343,7 +332,7 @@ impl GuaranteeResidency {
         }
     }
 
-    /// This much more lies there.
+    /// Adds current memory.
     pub fn add(&mut self, more: ResidencySplit) {
         let resident = self.resident.get_or_insert_default();
         for (sum, more) in [(&mut resident.on, more.on), (&mut resident.off, more.off)] {
@@ -352,50 +341,44 @@ impl GuaranteeResidency {
     }
 }
 
-/// What a workload has above what is promised to it, by node.
+/// Memory of a workload above its share, by node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetExcess {
-    /// The workload.
     pub workload: Arc<str>,
-    /// By the nodes that are promised to it; 0 where it has no more.
+    /// Bytes by guaranteed node; 0 if the workload is within its share.
     pub bytes: Vec<(NodeId, Bytes)>,
 }
 
-/// Hugepages of one size that a workload has, or was given, outside the nodes promised to it.
+/// Hugepages of one size, of a workload, outside its guaranteed nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HugepagesOutside {
-    /// The workload.
     pub workload: Arc<str>,
-    /// Their size.
     pub size: HugepageSize,
-    /// By the node of the pages: every node.
+    /// Bytes by the node of the page, for every node.
     pub bytes: Vec<(NodeId, Bytes)>,
 }
 
-/// What is promised to a workload and not there (any more), as the machine changed.
+/// Guaranteed capacity of a workload that is missing because the machine changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingCapacityFigures {
-    /// The workload.
     pub workload: Arc<str>,
-    /// Exclusive CPUs that are offline.
+    /// The number of exclusive CPUs that are offline.
     pub offline_cpus: u64,
-    /// Memory of all kinds that its nodes do not have.
+    /// Guaranteed memory of all kinds that the nodes do not have.
     pub uncovered: Bytes,
 }
 
-/// Promises of one kind of memory on one node.
+/// The capacity of one kind of memory on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KindFigures {
-    /// The node.
     pub node: NodeId,
-    /// The kind.
     pub kind: ZoneKind,
-    /// Kept for the system.
+    /// Memory reserved for the system.
     pub reserved: Bytes,
-    /// What can be promised at all.
+    /// Memory that can be guaranteed in total.
     pub allocatable: Bytes,
-    /// What is promised.
+    /// Memory that is guaranteed.
     pub promised: Bytes,
-    /// What can still be promised.
+    /// Memory that can still be guaranteed.
     pub free: Bytes,
 }

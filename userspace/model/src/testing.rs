@@ -1,4 +1,4 @@
-//! Examples, for tests here and further up.
+//! Example values for tests of this and other crates.
 
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "this is part of tests")]
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// A promise to the cgroup with this path and id: this memory on these nodes, nothing else.
+/// Returns a guarantee of the given memory for the cgroup with this path and id, without CPUs.
 pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> WorkloadGuarantee {
     WorkloadGuarantee {
         cgroup: path.parse().unwrap(),
@@ -34,7 +34,7 @@ pub fn promise(path: &str, id: u64, placed: &[(ZoneKind, u32, Bytes)]) -> Worklo
     }
 }
 
-/// A snapshot with something of everything.
+/// Returns a snapshot with a value for each kind of figure.
 pub fn snapshot() -> Snapshot {
     let workload = |name: &str| WorkloadFigures {
         name: name.into(),
