@@ -1,8 +1,7 @@
 //! Types of the HTTP API and of `-o json`.
 //!
 //! Names are camelCase and sizes are in bytes. Sets of CPUs and nodes are lists in the kernel's format (`0-3,8`); a
-//! single node
-//! is a number.
+//! single node is a number.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Kubernetes: the API server, the kubelet beside us, and what is reported to others.
+//! Kubernetes: the operating mode, the kubelet of this host, and reports to other programs.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use super::Interval;
 
-/// Whether numaward places workloads.
+/// The operating mode, which determines whether numaward places workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OperatingMode {
-    /// It gives guarantees and enforces them.
+    /// numaward gives guarantees and enforces them.
     Enforce,
-    /// It only looks, and holds the kubelet to the kubelet's own promises. Nothing is written.
+    /// numaward only observes, and checks the guarantees of the kubelet. Nothing is written.
     Observe,
 }
 
@@ -23,14 +23,14 @@ pub enum OperatingMode {
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubelet {
-    /// Its directory, with its configuration and its state files; a path of the host.
+    /// The directory of the kubelet, with its configuration and its state files; a path of the host.
     #[educe(Default(expression = PathBuf::from("/var/lib/kubelet")))]
     pub directory: PathBuf,
-    /// The socket on which it reports what it assigned, a path of the host. Default: in its directory.
+    /// The socket of the kubelet's PodResources API; a path of the host. Default: in its directory.
     pub pod_resources_socket: Option<PathBuf>,
 }
 
-/// Reports to others what was assigned, in the kubelet's words.
+/// Reports of the assigned resources to other programs, in the kubelet's format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodResources {
@@ -38,14 +38,14 @@ pub struct PodResources {
     pub socket: Option<PathBuf>,
 }
 
-/// Reports to the cluster's scheduler what is free on each node, as a NodeResourceTopology.
+/// Reports of the free resources of each node to the cluster's scheduler, as a NodeResourceTopology.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NodeResourceTopology {
-    /// Whether it is published. Needs `kubernetes.nodeName`.
+    /// Publishes the reports. Needs `kubernetes.nodeName`.
     pub enabled: bool,
-    /// The least time between two updates.
+    /// The minimum time between two updates.
     #[educe(Default(expression = Interval(Duration::from_secs(5))))]
     pub interval: Interval,
 }
@@ -54,9 +54,9 @@ pub struct NodeResourceTopology {
 mod tests {
     use super::*;
 
-    /// The table of docs/kubernetes.md is derived from it.
+    /// The table in docs/kubernetes.md is computed from this interval.
     #[test]
-    fn updates_are_as_rare_as_the_book_says() {
+    fn update_interval_matches_docs() {
         let page = include_str!("../../../docs/kubernetes.md");
         let line = page.lines().find(|line| line.starts_with("| NodeResourceTopologies: patch")).unwrap();
         let seconds = NodeResourceTopology::default().interval.0.as_secs();

@@ -22,7 +22,7 @@ use super::{
     control::{AccessCredentials, Control, Tls},
     enforcement::{CgroupPattern, DeclaredGuarantee, Enforcement},
     exported::ExportedMetrics,
-    guard::{Budgets, GuardMode, GuardReclaim, essential},
+    guard::{Budgets, GuardMode, GuardReclaim, essential_services},
     home::{Home, HomeMode},
     kubernetes::Kubernetes,
     memory_qos::{Factor, MemoryQos, MemoryReservationPolicy},
@@ -37,204 +37,208 @@ use super::{
     types::{DutyCycle, Interval, ListenAddress, LogFormat, LogLevel},
 };
 
-/// numaward's configuration. Every key is optional.
+/// The configuration of numaward. Every key is optional.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
-    /// Whether numaward places workloads, or only observes. Default: it places them, unless the kubelet of this host
-    /// pins containers itself (its policies `static` and `Static`).
+    /// The operating mode: numaward places workloads, or only observes. Default: it places workloads, unless the
+    /// kubelet of this host pins containers itself (its policies `static` and `Static`).
     pub mode: Option<OperatingMode>,
     /// Address and port of the read-only HTTP server: metrics, health, API.
     #[educe(Default(expression = ListenAddress(SocketAddr::from((Ipv4Addr::LOCALHOST, 9560)))))]
     pub listen: ListenAddress,
-    /// TLS of the read-only address, and whose client certificates it asks for. Files that are replaced are read again.
+    /// TLS of the read-only address, and the client certificates that it requires. Replaced files are read again.
     pub listen_tls: Tls,
-    /// File with a bearer token that the read-only address asks for; nobody but its owner may read it. Where client
-    /// certificates are asked for too, either will do. `/livez` and `/readyz` are open to all.
+    /// File with a bearer token that the read-only address requires; only its owner may have read permission. If client
+    /// certificates are required too, one of the two is sufficient. `/livez` and `/readyz` need neither.
     pub listen_token_file: Option<PathBuf>,
-    /// Names by which the read-only address and the control address are reached from this host, such as that of a reverse
-    /// proxy here, besides addresses, `localhost` and what this host calls itself (`/etc/hosts`). Others are refused: a page
-    /// from elsewhere could get at them by one.
+    /// Names by which the read-only address and the control address are reached from this host, such as the name of a
+    /// local reverse proxy, in addition to IP addresses, `localhost` and the names of this host (`/etc/hosts`).
+    /// Requests for other names are refused, because web pages could use them to reach the daemon (DNS rebinding).
     pub listen_names: Vec<String>,
-    /// What is logged, and how.
+    /// Level and format of the log.
     pub log: Log,
     /// The eBPF probes.
     pub probes: Probes,
-    /// How this host is observed.
+    /// Intervals and methods of observation.
     pub observe: Observe,
-    /// Also serves the kubelet's own series of its CPU, memory and topology managers, under their names, with
-    /// numaward's figures. As the kubelet's, they count containers; those of admissions count pods. numaward counts no pod
-    /// that asks for nothing, while the kubelet counts the admission of every pod. With `mode: observe` there are the gauges only: the kubelet's decisions are its own to count. Only
-    /// where the kubelet's own are not scraped with the same labels.
+    /// Also exports the kubelet's series of its CPU, memory and topology managers under the kubelet's names, with
+    /// numaward's values. As in the kubelet, they count containers; the series of admissions count pods. numaward does
+    /// not count pods without resource requests, while the kubelet counts the admission of every pod. With `mode:
+    /// observe`, only gauges are exported, because the decisions are the kubelet's. Use this only if the kubelet's own
+    /// series are not scraped with the same labels.
     pub export_kubelet_names: bool,
-    /// Where the host's file system is found; not `/` where a container mounts it elsewhere.
+    /// The path of the host's root file system; not `/` if a container mounts it elsewhere.
     #[educe(Default(expression = PathBuf::from("/")))]
     pub host_root: PathBuf,
-    /// Where cgroup v2 is mounted. Default: found in the host's mount table.
+    /// The mount point of cgroup v2. Default: from the host's mount table.
     pub cgroup_mount: Option<PathBuf>,
-    /// The socket on which guarantees are asked for. Only root and the daemon's own user may.
+    /// The socket for requests for guarantees. Only root and the daemon's own user may connect.
     #[educe(Default(expression = PathBuf::from("/run/numaward/control.sock")))]
     pub control_socket: PathBuf,
     /// Changes of allocations over TCP.
     pub control: Control,
-    /// Where the ledger is kept.
+    /// The directory of the ledger.
     #[educe(Default(expression = PathBuf::from("/var/lib/numaward")))]
     pub state_directory: PathBuf,
-    /// What is written to the kernel.
+    /// Settings for writing to the kernel.
     pub enforcement: Enforcement,
     /// Shares of L3 caches and memory bandwidth.
     pub resctrl: Resctrl,
-    /// Guarantees for workloads that are yet to come, by unit or cgroup. The first that matches counts.
+    /// Guarantees for future workloads, by unit or cgroup. The first match applies.
     pub guarantees: Vec<DeclaredGuarantee>,
-    /// By which rules it is decided who gets what.
+    /// The strategy by which requests are decided.
     pub strategy: StrategyKind,
-    /// Whose decisions the strategy `kubelet` repeats. Default: what the Kubernetes node reports of its kubelet, where
-    /// `kubernetes.nodeName` is set and the API server is reached at the start; else the newest.
+    /// The version of the kubelet that the strategy `kubelet` imitates. Default: the version that the Kubernetes
+    /// node reports, if `kubernetes.nodeName` is set and the API server is reachable at startup; otherwise the newest.
     #[serde(deserialize_with = "optional_version")]
     pub kubelet_version: Option<KubeletVersion>,
-    /// The kubelet's feature gates. Those of its managers say which options of policies are accepted, and `MemoryQoS` whether
-    /// workloads are slowed down; others are ignored. Default: with the strategy `kubelet` as in the kubelet; with
-    /// `native` all options are accepted.
+    /// The kubelet's feature gates. The gates of its managers determine the accepted policy options, and `MemoryQoS`
+    /// determines whether workloads are throttled; other gates are ignored. Default: with the strategy `kubelet` as in the
+    /// kubelet; with `native`, all options are accepted.
     pub feature_gates: BTreeMap<String, bool>,
-    /// How memory-only nodes count where a policy wants few nodes: with the nodes with CPUs that they are nearest to, or
-    /// as nodes of their own. Only for the strategy `native`.
+    /// The use of memory-only nodes if a policy prefers few nodes: they count with the nearest node with CPUs, or as
+    /// separate nodes. Only for the strategy `native`.
     pub tiers: Tiers,
-    /// What sort of memory nodes have, by node: `dram`, `hbm` or `cxl`. Default: as the kernel's memory tiers say; where it
-    /// reports none, `dram` for nodes with CPUs. A request for a sort gets nothing of a node whose sort is not known. Only
-    /// for the strategy `native`.
+    /// The type of memory of each node: `dram`, `hbm` or `cxl`. Default: from the kernel's memory tiers; without tiers,
+    /// `dram` for nodes with CPUs. A request for a type of memory uses no node of an unknown type. Only for the
+    /// strategy `native`.
     #[schemars(with = "BTreeMap<String, MemoryTier>")]
     pub memory_tiers: BTreeMap<NodeId, MemoryTier>,
-    /// Moves of workloads that run, to make room for a request. Only for the strategy `native`.
+    /// Moves of running workloads, to make room for a request. Only for the strategy `native`.
     pub rebalance: Rebalance,
-    /// Whether memory is promised. Default: `Static`.
+    /// The memory policy, which determines whether memory is guaranteed. Default: `Static`.
     pub memory_manager_policy: Option<MemoryManagerPolicy>,
-    /// Memory kept for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.
+    /// Memory reserved for the system, by node. Default: a twentieth of each node, at least 64Mi and at most 1Gi.
     pub reserved_memory: Option<Vec<ReservedMemory>>,
-    /// Whether CPUs are made exclusive. Default: `static`.
+    /// The CPU policy, which determines whether CPUs are exclusive. Default: `static`.
     pub cpu_manager_policy: Option<CpuManagerPolicy>,
     /// Options of the CPU policy, as in Kubernetes.
     pub cpu_manager_policy_options: BTreeMap<String, String>,
-    /// CPUs that are never exclusive. Default: the first core, unless a reservation below says how many.
+    /// CPUs that are never exclusive. Default: the first core, unless a reservation below specifies the number.
     #[serde(rename = "reservedSystemCPUs")]
     pub reserved_system_cpus: Option<CpuList>,
-    /// How the nodes of CPUs and memory have to agree. Default: `restricted`.
+    /// The topology policy: how CPUs and memory must be aligned to nodes. Default: `restricted`.
     pub topology_manager_policy: Option<TopologyManagerPolicy>,
-    /// For what they have to agree. Default: `container`.
+    /// The scope of this alignment. Default: `container`.
     pub topology_manager_scope: Option<TopologyManagerScope>,
     /// Options of the topology policy, as in Kubernetes.
     pub topology_manager_policy_options: BTreeMap<String, String>,
-    /// Whether what is promised is protected from reclaim. Default: `TieredReservation`.
+    /// The protection of guaranteed memory from reclaim. Default: `TieredReservation`.
     pub memory_reservation_policy: Option<MemoryReservationPolicy>,
-    /// Where a workload whose limit is above what is promised to it is slowed down: at what is promised plus this share of
-    /// what is between it and the limit. Default: nowhere; 0.9, as in Kubernetes, if `featureGates` has `MemoryQoS`.
+    /// The threshold at which a workload with a limit above its guarantee is throttled (`memory.high`): the guarantee plus
+    /// this share of the difference between guarantee and limit. Default: no throttling; 0.9, as in Kubernetes, if
+    /// `featureGates` has `MemoryQoS`.
     pub memory_throttling_factor: Option<Factor>,
-    /// Of which version of Kubernetes the formula is.
+    /// The version of Kubernetes that this formula is taken from.
     #[serde(deserialize_with = "version")]
     pub memory_throttling_formula: ThrottlingFormula,
-    /// What is done for workloads that are slowed down.
+    /// Help for throttled workloads.
     pub memory_qos: MemoryQos,
-    /// Shares of the nodes of workloads with memory on several.
+    /// Budgets: shares of the nodes for workloads with memory on several nodes.
     pub budgets: Budgets,
-    /// The headroom guard: whether each node can still give what is promised on it and not yet used. `off`, `report`,
-    /// `act`, which also keeps workloads without a guarantee off a node that is about to run short, or `evict`, which
-    /// also evicts pods without one where that does not help.
+    /// The headroom guard, which checks whether each node has enough memory for the guarantees on it that are not used
+    /// yet. `off`, `report`, `act` (also keeps workloads without a guarantee off a node that is about to run short), or
+    /// `evict` (also evicts pods without a guarantee if that is not enough).
     pub guard: GuardMode,
-    /// Page cache of workloads without a guarantee, where what is promised is not free.
+    /// Dropping of page cache of workloads without a guarantee, so that guaranteed memory is free.
     pub guard_reclaim: GuardReclaim,
-    /// Cgroups that the guard leaves alone, as patterns: `*` stands for any text without a slash, `**` for any number of
-    /// levels. Workloads with a guarantee, what is above or below one, and other containers of its pod are left alone
-    /// always. Default: what a host needs to be reached and to run workloads.
-    #[educe(Default(expression = essential()))]
+    /// Cgroups that the guard does not touch, as patterns: `*` matches any text without a slash, `**` any number of
+    /// levels. The guard never touches workloads with a guarantee, the cgroups above and below them, and other
+    /// containers of their pods. Default: services that are needed to reach the host and to run workloads.
+    #[educe(Default(expression = essential_services()))]
     pub guard_exempt: Vec<CgroupPattern>,
-    /// Homes for workloads without a guarantee.
+    /// Automatic placement of workloads without a guarantee on preferred nodes.
     pub home: Home,
-    /// What Kubernetes itself is kept. Where this, `systemReserved` or `evictionHard` is given, their sum must
-    /// be that of `reservedMemory`; with `strategy: kubelet` also where none of them is.
+    /// Resources reserved for Kubernetes. If this, `systemReserved` or `evictionHard` is given, their sum must equal
+    /// that of `reservedMemory`; with `strategy: kubelet` also if none is given.
     pub kube_reserved: Option<Reservation>,
-    /// What the system is kept.
+    /// Resources reserved for the system.
     pub system_reserved: Option<Reservation>,
-    /// When Kubernetes evicts, by signal: an amount, or a share of what there is. `memory.available` counts; the others
-    /// are ignored. Default, as in Kubernetes: 100Mi of memory where `kubeReserved` or `systemReserved` is given, or, with
-    /// `strategy: kubelet`, `reservedMemory`; and none where other signals are given.
+    /// Thresholds at which Kubernetes evicts, by signal: an amount, or a percentage of the capacity. Only
+    /// `memory.available` is used; other signals are ignored. Default, as in Kubernetes: 100Mi of memory if
+    /// `kubeReserved` or `systemReserved` is given, or, with `strategy: kubelet`, `reservedMemory`; none if other
+    /// signals are given.
     pub eviction_hard: Option<Thresholds>,
-    /// Kubernetes: placing and watching the pods of this host.
+    /// Kubernetes: placement and observation of the pods of this host.
     pub kubernetes: Kubernetes,
     /// Alerts without Prometheus.
     pub alerts: Alerts,
-    /// Which metrics are exported.
+    /// Selection of the exported metrics.
     pub metrics: ExportedMetrics,
     /// OpenTelemetry.
     pub otlp: Otlp,
 }
 
 impl Config {
-    /// Whether memory is promised.
+    /// Returns the memory policy, or its default.
     pub fn memory_policy(&self) -> MemoryManagerPolicy {
         self.memory_manager_policy.unwrap_or(MemoryManagerPolicy::Static)
     }
 
-    /// Whether CPUs are made exclusive.
+    /// Returns the CPU policy, or its default.
     pub fn cpu_policy(&self) -> CpuManagerPolicy {
         self.cpu_manager_policy.unwrap_or(CpuManagerPolicy::Static)
     }
 
-    /// When Kubernetes evicts. None where nothing says what is kept for it.
+    /// Returns the eviction thresholds; `None` if nothing is reserved for Kubernetes.
     pub fn thresholds(&self) -> Option<Thresholds> {
-        // A kubelet holds `reservedMemory` to the sum always; a host without one may have no other reservation.
+        // A kubelet always requires `reservedMemory` to equal the sum; a host without a kubelet may have no other
+        // reservation.
         let is_kubelets = self.reserved_memory.is_some() && self.strategy == StrategyKind::Kubelet;
         let is_reserved = self.kube_reserved.is_some() || self.system_reserved.is_some() || is_kubelets;
         let default = || [(MEMORY_AVAILABLE.to_owned(), DEFAULT_THRESHOLD)].into();
         self.eviction_hard.clone().or_else(|| is_reserved.then(default))
     }
 
-    /// Who may reach the read-only address.
+    /// Returns the credentials of the read-only address.
     pub fn read_access(&self) -> AccessCredentials {
         AccessCredentials::for_reading(self.listen_token_file.as_deref(), &self.listen_tls)
     }
 
-    /// How the nodes of CPUs and memory have to agree.
+    /// Returns the topology policy, or its default.
     pub fn topology_policy(&self) -> TopologyManagerPolicy {
         self.topology_manager_policy.unwrap_or(TopologyManagerPolicy::Restricted)
     }
 
-    /// For what they have to agree.
+    /// Returns the scope of the topology policy, or its default.
     pub fn topology_scope(&self) -> TopologyManagerScope {
         self.topology_manager_scope.unwrap_or_default()
     }
 
-    /// The kubelet's feature gates.
+    /// Returns the kubelet's feature gates.
     pub fn gates(&self) -> FeatureGates<'_> {
         FeatureGates { set: &self.feature_gates, version: self.kubelet_version.unwrap_or_default() }
     }
 
-    /// How `resctrl` is used; nothing where it is not.
+    /// Returns the settings of resctrl; `None` if it is not used.
     pub fn enabled_resctrl(&self) -> Option<&Resctrl> {
         Some(&self.resctrl).filter(|of| self.enforcement.mode == EnforcementMode::On && of.is_used())
     }
 
-    /// Whether workloads without a guarantee are given homes, as against only a report of it.
+    /// Returns true if automatic placement moves workloads; false if it only reports.
     pub fn places_workloads(&self) -> bool {
         self.home.mode == HomeMode::Place && self.enforcement.mode == EnforcementMode::On
     }
 
-    /// Returns true where the guard keeps workloads off nodes; false where it only reports.
+    /// Returns true if the guard keeps workloads off nodes; false if it only reports.
     pub fn keeps_off_nodes(&self) -> bool {
         self.guard.acts() && self.enforcement.mode == EnforcementMode::On
     }
 
-    /// Where resctrl is mounted, as this process sees it.
+    /// Returns the mount point of resctrl, as seen by this process.
     pub fn resctrl_root(&self) -> PathBuf {
         let root = &self.resctrl.root;
         self.host_root.join(root.strip_prefix("/").unwrap_or(root))
     }
 
-    /// Whether the guard keeps what is promised free.
+    /// Returns true if the guard drops page cache.
     pub fn drops_page_cache(&self) -> bool {
         self.guard_reclaim.enabled && self.guard.acts() && self.enforcement.mode == EnforcementMode::On
     }
 
-    /// Whether workloads on several nodes are held to their budgets.
+    /// Returns true if budgets of workloads on several nodes are enforced.
     pub fn holds_budgets(&self) -> bool {
         self.strategy == StrategyKind::Native
             && self.budgets.enabled
@@ -242,13 +246,13 @@ impl Config {
     }
 }
 
-/// What is logged, and how. Logs go to standard error.
+/// Level and format of the log, which is written to standard error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
-    /// The least severe level that is logged.
+    /// The least severe level to log.
     pub level: LogLevel,
-    /// One line of text or one JSON object for each event.
+    /// The format: one line of text or one JSON object per event.
     pub format: LogFormat,
 }
 
@@ -261,25 +265,24 @@ pub struct Probes {
     pub allocation: AllocationProbe,
     /// Counts sampled accesses to memory of other nodes, and pages that move between nodes.
     pub accesses: ProbeSwitch,
-    /// Measures the time that tasks lose in reclaim.
+    /// Measures the time that tasks spend in direct reclaim.
     pub stalls: StallProbe,
-    /// Reports why the OOM killer took a process.
+    /// Reports the constraint of each OOM kill.
     pub oom_kills: ProbeSwitch,
-    /// Measures who else runs on exclusive CPUs. It costs something only while a CPU is exclusive.
+    /// Measures tasks of other workloads on exclusive CPUs. It has a cost only while a CPU is exclusive.
     pub intruders: ProbeSwitch,
-    /// Counts accesses to local and remote DRAM by the processor's own counters: two of them on each CPU, which others
-    /// (perf, the NMI watchdog) cannot use then.
+    /// Counts accesses to local and remote DRAM with two hardware counters of each CPU, which other programs (perf, the
+    /// NMI watchdog) cannot use meanwhile.
     pub hardware: HardwareProbe,
-    /// How many workloads can have counters of their own. Those that come later are counted together
-    /// as `other`. The counters of allocations take 32 bytes for each workload and node, on most hosts
-    /// times CPUs.
+    /// The maximum number of workloads with their own counters. Further workloads are counted together as `other`. The
+    /// allocation counters take 32 bytes per workload and node, on most hosts also per CPU.
     #[schemars(range(min = 1, max = 16_384))]
     #[educe(Default = 512)]
     pub slots: u32,
 }
 
 impl Probes {
-    /// Switches all of them off.
+    /// Disables all probes.
     #[must_use]
     pub fn all_off(mut self) -> Self {
         self.allocation.enabled = false;
@@ -292,33 +295,33 @@ impl Probes {
     }
 }
 
-/// Whether a probe is used.
+/// The switch of a probe.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProbeSwitch {
-    /// Whether it is attached.
+    /// Attaches the probe.
     #[educe(Default = true)]
     pub enabled: bool,
 }
 
-/// Whether the processor's counters are used.
+/// The switch of the processor's hardware counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct HardwareProbe {
-    /// Whether they are opened.
+    /// Opens the counters.
     pub enabled: bool,
 }
 
-/// The probe that measures the time that tasks lose in reclaim.
+/// The probe that measures the time that tasks spend in direct reclaim.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StallProbe {
-    /// Whether it is attached.
+    /// Attaches the probe.
     #[educe(Default = true)]
     pub enabled: bool,
-    /// How long a stall has to be for an event of its own; one a minute for each workload.
+    /// The minimum length of a stall that is reported as an event; at most one event a minute per workload.
     #[educe(Default(expression = Interval(Duration::from_millis(100))))]
     pub event_from: Interval,
 }
@@ -328,67 +331,66 @@ pub struct StallProbe {
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AllocationProbe {
-    /// Whether it is attached.
+    /// Attaches the probe.
     #[educe(Default = true)]
     pub enabled: bool,
-    /// For which part of the time it is attached, `5s/60s` for five seconds of each minute; all the time where this is
-    /// absent. What it counts is then multiplied accordingly: estimates, and shown as such.
+    /// The part of the time in which the probe is attached: `5s/60s` is five seconds of each minute. Absent: always.
+    /// Its counts are then scaled accordingly and marked as estimates.
     pub duty_cycle: Option<DutyCycle>,
-    /// Lets the probe log what it decides, at level `debug`. For fault finding only.
+    /// Lets the probe log its decisions at level `debug`. Only for debugging.
     pub debug_log: bool,
 }
 
-/// How this host is observed.
+/// Intervals and methods of observation.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Observe {
-    /// How often where each workload's memory lies is read (`memory.numa_stat`). At least 5s: the
-    /// kernel adds the numbers up on each reading.
+    /// The interval at which the memory of each workload by node (`memory.numa_stat`) is read. At least 5s, because the
+    /// kernel computes the sums on each reading.
     #[educe(Default(expression = Interval(Duration::from_secs(10))))]
     pub residency_interval: Interval,
-    /// How often the machine is read again: hotplug, hugepage pools.
+    /// The interval at which the machine is read again: hotplug, hugepage pools.
     #[educe(Default(expression = Interval(Duration::from_mins(1))))]
     pub topology_interval: Interval,
-    /// How long the series of a workload that went away are still served, so that the last
-    /// values are scraped.
+    /// The time for which the series of a removed workload are still exported, so that the last values are scraped.
     #[educe(Default(expression = Interval(Duration::from_mins(5))))]
     pub keep_removed: Interval,
-    /// An estimate of remote accesses where the kernel samples none.
+    /// Estimation of remote accesses if the kernel samples none.
     pub remote_estimate: RemoteEstimate,
-    /// Which code allocates and accesses memory of other nodes.
+    /// Recording of the code that allocates and accesses memory of other nodes.
     pub call_chains: CallChains,
 }
 
-/// An estimate of how much workloads use memory of other nodes, where the kernel does not sample their accesses: by where
-/// their threads run and where their memory lies.
+/// Estimation of accesses to memory of other nodes, for workloads without sampled accesses: from the
+/// placement of their threads and their memory.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RemoteEstimate {
-    /// Whether it is made, each `residencyInterval`.
+    /// Makes an estimate each `residencyInterval`.
     pub enabled: bool,
-    /// How many files (one for each thread, two for each cgroup) are read each time, at most; some 10 µs each. Where it
-    /// takes more, workloads take turns.
+    /// The maximum number of files that are read each time (one per thread, two per cgroup); about 10 µs each. If more
+    /// are needed, workloads take turns.
     #[schemars(range(min = 1, max = 65_536))]
     #[educe(Default = 1024)]
     pub max_files: u32,
 }
 
-/// Which code allocates and accesses memory of other nodes: call chains, for `numaward stacks`, the page and the API. They
-/// show names of functions to everybody who may read the API. With this on, the daemon keeps `CAP_SYS_PTRACE` where it has
-/// it: without, functions of workloads have no names.
+/// Recording of call chains that allocate and access memory of other nodes, for `numaward stacks`, the page and the
+/// API. Every client that may read the API sees the names of functions. The daemon then keeps `CAP_SYS_PTRACE` if it has it;
+/// otherwise functions of workloads have no names.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CallChains {
-    /// Whether they are taken.
+    /// Records call chains.
     pub enabled: bool,
-    /// For how many remote pages one chain is taken, on each CPU.
+    /// The number of remote pages for which one chain is recorded, on each CPU.
     #[schemars(range(min = 1, max = 1_048_576))]
     #[educe(Default = 64)]
     pub sample_every: u32,
-    /// How many different chains there is room for, of all workloads. Each takes some 1.2 KiB of the kernel's memory.
+    /// The maximum number of different chains of all workloads. Each takes about 1.2 KiB of kernel memory.
     #[schemars(range(min = 64, max = 65_536))]
     #[educe(Default = 4096)]
     pub max_stacks: u32,

@@ -1,4 +1,4 @@
-//! Who may reach an address over TCP: keys that only make sense together.
+//! Access to an address over TCP: keys that only make sense together.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use super::types::ListenAddress;
 
-/// Who may change allocations over TCP. The control socket is served in any case.
+/// Access to the control address over TCP. The control socket is always available.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Control {
-    /// Address and port. Default: allocations are changed on the control socket only.
+    /// Address and port. Default: allocations are changed only on the control socket.
     pub listen: Option<ListenAddress>,
-    /// File with a bearer token; clients that send it may change allocations. Nobody but its owner may read the
-    /// file: `head -c 32 /dev/urandom | base64 | install -m 600 /dev/stdin FILE`.
+    /// File with a bearer token; clients that send it may change allocations. Only its owner may have read permission:
+    /// `head -c 32 /dev/urandom | base64 | install -m 600 /dev/stdin FILE`.
     pub token_file: Option<PathBuf>,
-    /// Takes the token without TLS on other addresses than those of this host. Anyone who listens on the network
-    /// then knows it: only for networks that are encrypted in another way.
+    /// Accepts the token without TLS on addresses that other hosts can reach. Every host that sees the traffic can
+    /// then read it: use this only if the network is encrypted in another way.
     pub allow_unencrypted: bool,
-    /// TLS, and who may do so by a client certificate. Files that are replaced are read again.
+    /// TLS, and the client certificates that may change allocations. Replaced files are read again.
     pub tls: Tls,
 }
 
@@ -27,37 +27,35 @@ pub struct Control {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Tls {
-    /// The daemon's certificate and those between it and its authority, as PEM.
+    /// The daemon's certificate and its intermediate certificates, as PEM.
     pub cert_file: Option<PathBuf>,
-    /// Its private key, as PEM.
+    /// The private key, as PEM.
     pub key_file: Option<PathBuf>,
-    /// Authorities whose client certificates are taken, as PEM.
+    /// Certificate authorities of accepted client certificates, as PEM.
     pub client_ca_file: Option<PathBuf>,
-    /// Client certificates of these authorities that are revoked (X.509 CRL, RFC 5280), as PEM. An authority without a
-    /// list here has none of its certificates taken. A list that is out of date counts all the same.
+    /// Revocation lists of these authorities (X.509 CRL, RFC 5280), as PEM. If an authority has no list here, none of
+    /// its certificates is accepted. An outdated list still applies.
     pub client_crl_file: Option<PathBuf>,
-    /// Names of which a client certificate must carry one as a DNS name. Default: any certificate of the
-    /// authorities will do.
+    /// DNS names of which a client certificate must have at least one. Default: any certificate of the authorities is
+    /// accepted.
     pub client_names: Option<Vec<String>>,
 }
 
 impl Tls {
-    /// The certificate and its key.
+    /// Returns the paths of the certificate and of its key.
     pub fn identity(&self) -> Option<(&Path, &Path)> {
         self.cert_file.as_deref().zip(self.key_file.as_deref())
     }
 }
 
-/// By which credentials an address is reached.
+/// The credentials that an address requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessCredentials {
-    /// File with a bearer token.
     pub token_file: Option<PathBuf>,
-    /// TLS.
     pub tls: Tls,
-    /// The key of the configuration that names the file,
+    /// The configuration key of the token file.
     pub token_key: &'static str,
-    /// and that of TLS.
+    /// The configuration key of TLS.
     pub tls_key: &'static str,
 }
 
@@ -73,7 +71,7 @@ impl From<&Control> for AccessCredentials {
 }
 
 impl AccessCredentials {
-    /// That of the read-only address.
+    /// Returns the credentials of the read-only address.
     pub(super) fn for_reading(token_file: Option<&Path>, tls: &Tls) -> Self {
         Self {
             token_file: token_file.map(Path::to_owned),
@@ -83,12 +81,12 @@ impl AccessCredentials {
         }
     }
 
-    /// Whether there is TLS, or anything that lets clients in.
+    /// Returns true if TLS or a credential is configured.
     pub fn is_configured(&self) -> bool {
         self.token_file.is_some() || self.tls != Tls::default()
     }
 
-    /// What is wrong between the keys of TLS: the key that is to be changed, and why.
+    /// Returns contradictions between the keys of TLS: the key to change, and the reason.
     pub(super) fn problems(&self) -> Vec<(String, String)> {
         let (mut problems, tls) = (Vec::new(), &self.tls);
         let key = |name: &str| format!("{}.{name}", self.tls_key);
@@ -108,13 +106,13 @@ impl AccessCredentials {
             }
         }
         if tls.client_names.as_ref().is_some_and(Vec::is_empty) {
-            problems.push((key("clientNames"), "is empty: no client would be let in".to_owned()));
+            problems.push((key("clientNames"), "is empty: no client would be accepted".to_owned()));
         }
         problems
     }
 }
 
-/// What is wrong with who may read at an address: the key that is to be changed, and why.
+/// Returns contradictions in the access to the read-only address: the key to change, and the reason.
 pub(super) fn reading_problems(
     ListenAddress(address): ListenAddress,
     reading: &AccessCredentials,
@@ -130,7 +128,7 @@ pub(super) fn reading_problems(
     problems
 }
 
-/// What is wrong with who may change allocations: the key that is to be changed, and why.
+/// Returns contradictions in the access to the control address: the key to change, and the reason.
 pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(String, String)> {
     let Control { listen, token_file, allow_unencrypted, tls } = control;
     let mut problems = AccessCredentials::from(control).problems();
@@ -155,7 +153,7 @@ pub(super) fn problems(control: &Control, read_only: ListenAddress) -> Vec<(Stri
     problems
 }
 
-/// What is odd but no error.
+/// Returns a warning for settings without effect.
 pub(super) fn warning(control: &Control) -> Option<String> {
     let has_no_effect = control.listen.is_none() && *control != Control::default();
     has_no_effect.then(|| "control has no effect without control.listen".to_owned())

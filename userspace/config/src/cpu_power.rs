@@ -8,30 +8,30 @@ use serde::{Deserialize, Serialize};
 
 use super::inline_schema::inline_schema;
 
-/// Power settings that CPUs get while they are exclusive to a guarantee. What was there comes back when they no longer are.
-/// Only where guarantees are enforced. What is not given here is neither read nor written.
+/// Power settings of CPUs while they are exclusive. The old values are restored when they are no longer exclusive. Only
+/// if guarantees are enforced. Settings that are not given are neither read nor written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CpuPower {
     /// The governor of cpufreq (`scaling_governor`), such as `performance`.
     pub governor: Option<PowerWord>,
-    /// The energy preference (`energy_performance_preference`), such as `performance`. With the governor `performance` it can
-    /// be nothing else.
+    /// The energy preference (`energy_performance_preference`), such as `performance`. With the governor `performance`,
+    /// it must be `performance`.
     pub energy_preference: Option<PowerWord>,
-    /// How long a CPU may take to wake up, at most, in µs (`pm_qos_resume_latency_us`): the kernel uses no idle state that
-    /// takes longer. 0: no time at all, so that the CPU waits awake.
+    /// The maximum time that a CPU may take to wake up, in µs (`pm_qos_resume_latency_us`): the kernel uses no idle
+    /// state that takes longer. 0: no idle state, the CPU stays awake.
     #[schemars(range(min = 0, max = 1_000_000))]
     pub wake_up_latency: Option<u32>,
 }
 
 impl CpuPower {
-    /// Whether anything is set.
+    /// Returns true if any setting is given.
     pub fn is_configured(&self) -> bool {
         *self != Self::default()
     }
 }
 
-/// The name of a governor, or of an energy preference.
+/// The name of a governor or of an energy preference.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct PowerWord(String);
 
@@ -45,11 +45,11 @@ impl FromStr for PowerWord {
                 .bytes()
                 .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte));
         if !is_word {
-            return Err(format!("{text:?} is no name that the kernel has; expected one such as performance"));
+            return Err(format!("{text:?} is not a valid name; expected a name such as performance"));
         }
         if text == "default" {
             return Err(
-                "the kernel shows another name after \"default\" was written: give that one".to_owned()
+                "after \"default\" is written, the kernel reports another name: use that name".to_owned()
             );
         }
         Ok(Self(text.to_owned()))
@@ -60,7 +60,7 @@ serde_as_text!(PowerWord);
 
 inline_schema!(PowerWord, { "type": "string", "examples": ["performance"] });
 
-/// What is wrong with them together: the key, and the problem.
+/// Returns a contradiction between the settings: the key, and the problem.
 pub(super) fn problems(power: &CpuPower) -> Option<(&'static str, String)> {
     let CpuPower { governor: Some(governor), energy_preference: Some(preference), .. } = power else {
         return None;
@@ -68,7 +68,8 @@ pub(super) fn problems(power: &CpuPower) -> Option<(&'static str, String)> {
     let is_wrong = governor.0 == "performance" && preference.0 != "performance";
     is_wrong.then(|| {
         let problem =
-            "with the governor performance, the kernel takes no other preference than performance".to_owned();
+            "with the governor performance, the kernel accepts no preference other than performance"
+                .to_owned();
         ("enforcement.cpuPower.energyPreference", problem)
     })
 }
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_the_kernel_could_have() {
+    fn refuses_invalid_names() {
         for text in ["performance", "schedutil", "balance_power", "balance-performance"] {
             assert_eq!(text.parse::<PowerWord>().unwrap().to_string(), text);
         }
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preference_that_the_governor_rules_out_is_a_problem() {
+    fn refuses_preference_against_governor() {
         let power = |text: &str| serde_json::from_str::<CpuPower>(text).unwrap();
         for (text, is_wrong) in [
             ("{}", false),

@@ -1,4 +1,4 @@
-//! What is enforced: the mode, the herding of others, and guarantees that are declared.
+//! Enforcement: the mode, CPU isolation, and guarantees that are declared in the configuration.
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
@@ -19,110 +19,113 @@ use super::{
     types::Interval,
 };
 
-/// What is written to the kernel.
+/// Settings for writing to the kernel.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Enforcement {
-    /// Whether guarantees are given: `off`, `dry-run` (decided and reported, not written) or `on`.
+    /// The mode: `off`, `dry-run` (guarantees are decided and reported, but not written) or `on`.
     pub mode: EnforcementMode,
-    /// Whether workloads without exclusive CPUs are kept off those of others.
+    /// CPU isolation: keeps workloads without exclusive CPUs on the shared pool.
     pub herding: IsolationSettings,
-    /// Whether interrupts, and other work that the kernel does by itself, are kept off exclusive CPUs: `leave` or
-    /// `move-away`. Only where guarantees are enforced.
+    /// The handling of interrupts and other kernel work on exclusive CPUs: `leave` or `move-away`. Only if guarantees
+    /// are enforced.
     pub interrupts: Interrupts,
-    /// Power settings of CPUs that are exclusive. Default: they stay as they are.
+    /// Power settings of exclusive CPUs. Default: unchanged.
     pub cpu_power: CpuPower,
-    /// Weights of nodes for the memory policy `weighted-interleave`. Default: they stay as they are.
+    /// Node weights of the memory policy `weighted-interleave`. Default: unchanged.
     pub interleave_weights: InterleaveWeights,
-    /// How long most of the memory of a Burstable workload has to be on another node than its home until the promise
-    /// follows it there.
+    /// The time for which most of the memory of a Burstable workload must be on another node than its preferred node
+    /// before the guarantee follows it there.
     #[educe(Default(expression = Interval(Duration::from_mins(5))))]
     pub home_dwell_time: Interval,
 }
 
 impl Enforcement {
-    /// How far others are herded: never further than guarantees are enforced.
+    /// Returns the mode of CPU isolation, which never does more than the mode of enforcement.
     pub fn isolation_mode(&self) -> EnforcementMode {
         self.mode.min(self.herding.mode)
     }
 
-    /// Whether the kernel's own work is kept off exclusive CPUs.
+    /// Returns true if kernel work is moved off exclusive CPUs.
     pub fn moves_interrupts(&self) -> bool {
         self.mode == EnforcementMode::On && self.interrupts == Interrupts::MoveAway
     }
 
-    /// The power settings of exclusive CPUs, if there are any to be made.
+    /// Returns the power settings of exclusive CPUs, if there are any to write.
     pub fn power_settings(&self) -> Option<&CpuPower> {
         Some(&self.cpu_power).filter(|power| self.mode == EnforcementMode::On && power.is_configured())
     }
 
-    /// The weights of nodes for weighted-interleave, if any are to be set.
+    /// Returns the node weights for weighted-interleave, if there are any to write.
     pub fn set_weights(&self) -> Option<&InterleaveWeights> {
         let of = &self.interleave_weights;
         Some(of).filter(|of| self.mode == EnforcementMode::On && of.source != WeightSource::Keep)
     }
 }
 
-/// What is done about the interrupts on exclusive CPUs.
+/// The handling of interrupts on exclusive CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Interrupts {
-    /// They are left where they are.
+    /// Interrupts stay where they are.
     #[default]
     Leave,
-    /// They go to other CPUs, and back when the CPUs are no longer exclusive; so do the packets that the kernel distributes
-    /// to CPUs (RPS, XPS), and workqueues that are bound to none. Those that the kernel lets nobody move are reported.
+    /// Interrupts move to other CPUs, and back when the CPUs are no longer exclusive. So do packets that the kernel
+    /// distributes to CPUs (RPS, XPS), and workqueues that are not bound to a CPU. Interrupts that the kernel does not
+    /// allow to move are reported.
     MoveAway,
 }
 
-/// Keeps workloads without exclusive CPUs on the shared pool, as long as any CPU is exclusive.
+/// CPU isolation: confines workloads without exclusive CPUs to the shared pool, as long as any CPU is exclusive.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct IsolationSettings {
-    /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`. A workload that asks
-    /// for it (`isolate`) has others kept off its CPUs in each of the three.
+    /// `off`, `dry-run` (reported, not written) or `on`. Never does more than `enforcement.mode`. For a workload that
+    /// requests it (`isolate`), isolation is active in each of the three modes.
     #[educe(Default(expression = EnforcementMode::DryRun))]
     pub mode: EnforcementMode,
-    /// Cgroups that keep all CPUs, as patterns: `*` stands for any text without a slash, `**` for any number
-    /// of levels. All else is herded, by the highest cgroup possible; if one further down is exempt here, those
-    /// beside it are herded one by one. Default: the init process, `/init.scope`. Kernel threads, and
-    /// anything that runs in the root cgroup, cannot be herded.
+    /// Cgroups that keep all CPUs, as patterns: `*` matches any text without a slash, `**` any number of levels. All
+    /// other cgroups are confined at the highest possible level; if a cgroup further down is exempt, its siblings are
+    /// confined one by one. Default: the init process, `/init.scope`. Kernel threads and processes in the root cgroup
+    /// cannot be confined.
     #[educe(Default(expression = CgroupPattern::new("/init.scope").into_iter().collect()))]
     pub system_slices: Vec<CgroupPattern>,
 }
 
-/// A guarantee that every workload gets whose unit or cgroup matches. It holds from the moment the cgroup
-/// appears until it is gone.
+/// A guarantee for each workload with a matching unit or cgroup. It holds from the creation of the cgroup until its
+/// removal.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeclaredGuarantee {
-    /// The unit of systemd, as a pattern. Either this or `cgroup`.
+    /// The systemd unit, as a pattern. Either this or `cgroup`.
     pub unit: Option<UnitPattern>,
-    /// The cgroup, as a pattern: `*` stands for any text without a slash, `**` for any number of levels.
+    /// The cgroup, as a pattern: `*` matches any text without a slash, `**` any number of levels.
     pub cgroup: Option<CgroupPattern>,
-    /// CPUs for each: whole ones are exclusive, a part of a CPU (`500m`, `1.5`) stays shared. Default: shared.
+    /// CPUs for each workload: whole CPUs are exclusive, a fraction (`500m`, `1.5`) uses the shared pool. Default: the
+    /// shared pool.
     pub cpus: Option<Cpus>,
-    /// Memory for each: promised on the nodes.
+    /// Memory to guarantee to each workload.
     pub memory: Size,
-    /// The most memory that each may use. Default: `memory`.
+    /// The maximum memory of each workload. Default: `memory`.
     pub memory_limit: Option<Size>,
-    /// Huge pages for each: bytes by page size.
+    /// Hugepages for each workload, in bytes by page size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hugepages: BTreeMap<PageSize, Size>,
-    /// How the nodes of CPUs and memory have to agree. Default: `topologyManagerPolicy`.
+    /// The topology policy: how CPUs and memory must be aligned to nodes. Default: `topologyManagerPolicy`.
     pub policy: Option<TopologyManagerPolicy>,
-    /// Whether its CPUs are a scheduling domain of their own (`cpuset.cpus.partition`). Default: `member`.
+    /// The partition type of the CPUs (`cpuset.cpus.partition`), which can make them a separate scheduling domain.
+    /// Default: `member`.
     pub partition: Option<PartitionKind>,
-    /// How each wants to be placed besides.
+    /// Further conditions for the placement of each workload.
     #[serde(default, skip_serializing_if = "Placement::is_default")]
     pub placement: Placement,
 }
 
 impl DeclaredGuarantee {
-    /// For which unit or cgroup, in words.
+    /// Returns the pattern of the unit or cgroup.
     pub fn pattern(&self) -> &str {
         match (&self.unit, &self.cgroup) {
             (Some(unit), _) => unit.0.as_str(),
@@ -132,19 +135,19 @@ impl DeclaredGuarantee {
     }
 }
 
-/// An amount of memory above 0: `256Mi`, `8Gi`, a plain number of bytes.
+/// An amount of memory above 0: `256Mi`, `8Gi`, or a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Amount")]
 pub struct Size(pub Bytes);
 
 impl Size {
-    /// Reads a quantity as a number of bytes.
+    /// Converts a quantity to a number of bytes.
     pub fn new(quantity: Quantity) -> Result<Self, String> {
-        // Fractions of a byte are rounded up, as Kubernetes does.
+        // Fractions of a byte are rounded up, as in Kubernetes.
         match quantity.units() {
             Some(0) => Err("it is 0".to_owned()),
             Some(bytes) if i64::try_from(bytes).is_ok() => Ok(Self(Bytes(bytes))),
-            _ => Err(format!("{quantity} is more than any machine has")),
+            _ => Err(format!("{quantity} is too large")),
         }
     }
 }
@@ -160,7 +163,7 @@ impl TryFrom<Amount> for Size {
 
 inline_schema!(Size, { "type": ["string", "integer"], "examples": ["8Gi", 1_073_741_824] });
 
-/// The size of a huge page: `2Mi`, `1Gi`.
+/// The size of a hugepage: `2Mi`, `1Gi`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
 pub struct PageSize(pub HugepageSize);
 
@@ -180,50 +183,50 @@ impl FromStr for PageSize {
 #[display("{whole}")]
 pub struct CgroupPattern {
     whole: glob::Pattern,
-    /// Those of the names between slashes; `None` for a part that is no pattern by itself.
+    /// The patterns of the names between slashes; `None` for a part that is not a valid pattern by itself.
     names: Vec<Option<glob::Pattern>>,
 }
 
-/// A pattern for names of systemd's units.
+/// A pattern for names of systemd units.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct UnitPattern(glob::Pattern);
 
-const MATCHING: glob::MatchOptions = glob::MatchOptions {
+const MATCH_OPTIONS: glob::MatchOptions = glob::MatchOptions {
     case_sensitive: true,
     require_literal_separator: true,
     require_literal_leading_dot: false,
 };
 
-fn pattern(text: &str) -> Result<glob::Pattern, String> {
+fn parse_pattern(text: &str) -> Result<glob::Pattern, String> {
     glob::Pattern::new(text)
         .map_err(|error| format!("{text:?} is not a pattern: {} (at character {})", error.msg, error.pos + 1))
 }
 
 impl CgroupPattern {
-    /// Reads a pattern.
+    /// Parses a pattern.
     pub fn new(text: &str) -> Result<Self, String> {
         let expected = "expected the path of a cgroup below the root, such as /batch/*";
         match text.parse::<CgroupPath>() {
             Ok(path) if !path.is_root() => {
                 let names = path.components().map(|name| glob::Pattern::new(name).ok()).collect();
-                Ok(Self { whole: pattern(text)?, names })
+                Ok(Self { whole: parse_pattern(text)?, names })
             }
-            _ => Err(format!("{text:?} is no such path; {expected}")),
+            _ => Err(format!("{text:?} is not the path of a cgroup; {expected}")),
         }
     }
 
-    /// The patterns that a cgroup and all below it match. None for the root.
+    /// Returns the patterns that match a cgroup and all cgroups below it; none for the root.
     pub fn subtree(path: &CgroupPath) -> Vec<Self> {
         let name = glob::Pattern::escape(path.as_str());
         [name.clone(), format!("{name}/**")].iter().filter_map(|text| Self::new(text).ok()).collect()
     }
 
-    /// Whether a cgroup matches.
+    /// Returns true if the pattern matches a cgroup.
     pub fn matches(&self, path: &CgroupPath) -> bool {
-        self.whole.matches_with(path.as_str(), MATCHING)
+        self.whole.matches_with(path.as_str(), MATCH_OPTIONS)
     }
 
-    /// Whether one below this cgroup could match, there or not.
+    /// Returns true if the pattern could match an existing or future cgroup below this one.
     pub fn may_match_below(&self, path: &CgroupPath) -> bool {
         let mut names = path.components();
         for pattern in &self.names {
@@ -232,7 +235,7 @@ impl CgroupPattern {
             if pattern.as_str() == "**" {
                 return true;
             }
-            if !pattern.matches_with(name, MATCHING) {
+            if !pattern.matches_with(name, MATCH_OPTIONS) {
                 return false;
             }
         }
@@ -256,17 +259,17 @@ impl FromStr for UnitPattern {
         let is_unit = ends.iter().any(|end| text.strip_suffix(end).is_some_and(|name| !name.is_empty()));
         if !is_unit || text.contains('/') {
             return Err(format!(
-                "{text:?} is not the name of units that have cgroups; expected one such as nginx.service or db@*.service"
+                "{text:?} is not the name of a unit with a cgroup; expected a name such as nginx.service or db@*.service"
             ));
         }
-        pattern(text).map(Self)
+        parse_pattern(text).map(Self)
     }
 }
 
 impl UnitPattern {
-    /// Whether a unit matches.
+    /// Returns true if the pattern matches a unit.
     pub fn matches(&self, unit: &str) -> bool {
-        self.0.matches_with(unit, MATCHING)
+        self.0.matches_with(unit, MATCH_OPTIONS)
     }
 }
 
@@ -278,8 +281,8 @@ inline_schema!(CgroupPattern, { "type": "string", "examples": ["/batch/*"] });
 inline_schema!(UnitPattern, { "type": "string", "examples": ["db@*.service"] });
 inline_schema!(PageSize, { "type": "string", "examples": ["2Mi"] });
 
-/// What is wrong with declared guarantees (each with its number) beyond single values: the path of the key, and
-/// the problem. `is_given` says whether there was a value at a path, right or wrong.
+/// Returns the problems of declared guarantees (each with its number) that go beyond single values: the path of the
+/// key, and the problem. `is_given` returns true if the configuration has a value at a path, valid or not.
 pub(super) fn problems(
     declared: &[(usize, &DeclaredGuarantee)],
     is_given: impl Fn(&[String]) -> bool,
@@ -293,7 +296,7 @@ pub(super) fn problems(
                 let problem = "a unit is given as well: give only one of the two".to_owned();
                 problems.push((at(number, "cgroup"), problem));
             }
-            [false, false] => problems.push((item(number), "give unit or cgroup: what it is for".to_owned())),
+            [false, false] => problems.push((item(number), "give unit or cgroup".to_owned())),
             _ => {}
         }
     }
@@ -309,7 +312,7 @@ pub(super) fn problems(
         };
         if let Some((first, _)) = declared[..position].iter().find(is_same) {
             let key = if this.unit.is_some() { "unit" } else { "cgroup" };
-            let problem = format!("{:?} has a guarantee before, at guarantees.{first}", this.pattern());
+            let problem = format!("{:?} already has a guarantee, at guarantees.{first}", this.pattern());
             problems.push((at(*number, key), problem));
         }
     }
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn herding_goes_no_further_than_enforcement() {
+    fn isolation_is_limited_by_enforcement() {
         use EnforcementMode::{DryRun, Off, On};
         for (mode, herding, both) in
             [(On, On, On), (On, Off, Off), (DryRun, On, DryRun), (Off, On, Off), (On, DryRun, DryRun)]

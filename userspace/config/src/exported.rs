@@ -1,4 +1,4 @@
-//! Which metrics are exported: by `/metrics` and by OTLP.
+//! Selection of the metrics that are exported by `/metrics` and by OTLP.
 
 use std::str::FromStr;
 
@@ -8,36 +8,37 @@ use serde::{Deserialize, Serialize};
 
 use super::inline_schema::inline_schema;
 
-/// Which metrics are exported, by `/metrics` and by OTLP. The API, the page and `alerts` see everything.
+/// Selection of the metrics that are exported by `/metrics` and by OTLP. The API, the page and `alerts` use all
+/// metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ExportedMetrics {
-    /// By name, as in the reference of metrics: `numaward_oom_kills_total`; of a histogram without `_bucket`.
+    /// Selection by name, as in the metrics reference: `numaward_oom_kills_total`; for a histogram without `_bucket`.
     pub families: MetricFilter,
-    /// Series of workloads, by the name of the workload: `NAMESPACE/POD/CONTAINER` of a container of a pod.
-    /// They are counted all the same: the API, the page and `alerts` see them.
+    /// Selection of the series of workloads by the name of the workload: `NAMESPACE/POD/CONTAINER` for a container of a
+    /// pod. Other workloads are counted as well: the API, the page and `alerts` use them.
     pub workloads: MetricFilter,
 }
 
-/// What is exported: what a pattern of `allow` matches (everything, if there is none) and no pattern of `deny`.
+/// A filter: exports names that match a pattern of `allow` (all names if it is empty) and no pattern of `deny`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MetricFilter {
-    /// Only what one of these patterns matches: `*` stands for any text, `?` for one character, `[ab]` for one of these.
-    /// Default: everything.
+    /// Patterns of exported names: `*` matches any text, `?` one character, `[ab]` one of these characters. Default:
+    /// all names.
     pub allow: Vec<NamePattern>,
-    /// Not what one of these patterns matches, also where `allow` has it.
+    /// Patterns of names that are not exported, even if `allow` matches them.
     pub deny: Vec<NamePattern>,
 }
 
 impl MetricFilter {
-    /// Whether what has this name is exported.
+    /// Returns true if a name is exported.
     pub fn admits(&self, name: &str) -> bool {
         let any = |patterns: &[NamePattern]| patterns.iter().any(|pattern| pattern.0.matches(name));
         (self.allow.is_empty() || any(&self.allow)) && !any(&self.deny)
     }
 
-    /// Whether it admits everything.
+    /// Returns true if all names are exported.
     pub fn is_open(&self) -> bool {
         self.allow.is_empty() && self.deny.is_empty()
     }
@@ -66,13 +67,13 @@ serde_as_text!(NamePattern);
 
 inline_schema!(NamePattern, { "type": "string", "minLength": 1, "examples": ["numaward_dram_*"] });
 
-/// What is odd but no error: a pattern for metrics that matches no name that numaward has for one.
+/// Returns warnings about patterns that cannot match any metric name.
 pub(super) fn warnings(exported: &ExportedMetrics) -> Vec<String> {
     let is_possible = |c: char| c.is_ascii_alphanumeric() || "_*?[]!-".contains(c);
     let families = &exported.families;
     let odd =
         families.allow.iter().chain(&families.deny).filter(|of| !of.0.as_str().chars().all(is_possible));
-    odd.map(|pattern| format!("metrics.families: no metric has a name that \"{pattern}\" matches")).collect()
+    odd.map(|pattern| format!("metrics.families: the pattern \"{pattern}\" matches no metric name")).collect()
 }
 
 #[cfg(test)]
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_allowed_and_denied() {
+    fn filters_names_by_allow_and_deny() {
         let filter = |allow: &[&str], deny: &[&str]| {
             let patterns = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
             MetricFilter { allow: patterns(allow), deny: patterns(deny) }
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_refused_and_what_matches_nothing_is_warned_of() {
+    fn refuses_invalid_patterns() {
         for (pattern, problem) in
             [("", "it matches no name"), ("a[", "is not a pattern: invalid range pattern (at character 2)")]
         {
@@ -118,6 +119,6 @@ mod tests {
         assert!(config(r#"{"metrics": {"families": {"only": ["a"]}}}"#).unwrap_err().contains("only"));
         let odd =
             config(r#"{"metrics": {"families": {"deny": ["numaward.oom", "numaward_dram_*"]}}}"#).unwrap();
-        assert_eq!(warnings(&odd), ["metrics.families: no metric has a name that \"numaward.oom\" matches"]);
+        assert_eq!(warnings(&odd), ["metrics.families: the pattern \"numaward.oom\" matches no metric name"]);
     }
 }

@@ -1,12 +1,12 @@
-//! Maps and lists as one text, for variables: the forms of the kubelet's flags of the same names.
+//! Maps and lists as one text, for variables, in the form of the kubelet's flags with the same names.
 
 use numaward_engine::policy::go_bool;
 use serde_json::{Map, Value, json};
 
-/// How the text of a key is read.
+/// The form of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// `name=value,name=value`, or with another sign between the two.
+    /// `name=value,name=value`, or with another separator between the two.
     Pairs(char),
     /// `Name=true,Name=false`.
     Gates,
@@ -14,7 +14,7 @@ pub(super) enum Form {
     ReservedMemory,
 }
 
-/// The form of a key at the top, if it has one.
+/// Returns the form of a top-level key, if it has one.
 pub(super) fn form(path: &[impl AsRef<str>]) -> Option<Form> {
     let [key] = path else { return None };
     match key.as_ref() {
@@ -29,7 +29,7 @@ pub(super) fn form(path: &[impl AsRef<str>]) -> Option<Form> {
 }
 
 impl Form {
-    /// What a text says.
+    /// Parses a text.
     pub(super) fn parse(self, text: &str) -> Result<Value, String> {
         match self {
             Self::Pairs(sign) => Ok(pairs(text, sign)?.collect()),
@@ -40,14 +40,14 @@ impl Form {
                 };
                 Ok(Value::Object(pairs(text, '=')?.map(gate).collect::<Result<_, String>>()?))
             }
-            // As if it were not there.
+            // Like an absent key.
             Self::ReservedMemory if text.is_empty() => Ok(Value::Null),
             Self::ReservedMemory => text.split(';').map(reserved).collect(),
         }
     }
 }
 
-/// Names and values. Nothing between two commas is nothing.
+/// Parses names and values. Empty parts between commas are ignored.
 fn pairs(text: &str, sign: char) -> Result<impl Iterator<Item = (String, &str)>, String> {
     let pairs = text.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) = pair
@@ -58,11 +58,10 @@ fn pairs(text: &str, sign: char) -> Result<impl Iterator<Item = (String, &str)>,
     Ok(pairs.collect::<Result<Vec<_>, String>>()?.into_iter())
 }
 
-/// What is reserved on one node.
+/// Parses the reservation of one node.
 fn reserved(text: &str) -> Result<Value, String> {
-    let form = || {
-        format!("{text:?} is not a node and what is reserved there, such as 0:memory=1Gi,hugepages-2Mi=100Mi")
-    };
+    let form =
+        || format!("{text:?} is not a node with its reservation, such as 0:memory=1Gi,hugepages-2Mi=100Mi");
     let (node, amounts) = text.split_once(':').ok_or_else(form)?;
     let node: u32 =
         node.trim().parse().map_err(|_| format!("{}: {node:?} is not the id of a node", form()))?;
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_read_as_the_kubelets_flags() {
+    fn parses_texts_like_kubelet_flags() {
         let read = |key: &str, text: &str| form(&[key]).unwrap().parse(text);
         for (key, text, value) in [
             ("kubeReserved", "cpu=500m,memory=1Gi", json!({"cpu": "500m", "memory": "1Gi"})),
@@ -111,7 +110,7 @@ mod tests {
             ("kubeReserved", "cpu=1,memory", "\"memory\" has no '=': expected name=value,name=value"),
             ("evictionHard", "memory.available=1Gi", "has no '<': expected name<value,name<value"),
             ("featureGates", "A=on", "A: \"on\" is neither true nor false"),
-            ("reservedMemory", "memory=1Gi", "\"memory=1Gi\" is not a node and what is reserved there"),
+            ("reservedMemory", "memory=1Gi", "\"memory=1Gi\" is not a node with its reservation"),
             ("reservedMemory", "x:memory=1Gi", "\"x\" is not the id of a node"),
             ("reservedMemory", "0:memory=1Gi;", "\"\" is not a node"),
             ("reservedMemory", "0:memory", "\"memory\" has no '='"),

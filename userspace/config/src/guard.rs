@@ -1,4 +1,4 @@
-//! Keeping what is promised and not yet used: budgets of allocations on several nodes, and the headroom guard.
+//! Protection of guaranteed memory that is not used yet: budgets of workloads on several nodes, and the headroom guard.
 
 use educe::Educe;
 use numaward_topology::Bytes;
@@ -7,64 +7,65 @@ use serde::{Deserialize, Serialize};
 
 use super::enforcement::{CgroupPattern, Size};
 
-/// What holds a workload with memory on several nodes to the bytes that it is promised on each. Only for the strategy
-/// `native`, and where guarantees are enforced.
+/// Budgets: enforcement of the share of each node for workloads with memory on several nodes. Only for the strategy
+/// `native`, and if guarantees are enforced.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Budgets {
-    /// Whether pages are moved from a node of which a workload has more than its share to those of which it has less.
+    /// Moves pages of a workload from nodes on which it has more than its share to nodes on which it has less.
     #[educe(Default = true)]
     pub enabled: bool,
-    /// How much is moved in a second, at most.
+    /// The maximum memory that is moved per second.
     #[educe(Default(expression = Size(Bytes::mib(64))))]
     pub rate: Size,
 }
 
-/// What is done where a node may soon not have what is promised on it.
+/// The reaction to a node that may soon not have the memory that is guaranteed on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GuardMode {
-    /// Nothing is looked at.
+    /// No check.
     Off,
-    /// It is reported.
+    /// The node is reported.
     #[default]
     Report,
-    /// Workloads without a guarantee are kept off the node as well, until there is room again. Only where guarantees are
-    /// enforced: else this is the same as `report`.
+    /// Workloads without a guarantee are also kept off the node until it has enough memory again. Only if guarantees
+    /// are enforced; otherwise the same as `report`.
     Act,
-    /// The same as `act`. Where a node has been short for 30 seconds although nobody else can be kept off it, pods without
-    /// a guarantee are evicted: `BestEffort` before `Burstable`, and of these the one first that has most there. One at a time,
-    /// with 30 seconds in between, and as each `PodDisruptionBudget` allows. Pods of a `DaemonSet`, static pods, pods without
-    /// a controller, those with the priority of what the cluster needs (`system-cluster-critical`, `system-node-critical`),
-    /// and those in `kubernetes.placementOffNamespaces` stay. Needs `kubernetes.nodeName`, and the right to create `pods/eviction`.
+    /// Like `act`. In addition, if a node has been short for 30 seconds although no further workload can be kept off
+    /// it, pods without a guarantee are evicted: `BestEffort` before `Burstable`, and within a class the pod with the
+    /// most memory on the node. One pod at a time, with 30 seconds between two, and as each `PodDisruptionBudget`
+    /// allows. Pods of a `DaemonSet`, static pods, pods without a controller, pods with a system priority
+    /// (`system-cluster-critical`, `system-node-critical`), and pods in `kubernetes.placementOffNamespaces` stay. Needs
+    /// `kubernetes.nodeName`, and permission to create `pods/eviction`.
     Evict,
 }
 
 impl GuardMode {
-    /// Whether workloads without a guarantee are kept off nodes.
+    /// Returns true if workloads without a guarantee are kept off nodes.
     pub fn acts(self) -> bool {
         matches!(self, Self::Act | Self::Evict)
     }
 }
 
-/// Whether what is promised and not used yet is kept free, by dropping page cache of workloads without a guarantee before it is
-/// needed. Only with `guard: act` or `evict`, and where guarantees are enforced.
+/// Dropping of page cache of workloads without a guarantee, so that guaranteed memory is free before it is needed. Only
+/// with `guard: act` or `evict`, and if guarantees are enforced.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GuardReclaim {
-    /// Whether that is done. Without it, the kernel drops page cache when a workload asks for what it was promised, which then
-    /// waits for that, or gets memory of another node.
+    /// Drops page cache. Otherwise, the kernel drops it only when a workload allocates its guaranteed memory; the
+    /// workload then waits, or gets memory of another node.
     pub enabled: bool,
-    /// How much is dropped in a second, at most, of all nodes.
+    /// The maximum page cache that is dropped per second, on all nodes together.
     #[educe(Default(expression = Size(Bytes::mib(64))))]
     pub rate: Size,
 }
 
-/// Cgroups that the guard leaves alone, unless the configuration says otherwise: without them a host cannot be reached or
-/// run workloads at all.
-const ESSENTIAL: &[&str] = &[
+/// Cgroups that the guard and automatic placement do not touch by default: without them, a host cannot be reached or
+/// run workloads.
+const ESSENTIAL_SERVICES: &[&str] = &[
     "/init.scope",
     "/podruntime.slice/*.service",
     "/runtime.slice/*.service",
@@ -81,9 +82,9 @@ const ESSENTIAL: &[&str] = &[
     "/system.slice/systemd-*.service",
 ];
 
-/// The default of `guardExempt`.
-pub(super) fn essential() -> Vec<CgroupPattern> {
-    ESSENTIAL.iter().filter_map(|pattern| CgroupPattern::new(pattern).ok()).collect()
+/// Returns the default of `guardExempt` and `home.exclude`.
+pub(super) fn essential_services() -> Vec<CgroupPattern> {
+    ESSENTIAL_SERVICES.iter().filter_map(|pattern| CgroupPattern::new(pattern).ok()).collect()
 }
 
 #[cfg(test)]
@@ -91,15 +92,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_evicts_acts_as_well() {
+    fn evict_includes_act() {
         let acts = |text: &str| serde_json::from_str::<GuardMode>(text).unwrap().acts();
         assert_eq!(["\"off\"", "\"report\"", "\"act\"", "\"evict\""].map(acts), [false, false, true, true]);
     }
 
     #[test]
-    fn what_is_essential_is_a_list_of_patterns() {
-        assert_eq!(essential().len(), ESSENTIAL.len());
-        let exempt = |path: &str| essential().iter().any(|pattern| pattern.matches(&path.parse().unwrap()));
+    fn essential_services_are_exempt() {
+        assert_eq!(essential_services().len(), ESSENTIAL_SERVICES.len());
+        let exempt =
+            |path: &str| essential_services().iter().any(|pattern| pattern.matches(&path.parse().unwrap()));
         for path in [
             "/init.scope",
             "/system.slice/systemd-journald.service",

@@ -1,4 +1,4 @@
-//! Homes: nodes for workloads that asked for none.
+//! Automatic placement of workloads without a guarantee on preferred nodes.
 
 use std::time::Duration;
 
@@ -10,72 +10,75 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     enforcement::{CgroupPattern, Size},
-    guard::essential,
+    guard::essential_services,
     types::Interval,
 };
 
-/// What is done for workloads without a guarantee that use memory of other nodes.
+/// The mode of automatic placement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HomeMode {
-    /// Nothing. What an earlier run did is undone.
+    /// No placement. Placements of an earlier run are reverted.
     #[default]
     Off,
-    /// It is reported where each would be placed, and nothing is written.
+    /// The placement of each workload is reported, but not written.
     Report,
-    /// They are placed. Only where guarantees are enforced: else this is the same as `report`.
+    /// Workloads are placed. Only if guarantees are enforced; otherwise the same as `report`.
     Place,
 }
 
-/// A home node for workloads without a guarantee whose accesses to memory are remote: CPUs of one node, and memory wherever the
-/// kernel finds it. It is undone where remote accesses do not fall.
+/// Automatic placement of workloads without a guarantee and with many remote accesses: they run on the CPUs of one
+/// preferred node, while their memory may be on any node. A placement is reverted if remote accesses do not fall.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Home {
-    /// `off`, `report` or `place`.
+    /// The mode: `off`, `report` or `place`.
     pub mode: HomeMode,
-    /// Cgroups that may get a home, as patterns: `*` stands for any text without a slash, `**` for any number of levels. Default:
-    /// all.
+    /// Cgroups that may be placed, as patterns: `*` matches any text without a slash, `**` any number of levels.
+    /// Default: all.
     pub include: Vec<CgroupPattern>,
-    /// Cgroups that get none, likewise. Default: what a host needs to be reached and to run workloads.
-    #[educe(Default(expression = essential()))]
+    /// Cgroups that are never placed, as such patterns. Default: services that are needed to reach the host and to run
+    /// workloads.
+    #[educe(Default(expression = essential_services()))]
     pub exclude: Vec<CgroupPattern>,
-    /// How much memory a workload has at least.
+    /// The minimum memory of a workload to be placed.
     #[educe(Default(expression = Size(Bytes::mib(256))))]
     pub min_memory: Size,
-    /// How much CPU time it uses at least, in percent of one CPU.
+    /// The minimum CPU time of a workload to be placed, in percent of one CPU.
     #[schemars(range(min = 0, max = 10000))]
     #[educe(Default = 10)]
     pub min_cpu_percent: u32,
-    /// How many of its accesses are remote at least, in percent.
+    /// The minimum share of remote accesses of a workload to be placed, in percent.
     #[schemars(range(min = 1, max = 100))]
     #[educe(Default = 30)]
     pub min_remote_percent: u32,
-    /// For how long accesses are counted before they are judged, before a workload is placed and after it.
+    /// The time for which accesses are counted before a decision, before and after a placement.
     #[educe(Default(expression = Interval(Duration::from_mins(1))))]
     pub window: Interval,
-    /// By how much the share of remote accesses has to fall, in percent of what it was; else the workload is put back.
+    /// The minimum reduction of the share of remote accesses, in percent of the old share; otherwise the placement is
+    /// reverted.
     #[schemars(range(min = 1, max = 100))]
     #[educe(Default = 30)]
     pub min_gain_percent: u32,
-    /// How many workloads may be on their way or on trial at once.
+    /// The maximum number of workloads that are being moved or on trial at a time.
     #[schemars(range(min = 1, max = 64))]
     #[educe(Default = 2)]
     pub max_at_once: u32,
-    /// How much memory is moved in a second, at most.
+    /// The maximum memory that is moved per second.
     #[educe(Default(expression = Size(Bytes::mib(64))))]
     pub rate: Size,
-    /// For how long a workload stays at a home that was of use, whatever its accesses are then.
+    /// The time for which a successful placement is kept, regardless of accesses.
     #[educe(Default(expression = Interval(Duration::from_mins(30))))]
     pub cool_down: Interval,
-    /// For how long a workload that was put back is left alone at first. Each further time it is twice as long, up to 64 times.
+    /// The time for which a workload is not placed again after its placement was reverted. It doubles with each further
+    /// time, up to 64 times.
     #[educe(Default(expression = Interval(Duration::from_mins(30))))]
     pub back_off: Interval,
 }
 
 impl Home {
-    /// Whether a cgroup may get a home.
+    /// Returns true if a cgroup may be placed.
     pub fn admits(&self, cgroup: &CgroupPath) -> bool {
         let matches = |patterns: &[CgroupPattern]| patterns.iter().any(|pattern| pattern.matches(cgroup));
         (self.include.is_empty() || matches(&self.include)) && !matches(&self.exclude)
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_excluded_gets_no_home_whether_it_is_included_or_not() {
+    fn exclude_overrides_include() {
         let pattern = |text: &str| CgroupPattern::new(text).unwrap();
         let mut home = Home { exclude: vec![pattern("/a/out")], ..Home::default() };
         let admitted =

@@ -1,6 +1,6 @@
-//! The JSON schemas of values with a form of their own.
+//! JSON schemas of value types with their own textual form.
 
-/// What a value with a form of its own may be; written where it is used.
+/// Implements `JsonSchema` for a value type with the given schema, which is inlined at each use.
 macro_rules! inline_schema {
     ($type:ident, $schema:tt) => {
         impl schemars::JsonSchema for $type {

@@ -1,4 +1,4 @@
-//! Weights of nodes for the memory policy weighted-interleave.
+//! Node weights of the memory policy weighted-interleave.
 
 use std::collections::BTreeMap;
 
@@ -8,32 +8,32 @@ use serde::{Deserialize, Serialize};
 
 use super::inline_schema::inline_schema;
 
-/// From where the weights of nodes for the memory policy `weighted-interleave` are. They are those of the host: each workload
-/// with that policy has them. What was there comes back with `keep`. Only where guarantees are enforced. Takes Linux 6.9.
+/// Node weights of the memory policy `weighted-interleave`, which apply to all workloads of the host with that policy.
+/// With `keep`, the old values are restored. Only if guarantees are enforced. Needs Linux 6.9.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct InterleaveWeights {
-    /// `keep`, `given` or `bandwidth`.
+    /// The source of the weights: `keep`, `given` or `bandwidth`.
     pub source: WeightSource,
-    /// The weights with `source: given`, 1 to 255, by node. Nodes that are not named here keep what they have.
+    /// The weights with `source: given`, 1 to 255, by node. Other nodes keep their weight.
     #[schemars(with = "BTreeMap<String, Weight>")]
     pub weights: BTreeMap<NodeId, Weight>,
 }
 
-/// From where the weights are.
+/// The source of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WeightSource {
-    /// They stay as they are. What an earlier run wrote is given back.
+    /// The weights stay unchanged. Values that an earlier run wrote are restored.
     #[default]
     Keep,
-    /// From the configuration: `weights`.
+    /// The weights are given in the configuration: `weights`.
     Given,
-    /// From the bandwidth of each node's memory as the firmware reports it.
+    /// The weights are computed from the memory bandwidth of each node that the firmware reports.
     Bandwidth,
 }
 
-/// The weight of a node: so many pages in turn, 1 to 255.
+/// The weight of a node, 1 to 255: the number of consecutive pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, derive_more::Display)]
 #[serde(try_from = "u64")]
 pub struct Weight(pub u8);
@@ -43,17 +43,17 @@ impl TryFrom<u64> for Weight {
 
     fn try_from(weight: u64) -> Result<Self, String> {
         let of = u8::try_from(weight).ok().filter(|weight| *weight > 0);
-        of.map(Self).ok_or_else(|| format!("{weight} is no weight that the kernel takes; expected 1 to 255"))
+        of.map(Self).ok_or_else(|| format!("{weight} is not a weight; expected 1 to 255"))
     }
 }
 
 inline_schema!(Weight, { "type": "integer", "examples": [3] });
 
-/// What is wrong with them together: the key, and the problem.
+/// Returns a contradiction between the settings: the key, and the problem.
 pub(super) fn problems(of: &InterleaveWeights) -> Option<(&'static str, String)> {
     let problem = match (of.source, of.weights.is_empty()) {
-        (WeightSource::Given, true) => "give at least one weight, such as {0: 3}, as the source is given",
-        (WeightSource::Bandwidth, false) => "weights are for source: given; with bandwidth, remove them",
+        (WeightSource::Given, true) => "source: given needs at least one weight, such as {0: 3}",
+        (WeightSource::Bandwidth, false) => "source: bandwidth uses no given weights; remove them",
         _ => return None,
     };
     Some(("enforcement.interleaveWeights.weights", problem.to_owned()))
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_those_that_the_kernel_takes() {
+    fn refuses_invalid_weights() {
         let read = |text: &str| serde_json::from_str::<InterleaveWeights>(text);
         let given = read(r#"{"source": "given", "weights": {"0": 3, "2": 255}}"#).unwrap();
         assert_eq!(given.weights, BTreeMap::from([(NodeId(0), Weight(3)), (NodeId(2), Weight(255))]));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_come_with_the_source_given() {
+    fn weights_need_source_given() {
         for (text, is_wrong) in [
             ("{}", false),
             (r#"{"weights": {"0": 3}}"#, false),

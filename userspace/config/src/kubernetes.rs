@@ -1,4 +1,4 @@
-//! Kubernetes: how this host's pods are placed and watched.
+//! Kubernetes: placement and observation of this host's pods.
 
 use std::{collections::BTreeSet, path::PathBuf, str::FromStr};
 
@@ -9,85 +9,88 @@ use serde::{Deserialize, Serialize};
 
 use super::cluster::{Kubelet, NodeResourceTopology, PodResources};
 
-/// Kubernetes.
+/// Kubernetes: placement and observation of this host's pods.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubernetes {
-    /// Placing containers while the container runtime creates them.
+    /// Placement of containers while the container runtime creates them.
     pub nri: Nri,
-    /// The name of this host in Kubernetes. With it, the pods of this host are read from the API server.
+    /// The name of this host in Kubernetes. If given, the pods of this host are read from the API server.
     pub node_name: Option<String>,
-    /// How to reach the API server, and as whom. Default: as the service account of the pod that numaward runs in.
+    /// The kubeconfig with the address of the API server and the credentials. Default: the service account of the pod
+    /// that numaward runs in.
     pub kubeconfig: Option<PathBuf>,
     /// The kubelet of this host.
     pub kubelet: Kubelet,
-    /// Reports to others what was assigned, in the kubelet's words.
+    /// Reports of the assigned resources to other programs, in the kubelet's format.
     pub pod_resources: PodResources,
-    /// Reports to the cluster's scheduler what is free on each node.
+    /// Reports of the free resources of each node to the cluster's scheduler.
     pub node_resource_topology: NodeResourceTopology,
-    /// The namespaces whose pods may opt out with the annotation `numaward.io/placement: off`. A container that does may
-    /// run on all CPUs, also on those that are exclusive to others. In other namespaces `off` counts as `shared`.
+    /// Namespaces in which pods may opt out with the annotation `numaward.io/placement: off`. A container that opts out
+    /// may run on all CPUs, even on exclusive CPUs of other workloads. In other namespaces, `off` counts as `shared`.
     #[educe(Default(expression = ["kube-system".to_owned()].into()))]
     pub placement_off_namespaces: BTreeSet<String>,
-    /// The namespaces whose pods may use annotations that take more from others than a quota counts: `numaward.io/hide-siblings` takes up
-    /// to twice the CPUs that are requested, and `numaward.io/resctrl-class` joins a class of caches and memory bandwidth. In other
-    /// namespaces they count as not given.
+    /// Namespaces in which pods may use annotations that take more than a resource quota counts:
+    /// `numaward.io/hide-siblings` takes up to twice the requested CPUs, and `numaward.io/resctrl-class` joins a class
+    /// of caches and memory bandwidth. In other namespaces, these annotations are ignored.
     pub beyond_quota_namespaces: BTreeSet<String>,
-    /// What becomes of the quota of CPU time of a container that has CPUs of its own, and of its pod.
+    /// The handling of the CPU quota of a container with exclusive CPUs, and of its pod.
     pub cpu_quota: CpuQuota,
-    /// What becomes of a pod that was started without numaward, and whose CPUs or memory are not there.
+    /// The handling of a pod that started without numaward if its CPUs or memory are not available.
     pub unpinned: UnpinnedPolicy,
 }
 
-/// What becomes of a pod that was started without numaward, and whose CPUs or memory are not there.
+/// The handling of a pod that started without numaward if its CPUs or memory are not available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum UnpinnedPolicy {
-    /// It is reported, shares what is nobody's, and is pinned when there is room.
+    /// The pod is reported, uses the shared pool, and is pinned when there is room.
     #[default]
     Report,
-    /// After 30 seconds it is also evicted, so that its controller makes it anew. One at a time, with 30 seconds in
-    /// between, and as each `PodDisruptionBudget` allows. Pods of a `DaemonSet`, static pods, pods without a controller,
-    /// and those in `kubernetes.placementOffNamespaces` stay. Needs `kubernetes.nodeName`, and the right to create `pods/eviction`.
+    /// The pod is also evicted after 30 seconds, so that its controller creates a new one. One pod at a time, with 30
+    /// seconds between two, and as each `PodDisruptionBudget` allows. Pods of a `DaemonSet`, static pods, pods without
+    /// a controller, and pods in `kubernetes.placementOffNamespaces` stay. Needs `kubernetes.nodeName`, and permission
+    /// to create `pods/eviction`.
     Evict,
 }
 
-/// What becomes of the quota of CPU time of a container that has CPUs of its own.
+/// The handling of the CPU quota of a container with exclusive CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuQuota {
-    /// There is none, nor one of its pod, as in Kubernetes since 1.33 (`DisableCPUQuotaWithExclusiveCPUs`). Its CPUs are
-    /// limit enough, and a quota throttles it on them. Other containers keep theirs.
+    /// The quota of the container and of its pod is removed, as in Kubernetes since 1.33
+    /// (`DisableCPUQuotaWithExclusiveCPUs`). The exclusive CPUs are a sufficient limit, and a quota would throttle the
+    /// container on them. Other containers keep their quota.
     #[default]
     Remove,
-    /// It stays.
+    /// The quota stays.
     Keep,
 }
 
-/// Where containerd and CRI-O listen for plugins, unless configured otherwise.
+/// The default socket of containerd and CRI-O for plugins.
 const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
 
-/// The Node Resource Interface, by which containerd and CRI-O ask where a container is to run.
+/// The Node Resource Interface, by which containerd and CRI-O ask for the placement of a container.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Nri {
-    /// Whether containers are placed. Needs the control socket's directory to be writable, like every guarantee.
+    /// Places containers. Needs a writable directory of the control socket, like every guarantee.
     pub enabled: bool,
-    /// The runtime's socket.
+    /// The socket of the container runtime.
     #[educe(Default(expression = PathBuf::from(DEFAULT_SOCKET)))]
     pub socket: PathBuf,
     /// The plugin's name.
     #[schemars(with = "String", regex(pattern = r"^[a-zA-Z0-9_.+-]+$"), example = &"numaward")]
     #[educe(Default(expression = PluginName("numaward".to_owned())))]
     pub plugin_name: PluginName,
-    /// The plugin's place among others: two digits, asked in ascending order.
+    /// The position of the plugin in the order of calls: two digits, called in ascending order.
     #[schemars(with = "String", regex(pattern = r"^\d\d$"), example = &"90")]
     #[educe(Default(expression = PluginIndex(90)))]
     pub plugin_index: PluginIndex,
-    /// What to do with containers that another plugin or the kubelet has pinned already: when they are created, and when
-    /// they run already as the runtime is connected.
+    /// The handling of containers that another plugin or the kubelet has pinned already: when they are created, and if
+    /// they run already when the runtime connects.
     pub when_pinned: PinnedPolicy,
 }
 
@@ -110,8 +113,8 @@ impl FromStr for PluginName {
 
 serde_as_text!(PluginName);
 
-/// A plugin's place among the others: two digits. They are asked in ascending order, and each sees what the
-/// ones before have set.
+/// The position of a plugin in the order of calls: two digits. The runtime calls plugins in ascending order, and each
+/// sees the changes of the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
 #[display("{_0:02}")]
 pub struct PluginIndex(u8);
@@ -131,14 +134,14 @@ impl FromStr for PluginIndex {
 
 serde_as_text!(PluginIndex);
 
-/// What to do with containers that somebody else has pinned.
+/// The handling of containers that another program has pinned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PinnedPolicy {
-    /// Leave them alone.
+    /// They are not changed.
     #[default]
     Yield,
-    /// Place them all the same. Where a plugin has pinned them, the runtime then fails their creation.
+    /// They are placed anyway. If a plugin has pinned them, the runtime then fails to create them.
     Override,
 }
 
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_indices_are_checked() {
+    fn refuses_invalid_plugin_names() {
         for name in ["numaward", "a", "A_b.c+d-9"] {
             assert_eq!(name.parse::<PluginName>().unwrap().to_string(), name);
         }
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_of_the_plugin_are_read_back() {
+    fn plugin_defaults_survive_round_trip() {
         let nri = Nri::default();
         assert!(!nri.enabled);
         assert_eq!(nri.socket, PathBuf::from("/var/run/nri/nri.sock"));

@@ -1,11 +1,10 @@
-//! The configuration: a YAML file, then `NUMAWARD_*` variables, then flags; later ones win.
+//! The configuration: a YAML file, overridden by `NUMAWARD_*` variables, overridden by flags.
 //!
-//! All three become one tree that knows where each value was given (`tree.rs`). The tree is held
-//! against the JSON schema that is generated from [`Config`] (unknown keys, ranges), then read by
-//! serde as often as it takes: each value that does not fit is reported and taken out, until the rest
-//! fits. So one run reports every error, each with its line, variable or flag.
+//! All three are merged into one tree with the source of each value (`tree.rs`). The tree is checked against the JSON
+//! schema of [`Config`] for unknown keys and ranges. Then serde deserializes it: each invalid value is reported and
+//! removed until the rest is valid. So one run reports every error, each with its line, variable or flag.
 //!
-//! Nothing here reads the environment or the command line: the caller passes both in [`Sources`].
+//! This crate does not read the environment or the command line: the caller passes both in [`Sources`].
 
 pub mod cluster;
 mod config;
@@ -18,11 +17,11 @@ pub mod guard;
 pub mod home;
 mod inline_schema;
 pub mod interleave_weights;
+mod kubelet_keys;
 pub mod kubernetes;
 mod load;
 pub mod memory_qos;
 pub mod outgoing;
-mod pasted;
 pub mod policy;
 mod problem;
 pub mod rebalance;
@@ -44,11 +43,11 @@ pub use self::{
         RemoteEstimate, StallProbe,
     },
     control::{AccessCredentials, Control, Tls},
+    kubelet_keys::gate_problems,
     load::{
         CLIENT_VARIABLES, DEFAULT_FILE, FILE_VARIABLE, Flag, LoadedConfig, Sources, VARIABLE_PREFIX, load,
         read_yaml,
     },
-    pasted::gate_problems,
     problem::{Origin, Position, Problem, Problems},
     schema::json_schema,
     types::{DutyCycle, HttpUrl, Interval, ListenAddress, LogFormat, LogLevel},

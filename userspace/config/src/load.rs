@@ -1,4 +1,4 @@
-//! From the sources to a configuration, or to all that is wrong with them.
+//! Loading: from the sources to a configuration, or to all problems.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,64 +10,63 @@ use super::{
     config::Config,
     control, cpu_power, enforcement, exported,
     flag_forms::{self, Form},
-    interleave_weights, outgoing, pasted,
+    interleave_weights, kubelet_keys, outgoing,
     problem::{Origin, Problem, Problems},
     resctrl,
-    schema::{Known, closest},
+    schema::{KnownKeys, closest},
     tree::{self, Node, Value},
 };
 
-/// Where the configuration is looked for when no file is named.
+/// The path of the configuration file if none is given.
 pub const DEFAULT_FILE: &str = "/etc/numaward/config.yaml";
-/// Names the file, like the flag `--config`.
+/// The environment variable with the path of the configuration file, like the flag `--config`.
 pub const FILE_VARIABLE: &str = "NUMAWARD_CONFIG";
-/// All variables start with this.
+/// The prefix of all environment variables.
 pub const VARIABLE_PREFIX: &str = "NUMAWARD_";
-/// With the same prefix, but for the commands that ask a daemon, and no part of its configuration.
+/// Variables with this prefix that are not part of the configuration: they are for client commands.
 pub const CLIENT_VARIABLES: [&str; 5] =
     ["NUMAWARD_SERVER", "NUMAWARD_TOKEN_FILE", "NUMAWARD_CA_FILE", "NUMAWARD_CERT_FILE", "NUMAWARD_KEY_FILE"];
 
-/// A file above this size is not a configuration.
+/// The maximum size of the configuration file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The bit of a file's mode by which any user may read it.
 const OTHERS_READ: u32 = 0o004;
 
-/// From where the configuration is taken.
+/// The sources of the configuration.
 #[derive(Debug, Default)]
 pub struct Sources {
-    /// The file that was named, by `--config` for one. It must exist, unlike [`DEFAULT_FILE`].
+    /// The path that was given, for example by `--config`. This file must exist, unlike [`DEFAULT_FILE`].
     pub file: Option<PathBuf>,
-    /// The environment. Only names with [`VARIABLE_PREFIX`] are looked at.
+    /// The environment. Only names with [`VARIABLE_PREFIX`] are used.
     pub variables: BTreeMap<String, String>,
-    /// Flags that were given.
+    /// Command-line flags.
     pub flags: Vec<Flag>,
 }
 
-/// A flag that sets a value.
+/// A command-line flag that sets a value.
 #[derive(Debug)]
 pub struct Flag {
-    /// The flag, dashes included: `--listen`.
+    /// The flag, including dashes: `--listen`.
     pub name: &'static str,
-    /// The key it sets, with dots: `log.level`.
+    /// The key that it sets, with dots: `log.level`.
     pub key: &'static str,
-    /// Its value as given.
+    /// The value as text.
     pub value: String,
 }
 
-/// A configuration and how it came about.
+/// A loaded configuration.
 #[derive(Debug)]
 pub struct LoadedConfig {
-    /// The configuration.
     pub config: Config,
-    /// The file that was read, if there was one.
+    /// The file that was read, if it existed.
     pub file: Option<PathBuf>,
-    /// What is odd but no error.
+    /// Warnings about settings without effect.
     pub warnings: Vec<String>,
 }
 
-/// Reads, merges and checks the configuration.
+/// Reads, merges and checks all sources.
 pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
-    let known = Known::new();
+    let known = KnownKeys::new();
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
 
@@ -101,16 +100,16 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
     known.check(&mut tree, &mut problems);
     let given = tree.clone();
     let config = read_values(&mut tree, &mut problems);
-    let numbered: Vec<_> = tree.left_of("guarantees").into_iter().zip(&config.guarantees).collect();
+    let numbered: Vec<_> = tree.remaining_indices("guarantees").into_iter().zip(&config.guarantees).collect();
     let problem = |path: &[String], message| {
-        let (Ok(origin) | Err(origin)) = given.at(path).cloned().map_err(Clone::clone);
+        let (Ok(origin) | Err(origin)) = given.origin_at(path).cloned().map_err(Clone::clone);
         let path = path.join(".");
         Problem { origin, message: format!("{path}: {message}"), path }
     };
-    let declared = enforcement::problems(&numbered, |path| given.at(path).is_ok());
-    let pasted = pasted::problems(&config);
-    problems.extend(declared.into_iter().chain(pasted).map(|(path, message)| problem(&path, message)));
-    // Between values that could not be read, nothing can be said.
+    let declared = enforcement::problems(&numbered, |path| given.origin_at(path).is_ok());
+    let kubelet_keys = kubelet_keys::problems(&config);
+    problems.extend(declared.into_iter().chain(kubelet_keys).map(|(path, message)| problem(&path, message)));
+    // Relations between values are checked only if all values are valid.
     if problems.is_empty() {
         let outgoing = outgoing::problems(&config.alerts, &config.otlp).into_iter();
         let between = control::problems(&config.control, config.listen)
@@ -135,7 +134,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
         warnings.extend(control::warning(&config.control));
         warnings.extend(outgoing::warnings(&config.alerts, &config.otlp));
         warnings.extend(exported::warnings(&config.metrics));
-        warnings.extend(pasted::warnings(&config));
+        warnings.extend(kubelet_keys::warnings(&config));
         warnings.extend(secrets_that_others_read(&config, &given));
         return Ok(LoadedConfig { config, file, warnings });
     }
@@ -143,7 +142,7 @@ pub fn load(sources: &Sources) -> Result<LoadedConfig, Problems> {
     Err(Problems(problems))
 }
 
-/// A warning where the configuration file has values that may be secrets, and any user may read it.
+/// Returns a warning if the configuration file has values that may be secrets, and any user may read it.
 fn secrets_that_others_read(config: &Config, given: &Node) -> Option<String> {
     let origin = |key: &'static str| {
         let path: Vec<_> = key.split('.').map(str::to_owned).collect();
@@ -167,7 +166,7 @@ fn secrets_that_others_read(config: &Config, given: &Node) -> Option<String> {
     })
 }
 
-/// Reads a YAML text that is not numaward's own configuration.
+/// Parses a YAML text that is not numaward's configuration.
 pub fn read_yaml(text: &str, file: &Path) -> Result<serde_json::Value, Problems> {
     let mut problems = Vec::new();
     let tree = tree::parse(text, file, &mut problems);
@@ -177,17 +176,17 @@ pub fn read_yaml(text: &str, file: &Path) -> Result<serde_json::Value, Problems>
 fn read(path: &Path) -> std::io::Result<String> {
     let size = std::fs::metadata(path)?.len();
     if size > MAX_FILE_BYTES {
-        let message = format!("{size} bytes are more than the {MAX_FILE_BYTES} a configuration may have");
+        let message = format!("{size} bytes exceed the maximum of {MAX_FILE_BYTES} for a configuration");
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, message));
     }
     std::fs::read_to_string(path)
 }
 
-/// Puts variables and flags over what the file says.
+/// Overrides the values of the file with those of variables and flags.
 fn overlay(
     tree: &mut Node,
     sources: &Sources,
-    known: &Known,
+    known: &KnownKeys,
     (problems, warnings): (&mut Vec<Problem>, &mut Vec<String>),
 ) {
     let keys: BTreeMap<String, &[String]> = known.leaves().map(|path| (variable_name(path), path)).collect();
@@ -195,18 +194,18 @@ fn overlay(
     let is_value = |name: &str| name != FILE_VARIABLE && !CLIENT_VARIABLES.contains(&name);
     for (name, text) in ours.filter(|(name, _)| is_value(name)) {
         let Some(path) = keys.get(name) else {
-            // No error: Kubernetes gives every container variables named after the services around
-            // it, and one may be called numaward.
+            // This is not an error: Kubernetes sets variables in each container that are named after services, and a
+            // service may be called numaward.
             let hint =
                 closest(name, keys.keys()).map_or(String::new(), |key| format!("; did you mean {key}?"));
-            warnings.push(format!("variable {name} sets nothing{hint}"));
+            warnings.push(format!("variable {name} has no effect{hint}"));
             continue;
         };
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         let origin = Origin::Variable { variable: name.clone() };
         match flag_forms::form(&path).map(|form| (form, form.parse(text))) {
             None => tree.set(&path, known.scalar(&path, text), &origin),
-            // Each gate for itself, as with the kubelet's flag.
+            // Each gate is set separately, as by the kubelet's flag.
             Some((Form::Gates, Ok(serde_json::Value::Object(gates)))) => {
                 for (gate, is_on) in gates {
                     tree.set(&[&path[..], &[gate.as_str()]].concat(), is_on, &origin);
@@ -225,8 +224,8 @@ fn overlay(
     }
 }
 
-/// `log.level` is set by `NUMAWARD_LOG_LEVEL`, `hostRoot` by `NUMAWARD_HOST_ROOT`, `reservedSystemCPUs` by
-/// `NUMAWARD_RESERVED_SYSTEM_CPUS`.
+/// Returns the variable of a key: `NUMAWARD_LOG_LEVEL` for `log.level`, `NUMAWARD_HOST_ROOT` for `hostRoot`,
+/// `NUMAWARD_RESERVED_SYSTEM_CPUS` for `reservedSystemCPUs`.
 pub(super) fn variable_name(path: &[String]) -> String {
     let mut name = VARIABLE_PREFIX.trim_end_matches('_').to_owned();
     for key in path {
@@ -243,7 +242,7 @@ pub(super) fn variable_name(path: &[String]) -> String {
     name
 }
 
-/// Reads the tree by serde, taking out what does not fit until the rest does.
+/// Deserializes the tree, and removes invalid values until the rest is valid.
 fn read_values(tree: &mut Node, problems: &mut Vec<Problem>) -> Config {
     let mut taken_out: BTreeSet<String> = problems.iter().map(|problem| problem.path.clone()).collect();
     loop {
@@ -264,7 +263,7 @@ fn read_values(tree: &mut Node, problems: &mut Vec<Problem>) -> Config {
         let key = path.join(".");
         let name = if key.is_empty() { String::new() } else { format!("{key}: ") };
         let found = removed.is_some();
-        // What was taken out before is not missing.
+        // A field that was removed before is not missing.
         let is_missing = |field: &str| taken_out.contains(&format!("{key}.{field}"));
         let message = error.inner().to_string();
         if found

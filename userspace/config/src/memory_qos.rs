@@ -1,4 +1,4 @@
-//! Memory `QoS`: how requests and limits become `memory.min`, `memory.low` and `memory.high`.
+//! Memory `QoS`: computation of `memory.min`, `memory.low` and `memory.high` from requests and limits.
 
 use numaward_engine::memory_qos as engine;
 use schemars::JsonSchema;
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::inline_schema::inline_schema;
 
-/// Whether what is promised is protected from reclaim.
+/// The protection of guaranteed memory from reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MemoryReservationPolicy {
-    /// It is not.
+    /// No protection.
     None,
-    /// For good (`memory.min`) where the limit is no more than what is promised, else as far as possible
+    /// Strict protection (`memory.min`) if the limit is not above the guarantee, otherwise protection by best effort
     /// (`memory.low`).
     TieredReservation,
 }
@@ -25,18 +25,18 @@ impl From<MemoryReservationPolicy> for engine::MemoryReservationPolicy {
     }
 }
 
-/// A fraction of more than 0 and at most 1.
+/// A fraction above 0 and at most 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Factor(pub engine::ThrottlingFactor);
 
 inline_schema!(Factor, { "type": ["number", "string"], "examples": [0.9] });
 
-/// What is done beside the kubelet's rules.
+/// Measures that go beyond the kubelet's rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MemoryQos {
-    /// Whether `memory.high` of a workload is raised that is slowed down there and makes no progress: half the way to its
-    /// limit each time, and at last taken away. It is reported in any case.
+    /// Raises `memory.high` of a throttled workload that makes no progress: by half of the distance to its limit each
+    /// time, and finally removes it. The stall is reported in any case.
     pub raise_high_on_stall: bool,
 }

@@ -1,4 +1,5 @@
-//! What the daemon sends by itself: alerts to a webhook, metrics and traces to a collector. Nothing, unless asked for.
+//! Data that the daemon sends on its own: alerts to a webhook, metrics and traces to a collector. By default, nothing
+//! is sent.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -9,29 +10,31 @@ use serde::{Deserialize, Serialize};
 
 use super::types::{HttpUrl, Interval};
 
-/// Alerts of a host without a monitoring stack: the conditions of the rules for Prometheus, watched by the daemon itself.
+/// Alerts for a host without a monitoring stack: the daemon itself evaluates the conditions of the Prometheus rules.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Alerts {
-    /// Whether the conditions are watched, and logged when they begin and end.
+    /// Evaluates the conditions, and logs when they begin and end.
     pub log: bool,
-    /// Where to post alerts that fire and are resolved, in the form of Alertmanager's webhook. They are logged, too.
+    /// The URL to which firing and resolved alerts are posted, in the format of Alertmanager's webhook. Alerts are then
+    /// logged as well.
     pub webhook: Option<HttpUrl>,
     /// File with a bearer token for the webhook. It is read for each post.
     pub token_file: Option<PathBuf>,
-    /// Where the runbooks are; the name of the alert is appended. Default: this daemon, which serves them at `/runbooks/`.
+    /// The base URL of the runbooks, to which the name of the alert is appended. Default: this daemon, which serves
+    /// them at `/runbooks/`.
     pub runbooks: Option<HttpUrl>,
-    /// How often the conditions are looked at.
+    /// The interval at which the conditions are evaluated.
     #[educe(Default(expression = Interval(Duration::from_secs(30))))]
     pub interval: Interval,
-    /// The least time between two posts; what changes in between goes into one.
+    /// The minimum time between two posts; all changes in between go into one post.
     #[educe(Default(expression = Interval(Duration::from_secs(30))))]
     pub group_interval: Interval,
 }
 
 impl Alerts {
-    /// Whether the conditions are watched.
+    /// Returns true if the conditions are evaluated.
     pub fn is_on(&self) -> bool {
         self.log || self.webhook.is_some()
     }
@@ -42,30 +45,30 @@ impl Alerts {
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Otlp {
-    /// The receiver, without the path of a signal: `http://localhost:4318`; `/v1/metrics` and `/v1/traces` are appended.
-    /// Default: nothing is sent.
+    /// The URL of the receiver without the path of a signal, such as `http://localhost:4318`; `/v1/metrics` and
+    /// `/v1/traces` are appended. Default: nothing is sent.
     pub endpoint: Option<HttpUrl>,
     /// File with a bearer token for the receiver. It is read for each request.
     pub token_file: Option<PathBuf>,
     /// Headers of each request.
     pub headers: BTreeMap<String, String>,
-    /// Whether metrics are sent.
+    /// Sends metrics.
     #[educe(Default = true)]
     pub metrics: bool,
-    /// Whether traces are sent.
+    /// Sends traces.
     #[educe(Default = true)]
     pub traces: bool,
-    /// How often metrics are sent.
+    /// The interval at which metrics are sent.
     #[educe(Default(expression = Interval(Duration::from_mins(1))))]
     pub interval: Interval,
 }
 
-/// The shortest window of the rules is five minutes; two values in it are the least.
+/// The longest interval at which the shortest window of the rules (five minutes) has two values.
 const MAX_ALERTS_INTERVAL: Duration = Duration::from_secs(150);
-/// Metrics are read for this, which takes its time on a host of many workloads.
+/// The shortest interval: reading all metrics takes time on a host with many workloads.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is wrong with the values: the key that is to be changed, and why.
+/// Returns the problems of the values: the key to change, and the reason.
 pub(super) fn problems(alerts: &Alerts, otlp: &Otlp) -> Vec<(&'static str, String)> {
     let mut problems = Vec::new();
     for (key, interval, longest) in [
@@ -80,19 +83,19 @@ pub(super) fn problems(alerts: &Alerts, otlp: &Otlp) -> Vec<(&'static str, Strin
     }
     for (name, value) in &otlp.headers {
         if name.parse::<HeaderName>().is_err() {
-            problems.push(("otlp.headers", format!("{name:?} is no name of an HTTP header")));
+            problems.push(("otlp.headers", format!("{name:?} is not the name of an HTTP header")));
         } else if value.parse::<HeaderValue>().is_err() {
             // The value may be a secret.
             problems.push((
                 "otlp.headers",
-                format!("the value of {name} has characters that no HTTP header has"),
+                format!("the value of {name} has characters that an HTTP header cannot have"),
             ));
         }
     }
     problems
 }
 
-/// What is odd but no error.
+/// Returns warnings about settings without effect.
 pub(super) fn warnings(alerts: &Alerts, otlp: &Otlp) -> Vec<String> {
     let mut warnings = Vec::new();
     if alerts.webhook.is_none() && alerts.token_file.is_some() {
@@ -116,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_checked() {
+    fn refuses_invalid_urls() {
         for (url, problem) in [
             ("ftp://host/", "does not begin with http:// or https://"),
             ("host:80", "does not begin with http:// or https://"),
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_cannot_be_used_are_reported_and_odd_ones_warned_of() {
+    fn refuses_unusable_values() {
         for (text, problem) in [
             (
                 r#"{"alerts": {"interval": "10ms"}}"#,
@@ -144,10 +147,13 @@ mod tests {
             ),
             (r#"{"alerts": {"interval": "3m"}}"#, "alerts.interval: 3m is not at least 1s and at most 2m30s"),
             (r#"{"otlp": {"interval": "10ms"}}"#, "otlp.interval: 10ms is not at least 1s"),
-            (r#"{"otlp": {"headers": {"a b": "c"}}}"#, "otlp.headers: \"a b\" is no name of an HTTP header"),
+            (
+                r#"{"otlp": {"headers": {"a b": "c"}}}"#,
+                "otlp.headers: \"a b\" is not the name of an HTTP header",
+            ),
             (
                 r#"{"otlp": {"headers": {"a": "secret\n"}}}"#,
-                "otlp.headers: the value of a has characters that no HTTP header has",
+                "otlp.headers: the value of a has characters that an HTTP header cannot have",
             ),
         ] {
             let config = config(text).unwrap();

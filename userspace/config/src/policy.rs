@@ -1,5 +1,5 @@
-//! What is promised: the kubelet's fields under the kubelet's names, so that a block of a
-//! `KubeletConfiguration` can be pasted in.
+//! Resource policies: the kubelet's fields under the kubelet's names, so that a block of a `KubeletConfiguration` can
+//! be pasted into the file.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -14,19 +14,19 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::inline_schema::inline_schema;
 
-/// By which rules it is decided who gets what.
+/// The strategy by which requests are decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StrategyKind {
-    /// Those of the kubelet's managers: the same decisions, at most 20 nodes.
+    /// The decisions of the kubelet's managers; at most 20 nodes.
     Kubelet,
-    /// Our own, under the same policies: they also heed distances, leave less memory stranded, let allocations on one
-    /// and on several nodes share a node, and know no limit on nodes.
+    /// numaward's own decisions under the same policies: they also consider distances, strand less memory, allow
+    /// allocations on one and on several nodes to share a node, and have no limit on nodes.
     #[default]
     Native,
 }
 
-/// A version, in quotes or without.
+/// A version, quoted or unquoted.
 struct Version<T>(T);
 
 impl<'de, T: FromStr<Err = UnknownName>> Deserialize<'de> for Version<T> {
@@ -62,21 +62,22 @@ where
     Ok(version.map(|Version(version)| version))
 }
 
-/// Memory of one node that is kept for the system.
+/// Memory of a node that is reserved for the system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReservedMemory {
-    /// The node.
+    /// The id of the node.
     pub numa_node: u32,
     /// Amounts by kind: `memory`, `hugepages-2Mi`.
     #[schemars(with = "BTreeMap<String, Amount>")]
     pub limits: BTreeMap<ZoneKind, Amount>,
 }
 
-/// What Kubernetes or the system is kept: amounts by resource. Of these, `cpu`, `memory` and `hugepages-*` count.
+/// Resources reserved for Kubernetes or the system: amounts by resource. Only `cpu`, `memory` and `hugepages-*` are
+/// used.
 pub type Reservation = BTreeMap<String, Amount>;
 
-/// An amount as Kubernetes writes it; a plain number too.
+/// A Kubernetes quantity, also as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amount(pub Quantity);
 
@@ -110,21 +111,21 @@ impl<'de> Deserialize<'de> for Amount {
 
 inline_schema!(Amount, { "type": ["string", "number"], "examples": ["1Gi", "500m", 2] });
 
-/// The signal whose threshold counts as reserved memory.
+/// The eviction signal with a threshold that counts as reserved memory.
 pub const MEMORY_AVAILABLE: &str = "memory.available";
 
-/// When Kubernetes evicts: thresholds by signal. Of these, `memory.available` counts.
+/// Thresholds at which Kubernetes evicts, by signal. Only `memory.available` is used.
 pub type Thresholds = BTreeMap<String, Threshold>;
 
-/// The threshold of `memory.available` where the kubelet is given none.
+/// The kubelet's default threshold of `memory.available`.
 pub(super) const DEFAULT_THRESHOLD: Threshold = Threshold::Amount(Quantity::whole(100 << 20));
 
-/// How little is left of something when Kubernetes evicts.
+/// A threshold of eviction: the remaining amount of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, derive_more::Display)]
 pub enum Threshold {
-    /// So much.
+    /// An absolute amount.
     Amount(Quantity),
-    /// So many percent of what there is. From 0 to 100, so never NaN.
+    /// A percentage of the capacity, from 0 to 100, so never NaN.
     #[display("{_0}%")]
     Percent(f32),
 }
@@ -132,8 +133,8 @@ pub enum Threshold {
 impl Eq for Threshold {}
 
 impl Threshold {
-    /// How much this is, out of so much. Like the kubelet, which ignores 0% and 100%, and which counts in
-    /// floating-point numbers of these sizes.
+    /// Returns the amount for a capacity. Like the kubelet, it ignores 0% and 100%, and computes with floating-point
+    /// numbers of these sizes.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -158,11 +159,12 @@ impl FromStr for Threshold {
         if text.ends_with('%') {
             let percent: Option<f32> = text.trim_end_matches('%').parse().ok();
             let percent = percent.filter(|percent| (0.0..=100.0).contains(percent));
-            let error = || format!("{text:?} is not a share from 0% to 100%");
+            let error = || format!("{text:?} is not a percentage from 0% to 100%");
             return percent.map(Self::Percent).ok_or_else(error);
         }
-        let amount =
-            text.parse::<Quantity>().map_err(|error| format!("{error}; a share such as 5% will do, too"))?;
+        let amount = text
+            .parse::<Quantity>()
+            .map_err(|error| format!("{error}; a percentage such as 5% is possible as well"))?;
         if amount.is_zero() {
             Err("a threshold must be above 0".to_owned())
         } else {
@@ -180,7 +182,7 @@ impl Serialize for Threshold {
 impl<'de> Deserialize<'de> for Threshold {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "expected an amount such as 100Mi, or a share such as 5%")]
+        #[serde(untagged, expecting = "expected an amount such as 100Mi, or a percentage such as 5%")]
         enum Spelling {
             Text(String),
             Number(Amount),
@@ -195,7 +197,7 @@ impl<'de> Deserialize<'de> for Threshold {
 
 inline_schema!(Threshold, { "type": ["string", "number"], "examples": ["100Mi", "5%"] });
 
-/// CPUs as a list.
+/// A list of CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CpuList(pub CpuSet);

@@ -1,61 +1,60 @@
-//! What is wrong with a configuration, and where it was given.
+//! Problems of a configuration, with the place of the value.
 
 use std::{fmt, path::PathBuf};
 
 use serde::Serialize;
 
-/// Where a value was given. Ordered as the sources are read.
+/// The source of a value, ordered by precedence.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase", tag = "source")]
 pub enum Origin {
-    /// In the configuration file.
+    /// The configuration file.
     #[display("{}{}", file.display(), position.map_or_else(String::new, |at| format!(":{at}")))]
     #[serde(rename_all = "camelCase")]
     File {
-        /// The file.
         file: PathBuf,
-        /// Line, from 1; none if the whole file is meant.
+        /// The position; `None` for the whole file.
         #[serde(flatten)]
         position: Option<Position>,
     },
-    /// In a variable of the environment.
+    /// An environment variable.
     #[display("variable {variable}")]
     Variable {
-        /// Its name.
+        /// The name of the variable.
         variable: String,
     },
-    /// In a flag of the command line.
+    /// A command-line flag.
     #[display("flag {flag}")]
     Flag {
-        /// The flag, dashes included.
+        /// The flag, including dashes.
         flag: String,
     },
 }
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[display("{line}:{column}")]
 pub struct Position {
-    /// Line, from 1.
+    /// The line, from 1.
     pub line: usize,
-    /// Column in characters, from 1.
+    /// The column in characters, from 1.
     pub column: usize,
 }
 
-/// One thing that is wrong with the configuration.
+/// A problem of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
 #[display("{origin}: {message}")]
 pub struct Problem {
-    /// Where it was given.
+    /// The source of the value.
     #[serde(flatten)]
     pub origin: Origin,
-    /// The key, with dots; empty if none is concerned.
+    /// The key, with dots; empty if the problem concerns no single key.
     pub path: String,
-    /// What is wrong and what to do.
+    /// The problem, and what to do.
     pub message: String,
 }
 
-/// Everything that is wrong with the configuration.
+/// All problems of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Problems(pub Vec<Problem>);
 

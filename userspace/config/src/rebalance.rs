@@ -1,4 +1,4 @@
-//! Moves of workloads that run, without being asked for.
+//! Rebalancing: moves of running workloads to make room for a request.
 
 use std::time::Duration;
 
@@ -9,14 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{enforcement::Size, types::Interval};
 
-/// Whether workloads that run are moved where a request is refused because the right nodes have no room.
+/// The mode of rebalancing, if a request is refused because the right nodes have no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RebalanceMode {
-    /// Only where somebody asks for it (`numaward rebalance --apply`).
+    /// Workloads are moved only on request (`numaward rebalance --apply`).
     #[default]
     Off,
-    /// Also by itself, for commands, cgroups and units: not for containers of pods, as their runtime does not wait.
+    /// Workloads are also moved automatically for requests of commands, cgroups and units, but not of containers of
+    /// pods, because their runtime does not wait.
     Auto,
 }
 
@@ -25,16 +26,16 @@ pub enum RebalanceMode {
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Rebalance {
-    /// Whether workloads are moved without being asked for.
+    /// The mode: `off` or `auto`.
     pub mode: RebalanceMode,
-    /// How many of them may be moved for one request, where nobody asks for it.
+    /// The maximum number of workloads that may be moved automatically for one request.
     #[schemars(range(min = 1, max = 16))]
     #[educe(Default = 3)]
     pub max_moves: u32,
-    /// How much memory may be moved in an hour, where nobody asks for it.
+    /// The maximum memory that may be moved automatically in an hour.
     #[educe(Default(expression = Size(Bytes::gib(16))))]
     pub max_bytes_per_hour: Size,
-    /// For how long a workload that was moved stays where it is, unless somebody asks for its move.
+    /// The time for which a moved workload is not moved again automatically.
     #[educe(Default(expression = Interval(Duration::from_mins(10))))]
     pub dwell_time: Interval,
 }

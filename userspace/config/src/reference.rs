@@ -1,4 +1,4 @@
-//! `docs/configuration.md`: every key, from the schema; and the configurations in `deploy/`, which must be read.
+//! The generated page `docs/configuration.md` with every key, and a check of the configurations in `deploy/`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,21 +9,21 @@ use std::{
 use numaward_tests_support::assert_golden;
 use serde_json::Value;
 
-use super::{flag_forms, load::variable_name, schema::Known, *};
+use super::{flag_forms, load::variable_name, schema::KnownKeys, *};
 
-const HEAD: &str = "\
+const PAGE_HEAD: &str = "\
 # Configuration
 
-A YAML file, `/etc/numaward/config.yaml` unless another is named with `--config` or `NUMAWARD_CONFIG`. It may be absent,
-and every key is optional. What is in it can also be given by a variable, which wins over the file. An unknown key, a
-value that does not fit and keys that contradict each other are errors that are all reported at once, with their lines:
-`numaward config check FILE`. `numaward config view` prints what counts: file, variables and defaults together. The daemon
-logs the same when it starts, in one line at `info`, and in another what of it differs from the defaults. Tokens and keys are
-in files of their own, of which only the paths are shown. For editors, `numaward config schema` prints the JSON schema that
-this page is made of.
+numaward reads a YAML file: `/etc/numaward/config.yaml`, or the one given by `--config` or `NUMAWARD_CONFIG`. The default
+file may be absent, and every key is optional. A key can also be set by an environment variable, which overrides the file.
+Unknown keys, invalid values and contradictory keys are errors. All errors are reported at once, with their lines, also by
+`numaward config check FILE`. `numaward config view` prints the effective configuration: file, variables and defaults
+together. At startup, the daemon logs it in one line at `info`, and its differences from the defaults in another. Tokens and
+keys are in separate files, and only their paths are shown. For editors, `numaward config schema` prints the JSON schema
+from which this page is generated.
 
-Where the kubelet has a name for something, it is the same here, so that a block of a `KubeletConfiguration` can be pasted
-in, and means what it means there. Variables of maps and lists have the form of the kubelet's flags:
+If the kubelet has a name for a setting, numaward uses the same name with the same meaning, so that a block of a
+`KubeletConfiguration` can be pasted into the file. Variables of maps and lists have the form of the kubelet's flags:
 
 ```
 NUMAWARD_RESERVED_MEMORY=\"0:memory=1Gi,hugepages-2Mi=100Mi;1:memory=1Gi\"
@@ -33,10 +33,10 @@ NUMAWARD_CPU_MANAGER_POLICY_OPTIONS=full-pcpus-only=true,align-by-socket=true
 NUMAWARD_FEATURE_GATES=CPUManagerPolicyAlphaOptions=true
 ```
 
-Such a variable replaces the whole key of the file; feature gates are merged one by one.
+Such a variable replaces the complete key of the file; feature gates are merged one by one.
 ";
 
-/// What a value may be.
+/// Describes the possible values of a key.
 fn values(schema: &Value) -> String {
     if let Some(choices) = schema["oneOf"].as_array() {
         let choice = |choice: &Value| {
@@ -83,7 +83,7 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Text in a cell of a table.
+/// Escapes a text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('\n', " ").replace('|', "\\|")
 }
@@ -95,7 +95,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// The keys below `path`: first those with a value, then each group with a heading of its own.
+    /// Adds the keys below `path`: first those with a value, then each group under its own heading.
     fn add(&mut self, path: &str, schema: &Value, is_listed: bool) {
         let Some(properties) = schema["properties"].as_object() else { return };
         let mut groups = Vec::new();
@@ -107,7 +107,7 @@ impl Reference {
             }
             let path_of: Vec<_> = path.split('.').map(str::to_owned).collect();
             let variable = variable_name(&path_of);
-            // Text alone cannot say a list, but for those that are flags of the kubelet.
+            // A single text cannot represent a list, except for flags of the kubelet.
             let has_parts = ["items", "additionalProperties"].iter().any(|parts| schema[parts].is_object())
                 && flag_forms::form(&path_of).is_none();
             let variable = if !is_listed && !has_parts && self.variables.contains(&variable) {
@@ -159,21 +159,21 @@ fn checkout(path: &str) -> PathBuf {
 /// `cargo xtask generate` writes the page.
 #[test]
 fn the_page_has_every_key() {
-    // The same that can be set by a variable.
-    let variables = Known::new().leaves().map(variable_name).collect();
+    // These keys can also be set by a variable.
+    let variables = KnownKeys::new().leaves().map(variable_name).collect();
     let mut reference = Reference { variables, tables: String::new(), rows: Vec::new() };
     reference.add("", &json_schema(), false);
-    let text = format!("{HEAD}{}", reference.tables);
+    let text = format!("{PAGE_HEAD}{}", reference.tables);
     let path = checkout("docs/configuration.md");
-    for leaf in Known::new().leaves() {
+    for leaf in KnownKeys::new().leaves() {
         assert!(text.contains(&format!("`{}`", leaf.join("."))), "{leaf:?}");
     }
     assert_golden(&path, &text);
 }
 
-/// What the manifests configure, with the variables that they set.
+/// Loads the configurations of the manifests, with the variables that the manifests set.
 #[test]
-fn the_deployed_configurations_are_read_without_a_warning() {
+fn deployed_files_load_without_warning() {
     let mut variables = BTreeMap::new();
     for file in ["base/daemonset.yaml", "components/node-resource-topology/daemonset.yaml"] {
         let text = std::fs::read_to_string(checkout("deploy").join(file)).unwrap();
@@ -196,9 +196,9 @@ fn the_deployed_configurations_are_read_without_a_warning() {
     assert!(enforce.kubernetes.nri.enabled && !observe.kubernetes.nri.enabled);
     assert_eq!(enforce.kubernetes.node_name.as_deref(), Some("true"));
     assert!(enforce.kubernetes.node_resource_topology.enabled);
-    // The port that the manifests name.
+    // The port in the manifests.
     assert_eq!((enforce.listen.0.port(), observe.listen.0.port()), (9560, 9560));
-    // The directories that they mount.
+    // The directories that the manifests mount.
     let control = enforce.control_socket.parent();
     assert_eq!(
         (control, enforce.state_directory.to_str()),
@@ -207,7 +207,7 @@ fn the_deployed_configurations_are_read_without_a_warning() {
     assert_eq!(enforce.kubernetes.nri.socket.parent(), Some(Path::new("/var/run/nri")));
     assert_eq!(enforce.kubernetes.kubelet.directory, Path::new("/var/lib/kubelet"));
 
-    // What the file for systemd shows as comments is true, too.
+    // The commented examples in the file for systemd are valid as well.
     let text = std::fs::read_to_string(checkout("deploy/systemd/config.yaml")).unwrap();
     let shown: String = text
         .lines()

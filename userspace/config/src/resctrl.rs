@@ -14,57 +14,57 @@ use serde_with_macros::skip_serializing_none;
 
 use super::{enforcement::DeclaredGuarantee, inline_schema::inline_schema};
 
-/// Shares of L3 caches and memory bandwidth for workloads with a guarantee (the kernel's resctrl), and figures of what they
-/// have of both. Only where guarantees are enforced. Default: nothing is read or written.
+/// Shares of L3 caches and memory bandwidth for workloads with a guarantee (the kernel's resctrl), and metrics of their
+/// use. Only if guarantees are enforced. Default: nothing is read or written.
 #[derive(Clone, Debug, Educe, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[educe(Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Resctrl {
-    /// Where resctrl is mounted on the host. numaward does not mount it.
+    /// The mount point of resctrl on the host. numaward does not mount it.
     #[educe(Default(expression = PathBuf::from("/sys/fs/resctrl")))]
     pub root: PathBuf,
-    /// Whether it is counted how much of the caches and of the memory bandwidth workloads with a guarantee have: `off` or
-    /// `guaranteed`. The processor can count some tens to hundreds of workloads.
+    /// Monitoring of the caches and memory bandwidth that workloads with a guarantee use: `off` or `guaranteed`. A
+    /// processor can monitor some tens to hundreds of workloads.
     pub monitor: Monitor,
-    /// Classes by name: lower-case letters, digits and `-`. A workload has one if it asks for it (`resctrlClass`).
+    /// Classes by name: lower-case letters, digits and `-`. A workload joins a class by request (`resctrlClass`).
     pub classes: BTreeMap<ClassName, Class>,
 }
 
 impl Resctrl {
-    /// Whether anything is to be done.
+    /// Returns true if resctrl is read or written.
     pub fn is_used(&self) -> bool {
         self.monitor != Monitor::Off || !self.classes.is_empty()
     }
 }
 
-/// Of whom it is counted what they have.
+/// The workloads to monitor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Monitor {
-    /// Of nobody.
+    /// No workloads.
     #[default]
     Off,
-    /// Of each workload with a guarantee.
+    /// All workloads with a guarantee.
     Guaranteed,
 }
 
-/// What the workloads of a class have together, on each cache. At least one of the keys is given.
+/// A class: the share that its workloads have together on each cache. At least one of the keys must be given.
 #[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Class {
-    /// How many ways of the L3 cache: those that no other class has, the lowest that are left, in the order of names,
-    /// exclusive classes first. Default: all ways but those of exclusive classes.
+    /// The number of ways of the L3 cache. Classes get different ways, from the lowest free way, in the order of their
+    /// names, exclusive classes first. Default: all ways except those of exclusive classes.
     #[schemars(range(min = 1, max = 32))]
     pub l3_ways: Option<u32>,
-    /// The same, as a part of all ways in percent, rounded down. Either this or `l3Ways`.
+    /// The percentage of all ways of the L3 cache, rounded down. Either this or `l3Ways`.
     #[schemars(range(min = 1, max = 100))]
     pub l3_percent: Option<u32>,
-    /// How much of the memory bandwidth, in percent, at most: rounded up to a step of the processor. Default: all of it.
+    /// The maximum percentage of the memory bandwidth, rounded up to a step of the processor. Default: 100.
     #[schemars(range(min = 1, max = 100))]
     pub memory_bandwidth_percent: Option<u32>,
-    /// Whether nobody else has the ways of the class: they are taken from resctrl's default group while a workload has the
-    /// class, and given back afterwards. Needs `l3Ways` or `l3Percent`. Default: false.
+    /// Reserves the ways of the class: they are taken from resctrl's default group while a workload is in the class,
+    /// and returned afterwards. Needs `l3Ways` or `l3Percent`. Default: false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub exclusive: bool,
 }
@@ -74,7 +74,6 @@ pub struct Class {
 pub struct ClassName(String);
 
 impl ClassName {
-    /// As text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -90,7 +89,7 @@ impl FromStr for ClassName {
             && text.bytes().all(|byte| is_plain(byte) || byte == b'-');
         if !is_name {
             return Err(format!(
-                "{text:?} is no name of a class; expected up to 32 lower-case letters, digits and -, such as batch"
+                "{text:?} is not a class name; expected up to 32 lower-case letters, digits and -, such as batch"
             ));
         }
         Ok(Self(text.to_owned()))
@@ -101,7 +100,7 @@ serde_as_text!(ClassName);
 
 inline_schema!(ClassName, { "type": "string", "examples": ["batch"] });
 
-/// What is wrong with classes, and with guarantees that name one: the key, and the problem.
+/// Returns the problems of classes, and of guarantees with an unknown class: the key, and the problem.
 pub(super) fn problems(resctrl: &Resctrl, guarantees: &[DeclaredGuarantee]) -> Vec<(String, String)> {
     let Resctrl { root, classes, .. } = resctrl;
     let mut problems = Vec::new();
@@ -123,21 +122,19 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[DeclaredGuarantee]) -> V
                 problems.push((at(""), problem.to_owned()));
             }
             (None, None) if class.exclusive => {
-                let problem =
-                    "give l3Ways or l3Percent as well: an exclusive class has ways that nobody else has";
+                let problem = "give l3Ways or l3Percent as well: an exclusive class reserves ways";
                 problems.push((at(".exclusive"), problem.to_owned()));
             }
             _ => {}
         }
         for (key, value, sum, most, what) in [
-            (".l3Ways", class.l3_ways, &mut ways, 32, "ways, more than the 32 that a cache can have"),
-            (".l3Percent", class.l3_percent, &mut percent, 100, "% of the ways, more than there are"),
+            (".l3Ways", class.l3_ways, &mut ways, 32, "ways, more than the maximum of 32"),
+            (".l3Percent", class.l3_percent, &mut percent, 100, "% of the ways, more than 100 %"),
         ] {
             let before = *sum;
             *sum += value.unwrap_or_default();
             if value.is_some() && before <= most && *sum > most {
-                let problem =
-                    format!("with the classes before it, {sum} {what}; each class has ways of its own");
+                let problem = format!("with the classes before it, {sum} {what}; classes do not share ways");
                 problems.push((at(key), problem));
             }
         }
@@ -147,7 +144,7 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[DeclaredGuarantee]) -> V
     if let Some((name, _)) = exclusive.last()
         && exclusive.iter().map(|(_, percent)| percent).sum::<u32>() == 100
     {
-        let problem = "exclusive classes have all ways; leave some to those that have no class";
+        let problem = "exclusive classes use all ways; leave some for workloads without a class";
         problems.push((format!("resctrl.classes.{name}.l3Percent"), problem.to_owned()));
     }
     for (number, declared) in guarantees.iter().enumerate() {
@@ -163,7 +160,7 @@ pub(super) fn problems(resctrl: &Resctrl, guarantees: &[DeclaredGuarantee]) -> V
     problems
 }
 
-/// What is wrong with the name of a class that a workload asks for.
+/// Returns the problem of a requested class that does not exist.
 pub fn unknown_class_problem(resctrl: &Resctrl, class: &str) -> Option<String> {
     if resctrl.classes.keys().any(|name| name.as_str() == class) {
         return None;
@@ -171,7 +168,7 @@ pub fn unknown_class_problem(resctrl: &Resctrl, class: &str) -> Option<String> {
     let names: BTreeSet<&str> = resctrl.classes.keys().map(ClassName::as_str).collect();
     let class: String = class.chars().take(40).collect();
     Some(if names.is_empty() {
-        format!("there is no class {class:?}: resctrl.classes in the daemon's configuration has none")
+        format!("there is no class {class:?}: resctrl.classes in the daemon's configuration is empty")
     } else {
         let names: Vec<&str> = names.into_iter().collect();
         format!(
@@ -186,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_a_directory_and_an_annotation_can_have() {
+    fn refuses_invalid_class_names() {
         for text in ["batch", "0", "db-1", &"x".repeat(32)] {
             assert_eq!(text.parse::<ClassName>().unwrap().to_string(), text);
         }
@@ -196,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_that_contradict_each_other_are_problems_with_their_keys() {
+    fn refuses_contradictory_classes() {
         for (text, expected) in [
             (r#"{"a": {"l3Ways": 4}, "b": {"l3Percent": 50}, "c": {"memoryBandwidthPercent": 10}}"#, &[][..]),
             (r#"{"a": {"l3Percent": 60}, "b": {"l3Percent": 40}}"#, &[]),
@@ -226,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_class_is_named_with_those_that_there_are() {
+    fn unknown_class_lists_known_ones() {
         let of = |text: &str| Resctrl { classes: serde_json::from_str(text).unwrap(), ..Resctrl::default() };
         let two = of(r#"{"db": {"l3Ways": 4}, "batch": {"l3Ways": 1}}"#);
         assert_eq!(unknown_class_problem(&two, "db"), None);

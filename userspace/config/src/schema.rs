@@ -1,5 +1,5 @@
-//! What the configuration may hold, taken from the JSON schema that [`Config`] generates, so that the
-//! schema users see and the checks made here cannot differ.
+//! Checks of keys and ranges against the JSON schema of [`Config`], so that the published schema and the checks cannot
+//! differ.
 
 use serde_json::Value as Json;
 
@@ -9,10 +9,10 @@ use super::{
     tree::{Node, Value, resolve},
 };
 
-/// The JSON schema of the configuration, for editors and for values of a chart.
+/// Returns the JSON schema of the configuration, for editors and for the values of the Helm chart.
 pub fn json_schema() -> Json {
     let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| {
-        // The checks walk the schema; without references that is plain descent.
+        // The checks descend through the schema, which is simpler without references.
         settings.inline_subschemas = true;
     });
     let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
@@ -22,13 +22,13 @@ pub fn json_schema() -> Json {
     schema
 }
 
-/// The keys that exist.
-pub(super) struct Known {
+/// The keys of the configuration.
+pub(super) struct KnownKeys {
     schema: Json,
     leaves: Vec<Vec<String>>,
 }
 
-impl Known {
+impl KnownKeys {
     pub(super) fn new() -> Self {
         let schema = json_schema();
         let mut leaves = Vec::new();
@@ -36,12 +36,12 @@ impl Known {
         Self { schema, leaves }
     }
 
-    /// The path of every key that holds a value.
+    /// Returns the path of every key that holds a value.
     pub(super) fn leaves(&self) -> impl Iterator<Item = &[String]> {
         self.leaves.iter().map(Vec::as_slice)
     }
 
-    /// What the text of a variable or flag means at this key: where a string is expected, itself.
+    /// Converts the text of a variable or flag to a value for this key.
     pub(super) fn scalar(&self, path: &[&str], text: &str) -> Json {
         let mut schema = &self.schema;
         for key in path {
@@ -54,7 +54,7 @@ impl Known {
         }
     }
 
-    /// Takes unknown keys and numbers out of range from the tree and reports them.
+    /// Removes unknown keys and numbers out of range from the tree, and reports them.
     pub(super) fn check(&self, tree: &mut Node, problems: &mut Vec<Problem>) {
         self.check_below(tree, &self.schema, &mut Vec::new(), problems);
     }
@@ -145,7 +145,7 @@ fn out_of_range(node: &Node, schema: &Json) -> Option<String> {
     (value < min || value > max).then(|| format!("{number} is not between {min} and {max}"))
 }
 
-/// The candidate that was most likely meant, if one is near enough.
+/// Returns the candidate that is most similar to a name, if it is similar enough.
 pub(super) fn closest<'a>(name: &str, candidates: impl Iterator<Item = &'a String>) -> Option<&'a str> {
     let lower = name.to_ascii_lowercase();
     candidates

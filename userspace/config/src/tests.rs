@@ -15,14 +15,14 @@ fn with_file(text: &str, variables: &[(&str, &str)], flags: Vec<Flag>) -> Result
 }
 
 #[test]
-fn an_empty_file_gives_the_defaults() {
+fn empty_file_gives_defaults() {
     for text in ["", "# only a comment\n", "---\n", "probes:\nlog:\n"] {
         assert_eq!(with_file(text, &[], vec![]).unwrap().config, Config::default(), "{text:?}");
     }
 }
 
 #[test]
-fn flags_win_over_variables_and_those_over_the_file() {
+fn flags_override_variables_and_file() {
     let file = "listen: 127.0.0.1:1\nlog: {level: warn, format: json}\nprobes: {slots: 7, allocation: {enabled: true}}";
     let variables = [
         ("NUMAWARD_LISTEN", "127.0.0.1:2"),
@@ -51,7 +51,7 @@ fn flags_win_over_variables_and_those_over_the_file() {
 }
 
 #[test]
-fn secrets_in_a_file_that_any_user_may_read_are_warned_of() {
+fn readable_file_with_secrets_warns() {
     let secrets = "otlp: {endpoint: 'http://c:4318/?key=s3cret', headers: {authorization: Bearer s3cret}}";
     let warnings = |text: &str, mode: u32, variables: &[(&str, &str)]| {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -71,7 +71,7 @@ fn secrets_in_a_file_that_any_user_may_read_are_warned_of() {
 }
 
 #[test]
-fn a_duty_cycle_is_a_part_of_the_time() {
+fn parses_duty_cycles() {
     let cycle = "5s/1m".parse::<DutyCycle>().unwrap();
     assert_eq!((cycle.on.0, cycle.period.0), (Duration::from_secs(5), Duration::from_mins(1)));
     assert_eq!(" 5s / 60s ".parse::<DutyCycle>().unwrap().to_string(), "5s/1m");
@@ -80,8 +80,8 @@ fn a_duty_cycle_is_a_part_of_the_time() {
         ("5s/", "such as 5s/60s (5 seconds of each minute): \"\" is not a duration"),
         ("0s/60s", "a duration must be above zero"),
         ("100ms/1s", "100ms is too short; the least is 1s"),
-        ("60s/60s", "1m is not a part of 1m; leave it out"),
-        ("61s/60s", "1m1s is not a part of 1m"),
+        ("60s/60s", "1m is not shorter than 1m; remove the key"),
+        ("61s/60s", "1m1s is not shorter than 1m"),
     ] {
         let found = text.parse::<DutyCycle>().unwrap_err();
         assert!(found.contains(error), "{found}");
@@ -91,7 +91,7 @@ fn a_duty_cycle_is_a_part_of_the_time() {
 }
 
 #[test]
-fn every_error_is_reported_at_once_with_its_place() {
+fn reports_all_errors_with_place() {
     let file = "\
 lisen: 127.0.0.1:9560
 log:
@@ -126,7 +126,7 @@ hostRoot: [a]
 }
 
 #[test]
-fn a_syntax_error_does_not_hide_the_others() {
+fn syntax_error_hides_no_other_error() {
     let errors = with_file("lisen: x\nlog: {level: [", &[("NUMAWARD_LISTEN", "x")], vec![]).unwrap_err();
     assert_eq!(errors.len(), 4, "{errors:?}");
     assert!(errors.iter().any(|error| error.contains("not valid YAML")), "{errors:?}");
@@ -135,7 +135,7 @@ fn a_syntax_error_does_not_hide_the_others() {
 }
 
 #[test]
-fn what_is_no_mapping_is_refused() {
+fn refuses_file_without_mapping() {
     for text in ["- a\n- b\n", "just words\n", "42\n"] {
         let errors = with_file(text, &[], vec![]).unwrap_err();
         assert_eq!(errors.len(), 1, "{errors:?}");
@@ -144,7 +144,7 @@ fn what_is_no_mapping_is_refused() {
 }
 
 #[test]
-fn a_named_file_must_exist_and_a_directory_is_none() {
+fn named_file_must_exist() {
     for file in ["/nonexistent/config.yaml", "/"] {
         let sources = Sources { file: Some(PathBuf::from(file)), ..Sources::default() };
         let error = load(&sources).unwrap_err().to_string();
@@ -155,26 +155,26 @@ fn a_named_file_must_exist_and_a_directory_is_none() {
 }
 
 #[test]
-fn an_unknown_variable_is_a_warning() {
+fn unknown_variable_is_a_warning() {
     let loaded =
         with_file("", &[("NUMAWARD_LOGLEVEL", "info"), ("NUMAWARD_SERVICE_HOST", "10.0.0.1")], vec![])
             .unwrap();
     assert_eq!(
         loaded.warnings,
         [
-            "variable NUMAWARD_LOGLEVEL sets nothing; did you mean NUMAWARD_LOG_LEVEL?",
-            "variable NUMAWARD_SERVICE_HOST sets nothing",
+            "variable NUMAWARD_LOGLEVEL has no effect; did you mean NUMAWARD_LOG_LEVEL?",
+            "variable NUMAWARD_SERVICE_HOST has no effect",
         ]
     );
 }
 
 #[test]
-fn credentials_of_the_read_only_address_are_whole() {
+fn refuses_incomplete_credentials() {
     let text = "listen: 0.0.0.0:1\nlistenTokenFile: /t\nlistenTls:\n  certFile: /c\n  clientCaFile: /a\n  clientNames: []\n";
     let problems = with_file(text, &[], vec![]).unwrap_err();
     let expected = [
         "config.yaml:4:13: listenTls.certFile: needs listenTls.keyFile, which is not given",
-        "config.yaml:6:16: listenTls.clientNames: is empty: no client would be let in",
+        "config.yaml:6:16: listenTls.clientNames: is empty: no client would be accepted",
     ];
     assert_eq!(problems, expected);
     for text in [
@@ -193,7 +193,7 @@ fn credentials_of_the_read_only_address_are_whole() {
 }
 
 #[test]
-fn control_over_tcp_is_refused_where_anybody_could_use_it() {
+fn refuses_unprotected_control_address() {
     let table: &[(&str, &[&str])] = &[
         ("control: {listen: '127.0.0.1:1', tokenFile: /t}", &[]),
         ("control: {listen: '[::1]:1', tokenFile: /t}", &[]),
@@ -240,12 +240,13 @@ fn control_over_tcp_is_refused_where_anybody_could_use_it() {
     assert_eq!(loaded.warnings, ["control has no effect without control.listen"]);
 }
 
-/// The defaults fit the schema, every key has a description, and no key is forgotten or made up.
+/// Checks that the defaults fit the schema, that every key has a description, and that the schema has exactly the keys
+/// of the defaults.
 #[test]
-fn the_schema_and_the_defaults_agree() {
+fn defaults_fit_schema() {
     use serde_json::Value;
 
-    /// As far as the generated schema goes.
+    /// Checks a value against the subset of JSON schema that the generator uses.
     fn fits(schema: &Value, value: &Value) -> bool {
         if let Some(choices) = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array()) {
             return choices.iter().any(|choice| fits(choice, value));
@@ -292,7 +293,7 @@ fn the_schema_and_the_defaults_agree() {
 }
 
 #[test]
-fn enforcement_and_guarantees_are_read() {
+fn reads_enforcement_and_guarantees() {
     use numaward_api::EnforcementMode;
     let file = "\
 enforcement:
@@ -322,7 +323,7 @@ guarantees:
     assert_eq!(config.guarantees[1].memory.0, numaward_topology::Bytes::gib(1));
     let text = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
-    // As tools write it that follow YAML 1.1.
+    // Tools that follow YAML 1.1 write booleans.
     let config = with_file("enforcement: {mode: false, herding: {mode: true}}", &[], vec![]).unwrap().config;
     assert_eq!(
         (config.enforcement.mode, config.enforcement.herding.mode),
@@ -333,7 +334,7 @@ guarantees:
 }
 
 #[test]
-fn what_is_wrong_with_a_declared_guarantee_is_told_with_line_and_field() {
+fn invalid_guarantee_names_line_and_key() {
     let file = "\
 enforcement:
   mode: maybe
@@ -357,21 +358,21 @@ guarantees:
     let found = with_file(file, &[], vec![]).unwrap_err();
     let expected = [
         "2:9: enforcement.mode: unknown variant `maybe`, expected one of `off`, `dry-run`, `on`",
-        "3:28: enforcement.herding.systemSlices.0: \"init.scope\" is no such path; expected the path of",
-        "5:10: guarantees.0.unit: \"a.timer\" is not the name of units that have cgroups; expected one",
+        "3:28: enforcement.herding.systemSlices.0: \"init.scope\" is not the path of a cgroup; expected the path of",
+        "5:10: guarantees.0.unit: \"a.timer\" is not the name of a unit with a cgroup; expected a name",
         "6:16: unknown key \"cpu\" in \"guarantees.1\"; did you mean \"cpus\"?",
         "8:9: guarantees.2.cpus: 0 is not between 0.001 and 65536",
         "9:11: guarantees.2.memory: \"none\" is not a quantity",
         "10:12: guarantees.3.cgroup: a unit is given as well: give only one of the two",
         "10:50: guarantees.3.memory: it is 0; expected a number of bytes above 0, such as 256Mi or 8Gi",
-        "11:3: guarantees.4: give unit or cgroup: what it is for",
+        "11:3: guarantees.4: give unit or cgroup",
         "13:20: guarantees.4.hugepages.2Mi: 3Mi is not a whole number of pages of 2Mi",
         "13:29: guarantees.4.hugepages.7X: \"7X\" is not a page size (expected one such as 2Mi or 1Gi)",
         "14:12: guarantees.5.cgroup: \"/d/[\" is not a pattern: invalid range pattern (at character 4)",
         "14:53: guarantees.5.partition: unknown variant `alone`, expected one of `member`, `root`, `isolated`",
         "15:55: guarantees.6.hugepages.2Mi: 3Mi is not a whole number of pages of 2Mi",
-        "16:12: guarantees.7.cgroup: \"/e\" has a guarantee before, at guarantees.6",
-        "17:3: guarantees.8: give unit or cgroup: what it is for",
+        "16:12: guarantees.7.cgroup: \"/e\" already has a guarantee, at guarantees.6",
+        "17:3: guarantees.8: give unit or cgroup",
         "18:29: guarantees.9.cgroup: a unit is given as well: give only one of the two",
     ];
     assert_eq!(found.len(), expected.len(), "{found:#?}");
@@ -381,7 +382,7 @@ guarantees:
 }
 
 #[test]
-fn what_is_wrong_with_a_class_is_said_with_line_and_field() {
+fn invalid_class_names_line_and_key() {
     let file = "\
 resctrl:
   monitor: all
@@ -396,7 +397,7 @@ resctrl:
         "4:21: resctrl.classes.batch.l3Ways: 0 is not between 1 and 32",
         "4:48: resctrl.classes.batch.memoryBandwidthPercent: 101 is not between 1 and 100",
         "5:10: unknown key \"l3Way\" in \"resctrl.classes.db\"; did you mean \"l3Ways\"?",
-        "6:10: resctrl.classes.Web: \"Web\" is no name of a class; expected up to 32 lower-case letters",
+        "6:10: resctrl.classes.Web: \"Web\" is not a class name; expected up to 32 lower-case letters",
     ];
     assert_eq!(found.len(), expected.len(), "{found:#?}");
     for (found, expected) in found.iter().zip(expected) {
@@ -409,7 +410,7 @@ guarantees: [{unit: a.service, memory: 1Gi, placement: {resctrlClass: c}}]
     let found = with_file(file, &[], vec![]).unwrap_err();
     let expected = [
         "1:17: resctrl.root: \"sys\" does not begin with a slash",
-        "1:67: resctrl.classes.b.l3Percent: with the classes before it, 101 % of the ways, more than there are",
+        "1:67: resctrl.classes.b.l3Percent: with the classes before it, 101 % of the ways, more than 100 %",
         "2:71: guarantees.0.placement.resctrlClass: there is no class \"c\"; resctrl.classes in the",
     ];
     assert_eq!(found.len(), expected.len(), "{found:#?}");
@@ -422,8 +423,8 @@ guarantees: [{unit: a.service, memory: 1Gi, placement: {resctrlClass: c}}]
     assert!(config.enabled_resctrl().is_some() && Config::default().enabled_resctrl().is_none());
 }
 
-/// What is pasted from a `KubeletConfiguration`, and the same by the kubelet's flags.
-const PASTED: &str = "\
+/// A part of a `KubeletConfiguration`, which the test compares with the kubelet's flags.
+const KUBELET_CONFIGURATION: &str = "\
 kubeReserved: {cpu: 500m, memory: 1Gi, ephemeral-storage: 1Gi, pid: '1000'}
 systemReserved: {memory: 1Gi}
 evictionHard: {memory.available: 5%, nodefs.available: 10%, imagefs.inodesFree: 5%, pid.available: '1000'}
@@ -438,7 +439,7 @@ featureGates: {CPUManagerPolicyAlphaOptions: true, MemoryQoS: false}
 ";
 
 #[test]
-fn the_kubelets_flags_say_the_same_as_its_file() {
+fn kubelet_flags_equal_its_file() {
     let variables = [
         ("NUMAWARD_KUBE_RESERVED", "cpu=500m,memory=1Gi,ephemeral-storage=1Gi,pid=1000"),
         ("NUMAWARD_SYSTEM_RESERVED", "memory=1Gi"),
@@ -451,23 +452,25 @@ fn the_kubelets_flags_say_the_same_as_its_file() {
         ("NUMAWARD_TOPOLOGY_MANAGER_POLICY_OPTIONS", "prefer-closest-numa-nodes=true"),
         ("NUMAWARD_FEATURE_GATES", "CPUManagerPolicyAlphaOptions=true,MemoryQoS=false"),
     ];
-    let pasted = with_file(PASTED, &[], vec![]).unwrap().config;
-    assert_eq!(with_file("", &variables, vec![]).unwrap().config, pasted);
-    // A variable replaces what the file has, all of it.
+    let from_file = with_file(KUBELET_CONFIGURATION, &[], vec![]).unwrap().config;
+    assert_eq!(with_file("", &variables, vec![]).unwrap().config, from_file);
+    // A variable replaces the complete value of the file.
     let file = "kubeReserved: {memory: 7Gi, hugepages-1Gi: 1Gi}";
-    assert_eq!(with_file(file, &variables, vec![]).unwrap().config, pasted);
-    let text = serde_json::to_string(&pasted).unwrap();
-    assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), pasted);
-    let empty = with_file(PASTED, &[("NUMAWARD_EVICTION_HARD", "")], vec![]).unwrap().config;
+    assert_eq!(with_file(file, &variables, vec![]).unwrap().config, from_file);
+    let text = serde_json::to_string(&from_file).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), from_file);
+    let empty = with_file(KUBELET_CONFIGURATION, &[("NUMAWARD_EVICTION_HARD", "")], vec![]).unwrap().config;
     assert_eq!(empty.eviction_hard, Some(BTreeMap::new()));
-    // Of gates, it sets those that it names.
-    let merged = with_file(PASTED, &[("NUMAWARD_FEATURE_GATES", "MemoryQoS=true")], vec![]).unwrap().config;
+    // A variable with feature gates sets only those that it names.
+    let merged = with_file(KUBELET_CONFIGURATION, &[("NUMAWARD_FEATURE_GATES", "MemoryQoS=true")], vec![])
+        .unwrap()
+        .config;
     let gates: Vec<_> = merged.feature_gates.iter().map(|(name, is_on)| format!("{name}={is_on}")).collect();
     assert_eq!(gates, ["CPUManagerPolicyAlphaOptions=true", "MemoryQoS=true"]);
 }
 
 #[test]
-fn what_is_wrong_with_a_reservation_names_its_place() {
+fn invalid_reservation_names_its_place() {
     let file = "\
 evictionHard:
   memory.available: 101%
@@ -482,12 +485,12 @@ evictionHard:
     ];
     let found = with_file(file, &variables, vec![]).unwrap_err();
     let expected = [
-        "config.yaml:2:21: evictionHard.memory.available: \"101%\" is not a share from 0% to 100%",
+        "config.yaml:2:21: evictionHard.memory.available: \"101%\" is not a percentage from 0% to 100%",
         "config.yaml:3:21: evictionHard.nodefs.available: a threshold must be above 0",
-        "config.yaml:4:22: evictionHard.imagefs.available: expected an amount such as 100Mi, or a share such as 5%",
+        "config.yaml:4:22: evictionHard.imagefs.available: expected an amount such as 100Mi, or a percentage such as 5%",
         "config.yaml:5:17: evictionHard.memory.avail: unsupported eviction signal memory.avail (known are",
         "variable NUMAWARD_KUBE_RESERVED: kubeReserved: \"memory\" has no '='",
-        "variable NUMAWARD_RESERVED_MEMORY: reservedMemory: \"disk=1Gi\" is not a node and what is reserved there",
+        "variable NUMAWARD_RESERVED_MEMORY: reservedMemory: \"disk=1Gi\" is not a node with its reservation",
         "variable NUMAWARD_SYSTEM_RESERVED: systemReserved.memory: \"lots\" is not a quantity",
     ];
     assert_eq!(found.len(), expected.len(), "{found:#?}");
@@ -497,7 +500,7 @@ evictionHard:
 }
 
 #[test]
-fn feature_gates_are_checked_as_by_the_kubelet() {
+fn checks_feature_gates_like_kubelet() {
     let errors = |file: &str| with_file(file, &[], vec![]).map(|loaded| loaded.warnings).unwrap_err();
     for (file, error) in [
         (
@@ -534,7 +537,7 @@ fn feature_gates_are_checked_as_by_the_kubelet() {
         ),
         (
             "strategy: kubelet\nkubeletVersion: 1.32\nfeatureGates: {AllAlpha: true}",
-            "3:26: featureGates.AllAlpha: PodLevelResources is on, and what the kubelet 1.32 does",
+            "3:26: featureGates.AllAlpha: PodLevelResources is on, but the strategy kubelet does not imitate the kubelet 1.32",
         ),
         (
             "kubeletVersion: '1.30'",
@@ -559,7 +562,7 @@ fn feature_gates_are_checked_as_by_the_kubelet() {
     let file = "strategy: kubelet\nfeatureGates: {NodeSwap: true, CPUManager: true, PodLevelResourceManagers: true, AllBeta: true}";
     let loaded = with_file(file, &[], vec![]).unwrap();
     assert_eq!(loaded.warnings, ["featureGates.NodeSwap has no effect here"]);
-    // What is wrong for one version only is said when the node's is known.
+    // A problem of only one version is reported after the version of the node is known.
     let file = "featureGates: {CPUManagerPolicyOptions: false}";
     assert_eq!(errors(file).len(), 1);
     assert!(with_file(file, &[("NUMAWARD_KUBERNETES_NODE_NAME", "a")], vec![]).is_ok());

@@ -1,8 +1,8 @@
-//! A configuration as a tree whose every value knows where it came from.
+//! The configuration as a tree with the source of each value.
 //!
-//! The YAML file, the variables and the flags become one tree before anything is interpreted, so that
-//! each later error can name a line and column, a variable or a flag. YAML is read by the core schema
-//! of YAML 1.2 (`yes` and `0777` are not what YAML 1.1 made of them); aliases and tags are refused.
+//! The YAML file, the variables and the flags are merged into one tree before they are interpreted, so that each later
+//! error can name a line and column, a variable or a flag. YAML is parsed by the core schema of YAML 1.2, in which
+//! `yes` and `0777` are not what they are in YAML 1.1. Aliases and tags are refused.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use super::problem::{Origin, Position, Problem};
 
-/// A value and where it was given.
+/// A value and its source.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) origin: Origin,
@@ -22,11 +22,11 @@ pub(super) enum Value {
     Scalar(serde_json::Value),
     Sequence(Vec<Node>),
     Mapping(Vec<Entry>),
-    /// An element of a sequence that was taken out: those after it keep their numbers.
+    /// A removed element of a sequence: later elements keep their numbers.
     Removed,
 }
 
-/// A key of a mapping. Its place is the key's, not the value's.
+/// A key of a mapping, with the source of the key (not of the value).
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
@@ -35,7 +35,7 @@ pub(super) struct Entry {
 }
 
 impl Node {
-    /// The value without its origins. A key without a value counts as absent.
+    /// Converts the value to JSON. A key without a value counts as absent.
     pub(super) fn to_json(&self) -> serde_json::Value {
         match &self.value {
             Value::Scalar(scalar) => scalar.clone(),
@@ -51,15 +51,18 @@ impl Node {
         }
     }
 
-    /// A value all of which was given at one place.
-    fn of(value: serde_json::Value, origin: &Origin) -> Self {
+    /// Creates a node with the same source for all its values.
+    fn from_json(value: serde_json::Value, origin: &Origin) -> Self {
         let value = match value {
             serde_json::Value::Array(items) => {
-                Value::Sequence(items.into_iter().map(|item| Self::of(item, origin)).collect())
+                Value::Sequence(items.into_iter().map(|item| Self::from_json(item, origin)).collect())
             }
             serde_json::Value::Object(entries) => {
-                let entry =
-                    |(key, value)| Entry { key, origin: origin.clone(), node: Self::of(value, origin) };
+                let entry = |(key, value)| Entry {
+                    key,
+                    origin: origin.clone(),
+                    node: Self::from_json(value, origin),
+                };
                 Value::Mapping(entries.into_iter().map(entry).collect())
             }
             scalar => Value::Scalar(scalar),
@@ -67,10 +70,10 @@ impl Node {
         Self { origin: origin.clone(), value }
     }
 
-    /// Puts a value at a path, replacing what is there and adding the mappings that lead to it.
+    /// Sets the value at a path. Replaces an existing value, and adds missing mappings.
     pub(super) fn set(&mut self, path: &[&str], value: serde_json::Value, origin: &Origin) {
         let Some((&key, rest)) = path.split_first() else {
-            *self = Self::of(value, origin);
+            *self = Self::from_json(value, origin);
             return;
         };
         if !matches!(self.value, Value::Mapping(_)) {
@@ -85,8 +88,8 @@ impl Node {
         entries[index].node.set(rest, value, origin);
     }
 
-    /// Removes what is at a path of the value that [`Self::to_json`] gives; says where it was. The path becomes
-    /// the one that was given: elements that were removed before count again.
+    /// Removes the value at a path of [`Self::to_json`], and returns its source. Changes the path to the original one,
+    /// in which removed elements count.
     pub(super) fn remove(&mut self, path: &mut [String]) -> Option<Origin> {
         let (key, rest) = path.split_first_mut()?;
         match &mut self.value {
@@ -112,8 +115,8 @@ impl Node {
         }
     }
 
-    /// Where what is at a path was given; the error is where the nearest above it was.
-    pub(super) fn at(&self, path: &[String]) -> Result<&Origin, &Origin> {
+    /// Returns the source of the value at a path; the error is the source of the nearest existing ancestor.
+    pub(super) fn origin_at(&self, path: &[String]) -> Result<&Origin, &Origin> {
         let Some((key, rest)) = path.split_first() else { return Ok(&self.origin) };
         let below = match &self.value {
             Value::Scalar(_) | Value::Removed => None,
@@ -122,11 +125,11 @@ impl Node {
                 entries.iter().find(|entry| &entry.key == key).map(|entry| &entry.node)
             }
         };
-        below.map_or(Err(&self.origin), |node| node.at(rest))
+        below.map_or(Err(&self.origin), |node| node.origin_at(rest))
     }
 
-    /// The numbers of the elements that were not removed from the sequence with this key.
-    pub(super) fn left_of(&self, key: &str) -> Vec<usize> {
+    /// Returns the original numbers of the elements that remain in the sequence with this key.
+    pub(super) fn remaining_indices(&self, key: &str) -> Vec<usize> {
         let Value::Mapping(entries) = &self.value else { return Vec::new() };
         let nodes = entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node.value);
         let Some(Value::Sequence(nodes)) = nodes else { return Vec::new() };
@@ -138,14 +141,14 @@ impl Node {
     }
 }
 
-/// Reads a YAML file. Problems are added to `problems`; what was understood is returned.
+/// Parses a YAML file. Adds problems to `problems`, and returns the valid part.
 pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> Node {
     let mut reader = Reader { file, problems, open: Vec::new(), root: None };
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         match event {
             Ok((event, span)) => {
-                if !reader.take(&event, span) {
+                if !reader.process_event(&event, span) {
                     break;
                 }
             }
@@ -155,44 +158,44 @@ pub(super) fn parse(text: &str, file: &Path, problems: &mut Vec<Problem>) -> Nod
             }
         }
     }
-    // What is still open belongs to a text that broke off: keep what was read.
+    // Open collections belong to a text with a syntax error: their content is kept.
     while !reader.open.is_empty() {
         reader.close();
     }
     reader.root.unwrap_or_else(|| empty(file))
 }
 
-/// A file without content.
+/// Returns the tree of an empty file.
 pub(super) fn empty(file: &Path) -> Node {
     Node { origin: Origin::File { file: file.to_owned(), position: None }, value: Value::Mapping(Vec::new()) }
 }
 
-/// Deeper nesting than any configuration has; keeps hostile files from exhausting the stack later.
+/// The maximum depth of nesting. It protects the stack from hostile files.
 const MAX_DEPTH: usize = 32;
 
 struct Reader<'a> {
     file: &'a Path,
     problems: &'a mut Vec<Problem>,
-    open: Vec<Open>,
+    open: Vec<OpenCollection>,
     root: Option<Node>,
 }
 
-/// A collection whose end has not been read. A mapping waits for a key, or for the value of one.
-struct Open {
+/// A collection with an end that has not been read yet. `key`: the key that waits for its value.
+struct OpenCollection {
     node: Node,
     key: Option<(String, Origin)>,
 }
 
 impl Reader<'_> {
-    /// `false` if reading on makes no sense.
-    fn take(&mut self, event: &Event<'_>, span: Span) -> bool {
+    /// Processes an event; returns `false` if parsing cannot continue.
+    fn process_event(&mut self, event: &Event<'_>, span: Span) -> bool {
         let at = span.start;
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 if *anchor != 0 || tag.is_some() {
                     self.problem(at, "anchors and tags are not supported".to_owned());
                 }
-                if let Some(Open { node: Node { value: Value::Mapping(_), .. }, key: key @ None }) =
+                if let Some(OpenCollection { node: Node { value: Value::Mapping(_), .. }, key: key @ None }) =
                     self.open.last_mut()
                 {
                     *key = Some((text.to_string(), place(self.file, at)));
@@ -211,7 +214,7 @@ impl Reader<'_> {
                     self.problem(at, format!("nested deeper than {MAX_DEPTH} levels"));
                     return false;
                 }
-                if let Some(Open { node: Node { value: Value::Mapping(_), .. }, key: None }) =
+                if let Some(OpenCollection { node: Node { value: Value::Mapping(_), .. }, key: None }) =
                     self.open.last()
                 {
                     self.problem(at, "a key must be a plain word".to_owned());
@@ -221,7 +224,8 @@ impl Reader<'_> {
                     Event::SequenceStart(..) => Value::Sequence(Vec::new()),
                     _ => Value::Mapping(Vec::new()),
                 };
-                self.open.push(Open { node: Node { origin: place(self.file, at), value }, key: None });
+                self.open
+                    .push(OpenCollection { node: Node { origin: place(self.file, at), value }, key: None });
                 true
             }
             Event::SequenceEnd | Event::MappingEnd => {
@@ -241,7 +245,7 @@ impl Reader<'_> {
     }
 
     fn close(&mut self) {
-        if let Some(Open { node, .. }) = self.open.pop() {
+        if let Some(OpenCollection { node, .. }) = self.open.pop() {
             self.add(node);
         }
     }
@@ -276,7 +280,7 @@ fn place(file: &Path, at: Marker) -> Origin {
     Origin::File { file: file.to_owned(), position }
 }
 
-/// What a plain scalar means by YAML 1.2's core schema (section 10.3.2).
+/// Interprets a plain scalar by the core schema of YAML 1.2 (section 10.3.2).
 pub(super) fn resolve(text: &str) -> serde_json::Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return serde_json::Value::Null,
@@ -316,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_follow_the_core_schema() {
+    fn scalars_follow_core_schema() {
         for (text, expected) in [
             ("a: 1", serde_json::json!({"a": 1})),
             ("a: -1", serde_json::json!({"a": -1})),
@@ -335,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration_is_refused_with_its_place() {
+    fn refuses_invalid_yaml_with_place() {
         for (text, expected) in [
             ("a: 1\na: 2", "f.yaml:2:1: the key \"a\" was given before, at f.yaml:1:1"),
             ("a: &x 1\nb: *x", "f.yaml:1:4: anchors and tags are not supported"),
@@ -353,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stood_before_a_syntax_error_is_kept() {
+    fn keeps_text_before_syntax_error() {
         assert_eq!(read("a: 1\nb: {c: 2\n").0, serde_json::json!({"a": 1, "b": {"c": 2}}));
     }
 }

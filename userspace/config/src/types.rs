@@ -1,4 +1,4 @@
-//! Values with a form of their own.
+//! Value types with their own textual form.
 
 use std::{net::SocketAddr, str::FromStr, time::Duration};
 
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 use super::inline_schema::inline_schema;
 
-/// How severe an event must be to be logged.
+/// The least severe level of events to log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// What failed.
+    /// Failures.
     Error,
-    /// And what works less well than it could.
+    /// Failures and degraded operation.
     Warn,
-    /// And what changed.
+    /// Warnings and changes.
     #[default]
     Info,
-    /// And each request and decision.
+    /// Also each request and decision.
     Debug,
     /// Everything.
     Trace,
@@ -38,18 +38,18 @@ impl From<LogLevel> for tracing::Level {
     }
 }
 
-/// The form of a logged event.
+/// The format of a logged event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// A line for people.
+    /// A line of text.
     #[default]
     Text,
     /// A JSON object on a line.
     Json,
 }
 
-/// Address and port to listen on. Port 0 takes any free one.
+/// An address and port to listen on. Port 0 is any free port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct ListenAddress(pub SocketAddr);
 
@@ -63,9 +63,9 @@ impl FromStr for ListenAddress {
     }
 }
 
-/// A span of time: `10s`, `1m30s`, `500ms`. Serves as an interval, so it is never zero.
+/// A duration such as `10s`, `1m30s` or `500ms`. It is used as an interval, so it is never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
-// As Kubernetes writes durations: without spaces.
+// The notation of Kubernetes, without spaces.
 #[display("{}", humantime::format_duration(*_0).to_string().replace(' ', ""))]
 pub struct Interval(pub Duration);
 
@@ -81,7 +81,7 @@ impl FromStr for Interval {
     }
 }
 
-/// An address on the web: `https://host/path` or `http://host:port`.
+/// A URL: `https://host/path` or `http://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub struct HttpUrl(pub Uri);
 
@@ -97,21 +97,21 @@ impl FromStr for HttpUrl {
         }
         match url.authority() {
             Some(authority) if authority.as_str().contains('@') => {
-                Err("a URL with a user name or password is not taken: give a token in a file".to_owned())
+                Err("a URL with a user name or password is not accepted: give a token in a file".to_owned())
             }
             Some(authority) if !authority.host().is_empty() => Ok(Self(url)),
-            _ => Err(format!("{text:?} names no host")),
+            _ => Err(format!("{text:?} has no host")),
         }
     }
 }
 
-/// For which part of the time something is done: `5s/60s` is five seconds of each minute.
+/// A part of the time: `5s/60s` is five seconds of each minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("{on}/{period}")]
 pub struct DutyCycle {
-    /// How long it is done.
+    /// The length of the active phase.
     pub on: Interval,
-    /// Of how long.
+    /// The length of the whole period.
     pub period: Interval,
 }
 
@@ -119,18 +119,18 @@ impl FromStr for DutyCycle {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        /// The daemon looks four times a second whether it is time.
-        const SHORTEST: Duration = Duration::from_secs(1);
+        /// The shortest active phase; the daemon checks the phase four times a second.
+        const MIN_ACTIVE: Duration = Duration::from_secs(1);
         let form = || format!("{text:?} is not a duty cycle such as 5s/60s (5 seconds of each minute)");
         let (on, period) = text.split_once('/').ok_or_else(form)?;
         let interval = |part: &str| part.trim().parse().map_err(|error| format!("{}: {error}", form()));
         let (on, period): (Interval, Interval) = (interval(on)?, interval(period)?);
-        if on.0 < SHORTEST {
+        if on.0 < MIN_ACTIVE {
             return Err(format!("{text:?}: {on} is too short; the least is 1s"));
         }
         if on.0 >= period.0 {
             return Err(format!(
-                "{text:?}: {on} is not a part of {period}; leave it out to watch all the time"
+                "{text:?}: {on} is not shorter than {period}; remove the key to watch all the time"
             ));
         }
         Ok(Self { on, period })

@@ -1,17 +1,17 @@
-//! A configuration as it counts, to be looked at: file, variables, flags and defaults together.
+//! The effective configuration for display: file, variables, flags and defaults together.
 //!
-//! Nothing secret is in it. Tokens and keys are in files of their own, whose paths are shown; headers for a collector and
-//! the path of a webhook or the query of a receiver's URL may have some, and are hidden.
+//! It contains no secrets. Tokens and keys are in separate files, and only their paths are shown. Headers for a
+//! collector the path of a webhook and the query of a receiver's URL may contain secrets, and are hidden.
 
 use serde_json::Value as Json;
 
 use super::{Config, HttpUrl, tree::resolve};
 
-/// Stands for what is not shown.
-const HIDDEN: &str = "hidden";
+/// The text shown instead of a hidden value.
+const HIDDEN_TEXT: &str = "hidden";
 
 impl Config {
-    /// All keys that have a value. Those whose default depends on the machine have none.
+    /// Returns all keys with a value. Keys with a default that depends on the machine have none.
     pub fn view(&self) -> serde_json::Result<Json> {
         let mut view = self.without_secrets();
         view.memory_manager_policy = Some(self.memory_policy());
@@ -24,7 +24,7 @@ impl Config {
         Ok(view)
     }
 
-    /// What differs from the defaults, as `log.level: debug`.
+    /// Returns the differences from the defaults, in the form `log.level: debug`.
     pub fn differences(&self) -> serde_json::Result<Vec<String>> {
         let mut differences = Vec::new();
         let default = serde_json::to_value(Self::default())?;
@@ -34,17 +34,17 @@ impl Config {
 
     fn without_secrets(&self) -> Self {
         let mut shown = self.clone();
-        shown.otlp.headers.values_mut().for_each(|value| HIDDEN.clone_into(value));
+        shown.otlp.headers.values_mut().for_each(|value| HIDDEN_TEXT.clone_into(value));
         if let Some(url) = shown.alerts.webhook.as_mut()
             && url.0.path_and_query().is_some_and(|path| path != "/")
         {
-            show_instead(url, &format!("/{HIDDEN}"));
+            show_instead(url, &format!("/{HIDDEN_TEXT}"));
         }
         if let Some(url) = shown.otlp.endpoint.as_mut()
             && url.0.query().is_some()
         {
             let path = url.0.path().to_owned();
-            show_instead(url, &format!("{path}?{HIDDEN}"));
+            show_instead(url, &format!("{path}?{HIDDEN_TEXT}"));
         }
         shown
     }
@@ -96,7 +96,7 @@ fn compare(default: &Json, value: &Json, path: &str, differences: &mut Vec<Strin
     }
 }
 
-/// A value as YAML.
+/// Formats a value as YAML.
 pub fn yaml(value: &Json) -> String {
     lines(value).into_iter().fold(String::new(), |text, line| text + &line + "\n")
 }
@@ -124,12 +124,12 @@ fn lines(value: &Json) -> Vec<String> {
             })
             .collect(),
         Json::String(text) => vec![scalar(text)],
-        // In YAML as in JSON.
+        // YAML and JSON write other values alike.
         other => vec![other.to_string()],
     }
 }
 
-/// Whether a value takes lines of its own.
+/// Returns true if a value needs its own lines.
 fn is_block(value: &Json) -> bool {
     match value {
         Json::Object(entries) => !entries.is_empty(),
@@ -138,7 +138,7 @@ fn is_block(value: &Json) -> bool {
     }
 }
 
-/// A text, in quotes if it could mean something else, also to who reads YAML 1.1.
+/// Formats a text, quoted if a reader of YAML 1.1 or 1.2 could interpret it as another type.
 fn scalar(text: &str) -> String {
     const WORDS: [&str; 6] = ["y", "n", "yes", "no", "on", "off"];
     let is_plain = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/')
@@ -178,14 +178,14 @@ guarantees:
 ";
 
     #[test]
-    fn a_view_reads_back_as_the_same() {
+    fn view_survives_round_trip() {
         let config = read(FILE);
         for config in [config, Config::default()] {
             let view = config.view().unwrap();
             let text = yaml(&view);
             let again = read(&text);
             assert_eq!(again.view().unwrap(), view, "{text}");
-            // Beside the defaults that it fills in, it is the configuration.
+            // Apart from the added defaults, the result equals the configuration.
             let filled = Config {
                 memory_manager_policy: again.memory_manager_policy,
                 cpu_manager_policy: again.cpu_manager_policy,
@@ -199,7 +199,7 @@ guarantees:
     }
 
     #[test]
-    fn defaults_are_filled_in_where_no_machine_decides() {
+    fn view_contains_fixed_defaults() {
         let text = yaml(&read(FILE).view().unwrap());
         for line in [
             "memoryManagerPolicy: Static",
@@ -219,7 +219,7 @@ guarantees:
     }
 
     #[test]
-    fn what_differs_from_the_defaults_is_listed() {
+    fn lists_differences_from_defaults() {
         assert_eq!(Config::default().differences().unwrap(), [""; 0]);
         let file = "log: {level: debug, format: text}\nstrategy: kubelet\nfeatureGates: {MemoryQoS: true}\n\
             hostRoot: /\nguardExempt: [/a/**]\nprobes: {slots: 7}";
@@ -234,13 +234,13 @@ guarantees:
     }
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn view_hides_secrets() {
         let config = read(
             "otlp: {endpoint: 'http://c:4318/in?key=s3cret', headers: {authorization: Bearer s3cret}, tokenFile: /t}\n\
              alerts: {webhook: 'https://hooks.example:8443/services/s3cret?key=s3cret'}",
         );
         let (view, differences) = (config.view().unwrap(), config.differences().unwrap());
-        assert_eq!(view["otlp"]["headers"]["authorization"], HIDDEN);
+        assert_eq!(view["otlp"]["headers"]["authorization"], HIDDEN_TEXT);
         assert_eq!(view["otlp"]["endpoint"], "http://c:4318/in?hidden");
         assert_eq!(view["otlp"]["tokenFile"], "/t");
         assert_eq!(view["alerts"]["webhook"], "https://hooks.example:8443/hidden");

@@ -4,8 +4,7 @@
 //! it is degraded.
 //!
 //! The daemon is *alive* while each core thread sends a heartbeat within its limit. A thread that *rests* has nothing
-//! to do and needs no
-//! heartbeat. A core thread that ends unexpectedly stops the daemon, which is then restarted.
+//! to do and needs no heartbeat. A core thread that ends unexpectedly stops the daemon, which is then restarted.
 
 use std::{
     cell::RefCell,

@@ -2,13 +2,11 @@
 //!
 //! # Problem
 //! The state of a thousand workloads is copied before each change, so that the change can be reverted. Readers compare
-//! two states to find
-//! what changed. A deep copy and a deep comparison cost more than the change itself.
+//! two states to find what changed. A deep copy and a deep comparison cost more than the change itself.
 //!
 //! # Algorithm
 //! A copy shares one pointer until either copy changes. Then the map of pointers is copied, but unchanged values stay
-//! shared. Two maps are
-//! compared by the addresses of their values.
+//! shared. Two maps are compared by the addresses of their values.
 
 use std::{
     borrow::Borrow,

@@ -1,4 +1,4 @@
-//! What is wrong, or odd, between the keys that are pasted from a `KubeletConfiguration`.
+//! Checks of the keys that come from a `KubeletConfiguration`.
 
 use numaward_engine::policy::{
     KubeletVersion,
@@ -12,8 +12,8 @@ use super::{
     schema::closest,
 };
 
-/// The signals that the kubelet knows.
-const SIGNALS: [&str; 9] = [
+/// The eviction signals of the kubelet.
+const EVICTION_SIGNALS: [&str; 9] = [
     MEMORY_AVAILABLE,
     "allocatableMemory.available",
     "nodefs.available",
@@ -25,16 +25,16 @@ const SIGNALS: [&str; 9] = [
     "pid.available",
 ];
 
-/// What is wrong with what is pasted from a kubelet's configuration, beyond single values: the path of the key, and why.
+/// Returns the problems of these keys that go beyond single values: the path of the key, and the problem.
 pub(super) fn problems(config: &Config) -> Vec<(Vec<String>, String)> {
     let signals = config.eviction_hard.iter().flatten().map(|(signal, _)| signal);
-    let unknown = signals.filter(|signal| !SIGNALS.contains(&signal.as_str()));
+    let unknown = signals.filter(|signal| !EVICTION_SIGNALS.contains(&signal.as_str()));
     let problem = |signal: &String| {
         let path = vec!["evictionHard".to_owned(), signal.clone()];
-        (path, format!("unsupported eviction signal {signal} (known are {})", SIGNALS.join(", ")))
+        (path, format!("unsupported eviction signal {signal} (known are {})", EVICTION_SIGNALS.join(", ")))
     };
     let mut problems: Vec<_> = unknown.map(problem).collect();
-    // The version of the node is not known yet; what one version refuses, the other may take.
+    // The version of the node is not known yet, and one version may accept what another refuses.
     let versions = match (config.kubelet_version, &config.kubernetes.node_name) {
         (None, Some(_)) => KubeletVersion::ALL,
         (version, _) => &[version.unwrap_or_default()],
@@ -44,8 +44,8 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<String>, String)> {
     problems
 }
 
-/// What is wrong with feature gates for this version of the kubelet: the path of the key, and why, in the kubelet's words
-/// where it has any.
+/// Returns the problems of feature gates for a version of the kubelet: the path of the key, and the problem, in the
+/// kubelet's words if it has any.
 pub fn gate_problems(config: &Config, version: KubeletVersion) -> Vec<(Vec<String>, String)> {
     let gates = FeatureGates { set: &config.feature_gates, version };
     let at = |gate: &str| vec!["featureGates".to_owned(), gate.to_owned()];
@@ -78,8 +78,8 @@ pub fn gate_problems(config: &Config, version: KubeletVersion) -> Vec<(Vec<Strin
     if config.strategy == StrategyKind::Kubelet && version == KubeletVersion::V1_32 && gates.is_on(resources)
     {
         let words = format!(
-            "{resources} is on, and what the kubelet {version} does then is not repeated: switch it off, or use the \
-             strategy native, which places containers within what their pod has as a whole"
+            "{resources} is on, but the strategy kubelet does not imitate the kubelet {version} with it: switch it off, or \
+             use the strategy native"
         );
         problems.push((at(key(resources)), words));
     }
@@ -91,7 +91,7 @@ pub fn gate_problems(config: &Config, version: KubeletVersion) -> Vec<(Vec<Strin
     problems
 }
 
-/// What is odd with feature gates but no error.
+/// Returns warnings about feature gates without effect.
 pub(super) fn warnings(config: &Config) -> Vec<String> {
     let ignored = |(name, &is_on): (&String, &bool)| {
         let is_ignored = config.gates().check(name, is_on) == GateCheck::Other;
