@@ -1,4 +1,4 @@
-//! Posts over HTTP to somebody who may be slow, broken or not there.
+//! A client for HTTP posts to receivers that may be slow, faulty or unreachable.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -16,37 +16,38 @@ use numaward_model::error_chain;
 use tokio::time::timeout;
 use tokio_rustls::rustls::crypto::ring;
 
-/// For one post, from the connection to the answer.
-const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Of an answer, that much is read.
+/// The time limit of a post, from the connection to the end of the answer.
+const POST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum size of an answer that is read.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
-/// Of an answer, that much is reported.
+/// The maximum length of an answer in an error message.
 const MAX_REPORTED_CHARS: usize = 200;
-const USER: &str = concat!("numaward/", env!("CARGO_PKG_VERSION"));
+const USER_AGENT_TEXT: &str = concat!("numaward/", env!("CARGO_PKG_VERSION"));
 
-/// Why a post was not taken.
+/// The error of a post.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Failure {
-    /// What it was answered with; none where there was no answer.
+pub(crate) struct PostError {
+    /// The HTTP status; `None` without an answer.
     pub(crate) status: Option<StatusCode>,
-    /// After which time the receiver wants to be asked again.
+    /// The time after which the receiver allows a retry.
     retry_after: Option<Duration>,
-    /// The status and the beginning of what the receiver said, or why there was no answer.
+    /// The status with the beginning of the answer, or the reason for which there was no answer.
     pub(crate) problem: String,
 }
 
-impl Failure {
+impl PostError {
     fn without_answer(problem: String) -> Self {
         Self { problem, ..Self::default() }
     }
 
-    /// How long to wait before the next try: what the receiver asks for counts, up to the longest.
-    pub(crate) fn wait(&self, wait: Duration, longest: Duration) -> Duration {
+    /// Returns the wait before the next try: at least `wait`, and at least the time that the receiver asks for, limited
+    /// to `longest`.
+    pub(crate) fn retry_wait(&self, wait: Duration, longest: Duration) -> Duration {
         wait.max(self.retry_after.unwrap_or_default().min(longest))
     }
 }
 
-/// Posts to one URL. A redirect is an error: nobody may lead the token elsewhere.
+/// A client that posts to one URL. Redirects are errors, so that the token is never sent to another address.
 #[derive(Debug)]
 pub(crate) struct Poster {
     client: legacy::Client<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -57,7 +58,7 @@ pub(crate) struct Poster {
 }
 
 impl Poster {
-    /// Fails where no certificate authorities are found and the URL needs them.
+    /// Fails if the URL needs TLS and no certificate authorities are found.
     pub(crate) fn new(
         url: Uri,
         content_type: &'static str,
@@ -65,7 +66,7 @@ impl Poster {
         token_file: Option<PathBuf>,
     ) -> io::Result<Self> {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-        headers.insert(USER_AGENT, HeaderValue::from_static(USER));
+        headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_TEXT));
         let provider = ring::default_provider();
         let builder = hyper_rustls::HttpsConnectorBuilder::new();
         let connector = if url.scheme_str() == Some("https") {
@@ -79,25 +80,25 @@ impl Poster {
         };
         let connector = connector.https_or_http().enable_http1().build();
         let client = legacy::Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { client, url, headers, token_file, time_limit: TIME_LIMIT })
+        Ok(Self { client, url, headers, token_file, time_limit: POST_TIMEOUT })
     }
 
-    /// Gives up sooner, or later.
+    /// Replaces the time limit of a post.
     #[cfg(test)]
     pub(crate) fn with_time_limit(self, time_limit: Duration) -> Self {
         Self { time_limit, ..self }
     }
 
-    /// Scheme, host and port: the rest of a URL may be a secret.
+    /// Returns scheme, host and port, without the other parts of the URL, which may be secret.
     pub(crate) fn receiver(&self) -> String {
         let authority = self.url.authority().map_or("", |authority| authority.as_str());
         format!("{}://{authority}", self.url.scheme_str().unwrap_or_default())
     }
 
-    /// Posts once; returns the answer.
-    pub(crate) async fn post(&self, body: Bytes) -> Result<Bytes, Failure> {
-        let request = self.request(body).await.map_err(Failure::without_answer)?;
-        let late = |_| Failure::without_answer(format!("no answer within {:?}", self.time_limit));
+    /// Posts a body, and returns the answer.
+    pub(crate) async fn post(&self, body: Bytes) -> Result<Bytes, PostError> {
+        let request = self.request(body).await.map_err(PostError::without_answer)?;
+        let late = |_| PostError::without_answer(format!("no answer within {:?}", self.time_limit));
         timeout(self.time_limit, self.exchange(request)).await.map_err(late)?
     }
 
@@ -114,38 +115,38 @@ impl Poster {
             let text = read.await.map_err(io::Error::other).and_then(|text| text);
             let text = text.map_err(|error| problem(error.to_string()))?;
             let mut value = HeaderValue::try_from(format!("Bearer {}", text.trim()))
-                .map_err(|_| problem("holds characters that no token has".to_owned()))?;
+                .map_err(|_| problem("contains characters that a token cannot have".to_owned()))?;
             value.set_sensitive(true);
             request.headers_mut().insert(AUTHORIZATION, value);
         }
         Ok(request)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, Failure> {
-        let failed = |error| Failure::without_answer(error_chain(&error));
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, PostError> {
+        let failed = |error| PostError::without_answer(error_chain(&error));
         let response = self.client.request(request).await.map_err(failed)?;
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(retry_after);
         let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
-        // An answer that cannot be read to its end changes nothing.
+        // An unreadable body does not change the result.
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         if status.is_success() {
             return Ok(body);
         }
         let text: String = String::from_utf8_lossy(&body).chars().take(MAX_REPORTED_CHARS).collect();
-        Err(Failure { status: Some(status), retry_after, problem: format!("{status}: {text}") })
+        Err(PostError { status: Some(status), retry_after, problem: format!("{status}: {text}") })
     }
 }
 
-/// RFC 9110, 10.2.3: seconds, or a date.
+/// Parses `Retry-After` (RFC 9110, 10.2.3) in seconds.
 fn retry_after(value: &HeaderValue) -> Option<Duration> {
-    // Dates are for people who write by hand; a receiver that sends one is asked again as if it had sent none.
+    // Dates are not supported: the receiver is then retried as without this header.
     value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    //! A receiver of posts, for all who post.
+    //! A receiver of posts for tests.
 
     use std::{
         collections::VecDeque,
@@ -158,37 +159,39 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// How the receiver answers.
+    /// The answer of the receiver to a post.
     #[derive(Clone, Debug)]
-    pub(crate) enum Answer {
+    pub(crate) enum ReceiverAnswer {
         Status(u16),
-        /// `503`, and when to come again.
+        /// The status `503` with `Retry-After` in seconds.
         Later(u64),
-        /// None at all.
+        /// No answer.
         Silence,
     }
 
-    /// What was posted: path, headers, body.
-    pub(crate) type Posted = (String, HeaderMap, Bytes);
+    /// A received post: path, headers, body.
+    pub(crate) type ReceivedPost = (String, HeaderMap, Bytes);
 
     #[derive(Debug, Default)]
-    struct Inner {
-        posted: Mutex<Vec<Posted>>,
-        /// For the next posts; then all are taken.
-        answers: Mutex<VecDeque<Answer>>,
-        news: Notify,
+    struct ReceiverState {
+        posted: Mutex<Vec<ReceivedPost>>,
+        /// The answers to the next posts; later posts get status 200.
+        answers: Mutex<VecDeque<ReceiverAnswer>>,
+        changed: Notify,
     }
 
     #[derive(Clone, Debug)]
     pub(crate) struct Receiver {
-        inner: Arc<Inner>,
+        inner: Arc<ReceiverState>,
         pub(crate) url: String,
     }
 
     impl Receiver {
-        pub(crate) async fn start(answers: impl IntoIterator<Item = Answer>) -> Self {
-            let inner =
-                Arc::new(Inner { answers: Mutex::new(answers.into_iter().collect()), ..Inner::default() });
+        pub(crate) async fn start(answers: impl IntoIterator<Item = ReceiverAnswer>) -> Self {
+            let inner = Arc::new(ReceiverState {
+                answers: Mutex::new(answers.into_iter().collect()),
+                ..ReceiverState::default()
+            });
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let url = format!("http://{}", listener.local_addr().unwrap());
             let router = Router::new().fallback(take).with_state(inner.clone());
@@ -196,20 +199,20 @@ pub(crate) mod tests {
             Self { inner, url }
         }
 
-        pub(crate) fn posted(&self) -> Vec<Posted> {
+        pub(crate) fn posted(&self) -> Vec<ReceivedPost> {
             self.inner.posted.lock().unwrap().clone()
         }
 
-        /// Waits until what was posted is enough.
-        pub(crate) async fn until(&self, enough: impl Fn(&[Posted]) -> bool) -> Vec<Posted> {
+        /// Waits until the received posts are sufficient.
+        pub(crate) async fn until(&self, enough: impl Fn(&[ReceivedPost]) -> bool) -> Vec<ReceivedPost> {
             let wait = async {
                 loop {
-                    let news = self.inner.news.notified();
+                    let changed = self.inner.changed.notified();
                     let posted = self.posted();
                     if enough(&posted) {
                         return posted;
                     }
-                    news.await;
+                    changed.await;
                 }
             };
             timeout(Duration::from_mins(1), wait).await.expect("nothing more was posted")
@@ -217,23 +220,23 @@ pub(crate) mod tests {
     }
 
     async fn take(
-        State(inner): State<Arc<Inner>>,
+        State(inner): State<Arc<ReceiverState>>,
         uri: Uri,
         headers: HeaderMap,
         body: Bytes,
     ) -> axum::response::Response {
         inner.posted.lock().unwrap().push((uri.path().to_owned(), headers, body));
-        inner.news.notify_waiters();
+        inner.changed.notify_waiters();
         let answer = inner.answers.lock().unwrap().pop_front();
         match answer {
             None => StatusCode::OK.into_response(),
-            Some(Answer::Status(status)) => {
+            Some(ReceiverAnswer::Status(status)) => {
                 (StatusCode::from_u16(status).unwrap(), "no\n".repeat(1000)).into_response()
             }
-            Some(Answer::Later(seconds)) => {
+            Some(ReceiverAnswer::Later(seconds)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, seconds.to_string())]).into_response()
             }
-            Some(Answer::Silence) => pending().await,
+            Some(ReceiverAnswer::Silence) => pending().await,
         }
     }
 
@@ -242,10 +245,14 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_receiver_says_is_reported() {
-        let receiver =
-            Receiver::start([Answer::Status(200), Answer::Status(400), Answer::Later(7), Answer::Silence])
-                .await;
+    async fn reports_answer_of_receiver() {
+        let receiver = Receiver::start([
+            ReceiverAnswer::Status(200),
+            ReceiverAnswer::Status(400),
+            ReceiverAnswer::Later(7),
+            ReceiverAnswer::Silence,
+        ])
+        .await;
         let patient =
             poster(&format!("{}/secret?key=1", receiver.url)).with_time_limit(Duration::from_mins(1));
         assert_eq!(patient.receiver(), receiver.url);
@@ -256,9 +263,9 @@ pub(crate) mod tests {
         let later = patient.post(Bytes::new()).await.unwrap_err();
         assert_eq!(later.status, Some(StatusCode::SERVICE_UNAVAILABLE));
         let waits =
-            [1, 20].map(|wait| later.wait(Duration::from_secs(wait), Duration::from_mins(1)).as_secs());
+            [1, 20].map(|wait| later.retry_wait(Duration::from_secs(wait), Duration::from_mins(1)).as_secs());
         assert_eq!(waits, [7, 20]);
-        assert_eq!(later.wait(Duration::ZERO, Duration::from_secs(5)), Duration::from_secs(5));
+        assert_eq!(later.retry_wait(Duration::ZERO, Duration::from_secs(5)), Duration::from_secs(5));
         let hurried = patient.with_time_limit(Duration::from_millis(50));
         let problem = hurried.post(Bytes::new()).await.unwrap_err().problem;
         assert_eq!(problem, "no answer within 50ms");
@@ -268,7 +275,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_token_is_read_for_each_post_and_reported_when_missing() {
+    async fn reads_token_for_each_post() {
         let receiver = Receiver::start([]).await;
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
@@ -282,11 +289,11 @@ pub(crate) mod tests {
         }
         std::fs::write(&file, "a\nb").unwrap();
         let problem = poster.post(Bytes::new()).await.unwrap_err().problem;
-        assert!(problem.ends_with("holds characters that no token has"), "{problem}");
+        assert!(problem.ends_with("contains characters that a token cannot have"), "{problem}");
     }
 
     #[tokio::test]
-    async fn a_receiver_that_is_not_there_is_reported() {
+    async fn reports_unreachable_receiver() {
         let url = {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             format!("http://{}", listener.local_addr().unwrap())

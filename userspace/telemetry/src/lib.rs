@@ -1,7 +1,8 @@
-//! What numaward says about itself to those who collect numbers: one snapshot, several sinks.
+//! Export of the daemon's figures: one snapshot, several sinks.
 //!
-//! [`metrics`] serves it in the text formats of Prometheus and OpenMetrics; [`otlp`] sends it, and traces, by OTLP;
-//! [`alerts`] holds it against conditions, and posts those that fire to a webhook.
+//! - [`metrics`] serves them in the text formats of Prometheus and OpenMetrics.
+//! - [`otlp`] sends them, and traces, by OTLP.
+//! - [`alerts`] evaluates conditions and posts alerts to a webhook.
 
 #![forbid(unsafe_code)]
 

@@ -1,18 +1,25 @@
-//! The conditions of `dashboards/prometheus/rules.yaml`, watched without Prometheus.
+//! The conditions of `dashboards/prometheus/rules.yaml`, evaluated without Prometheus.
 //!
-//! Problem: the same conditions are to fire at the same time, from the same counters, where nobody scrapes.
+//! # Problem
+//! Without Prometheus, the same conditions must fire at the same time, from the same metrics.
 //!
-//! Terms: a *condition* takes samples of some names, and of each *subject* (what is left of the labels) a *measure*; it
-//! is *active* for a subject while the measure is above a bound, and *fires* once it was so for a while.
+//! # Terms
+//! - *condition*: a row of [`CONDITIONS`]. It selects samples by name and labels.
+//! - *subject*: the labels by which a condition groups its samples, such as those of a workload.
+//! - *measure*: the number that a condition computes for each subject.
+//! - *active*: the measure of a subject is above the threshold.
+//! - *firing*: the condition was active for its hold time.
 //!
-//! Algorithm: of counters, each series' changes are kept for as long as the longest window; an increase is the sum of
-//! the steps within the window, as in Prometheus (one that falls started anew), without extrapolation. All that is counted
-//! here starts at zero, with the daemon or with the workload: so does a series that appears. Series are summed after that.
+//! # Algorithm
+//! The changes of each counter are kept for the longest window. An increase is the sum of the steps within the window,
+//! without extrapolation; a counter that falls was reset, as in Prometheus. Each counter starts at zero with the daemon
+//! or with its workload, and so does a new series. The series of a subject are summed afterwards.
 //!
-//! The two alerts about scraping are not watched: that the daemon is down, and that scrapes are slow.
+//! Two alerts about scraping are not evaluated: the daemon is down, and scrapes are slow.
 //!
-//! Invariants: a test holds the table against the rules, and runs the rules' own tests on it; the number of series is
-//! bounded.
+//! # Invariants
+//! - A test compares the table with the rules, and runs the tests of the rules on it.
+//! - The number of series is bounded.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -21,9 +28,9 @@ use std::{
 
 use numaward_topology::Bytes;
 
-use crate::metrics::{Description, Sample, Value};
+use crate::metrics::{FamilyDescription, MetricSample, SampleValue};
 
-/// Series that are followed; workloads come and go, and most have none.
+/// The maximum number of counters that are followed. Most workloads have none.
 const MAX_SERIES: usize = 1 << 16;
 const MINUTE: Duration = Duration::from_mins(1);
 const MINUTES_5: Duration = Duration::from_mins(5);
@@ -36,59 +43,59 @@ pub(super) const CRITICAL: &str = "critical";
 /// The labels of a workload.
 const WORKLOAD: &[&str] = &["namespace", "pod", "container", "workload"];
 
-/// What an alert is about: labels and their values, in the order of the condition.
-pub(super) type Subject = Vec<(&'static str, String)>;
+/// The labels of an alert's subject with their values, in the order of the condition.
+pub(super) type AlertSubject = Vec<(&'static str, String)>;
 
-/// How much there is of something.
+/// The number that a condition computes from a sample.
 #[derive(Clone, Copy, Debug)]
 enum Measure {
-    /// How much a second, over a window.
+    /// The increase per second in a window.
     Rate(Duration),
-    /// How much in a window.
+    /// The increase in a window.
     Increase(Duration),
     /// The value itself.
     Value,
 }
 
-/// A condition.
+/// A condition of an alert.
 #[derive(Debug)]
 pub(super) struct Condition {
-    /// Its name.
+    /// The name of the alert.
     pub(super) alert: &'static str,
-    /// How bad it is: the label of the rules.
+    /// The severity: a label in the rules.
     pub(super) severity: &'static str,
-    /// What it means.
+    /// The summary: an annotation in the rules.
     pub(super) summary: &'static str,
-    /// For how long it has to hold.
+    /// The time for which the condition must be active before it fires.
     hold: Duration,
     samples: &'static [&'static str],
-    /// A label and the values of which it has to have one.
+    /// A label, and the values of which it must have one.
     only: Option<(&'static str, &'static [&'static str])>,
-    /// A label and the value that it must not have.
+    /// A label, and a value that it must not have.
     without: Option<(&'static str, &'static str)>,
     by: &'static [&'static str],
     measure: Measure,
     above: f64,
-    /// Says it of a subject, with the value.
-    pub(super) describe: fn(&Subject, f64) -> String,
+    /// Formats the description for a subject and a value.
+    pub(super) describe: fn(&AlertSubject, f64) -> String,
 }
 
-/// The name of a workload, for sentences and logs.
-pub(super) fn workload(of: &Subject) -> String {
+/// Returns the name of a workload for messages.
+pub(super) fn workload_name(of: &AlertSubject) -> String {
     match ["namespace", "pod", "container"].map(|name| label(of, name)) {
         [namespace, pod, container] if !pod.is_empty() => format!("{namespace}/{pod}/{container}"),
         _ => label(of, "workload").to_owned(),
     }
 }
 
-/// A label of a subject, for sentences.
-fn label<'a>(of: &'a Subject, label: &str) -> &'a str {
+/// Returns a label of a subject, or an empty text.
+fn label<'a>(of: &'a AlertSubject, label: &str) -> &'a str {
     of.iter().find(|(name, _)| *name == label).map_or("", |(_, value)| value)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for people to read")]
-fn bytes(value: f64) -> Bytes {
-    // Two digits are enough: 1.2Mi rather than 1234567.
+fn rounded_bytes(value: f64) -> Bytes {
+    // Two digits are sufficient: 1.2Mi instead of 1234567.
     let (mut unit, value) = (1_u64, value.abs().round() as u64);
     while value / unit >= 10 * 1024 {
         unit *= 1024;
@@ -109,7 +116,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         measure: Measure::Rate(MINUTES_5),
         above: 64.0 * 1024.0,
         describe: |of, value| {
-            format!("{} gets {}/s on nodes that are not promised to it.", workload(of), bytes(value))
+            format!("{} gets {}/s outside its guaranteed nodes.", workload_name(of), rounded_bytes(value))
         },
     },
     Condition {
@@ -124,14 +131,14 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         measure: Measure::Value,
         above: 16_777_216.0,
         describe: |of, value| {
-            let (workload, kind) = (workload(of), label(of, "kind"));
-            format!("{workload} has {} ({kind}) on nodes that are not promised to it.", bytes(value))
+            let (workload, kind) = (workload_name(of), label(of, "kind"));
+            format!("{workload} has {} ({kind}) outside its guaranteed nodes.", rounded_bytes(value))
         },
     },
     Condition {
         alert: "NumawardHeadroomLow",
         severity: WARNING,
-        summary: "A promise of memory on a node is about to be broken.",
+        summary: "A node may soon not have the memory that is guaranteed on it.",
         hold: MINUTES_5,
         samples: &["numaward_node_headroom_low"],
         only: None,
@@ -141,7 +148,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         above: 0.0,
         describe: |of, _| {
             format!(
-                "Node {} may soon not have the memory that is promised on it and not used yet.",
+                "Node {} may soon not have the guaranteed memory that is not used yet.",
                 label(of, "numa_node")
             )
         },
@@ -159,9 +166,9 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         above: 16_777_216.0,
         describe: |of, value| {
             format!(
-                "{} has {} on node {} that may be promised to others.",
-                workload(of),
-                bytes(value),
+                "{} has {} on node {} above its share there.",
+                workload_name(of),
+                rounded_bytes(value),
                 label(of, "numa_node")
             )
         },
@@ -186,7 +193,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
     Condition {
         alert: "NumawardAdmissionStorm",
         severity: WARNING,
-        summary: "Something asks for guarantees over and over.",
+        summary: "Requests for guarantees are repeated at a high rate.",
         hold: MINUTES_10,
         samples: &["numaward_topology_manager_admission_requests_total"],
         only: None,
@@ -196,15 +203,15 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         above: 1.0,
         describe: |_, value| {
             format!(
-                "{value:.1} requests a second are decided on; a controller that is refused and tries again at once does \
-                 this."
+                "{value:.1} requests a second are decided on; a cause may be a controller that retries refused \
+                 requests at once."
             )
         },
     },
     Condition {
         alert: "NumawardDriftReturns",
         severity: WARNING,
-        summary: "Somebody keeps rewriting what numaward enforces.",
+        summary: "Another program keeps rewriting knobs that numaward enforces.",
         hold: MINUTES_5,
         samples: &["numaward_drift_total"],
         only: None,
@@ -219,7 +226,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
     Condition {
         alert: "NumawardPinCausedOomKill",
         severity: CRITICAL,
-        summary: "A process was killed because of its pins while other nodes may have had memory.",
+        summary: "A process was killed because of its pinning, although other nodes may have had free memory.",
         hold: Duration::ZERO,
         samples: &["numaward_oom_kills_total"],
         only: Some(("constraint", &["cpuset", "mempolicy"])),
@@ -228,14 +235,14 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         measure: Measure::Increase(MINUTES_10),
         above: 0.0,
         describe: |of, value| {
-            let (workload, constraint) = (workload(of), label(of, "constraint"));
+            let (workload, constraint) = (workload_name(of), label(of, "constraint"));
             format!("{value:.0} processes of {workload} were killed with the constraint {constraint}.")
         },
     },
     Condition {
         alert: "NumawardUnpinnedStarts",
         severity: WARNING,
-        summary: "Containers start without the pins that they were promised.",
+        summary: "Containers start without the settings of their guarantee.",
         hold: MINUTES_5,
         samples: &["numaward_containers_started_unpinned_total"],
         only: None,
@@ -245,7 +252,8 @@ pub(super) const CONDITIONS: [Condition; 11] = [
         above: 0.0,
         describe: |of, value| {
             format!(
-                "{value:.0} containers started before they could be placed ({}); their first pages may lie anywhere.",
+                "{value:.0} containers started before numaward could place them ({}); their first pages may lie \
+                 anywhere.",
                 label(of, "reason")
             )
         },
@@ -253,7 +261,7 @@ pub(super) const CONDITIONS: [Condition; 11] = [
     Condition {
         alert: "NumawardIntruders",
         severity: WARNING,
-        summary: "Tasks of others run on CPUs that are exclusive to a workload.",
+        summary: "Tasks of other workloads run on exclusive CPUs.",
         hold: MINUTES_10,
         samples: &["numaward_exclusive_cpu_intruder_seconds_total"],
         only: None,
@@ -285,9 +293,9 @@ pub(super) const CONDITIONS: [Condition; 11] = [
 ];
 
 impl Condition {
-    /// The subject of a sample, if the condition is about it.
-    fn subject(&self, sample: &Sample<'_>) -> Option<Subject> {
-        let mut subject = Subject::new();
+    /// Returns the subject of a sample; `None` if the condition does not select the sample.
+    fn subject(&self, sample: &MetricSample<'_>) -> Option<AlertSubject> {
+        let mut subject = AlertSubject::new();
         let mut is_wanted = self.only.is_none();
         for (name, value) in sample.labels() {
             if let Some((label, values)) = self.only
@@ -306,17 +314,17 @@ impl Condition {
     }
 }
 
-/// The changes of one counter.
+/// The changes of a counter.
 #[derive(Debug, Default)]
-struct History {
-    /// When it had a new value, and which.
+struct CounterHistory {
+    /// The time and the new value of each change.
     changes: VecDeque<(Duration, f64)>,
-    /// When it was there last.
+    /// The time of the last sample.
     seen: Duration,
 }
 
-impl History {
-    fn note(&mut self, now: Duration, value: f64) {
+impl CounterHistory {
+    fn record(&mut self, now: Duration, value: f64) {
         self.seen = now;
         #[expect(clippy::float_cmp, reason = "the same number is no change")]
         let is_new = self.changes.back().is_none_or(|(_, last)| *last != value);
@@ -326,7 +334,7 @@ impl History {
         if is_new {
             self.changes.push_back((now, value));
         }
-        // The value at the beginning of the longest window is that of the last change before it.
+        // The last change before the window gives the value at its beginning.
         while self.changes.get(1).is_some_and(|(time, _)| *time + MINUTES_15 <= now) {
             self.changes.pop_front();
         }
@@ -341,52 +349,52 @@ impl History {
 
 /// A condition that is active for a subject.
 #[derive(Debug)]
-struct Active {
+struct ActiveCondition {
     since: Duration,
     firing: bool,
 }
 
-/// A condition that begins to fire for a subject, or ends to.
+/// A condition that starts or stops firing for a subject.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Change {
-    /// The place in [`CONDITIONS`].
+pub(super) struct AlertChange {
+    /// The index in [`CONDITIONS`].
     pub(super) condition: usize,
-    pub(super) subject: Subject,
-    /// The measure, while it fires; none when it is over.
+    pub(super) subject: AlertSubject,
+    /// The measure while it fires; `None` when it is resolved.
     pub(super) value: Option<f64>,
 }
 
-/// Evaluates the conditions again and again.
+/// The state of all conditions between evaluations.
 #[derive(Debug, Default)]
 pub(super) struct Evaluator {
-    /// By condition, name and labels.
-    series: HashMap<(usize, String), History>,
-    active: BTreeMap<(usize, Subject), Active>,
-    /// Whether series are skipped because there are too many.
+    /// The counters by condition, name and labels.
+    series: HashMap<(usize, String), CounterHistory>,
+    active: BTreeMap<(usize, AlertSubject), ActiveCondition>,
+    /// True if series are skipped because there are too many.
     overflowed: bool,
 }
 
-/// What is read at one time.
+/// An evaluation of all conditions with the samples of one time.
 #[derive(Debug)]
-pub(super) struct Reading<'a> {
+pub(super) struct Evaluation<'a> {
     evaluator: &'a mut Evaluator,
     now: Duration,
-    /// The subject of each series of a counter.
-    counters: Vec<(usize, String, Subject)>,
-    measures: BTreeMap<(usize, Subject), f64>,
+    /// The subject of each counter.
+    counters: Vec<(usize, String, AlertSubject)>,
+    measures: BTreeMap<(usize, AlertSubject), f64>,
 }
 
 impl Evaluator {
-    /// Begins to read. Time is counted from any point; it only grows.
-    pub(super) fn read(&mut self, now: Duration) -> Reading<'_> {
-        Reading { evaluator: self, now, counters: Vec::new(), measures: BTreeMap::new() }
+    /// Starts an evaluation. `now` is the time since any fixed point.
+    pub(super) fn begin(&mut self, now: Duration) -> Evaluation<'_> {
+        Evaluation { evaluator: self, now, counters: Vec::new(), measures: BTreeMap::new() }
     }
 }
 
-impl Reading<'_> {
-    /// Takes a sample.
-    pub(super) fn take(&mut self, family: &Description, sample: &Sample<'_>) {
-        let Value::Number(value) = sample.value else { return };
+impl Evaluation<'_> {
+    /// Adds a sample.
+    pub(super) fn add_sample(&mut self, family: &FamilyDescription, sample: &MetricSample<'_>) {
+        let SampleValue::Number(value) = sample.value else { return };
         let (name, value) = (family.sample_name.as_str(), value.as_f64());
         for (index, condition) in CONDITIONS.iter().enumerate() {
             if !condition.samples.contains(&name) {
@@ -403,22 +411,19 @@ impl Reading<'_> {
                     let key = (index, name.to_owned() + &labels.collect::<String>());
                     if evaluator.series.len() >= MAX_SERIES && !evaluator.series.contains_key(&key) {
                         if !std::mem::replace(&mut evaluator.overflowed, true) {
-                            tracing::warn!(
-                                MAX_SERIES,
-                                "too many series to watch for alerts: new ones are not watched"
-                            );
+                            tracing::warn!(MAX_SERIES, "too many series for alerts: new series are ignored");
                         }
                         continue;
                     }
-                    evaluator.series.entry(key.clone()).or_default().note(self.now, value);
+                    evaluator.series.entry(key.clone()).or_default().record(self.now, value);
                     self.counters.push((index, key.1, subject));
                 }
             }
         }
     }
 
-    /// Ends the reading; says what changed.
-    pub(super) fn finish(self) -> Vec<Change> {
+    /// Ends the evaluation, and returns what changed.
+    pub(super) fn finish(self) -> Vec<AlertChange> {
         let Self { evaluator, now, counters, mut measures } = self;
         let Evaluator { series, active, .. } = evaluator;
         for (index, key, subject) in counters {
@@ -432,22 +437,22 @@ impl Reading<'_> {
         }
         series.retain(|_, history| history.seen + MINUTES_15 > now);
         let mut changes = Vec::new();
-        let holds = |(key, measure): ((usize, Subject), f64)| {
+        let holds = |(key, measure): ((usize, AlertSubject), f64)| {
             (measure > CONDITIONS[key.0].above).then_some((key, measure))
         };
         let holding: BTreeMap<_, _> = measures.into_iter().filter_map(holds).collect();
         active.retain(|key, state| {
             let stays = holding.contains_key(key);
             if !stays && state.firing {
-                changes.push(Change { condition: key.0, subject: key.1.clone(), value: None });
+                changes.push(AlertChange { condition: key.0, subject: key.1.clone(), value: None });
             }
             stays
         });
         for (key, measure) in holding {
-            let state = active.entry(key.clone()).or_insert(Active { since: now, firing: false });
+            let state = active.entry(key.clone()).or_insert(ActiveCondition { since: now, firing: false });
             if !state.firing && now.saturating_sub(state.since) >= CONDITIONS[key.0].hold {
                 state.firing = true;
-                changes.push(Change { condition: key.0, subject: key.1, value: Some(measure) });
+                changes.push(AlertChange { condition: key.0, subject: key.1, value: Some(measure) });
             }
         }
         changes

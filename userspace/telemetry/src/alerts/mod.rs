@@ -1,12 +1,16 @@
 //! Alerts of a host without a monitoring stack.
 //!
-//! Problem: the rules of `dashboards/prometheus/` need a Prometheus. A host without one is to report the same conditions,
-//! from the same counters: in its log, and to a webhook.
+//! # Problem
+//! The rules of `dashboards/prometheus/` need Prometheus. A host without it must report the same conditions from the
+//! same metrics, in its log and to a webhook.
 //!
-//! Algorithm: every `alerts.interval` a reading of the metrics is taken and the [conditions](conditions) evaluated.
-//! What begins or ends is logged and handed to the [webhook], which posts by itself.
+//! # Algorithm
+//! Every `alerts.interval`, the metrics are read and the [conditions](conditions) are evaluated. Alerts that begin or
+//! end are logged and queued for the [webhook], which posts them in its own task.
 //!
-//! Invariants: nothing waits for the webhook; what waits for it is bounded, and what is lost counted.
+//! # Invariants
+//! - No task waits for the receiver of the webhook.
+//! - The queue is bounded, and lost alerts are counted.
 
 mod conditions;
 mod webhook;
@@ -28,25 +32,25 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::webhook::AlertMetrics;
 use self::{
-    conditions::{CONDITIONS, CRITICAL, Change, Evaluator, Subject, workload},
+    conditions::{AlertChange, AlertSubject, CONDITIONS, CRITICAL, Evaluator, workload_name},
     webhook::Webhook,
 };
 use crate::{http_client::Poster, metrics::Metrics};
 
-/// Whether a condition holds, in Alertmanager's words.
+/// The status of an alert, in Alertmanager's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Status {
+enum AlertStatus {
     Firing,
     Resolved,
 }
 
-/// An alert as it is posted: as by Alertmanager's webhook, version 4
+/// An alert in the format of Alertmanager's webhook, version 4
 /// (<https://prometheus.io/docs/alerting/latest/configuration/#webhook_config>).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Alert {
-    status: Status,
+    status: AlertStatus,
     labels: BTreeMap<&'static str, String>,
     annotations: BTreeMap<&'static str, String>,
     starts_at: String,
@@ -56,10 +60,10 @@ struct Alert {
     fingerprint: String,
 }
 
-/// When an alert ends that fires: Go's time zero.
+/// The end time of a firing alert: Go's zero time.
 const NOT_ENDED: &str = "0001-01-01T00:00:00Z";
 
-/// As Prometheus distinguishes sets of labels: FNV-1a of names and values.
+/// Returns the fingerprint by which Prometheus distinguishes sets of labels: FNV-1a of names and values.
 fn fingerprint(labels: &BTreeMap<&'static str, String>) -> u64 {
     const SEPARATOR: u8 = 255;
     let bytes = labels
@@ -72,22 +76,22 @@ fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Makes alerts of changes, and remembers those that fire.
+/// The firing alerts, and the creation of new ones from changes.
 #[derive(Debug)]
-struct Book {
+struct AlertTracker {
     host: String,
-    /// What the name of an alert is appended to.
+    /// The base URL to which the name of the alert is appended.
     runbooks: String,
-    firing: BTreeMap<(usize, Subject), Alert>,
+    firing: BTreeMap<(usize, AlertSubject), Alert>,
 }
 
-impl Book {
-    fn note(&mut self, change: Change, time: SystemTime) -> Option<Alert> {
-        let Change { condition: index, subject, value } = change;
+impl AlertTracker {
+    fn apply(&mut self, change: AlertChange, time: SystemTime) -> Option<Alert> {
+        let AlertChange { condition: index, subject, value } = change;
         let condition = &CONDITIONS[index];
         let Some(value) = value else {
             let fired = self.firing.remove(&(index, subject))?;
-            return Some(Alert { status: Status::Resolved, ends_at: rfc3339(time), ..fired });
+            return Some(Alert { status: AlertStatus::Resolved, ends_at: rfc3339(time), ..fired });
         };
         let mut labels: BTreeMap<_, _> = subject.iter().cloned().collect();
         labels.insert("alertname", condition.alert.to_owned());
@@ -99,7 +103,7 @@ impl Book {
             ("runbook_url", format!("{}/{}", self.runbooks, condition.alert)),
         ]);
         let alert = Alert {
-            status: Status::Firing,
+            status: AlertStatus::Firing,
             fingerprint: format!("{:016x}", fingerprint(&labels)),
             labels,
             annotations,
@@ -112,36 +116,43 @@ impl Book {
     }
 }
 
-fn log(alert: &Alert, subject: &Subject) {
+fn log(alert: &Alert, subject: &AlertSubject) {
     let of = |key: &str| alert.labels.get(key).map(String::as_str);
     let (name, numa_node) = (of("alertname"), of("numa_node"));
-    let workload = Some(workload(subject)).filter(|name| !name.is_empty());
+    let workload = Some(workload_name(subject)).filter(|name| !name.is_empty());
     let description = alert.annotations.get("description").map_or("", String::as_str);
     match alert.status {
-        Status::Resolved => {
-            tracing::info!(alert = name, workload, numa_node, since = alert.starts_at, "resolved");
+        AlertStatus::Resolved => {
+            tracing::info!(
+                alert = name,
+                workload,
+                numa_node,
+                since = alert.starts_at,
+                "the alert is resolved"
+            );
         }
-        Status::Firing if of("severity") == Some(CRITICAL) => {
+        AlertStatus::Firing if of("severity") == Some(CRITICAL) => {
             tracing::error!(alert = name, workload, numa_node, "{description}");
         }
-        Status::Firing => tracing::warn!(alert = name, workload, numa_node, "{description}"),
+        AlertStatus::Firing => tracing::warn!(alert = name, workload, numa_node, "{description}"),
     }
 }
 
-/// Where the runbooks are: where the user has said, else here.
+/// Returns the base URL of the runbooks: the configured one, or this daemon.
 fn runbooks(config: &Alerts, (host, scheme, address): (&str, &str, SocketAddr)) -> String {
     match &config.runbooks {
         Some(url) => url.to_string().trim_end_matches('/').to_owned(),
-        // Who listens on all addresses is best known by name.
+        // A daemon that listens on all addresses is reached by its host name.
         None if address.ip().is_unspecified() => format!("{scheme}://{host}:{}/runbooks", address.port()),
         None => format!("{scheme}://{address}/runbooks"),
     }
 }
 
-/// Watches the conditions until `stop`, if that is asked for. `here` is the name of this host, and by which scheme and where
-/// the daemon serves.
+/// Starts the evaluation of the conditions, if it is configured, until `stop` is cancelled. `here` is the name of this
+/// host, and the scheme and address of the daemon's HTTP server.
 ///
-/// Fails where the webhook can never be reached, because there are no certificate authorities.
+/// # Errors
+/// Fails if the webhook needs TLS and there are no certificate authorities.
 pub fn start(
     config: &Alerts,
     here: (&str, &str, SocketAddr),
@@ -158,19 +169,25 @@ pub fn start(
         Some(url) => {
             let token = config.token_file.clone();
             let poster = Poster::new(url.0.clone(), "application/json", HeaderMap::new(), token)?;
-            tracing::info!(receiver = poster.receiver(), "alerts are posted");
+            tracing::info!(receiver = poster.receiver(), "alerts are posted to the webhook");
             let webhook = Arc::new(Webhook::new(host, config.group_interval.0, counted.clone()));
             tokio::spawn(stop.clone().run_until_cancelled_owned(webhook.clone().run(poster)));
             Some(webhook)
         }
     };
-    let book = Book { host: host.to_owned(), runbooks: runbooks(config, here), firing: BTreeMap::new() };
-    let watching = watch(config.clone(), metrics.clone(), book, webhook);
+    let tracker =
+        AlertTracker { host: host.to_owned(), runbooks: runbooks(config, here), firing: BTreeMap::new() };
+    let watching = watch(config.clone(), metrics.clone(), tracker, webhook);
     tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
     Ok(())
 }
 
-async fn watch(config: Alerts, metrics: Arc<Metrics>, mut book: Book, webhook: Option<Arc<Webhook>>) {
+async fn watch(
+    config: Alerts,
+    metrics: Arc<Metrics>,
+    mut tracker: AlertTracker,
+    webhook: Option<Arc<Webhook>>,
+) {
     let mut ticks = interval(config.interval.0);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let start = Instant::now();
@@ -179,31 +196,31 @@ async fn watch(config: Alerts, metrics: Arc<Metrics>, mut book: Book, webhook: O
         ticks.tick().await;
         let metrics = metrics.clone();
         let read = tokio::task::spawn_blocking(move || {
-            let mut reading = evaluator.read(start.elapsed());
-            let read = metrics.visit(|family, sample| reading.take(family, sample));
-            // Half a reading says nothing.
-            let changes = read.map(|()| reading.finish());
+            let mut evaluation = evaluator.begin(start.elapsed());
+            let read = metrics.visit(|family, sample| evaluation.add_sample(family, sample));
+            // An incomplete reading is discarded.
+            let changes = read.map(|()| evaluation.finish());
             (evaluator, changes)
         });
         let changes;
         (evaluator, changes) = match read.await {
             Ok(done) => done,
             Err(error) => {
-                tracing::error!(%error, "alerts are not watched any more");
+                tracing::error!(%error, "the evaluation of alerts failed and has stopped");
                 return;
             }
         };
         let Ok(changes) = changes else {
-            tracing::warn!("the metrics cannot be read for alerts");
+            tracing::warn!("the metrics for alerts cannot be read");
             continue;
         };
         let time = SystemTime::now();
         for change in changes {
             let subject = change.subject.clone();
-            let Some(alert) = book.note(change, time) else { continue };
+            let Some(alert) = tracker.apply(change, time) else { continue };
             log(&alert, &subject);
             if let Some(webhook) = &webhook {
-                webhook.report(alert);
+                webhook.enqueue(alert);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The webhook against a receiver.
+//! Tests of the webhook with a receiver.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -8,66 +8,68 @@ use serde_json::{Value as Json, json};
 use tokio::time::timeout;
 
 use super::{
-    webhook::{Fate, MAX_WAITING, PER_POST},
+    webhook::{MAX_ALERTS_PER_POST, MAX_QUEUED_ALERTS, PostOutcome},
     *,
 };
-use crate::http_client::tests::{Answer, Posted, Receiver};
+use crate::http_client::tests::{ReceivedPost, Receiver, ReceiverAnswer};
 
-fn alert(name: &str, status: Status) -> Alert {
+fn alert(name: &str, status: AlertStatus) -> Alert {
     let condition = CONDITIONS.iter().position(|of| of.alert == "NumawardPinCausedOomKill").unwrap();
-    let change = |value| Change { condition, subject: vec![("workload", name.to_owned())], value };
+    let change = |value| AlertChange { condition, subject: vec![("workload", name.to_owned())], value };
     let address = SocketAddr::from(([0, 0, 0, 0], 9560));
     let runbooks = runbooks(&Alerts::default(), ("host", "http", address));
-    let mut book = Book { host: "host".to_owned(), runbooks, firing: BTreeMap::new() };
-    let firing = book.note(change(Some(1.0)), SystemTime::UNIX_EPOCH).unwrap();
+    let mut tracker = AlertTracker { host: "host".to_owned(), runbooks, firing: BTreeMap::new() };
+    let firing = tracker.apply(change(Some(1.0)), SystemTime::UNIX_EPOCH).unwrap();
     match status {
-        Status::Firing => firing,
-        Status::Resolved => book.note(change(None), SystemTime::UNIX_EPOCH + Duration::from_mins(1)).unwrap(),
+        AlertStatus::Firing => firing,
+        AlertStatus::Resolved => {
+            tracker.apply(change(None), SystemTime::UNIX_EPOCH + Duration::from_mins(1)).unwrap()
+        }
     }
 }
 
-struct Bench {
+struct WebhookFixture {
     webhook: Arc<Webhook>,
     counted: AlertMetrics,
     _stop: tokio_util::sync::DropGuard,
 }
 
-fn bench(url: &str, adjust: impl FnOnce(&mut Webhook)) -> Bench {
+fn fixture(url: &str, adjust: impl FnOnce(&mut Webhook)) -> WebhookFixture {
     let counted = AlertMetrics::default();
     let mut webhook = Webhook::new("host", Duration::from_millis(1), counted.clone());
-    webhook.first_wait = Duration::from_millis(10);
+    webhook.min_retry_wait = Duration::from_millis(10);
     adjust(&mut webhook);
     let webhook = Arc::new(webhook);
     let poster = Poster::new(url.parse().unwrap(), "application/json", HeaderMap::new(), None).unwrap();
     let poster = poster.with_time_limit(Duration::from_secs(5));
     let stop = CancellationToken::new();
     tokio::spawn(stop.clone().run_until_cancelled_owned(webhook.clone().run(poster)));
-    Bench { webhook, counted, _stop: stop.drop_guard() }
+    WebhookFixture { webhook, counted, _stop: stop.drop_guard() }
 }
 
-impl Bench {
-    async fn until(&self, fate: Fate, alerts: u64) {
+impl WebhookFixture {
+    async fn until(&self, outcome: PostOutcome, alerts: u64) {
         let wait = async {
-            while self.counted.of(fate).get() < alerts {
+            while self.counted.counter(outcome).get() < alerts {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(Duration::from_mins(1), wait)
             .await
-            .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.counted));
-        assert_eq!(self.counted.of(fate).get(), alerts);
+            .unwrap_or_else(|_| panic!("{outcome:?}: {:?}", self.counted));
+        assert_eq!(self.counted.counter(outcome).get(), alerts);
     }
 }
 
-fn bodies(posted: &[Posted]) -> Vec<Json> {
+fn bodies(posted: &[ReceivedPost]) -> Vec<Json> {
     posted.iter().map(|(_, _, body)| serde_json::from_slice(body).unwrap()).collect()
 }
 
 #[tokio::test]
-async fn a_post_has_alertmanagers_form() {
+async fn post_has_format_of_alertmanager() {
     let receiver = Receiver::start([]).await;
-    let bench = bench(&receiver.url, |_| ());
-    bench.webhook.report(alert("w", Status::Resolved));
+    let fixture = fixture(&receiver.url, |_| ());
+    fixture.webhook.enqueue(alert("w", AlertStatus::Resolved));
     let posted = bodies(&receiver.until(|posted| !posted.is_empty()).await);
     let labels = json!({"alertname": "NumawardPinCausedOomKill", "instance": "host", "severity": "critical", "workload": "w"});
     let expected = json!({
@@ -84,7 +86,7 @@ async fn a_post_has_alertmanagers_form() {
             "status": "resolved",
             "labels": labels,
             "annotations": {
-                "summary": "A process was killed because of its pins while other nodes may have had memory.",
+                "summary": "A process was killed because of its pinning, although other nodes may have had free memory.",
                 "description": "1 processes of w were killed with the constraint .",
                 "runbook_url": "http://host:9560/runbooks/NumawardPinCausedOomKill",
             },
@@ -96,46 +98,50 @@ async fn a_post_has_alertmanagers_form() {
     });
     assert_eq!(posted, [expected]);
     assert_eq!(posted[0]["alerts"][0]["fingerprint"].as_str().unwrap().len(), 16);
-    bench.until(Fate::Delivered, 1).await;
+    fixture.until(PostOutcome::Delivered, 1).await;
 }
 
 #[tokio::test]
-async fn what_fails_is_tried_again_and_what_is_refused_is_not() {
-    let receiver =
-        Receiver::start([Answer::Status(500), Answer::Status(429), Answer::Status(200), Answer::Status(400)])
-            .await;
-    let bench = bench(&receiver.url, |_| ());
-    bench.webhook.report(alert("a", Status::Firing));
-    bench.until(Fate::Delivered, 1).await;
+async fn retries_failures_but_not_refusals() {
+    let receiver = Receiver::start([
+        ReceiverAnswer::Status(500),
+        ReceiverAnswer::Status(429),
+        ReceiverAnswer::Status(200),
+        ReceiverAnswer::Status(400),
+    ])
+    .await;
+    let fixture = fixture(&receiver.url, |_| ());
+    fixture.webhook.enqueue(alert("a", AlertStatus::Firing));
+    fixture.until(PostOutcome::Delivered, 1).await;
     let posted = bodies(&receiver.posted());
     assert_eq!(posted.len(), 3);
     assert!(posted.iter().all(|body| body == &posted[0]), "{posted:?}");
-    bench.webhook.report(alert("b", Status::Firing));
-    bench.until(Fate::Refused, 1).await;
-    bench.webhook.report(alert("c", Status::Firing));
-    bench.until(Fate::Delivered, 2).await;
+    fixture.webhook.enqueue(alert("b", AlertStatus::Firing));
+    fixture.until(PostOutcome::Refused, 1).await;
+    fixture.webhook.enqueue(alert("c", AlertStatus::Firing));
+    fixture.until(PostOutcome::Delivered, 2).await;
     let posted = bodies(&receiver.posted());
     assert_eq!((posted.len(), &posted[4]["alerts"][0]["labels"]["workload"]), (5, &json!("c")));
-    assert_eq!(bench.counted.failed.get(), 3);
+    assert_eq!(fixture.counted.failed.get(), 3);
 }
 
 #[tokio::test]
-async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
-    let receiver = Receiver::start([Answer::Silence]).await;
-    let bench = bench(&receiver.url, |_| ());
-    bench.webhook.report(alert("first", Status::Firing));
+async fn hanging_receiver_gets_latest_state() {
+    let receiver = Receiver::start([ReceiverAnswer::Silence]).await;
+    let fixture = fixture(&receiver.url, |_| ());
+    fixture.webhook.enqueue(alert("first", AlertStatus::Firing));
     receiver.until(|posted| posted.len() == 1).await;
-    // It took that one and says nothing. All these wait, and those that are too many are counted.
-    bench.webhook.report(alert("first", Status::Resolved));
-    for number in 0..MAX_WAITING + 9 {
-        bench.webhook.report(alert(&format!("w{number}"), Status::Firing));
+    // The receiver took the first alert and does not answer. The later alerts are queued; those beyond the limit are counted.
+    fixture.webhook.enqueue(alert("first", AlertStatus::Resolved));
+    for number in 0..MAX_QUEUED_ALERTS + 9 {
+        fixture.webhook.enqueue(alert(&format!("w{number}"), AlertStatus::Firing));
     }
-    assert_eq!(bench.counted.of(Fate::Overflowed).get(), 10);
-    bench.until(Fate::Delivered, MAX_WAITING as u64).await;
+    assert_eq!(fixture.counted.counter(PostOutcome::Overflowed).get(), 10);
+    fixture.until(PostOutcome::Delivered, MAX_QUEUED_ALERTS as u64).await;
     let posted = bodies(&receiver.posted());
     let sizes: Vec<_> = posted.iter().map(|body| body["alerts"].as_array().unwrap().len()).collect();
-    assert!(sizes.iter().all(|size| *size <= PER_POST), "{sizes:?}");
-    assert_eq!((sizes[0], sizes.iter().sum::<usize>()), (1, MAX_WAITING + 1));
+    assert!(sizes.iter().all(|size| *size <= MAX_ALERTS_PER_POST), "{sizes:?}");
+    assert_eq!((sizes[0], sizes.iter().sum::<usize>()), (1, MAX_QUEUED_ALERTS + 1));
     assert_eq!(
         (&posted[0]["status"], &posted[1]["alerts"][0]["status"]),
         (&json!("firing"), &json!("resolved"))
@@ -143,14 +149,14 @@ async fn one_that_hangs_holds_up_nobody_and_hears_the_newest_state() {
 }
 
 #[tokio::test]
-async fn what_nobody_takes_is_given_up() {
-    let bench = bench("http://127.0.0.1:9/", |webhook| webhook.patience = Duration::ZERO);
-    bench.webhook.report(alert("a", Status::Firing));
-    bench.until(Fate::Expired, 1).await;
-    assert!(bench.webhook.waiting.lock().is_empty());
+async fn drops_expired_alerts() {
+    let fixture = fixture("http://127.0.0.1:9/", |webhook| webhook.max_retry_time = Duration::ZERO);
+    fixture.webhook.enqueue(alert("a", AlertStatus::Firing));
+    fixture.until(PostOutcome::Expired, 1).await;
+    assert!(fixture.webhook.queued.lock().is_empty());
 }
 
-/// A workload that loses processes.
+/// A source with OOM kills of a workload.
 #[derive(Debug, Default)]
 struct Kills(Mutex<u64>);
 
@@ -176,7 +182,7 @@ impl SnapshotSource for Kills {
 }
 
 #[tokio::test]
-async fn a_condition_of_the_metrics_is_posted() {
+async fn posts_condition_of_metrics() {
     let receiver = Receiver::start([]).await;
     let kills = Arc::new(Kills::default());
     let counted = AlertMetrics::default();
@@ -191,7 +197,7 @@ async fn a_condition_of_the_metrics_is_posted() {
     let stop = CancellationToken::new();
     let address = SocketAddr::from(([127, 0, 0, 1], 9560));
     start(&config, ("host", "http", address), &metrics, &counted, &stop).unwrap();
-    // A counter is known from its first value on; more than one has to be seen.
+    // A counter is known only after its first value, so that the value must change repeatedly.
     let grow = tokio::spawn(async move {
         loop {
             *kills.0.lock().unwrap() += 1;
@@ -210,7 +216,7 @@ async fn a_condition_of_the_metrics_is_posted() {
 }
 
 #[test]
-fn runbooks_are_here_unless_they_are_elsewhere() {
+fn runbooks_default_to_daemon() {
     for (scheme, address, base) in [
         ("http", "127.0.0.1:9560", "http://127.0.0.1:9560/runbooks"),
         ("https", "[::1]:80", "https://[::1]:80/runbooks"),
@@ -222,8 +228,8 @@ fn runbooks_are_here_unless_they_are_elsewhere() {
 }
 
 #[test]
-fn alerts_are_distinguished_as_prometheus_does() {
-    // The offset basis: no labels at all.
+fn fingerprint_is_that_of_prometheus() {
+    // The FNV offset basis is the hash of no labels.
     assert_eq!(fingerprint(&BTreeMap::new()), 14_695_981_039_346_656_037);
     let labels = |name, value: &str| BTreeMap::from([(name, value.to_owned())]);
     assert_ne!(fingerprint(&labels("a", "bc")), fingerprint(&labels("ab", "c")));

@@ -1,9 +1,9 @@
-//! Posts alerts.
+//! Posting of alerts to a webhook.
 //!
-//! What waits is the newest state of each alert: one that is resolved before it could be reported is reported as resolved,
-//! once. A post takes what waits, up to [`PER_POST`]; the next may follow after `alerts.groupInterval`. What fails is
-//! tried again, waiting longer each time; what the receiver refuses (4xx) is given up at once, what nobody takes after
-//! [`PATIENCE`].
+//! The queue contains the latest state of each alert: an alert that is resolved before its post is reported once, as
+//! resolved. A post takes up to [`MAX_ALERTS_PER_POST`] alerts from the queue; the next post follows after
+//! `alerts.groupInterval` at the earliest. A failed post is repeated with increasing waits. Alerts that the receiver
+//! refuses (4xx) are dropped at once, all other alerts after [`MAX_RETRY_TIME`].
 
 use std::{
     collections::BTreeMap,
@@ -24,29 +24,29 @@ use serde::Serialize;
 use strum::VariantArray as _;
 use tokio::{sync::Notify, time::sleep};
 
-use super::{Alert, Status};
+use super::{Alert, AlertStatus};
 use crate::http_client::Poster;
 
-/// Alerts that may wait.
-pub(super) const MAX_WAITING: usize = 1024;
-/// Alerts in one post.
-pub(super) const PER_POST: usize = 100;
-/// For how long an alert is tried to be posted.
-const PATIENCE: Duration = Duration::from_hours(1);
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_mins(5);
+/// The maximum number of queued alerts.
+pub(super) const MAX_QUEUED_ALERTS: usize = 1024;
+/// The maximum number of alerts in one post.
+pub(super) const MAX_ALERTS_PER_POST: usize = 100;
+/// The time after which an alert that could not be posted is dropped.
+const MAX_RETRY_TIME: Duration = Duration::from_hours(1);
+const MIN_RETRY_WAIT: Duration = Duration::from_secs(1);
+const MAX_RETRY_WAIT: Duration = Duration::from_mins(5);
 
-/// What became of an alert.
+/// The result of posting an alert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "snake_case")]
-pub(super) enum Fate {
+pub(super) enum PostOutcome {
     Delivered,
     Refused,
     Expired,
     Overflowed,
 }
 
-/// Counts since the daemon started. Clones share them.
+/// Counters since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
 pub struct AlertMetrics {
     notices: Family<[(&'static str, &'static str); 1], Counter>,
@@ -54,49 +54,48 @@ pub struct AlertMetrics {
 }
 
 impl Default for AlertMetrics {
-    /// All at zero.
+    /// Creates all counters at zero.
     fn default() -> Self {
         let counted = Self { notices: Family::default(), failed: Counter::default() };
-        for fate in Fate::VARIANTS {
-            counted.count(*fate, 0);
+        for outcome in PostOutcome::VARIANTS {
+            counted.count(*outcome, 0);
         }
         counted
     }
 }
 
 impl AlertMetrics {
-    /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "alert_notices",
-            "Alerts that began or ended, by what became of their post to the webhook: delivered; refused by it; expired, \
-             after an hour of trying; or overflowed, as too many waited",
+            "Alerts that began or ended, by the result of their post to the webhook: delivered; refused by the \
+             receiver; expired after an hour of retries; or overflowed, because too many were queued",
             self.notices.clone(),
         );
         registry.register(
             "alert_posts_failed",
-            "Posts to the webhook that were not answered, or with an error",
+            "Posts to the webhook that failed or were answered with an error",
             self.failed.clone(),
         );
     }
 
-    fn count(&self, fate: Fate, alerts: usize) {
-        self.of(fate).inc_by(alerts as u64);
+    fn count(&self, outcome: PostOutcome, alerts: usize) {
+        self.counter(outcome).inc_by(alerts as u64);
     }
 
-    pub(super) fn of(&self, fate: Fate) -> Counter {
-        self.notices.get_or_create_owned(&[("result", fate.into())])
+    pub(super) fn counter(&self, outcome: PostOutcome) -> Counter {
+        self.notices.get_or_create_owned(&[("result", outcome.into())])
     }
 }
 
-/// The body of a post, as Alertmanager's.
+/// The body of a post in Alertmanager's format.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Body<'a> {
+struct WebhookBody<'a> {
     version: &'static str,
     group_key: String,
     truncated_alerts: usize,
-    status: Status,
+    status: AlertStatus,
     receiver: &'static str,
     group_labels: BTreeMap<&'static str, &'a str>,
     common_labels: BTreeMap<&'static str, &'a str>,
@@ -107,22 +106,22 @@ struct Body<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct QueuedAlert {
     alert: Alert,
     since: Instant,
 }
 
-/// Takes alerts and posts them.
+/// A queue of alerts, and their receiver.
 #[derive(Debug)]
 pub(super) struct Webhook {
     host: String,
     group_interval: Duration,
-    /// By fingerprint.
-    pub(super) waiting: Mutex<BTreeMap<String, Waiting>>,
-    news: Notify,
+    /// The queued alerts, by fingerprint.
+    pub(super) queued: Mutex<BTreeMap<String, QueuedAlert>>,
+    changed: Notify,
     counted: AlertMetrics,
-    pub(super) first_wait: Duration,
-    pub(super) patience: Duration,
+    pub(super) min_retry_wait: Duration,
+    pub(super) max_retry_time: Duration,
 }
 
 impl Webhook {
@@ -130,57 +129,57 @@ impl Webhook {
         Self {
             host: host.to_owned(),
             group_interval,
-            waiting: Mutex::default(),
-            news: Notify::new(),
+            queued: Mutex::default(),
+            changed: Notify::new(),
             counted,
-            first_wait: FIRST_WAIT,
-            patience: PATIENCE,
+            min_retry_wait: MIN_RETRY_WAIT,
+            max_retry_time: MAX_RETRY_TIME,
         }
     }
 
-    /// Takes an alert. Never waits.
-    pub(super) fn report(&self, alert: Alert) {
-        let mut waiting = self.waiting.lock();
-        if waiting.len() >= MAX_WAITING && !waiting.contains_key(&alert.fingerprint) {
-            self.counted.count(Fate::Overflowed, 1);
+    /// Adds an alert to the queue, without blocking.
+    pub(super) fn enqueue(&self, alert: Alert) {
+        let mut queued = self.queued.lock();
+        if queued.len() >= MAX_QUEUED_ALERTS && !queued.contains_key(&alert.fingerprint) {
+            self.counted.count(PostOutcome::Overflowed, 1);
             return;
         }
-        waiting.insert(alert.fingerprint.clone(), Waiting { alert, since: Instant::now() });
-        drop(waiting);
-        self.news.notify_one();
+        queued.insert(alert.fingerprint.clone(), QueuedAlert { alert, since: Instant::now() });
+        drop(queued);
+        self.changed.notify_one();
     }
 
-    /// What is posted next: what waits longest. What waits too long is given up.
-    fn next(&self) -> Vec<Alert> {
-        let mut waiting = self.waiting.lock();
-        let before = waiting.len();
-        waiting.retain(|_, waiting| waiting.since.elapsed() < self.patience);
-        let expired = before - waiting.len();
-        self.counted.count(Fate::Expired, expired);
-        let mut alerts: Vec<_> = waiting.values().collect();
-        alerts.sort_by_key(|waiting| waiting.since);
-        alerts.into_iter().take(PER_POST).map(|waiting| waiting.alert.clone()).collect()
+    /// Returns the alerts to post next, oldest first. Drops alerts that have expired.
+    fn next_batch(&self) -> Vec<Alert> {
+        let mut queued = self.queued.lock();
+        let before = queued.len();
+        queued.retain(|_, queued| queued.since.elapsed() < self.max_retry_time);
+        let expired = before - queued.len();
+        self.counted.count(PostOutcome::Expired, expired);
+        let mut alerts: Vec<_> = queued.values().collect();
+        alerts.sort_by_key(|queued| queued.since);
+        alerts.into_iter().take(MAX_ALERTS_PER_POST).map(|queued| queued.alert.clone()).collect()
     }
 
-    /// These are done with, unless there is something newer to report.
-    fn done(&self, alerts: &[Alert], fate: Fate) {
-        let mut waiting = self.waiting.lock();
+    /// Removes posted alerts from the queue, unless their state has changed since, and counts the outcome.
+    fn complete(&self, alerts: &[Alert], outcome: PostOutcome) {
+        let mut queued = self.queued.lock();
         for alert in alerts {
-            if waiting.get(&alert.fingerprint).is_some_and(|waiting| waiting.alert == *alert) {
-                waiting.remove(&alert.fingerprint);
+            if queued.get(&alert.fingerprint).is_some_and(|queued| queued.alert == *alert) {
+                queued.remove(&alert.fingerprint);
             }
         }
-        self.counted.count(fate, alerts.len());
+        self.counted.count(outcome, alerts.len());
     }
 
     fn body(&self, alerts: &[Alert]) -> Bytes {
-        let is_firing = alerts.iter().any(|alert| alert.status == Status::Firing);
+        let is_firing = alerts.iter().any(|alert| alert.status == AlertStatus::Firing);
         let host = BTreeMap::from([("instance", self.host.as_str())]);
-        let body = Body {
+        let body = WebhookBody {
             version: "4",
             group_key: format!("{{}}:{{instance={:?}}}", self.host),
             truncated_alerts: 0,
-            status: if is_firing { Status::Firing } else { Status::Resolved },
+            status: if is_firing { AlertStatus::Firing } else { AlertStatus::Resolved },
             receiver: "numaward",
             group_labels: host.clone(),
             common_labels: host,
@@ -188,26 +187,26 @@ impl Webhook {
             external_url: "",
             alerts,
         };
-        // Texts and maps of texts: that cannot fail.
+        // Serialization of texts and maps of texts cannot fail.
         serde_json::to_vec(&body).unwrap_or_default().into()
     }
 
-    /// Posts what comes, for ever.
+    /// Posts queued alerts until it is cancelled.
     pub(super) async fn run(self: std::sync::Arc<Self>, poster: Poster) {
         let receiver = poster.receiver();
-        let backoff = backoff(self.first_wait, LONGEST_WAIT);
+        let backoff = backoff(self.min_retry_wait, MAX_RETRY_WAIT);
         let mut waits = backoff.build();
-        let mut failing = false;
+        let mut is_failing = false;
         loop {
-            let alerts = self.next();
+            let alerts = self.next_batch();
             if alerts.is_empty() {
-                self.news.notified().await;
+                self.changed.notified().await;
                 continue;
             }
             let Err(failure) = poster.post(self.body(&alerts)).await else {
-                self.done(&alerts, Fate::Delivered);
-                if mem::take(&mut failing) {
-                    tracing::info!(receiver, "alerts are taken again");
+                self.complete(&alerts, PostOutcome::Delivered);
+                if mem::take(&mut is_failing) {
+                    tracing::info!(receiver, "the webhook accepts alerts again");
                 }
                 waits = backoff.build();
                 sleep(self.group_interval).await;
@@ -216,20 +215,29 @@ impl Webhook {
             self.counted.failed.inc();
             let problem = &failure.problem;
             if failure.status.is_some_and(is_final) {
-                self.done(&alerts, Fate::Refused);
-                tracing::warn!(receiver, problem, alerts = alerts.len(), "alerts are refused");
+                self.complete(&alerts, PostOutcome::Refused);
+                tracing::warn!(
+                    receiver,
+                    problem,
+                    alerts = alerts.len(),
+                    "the webhook refused alerts, which are dropped"
+                );
                 sleep(self.group_interval).await;
                 continue;
             }
-            if !mem::replace(&mut failing, true) {
-                tracing::warn!(receiver, problem, "alerts cannot be posted; it is tried again");
+            if !mem::replace(&mut is_failing, true) {
+                tracing::warn!(
+                    receiver,
+                    problem,
+                    "alerts cannot be posted to the webhook; the daemon tries again"
+                );
             }
-            sleep(failure.wait(waits.next().unwrap_or_default(), LONGEST_WAIT)).await;
+            sleep(failure.retry_wait(waits.next().unwrap_or_default(), MAX_RETRY_WAIT)).await;
         }
     }
 }
 
-/// Whether it is of no use to try again.
+/// Returns true if a retry is useless.
 fn is_final(status: StatusCode) -> bool {
     !status.is_server_error()
         && !matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)

@@ -1,5 +1,5 @@
-//! The families of what workloads do apart from allocating: accesses, migrations, stalls, kills; and who runs on
-//! exclusive CPUs.
+//! Metric families of workload activity other than allocations (accesses, migrations, stalls, OOM kills), and of the
+//! use of exclusive CPUs.
 
 use std::{fmt, time::Duration};
 
@@ -9,11 +9,10 @@ use numaward_topology::{Bytes, CpuId, ZoneKind};
 use super::{
     NODE,
     collector::Families,
-    family::{Bound, Kind, Named, Sink, made},
+    family::{Bound, FamilyKind, FamilySink, WorkloadLabel, formatted_label},
 };
 
-/// The bounds of the histogram of stalls in seconds, each with how many buckets of [`StallFigures`] are below: 2^4 microseconds,
-/// and so on.
+/// The bounds of the histogram of stalls in seconds, each with the number of buckets of [`StallFigures`] below it.
 const STALL_BOUNDS: [(Bound, usize); 6] = [
     (Bound(0.000_016, "0.000016"), 5),
     (Bound(0.000_256, "0.000256"), 9),
@@ -23,29 +22,29 @@ const STALL_BOUNDS: [(Bound, usize); 6] = [
     (Bound(f64::INFINITY, "+Inf"), usize::MAX),
 ];
 
-impl<S: Sink> Families<'_, S> {
-    pub(super) fn activity(&mut self) -> fmt::Result {
-        self.hugepages()?;
-        self.accesses()?;
-        self.dram()?;
-        self.migrated()?;
-        self.stalls()?;
-        self.oom_kills()
+impl<S: FamilySink> Families<'_, S> {
+    pub(super) fn add_activity(&mut self) -> fmt::Result {
+        self.add_hugepages()?;
+        self.add_accesses()?;
+        self.add_dram_accesses()?;
+        self.add_migrations()?;
+        self.add_stalls()?;
+        self.add_oom_kills()
     }
 
-    fn hugepages(&mut self) -> fmt::Result {
+    fn add_hugepages(&mut self) -> fmt::Result {
         let nodes = self.nodes;
-        let help = "Hugepages taken from the pools, by node of the page; local: by a CPU of that node, or for which it is the \
-                    nearest node with memory";
+        let help = "Hugepages taken from the pools, by node of the page and by locality (local: taken by a CPU for \
+                    which that is the nearest node with memory)";
         let mut family = self.out.counter("hugepages_allocated_bytes", help)?;
-        for (name, hugepages) in parts(self.workloads, |of| of.hugepages.as_ref()) {
-            family.of(name);
+        for (name, hugepages) in with_activity(self.workloads, |of| of.hugepages.as_ref()) {
+            family.for_workload(name);
             for (size, by_node) in hugepages {
                 let kind = ZoneKind::Hugepages(*size).to_string();
                 for (node, bytes) in nodes.iter().zip(by_node) {
                     for (locality, Bytes(bytes)) in [("local", bytes.local), ("remote", bytes.remote)] {
                         let labels = [(NODE, node.value), ("kind", &*kind), ("locality", locality)];
-                        family.put(labels, bytes)?;
+                        family.add(labels, bytes)?;
                     }
                 }
             }
@@ -53,98 +52,97 @@ impl<S: Sink> Families<'_, S> {
         Ok(())
     }
 
-    fn accesses(&mut self) -> fmt::Result {
+    fn add_accesses(&mut self) -> fmt::Result {
         let (snapshot, nodes) = (self.snapshot, self.nodes);
         let workloads = self.workloads;
         let workloads = || workloads.iter().filter_map(|(name, of)| Some((*name, of.activity.as_ref()?)));
-        let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Not sampled is not \
-                    none: see remote_sampling_info";
+        let help = "Sampled accesses to memory of other nodes, by the node of the CPU. Without sampling, accesses are \
+                    unknown rather than zero: see remote_sampling_info";
         let mut family = self.out.counter("remote_access_pages", help)?;
         for (name, activity) in workloads() {
-            family.of(name);
+            family.for_workload(name);
             for (&node, pages) in nodes.iter().zip(activity.remote.iter().flatten()) {
-                family.put([node, made!("source", "hint_fault")], pages)?;
+                family.add([node, formatted_label!("source", "hint_fault")], pages)?;
             }
             if let Some(pages) = activity.moved {
                 let source = ("source", "memory_stat");
-                family.put([(NODE, "unknown"), source], pages)?;
+                family.add([(NODE, "unknown"), source], pages)?;
             }
         }
-        let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory \
-                    (unknown where the page was moved at once)";
+        let help = "Sampled accesses of all workloads, by the node of the CPU and that of the memory (unknown if the \
+                    page was moved at once)";
         let accesses = snapshot.accesses.iter().flatten().map(|(node, memory, pages)| {
             let memory = memory.map_or_else(|| "unknown".to_owned(), |memory| memory.to_string());
             ([(NODE, node.to_string()), ("memory_numa_node", memory)], pages)
         });
-        self.out.counter("node_access_pages", help)?.put_all(accesses)?;
+        self.out.counter("node_access_pages", help)?.add_all(accesses)?;
         let mut family = self
             .out
-            .info("remote_sampling", "Whether the kernel samples the workload's accesses (on), or why not")?;
+            .info("remote_sampling", "State of access sampling: on, or the reason why the kernel does not sample the workload's accesses")?;
         for (name, activity) in workloads() {
             for state in &activity.sampling {
-                family.of(name).put([("state", state)], 1_u64)?;
+                family.for_workload(name).add([("state", state)], 1_u64)?;
             }
         }
-        let help = "An estimate, not a measurement (observe.remoteEstimate): the share of accesses to memory \
-                    of other nodes, by where threads ran and where memory lies, of workloads whose accesses \
-                    are not sampled";
+        let help = "Estimated share of accesses to memory of other nodes (observe.remoteEstimate), from the placement \
+                    of threads and memory; only for workloads without sampled accesses. It is not a measurement";
         let estimates = workloads().filter_map(|(name, activity)| {
             Some((name, f64::from(activity.estimated_remote_permille?) / 1000.0))
         });
-        self.out.gauge("remote_access_estimated_ratio", help)?.put_each(estimates)
+        self.out.gauge("remote_access_estimated_ratio", help)?.add_for_each(estimates)
     }
 
-    fn dram(&mut self) -> fmt::Result {
+    fn add_dram_accesses(&mut self) -> fmt::Result {
         let nodes = self.nodes;
-        let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of \
-                    the CPU and whether the memory was of that node; only where probes.hardware is enabled";
+        let help = "Accesses to DRAM as the processor counts them (loads or cache lines), by the node of the CPU and \
+                    by locality (local: memory of that node); only if probes.hardware is enabled";
         let mut family = self.out.counter("dram_accesses", help)?;
-        for (name, dram) in parts(self.workloads, |of| of.dram.as_ref()) {
-            family.of(name);
+        for (name, dram) in with_activity(self.workloads, |of| of.dram.as_ref()) {
+            family.for_workload(name);
             for (&node, (local, remote)) in nodes.iter().zip(dram) {
-                family.put_all(local.map(|local| ([node, made!("locality", "local")], local)))?;
-                family.put([node, made!("locality", "remote")], remote)?;
+                family.add_all(local.map(|local| ([node, formatted_label!("locality", "local")], local)))?;
+                family.add([node, formatted_label!("locality", "remote")], remote)?;
             }
         }
         Ok(())
     }
 
-    fn migrated(&mut self) -> fmt::Result {
+    fn add_migrations(&mut self) -> fmt::Result {
         let page_size = self.snapshot.page_size.0;
         let mut family = self
             .out
             .counter("migrated_bytes", "Memory moved to another node by a task of the workload, by reason")?;
-        for (name, migrated) in parts(self.workloads, |of| of.migrated.as_ref()) {
+        for (name, migrated) in with_activity(self.workloads, |of| of.migrated.as_ref()) {
             let bytes = |(reason, pages): &(&'static str, u64)| {
                 ([("reason", *reason)], pages.saturating_mul(page_size))
             };
-            family.of(name).put_all(migrated.iter().map(bytes))?;
+            family.for_workload(name).add_all(migrated.iter().map(bytes))?;
         }
         Ok(())
     }
 
-    fn stalls(&mut self) -> fmt::Result {
-        let help = "How long tasks of the workload had to reclaim memory. Being throttled by memory.high is \
-                    not in it: see memory_pressure";
-        let mut family = self.out.begin(Kind::Histogram, "reclaim_stall_seconds", help)?;
-        parts(self.workloads, |of| of.stalls.as_ref()).try_for_each(|(name, stalls)| {
-            family.of(name).histogram(stalls.total.as_secs_f64(), &buckets(stalls))
+    fn add_stalls(&mut self) -> fmt::Result {
+        let help = "Time that tasks of the workload spent in direct reclaim. Throttling by memory.high is not \
+                    included: see memory_pressure";
+        let mut family = self.out.begin(FamilyKind::Histogram, "reclaim_stall_seconds", help)?;
+        with_activity(self.workloads, |of| of.stalls.as_ref()).try_for_each(|(name, stalls)| {
+            family.for_workload(name).histogram(stalls.total.as_secs_f64(), &cumulative_buckets(stalls))
         })
     }
 
-    fn oom_kills(&mut self) -> fmt::Result {
-        let help = "Processes of the workload that the OOM killer took, by what constrained the allocation; \
-                    `unknown` (from memory.events) where no probe reports it";
+    fn add_oom_kills(&mut self) -> fmt::Result {
+        let help = "Processes of the workload that the OOM killer killed, by the constraint of the allocation; \
+                    `unknown` (from memory.events) if no probe reports it";
         let mut family = self.out.counter("oom_kills", help)?;
         for &(name, workload) in self.workloads {
             let by_constraint = workload.activity.as_ref().and_then(|of| of.oom_kills);
             match (by_constraint, workload.oom_kills) {
                 (Some(kills), _) => {
                     let kills = kills.map(|(constraint, kills)| ([("constraint", constraint)], kills));
-                    family.of(name).put_all(kills)?;
+                    family.for_workload(name).add_all(kills)?;
                 }
                 (None, Some(kills)) => {
-                    family.of(name).put([("constraint", "unknown")], kills)?;
+                    family.for_workload(name).add([("constraint", "unknown")], kills)?;
                 }
                 (None, None) => {}
             }
@@ -152,38 +150,39 @@ impl<S: Sink> Families<'_, S> {
         Ok(())
     }
 
-    pub(super) fn exclusive_cpus(&mut self) -> fmt::Result {
+    pub(super) fn add_exclusive_cpus(&mut self) -> fmt::Result {
         let cpus = &self.snapshot.exclusive_cpus;
         let help =
-            "Time that tasks of others ran on the CPU while it was exclusive to a workload, by what they are";
+            "Time that tasks of other workloads ran on the CPU while it was exclusive, by class of the task";
         let intruders = cpus.iter().flat_map(|(cpu, figures)| {
-            let time = |(class, time): (&str, Duration)| (of_cpu(*cpu, "class", class), time.as_secs_f64());
+            let time =
+                |(class, time): (&str, Duration)| (cpu_labels(*cpu, "class", class), time.as_secs_f64());
             figures.intruders.map(time)
         });
-        self.out.counter("exclusive_cpu_intruder_seconds", help)?.put_all(intruders)?;
-        let help = "Interrupts on the CPU while it was exclusive to a workload";
+        self.out.counter("exclusive_cpu_intruder_seconds", help)?.add_all(intruders)?;
+        let help = "Interrupts on the CPU while it was exclusive";
         let interrupts = cpus.iter().flat_map(|(cpu, figures)| {
             let kinds = figures.interrupts.map(|both| [("hard", both.hard), ("soft", both.soft)]);
-            kinds.into_iter().flatten().map(|(kind, count)| (of_cpu(*cpu, "kind", kind), count))
+            kinds.into_iter().flatten().map(|(kind, count)| (cpu_labels(*cpu, "kind", kind), count))
         });
-        self.out.counter("exclusive_cpu_interrupts", help)?.put_all(interrupts)
+        self.out.counter("exclusive_cpu_interrupts", help)?.add_all(interrupts)
     }
 }
 
-fn of_cpu(cpu: CpuId, label: &'static str, value: &str) -> [(&'static str, String); 2] {
+fn cpu_labels(cpu: CpuId, label: &'static str, value: &str) -> [(&'static str, String); 2] {
     [("cpu", cpu.to_string()), (label, value.to_owned())]
 }
 
-/// A part of what workloads do, of those that have it, by name.
-fn parts<'s, T: 's>(
-    workloads: &'s [(Named<'s>, &'s WorkloadFigures)],
+/// Returns the workloads that have a part of their activity, with the part.
+fn with_activity<'s, T: 's>(
+    workloads: &'s [(WorkloadLabel<'s>, &'s WorkloadFigures)],
     part: impl Fn(&'s WorkloadActivity) -> Option<&'s T>,
-) -> impl Iterator<Item = (Named<'s>, &'s T)> {
+) -> impl Iterator<Item = (WorkloadLabel<'s>, &'s T)> {
     workloads.iter().filter_map(move |(name, of)| Some((*name, part(of.activity.as_ref()?)?)))
 }
 
-/// How many stalls there were up to each bound, at most the largest number.
-fn buckets(stalls: &StallFigures) -> [(Bound, u64); STALL_BOUNDS.len()] {
+/// Returns the number of stalls up to each bound, saturating.
+fn cumulative_buckets(stalls: &StallFigures) -> [(Bound, u64); STALL_BOUNDS.len()] {
     STALL_BOUNDS.map(|(bound, buckets)| {
         let counts = stalls.buckets.iter().take(buckets);
         (bound, counts.fold(0_u64, |sum, count| sum.saturating_add(*count)))
@@ -200,7 +199,7 @@ mod tests {
         for (bucket, count) in stalls.buckets.iter_mut().zip(1..) {
             *bucket = count;
         }
-        let found = buckets(&stalls);
+        let found = cumulative_buckets(&stalls);
         for ((bound, buckets), micros) in STALL_BOUNDS.iter().zip([1 << 4, 1 << 8, 1 << 12, 1 << 16, 1 << 20])
         {
             assert_eq!(bound.1, (f64::from(micros) / 1e6).to_string());
@@ -213,6 +212,6 @@ mod tests {
             [sum(5), sum(9), sum(13), sum(17), sum(21), stalls.buckets.iter().sum()]
         );
         stalls.buckets[0] = u64::MAX;
-        assert_eq!(buckets(&stalls)[5].1, u64::MAX);
+        assert_eq!(cumulative_buckets(&stalls)[5].1, u64::MAX);
     }
 }

@@ -1,10 +1,9 @@
-//! Writes metrics as text, in pieces, in either of the two formats that scrapers ask for.
+//! Output of metrics as text, piece by piece, in one of two formats.
 //!
-//! Everything is written as OpenMetrics 1.0 at first. The older Prometheus text format 0.0.4 has the same
-//! sample lines but other metadata: a counter is declared by the name of its samples (with `_total`),
-//! an info is a gauge, and there are neither units nor an end mark. So the metadata lines are rewritten on their
-//! way and all others pass. A scrape of thousands of workloads is tens of megabytes; it leaves in
-//! pieces so that it is never held as a whole.
+//! Families are written as OpenMetrics 1.0. The older Prometheus text format 0.0.4 has the same sample lines but other
+//! metadata: a counter is declared by the name of its samples (with `_total`), an info is a gauge, and there are
+//! neither units nor an end mark. So only the metadata lines are rewritten. A scrape of thousands of workloads has tens
+//! of megabytes, so it is sent in pieces instead of being collected in memory.
 //!
 //! Sources: <https://prometheus.io/docs/instrumenting/exposition_formats/>, OpenMetrics 1.0.
 
@@ -23,7 +22,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The media type, for `Content-Type`.
+    /// Returns the media type for `Content-Type`.
     pub const fn content_type(self) -> &'static str {
         match self {
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -32,36 +31,36 @@ impl Format {
     }
 }
 
-/// Size of a piece, about: large against the cost of handing one on.
+/// The approximate size of a piece, which is large compared with the cost of sending one.
 pub(super) const PIECE_BYTES: usize = 64 << 10;
 
-/// Writes all metrics to `sink`, piece by piece: those that are `registered`, then `others`. Ends early when the sink returns
-/// `false`: nobody listens any more.
+/// Writes all metrics to `sink`, piece by piece: first the text of the registry (`registered`), then the families that
+/// `unregistered` writes. Stops if the sink returns `false`, because the client has closed the connection.
 pub(super) fn encode<S: FnMut(Bytes) -> bool>(
     registered: &str,
-    others: impl FnOnce(&mut Writer<S>) -> fmt::Result,
+    unregistered: impl FnOnce(&mut TextWriter<S>) -> fmt::Result,
     format: Format,
     sink: S,
 ) -> fmt::Result {
-    let mut writer = Writer::new(format, sink);
+    let mut writer = TextWriter::new(format, sink);
     registered.split_inclusive('\n').try_for_each(|line| writer.write_str(line))?;
-    others(&mut writer)?;
+    unregistered(&mut writer)?;
     text::encode_eof(&mut writer)?;
-    writer.hand_on()
+    writer.flush()
 }
 
-/// Text on its way. Metadata is written by [`Write`], and whole lines of samples may go to its text as they are.
-pub(super) struct Writer<S> {
+/// A buffer of text for the sink. Metadata is written by [`Write`]; sample lines may be added to the text directly.
+pub(super) struct TextWriter<S> {
     format: Format,
     sink: S,
     text: String,
-    /// Where in `text` the metadata line starts that is being written.
+    /// The start of the current metadata line in `text`.
     metadata: Option<usize>,
-    /// The help that waits for its type, which decides the name.
+    /// The help text, which is kept until the type is known.
     help: Option<String>,
 }
 
-impl<S: FnMut(Bytes) -> bool> Write for Writer<S> {
+impl<S: FnMut(Bytes) -> bool> Write for TextWriter<S> {
     #[inline]
     fn write_str(&mut self, part: &str) -> fmt::Result {
         if part.starts_with('#')
@@ -75,35 +74,35 @@ impl<S: FnMut(Bytes) -> bool> Write for Writer<S> {
             if let Some(start) = self.metadata.take() {
                 self.rewrite(start)?;
             }
-            self.hand_on_what_is_long()?;
+            self.flush_if_full()?;
         }
         Ok(())
     }
 }
 
-impl<S: FnMut(Bytes) -> bool> Writer<S> {
+impl<S: FnMut(Bytes) -> bool> TextWriter<S> {
     pub(super) fn new(format: Format, sink: S) -> Self {
         Self { format, sink, text: String::with_capacity(PIECE_BYTES + 1024), metadata: None, help: None }
     }
 
-    /// To push lines of samples to.
+    /// Returns the text, to which sample lines can be added.
     pub(super) const fn text(&mut self) -> &mut String {
         &mut self.text
     }
 
-    /// Hands on what is long enough for a piece.
+    /// Sends the text if it is long enough for a piece.
     #[inline]
-    pub(super) fn hand_on_what_is_long(&mut self) -> fmt::Result {
-        if self.text.len() >= PIECE_BYTES { self.hand_on() } else { Ok(()) }
+    pub(super) fn flush_if_full(&mut self) -> fmt::Result {
+        if self.text.len() >= PIECE_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Hands on what is there. An error means that nobody listens any more.
-    pub(super) fn hand_on(&mut self) -> fmt::Result {
+    /// Sends the text. Fails if the client has closed the connection.
+    pub(super) fn flush(&mut self) -> fmt::Result {
         let piece = std::mem::replace(&mut self.text, String::with_capacity(PIECE_BYTES + 1024));
         if piece.is_empty() || (self.sink)(piece.into()) { Ok(()) } else { Err(fmt::Error) }
     }
 
-    /// Turns the OpenMetrics metadata line at `start` into Prometheus text.
+    /// Converts the OpenMetrics metadata line at `start` to the Prometheus format.
     fn rewrite(&mut self, start: usize) -> fmt::Result {
         let line = self.text.split_off(start);
         let mut words = line.trim_end().splitn(4, ' ').skip(1);
@@ -121,7 +120,7 @@ impl<S: FnMut(Bytes) -> bool> Writer<S> {
                 }
                 writeln!(self.text, "# TYPE {name}{suffix} {kind}")?;
             }
-            // Units and the end mark have no place in this format.
+            // This format has no units and no end mark.
             _ => {}
         }
         Ok(())

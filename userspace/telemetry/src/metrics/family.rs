@@ -1,30 +1,30 @@
-//! Families of metrics as they are made at each reading, typed: [`Out`] begins one after another, [`Family`] puts samples
-//! into it, and a [`Sink`] takes both.
+//! Typed metric families, as they are created for each reading: [`FamilyWriter`] begins families, [`Family`] adds
+//! samples, and a [`FamilySink`] receives both.
 //!
-//! There are two sinks: [`super::text`] writes lines, [`super::samples`] hands on values. Which of them it is is known when
-//! the program is compiled, so that the text of hundreds of thousands of lines costs no more than writing it.
+//! There are two sinks: [`super::text`] writes lines, [`super::samples`] passes values on. The sink is a type
+//! parameter, so that the compiler removes the abstraction for hundreds of thousands of lines.
 
 use std::fmt;
 
 use numaward_config::exported::MetricFilter;
 
-/// What a family is. Its text is that of OpenMetrics.
+/// The type of a metric family, with the names of OpenMetrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub(crate) enum Kind {
-    /// Grows.
+pub(crate) enum FamilyKind {
+    /// A number that only grows.
     Counter,
-    /// Goes up and down.
+    /// A number that can fall.
     #[default]
     Gauge,
     /// Counts by size.
     Histogram,
-    /// Always 1; the information is in the labels.
+    /// Always 1; the labels contain the information.
     Info,
 }
 
-impl Kind {
-    /// What the name of a sample has after that of the family.
+impl FamilyKind {
+    /// Returns the suffix of sample names after the name of the family.
     pub(super) const fn suffix(self) -> &'static str {
         match self {
             Self::Counter => "_total",
@@ -34,34 +34,34 @@ impl Kind {
     }
 }
 
-/// A family as it is described.
+/// The metadata of a metric family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Description {
-    /// The name, without `_total` and the like.
+pub(crate) struct FamilyDescription {
+    /// The name, without a suffix such as `_total`.
     pub(crate) name: String,
-    /// The name of its samples.
+    /// The name of the samples.
     pub(crate) sample_name: String,
-    /// What it is.
-    pub(crate) kind: Kind,
-    /// In what it counts, as in the name; empty where it only counts.
+    /// The type.
+    pub(crate) kind: FamilyKind,
+    /// The unit, as in the name; empty for a number without a unit.
     pub(crate) unit: String,
-    /// What it says.
+    /// The help text.
     pub(crate) help: String,
 }
 
 /// The value of a counter or a gauge.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Number {
-    /// A count.
+    /// A natural number.
     Unsigned(u64),
-    /// A count that may be below zero.
+    /// An integer.
     Signed(i64),
-    /// Anything else.
+    /// A real number.
     Real(f64),
 }
 
 impl Number {
-    /// The nearest real number.
+    /// Returns the nearest real number.
     #[expect(clippy::cast_precision_loss, reason = "as every reader of the text does")]
     pub(crate) const fn as_f64(self) -> f64 {
         match self {
@@ -90,40 +90,39 @@ macro_rules! number {
 
 number!(u32 => Unsigned, u64 => Unsigned, i64 => Signed, f64 => Real);
 
-/// The upper bound of a bucket, and how it is written.
+/// The upper bound of a bucket, and its text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bound(pub(super) f64, pub(super) &'static str);
 
-/// Takes families, one after another, each with its samples.
-pub(super) trait Sink {
-    /// A family begins. Its samples are of no workload until there is one.
-    fn begin(&mut self, family: Description) -> fmt::Result;
+/// A receiver of families and their samples.
+pub(super) trait FamilySink {
+    /// Begins a family. The next samples belong to no workload until [`Self::workload`] is called.
+    fn begin(&mut self, family: FamilyDescription) -> fmt::Result;
 
-    /// The next samples are of this workload.
-    fn workload(&mut self, workload: Named<'_>);
+    /// Sets the workload of the next samples.
+    fn workload(&mut self, workload: WorkloadLabel<'_>);
 
-    /// A sample of the family with these labels, after those of the workload.
-    fn put<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result;
+    /// Adds a sample. These labels follow those of the workload.
+    fn add<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result;
 
-    /// A sample of a family of histograms: the sum, and how many there were up to each bound, of which the last is
-    /// infinite.
+    /// Adds a histogram: the sum, and the number of values up to each bound. The last bound is infinite.
     fn histogram(&mut self, sum: f64, up_to: &[(Bound, u64)]) -> fmt::Result;
 }
 
-/// Where families are put.
+/// A writer of families.
 #[derive(Debug)]
-pub(super) struct Out<'s, S> {
+pub(super) struct FamilyWriter<'s, S> {
     sink: &'s mut S,
-    /// Of all their names.
+    /// The prefix of all names.
     prefix: Option<&'static str>,
-    /// Which families are wanted, if not all.
+    /// The filter of families; `None`: all.
     families: Option<&'s MetricFilter>,
 }
 
-/// A family, or an error where nobody listens any more.
-type Begun<'s, S> = Result<Family<'s, S>, fmt::Error>;
+/// A family, or an error if the client has closed the connection.
+type FamilyResult<'s, S> = Result<Family<'s, S>, fmt::Error>;
 
-impl<'s, S: Sink> Out<'s, S> {
+impl<'s, S: FamilySink> FamilyWriter<'s, S> {
     pub(super) const fn new(
         sink: &'s mut S,
         prefix: Option<&'static str>,
@@ -132,20 +131,20 @@ impl<'s, S: Sink> Out<'s, S> {
         Self { sink, prefix, families }
     }
 
-    pub(super) fn counter(&mut self, name: &str, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Counter, name, help)
+    pub(super) fn counter(&mut self, name: &str, help: &str) -> FamilyResult<'_, S> {
+        self.begin(FamilyKind::Counter, name, help)
     }
 
-    pub(super) fn gauge(&mut self, name: &str, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Gauge, name, help)
+    pub(super) fn gauge(&mut self, name: &str, help: &str) -> FamilyResult<'_, S> {
+        self.begin(FamilyKind::Gauge, name, help)
     }
 
-    /// A gauge that only carries information: it is always 1, and what it says is in the labels.
-    pub(super) fn info(&mut self, name: &str, help: &str) -> Begun<'_, S> {
-        self.begin(Kind::Info, name, help)
+    /// Begins a gauge with the value 1, and with information in the labels.
+    pub(super) fn info(&mut self, name: &str, help: &str) -> FamilyResult<'_, S> {
+        self.begin(FamilyKind::Info, name, help)
     }
 
-    pub(super) fn begin(&mut self, kind: Kind, name: &str, help: &str) -> Begun<'_, S> {
+    pub(super) fn begin(&mut self, kind: FamilyKind, name: &str, help: &str) -> FamilyResult<'_, S> {
         let name = self.prefix.map_or_else(|| name.to_owned(), |prefix| format!("{prefix}_{name}"));
         let sample_name = format!("{name}{}", kind.suffix());
         let unit = name.rsplit('_').next().filter(|last| ["bytes", "seconds"].contains(last));
@@ -153,61 +152,63 @@ impl<'s, S: Sink> Out<'s, S> {
         if self.families.is_some_and(|families| !families.admits(&sample_name)) {
             return Ok(Family(None));
         }
-        self.sink.begin(Description { name, sample_name, kind, unit, help })?;
+        self.sink.begin(FamilyDescription { name, sample_name, kind, unit, help })?;
         Ok(Family(Some(self.sink)))
     }
 }
 
-/// One family, which takes samples; nothing comes of them where it is not wanted.
+/// A family that accepts samples; `None` if the filter excludes it.
 #[derive(Debug)]
 pub(super) struct Family<'s, S>(Option<&'s mut S>);
 
-impl<S: Sink> Family<'_, S> {
-    /// The next samples are of this workload.
-    pub(super) fn of<'n>(&mut self, workload: impl Into<Named<'n>>) -> &mut Self {
+impl<S: FamilySink> Family<'_, S> {
+    /// Sets the workload of the next samples.
+    pub(super) fn for_workload<'n>(&mut self, workload: impl Into<WorkloadLabel<'n>>) -> &mut Self {
         if let Some(sink) = &mut self.0 {
             sink.workload(workload.into());
         }
         self
     }
 
-    /// Puts samples, each with its labels.
-    pub(super) fn put_all<const N: usize, L: Label, V: Into<Number>>(
+    /// Adds samples, each with its labels.
+    pub(super) fn add_all<const N: usize, L: Label, V: Into<Number>>(
         &mut self,
         samples: impl IntoIterator<Item = ([L; N], V)>,
     ) -> fmt::Result {
-        samples.into_iter().try_for_each(|(labels, number)| self.put(labels, number))
+        samples.into_iter().try_for_each(|(labels, number)| self.add(labels, number))
     }
 
-    /// Puts a sample without other labels for each of these workloads.
-    pub(super) fn put_each<'n, V: Into<Number>>(
+    /// Adds a sample without further labels for each workload.
+    pub(super) fn add_for_each<'n, V: Into<Number>>(
         &mut self,
-        workloads: impl IntoIterator<Item = (impl Into<Named<'n>>, V)>,
+        workloads: impl IntoIterator<Item = (impl Into<WorkloadLabel<'n>>, V)>,
     ) -> fmt::Result {
-        workloads.into_iter().try_for_each(|(workload, number)| self.of(workload).put(NONE, number))
+        workloads
+            .into_iter()
+            .try_for_each(|(workload, number)| self.for_workload(workload).add(NO_LABELS, number))
     }
 
-    /// Puts a sample with these labels, after those of the workload.
+    /// Adds a sample. These labels follow those of the workload.
     #[inline]
-    pub(super) fn put<const N: usize>(
+    pub(super) fn add<const N: usize>(
         &mut self,
         labels: [impl Label; N],
         number: impl Into<Number>,
     ) -> fmt::Result {
         match &mut self.0 {
-            Some(sink) => sink.put(labels, number.into()),
+            Some(sink) => sink.add(labels, number.into()),
             None => Ok(()),
         }
     }
 
-    /// Puts a histogram: see [`Sink::histogram`].
+    /// Adds a histogram: see [`FamilySink::histogram`].
     pub(super) fn histogram(&mut self, sum: f64, up_to: &[(Bound, u64)]) -> fmt::Result {
         self.0.as_mut().map_or(Ok(()), |sink| sink.histogram(sum, up_to))
     }
 }
 
-/// No labels.
-pub(super) const NONE: [Made<'static>; 0] = [];
+/// No further labels.
+pub(super) const NO_LABELS: [FormattedLabel<'static>; 0] = [];
 
 /// A label of a sample.
 pub(super) trait Label {
@@ -215,21 +216,21 @@ pub(super) trait Label {
 
     fn value(&self) -> &str;
 
-    /// As it is written, escapes and all, where it is made already.
+    /// Returns the formatted and escaped label, if it exists already.
     fn text(&self) -> Option<&str> {
         None
     }
 }
 
-/// A label that many lines have, whose text is made once.
+/// A label that is formatted once for many lines.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Made<'a> {
+pub(super) struct FormattedLabel<'a> {
     pub(super) name: &'static str,
     pub(super) value: &'a str,
     pub(super) text: &'a str,
 }
 
-impl Label for Made<'_> {
+impl Label for FormattedLabel<'_> {
     fn name(&self) -> &str {
         self.name
     }
@@ -243,10 +244,10 @@ impl Label for Made<'_> {
     }
 }
 
-/// [`Made`], of name and value.
-macro_rules! made {
+/// Creates a [`FormattedLabel`] from literals for the name and the value.
+macro_rules! formatted_label {
     ($name:literal, $value:literal) => {
-        $crate::metrics::family::Made {
+        $crate::metrics::family::FormattedLabel {
             name: $name,
             value: $value,
             text: concat!($name, "=\"", $value, "\""),
@@ -254,23 +255,23 @@ macro_rules! made {
     };
 }
 
-pub(super) use made;
+pub(super) use formatted_label;
 
-/// A workload of which samples are put.
+/// The workload of samples.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Named<'a> {
+pub(super) struct WorkloadLabel<'a> {
     pub(super) name: &'a str,
-    /// Its labels as they are written, escapes and all, where they are made already.
+    /// The formatted and escaped labels, if they exist already.
     pub(super) text: Option<&'a str>,
 }
 
-impl<'a, N: AsRef<str> + ?Sized> From<&'a N> for Named<'a> {
+impl<'a, N: AsRef<str> + ?Sized> From<&'a N> for WorkloadLabel<'a> {
     fn from(name: &'a N) -> Self {
         Self { name: name.as_ref(), text: None }
     }
 }
 
-/// Its name and value.
+/// A label as name and value.
 impl<V: AsRef<str>> Label for (&str, V) {
     fn name(&self) -> &str {
         self.0
@@ -281,8 +282,8 @@ impl<V: AsRef<str>> Label for (&str, V) {
     }
 }
 
-/// The labels of a workload: of a container of a pod, whose name is `NAMESPACE/POD/CONTAINER`, those by which other
-/// exporters know it; of any other its name. No other workload's name has two slashes.
+/// Returns the labels of a workload. A container of a pod, with the name `NAMESPACE/POD/CONTAINER`, gets the labels
+/// that other exporters use; any other workload gets its name. No other name contains two slashes.
 pub(super) fn workload_labels(workload: &str) -> impl Iterator<Item = (&'static str, &str)> {
     let pod = pod_labels(workload);
     let other = pod.is_none().then_some(("workload", workload));

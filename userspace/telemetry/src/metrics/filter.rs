@@ -1,11 +1,11 @@
-//! What is exported of all metrics (`metrics` in the configuration).
+//! The filter for exported metrics (`metrics` in the configuration).
 
 use numaward_config::exported::{ExportedMetrics, MetricFilter};
 use numaward_model::snapshot::{GuaranteeFigures, Snapshot};
 
-use super::family::Kind;
+use super::family::FamilyKind;
 
-/// Drops what is not exported of workloads.
+/// Removes workloads that are not exported.
 pub(super) fn keep_workloads(filter: &MetricFilter, snapshot: &mut Snapshot) {
     if filter.is_open() {
         return;
@@ -29,7 +29,8 @@ pub(super) fn keep_workloads(filter: &MetricFilter, snapshot: &mut Snapshot) {
     over_budget.retain(|of| filter.admits(&of.workload));
 }
 
-/// Drops families that are not exported from text in the format of OpenMetrics. Each begins with its help.
+/// Removes families that are not exported from a text in the OpenMetrics format, in which each family begins with its
+/// help line.
 pub(super) fn keep_families(exported: &ExportedMetrics, text: String) -> String {
     const BEGINNING: &str = "# HELP ";
     if exported.families.is_open() {
@@ -42,7 +43,7 @@ pub(super) fn keep_families(exported: &ExportedMetrics, text: String) -> String 
         let declared =
             family.iter().find_map(|line| line.strip_prefix("# TYPE ")?.trim_end().split_once(' '));
         let is_kept = declared.is_none_or(|(name, kind)| {
-            let kind: Kind = kind.parse().unwrap_or_default();
+            let kind: FamilyKind = kind.parse().unwrap_or_default();
             exported.families.admits(&format!("{name}{}", kind.suffix()))
         });
         if is_kept {

@@ -6,23 +6,23 @@ use numaward_config::exported::MetricFilter;
 use numaward_model::snapshot::GuaranteeFigures;
 
 use super::NODE;
-use super::family::{NONE, Out, Sink};
+use super::family::{FamilySink, FamilyWriter, NO_LABELS};
 
-/// Puts what a source gave into a sink.
+/// Adds the kubelet's families to a sink.
 pub(super) fn collect(
     promises: &GuaranteeFigures,
-    sink: &mut impl Sink,
+    sink: &mut impl FamilySink,
     families: Option<&MetricFilter>,
 ) -> fmt::Result {
-    let mut out = Out::new(sink, None, families);
-    // Where nothing can be promised, the kubelet's policy `none` has them at zero.
+    let mut out = FamilyWriter::new(sink, None, families);
+    // Without guarantees, these values are zero, like those of the kubelet's policy `none`.
     let shared = promises.free_cpus;
     let exclusive: u64 = promises.exclusive_cpus.iter().map(|(_, cpus)| cpus).sum();
     let help = "The size of the shared CPU pool for non-guaranteed QoS pods, in millicores";
-    out.gauge("kubelet_cpu_manager_shared_pool_size_millicores", help)?.put(NONE, shared * 1000)?;
+    out.gauge("kubelet_cpu_manager_shared_pool_size_millicores", help)?.add(NO_LABELS, shared * 1000)?;
     let help = "The total number of CPUs exclusively allocated to containers";
-    out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", help)?.put(NONE, exclusive)?;
+    out.gauge("kubelet_cpu_manager_exclusive_cpu_allocation_count", help)?.add(NO_LABELS, exclusive)?;
     let help = "Number of CPUs allocated per NUMA node";
     let cpus = promises.exclusive_cpus.iter().map(|(node, cpus)| ([(NODE, node.to_string())], cpus));
-    out.gauge("kubelet_cpu_manager_allocation_per_numa", help)?.put_all(cpus)
+    out.gauge("kubelet_cpu_manager_allocation_per_numa", help)?.add_all(cpus)
 }

@@ -1,9 +1,8 @@
-//! Metrics: what this host does, in the text formats of Prometheus and OpenMetrics.
+//! Metrics of this host in the text formats of Prometheus and OpenMetrics.
 //!
-//! Nothing is counted twice: at each reading, typed families are made of what their source says ([`SnapshotSource`]). A
-//! scrape writes them straight to the response ([`Metrics::encode`]); who sends or watches them takes samples
-//! (`Metrics::visit`). Only what numaward itself does (scrapes) is kept in the registry, which is made once and passed
-//! in.
+//! The families are created at each reading from a snapshot of the daemon's figures ([`SnapshotSource`]), so no figure
+//! is counted twice. A scrape writes them directly to the response ([`Metrics::encode`]); OTLP and alerts read them as
+//! samples (`Metrics::visit`). Only counters of numaward's own work, such as scrapes, are kept in a registry.
 
 mod activity;
 mod collector;
@@ -26,10 +25,10 @@ use prometheus_client::{
 };
 
 pub use self::exposition::Format;
-use self::{exposition::Writer, family::Sink, text::Lines};
+use self::{exposition::TextWriter, family::FamilySink, text::LineWriter};
 pub(crate) use self::{
-    family::{Description, Kind, Number},
-    samples::{Sample, Value},
+    family::{FamilyDescription, FamilyKind, Number},
+    samples::{MetricSample, SampleValue},
 };
 
 /// All metrics of the daemon.
@@ -38,31 +37,31 @@ pub struct Metrics {
     root: Registry,
     source: Arc<dyn SnapshotSource>,
     scrape_duration: Histogram,
-    /// Whether the kubelet's gauges are served.
+    /// True if the kubelet's gauges are exported.
     kubelet_names: bool,
-    /// What of all this is exported.
+    /// The filter for exported metrics.
     exported: ExportedMetrics,
 }
 
-/// The label of a NUMA node. In Kubernetes, `node` is a host.
+/// The label of a NUMA node. The label `node` is a host in Kubernetes.
 const NODE: &str = "numa_node";
-/// Of all names but the kubelet's.
+/// The prefix of all names, except the kubelet's.
 const PREFIX: &str = "numaward";
 
 impl Metrics {
-    /// Registers what the source gives and what numaward says about itself.
+    /// Creates the metrics of a source, with the registry of numaward's own metrics.
     pub fn new(source: Arc<dyn SnapshotSource>) -> Self {
         let mut root = Registry::default();
         let registry = root.sub_registry_with_prefix(PREFIX);
         registry.register(
             "build",
-            "The build of numaward that runs",
+            "Version of the running numaward",
             Info::new([("version", numaward_api::VERSION)]),
         );
         let scrape_duration = Histogram::new([0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0]);
         registry.register_with_unit(
             "scrape_duration",
-            "Time taken to write the metrics, until the reader had them",
+            "Time from the start of a scrape until the client received all metrics",
             Unit::Seconds,
             scrape_duration.clone(),
         );
@@ -70,14 +69,14 @@ impl Metrics {
         Self { root, source, scrape_duration, kubelet_names: false, exported }
     }
 
-    /// Serves what somebody counts, too. Names get the prefix.
+    /// Registers further metrics. Their names get the prefix.
     #[must_use]
     pub fn with(mut self, register: impl FnOnce(&mut Registry)) -> Self {
         register(self.root.sub_registry_with_prefix(PREFIX));
         self
     }
 
-    /// Serves what the kubelet has series for under its names, too (`exportKubeletNames`).
+    /// Registers metrics under the kubelet's names (`exportKubeletNames`), without the prefix.
     #[must_use]
     pub fn with_kubelet_names(mut self, register: impl FnOnce(&mut Registry)) -> Self {
         register(&mut self.root);
@@ -85,13 +84,14 @@ impl Metrics {
         self
     }
 
-    /// Exports only these (`metrics` in the configuration): to scrapers and by OTLP. Alerts see all.
+    /// Sets the filter for exported metrics (`metrics` in the configuration), for scrapes and OTLP. Alerts use all
+    /// metrics.
     #[must_use]
     pub fn exporting(self, exported: ExportedMetrics) -> Self {
         Self { exported, ..self }
     }
 
-    /// Writes what is exported, piece by piece. Blocks; ends early when the sink returns `false`.
+    /// Writes the exported metrics, piece by piece. Blocks, and stops if the sink returns `false`.
     pub fn encode(&self, format: Format, sink: impl FnMut(Bytes) -> bool) -> fmt::Result {
         let start = Instant::now();
         self.write(format, sink)?;
@@ -100,11 +100,12 @@ impl Metrics {
     }
 
     fn write<S: FnMut(Bytes) -> bool>(&self, format: Format, sink: S) -> fmt::Result {
-        let others = |out: &mut Writer<S>| self.collect(&mut Lines::new(out), Some(&self.exported));
-        exposition::encode(&self.registered(Some(&self.exported))?, others, format, sink)
+        let unregistered =
+            |out: &mut TextWriter<S>| self.collect(&mut LineWriter::new(out), Some(&self.exported));
+        exposition::encode(&self.registered(Some(&self.exported))?, unregistered, format, sink)
     }
 
-    /// What is kept in the registry, as text in the format of OpenMetrics without its end.
+    /// Returns the metrics of the registry as OpenMetrics text, without the end mark.
     fn registered(&self, exported: Option<&ExportedMetrics>) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encoding::text::encode_registry(&mut text, &self.root)?;
@@ -114,8 +115,8 @@ impl Metrics {
         })
     }
 
-    /// Takes a reading of all that is not kept in the registry.
-    fn collect(&self, sink: &mut impl Sink, exported: Option<&ExportedMetrics>) -> fmt::Result {
+    /// Takes a snapshot and adds its families to a sink.
+    fn collect(&self, sink: &mut impl FamilySink, exported: Option<&ExportedMetrics>) -> fmt::Result {
         let mut snapshot = self.source.snapshot();
         let families = exported.map(|exported| &exported.families).filter(|families| !families.is_open());
         if let Some(exported) = exported {

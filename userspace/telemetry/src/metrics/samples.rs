@@ -1,4 +1,4 @@
-//! The samples of a reading, for those who send or watch them: the same numbers as in `/metrics`, typed.
+//! The samples of a reading as typed values, for OTLP and alerts: the same numbers as in `/metrics`.
 
 use std::fmt;
 
@@ -6,112 +6,113 @@ use numaward_config::exported::ExportedMetrics;
 
 use super::{
     Metrics,
-    family::{Bound, Description, Kind, Label, Named, Number, Sink, workload_labels},
+    family::{
+        Bound, FamilyDescription, FamilyKind, FamilySink, Label, Number, WorkloadLabel, workload_labels,
+    },
 };
 
 /// The value of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Value<'a> {
-    /// Of a counter, a gauge or an info.
+pub(crate) enum SampleValue<'a> {
+    /// The value of a counter, a gauge or an info.
     Number(Number),
-    /// Of a histogram.
+    /// The value of a histogram.
     Histogram {
-        /// Of all that was counted.
+        /// The sum of all values.
         sum: f64,
-        /// How many there were up to each bound, of which the last is infinite.
+        /// The number of values up to each bound. The last bound is infinite.
         up_to: &'a [(f64, u64)],
     },
 }
 
 /// A sample of a family.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Sample<'a> {
-    /// Those of the workload.
+pub(crate) struct MetricSample<'a> {
+    /// The labels of the workload.
     workload: &'a [(&'static str, String)],
-    /// Its own.
+    /// The further labels of the sample.
     labels: &'a [(&'a str, &'a str)],
-    /// The value.
-    pub(crate) value: Value<'a>,
+    pub(crate) value: SampleValue<'a>,
 }
 
-impl<'a> Sample<'a> {
-    /// One with these labels.
+impl<'a> MetricSample<'a> {
+    /// Creates a sample with the given labels.
     #[cfg(test)]
-    pub(crate) const fn new(labels: &'a [(&'a str, &'a str)], value: Value<'a>) -> Self {
+    pub(crate) const fn new(labels: &'a [(&'a str, &'a str)], value: SampleValue<'a>) -> Self {
         Self { workload: &[], labels, value }
     }
 
-    /// The labels, in order.
+    /// Returns the labels, in order.
     pub(crate) fn labels(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         let workload = self.workload.iter().map(|(name, value)| (*name, value.as_str()));
         workload.chain(self.labels.iter().copied())
     }
 }
 
-/// Hands on samples.
+/// A sink that passes samples to a closure.
 struct Visitor<V> {
     visit: V,
-    family: Description,
+    family: FamilyDescription,
     workload: Vec<(&'static str, String)>,
 }
 
-impl<V: FnMut(&Description, &Sample<'_>)> Visitor<V> {
-    fn hand_on(&mut self, labels: &[(&str, &str)], value: Value<'_>) {
-        (self.visit)(&self.family, &Sample { workload: &self.workload, labels, value });
+impl<V: FnMut(&FamilyDescription, &MetricSample<'_>)> Visitor<V> {
+    fn visit_sample(&mut self, labels: &[(&str, &str)], value: SampleValue<'_>) {
+        (self.visit)(&self.family, &MetricSample { workload: &self.workload, labels, value });
     }
 }
 
-impl<V: FnMut(&Description, &Sample<'_>)> Sink for Visitor<V> {
-    fn begin(&mut self, family: Description) -> fmt::Result {
+impl<V: FnMut(&FamilyDescription, &MetricSample<'_>)> FamilySink for Visitor<V> {
+    fn begin(&mut self, family: FamilyDescription) -> fmt::Result {
         self.family = family;
         self.workload.clear();
         Ok(())
     }
 
-    fn workload(&mut self, workload: Named<'_>) {
+    fn workload(&mut self, workload: WorkloadLabel<'_>) {
         self.workload.clear();
         self.workload.extend(workload_labels(workload.name).map(|(name, value)| (name, value.to_owned())));
     }
 
-    fn put<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result {
+    fn add<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result {
         let labels = labels.each_ref().map(|label| (label.name(), label.value()));
-        self.hand_on(&labels, Value::Number(number));
+        self.visit_sample(&labels, SampleValue::Number(number));
         Ok(())
     }
 
     fn histogram(&mut self, sum: f64, up_to: &[(Bound, u64)]) -> fmt::Result {
         let up_to: Vec<_> = up_to.iter().map(|(bound, count)| (bound.0, *count)).collect();
-        self.hand_on(&[], Value::Histogram { sum, up_to: &up_to });
+        self.visit_sample(&[], SampleValue::Histogram { sum, up_to: &up_to });
         Ok(())
     }
 }
 
-/// Hands on what is kept in the registry.
+/// Visits the samples of the registry.
 ///
-/// `prometheus-client` gives its metrics to nothing but its own encoders: of text, or of protobuf messages, which turn all
-/// counts into `f64` and need a compiler of `.proto` files at build time. So these few families are read from its text;
-/// those of workloads never are.
+/// `prometheus-client` provides its metrics only through its encoders: as text, or as protobuf messages, which convert
+/// all counts to `f64` and need a `.proto` compiler at build time. So these few families are parsed from text. Families
+/// of workloads are never parsed.
 fn visit_registered<V>(written: &str, visitor: &mut Visitor<V>) -> fmt::Result
 where
-    V: FnMut(&Description, &Sample<'_>),
+    V: FnMut(&FamilyDescription, &MetricSample<'_>),
 {
-    // A histogram's lines are its sum, its count and its buckets, the last of which is infinite.
+    // The lines of a histogram are its sum, its count and its buckets, of which the last is infinite.
     let (mut sum, mut up_to) = (0.0, Vec::new());
     for line in written.lines() {
         if let Some(metadata) = line.strip_prefix("# ") {
-            describe(&mut visitor.family, metadata);
+            update_family(&mut visitor.family, metadata);
             continue;
         }
-        let (labels, value) = sample(line).ok_or(fmt::Error)?;
+        let (labels, value) = parse_line(line).ok_or(fmt::Error)?;
         let mut labels: Vec<_> = labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        if visitor.family.kind != Kind::Histogram {
-            visitor.hand_on(&labels, Value::Number(value));
+        if visitor.family.kind != FamilyKind::Histogram {
+            visitor.visit_sample(&labels, SampleValue::Number(value));
         } else if let Some(at) = labels.iter().position(|(name, _)| *name == "le") {
             let bound: f64 = labels.remove(at).1.parse().map_err(|_| fmt::Error)?;
             let Number::Unsigned(count) = value else { return Err(fmt::Error) };
             up_to.push((bound, count));
             if bound.is_infinite() {
-                visitor.hand_on(&labels, Value::Histogram { sum, up_to: &up_to });
+                visitor.visit_sample(&labels, SampleValue::Histogram { sum, up_to: &up_to });
                 up_to.clear();
             }
         } else if up_to.is_empty() && matches!(value, Number::Real(_)) {
@@ -121,11 +122,11 @@ where
     Ok(())
 }
 
-fn describe(family: &mut Description, metadata: &str) {
+fn update_family(family: &mut FamilyDescription, metadata: &str) {
     let mut words = metadata.splitn(3, ' ');
     let (Some(what), Some(name)) = (words.next(), words.next()) else { return };
     if family.name != name {
-        *family = Description { name: name.to_owned(), ..Description::default() };
+        *family = FamilyDescription { name: name.to_owned(), ..FamilyDescription::default() };
     }
     let rest = words.next().unwrap_or_default();
     match what {
@@ -139,9 +140,9 @@ fn describe(family: &mut Description, metadata: &str) {
     }
 }
 
-/// The labels and the value of a line.
-fn sample(line: &str) -> Option<(Vec<(&str, String)>, Number)> {
-    // Neither names nor values have braces or spaces; labels may have both.
+/// Parses the labels and the value of a line.
+fn parse_line(line: &str) -> Option<(Vec<(&str, String)>, Number)> {
+    // Names and values contain neither braces nor spaces; labels may contain both.
     let (mut rest, value) = match line.split_once('{') {
         Some((_, rest)) => rest.rsplit_once("} ")?,
         None => ("", line.split_once(' ')?.1),
@@ -166,22 +167,25 @@ fn sample(line: &str) -> Option<(Vec<(&str, String)>, Number)> {
 }
 
 impl Metrics {
-    /// Visits all samples, each with its family. Blocks. It is no scrape, and not counted as one.
-    pub(crate) fn visit(&self, visit: impl FnMut(&Description, &Sample<'_>)) -> fmt::Result {
+    /// Visits all samples with their families. Blocks, and does not count as a scrape.
+    pub(crate) fn visit(&self, visit: impl FnMut(&FamilyDescription, &MetricSample<'_>)) -> fmt::Result {
         self.visit_some(visit, None)
     }
 
-    /// The same with those that are exported.
-    pub(crate) fn visit_exported(&self, visit: impl FnMut(&Description, &Sample<'_>)) -> fmt::Result {
+    /// Visits the exported samples, like [`Self::visit`].
+    pub(crate) fn visit_exported(
+        &self,
+        visit: impl FnMut(&FamilyDescription, &MetricSample<'_>),
+    ) -> fmt::Result {
         self.visit_some(visit, Some(&self.exported))
     }
 
     fn visit_some(
         &self,
-        visit: impl FnMut(&Description, &Sample<'_>),
+        visit: impl FnMut(&FamilyDescription, &MetricSample<'_>),
         exported: Option<&ExportedMetrics>,
     ) -> fmt::Result {
-        let mut visitor = Visitor { visit, family: Description::default(), workload: Vec::new() };
+        let mut visitor = Visitor { visit, family: FamilyDescription::default(), workload: Vec::new() };
         visit_registered(&self.registered(exported)?, &mut visitor)?;
         self.collect(&mut visitor, exported)
     }
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_registry_keeps_is_handed_on_as_it_is() {
+    fn visits_registry_unchanged() {
         let mut registry = Registry::default();
         let counter = Family::<[(&str, &str); 2], Counter>::default();
         counter.get_or_create(&[("reason", "a\\b\"c\nd} 7,x=\""), ("node", "")]).inc_by(u64::MAX);
@@ -213,18 +217,18 @@ mod tests {
         registry.register("c", "How long", histogram);
         registry.register("d", "Who", Info::new([("version", "1")]));
         let mut seen = Vec::new();
-        let visit = |family: &Description, sample: &Sample<'_>| {
+        let visit = |family: &FamilyDescription, sample: &MetricSample<'_>| {
             let labels: Vec<_> = sample.labels().collect();
             seen.push(format!("{} {:?} {labels:?} {:?}", family.sample_name, family.kind, sample.value));
         };
-        let mut visitor = Visitor { visit, family: Description::default(), workload: Vec::new() };
+        let mut visitor = Visitor { visit, family: FamilyDescription::default(), workload: Vec::new() };
         let mut written = String::new();
         text::encode_registry(&mut written, &registry).unwrap();
         visit_registered(&written, &mut visitor).unwrap();
-        let last = Description {
+        let last = FamilyDescription {
             name: "d".to_owned(),
             sample_name: "d_info".to_owned(),
-            kind: Kind::Info,
+            kind: FamilyKind::Info,
             unit: String::new(),
             help: "Who.".to_owned(),
         };
@@ -241,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_sample_is_refused() {
+    fn refuses_invalid_samples() {
         for line in ["", "a", "a{b=\"c\" 1", "#", "a x", "a{b=\"c} 1", "a{b=\"c\\} 1"] {
-            assert_eq!(sample(line), None, "{line}");
+            assert_eq!(parse_line(line), None, "{line}");
         }
     }
 }

@@ -6,16 +6,16 @@ use numaward_topology::Bytes;
 use super::*;
 
 #[derive(Debug)]
-struct Fixed(Snapshot);
+struct FixedSource(Snapshot);
 
-impl SnapshotSource for Fixed {
+impl SnapshotSource for FixedSource {
     fn snapshot(&self) -> Snapshot {
         self.0.clone()
     }
 }
 
 fn written(snapshot: Snapshot, format: Format) -> String {
-    encoded(&Metrics::new(Arc::new(Fixed(snapshot))), format)
+    encoded(&Metrics::new(Arc::new(FixedSource(snapshot))), format)
 }
 
 fn encoded(metrics: &Metrics, format: Format) -> String {
@@ -30,7 +30,7 @@ fn encoded(metrics: &Metrics, format: Format) -> String {
 }
 
 #[test]
-fn containers_of_pods_carry_the_labels_of_kubernetes() {
+fn containers_have_kubernetes_labels() {
     let named = |name: &str| WorkloadFigures { name: name.into(), ..snapshot().workloads.remove(1) };
     let workloads = ["shop/web-0/main", "numaward/bench", "a//b", "a/b/c/d"].map(named).to_vec();
     let allocated = Some(vec![AllocatedFigures::default()]);
@@ -47,10 +47,10 @@ fn containers_of_pods_carry_the_labels_of_kubernetes() {
     let with = |label: &str| text.lines().filter(|line| line.contains(label)).count();
     assert_eq!(with("namespace="), with("container=\"main\""));
     let doubled = |line: &&str| line.contains("namespace=") && line.contains("workload=");
-    assert_eq!(text.lines().find(doubled), None, "a series of a pod has no other name");
+    assert_eq!(text.lines().find(doubled), None, "the series of a pod have no label workload");
 }
 
-/// What both formats share: lines of samples.
+/// The sample lines, which are equal in both formats.
 const SAMPLES: &str = r#"numaward_build_info{version="VERSION"} 1
 numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",locality="local"} 4096
 numaward_memory_allocated_bytes_total{workload="a\\b\"c\nd.service",numa_node="2",locality="remote"} 8192
@@ -114,19 +114,19 @@ fn samples(text: &str) -> String {
 }
 
 #[test]
-fn both_formats_carry_the_same_samples() {
+fn both_formats_have_same_samples() {
     let expected = SAMPLES.replace("VERSION", numaward_api::VERSION);
     assert_eq!(samples(&written(snapshot(), Format::OpenMetrics)), expected);
     assert_eq!(samples(&written(snapshot(), Format::Prometheus)), expected);
 }
 
-/// What is sent and watched is what is served.
+/// Visited samples are equal to the text.
 #[test]
-fn samples_are_those_of_the_text() {
+fn visited_samples_equal_text() {
     let mut lines = String::new();
-    let visit = |family: &Description, sample: &Sample<'_>| {
+    let visit = |family: &FamilyDescription, sample: &MetricSample<'_>| {
         let name = &family.sample_name;
-        // What is escaped here and by Rust is the same.
+        // Both sides escape these characters alike.
         let labels = sample.labels().map(|(name, value)| format!("{name}={value:?}"));
         let labels = labels.collect::<Vec<_>>().join(",");
         let mut line = |suffix: &str, more: &str, value: String| {
@@ -136,10 +136,10 @@ fn samples_are_those_of_the_text() {
             lines.extend([name, suffix, &labels, " ", &value, "\n"]);
         };
         match sample.value {
-            Value::Number(Number::Unsigned(number)) => line("", "", number.to_string()),
-            Value::Number(Number::Signed(number)) => line("", "", number.to_string()),
-            Value::Number(Number::Real(number)) => line("", "", format!("{number:?}")),
-            Value::Histogram { sum, up_to } => {
+            SampleValue::Number(Number::Unsigned(number)) => line("", "", number.to_string()),
+            SampleValue::Number(Number::Signed(number)) => line("", "", number.to_string()),
+            SampleValue::Number(Number::Real(number)) => line("", "", format!("{number:?}")),
+            SampleValue::Histogram { sum, up_to } => {
                 line("_sum", "", format!("{sum:?}"));
                 line("_count", "", up_to.last().unwrap().1.to_string());
                 for (bound, count) in up_to {
@@ -149,13 +149,13 @@ fn samples_are_those_of_the_text() {
             }
         }
     };
-    Metrics::new(Arc::new(Fixed(snapshot()))).visit(visit).unwrap();
+    Metrics::new(Arc::new(FixedSource(snapshot()))).visit(visit).unwrap();
     assert_eq!(samples(&lines), SAMPLES.replace("VERSION", numaward_api::VERSION));
 }
 
-/// The name of a cgroup is chosen by the one who makes it.
+/// Any process can choose the name of a cgroup.
 #[test]
-fn a_name_is_one_label_whatever_is_in_it() {
+fn escapes_names_of_workloads() {
     let name = format!("a\"}} 1\nfake_metric{{x=\"\\\u{1b}[2J\u{202e}{}", "long".repeat(2560));
     let mut evil = snapshot();
     evil.workloads.truncate(1);
@@ -173,7 +173,7 @@ fn a_name_is_one_label_whatever_is_in_it() {
 }
 
 #[test]
-fn open_metrics_names_families_without_suffix_and_ends() {
+fn open_metrics_has_no_suffix_and_ends() {
     let text = written(snapshot(), Format::OpenMetrics);
     assert!(text.contains(
         "# TYPE numaward_memory_allocated_bytes counter\n# UNIT numaward_memory_allocated_bytes bytes\n"
@@ -183,11 +183,11 @@ fn open_metrics_names_families_without_suffix_and_ends() {
 }
 
 #[test]
-fn prometheus_text_names_families_as_their_samples() {
+fn prometheus_families_have_suffix() {
     let text = written(snapshot(), Format::Prometheus);
     assert!(text.contains(
-        "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer took, by what constrained the \
-         allocation; `unknown` (from memory.events) where no probe reports it\n\
+        "# HELP numaward_oom_kills_total Processes of the workload that the OOM killer killed, by the constraint of the \
+         allocation; `unknown` (from memory.events) if no probe reports it\n\
          # TYPE numaward_oom_kills_total counter\n\
          numaward_oom_kills_total{"
     ));
@@ -196,7 +196,7 @@ fn prometheus_text_names_families_as_their_samples() {
     assert!(!text.contains("# UNIT") && !text.contains("# EOF"), "{text}");
 }
 
-/// Each family is declared once, before its samples, and every sample belongs to the family above it.
+/// Each family is declared once, before its samples.
 #[test]
 fn samples_follow_their_family() {
     for format in [Format::Prometheus, Format::OpenMetrics] {
@@ -216,10 +216,10 @@ fn samples_follow_their_family() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_the_writing() {
+fn closed_connection_stops_writing() {
     let mut pieces = 0;
     let workloads = vec![snapshot().workloads.remove(0); 10_000];
-    let metrics = Metrics::new(Arc::new(Fixed(Snapshot { workloads, ..snapshot() })));
+    let metrics = Metrics::new(Arc::new(FixedSource(Snapshot { workloads, ..snapshot() })));
     let result = metrics.encode(Format::Prometheus, |_| {
         pieces += 1;
         false
@@ -229,7 +229,7 @@ fn a_reader_that_goes_away_ends_the_writing() {
 }
 
 #[test]
-fn the_largest_numbers_are_served_as_they_are() {
+fn writes_largest_numbers() {
     let most = Bytes(u64::MAX);
     let mut stalls = StallFigures { total: Duration::MAX, ..Default::default() };
     stalls.buckets[3..].fill(u64::MAX);
@@ -268,7 +268,7 @@ fn the_largest_numbers_are_served_as_they_are() {
     }
 }
 
-/// Names, each once.
+/// Returns the names without duplicates.
 fn names(text: &str) -> Vec<&str> {
     let mut names: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     for line in &mut names {
@@ -279,12 +279,12 @@ fn names(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_not_exported_is_neither_scraped_nor_sent_but_watched() {
+fn filter_spares_alerts() {
     let exported = |json: &str| serde_json::from_str::<ExportedMetrics>(json).unwrap();
     let metrics = |json| {
         let counter = prometheus_client::metrics::counter::Counter::<u64>::default();
-        let metrics = Metrics::new(Arc::new(Fixed(snapshot()))).exporting(exported(json));
-        metrics.with(|registry| registry.register("refusals", "What was refused", counter))
+        let metrics = Metrics::new(Arc::new(FixedSource(snapshot()))).exporting(exported(json));
+        metrics.with(|registry| registry.register("refusals", "Refusals", counter))
     };
     let families = r#"{"families": {"allow": ["numaward_*_total"], "deny": ["*_pages_*", "numaward_d*"]}}"#;
     for format in [Format::Prometheus, Format::OpenMetrics] {
@@ -313,6 +313,6 @@ fn what_is_not_exported_is_neither_scraped_nor_sent_but_watched() {
     assert!(series(|metrics, found| metrics.visit(|of, sample| found(text_of(of, sample)))) > 10);
 }
 
-fn text_of(family: &Description, sample: &Sample<'_>) -> String {
+fn text_of(family: &FamilyDescription, sample: &MetricSample<'_>) -> String {
     format!("{} {:?}", family.sample_name, sample.labels().collect::<Vec<_>>())
 }

@@ -1,33 +1,35 @@
-//! Writes families line by line, as OpenMetrics 1.0: [`super::exposition`] turns it into the older format.
+//! Output of families as lines of OpenMetrics 1.0, which [`super::exposition`] converts to the older format.
 //!
-//! `prometheus-client` writes what is kept in the registry. Of workloads there are hundreds of thousands of lines, which
-//! share nearly all of their text; it takes each apart into some fifteen writes, which alone is more than a scrape may
-//! cost. Here the name of a family and the labels of a workload are made once for all their lines.
+//! `prometheus-client` writes the registry. For hundreds of thousands of lines of workloads it is too slow, because it
+//! writes each line in about fifteen parts. The lines share most of their text: here, the name of a family and the
+//! labels of a workload are formatted only once.
 
 use std::fmt::{self, Write as _};
 
 use bytes::Bytes;
 
 use super::{
-    exposition::Writer,
-    family::{Bound, Description, Label, NONE, Named, Number, Sink, workload_labels},
+    exposition::TextWriter,
+    family::{
+        Bound, FamilyDescription, FamilySink, Label, NO_LABELS, Number, WorkloadLabel, workload_labels,
+    },
 };
 
-/// Writes lines.
-pub(super) struct Lines<'w, S> {
-    out: &'w mut Writer<S>,
-    /// What the next lines begin with: the name of the family's samples, a brace, and the labels of their workload.
+/// A sink that writes lines.
+pub(super) struct LineWriter<'w, S> {
+    out: &'w mut TextWriter<S>,
+    /// The beginning of the next lines: the name of the family's samples, a brace, and the labels of the workload.
     start: String,
-    /// Where in `start` these labels are.
+    /// The position of these labels in `start`.
     labels_at: usize,
 }
 
-impl<'w, S: FnMut(Bytes) -> bool> Lines<'w, S> {
-    pub(super) const fn new(out: &'w mut Writer<S>) -> Self {
+impl<'w, S: FnMut(Bytes) -> bool> LineWriter<'w, S> {
+    pub(super) const fn new(out: &'w mut TextWriter<S>) -> Self {
         Self { out, start: String::new(), labels_at: 0 }
     }
 
-    /// A line of a family; where there are several sorts of them, with more in the name.
+    /// Writes a line of a family. `suffix` distinguishes the lines of a histogram.
     #[inline]
     fn line<const N: usize>(&mut self, suffix: &str, labels: [impl Label; N], value: Number) -> fmt::Result {
         let text = self.out.text();
@@ -51,13 +53,13 @@ impl<'w, S: FnMut(Bytes) -> bool> Lines<'w, S> {
         }
         push_number(text, value);
         text.push('\n');
-        self.out.hand_on_what_is_long()
+        self.out.flush_if_full()
     }
 }
 
-impl<S: FnMut(Bytes) -> bool> Sink for Lines<'_, S> {
-    fn begin(&mut self, family: Description) -> fmt::Result {
-        let Description { name, sample_name, kind, unit, help } = family;
+impl<S: FnMut(Bytes) -> bool> FamilySink for LineWriter<'_, S> {
+    fn begin(&mut self, family: FamilyDescription) -> fmt::Result {
+        let FamilyDescription { name, sample_name, kind, unit, help } = family;
         self.out.write_str(&format!("# HELP {name} {help}\n"))?;
         self.out.write_str(&format!("# TYPE {name} {}\n", <&str>::from(kind)))?;
         if !unit.is_empty() {
@@ -68,7 +70,7 @@ impl<S: FnMut(Bytes) -> bool> Sink for Lines<'_, S> {
         Ok(())
     }
 
-    fn workload(&mut self, workload: Named<'_>) {
+    fn workload(&mut self, workload: WorkloadLabel<'_>) {
         self.start.truncate(self.labels_at);
         match workload.text {
             Some(text) => self.start.push_str(text),
@@ -77,26 +79,26 @@ impl<S: FnMut(Bytes) -> bool> Sink for Lines<'_, S> {
     }
 
     #[inline]
-    fn put<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result {
+    fn add<const N: usize>(&mut self, labels: [impl Label; N], number: Number) -> fmt::Result {
         self.line("", labels, number)
     }
 
     fn histogram(&mut self, sum: f64, up_to: &[(Bound, u64)]) -> fmt::Result {
-        self.line("_sum", NONE, sum.into())?;
-        self.line("_count", NONE, up_to.last().map_or(0, |(_, count)| *count).into())?;
+        self.line("_sum", NO_LABELS, sum.into())?;
+        self.line("_count", NO_LABELS, up_to.last().map_or(0, |(_, count)| *count).into())?;
         up_to.iter().try_for_each(|(bound, count)| self.line("_bucket", [("le", bound.1)], count.into()))
     }
 }
 
-/// The labels of workloads as they are written. They are made once for all families, and stored next to each other: names
-/// scattered over the heap would be fetched again for each family.
-pub(super) struct Labels {
+/// The formatted labels of all workloads. They are formatted once for all families, and stored contiguously, because
+/// scattered texts would be fetched from memory again for each family.
+pub(super) struct WorkloadTexts {
     text: String,
-    /// Where those of each workload end.
+    /// The end of the labels of each workload.
     ends: Vec<usize>,
 }
 
-impl Labels {
+impl WorkloadTexts {
     pub(super) fn new<'n>(workloads: impl Iterator<Item = &'n str>) -> Self {
         let mut text = String::new();
         let end = |name| {
@@ -106,7 +108,7 @@ impl Labels {
         Self { ends: workloads.map(end).collect(), text }
     }
 
-    /// Those of each workload.
+    /// Returns the labels of each workload.
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         let starts = std::iter::once(&0).chain(&self.ends);
         starts.zip(&self.ends).map(|(&start, &end)| &self.text[start..end])
@@ -147,7 +149,7 @@ fn push_label(text: &mut String, label: &impl Label) {
     text.push('"');
 }
 
-/// The compiler knows in most places which of them it is.
+/// The compiler knows the variant at most call sites.
 #[inline]
 fn push_number(text: &mut String, number: Number) {
     match number {
@@ -161,7 +163,7 @@ fn push_real(text: &mut String, number: f64) {
     let start = text.len();
     // Writing to a String cannot fail.
     let _ = write!(text, "{number}");
-    // As OpenMetrics wants it.
+    // OpenMetrics requires a decimal point.
     if number.is_finite() && !text[start..].contains('.') {
         text.push_str(".0");
     }
@@ -172,39 +174,41 @@ mod tests {
     use super::{
         super::{
             exposition::{Format, PIECE_BYTES},
-            family::{Kind, Out, made},
+            family::{FamilyKind, FamilyWriter, formatted_label},
         },
         *,
     };
 
-    /// The pieces that come of what `make` puts.
+    /// Returns the pieces of the text that `make` writes.
     fn pieces(
-        make: impl FnOnce(&mut Lines<'_, &mut dyn FnMut(Bytes) -> bool>) -> fmt::Result,
+        make: impl FnOnce(&mut LineWriter<'_, &mut dyn FnMut(Bytes) -> bool>) -> fmt::Result,
     ) -> Vec<String> {
         let mut pieces = Vec::new();
         let mut sink = |piece: Bytes| {
             pieces.push(String::from_utf8(piece.into()).unwrap());
             true
         };
-        let mut writer = Writer::new(Format::OpenMetrics, &mut sink as &mut dyn FnMut(Bytes) -> bool);
-        make(&mut Lines::new(&mut writer)).unwrap();
-        writer.hand_on().unwrap();
+        let mut writer = TextWriter::new(Format::OpenMetrics, &mut sink as &mut dyn FnMut(Bytes) -> bool);
+        make(&mut LineWriter::new(&mut writer)).unwrap();
+        writer.flush().unwrap();
         pieces
     }
 
     #[test]
-    fn families_are_written_as_open_metrics() {
+    fn writes_open_metrics() {
         let pieces = pieces(|lines| {
-            let mut out = Out::new(lines, None, None);
+            let mut out = FamilyWriter::new(lines, None, None);
             let mut family = out.counter("a_bytes", "What it is")?;
-            family.put(NONE, 7_u64)?;
-            family.put([("k", "v\\\"\n"), ("l", "")], 1.5)?;
-            family.of("web.service").put([made!("numa_node", "0")], 0.0)?;
-            family.of("ns/pod/main").put(NONE, 0.000_016)?;
-            out.gauge("b", "Below")?.put(NONE, -3_i64)?;
-            let mut family = out.begin(Kind::Histogram, "c_seconds", "How long")?;
-            family.of("w").histogram(2.0, &[(Bound(0.5, "0.5"), 1), (Bound(f64::INFINITY, "+Inf"), 3)])?;
-            family.put([made!("k", "v")], u64::MAX)
+            family.add(NO_LABELS, 7_u64)?;
+            family.add([("k", "v\\\"\n"), ("l", "")], 1.5)?;
+            family.for_workload("web.service").add([formatted_label!("numa_node", "0")], 0.0)?;
+            family.for_workload("ns/pod/main").add(NO_LABELS, 0.000_016)?;
+            out.gauge("b", "Below")?.add(NO_LABELS, -3_i64)?;
+            let mut family = out.begin(FamilyKind::Histogram, "c_seconds", "How long")?;
+            family
+                .for_workload("w")
+                .histogram(2.0, &[(Bound(0.5, "0.5"), 1), (Bound(f64::INFINITY, "+Inf"), 3)])?;
+            family.add([formatted_label!("k", "v")], u64::MAX)
         });
         assert_eq!(
             pieces.concat(),
@@ -222,11 +226,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_leaves_in_pieces() {
+    fn large_text_is_sent_in_pieces() {
         let pieces = pieces(|lines| {
-            let mut out = Out::new(lines, Some("x"), None);
+            let mut out = FamilyWriter::new(lines, Some("x"), None);
             let mut family = out.gauge("a", "Many")?;
-            (0..10_000_u64).try_for_each(|i| family.of("w").put([("i", &i.to_string())], i))
+            (0..10_000_u64).try_for_each(|i| family.for_workload("w").add([("i", &i.to_string())], i))
         });
         let (last, whole) = pieces.split_last().unwrap();
         assert!(whole.len() > 2 && last.ends_with("x_a{workload=\"w\",i=\"9999\"} 9999\n"), "{last}");

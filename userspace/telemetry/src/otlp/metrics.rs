@@ -1,8 +1,8 @@
-//! The samples of a reading as OTLP's messages.
+//! Conversion of samples to OTLP messages.
 //!
-//! By the rules of "Prometheus and OpenMetrics compatibility" of the OpenTelemetry specification: a family keeps its name
-//! without `_total`, counters are cumulative sums since the daemon's start, an info is a gauge. So a Prometheus that takes
-//! OTLP has the same series as one that scrapes.
+//! It follows "Prometheus and OpenMetrics compatibility" of the OpenTelemetry specification: a family keeps its name
+//! without `_total`, counters are cumulative sums since the start of the daemon, and an info is a gauge. So a
+//! Prometheus that receives OTLP has the same series as one that scrapes.
 
 use std::{fmt, mem, time::SystemTime};
 
@@ -22,14 +22,14 @@ use opentelemetry_sdk::Resource;
 use prost::Message as _;
 
 use super::{SCOPE, outbox::Batch};
-use crate::metrics::{self, Description, Kind, Metrics, Number, Sample};
+use crate::metrics::{self, FamilyDescription, FamilyKind, MetricSample, Metrics, Number};
 
-/// Data points in one request: about a megabyte.
-const PER_REQUEST: u64 = 5000;
+/// The maximum number of data points in one request: about a megabyte.
+const MAX_POINTS_PER_REQUEST: u64 = 5000;
 
-/// Between which times things were counted.
+/// The start of counting, and the time of the reading.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(super) struct TimeRange {
     pub(super) start: SystemTime,
     pub(super) now: SystemTime,
 }
@@ -39,46 +39,46 @@ pub(super) fn nanoseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Takes all metrics and hands on requests. Blocks.
+/// Reads all metrics and passes them on as requests. Blocks.
 pub(super) fn requests(
     metrics: &Metrics,
     resource: &Resource,
-    times: Times,
+    times: TimeRange,
     send: impl FnMut(Batch),
 ) -> fmt::Result {
     let ResourceAttributesWithSchema { attributes, schema_url } = resource.into();
-    let mut writer = Writer {
+    let mut builder = RequestBuilder {
         resource: v1::Resource { attributes: attributes.0, ..v1::Resource::default() },
         schema_url: schema_url.unwrap_or_default(),
         start: nanoseconds(times.start),
         now: nanoseconds(times.now),
-        family: Description::default(),
+        family: FamilyDescription::default(),
         data: None,
         metrics: Vec::new(),
         points: 0,
         send,
     };
-    metrics.visit_exported(|family, sample| writer.take(family, sample))?;
-    writer.flush();
+    metrics.visit_exported(|family, sample| builder.take(family, sample))?;
+    builder.flush();
     Ok(())
 }
 
-struct Writer<S> {
+struct RequestBuilder<S> {
     resource: v1::Resource,
     schema_url: String,
     start: u64,
     now: u64,
-    family: Description,
-    /// Of the family, so far.
+    family: FamilyDescription,
+    /// The data points of the current family.
     data: Option<Data>,
     metrics: Vec<Metric>,
     points: u64,
     send: S,
 }
 
-impl<S: FnMut(Batch)> Writer<S> {
-    fn take(&mut self, family: &Description, sample: &Sample<'_>) {
-        if self.points >= PER_REQUEST {
+impl<S: FnMut(Batch)> RequestBuilder<S> {
+    fn take(&mut self, family: &FamilyDescription, sample: &MetricSample<'_>) {
+        if self.points >= MAX_POINTS_PER_REQUEST {
             self.flush();
         }
         if self.family.name != family.name {
@@ -88,11 +88,11 @@ impl<S: FnMut(Batch)> Writer<S> {
         self.points += 1;
         let cumulative = AggregationTemporality::Cumulative.into();
         let data = self.data.get_or_insert_with(|| match family.kind {
-            Kind::Counter => {
+            FamilyKind::Counter => {
                 Data::Sum(Sum { aggregation_temporality: cumulative, is_monotonic: true, ..Sum::default() })
             }
-            Kind::Gauge | Kind::Info => Data::Gauge(Gauge::default()),
-            Kind::Histogram => {
+            FamilyKind::Gauge | FamilyKind::Info => Data::Gauge(Gauge::default()),
+            FamilyKind::Histogram => {
                 Data::Histogram(Histogram { aggregation_temporality: cumulative, ..Histogram::default() })
             }
         });
@@ -103,15 +103,19 @@ impl<S: FnMut(Batch)> Writer<S> {
             ..NumberDataPoint::default()
         };
         match (data, sample.value) {
-            (Data::Sum(Sum { data_points, .. }), metrics::Value::Number(number)) => {
+            (Data::Sum(Sum { data_points, .. }), metrics::SampleValue::Number(number)) => {
                 let start_time_unix_nano = self.start;
                 data_points.push(NumberDataPoint { attributes, start_time_unix_nano, ..point(number) });
             }
-            (Data::Gauge(Gauge { data_points }), metrics::Value::Number(number)) => {
+            (Data::Gauge(Gauge { data_points }), metrics::SampleValue::Number(number)) => {
                 data_points.push(NumberDataPoint { attributes, ..point(number) });
             }
-            (Data::Histogram(Histogram { data_points, .. }), metrics::Value::Histogram { sum, up_to }) => {
-                // Prometheus counts all below the bound, OTLP those between two, the last of which has no upper one.
+            (
+                Data::Histogram(Histogram { data_points, .. }),
+                metrics::SampleValue::Histogram { sum, up_to },
+            ) => {
+                // Prometheus counts all values up to a bound, OTLP those between two bounds; the last bucket has no
+                // upper bound.
                 let below = [0].into_iter().chain(up_to.iter().map(|(_, count)| *count));
                 data_points.push(HistogramDataPoint {
                     attributes,
@@ -132,14 +136,14 @@ impl<S: FnMut(Batch)> Writer<S> {
                     ..HistogramDataPoint::default()
                 });
             }
-            // No family has both.
+            // A family has only one kind of value.
             _ => {}
         }
     }
 
     fn end_family(&mut self) {
         if let Some(data) = self.data.take() {
-            let suffix = if self.family.kind == Kind::Info { "_info" } else { "" };
+            let suffix = if self.family.kind == FamilyKind::Info { "_info" } else { "" };
             self.metrics.push(Metric {
                 name: format!("{}{suffix}", self.family.name),
                 description: self.family.help.clone(),
@@ -175,7 +179,7 @@ impl<S: FnMut(Batch)> Writer<S> {
     }
 }
 
-/// Whole where it is, as long as OTLP has room for it.
+/// Returns an integer if the number is one and fits.
 fn value(number: Number) -> Value {
     let whole = match number {
         Number::Unsigned(number) => i64::try_from(number).ok(),
@@ -190,7 +194,7 @@ fn attribute(name: &str, value: &str) -> KeyValue {
     KeyValue { key: name.to_owned(), value: Some(value), ..KeyValue::default() }
 }
 
-/// In the notation of UCUM.
+/// Returns the unit in UCUM notation.
 fn unit(unit: &str) -> &str {
     match unit {
         "bytes" => "By",

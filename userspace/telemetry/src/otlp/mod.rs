@@ -1,21 +1,24 @@
 //! OpenTelemetry: metrics and traces, sent by OTLP over HTTP to the configured receiver.
 //!
-//! Problem: who has a collector instead of a Prometheus wants the same numbers there, and sees by traces how a decision
-//! came about and where its time went.
+//! # Problem
+//! A site with an OpenTelemetry collector instead of Prometheus needs the same metrics there, and traces that show the
+//! steps of a decision and their duration.
 //!
-//! Algorithm: every `otlp.interval` a reading of the [metrics] is taken as for a scrape, so that both say the same.
-//! [Spans](spans) are opened where something is decided and written. Both are encoded as OTLP's own messages
-//! (`opentelemetry-proto`) and put into an [outbox], one for each signal, which posts by itself.
+//! # Algorithm
+//! Every `otlp.interval`, the [metrics] are read as for a scrape, so that both have the same numbers. [Spans](spans)
+//! are opened around decisions and writes. Both are encoded as OTLP messages (`opentelemetry-proto`) and put into an
+//! [outbox], one for each signal, which sends them in its own task.
 //!
-//! The exporters of `opentelemetry-otlp` (0.33) are not used. Its metrics are `ResourceMetrics`, which only the SDK can
-//! make, of its own instruments: those have no histograms whose buckets are counted elsewhere, and keep every set of
-//! labels in memory. Its spans would be sent by another path than metrics, for one line that encodes them; and it
-//! keeps what [`OtlpMetrics`] counts to itself: what a receiver rejects of a request, and why a request failed.
+//! The exporters of `opentelemetry-otlp` (0.33) are not used. They export only instruments of the SDK, which have no
+//! histograms with externally counted buckets, and which keep every set of labels in memory. They also do not report
+//! what [`OtlpMetrics`] counts: the items that a receiver rejects, and the reason why a request failed.
 //!
-//! Invariants: nothing is done without `otlp.endpoint`; nothing waits for the receiver; what waits for it is bounded, and
-//! what is lost counted.
+//! # Invariants
+//! - Nothing is done without `otlp.endpoint`.
+//! - No task waits for the receiver.
+//! - The queues are bounded, and lost items are counted.
 //!
-//! Source: OTLP 1.10 (<https://opentelemetry.io/docs/specs/otlp/>), the semantic conventions for resources.
+//! Sources: OTLP 1.10 (<https://opentelemetry.io/docs/specs/otlp/>), the semantic conventions for resources.
 
 mod metrics;
 mod outbox;
@@ -34,12 +37,12 @@ pub use self::outbox::OtlpMetrics;
 use self::outbox::{Outbox, Signal};
 use crate::{http_client::Poster, metrics::Metrics};
 
-/// What the attributes' names mean.
+/// The schema of the attribute names.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
-/// Who says so, of metrics and spans.
+/// The instrumentation scope of metrics and spans.
 const SCOPE: &str = "numaward";
 
-/// Who sends: this daemon on this host.
+/// Returns the resource that sends: this daemon on this host.
 fn resource(config: &Config, host: &str) -> Resource {
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -60,7 +63,7 @@ fn resource(config: &Config, host: &str) -> Resource {
     Resource::builder_empty().with_schema_url(attributes, SCHEMA_URL).build()
 }
 
-/// Where a signal is sent.
+/// Returns the URL of a signal.
 fn url(endpoint: &Uri, signal: Signal) -> io::Result<Uri> {
     let mut parts = endpoint.clone().into_parts();
     let path = format!("{}/v1/{}", endpoint.path().trim_end_matches('/'), signal.name());
@@ -77,9 +80,10 @@ fn poster(config: &Otlp, endpoint: &Uri, signal: Signal) -> io::Result<Poster> {
     Poster::new(url(endpoint, signal)?, "application/x-protobuf", headers, config.token_file.clone())
 }
 
-/// Sends until `stop` what is configured to be sent. `traces` is where the spans come from.
+/// Starts to send the configured signals until `stop` is cancelled. `traces` is the source of spans.
 ///
-/// Fails where the receiver can never be reached, because there are no certificate authorities.
+/// # Errors
+/// Fails if the receiver needs TLS and there are no certificate authorities.
 pub fn start(
     config: &Config,
     host: &str,
@@ -92,7 +96,7 @@ pub fn start(
     let resource = resource(config, host);
     let outbox = |signal| {
         let poster = poster(&config.otlp, &endpoint.0, signal)?;
-        tracing::info!(signal = signal.name(), receiver = poster.receiver(), "sent by OTLP");
+        tracing::info!(signal = signal.name(), receiver = poster.receiver(), "the signal is sent by OTLP");
         let outbox = Arc::new(Outbox::new(signal, counted.clone()));
         tokio::spawn(stop.clone().run_until_cancelled_owned(outbox.clone().run(poster)));
         Ok::<_, io::Error>(outbox)
@@ -117,14 +121,14 @@ async fn send_metrics(config: Otlp, metrics: Arc<Metrics>, resource: Resource, o
         ticks.tick().await;
         let (metrics, resource, outbox) = (metrics.clone(), resource.clone(), outbox.clone());
         let sent = tokio::task::spawn_blocking(move || {
-            let time = metrics::Times { start, now: SystemTime::now() };
+            let time = metrics::TimeRange { start, now: SystemTime::now() };
             metrics::requests(&metrics, &resource, time, |batch| outbox.push(batch))
         });
         match sent.await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the metrics cannot be read for OTLP"),
+            Ok(Err(error)) => tracing::warn!(%error, "the metrics for OTLP cannot be read"),
             Err(error) => {
-                tracing::error!(%error, "metrics are not sent by OTLP any more");
+                tracing::error!(%error, "the sender of metrics by OTLP failed and has stopped");
                 return;
             }
         }

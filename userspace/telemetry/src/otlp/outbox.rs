@@ -1,7 +1,8 @@
-//! What waits to be sent, of one signal.
+//! The queue of a signal, and its sender.
 //!
-//! What is new is worth more than what is old: where there is no room, the oldest is given up. What fails in a way that
-//! OTLP calls retryable is tried again, waiting longer each time, for [`PATIENCE`]; all else is given up at once.
+//! New data is more valuable than old data: if the queue is full, the oldest batch is dropped. A failure that OTLP
+//! calls retryable is retried with increasing waits for [`MAX_RETRY_TIME`]; after any other failure, the batch is
+//! dropped at once.
 
 use std::{
     collections::VecDeque,
@@ -25,16 +26,16 @@ use prometheus_client::{
 use prost::Message as _;
 use tokio::{sync::Notify, time::sleep};
 
-use crate::http_client::{Failure, Poster};
+use crate::http_client::{PostError, Poster};
 
-/// Bytes that may wait.
-const MAX_WAITING: usize = 16 << 20;
-/// For how long a batch is tried to be sent.
-const PATIENCE: Duration = Duration::from_mins(5);
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_mins(1);
+/// The maximum size of the queue in bytes.
+const MAX_QUEUED_BYTES: usize = 16 << 20;
+/// The time after which a batch that could not be sent is dropped.
+const MAX_RETRY_TIME: Duration = Duration::from_mins(5);
+const MIN_RETRY_WAIT: Duration = Duration::from_secs(1);
+const MAX_RETRY_WAIT: Duration = Duration::from_mins(1);
 
-/// What is sent.
+/// A signal of OpenTelemetry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(super) enum Signal {
@@ -47,9 +48,9 @@ impl Signal {
         self.into()
     }
 
-    /// How many of the items that the receiver took it then rejected.
+    /// Returns the number of items that the receiver rejected in its answer.
     pub(super) fn rejected(self, answer: &[u8]) -> u64 {
-        // No answer at all, or one that is none, says nothing against what was sent.
+        // An empty or invalid answer rejects no items.
         let rejected = match self {
             Self::Metrics => ExportMetricsServiceResponse::decode(answer)
                 .ok()
@@ -62,26 +63,26 @@ impl Signal {
     }
 }
 
-/// What became of an item: a data point, a span.
+/// The result of sending an item: a data point or a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
-pub(super) enum Fate {
+pub(super) enum ItemOutcome {
     Delivered,
     Rejected,
     Dropped,
 }
 
-/// Counts since the daemon started. Clones share them.
+/// Counters since the daemon started. Clones share them.
 #[derive(Clone, Debug)]
 pub struct OtlpMetrics(Family<[(&'static str, &'static str); 2], Counter>);
 
 impl Default for OtlpMetrics {
-    /// All at zero.
+    /// Creates all counters at zero.
     fn default() -> Self {
         let counted = Self(Family::default());
         for signal in [Signal::Metrics, Signal::Traces] {
-            for fate in [Fate::Delivered, Fate::Rejected, Fate::Dropped] {
-                counted.count(signal, fate, 0);
+            for outcome in [ItemOutcome::Delivered, ItemOutcome::Rejected, ItemOutcome::Dropped] {
+                counted.count(signal, outcome, 0);
             }
         }
         counted
@@ -89,40 +90,39 @@ impl Default for OtlpMetrics {
 }
 
 impl OtlpMetrics {
-    /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "otlp_items",
-            "Data points and spans to be sent by OTLP, by what became of them: delivered; rejected by the receiver; or \
-             dropped, because it could not be reached in time or too many waited",
+            "Data points and spans for OTLP, by result: delivered; rejected by the receiver; or dropped, because the \
+             receiver was not reachable in time or too many were queued",
             self.0.clone(),
         );
     }
 
-    pub(super) fn count(&self, signal: Signal, fate: Fate, items: u64) {
-        self.of(signal, fate).inc_by(items);
+    pub(super) fn count(&self, signal: Signal, outcome: ItemOutcome, items: u64) {
+        self.counter(signal, outcome).inc_by(items);
     }
 
-    pub(super) fn of(&self, signal: Signal, fate: Fate) -> Counter {
-        self.0.get_or_create_owned(&[("signal", signal.into()), ("result", fate.into())])
+    pub(super) fn counter(&self, signal: Signal, outcome: ItemOutcome) -> Counter {
+        self.0.get_or_create_owned(&[("signal", signal.into()), ("result", outcome.into())])
     }
 }
 
-/// A request, encoded.
+/// An encoded request.
 #[derive(Clone, Debug)]
 pub(super) struct Batch {
     pub(super) body: Bytes,
-    /// Data points or spans in it.
+    /// The number of data points or spans.
     pub(super) items: u64,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct BatchQueue {
     batches: VecDeque<(Instant, Batch)>,
     bytes: usize,
 }
 
-impl Waiting {
+impl BatchQueue {
     fn pop(&mut self) -> Option<(Instant, Batch)> {
         let oldest = self.batches.pop_front()?;
         self.bytes -= oldest.1.body.len();
@@ -130,14 +130,14 @@ impl Waiting {
     }
 }
 
-/// Takes batches and sends them.
+/// A queue of batches, and their sender.
 #[derive(Debug)]
 pub(super) struct Outbox {
     signal: Signal,
-    waiting: Mutex<Waiting>,
-    news: Notify,
+    queue: Mutex<BatchQueue>,
+    changed: Notify,
     counted: OtlpMetrics,
-    pub(super) first_wait: Duration,
+    pub(super) min_retry_wait: Duration,
     pub(super) capacity: usize,
 }
 
@@ -145,77 +145,77 @@ impl Outbox {
     pub(super) fn new(signal: Signal, counted: OtlpMetrics) -> Self {
         Self {
             signal,
-            waiting: Mutex::default(),
-            news: Notify::new(),
+            queue: Mutex::default(),
+            changed: Notify::new(),
             counted,
-            first_wait: FIRST_WAIT,
-            capacity: MAX_WAITING,
+            min_retry_wait: MIN_RETRY_WAIT,
+            capacity: MAX_QUEUED_BYTES,
         }
     }
 
-    /// Takes a batch. Never waits.
+    /// Adds a batch to the queue, without blocking.
     pub(super) fn push(&self, batch: Batch) {
-        let mut waiting = self.waiting.lock();
-        waiting.bytes += batch.body.len();
-        waiting.batches.push_back((Instant::now(), batch));
-        while waiting.bytes > self.capacity {
-            let Some((_, oldest)) = waiting.pop() else { break };
-            self.count(Fate::Dropped, oldest.items);
+        let mut queue = self.queue.lock();
+        queue.bytes += batch.body.len();
+        queue.batches.push_back((Instant::now(), batch));
+        while queue.bytes > self.capacity {
+            let Some((_, oldest)) = queue.pop() else { break };
+            self.count(ItemOutcome::Dropped, oldest.items);
         }
-        drop(waiting);
-        self.news.notify_one();
+        drop(queue);
+        self.changed.notify_one();
     }
 
-    /// Counts what became of items.
-    pub(super) fn count(&self, fate: Fate, items: u64) {
-        self.counted.count(self.signal, fate, items);
+    /// Counts the result of items.
+    pub(super) fn count(&self, outcome: ItemOutcome, items: u64) {
+        self.counted.count(self.signal, outcome, items);
     }
 
-    /// Sends what comes, for ever.
+    /// Sends queued batches until it is cancelled.
     pub(super) async fn run(self: Arc<Self>, poster: Poster) {
         let (signal, receiver) = (self.signal.name(), poster.receiver());
-        let mut failing = false;
+        let mut is_failing = false;
         loop {
-            let next = self.waiting.lock().pop();
+            let next = self.queue.lock().pop();
             let Some((since, Batch { body, items })) = next else {
-                self.news.notified().await;
+                self.changed.notified().await;
                 continue;
             };
-            let mut reported = failing;
+            let mut reported = is_failing;
             let sent = (|| poster.post(body.clone()))
-                .retry(backoff(self.first_wait, LONGEST_WAIT))
+                .retry(backoff(self.min_retry_wait, MAX_RETRY_WAIT))
                 .sleep(sleep)
-                .when(|failure| failure.status.is_none_or(is_retryable) && since.elapsed() < PATIENCE)
-                .adjust(|failure, wait| Some(failure.wait(wait?, LONGEST_WAIT)))
-                .notify(|Failure { problem, .. }, _| {
+                .when(|failure| failure.status.is_none_or(is_retryable) && since.elapsed() < MAX_RETRY_TIME)
+                .adjust(|failure, wait| Some(failure.retry_wait(wait?, MAX_RETRY_WAIT)))
+                .notify(|PostError { problem, .. }, _| {
                     if !mem::replace(&mut reported, true) {
                         tracing::warn!(
                             signal,
                             receiver,
                             problem,
-                            "cannot be sent by OTLP; it is tried again"
+                            "the signal cannot be sent by OTLP; the daemon tries again"
                         );
                     }
                 });
             match sent.await {
                 Ok(answer) => {
                     let rejected = self.signal.rejected(&answer).min(items);
-                    self.count(Fate::Rejected, rejected);
-                    self.count(Fate::Delivered, items - rejected);
-                    if mem::take(&mut failing) {
-                        tracing::info!(signal, receiver, "taken again by OTLP");
+                    self.count(ItemOutcome::Rejected, rejected);
+                    self.count(ItemOutcome::Delivered, items - rejected);
+                    if mem::take(&mut is_failing) {
+                        tracing::info!(signal, receiver, "the receiver accepts the signal again");
                     }
                 }
-                Err(Failure { status, problem, .. }) => {
+                Err(PostError { status, problem, .. }) => {
                     let is_refused = status.is_some_and(|status| !is_retryable(status));
-                    self.count(if is_refused { Fate::Rejected } else { Fate::Dropped }, items);
-                    if !mem::replace(&mut failing, true) {
+                    self.count(if is_refused { ItemOutcome::Rejected } else { ItemOutcome::Dropped }, items);
+                    if !mem::replace(&mut is_failing, true) {
                         tracing::warn!(
                             signal,
                             receiver,
                             problem,
                             items,
-                            "given up by OTLP; what follows is tried"
+                            "items were dropped because they could not be sent by OTLP; later ones are still sent"
                         );
                     }
                 }
@@ -224,7 +224,7 @@ impl Outbox {
     }
 }
 
-/// OTLP, "Retryable Response Codes".
+/// Returns true for OTLP's "Retryable Response Codes".
 fn is_retryable(status: StatusCode) -> bool {
     matches!(
         status,

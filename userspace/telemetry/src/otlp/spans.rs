@@ -1,7 +1,7 @@
-//! Spans on their way out.
+//! Collection of spans for OTLP.
 //!
-//! Spans that end go into a queue of fixed length; what does not fit is counted as dropped. Without a receiver no span
-//! is ever made: nobody is interested in them, which `tracing` finds out once.
+//! Spans that end are put into a queue of fixed length; those that do not fit are counted as dropped. Without a
+//! receiver, no layer is installed, so `tracing` creates no spans.
 
 use std::time::Duration;
 
@@ -26,17 +26,17 @@ use tracing_subscriber::{Layer, filter::Targets, registry::LookupSpan};
 
 use super::{
     OtlpMetrics, SCOPE,
-    outbox::{Batch, Fate, Outbox, Signal},
+    outbox::{Batch, ItemOutcome, Outbox, Signal},
 };
 
-/// Spans that may wait to be encoded.
-const MAX_WAITING: usize = 4096;
-/// Spans in one request.
-const PER_REQUEST: usize = 512;
-/// How long more spans are waited for.
-const LINGER: Duration = Duration::from_secs(1);
+/// The maximum number of spans that wait to be encoded.
+const MAX_QUEUED_SPANS: usize = 4096;
+/// The maximum number of spans in one request.
+const MAX_SPANS_PER_REQUEST: usize = 512;
+/// The time for which an incomplete batch waits for more spans.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// Spans that are to be sent.
+/// The spans to send.
 #[derive(Debug)]
 pub struct Traces {
     provider: Option<SdkTracerProvider>,
@@ -45,17 +45,17 @@ pub struct Traces {
 }
 
 #[derive(Debug)]
-struct Queue {
+struct SpanQueue {
     ended: mpsc::Sender<SpanData>,
     counted: OtlpMetrics,
 }
 
-impl SpanProcessor for Queue {
+impl SpanProcessor for SpanQueue {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
         if self.ended.try_send(span).is_err() {
-            self.counted.count(Signal::Traces, Fate::Dropped, 1);
+            self.counted.count(Signal::Traces, ItemOutcome::Dropped, 1);
         }
     }
 
@@ -69,27 +69,27 @@ impl SpanProcessor for Queue {
 }
 
 impl Traces {
-    /// As configured.
+    /// Creates the queue, if traces are configured.
     pub fn new(config: &Otlp) -> Self {
         let counted = OtlpMetrics::default();
-        let (sender, ended) = mpsc::channel(MAX_WAITING);
+        let (sender, ended) = mpsc::channel(MAX_QUEUED_SPANS);
         let is_on = config.endpoint.is_some() && config.traces;
         let provider = is_on.then(|| {
             SdkTracerProvider::builder()
                 .with_sampler(Sampler::AlwaysOn)
                 .with_resource(Resource::builder_empty().build())
-                .with_span_processor(Queue { ended: sender, counted: counted.clone() })
+                .with_span_processor(SpanQueue { ended: sender, counted: counted.clone() })
                 .build()
         });
         Self { provider, ended, counted }
     }
 
-    /// Where it is counted what is sent, and what is lost.
+    /// Returns the counters of sent and lost items.
     pub fn metrics(&self) -> OtlpMetrics {
         self.counted.clone()
     }
 
-    /// Takes spans from `tracing`; none where none are to be sent.
+    /// Returns the layer that collects spans from `tracing`; `None` if no traces are sent.
     pub fn layer<S>(&self) -> Option<impl Layer<S> + use<S>>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
@@ -105,15 +105,15 @@ impl Traces {
         Some(layer.with_filter(Targets::new().with_target(SPAN_TARGET, LevelFilter::INFO)))
     }
 
-    /// Puts spans that end into the outbox.
+    /// Encodes spans that end, and puts them into the outbox.
     pub(super) async fn send(mut self, resource: Resource, outbox: std::sync::Arc<Outbox>) {
         let resource = ResourceAttributesWithSchema::from(&resource);
-        let mut spans = Vec::with_capacity(PER_REQUEST);
-        while self.ended.recv_many(&mut spans, PER_REQUEST).await > 0 {
-            if spans.len() < PER_REQUEST {
-                // The rest of the tree follows.
-                sleep(LINGER).await;
-                while spans.len() < PER_REQUEST
+        let mut spans = Vec::with_capacity(MAX_SPANS_PER_REQUEST);
+        while self.ended.recv_many(&mut spans, MAX_SPANS_PER_REQUEST).await > 0 {
+            if spans.len() < MAX_SPANS_PER_REQUEST {
+                // Wait for the other spans of the same tree.
+                sleep(BATCH_DELAY).await;
+                while spans.len() < MAX_SPANS_PER_REQUEST
                     && let Ok(span) = self.ended.try_recv()
                 {
                     spans.push(span);

@@ -1,4 +1,4 @@
-//! What is sent, decoded as a receiver does.
+//! Tests that decode the sent messages like a receiver.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,17 +25,17 @@ use tokio::time::timeout;
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::{
-    metrics::{Times, nanoseconds, requests},
-    outbox::{Batch, Fate},
+    metrics::{TimeRange, nanoseconds, requests},
+    outbox::{Batch, ItemOutcome},
     *,
 };
-use crate::http_client::tests::{Answer, Posted, Receiver};
+use crate::http_client::tests::{ReceivedPost, Receiver, ReceiverAnswer};
 use crate::metrics::Format;
 
 #[derive(Debug)]
-pub(crate) struct Fixed(pub(crate) usize);
+pub(crate) struct FixedSource(pub(crate) usize);
 
-impl SnapshotSource for Fixed {
+impl SnapshotSource for FixedSource {
     fn snapshot(&self) -> Snapshot {
         let node = NodeMemoryFigures { node: numaward_topology::NodeId(0), kinds: Vec::new() };
         let workload = |number| WorkloadFigures {
@@ -79,8 +79,8 @@ pub(crate) fn texts(attributes: &[ProtoKeyValue]) -> BTreeMap<String, String> {
     attributes.iter().map(|value| (value.key.clone(), text(value))).collect()
 }
 
-/// All numbers that were sent, by the name and labels they have in `/metrics`.
-fn numbers(posted: &[Posted]) -> BTreeMap<String, String> {
+/// Returns all numbers that were sent, by their name and labels in `/metrics`.
+fn numbers(posted: &[ReceivedPost]) -> BTreeMap<String, String> {
     let mut numbers = BTreeMap::new();
     let mut add = |name: String, attributes: &[ProtoKeyValue], value: String| {
         assert_eq!(numbers.insert(format!("{name}{:?}", texts(attributes)), value), None, "{name} twice");
@@ -128,7 +128,7 @@ fn numbers(posted: &[Posted]) -> BTreeMap<String, String> {
     numbers
 }
 
-/// The same, as `/metrics` says; but for buckets.
+/// Returns the same numbers from `/metrics`, without buckets.
 fn scraped(metrics: &Metrics) -> BTreeMap<String, String> {
     let mut text = Vec::new();
     let written = metrics.encode(Format::OpenMetrics, |piece| {
@@ -141,7 +141,7 @@ fn scraped(metrics: &Metrics) -> BTreeMap<String, String> {
     let numbers = samples.map(|line| {
         let (series, value) = line.rsplit_once(' ').unwrap();
         let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-        // What is escaped here and by Rust is the same.
+        // Both sides escape these characters alike.
         let labels = labels.strip_suffix('}').unwrap().replace("\",", "\",\0");
         let mut labels: Vec<_> = labels.split(",\0").filter_map(|label| label.split_once('=')).collect();
         labels.sort_unstable();
@@ -152,9 +152,9 @@ fn scraped(metrics: &Metrics) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn the_numbers_are_those_of_the_scrape() {
+async fn numbers_equal_scrape() {
     let receiver = Receiver::start([]).await;
-    let metrics = Arc::new(Metrics::new(Arc::new(Fixed(3))));
+    let metrics = Arc::new(Metrics::new(Arc::new(FixedSource(3))));
     let (config, counted, stop) =
         (config(&format!("{}/base/", receiver.url)), OtlpMetrics::default(), CancellationToken::new());
     let traces = spans::Traces::new(&Otlp::default());
@@ -173,13 +173,13 @@ async fn the_numbers_are_those_of_the_scrape() {
 }
 
 #[test]
-fn many_workloads_are_sent_in_several_requests() {
-    let metrics = Metrics::new(Arc::new(Fixed(2000)));
+fn many_workloads_need_several_requests() {
+    let metrics = Metrics::new(Arc::new(FixedSource(2000)));
     let resource = resource(&config("http://localhost"), "host");
     let now = SystemTime::now();
-    let mut posted: Vec<Posted> = Vec::new();
+    let mut posted: Vec<ReceivedPost> = Vec::new();
     let mut items = 0;
-    requests(&metrics, &resource, Times { start: now, now }, |batch| {
+    requests(&metrics, &resource, TimeRange { start: now, now }, |batch| {
         items += batch.items;
         posted.push((String::new(), HeaderMap::new(), batch.body));
     })
@@ -195,75 +195,79 @@ fn batch(text: &'static str, items: u64) -> Batch {
     Batch { body: Bytes::from_static(text.as_bytes()), items }
 }
 
-struct Bench {
+struct OutboxFixture {
     outbox: Arc<Outbox>,
     counted: OtlpMetrics,
     _stop: tokio_util::sync::DropGuard,
 }
 
-fn bench(url: &str, capacity: usize) -> Bench {
+fn fixture(url: &str, capacity: usize) -> OutboxFixture {
     let counted = OtlpMetrics::default();
     let mut outbox = Outbox::new(Signal::Metrics, counted.clone());
-    (outbox.first_wait, outbox.capacity) = (Duration::from_millis(10), capacity);
+    (outbox.min_retry_wait, outbox.capacity) = (Duration::from_millis(10), capacity);
     let outbox = Arc::new(outbox);
     let endpoint = config(url).otlp.endpoint.unwrap();
     let poster = poster(&Otlp::default(), &endpoint.0, Signal::Metrics).unwrap();
     let stop = CancellationToken::new();
     let run = outbox.clone().run(poster.with_time_limit(Duration::from_secs(5)));
     tokio::spawn(stop.clone().run_until_cancelled_owned(run));
-    Bench { outbox, counted, _stop: stop.drop_guard() }
+    OutboxFixture { outbox, counted, _stop: stop.drop_guard() }
 }
 
-impl Bench {
-    async fn until(&self, fate: Fate, items: u64) {
+impl OutboxFixture {
+    async fn until(&self, outcome: ItemOutcome, items: u64) {
         let wait = async {
-            while self.counted.of(Signal::Metrics, fate).get() < items {
+            while self.counted.counter(Signal::Metrics, outcome).get() < items {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(Duration::from_mins(1), wait)
             .await
-            .unwrap_or_else(|_| panic!("{fate:?}: {:?}", self.counted));
-        assert_eq!(self.counted.of(Signal::Metrics, fate).get(), items);
+            .unwrap_or_else(|_| panic!("{outcome:?}: {:?}", self.counted));
+        assert_eq!(self.counted.counter(Signal::Metrics, outcome).get(), items);
     }
 }
 
 #[tokio::test]
-async fn what_can_be_tried_again_is_and_the_rest_is_counted() {
-    let receiver =
-        Receiver::start([Answer::Later(0), Answer::Status(429), Answer::Status(200), Answer::Status(500)])
-            .await;
-    let bench = bench(&receiver.url, 1000);
-    bench.outbox.push(batch("a", 2));
-    bench.until(Fate::Delivered, 2).await;
-    bench.outbox.push(batch("b", 3));
-    bench.until(Fate::Rejected, 3).await;
-    bench.outbox.push(batch("c", 4));
-    bench.until(Fate::Delivered, 6).await;
+async fn retries_and_counts_failures() {
+    let receiver = Receiver::start([
+        ReceiverAnswer::Later(0),
+        ReceiverAnswer::Status(429),
+        ReceiverAnswer::Status(200),
+        ReceiverAnswer::Status(500),
+    ])
+    .await;
+    let fixture = fixture(&receiver.url, 1000);
+    fixture.outbox.push(batch("a", 2));
+    fixture.until(ItemOutcome::Delivered, 2).await;
+    fixture.outbox.push(batch("b", 3));
+    fixture.until(ItemOutcome::Rejected, 3).await;
+    fixture.outbox.push(batch("c", 4));
+    fixture.until(ItemOutcome::Delivered, 6).await;
     let bodies: Vec<_> = receiver.posted().into_iter().map(|(_, _, body)| body).collect();
     assert_eq!(bodies, ["a", "a", "a", "b", "c"]);
 }
 
 #[tokio::test]
-async fn where_nobody_listens_the_newest_are_kept() {
-    let receiver = Receiver::start([Answer::Silence]).await;
-    let bench = bench(&receiver.url, 4);
-    bench.outbox.push(batch("first", 1));
-    // Too large to wait at all.
-    bench.until(Fate::Dropped, 1).await;
-    bench.outbox.push(batch("a", 1));
+async fn full_queue_drops_oldest() {
+    let receiver = Receiver::start([ReceiverAnswer::Silence]).await;
+    let fixture = fixture(&receiver.url, 4);
+    fixture.outbox.push(batch("first", 1));
+    // A batch that is larger than the queue is dropped.
+    fixture.until(ItemOutcome::Dropped, 1).await;
+    fixture.outbox.push(batch("a", 1));
     receiver.until(|posted| posted.len() == 1).await;
     for (text, items) in [("bb", 10), ("cc", 20), ("dd", 40)] {
-        bench.outbox.push(batch(text, items));
+        fixture.outbox.push(batch(text, items));
     }
-    bench.until(Fate::Dropped, 11).await;
-    bench.until(Fate::Delivered, 61).await;
+    fixture.until(ItemOutcome::Dropped, 11).await;
+    fixture.until(ItemOutcome::Delivered, 61).await;
     let bodies: Vec<_> = receiver.posted().into_iter().map(|(_, _, body)| body).collect();
     assert_eq!(bodies, ["a", "a", "cc", "dd"]);
 }
 
 #[test]
-fn what_the_receiver_did_not_want_is_counted() {
+fn counts_rejected_items() {
     let success = ExportMetricsPartialSuccess { rejected_data_points: 3, error_message: "old".to_owned() };
     let answer = ExportMetricsServiceResponse { partial_success: Some(success) }.encode_to_vec();
     assert_eq!(Signal::Metrics.rejected(&answer), 3);
@@ -272,16 +276,17 @@ fn what_the_receiver_did_not_want_is_counted() {
     }
 }
 
-/// Takes spans within `work`, while other tests run without anybody who takes theirs.
+/// Collects the spans of `work`, while other tests run without a collector.
 pub(crate) fn with_traces(traces: &spans::Traces, work: impl FnOnce()) {
-    // With only one subscriber, `tracing` asks the thread that comes upon a span first, which may be another test's.
+    // With a single subscriber, `tracing` caches the decision of the first thread that reaches a span, which may belong
+    // to another test.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let subscriber = tracing_subscriber::registry().with(traces.layer());
     tracing::subscriber::with_default(subscriber, work);
 }
 
 #[tokio::test]
-async fn nested_spans_arrive_with_parent_times_and_sender() {
+async fn nested_spans_keep_parent_and_times() {
     let receiver = Receiver::start([]).await;
     let mut config = config(&receiver.url);
     config.otlp.metrics = false;
@@ -293,7 +298,7 @@ async fn nested_spans_arrive_with_parent_times_and_sender() {
         drop(tracing::info_span!(target: SPAN_TARGET, "ledger").entered());
     });
     let after = SystemTime::now();
-    let (metrics, counted) = (Arc::new(Metrics::new(Arc::new(Fixed(0)))), traces.metrics());
+    let (metrics, counted) = (Arc::new(Metrics::new(Arc::new(FixedSource(0)))), traces.metrics());
     let stop = CancellationToken::new();
     start(&config, "host", &metrics, traces, &counted, &stop).unwrap();
     let posted = receiver.until(|posted| !posted.is_empty()).await;
@@ -320,18 +325,18 @@ async fn nested_spans_arrive_with_parent_times_and_sender() {
 }
 
 #[tokio::test]
-async fn spans_that_nobody_takes_are_dropped_and_counted() {
+async fn full_queue_drops_spans() {
     let traces = spans::Traces::new(&config("http://localhost").otlp);
     with_traces(&traces, || {
         for _ in 0..4096 + 5 {
             drop(tracing::info_span!(target: SPAN_TARGET, "ledger").entered());
         }
     });
-    assert_eq!(traces.metrics().of(Signal::Traces, Fate::Dropped).get(), 5);
+    assert_eq!(traces.metrics().counter(Signal::Traces, ItemOutcome::Dropped).get(), 5);
 }
 
 #[test]
-fn without_an_endpoint_nobody_is_interested_in_spans() {
+fn no_endpoint_no_spans() {
     let traces = spans::Traces::new(&Otlp::default());
     assert!(traces.layer::<tracing_subscriber::Registry>().is_none());
 }

@@ -7,10 +7,10 @@ use crate::metrics::Number;
 
 const RULES: &str = include_str!("../../../../../dashboards/prometheus/rules.yaml");
 const RULES_TEST: &str = include_str!("../../../../../dashboards/prometheus/rules_test.yaml");
-/// About scraping.
-const NOT_OURS: [&str; 2] = ["NumawardDown", "NumawardScrapeSlow"];
-/// Where the rules' links to runbooks lead: the daemon, if the label is an address.
-const HERE: &str = "http://{{ if match `:[0-9]+$` $labels.instance }}{{ $labels.instance }}{{ else }}localhost:9560{{ end }}";
+/// Alerts about scraping, which the daemon does not evaluate.
+const SCRAPE_ALERTS: [&str; 2] = ["NumawardDown", "NumawardScrapeSlow"];
+/// The base of the links to runbooks in the rules: the daemon, if the label is an address.
+const RUNBOOK_BASE: &str = "http://{{ if match `:[0-9]+$` $labels.instance }}{{ $labels.instance }}{{ else }}localhost:9560{{ end }}";
 
 fn yaml(text: &str) -> Json {
     numaward_config::read_yaml(text, Path::new("rules")).unwrap()
@@ -20,14 +20,15 @@ fn condition(alert: &str) -> &'static Condition {
     CONDITIONS.iter().find(|condition| condition.alert == alert).expect(alert)
 }
 
-/// What the rules say in their expressions is compared by the rules' own tests, below; these are the numbers in it.
+/// Compares the numbers of the rules. Their expressions are compared by the tests of the rules, below.
 #[test]
-fn the_conditions_are_those_of_the_rules() {
+fn conditions_match_rules() {
     let rules = yaml(RULES);
     let groups = rules["groups"].as_array().unwrap().iter();
     let alerts =
         groups.flat_map(|group| group["rules"].as_array().unwrap()).filter(|rule| rule["alert"].is_string());
-    let alerts: Vec<_> = alerts.filter(|rule| !NOT_OURS.contains(&rule["alert"].as_str().unwrap())).collect();
+    let alerts: Vec<_> =
+        alerts.filter(|rule| !SCRAPE_ALERTS.contains(&rule["alert"].as_str().unwrap())).collect();
     assert_eq!(alerts.len(), CONDITIONS.len());
     for rule in alerts {
         let condition = condition(rule["alert"].as_str().unwrap());
@@ -38,12 +39,12 @@ fn the_conditions_are_those_of_the_rules() {
         assert_eq!(condition.severity, rule["labels"]["severity"], "{rule}");
         assert_eq!(
             rule["annotations"]["runbook_url"].as_str().unwrap(),
-            format!("{HERE}/runbooks/{}", condition.alert)
+            format!("{RUNBOOK_BASE}/runbooks/{}", condition.alert)
         );
     }
 }
 
-/// `0+6x30`, `7x30`, `0x5 _x2 2x20`: as promtool reads them.
+/// Parses a series in the notation of promtool: `0+6x30`, `7x30`, `0x5 _x2 2x20`.
 fn values(text: &str) -> Vec<Option<f64>> {
     let mut values = Vec::new();
     for part in text.split_whitespace() {
@@ -60,32 +61,32 @@ fn values(text: &str) -> Vec<Option<f64>> {
     values
 }
 
-/// `a="b",c="d"`, with no escapes in it.
+/// Parses labels without escapes: `a="b",c="d"`.
 fn labels(text: &str) -> Vec<(&str, &str)> {
     let labels = text.split(',').filter_map(|label| label.trim().split_once('='));
     labels.map(|(name, value)| (name, value.trim_matches('"'))).collect()
 }
 
-fn take(reading: &mut Reading<'_>, name: &str, labels: &[(&str, &str)], value: f64) {
-    let family = Description { sample_name: name.to_owned(), ..Description::default() };
-    reading.take(&family, &Sample::new(labels, Value::Number(Number::Real(value))));
+fn add_sample(evaluation: &mut Evaluation<'_>, name: &str, labels: &[(&str, &str)], value: f64) {
+    let family = FamilyDescription { sample_name: name.to_owned(), ..FamilyDescription::default() };
+    evaluation.add_sample(&family, &MetricSample::new(labels, SampleValue::Number(Number::Real(value))));
 }
 
 fn minutes(text: &str) -> u64 {
     text.strip_suffix('m').unwrap().parse().unwrap()
 }
 
-/// An alert, by its labels.
+/// The labels of a firing alert.
 type Firing = BTreeMap<String, String>;
 
-/// The alerts of one host after each minute.
+/// Returns the firing alerts of one host after each minute.
 fn course(test: &Json, instance: &str, minutes: u64) -> Vec<Vec<(&'static str, Firing)>> {
     let mut series = Vec::new();
     for line in test["input_series"].as_array().unwrap() {
         let (name, rest) = line["series"].as_str().unwrap().split_once('{').unwrap();
         let labels = labels(rest.strip_suffix('}').unwrap());
         if labels.contains(&("instance", instance)) {
-            // `0x30`, thirty zeros more, is a number to a reader of YAML.
+            // A YAML parser reads `0x30` (thirty more zeros) as a number.
             let course = match &line["values"] {
                 Json::String(written) => written.clone(),
                 number => format!("{:#x}", number.as_u64().unwrap()),
@@ -98,29 +99,29 @@ fn course(test: &Json, instance: &str, minutes: u64) -> Vec<Vec<(&'static str, F
         let (.., values) = series.iter().find(|(name, ..)| *name == "process_start_time_seconds")?;
         at(values, minute)
     };
-    // What is there at first was counted long before, unless the daemon starts later.
+    // Counters that exist at the start were counted long before, unless the daemon starts later.
     let mut evaluator = Evaluator::default();
-    let mut reading = evaluator.read(Duration::ZERO);
+    let mut evaluation = evaluator.begin(Duration::ZERO);
     for (name, labels, values) in series.iter().filter(|(name, ..)| name.ends_with("_total")) {
         if let Some(value) = at(values, 0) {
-            take(&mut reading, name, labels, value);
+            add_sample(&mut evaluation, name, labels, value);
         }
     }
-    reading.finish();
-    let mut firing: BTreeMap<(usize, Subject), Firing> = BTreeMap::new();
+    evaluation.finish();
+    let mut firing: BTreeMap<(usize, AlertSubject), Firing> = BTreeMap::new();
     let (mut course, mut has_started) = (Vec::new(), false);
     for minute in 0..=minutes {
         if !has_started && start(minute).is_some_and(|start| start > 0.0) {
             has_started = true;
             (evaluator, firing) = (Evaluator::default(), BTreeMap::new());
         }
-        let mut reading = evaluator.read(MINUTES_15 + MINUTE * u32::try_from(minute).unwrap());
+        let mut evaluation = evaluator.begin(MINUTES_15 + MINUTE * u32::try_from(minute).unwrap());
         for (name, labels, values) in &series {
             if let Some(value) = at(values, minute) {
-                take(&mut reading, name, labels, value);
+                add_sample(&mut evaluation, name, labels, value);
             }
         }
-        for change in reading.finish() {
+        for change in evaluation.finish() {
             let key = (change.condition, change.subject.clone());
             match change.value {
                 Some(value) => {
@@ -139,13 +140,13 @@ fn course(test: &Json, instance: &str, minutes: u64) -> Vec<Vec<(&'static str, F
 }
 
 #[test]
-fn they_fire_when_the_tests_of_the_rules_say() {
+fn fire_like_tests_of_rules() {
     let tests = yaml(RULES_TEST);
     let mut fired = BTreeMap::new();
     for test in tests["tests"].as_array().unwrap() {
         for case in test["alert_rule_test"].as_array().unwrap() {
             let alert = case["alertname"].as_str().unwrap();
-            if NOT_OURS.contains(&alert) {
+            if SCRAPE_ALERTS.contains(&alert) {
                 continue;
             }
             let time = minutes(case["eval_time"].as_str().unwrap());
@@ -183,16 +184,16 @@ fn they_fire_when_the_tests_of_the_rules_say() {
 }
 
 fn read(evaluator: &mut Evaluator, minute: u32, samples: &[(&str, &str, f64)]) -> Vec<(&'static str, bool)> {
-    let mut reading = evaluator.read(MINUTE * minute);
+    let mut evaluation = evaluator.begin(MINUTE * minute);
     for (name, text, value) in samples {
-        take(&mut reading, name, &labels(text), *value);
+        add_sample(&mut evaluation, name, &labels(text), *value);
     }
-    let changes = reading.finish().into_iter();
+    let changes = evaluation.finish().into_iter();
     changes.map(|change| (CONDITIONS[change.condition].alert, change.value.is_some())).collect()
 }
 
 #[test]
-fn an_alert_ends_when_its_cause_does_and_begins_again() {
+fn alert_resolves_and_fires_again() {
     let mut evaluator = Evaluator::default();
     let kills = |count| [("numaward_oom_kills_total", "workload=\"w\",constraint=\"cpuset\"", count)];
     let alert = "NumawardPinCausedOomKill";
@@ -200,17 +201,17 @@ fn an_alert_ends_when_its_cause_does_and_begins_again() {
     assert_eq!(read(&mut evaluator, 1, &kills(1.0)), [(alert, true)]);
     assert_eq!(read(&mut evaluator, 2, &kills(1.0)), []);
     assert_eq!(read(&mut evaluator, 11, &kills(1.0)), [(alert, false)]);
-    // The counter starts anew; one kill since then.
+    // The counter is reset; there was one kill since.
     assert_eq!(read(&mut evaluator, 12, &kills(0.0)), []);
     assert_eq!(read(&mut evaluator, 13, &kills(1.0)), [(alert, true)]);
-    // A workload that is gone is no alert.
+    // The alert of a removed workload is resolved.
     assert_eq!(read(&mut evaluator, 14, &[]), [(alert, false)]);
     assert_eq!(read(&mut evaluator, 40, &[]), []);
     assert!(evaluator.series.is_empty() && evaluator.active.is_empty());
 }
 
 #[test]
-fn a_short_break_starts_the_wait_anew() {
+fn break_restarts_hold_time() {
     let mut evaluator = Evaluator::default();
     let absent = [("numaward_probe_info", "probe=\"alloc\",mode=\"absent\",reason=\"btf\"", 1.0)];
     for minute in 0..15 {
@@ -231,19 +232,19 @@ fn a_short_break_starts_the_wait_anew() {
 }
 
 #[test]
-fn what_is_kept_of_series_is_bounded() {
+fn series_are_bounded() {
     let mut evaluator = Evaluator::default();
-    let mut reading = evaluator.read(Duration::ZERO);
+    let mut evaluation = evaluator.begin(Duration::ZERO);
     for number in 0..MAX_SERIES + 10 {
         let workload = format!("w{number}");
         let labels = [("workload", workload.as_str()), ("numa_node", "0")];
-        take(&mut reading, "numaward_numa_miss_bytes_total", &labels, 0.0);
+        add_sample(&mut evaluation, "numaward_numa_miss_bytes_total", &labels, 0.0);
     }
-    assert_eq!(reading.finish(), []);
+    assert_eq!(evaluation.finish(), []);
     assert_eq!(evaluator.series.len(), MAX_SERIES);
-    let mut history = History::default();
+    let mut history = CounterHistory::default();
     for second in 0..7200 {
-        history.note(Duration::from_secs(second * 10), f64::from(u32::try_from(second).unwrap()));
+        history.record(Duration::from_secs(second * 10), f64::from(u32::try_from(second).unwrap()));
     }
     assert!(history.changes.len() <= 92, "{}", history.changes.len());
 }
