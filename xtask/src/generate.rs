@@ -80,7 +80,7 @@ const GENERATORS: &[Generator] = &[
     },
     Generator {
         target: "top",
-        test: "what_is_printed_is_as_checked_in",
+        test: "printed_text_is_as_checked_in",
         files: &["userspace/numaward/tests/printed.txt"],
     },
 ];

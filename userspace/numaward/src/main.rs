@@ -1,4 +1,4 @@
-//! The program `numaward`: the commands, and the daemon that some of them need.
+//! The program `numaward`: client commands, and the daemon.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The command as a user runs it.
+//! Tests of the `numaward` command as a user runs it.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -30,14 +30,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The command's output and exit code.
-fn ran(args: &[&str]) -> (String, i32) {
+/// Returns the standard output and the exit code of a command.
+fn run_command(args: &[&str]) -> (String, i32) {
     let output = output(args);
     (text(&output.stdout), output.status.code().unwrap())
 }
 
-/// What the command says when it fails, in one line or several, and its exit code.
-fn failed(args: &[&str]) -> (String, i32) {
+/// Returns the error output and the exit code of a command without standard output.
+fn run_failing(args: &[&str]) -> (String, i32) {
     let output = output(args);
     assert_eq!(text(&output.stdout), "", "{args:?}");
     (text(&output.stderr), output.status.code().unwrap())
@@ -53,15 +53,15 @@ fn path(dir: &tempfile::TempDir) -> &str {
     dir.path().to_str().unwrap()
 }
 
-/// The help of every command is in the repository. `cargo xtask generate` writes it.
+/// Compares the help of every command with a file in the repository, which `cargo xtask generate` writes.
 #[test]
 fn the_help_is_checked_in() {
     fn collect(command: &[&str], all: &mut Vec<String>) {
-        let (help, _) = ran(&[command, &["--help"]].concat());
+        let (help, _) = run_command(&[command, &["--help"]].concat());
         all.push(format!("$ {}\n{help}", [&["numaward"], command, &["--help"]].concat().join(" ")));
         let commands =
             help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-        // A line that goes on from the one before is indented further.
+        // Continuation lines are indented further.
         let names = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
         for name in names.filter(|name| !name.is_empty() && *name != "help") {
             collect(&[command, &[name]].concat(), all);
@@ -90,7 +90,7 @@ fn wrong_usage_is_exit_code_2() {
 
 /// The daemon may take long to answer.
 #[test]
-fn exec_can_be_interrupted_while_it_waits() {
+fn waiting_exec_can_be_interrupted() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, ran) = (dir.path().join("control.sock"), dir.path().join("ran"));
     let listener = UnixListener::bind(&socket).unwrap();
@@ -112,9 +112,9 @@ fn exec_can_be_interrupted_while_it_waits() {
     }
 }
 
-/// As env(1) does: 125 for what this program gets wrong itself, 126 and 127 for the command.
+/// The exit codes are those of env(1): 125 for errors of numaward itself, 126 and 127 for the command.
 #[test]
-fn what_exec_gets_wrong_itself_is_exit_code_125() {
+fn own_errors_of_exec_are_exit_code_125() {
     let socket = "/nonexistent/control.sock";
     for args in [
         &["exec"][..],
@@ -130,10 +130,10 @@ fn what_exec_gets_wrong_itself_is_exit_code_125() {
         let (error, code) = failed(args);
         assert!(code == 125 && !error.is_empty(), "{args:?}: {code} {error}");
     }
-    let (error, _) = failed(&["exec", "--cpus", "1", "--server", "http://127.0.0.1:1", "--", "true"]);
+    let (error, _) = run_failing(&["exec", "--cpus", "1", "--server", "http://127.0.0.1:1", "--", "true"]);
     assert!(error.contains("name its control socket"), "{error}");
-    assert_eq!(ran(&["exec", "--help"]).1, 0);
-    // Entering the cgroup is the first step of the command.
+    assert_eq!(run_command(&["exec", "--help"]).1, 0);
+    // The command first enters the cgroup.
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("cgroup.procs"), "").unwrap();
     for (directory, command, expected) in [
@@ -146,9 +146,9 @@ fn what_exec_gets_wrong_itself_is_exit_code_125() {
     }
 }
 
-/// A shell that is bound to a CPU hands that down.
+/// A child process inherits the CPU affinity of its shell.
 #[test]
-fn command_with_cpus_runs_on_all_that_its_cgroup_has() {
+fn all_cpus_undoes_inherited_affinity() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("cgroup.procs"), "").unwrap();
     let allowed =
@@ -163,7 +163,7 @@ fn command_with_cpus_runs_on_all_that_its_cgroup_has() {
     let bound = allowed();
     let entered = |options: &[&str]| {
         let (status, _) =
-            ran(&[&["enter", path(&dir)], options, &["--", "cat", "/proc/self/status"]].concat());
+            run_command(&[&["enter", path(&dir)], options, &["--", "cat", "/proc/self/status"]].concat());
         allowed_cpus(&status)
     };
     assert_eq!(entered(&[]), bound, "one without CPUs of its own keeps what it inherits");
@@ -174,9 +174,9 @@ fn allowed_cpus(status: &str) -> String {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned()
 }
 
-/// An option goes before the variable, and the variable before this host's daemon.
+/// A flag overrides the variable, and the variable overrides the default daemon.
 #[test]
-fn there_is_one_way_to_a_daemon() {
+fn finds_daemon_by_precedence() {
     let daemon = daemon();
     let ask = |args: &[&str], variable: Option<&str>| {
         let mut command = numaward(&[&["status", "-o", "json"], args].concat());
@@ -201,14 +201,14 @@ fn there_is_one_way_to_a_daemon() {
     let said = text(&default.stderr);
     assert!(default.status.code() == Some(4) && said.contains("/nonexistent/default.sock"), "{said}");
     assert!(said.contains("nor at 127.0.0.1:1"), "where the socket cannot be used, it is read there: {said}");
-    // Who may not open the socket reads on the address of the same daemon.
+    // A user without permission for the socket reads from the HTTP address of the same daemon.
     let read = numaward(&["status"])
         .env("NUMAWARD_CONTROL_SOCKET", "/nonexistent/default.sock")
         .env("NUMAWARD_LISTEN", daemon.address.to_string())
         .output()
         .unwrap();
     assert!(read.status.success(), "{read:?}");
-    // A change does not go there.
+    // Changes are never sent to that address.
     let change = numaward(&["release", "nobody"])
         .env("NUMAWARD_CONTROL_SOCKET", "/nonexistent/default.sock")
         .env("NUMAWARD_LISTEN", daemon.address.to_string())
@@ -218,31 +218,31 @@ fn there_is_one_way_to_a_daemon() {
 }
 
 #[test]
-fn objects_are_listed_described_and_printed_in_each_form() {
+fn prints_objects_in_each_format() {
     let daemon = daemon();
     let server = format!("http://{}", daemon.address);
-    let (table, code) = ran(&["get", "--server", &server]);
+    let (table, code) = run_command(&["get", "--server", &server]);
     assert_eq!((table.as_str(), code), ("nothing is promised\n", 0));
-    assert_eq!(ran(&["get", "-o", "yaml", "--server", &server]), ("[]\n".to_owned(), 0));
-    let (error, code) = failed(&["get", "nobody", "--server", &server]);
+    assert_eq!(run_command(&["get", "-o", "yaml", "--server", &server]), ("[]\n".to_owned(), 0));
+    let (error, code) = run_failing(&["get", "nobody", "--server", &server]);
     assert!(code == 1 && error.contains("no allocation named \"nobody\""), "{error}");
-    let (error, code) = failed(&["describe", "nobody", "--server", &server]);
+    let (error, code) = run_failing(&["describe", "nobody", "--server", &server]);
     assert!(code == 1 && error.contains("no workload named \"nobody\""), "{error}");
-    let (events, code) = ran(&["events", "--server", &server]);
+    let (events, code) = run_command(&["events", "--server", &server]);
     assert!(code == 0 && events.starts_with("ID"), "{events}");
-    let (error, code) = failed(&["events", "--kind", "nonsense", "--server", &server]);
+    let (error, code) = run_failing(&["events", "--kind", "nonsense", "--server", &server]);
     assert!(code == 2 && error.contains("oom_kill"), "{error}");
 
-    // What is promised is shown with the machine of the daemon.
-    let (table, code) = ran(&["topology", "--server", &server]);
+    // The machine of the daemon is shown with its guarantees.
+    let (table, code) = run_command(&["topology", "--server", &server]);
     assert!(code == 0 && table.contains("NODE  KIND    ALLOCATABLE  PROMISED"), "{table}");
     let machine = json(&["topology", "--server", daemon.socket.to_str().unwrap(), "-o", "json"]);
     assert_eq!(machine["nodes"][1]["node"], 2);
     assert_eq!(machine["promised"][1]["memory"][0]["promisedBytes"], 0);
-    let (yaml, _) = ran(&["topology", "--server", &server, "-o", "yaml"]);
+    let (yaml, _) = run_command(&["topology", "--server", &server, "-o", "yaml"]);
     assert!(yaml.contains("onlineCpus: 0-3\n"), "{yaml}");
 
-    let (said, code) = failed(&["release", "--all", "--server", &server]);
+    let (said, code) = run_failing(&["release", "--all", "--server", &server]);
     assert!(code == 0 && said.contains("there is no guarantee to end"), "{said}");
     for wrong in [&["release"][..], &["release", "db", "--all"], &["release", "db", "--yes"]] {
         assert_eq!(failed(wrong).1, 2, "{wrong:?}");
@@ -250,7 +250,7 @@ fn objects_are_listed_described_and_printed_in_each_form() {
 }
 
 #[test]
-fn the_archive_of_a_bug_report_is_whole_without_secrets_and_lists_what_is_missing() {
+fn bugtool_hides_secrets_and_lists_gaps() {
     let daemon = daemon();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("report.tar.gz");
@@ -290,7 +290,7 @@ fn the_archive_of_a_bug_report_is_whole_without_secrets_and_lists_what_is_missin
     }
     let configured = read("config.yaml");
     assert!(configured.contains("authorization: hidden") && !configured.contains("sesame"), "{configured}");
-    // Here no systemd runs the daemon.
+    // In this test, systemd does not run the daemon.
     let missing = read("missing.txt");
     for name in ["log.txt", "cgroups.txt"] {
         assert!(root.join(name).exists() || missing.contains(&format!("{name}: ")), "{missing}");
@@ -298,7 +298,7 @@ fn the_archive_of_a_bug_report_is_whole_without_secrets_and_lists_what_is_missin
     let again = bugtool();
     assert!(again.status.code() == Some(1) && text(&again.stderr).contains("File exists"), "{again:?}");
 
-    // Without a daemon there is an archive all the same.
+    // An archive is created even without a daemon.
     let other = dir.path().join("other.tar.gz");
     let made = numaward(&["bugtool", other.to_str().unwrap(), "--server", "/nonexistent/control.sock"])
         .env("NUMAWARD_CGROUP_MOUNT", dir.path())
@@ -313,9 +313,9 @@ fn the_archive_of_a_bug_report_is_whole_without_secrets_and_lists_what_is_missin
 }
 
 #[test]
-fn the_topology_of_a_directory() {
+fn prints_topology_of_directory() {
     let host = host();
-    let (table, code) = ran(&["topology", "--root", path(&host)]);
+    let (table, code) = run_command(&["topology", "--root", path(&host)]);
     assert_eq!(code, 0);
     let expected = "\
 2 nodes, 1 socket, 4 cores, 4 CPUs, 4.0 GiB
@@ -338,21 +338,21 @@ SOCKET  NODES  CORES  CPUS
 }
 
 #[test]
-fn an_unreadable_machine_is_one_clear_message() {
+fn unreadable_machine_is_one_message() {
     let host = host();
     let file = host.path().join("sys/devices/system/node/node2/meminfo");
     fs::write(&file, "junk\n").unwrap();
-    let (error, code) = failed(&["topology", "--root", path(&host)]);
+    let (error, code) = run_failing(&["topology", "--root", path(&host)]);
     assert_eq!((error.lines().count(), code), (1, 1), "{error}");
     assert!(error.contains(file.to_str().unwrap()), "{error}");
     fs::remove_dir_all(host.path().join("sys")).unwrap();
-    let (error, code) = failed(&["topology", "--root", path(&host)]);
+    let (error, code) = run_failing(&["topology", "--root", path(&host)]);
     assert_eq!((error.lines().count(), code), (1, 1), "{error}");
     assert_eq!(error.matches("No such file").count(), 1, "said once: {error}");
 }
 
 #[test]
-fn a_configuration_is_checked_as_a_whole() {
+fn reports_all_configuration_errors() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("numaward.yaml");
     fs::write(&file, "lisen: x\nlog: {level: loud}\n").unwrap();
@@ -361,25 +361,25 @@ fn a_configuration_is_checked_as_a_whole() {
         "numaward: the configuration has 2 problems:\n  {file}:1:1: unknown key \"lisen\"; did you mean \"listen\"?\n  \
          {file}:2:14: log.level: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace`\n"
     );
-    assert_eq!(failed(&["config", "check", file]), (expected.clone(), 1));
-    assert_eq!(failed(&["run", "--config", file]), (expected, 1));
+    assert_eq!(run_failing(&["config", "check", file]), (expected.clone(), 1));
+    assert_eq!(run_failing(&["run", "--config", file]), (expected, 1));
     let report = json(&["config", "check", file, "-o", "json"]);
     assert_eq!(report["valid"], false);
     assert_eq!(report["errors"][1]["line"], 2);
 
     fs::write(file, "log: {level: warn}\n").unwrap();
-    assert_eq!(ran(&["config", "check", file]), (format!("{file}: valid\n"), 0));
+    assert_eq!(run_command(&["config", "check", file]), (format!("{file}: valid\n"), 0));
     let checked = numaward(&["config", "check", file]).env("NUMAWARD_LISTEN", "here").output().unwrap();
     assert_eq!(checked.status.code(), Some(1));
     assert!(text(&checked.stderr).contains("variable NUMAWARD_LISTEN: listen: \"here\""), "{checked:?}");
 
-    let (error, code) = failed(&["config", "check", "/nonexistent/numaward.yaml"]);
+    let (error, code) = run_failing(&["config", "check", "/nonexistent/numaward.yaml"]);
     assert_eq!(code, 1);
     assert!(error.contains("/nonexistent/numaward.yaml: cannot be read"), "{error}");
 }
 
 #[test]
-fn the_configuration_is_shown_as_it_counts() {
+fn shows_effective_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("numaward.yaml");
     fs::write(&file, "log: {level: warn}\nfeatureGates: {NodeSwap: true}\n").unwrap();
@@ -390,34 +390,34 @@ fn the_configuration_is_shown_as_it_counts() {
         assert!(yaml.contains(lines), "{lines}: {yaml}");
     }
     assert_eq!(text(&shown.stderr), "numaward: featureGates.NodeSwap has no effect here\n");
-    // What is shown can be used.
+    // The shown configuration is valid.
     fs::write(&file, &yaml).unwrap();
-    assert_eq!(ran(&args), (yaml, 0));
+    assert_eq!(run_command(&args), (yaml, 0));
     let view = json(&[&args[..], &["-o", "json"]].concat());
     assert_eq!(
         (&view["log"]["level"], &view["topologyManagerPolicy"]),
         (&"warn".into(), &"restricted".into())
     );
     fs::write(&file, "log: {level: loud}\n").unwrap();
-    assert_eq!(failed(&args).1, 1);
+    assert_eq!(run_failing(&args).1, 1);
 }
 
 #[test]
-fn the_schema_and_the_completions_are_printed() {
+fn prints_schema_and_completions() {
     let schema = json(&["config", "schema"]);
     assert_eq!(schema["properties"]["probes"]["properties"]["slots"]["maximum"], 16_384);
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let (script, code) = ran(&["completions", shell]);
+        let (script, code) = run_command(&["completions", shell]);
         assert!(code == 0 && script.contains("import-kubelet-state"), "{shell}");
     }
 }
 
-/// Runs what judges a file; says so where it is not installed, unless that is a fault.
-fn judged(program: &str, arguments: &[&str], package: &str) {
+/// Runs a program that checks a file. Skips the check outside CI if the program is not installed.
+fn assert_accepted_by(program: &str, arguments: &[&str], package: &str) {
     match Command::new(program).args(arguments).output() {
         Ok(output) => {
             let said = text(&output.stdout) + &text(&output.stderr);
-            // The pages have no date on purpose: they are the same each time they are made.
+            // The pages contain no date, so that they are reproducible.
             let wrong: Vec<_> = said.lines().filter(|line| !line.contains("missing date")).collect();
             assert!(wrong.is_empty(), "{program} {arguments:?}: {wrong:?}");
             assert!(
@@ -434,41 +434,41 @@ fn judged(program: &str, arguments: &[&str], package: &str) {
 }
 
 #[test]
-fn shells_read_the_completions_and_man_the_pages() {
+fn completions_and_man_pages_are_valid() {
     let dir = tempfile::tempdir().unwrap();
     for (shell, package) in [("bash", "bash"), ("zsh", "zsh")] {
         let file = dir.path().join(shell);
-        fs::write(&file, ran(&["completions", shell]).0).unwrap();
-        judged(shell, &["-n", file.to_str().unwrap()], package);
+        fs::write(&file, run_command(&["completions", shell]).0).unwrap();
+        assert_accepted_by(shell, &["-n", file.to_str().unwrap()], package);
     }
-    assert_eq!(ran(&["man", "--dir", path(&dir)]).1, 0);
+    assert_eq!(run_command(&["man", "--dir", path(&dir)]).1, 0);
     let mut pages = 0;
     for entry in fs::read_dir(dir.path()).unwrap().map(Result::unwrap) {
         let page = entry.path();
         if page.extension().is_some_and(|extension| extension == "1") {
             pages += 1;
-            judged("mandoc", &["-Tlint", "-Wwarning", page.to_str().unwrap()], "mandoc");
+            assert_accepted_by("mandoc", &["-Tlint", "-Wwarning", page.to_str().unwrap()], "mandoc");
         }
     }
     assert!(pages > 20, "{pages} pages");
 }
 
 #[test]
-fn the_manual_has_a_page_for_each_command() {
-    let (page, code) = ran(&["man"]);
+fn man_page_for_each_command() {
+    let (page, code) = run_command(&["man"]);
     assert!(code == 0 && page.contains(".TH numaward 1"), "{page}");
     let dir = tempfile::tempdir().unwrap();
     let pages = dir.path().join("man1");
-    assert_eq!(ran(&["man", "--dir", pages.to_str().unwrap()]), (String::new(), 0));
+    assert_eq!(run_command(&["man", "--dir", pages.to_str().unwrap()]), (String::new(), 0));
     for page in ["numaward.1", "numaward-run.1", "numaward-import-kubelet-state.1"] {
         assert!(pages.join(page).is_file(), "{page}");
     }
-    let (error, code) = failed(&["man", "--dir", "/proc/nowhere"]);
+    let (error, code) = run_failing(&["man", "--dir", "/proc/nowhere"]);
     assert!(code == 1 && error.contains("/proc/nowhere"), "{error}");
 }
 
 #[test]
-fn what_a_kubelet_promised_is_taken_over_or_refused_with_the_reason() {
+fn import_refuses_invalid_state() {
     let host = host();
     let import = |directory: &Path| {
         numaward(&["import-kubelet-state", directory.to_str().unwrap()])
@@ -489,8 +489,8 @@ fn what_a_kubelet_promised_is_taken_over_or_refused_with_the_reason() {
 }
 
 #[test]
-fn a_control_address_must_be_one() {
-    // A port that was free a moment ago.
+fn refuses_invalid_server_addresses() {
+    // This port was free a moment ago.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (http, https) = (format!("http://{free}"), format!("https://{free}"));
     let table: &[(&[&str], i32, &str)] = &[
@@ -511,23 +511,23 @@ fn a_control_address_must_be_one() {
     ];
     for (args, code, words) in table {
         let args: Vec<&str> = ["release", "nobody"].iter().chain(*args).copied().collect();
-        let (error, ended) = failed(&args);
+        let (error, ended) = run_failing(&args);
         assert!(ended == *code && error.contains(words), "{args:?}: {ended} {error}");
     }
 }
 
 #[test]
-fn the_version_is_told() {
-    let (version, _) = ran(&["version"]);
+fn prints_version() {
+    let (version, _) = run_command(&["version"]);
     assert!(version.starts_with(&format!("numaward {}", env!("CARGO_PKG_VERSION"))), "{version}");
     assert_eq!(json(&["version", "-o", "json"])["version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!(ran(&["--version"]).0, format!("numaward {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(run_command(&["--version"]).0, format!("numaward {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
-fn the_doctor_finds_what_is_missing() {
+fn doctor_finds_problems() {
     let host = host();
-    let (table, code) = ran(&["doctor", "--root", path(&host)]);
+    let (table, code) = run_command(&["doctor", "--root", path(&host)]);
     assert_eq!(code, 1, "no cgroup v2 here: {table}");
     assert!(table.contains("FAIL  cgroup v2"), "{table}");
     assert!(table.lines().all(|line| line.chars().count() <= 80 || !line.contains(' ')), "{table}");
@@ -538,7 +538,7 @@ fn the_doctor_finds_what_is_missing() {
     assert_eq!(verdict("cgroup v2"), "fail");
     assert!(checks.iter().all(|check| check["verdict"] == "ok" || check["fix"].is_string()), "{checks:?}");
 
-    // What is configured on that host counts.
+    // The configuration of that host is used.
     let file = |name: &str, text: &str| {
         let path = host.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -546,21 +546,21 @@ fn the_doctor_finds_what_is_missing() {
     };
     file("var/lib/kubelet/config.yaml", "cpuManagerPolicy: static\n");
     file("etc/numaward/config.yaml", "mode: enforce\n");
-    let (table, _) = ran(&["doctor", "--root", path(&host)]);
+    let (table, _) = run_command(&["doctor", "--root", path(&host)]);
     assert!(table.contains("FAIL  kubelet"), "{table}");
 }
 
 #[test]
 fn no_daemon_is_exit_code_4() {
-    // A port that was free a moment ago.
+    // This port was free a moment ago.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let (error, code) = failed(&["status", "--server", &format!("http://{free}")]);
+    let (error, code) = run_failing(&["status", "--server", &format!("http://{free}")]);
     assert_eq!((error.lines().count(), code), (1, 4), "{error}");
     assert!(error.contains(&free) && error.contains("numaward run"), "{error}");
 }
 
 #[test]
-fn who_answers_but_is_no_numaward_is_exit_code_1() {
+fn other_server_is_exit_code_1() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -570,15 +570,15 @@ fn who_answers_but_is_no_numaward_is_exit_code_1() {
             let _ = write!(stream, "HTTP/1.1 {answer}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi");
         }
     });
-    let (error, code) = failed(&["status", "--server", &server]);
+    let (error, code) = run_failing(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
     assert!(error.contains("404") && error.contains("not numaward's"), "{error}");
-    let (error, code) = failed(&["status", "--server", &server]);
+    let (error, code) = run_failing(&["status", "--server", &server]);
     assert_eq!(code, 1, "{error}");
     assert!(error.contains("200") && error.contains("not numaward's"), "{error}");
 }
 
-/// Answers of the daemon to a raw request.
+/// Returns the answer of the daemon to a raw request.
 fn ask(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -589,7 +589,7 @@ fn ask(address: SocketAddr, request: &str) -> String {
 }
 
 #[test]
-fn a_daemon_serves_and_stops_when_told() {
+fn daemon_serves_and_stops() {
     let mut daemon = daemon();
     let address = daemon.address.to_string();
     let get = |path: &str| {
@@ -601,14 +601,14 @@ fn a_daemon_serves_and_stops_when_told() {
     assert!(bad.starts_with("HTTP/1.1 400"), "{bad}");
 
     let server = format!("http://{address}");
-    let (table, code) = ran(&["status", "--server", &server]);
+    let (table, code) = run_command(&["status", "--server", &server]);
     assert_eq!(code, 0);
     assert!(table.contains("alloc: switched off by probes.allocation.enabled"), "{table}");
     assert_eq!(json(&["status", "--server", &server, "-o", "json"])["probes"][0]["mode"], "absent");
     let socket = daemon.socket.to_str().unwrap();
     assert_eq!(json(&["status", "--server", socket, "-o", "json"])["probes"][0]["mode"], "absent");
 
-    // A second one on the same port that only observes says so and ends.
+    // A second observing daemon on the same port reports the conflict and ends.
     let second = numaward(&["run", "--listen", &address, "--log-level", "error"])
         .env("NUMAWARD_MODE", "observe")
         .output()
@@ -623,7 +623,7 @@ fn a_daemon_serves_and_stops_when_told() {
 }
 
 #[test]
-fn traces_are_replayed_with_either_strategy_also_on_another_machine() {
+fn simulates_strategies_and_machines() {
     let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/cxl.json.gz");
     let shares = |args: &[&str]| {
         let simulated = json(&[&["simulate", traces, "-o", "json"], args].concat());
@@ -649,7 +649,7 @@ fn traces_are_replayed_with_either_strategy_also_on_another_machine() {
 }
 
 #[test]
-fn a_fleet_is_replayed_with_its_schedulers() {
+fn simulates_fleet_with_schedulers() {
     let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/cxl.json.gz");
     let fleet = |args: &[&str]| json(&[&["simulate", traces, "-o", "json"], args].concat());
     let seventh = fleet(&["--hosts", "12", "--seed", "7"]);
@@ -674,13 +674,14 @@ fn a_fleet_is_replayed_with_its_schedulers() {
         assert_eq!(sum, time(of));
     }
     assert!(time(&outcomes[0]) < time(&outcomes[2]), "{outcomes:?}");
-    let (printed, code) = ran(&["simulate", traces, "--hosts", "6", "--strategy", "native", "--each"]);
+    let (printed, code) =
+        run_command(&["simulate", traces, "--hosts", "6", "--strategy", "native", "--each"]);
     assert!(code == 0 && printed.contains("6 hosts in") && printed.contains("no NUMA"), "{printed}");
 }
 
-/// Each `numaward simulate` of the book is run, with fewer hosts, and prints what its comment promises.
+/// Runs each `numaward simulate` of the book with fewer hosts, and checks that it prints what its comment says.
 #[test]
-fn the_simulations_of_the_book_run() {
+fn simulations_of_the_book_run() {
     let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/");
     let dir = tempfile::tempdir().unwrap();
     let traces = dir.path().join("traces");
@@ -702,9 +703,9 @@ fn the_simulations_of_the_book_run() {
                 word => word,
             });
             let args: Vec<_> = args.collect();
-            let (printed, code) = ran(&args);
+            let (printed, code) = run_command(&args);
             assert_eq!(code, 0, "{page}: {command}: {printed}");
-            // A word of what is only there with these options.
+            // Words that are printed only with these options.
             let words: &[&str] = match (args.contains(&"json"), args.contains(&"--hosts")) {
                 (true, true) => &["\"groups\"", "\"lostToNumaMibTicks\""],
                 (true, false) => &["\"strategies\"", "\"admitted\""],
@@ -720,35 +721,36 @@ fn the_simulations_of_the_book_run() {
 }
 
 #[test]
-fn a_simulation_that_cannot_be_says_why() {
-    let (error, code) = failed(&["simulate", "/nowhere.json"]);
+fn reports_impossible_simulations() {
+    let (error, code) = run_failing(&["simulate", "/nowhere.json"]);
     assert!(code == 1 && error.contains("/nowhere.json cannot be read"), "{error}");
     let dir = tempfile::tempdir().unwrap();
-    let (error, code) = failed(&["simulate", path(&dir)]);
+    let (error, code) = run_failing(&["simulate", path(&dir)]);
     assert!(code == 1 && error.contains("no files *.json or *.json.gz"), "{error}");
     fs::write(dir.path().join("a.json"), "{}").unwrap();
-    let (error, code) = failed(&["simulate", path(&dir)]);
+    let (error, code) = run_failing(&["simulate", path(&dir)]);
     assert!(code == 1 && error.contains("a.json has no traces: expected a JSON array"), "{error}");
     let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/cxl.json.gz");
-    let (error, code) = failed(&["simulate", traces, "--machine", "2x7,1Gi,smt=2"]);
+    let (error, code) = run_failing(&["simulate", traces, "--machine", "2x7,1Gi,smt=2"]);
     assert!(code == 1 && error.contains("7 CPUs of a node are no whole cores of 2 threads"), "{error}");
-    // A machine on which the strategy does not start: nothing is admitted, and the reason is printed.
-    let (printed, code) = ran(&["simulate", traces, "--strategy", "kubelet", "--machine", "64x1,1Gi"]);
+    // If the strategy does not start on the machine, nothing is admitted, and the reason is printed.
+    let (printed, code) =
+        run_command(&["simulate", traces, "--strategy", "kubelet", "--machine", "64x1,1Gi"]);
     assert!(code == 0 && printed.contains("kubelet does not start in"), "{printed}");
-    let (error, code) = failed(&["simulate"]);
+    let (error, code) = run_failing(&["simulate"]);
     assert!(code == 2 && error.contains("FILE-OR-DIR"), "{error}");
     for hosts in ["0", "10001", "many"] {
-        let (error, code) = failed(&["simulate", traces, "--hosts", hosts]);
+        let (error, code) = run_failing(&["simulate", traces, "--hosts", hosts]);
         assert!(code == 2 && error.contains("--hosts"), "{error}");
     }
-    let (error, code) = failed(&["simulate", traces, "--hosts", "5"]);
+    let (error, code) = run_failing(&["simulate", traces, "--hosts", "5"]);
     assert!(code == 1 && error.contains("5 hosts are too few for 6 traces"), "{error}");
-    let (error, code) = failed(&["simulate", traces, "--seed", "5"]);
+    let (error, code) = run_failing(&["simulate", traces, "--seed", "5"]);
     assert!(code == 2 && error.contains("--hosts"), "{error}");
 }
 
 #[test]
-fn what_to_reserve_is_suggested_from_what_is_in_use() {
+fn suggests_reserved_memory() {
     let suggested = json(&["simulate", "--reserved-memory", "--observe", "1ms", "-o", "json"]);
     let nodes = suggested["nodes"].as_array().unwrap();
     let sum: u64 = nodes.iter().map(|node| node["reservedBytes"].as_u64().unwrap()).sum();

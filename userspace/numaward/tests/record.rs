@@ -1,4 +1,4 @@
-//! `numaward record` and `numaward replay`: what is shown again is what was seen.
+//! Tests of `numaward record` and `numaward replay`.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -20,35 +20,35 @@ use serde_json::{Value, json};
 
 use crate::{
     common::{daemon, numaward},
-    fake::{EVIL, Fake, workload},
+    fake::{FakeDaemon, HOSTILE_NAME, workload},
 };
 
-/// For what takes milliseconds on a quiet machine.
-const LONG: Duration = Duration::from_mins(2);
-/// More than the recorder waits between two moments of a second.
-const TURN: Duration = Duration::from_millis(700);
+/// The time limit of operations that take milliseconds on an idle machine.
+const WAIT_TIMEOUT: Duration = Duration::from_mins(2);
+/// Longer than the time between two samples of the recorder.
+const TURN_INTERVAL: Duration = Duration::from_millis(700);
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
 fn workloads(turn: u64) -> Vec<Value> {
-    vec![workload("database", 3 << 30, 1 << 30, turn), workload(EVIL, 2 << 20, 0, turn)]
+    vec![workload("database", 3 << 30, 1 << 30, turn), workload(HOSTILE_NAME, 2 << 20, 0, turn)]
 }
 
-/// Begins to record, and waits until the first moment is there.
+/// Starts a recording, and waits for its first sample.
 fn record(file: &Path, server: &str, args: &[&str]) -> Child {
     let mut command = numaward(&["record", file.to_str().unwrap(), "--server", server]);
     let child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
     while fs::metadata(file).map_or(0, |file| file.len()) < 100 {
-        assert!(begun.elapsed() < LONG, "nothing is recorded");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "nothing is recorded");
         sleep(Duration::from_millis(50));
     }
     child
 }
 
-fn ended(mut child: Child, signal: &str) -> Output {
+fn end_with_signal(mut child: Child, signal: &str) -> Output {
     let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     child.wait().unwrap();
@@ -59,53 +59,53 @@ fn replay(file: &Path, args: &[&str]) -> Output {
     numaward(&["replay", file.to_str().unwrap()]).args(args).output().unwrap()
 }
 
-fn reports(file: &Path, args: &[&str]) -> Vec<Value> {
+fn replay_as_json(file: &Path, args: &[&str]) -> Vec<Value> {
     let output = replay(file, &[&["-o", "json"], args].concat());
     assert!(output.status.success(), "{output:?}");
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A recording of a few turns: an event comes, a workload goes, and the daemon is lost and found again.
-fn recorded(file: &Path) -> String {
-    let fake = Fake::start(workloads(0));
+/// Records a few samples with an event, a workload that ends, and a daemon that is lost and found again.
+fn record_session(file: &Path) -> String {
+    let fake = FakeDaemon::start(workloads(0));
     let child = record(file, &format!("http://{}", fake.address), &[]);
     for turn in 1..=3 {
-        sleep(TURN);
+        sleep(TURN_INTERVAL);
         fake.tick(workloads(turn));
     }
-    sleep(TURN);
+    sleep(TURN_INTERVAL);
     fake.report(&json!({
         "id": 6, "time": "2026-01-01T07:08:10.000Z", "kind": "oom_kill", "severity": "critical",
         "workload": "database", "message": "a process was killed", "suppressed": 0,
     }));
     fake.tick(workloads(4));
-    sleep(TURN);
+    sleep(TURN_INTERVAL);
     fake.leave();
-    sleep(TURN);
+    sleep(TURN_INTERVAL);
     fake.come_back();
     let size = || fs::metadata(file).unwrap().len();
     let (before, begun) = (size(), Instant::now());
     while size() == before {
-        assert!(begun.elapsed() < LONG, "the daemon is not found again");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "the daemon is not found again");
         sleep(Duration::from_millis(50));
     }
-    sleep(TURN);
+    sleep(TURN_INTERVAL);
     fake.tick(workloads(1));
-    sleep(TURN);
-    let output = ended(child, "-INT");
+    sleep(TURN_INTERVAL);
+    let output = end_with_signal(child, "-INT");
     assert!(output.status.success(), "{output:?}");
     text(&output.stdout)
 }
 
 #[test]
-fn what_was_recorded_is_shown_again() {
+fn replay_shows_recording() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("r");
-    let said = recorded(&file);
+    let said = record_session(&file);
     assert!(said.contains("moments from") && said.contains("KiB"), "{said}");
 
-    // As lines: with rates, with what happened, and with the time.
-    let all = reports(&file, &[]);
+    // Output as lines: with rates, events and times.
+    let all = replay_as_json(&file, &[]);
     assert!((4..=6).contains(&all.len()), "{all:?}");
     let database = |report: &Value| {
         let workloads = report["workloads"].as_array().unwrap();
@@ -124,14 +124,14 @@ fn what_was_recorded_is_shown_again() {
     let times: Vec<&str> = all.iter().map(|report| report["time"].as_str().unwrap()).collect();
     assert!(times.is_sorted() && times[0].starts_with("20"), "{times:?}");
 
-    // A part of it, one of it, and tables.
+    // A part of the recording, a single sample, and tables.
     let from = &times[2][11..19];
-    let part = reports(&file, &["--begin", from]);
+    let part = replay_as_json(&file, &["--begin", from]);
     assert!(part[0]["time"].as_str().unwrap() >= times[1] && part.len() < all.len(), "{part:?}");
-    let part = reports(&file, &["--begin", "+0s", "--end", times[1]]);
+    let part = replay_as_json(&file, &["--begin", "+0s", "--end", times[1]]);
     assert!(part.len() < all.len(), "{part:?}");
-    assert_eq!(reports(&file, &["--count", "2"]).len(), 2);
-    assert!(reports(&file, &["--interval", "3"]).len() < all.len());
+    assert_eq!(replay_as_json(&file, &["--count", "2"]).len(), 2);
+    assert!(replay_as_json(&file, &["--interval", "3"]).len() < all.len());
     let table = text(&replay(&file, &["--once", "--begin", times[1]]).stdout);
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines[0], times[1]);
@@ -147,9 +147,9 @@ fn what_was_recorded_is_shown_again() {
         "{error}"
     );
 
-    // Others see nothing of it, and it is not overwritten.
+    // Other users cannot read the file, and it is not overwritten.
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    let fake = Fake::start(workloads(0));
+    let fake = FakeDaemon::start(workloads(0));
     let again =
         numaward(&["record", file.to_str().unwrap(), "--server", &format!("http://{}", fake.address)]);
     let again = { again }.output().unwrap();
@@ -157,20 +157,20 @@ fn what_was_recorded_is_shown_again() {
 }
 
 #[test]
-fn a_recording_is_gone_through_in_a_terminal() {
+fn steps_through_recording_in_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("r");
-    recorded(&file);
+    record_session(&file);
     let mut command = numaward(&["replay", file.to_str().unwrap()]);
     command.env("TERM", "xterm-256color").env("LC_ALL", "C.UTF-8").env_remove("NO_COLOR");
     let mut terminal = Terminal::start(&command, 60, 100).unwrap();
     let sees = |terminal: &Terminal, words: &[&str]| {
-        let seen = terminal.wait_for(LONG, |screen| {
+        let seen = terminal.wait_for(WAIT_TIMEOUT, |screen| {
             let text = screen.contents();
             words.iter().all(|word| text.contains(word))
         });
         if let Err(last) = seen {
-            panic!("{words:?} is not seen:\n{last}");
+            panic!("{words:?} does not appear:\n{last}");
         }
     };
     sees(&terminal, &["  1/", "paused", "database", "t T step", "pages on node 1"]);
@@ -181,11 +181,11 @@ fn a_recording_is_gone_through_in_a_terminal() {
     assert!(!terminal.text().contains("oom kill"), "{}", terminal.text());
     terminal.press("t").unwrap();
     sees(&terminal, &[&format!("  2/{count}"), "1.0 MiB/s", "512.0 KiB/s"]);
-    // To what happened, and into the workload: it steps there, too.
+    // Step to an event, then into the workload, which can be stepped as well.
     terminal.press("n").unwrap();
     sees(&terminal, &["oom kill"]);
     terminal.press("T").unwrap();
-    terminal.wait_for(LONG, |screen| !screen.contents().contains("oom kill")).unwrap();
+    terminal.wait_for(WAIT_TIMEOUT, |screen| !screen.contents().contains("oom kill")).unwrap();
     terminal.press("n\r").unwrap();
     sees(&terminal, &["75 % of its memory lies on the promised nodes", "a process was killed"]);
     terminal.press("b").unwrap();
@@ -196,28 +196,28 @@ fn a_recording_is_gone_through_in_a_terminal() {
     sees(&terminal, &[&format!("  1/{count}"), "Keys of a recording"]);
     terminal.press("?p").unwrap();
     sees(&terminal, &["playing"]);
-    // Where the daemon was lost, that is shown.
+    // The loss of the daemon is shown.
     let is_lost = |text: &str| ["ended its stream", "broke off"].iter().any(|words| text.contains(words));
-    terminal.wait_for(LONG, |screen| is_lost(&screen.contents())).unwrap();
+    terminal.wait_for(WAIT_TIMEOUT, |screen| is_lost(&screen.contents())).unwrap();
     sees(&terminal, &[&format!("  {count}/{count}"), "paused"]);
-    // Letters are text while a filter is written.
+    // While a filter is entered, letters are text.
     terminal.press("/t\r").unwrap();
     sees(&terminal, &["filter: t", &format!("  {count}/{count}")]);
     terminal.press("q").unwrap();
-    assert_eq!(terminal.wait(LONG).unwrap().unwrap().code(), Some(0));
-    terminal.wait_for(LONG, |screen| !screen.alternate_screen()).unwrap();
+    assert_eq!(terminal.wait(WAIT_TIMEOUT).unwrap().unwrap().code(), Some(0));
+    terminal.wait_for(WAIT_TIMEOUT, |screen| !screen.alternate_screen()).unwrap();
 
     let piped = replay(&file, &[]);
     assert!(piped.status.code() == Some(1) && text(&piped.stderr).contains("--batch"), "{piped:?}");
 }
 
 #[test]
-fn what_is_torn_is_shown_up_to_there_and_what_is_no_recording_is_refused() {
+fn torn_recording_is_shown_in_part() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("r");
-    recorded(&file);
+    record_session(&file);
     let whole = fs::read(&file).unwrap();
-    let all = reports(&file, &[]);
+    let all = replay_as_json(&file, &[]);
 
     fs::write(&file, &whole[..whole.len() - 3]).unwrap();
     let torn = replay(&file, &["-o", "json"]);
@@ -252,7 +252,7 @@ fn what_is_torn_is_shown_up_to_there_and_what_is_no_recording_is_refused() {
 }
 
 #[test]
-fn a_real_daemon_is_recorded_for_as_long_and_as_large_as_asked() {
+fn recording_obeys_time_and_size_limit() {
     let daemon = daemon();
     let dir = tempfile::tempdir().unwrap();
     let socket = daemon.socket.to_str().unwrap();
@@ -261,7 +261,7 @@ fn a_real_daemon_is_recorded_for_as_long_and_as_large_as_asked() {
     let output = child.wait_with_output().unwrap();
     let said = text(&output.stdout);
     assert!(output.status.success() && said.contains("moments from"), "{output:?}");
-    let all = reports(&file, &[]);
+    let all = replay_as_json(&file, &[]);
     assert!(!all.is_empty(), "{said}");
     assert_eq!(all[0]["nodes"][1]["node"], 2);
     let status = replay(&file, &["--once"]);
@@ -274,7 +274,7 @@ fn a_real_daemon_is_recorded_for_as_long_and_as_large_as_asked() {
     assert!(output.status.success(), "{output:?}");
     assert!(text(&output.stderr).contains("--max-size allows"), "{output:?}");
     assert!(fs::metadata(&small).unwrap().len() <= 2048);
-    assert!(!reports(&small, &[]).is_empty());
+    assert!(!replay_as_json(&small, &[]).is_empty());
 
     for (args, says) in [
         (&["--every", "100ms"][..], "a second at least"),

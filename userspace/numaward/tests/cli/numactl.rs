@@ -1,4 +1,4 @@
-//! `numaward numactl` against numactl itself: what a command has in the end is the same, option by option.
+//! Comparison of `numaward numactl` with numactl: a command must have the same settings with each option.
 
 use std::process::{Command, Output};
 
@@ -6,14 +6,13 @@ use numaward_tests_support::skip_outside_ci;
 
 use crate::common::numaward;
 
-/// What a command says about itself: its CPUs, its nodes, and its policy as `get_mempolicy` and `numa_maps` have it. The
-/// outer program stays the same for both.
+/// A command that prints its CPUs, its nodes, and its policy from `get_mempolicy` and `numa_maps`.
 const PROBE: &str = "\
     grep -E '^(Cpus|Mems)_allowed_list' /proc/self/status
     numactl --show | grep -E '^(policy|physcpubind|cpubind|nodebind|membind):'
     sed -n '/stack/{s/^[0-9a-f]* \\([^ ]*\\) .*/\\1/p;q}' /proc/self/numa_maps";
 
-/// Debian's numactl; none where it is not installed.
+/// Returns true if Debian's numactl is installed.
 fn has_numactl() -> bool {
     let found = Command::new("numactl").arg("--version").output().is_ok();
     if !found {
@@ -26,7 +25,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs both with the same arguments. No daemon is reachable.
+/// Runs both programs with the same arguments. No daemon is reachable.
 fn both(arguments: &[&str]) -> [Output; 2] {
     let ours = numaward(&[&["numactl"], arguments].concat())
         .env("NUMAWARD_SERVER", "/nonexistent/control.sock")
@@ -36,7 +35,7 @@ fn both(arguments: &[&str]) -> [Output; 2] {
 }
 
 #[test]
-fn a_command_has_what_numactl_gives_it() {
+fn command_gets_settings_of_numactl() {
     if !has_numactl() {
         return;
     }
@@ -102,7 +101,7 @@ fn a_command_has_what_numactl_gives_it() {
 }
 
 #[test]
-fn what_numactl_refuses_is_refused() {
+fn refuses_what_numactl_refuses() {
     if !has_numactl() {
         return;
     }
@@ -156,7 +155,7 @@ fn what_numactl_refuses_is_refused() {
 }
 
 #[test]
-fn exit_codes_and_arguments_are_passed_on() {
+fn passes_exit_codes_and_arguments() {
     if !has_numactl() {
         return;
     }
@@ -172,7 +171,7 @@ fn exit_codes_and_arguments_are_passed_on() {
 }
 
 #[test]
-fn the_policy_and_the_hardware_are_shown_alike() {
+fn shows_policy_and_hardware_alike() {
     if !has_numactl() {
         return;
     }
@@ -199,9 +198,9 @@ fn the_policy_and_the_hardware_are_shown_alike() {
     }
 }
 
-/// A kernel without a policy refuses it with the version that has it; with it, the policy is what was asked for.
+/// A kernel with the policy applies it; for an older kernel, the error names the required version.
 #[test]
-fn weighted_interleave_is_given_or_refused_with_the_reason() {
+fn weighted_interleave_needs_kernel() {
     for options in [&["-w", "0"][..], &["--weighted-interleave=0"], &["--weighted-interleave", "0"]] {
         let look = ["grep", "-m1", "-o", " weighted interleave:0 ", "/proc/self/numa_maps"];
         let output = numaward(&[&["numactl"], options, &look].concat())
@@ -219,7 +218,7 @@ fn weighted_interleave_is_given_or_refused_with_the_reason() {
 }
 
 #[test]
-fn the_help_lists_the_options_of_numactl() {
+fn help_lists_options_of_numactl() {
     let output = numaward(&["numactl", "--help"]).output().unwrap();
     let help = text(&output.stdout);
     assert!(output.status.success() && help.contains("--weighted-interleave/-w"), "{output:?}");

@@ -1,4 +1,4 @@
-//! A daemon that does not exist: it says what a test wants, and can be lost.
+//! A fake daemon that serves given workloads and can be made unreachable.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 const GIB: u64 = 1 << 30;
 
-/// What a terminal would obey, in a name: clear the screen, set the title, go on in another line.
-pub(crate) const EVIL: &str = "evil\u{1b}[2J\u{1b}]0;owned\u{7}\r\n\u{9b}31m\u{202e}\"quoted\"";
+/// A name with control sequences that clear the screen, set the title and break the line.
+pub(crate) const HOSTILE_NAME: &str = "evil\u{1b}[2J\u{1b}]0;owned\u{7}\r\n\u{9b}31m\u{202e}\"quoted\"";
 
-/// A daemon's answers.
-pub(crate) struct Fake {
+/// A fake daemon.
+pub(crate) struct FakeDaemon {
     pub(crate) address: SocketAddr,
     state: Arc<Mutex<State>>,
 }
@@ -24,7 +24,7 @@ struct State {
     workloads: Vec<Value>,
     turn: u64,
     streams: Vec<TcpStream>,
-    /// Whether it is up.
+    /// True while it accepts requests.
     serves: bool,
 }
 
@@ -50,7 +50,8 @@ impl State {
     }
 }
 
-/// A workload with so much on node 0 and on node 1, that allocates there a MiB a turn and half of it.
+/// Returns a workload with `near` bytes on node 0 and `far` bytes on node 1. Each turn, it allocates one MiB on node 0
+/// and half a MiB on node 1.
 pub(crate) fn workload(name: &str, near: u64, far: u64, turn: u64) -> Value {
     let node = |node: u64, resident: u64, local: u64, remote: u64| {
         json!({
@@ -128,8 +129,8 @@ fn answer(path: &str) -> Option<Value> {
     })
 }
 
-impl Fake {
-    /// Starts to serve these workloads.
+impl FakeDaemon {
+    /// Starts to serve workloads.
     pub(crate) fn start(workloads: Vec<Value>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -145,7 +146,7 @@ impl Fake {
         fake
     }
 
-    /// The next sample, with other workloads.
+    /// Sends the next sample, with the given workloads.
     pub(crate) fn tick(&self, workloads: Vec<Value>) {
         let mut state = self.state.lock().unwrap();
         state.turn += 1;
@@ -154,21 +155,21 @@ impl Fake {
         state.streams.retain_mut(|stream| stream.write_all(sample.as_bytes()).is_ok());
     }
 
-    /// Something happens.
+    /// Sends an event.
     pub(crate) fn report(&self, event: &Value) {
         let message = format!("id: {}\ndata: {event}\n\n", event["id"]);
         let mut state = self.state.lock().unwrap();
         state.streams.retain_mut(|stream| stream.write_all(message.as_bytes()).is_ok());
     }
 
-    /// Goes away: cuts all streams and takes no request.
+    /// Closes all streams and refuses requests.
     pub(crate) fn leave(&self) {
         let mut state = self.state.lock().unwrap();
         state.serves = false;
         state.streams.clear();
     }
 
-    /// Comes back, as one that was started anew.
+    /// Accepts requests again, like a restarted daemon.
     pub(crate) fn come_back(&self) {
         let mut state = self.state.lock().unwrap();
         (state.serves, state.turn) = (true, 0);
@@ -178,7 +179,7 @@ impl Fake {
 fn serve(mut stream: TcpStream, state: &Mutex<State>) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
     let Some(request) = lines.next() else { return };
-    // The rest of the head.
+    // Skip the other headers.
     lines.by_ref().take_while(|line| !line.is_empty()).for_each(drop);
     let target = request.split(' ').nth(1).unwrap_or_default();
     let path = target.split('?').next().unwrap_or_default();

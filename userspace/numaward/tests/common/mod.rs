@@ -1,4 +1,4 @@
-//! The command, and a daemon to try it on.
+//! The `numaward` command, and a daemon for tests.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 
-/// The command without any of our own variables.
+/// Returns the command without any `NUMAWARD_*` variables.
 pub(crate) fn numaward(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_numaward"));
     let ours = std::env::vars_os()
@@ -19,12 +19,12 @@ pub(crate) fn numaward(args: &[&str]) -> Command {
     for name in ours {
         command.env_remove(name);
     }
-    // The width of help where there is no terminal.
+    // Use the default width of the help.
     command.args(args).env_remove("COLUMNS");
     command
 }
 
-/// A host with two nodes.
+/// Creates a host with two nodes.
 pub(crate) fn host() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
@@ -46,7 +46,7 @@ pub(crate) fn host() -> tempfile::TempDir {
     dir
 }
 
-/// A daemon on a free port that watches a directory. It is killed when the test ends.
+/// A daemon on a free port that observes a directory. It is killed at the end of the test.
 pub(crate) struct Daemon {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
@@ -91,7 +91,7 @@ pub(crate) fn daemon() -> Daemon {
     }
     let view = here(&["config", "view", "-o", "json"]).env("NUMAWARD_LOG_FORMAT", "json").output().unwrap();
     assert_eq!(configuration, serde_json::from_slice::<Value>(&view.stdout).unwrap());
-    // The daemon would block on a full pipe.
+    // Drain the pipe, because the daemon would block when it is full.
     std::thread::spawn(move || lines.for_each(drop));
     Daemon { child, address: address.unwrap(), socket, _host: host }
 }
